@@ -28,9 +28,10 @@ class _Packed(ctypes.Structure):
 
 
 class LayerKernels:
-    """`LayerOps` in C, and attention. Raises RuntimeError if the library is missing."""
+    """The operations between the matrix products of a layer. Raises RuntimeError if the library is missing.
 
-    rope_pairs = False
+    Some change a tensor in place, which may then be used once only.
+    """
 
     def __init__(self) -> None:
         self._normed = build.function("normed", _SIZE, _SIZE, _FLOAT, *[_POINTER] * 3)

@@ -1,18 +1,17 @@
 """QKV projection and MLP of a decoder layer, forward and backward, one matrix product after another.
 
 `actors.cpu.fused_mlp_qkv` does the same for small weights in one pass. Matrix products use oneDNN or torch; the
-operations between them use C kernels or torch (`LayerOps`). Shapes: S rows, C channels, A of queries, keys and
+operations between them use C kernels. Shapes: S rows, C channels, A of queries, keys and
 values, X of the attention output, G gates, D width of a head, N rows of a weight's product, E and F its sides.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from actors.cpu.fused_mlp_qkv import RopeAngles
-from actors.cpu.layer_ops_torch import LayerOps
+from actors.cpu.layer_kernels import LayerKernels
 from actors.cpu.linear import outer
 from actors.models.matmul import added, multiplied
 
@@ -52,11 +51,9 @@ class LayerPath(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnfusedOps:
-    """The same `ops` serve forward and backward. They may order the channels of a head differently, which does not
-    change the scores of queries and keys.
-    """
+    """A `LayerPath` with one matrix product after another."""
 
-    ops: LayerOps
+    ops: LayerKernels
 
     def qkv_forward(
         self,
@@ -69,9 +66,6 @@ class UnfusedOps:
         /,
     ) -> tuple[Tensor, Tensor, Tensor]:
         normed_SC, rstd_S1 = self.ops.norm(x_SC, epsilon)
-        order_A = self._order(angles, len(weight_AC))
-        if order_A is not None:
-            weight_AC, bias_A = weight_AC[order_A], None if bias_A is None else bias_A[order_A]
         qkv_SA = multiplied(normed_SC, weight_AC.mul_(scale_C), bias_A)
         self.ops.rope(qkv_SA, angles.cos_ND, angles.sin_ND, n_heads=angles.n_heads, width=angles.width)
         return qkv_SA, normed_SC, rstd_S1
@@ -82,11 +76,9 @@ class UnfusedOps:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
         rope = self.ops.rope
         rope(grad_SA, angles.cos_ND, angles.sin_ND, n_heads=angles.n_heads, width=angles.width, back=True)
-        order_A = self._order(angles, len(weight_AC))
-        by_weight_AC = _back_in_order(outer(self.ops, grad_SA, normed_SC), order_A)
-        by_bias_A = _back_in_order(grad_SA.sum(0), order_A) if has_bias else None
+        by_weight_AC = outer(self.ops, grad_SA, normed_SC)
+        by_bias_A = grad_SA.sum(0) if has_bias else None
         by_scale_C = self.ops.scale_back(by_weight_AC, weight_AC, scale_C)
-        weight_AC = weight_AC if order_A is None else weight_AC[order_A]
         by_normed_SC = multiplied(grad_SA, weight_AC.mul_(scale_C).t())
         return self.ops.norm_back(by_normed_SC, normed_SC, rstd_S1), by_weight_AC, by_scale_C, by_bias_A
 
@@ -113,16 +105,3 @@ class UnfusedOps:
         by_x_SC = self.ops.norm_back(by_normed_SC, normed_SC, rstd_S1, grad_SC)
         by_out_CX, by_attn_SX = outer(self.ops, by_x_SC, attn_SX), multiplied(by_x_SC, out_CX.t())
         return by_x_SC, by_attn_SX, by_scale_C, by_out_CX, by_gate_up_G2C, by_down_CG
-
-    def _order(self, angles: RopeAngles, n_out: int) -> Tensor | None:
-        """(A): order of the rows of the weight that puts RoPE pairs side by side, if `ops` needs it."""
-        if not self.ops.rope_pairs:
-            return None
-        device, width = angles.cos_ND.device, angles.width
-        order_D = torch.arange(width, device=device).view(2, -1).t().flatten()
-        order_ND = torch.arange(angles.n_heads, device=device)[:, None] * width + order_D
-        return torch.cat([order_ND.flatten(), torch.arange(angles.n_heads * width, n_out, device=device)])
-
-
-def _back_in_order(whole: Tensor, order_A: Tensor | None) -> Tensor:
-    return whole if order_A is None else torch.empty_like(whole).index_copy_(0, order_A, whole)

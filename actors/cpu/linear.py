@@ -9,11 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actors.cpu.layer_kernels import found
-from actors.cpu.layer_ops_torch import LayerOps, TorchLayerOps
+from actors.cpu.layer_kernels import LayerKernels, found
 from actors.models.matmul import is_taken, multiplied, product
-
-_PLAIN = TorchLayerOps()
 
 
 class Linear(nn.Linear):
@@ -42,16 +39,17 @@ class _LinearFunction(torch.autograd.Function):
         by_x, by_weight, by_bias = ctx.needs_input_grad
         return (
             product(grad_NF, weight_FE.t()) if by_x else None,
-            outer(found(grad_NF, x_NE) or _PLAIN, grad_NF, x_NE) if by_weight else None,
+            outer(found(grad_NF, x_NE), grad_NF, x_NE) if by_weight else None,
             grad_NF.sum(0) if by_bias else None,
         )
 
 
-def outer(ops: LayerOps, grad_NF: Tensor, x_NE: Tensor) -> Tensor:
-    """(F, E): grad^T x. The narrower is transposed, and oneDNN is faster with the longer side first."""
+def outer(kernels: LayerKernels | None, grad_NF: Tensor, x_NE: Tensor) -> Tensor:
+    """(F, E): grad^T x. Transposes the narrower one: oneDNN is faster with the longer side first."""
+    transposed = torch.t if kernels is None else kernels.transposed
     if grad_NF.shape[1] > x_NE.shape[1]:
-        return ops.transposed(multiplied(ops.transposed(x_NE), grad_NF.t()))
-    return multiplied(ops.transposed(grad_NF), x_NE.t())
+        return transposed(multiplied(transposed(x_NE), grad_NF.t()))
+    return multiplied(transposed(grad_NF), x_NE.t())
 
 
 def replace(model: nn.Module) -> None:

@@ -1,8 +1,8 @@
 """Llama decoder layers by fused operations, forward and backward, and the check that decides where a model uses them.
 
 It computes what the layer of transformers computes over a packed row, in another order of sums, for one learner in
-float32 on a CPU. The scales of both norms are multiplied into the weights that follow. C kernels or torch compute the
-operations between the matrix products (`LayerOps`).
+float32 on a CPU. The scales of both norms are multiplied into the weights that follow. C kernels compute the operations
+between the matrix products; where they do not apply, the layers of transformers run.
 
 Shapes: S tokens of the row, C channels of it, H query heads, K key heads, D head width, A = (H + 2 K) D, X = H D,
 G gates.
@@ -10,6 +10,7 @@ G gates.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,13 +21,26 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from actors.cpu import fused_mlp_qkv
 from actors.cpu.fused_mlp_qkv import RopeAngles
-from actors.cpu.layer_kernels import found
+from actors.cpu.layer_kernels import found, made
 from actors.cpu.layer_ops import LayerPath, UnfusedOps
-from actors.cpu.layer_ops_torch import Heads, TorchLayerOps, attention, attention_back
 from actors.cpu.rmsnorm import Norm
 from actors.models.packed_attention import PackedAttention
+from actors.models.packed_row import Sequences
 
-_PLAIN = TorchLayerOps()
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of one layer's attention."""
+
+    n_query: int
+    n_key: int
+    width: int
+    scale: float
+
+    @property
+    def n_rope(self) -> int:
+        """Number of query and key heads, which come first."""
+        return self.n_query + self.n_key
 
 
 class LlamaLayer(GradientCheckpointingLayer):
@@ -46,10 +60,13 @@ class LlamaLayer(GradientCheckpointingLayer):
         packing: PackedAttention | None = None,
         **more: Any,
     ) -> Tensor:
-        """(1, S, C) -> (1, S, C). Without `packing` the original forward runs."""
-        if packing is None:
+        """(1, S, C) -> (1, S, C). The original forward runs without `packing`, and where no kernels apply."""
+        cos_SD, sin_SD = (part[0] for part in position_embeddings)
+        sequences = None if packing is None else packing.sequences
+        if sequences is None or found(hidden_states, cos_SD, sin_SD) is None:
+            rest = more if packing is None else more | {"packing": packing}
             out: Tensor = self.plain.forward(
-                self, hidden_states, *others, position_embeddings=position_embeddings, **more
+                self, hidden_states, *others, position_embeddings=position_embeddings, **rest
             )
             return out
         attention, mlp = self.self_attn, self.mlp
@@ -62,10 +79,10 @@ class LlamaLayer(GradientCheckpointingLayer):
             attention.scaling,
         )
         qkv_SA = _Qkv.apply(  # type: ignore[no-untyped-call]
-            h_SC, *(part[0] for part in position_embeddings), heads, self.input_layernorm.variance_epsilon,
+            h_SC, cos_SD, sin_SD, heads, self.input_layernorm.variance_epsilon,
             self.input_layernorm.weight, *(part.weight for part in parts), *(part.bias for part in parts),
         )  # fmt: skip
-        attn_SX = _AttentionInput.apply(qkv_SA, packing, heads)  # type: ignore[no-untyped-call]
+        attn_SX = _AttentionInput.apply(qkv_SA, sequences, heads)  # type: ignore[no-untyped-call]
         out_SC = _Mlp.apply(  # type: ignore[no-untyped-call]
             h_SC, attn_SX, self.post_attention_layernorm.variance_epsilon, self.post_attention_layernorm.weight,
             attention.o_proj.weight, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight,
@@ -75,7 +92,7 @@ class LlamaLayer(GradientCheckpointingLayer):
 
 def _path(n_bytes: int, *tensors: Tensor) -> LayerPath:
     """The implementation for these tensors, by the bytes of the largest weight."""
-    return fused_mlp_qkv if fused_mlp_qkv.applies(*tensors, n_bytes=n_bytes) else UnfusedOps(found(*tensors) or _PLAIN)
+    return fused_mlp_qkv if fused_mlp_qkv.applies(*tensors, n_bytes=n_bytes) else UnfusedOps(made())
 
 
 class _Qkv(torch.autograd.Function):
@@ -114,29 +131,20 @@ class _AttentionInput(torch.autograd.Function):
     """Causal attention of each sequence to itself: (S, A) -> (S, X)."""
 
     @staticmethod
-    def forward(ctx: Any, qkv_SA: Tensor, packing: PackedAttention, heads: Heads) -> Tensor:
-        kernels = None if packing.sequences is None else found(qkv_SA)
-        ctx.packing, ctx.heads = packing, heads
-        if kernels is None or packing.sequences is None or not kernels.attends:
-            ctx.kernels = None
-            attn_SX, kept = attention(qkv_SA, packing, heads)
-            ctx.save_for_backward(*kept)
-            return attn_SX
-        attn_SX, total_SH = kernels.attention(
-            qkv_SA, packing.sequences, n_query=heads.n_query, n_key=heads.n_key, scale=heads.scale
+    def forward(ctx: Any, qkv_SA: Tensor, sequences: Sequences, heads: Heads) -> Tensor:
+        attn_SX, total_SH = made().attention(
+            qkv_SA, sequences, n_query=heads.n_query, n_key=heads.n_key, scale=heads.scale
         )
-        ctx.kernels = kernels
+        ctx.sequences, ctx.heads = sequences, heads
         ctx.save_for_backward(qkv_SA, attn_SX, total_SH)
         return attn_SX
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_SX: Tensor) -> tuple[Tensor, None, None]:
-        packing, heads, kernels = ctx.packing, ctx.heads, ctx.kernels
-        if kernels is None:
-            return attention_back(grad_SX, ctx.saved_tensors, packing, heads), None, None
-        by_qkv_SA = kernels.attention_back(
-            grad_SX.contiguous(), *ctx.saved_tensors, packing.sequences, n_key=heads.n_key, scale=heads.scale
+        heads = ctx.heads
+        by_qkv_SA = made().attention_back(
+            grad_SX.contiguous(), *ctx.saved_tensors, ctx.sequences, n_key=heads.n_key, scale=heads.scale
         )
         return by_qkv_SA, None, None
 
@@ -176,9 +184,9 @@ TINY = 1e-6  # a smaller gradient is rounding error
 
 
 def applies(model: Any) -> bool:
-    """Whether `LlamaLayer` computes all decoder layers of the model."""
-    layers = _layers(model)
-    return bool(layers) and all(
+    """Whether `LlamaLayer` computes all decoder layers of the model: C kernels, long enough vectors, Llama layers."""
+    kernels, layers = found(), _layers(model)
+    return bool(kernels is not None and kernels.attends and layers) and all(
         layer.mlp.act_fn.__class__ in (nn.SiLU, SiLUActivation)
         and layer.self_attn.o_proj.bias is None
         and layer.mlp.down_proj.bias is None

@@ -1,6 +1,6 @@
 """The final RMSNorm of the Llama family, with an analytic backward pass.
 
-It computes what transformers' norm does, in one or two passes over a row each way. Shapes: S tokens, C channels.
+It computes what transformers' norm does, in one or two passes over a row each way, in C. Shapes: S tokens, C channels.
 """
 
 from typing import Any
@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from actors.cpu.layer_kernels import found
-from actors.cpu.layer_ops_torch import LayerOps, TorchLayerOps
-
-_PLAIN = TorchLayerOps()
+from actors.cpu.layer_kernels import LayerKernels, found, made
 
 
 class Norm(nn.Module):
@@ -23,8 +20,10 @@ class Norm(nn.Module):
     variance_epsilon: float
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(.., C) -> (.., C)"""
+        """(.., C) -> (.., C). The original forward runs where no kernels apply."""
         x_SC = hidden_states.reshape(-1, hidden_states.shape[-1])
+        if found(x_SC) is None:
+            return self.plain.forward(self, hidden_states)  # type: ignore[no-any-return]
         out_SC = _Normed.apply(x_SC, self.variance_epsilon, self.weight)  # type: ignore[no-untyped-call]
         return out_SC.view(hidden_states.shape)  # type: ignore[no-any-return]
 
@@ -34,8 +33,7 @@ class _Normed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_SC: Tensor, epsilon: float, scale_C: Tensor) -> Tensor:
-        ops = ctx.ops = found(x_SC) or _PLAIN
-        normed_SC, rstd_S1 = ops.norm(x_SC, epsilon)
+        normed_SC, rstd_S1 = made().norm(x_SC, epsilon)
         ctx.save_for_backward(normed_SC, rstd_S1, scale_C)
         return normed_SC * scale_C
 
@@ -44,7 +42,7 @@ class _Normed(torch.autograd.Function):
     def backward(ctx: Any, grad_SC: Tensor) -> tuple[Tensor, None, Tensor]:
         """Works on a copy: other nodes may share the memory of the gradient."""
         normed_SC, rstd_S1, scale_C = ctx.saved_tensors
-        ops: LayerOps = ctx.ops
+        ops: LayerKernels = made()
         by_x_SC = grad_SC.clone(memory_format=torch.contiguous_format)
         by_scale_C = ops.scale_back(by_x_SC, normed_SC, scale_C)
         by_x_SC = ops.norm_back(by_x_SC, normed_SC, rstd_S1)

@@ -21,7 +21,7 @@ from actors.cpu.decode_step import Draws
 from actors.engines.builtin import limits
 from actors.engines.builtin.cuda_graphs import CudaGraphs, CudaRecorder, Recorder
 from actors.engines.builtin.dense_cache import DenseCache, decode_mask
-from actors.engines.builtin.fused_llama import TOLERANCE, disagreement, fused
+from actors.engines.builtin.fused_llama import disagreement, fused
 from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.builtin.prefill import PrefillPack, plan
 from actors.engines.builtin.sampler import sample
@@ -219,8 +219,8 @@ class BuiltinEngine:
         if why is not None:
             logger.warning("the model's own forward is used, which is slower: the fused one's {}", why)
             self._fused = None
-        elif self._recorder is None and self._device.type == "cpu" and self._dtype in TOLERANCE:
-            self._cache = PagedCache(*self._fused.heads, by_kernel=self._fused.by_kernel)
+        elif self._fused.by_kernel:
+            self._cache = PagedCache(*self._fused.heads)
         elif isinstance(self._cache, DenseCache) and (self._recorder or self._device.type == "cuda"):
             recorder = self._recorder or CudaRecorder()
             self._graphs = CudaGraphs(self._fused, self._cache, dtype=self._dtype, recorder=recorder)
@@ -293,12 +293,7 @@ class BuiltinEngine:
     def _n_ahead(self) -> int:
         """Number of decode steps in one call: within `ahead_s` and the budget of every row."""
         n = min(MOST_AHEAD, int(self._ahead_s / self._step_s))
-        if (
-            n < 2
-            or len(self._rows) > self._n_decoded
-            or self._fused is None
-            or not (self._fused.by_kernel and isinstance(self._cache, PagedCache))
-        ):
+        if n < 2 or len(self._rows) > self._n_decoded or self._fused is None or not isinstance(self._cache, PagedCache):
             return 1
         is_cut = any(row.request.top_p < 1 or not row.is_plain for row in self._rows)
         return 1 if is_cut or not self._fused.steps_on(len(self._rows)) else min(n, *(row.n_left for row in self._rows))
@@ -315,7 +310,7 @@ class BuiltinEngine:
             *(row.uniforms.run(length, n_steps) for row, length in zip(rows, lengths, strict=True)), strict=True
         )
         draws = Draws([row.request.temperature for row in rows], list(uniforms), self._stop_ids)
-        view = self._cache.by_kernel(positions, n_steps=n_steps)
+        view = self._cache.steps(positions, n_steps=n_steps)
         return self._fused.decoded_on([row.last for row in rows], view, draws)
 
     def _decode(self, positions: list[int]) -> Tensor:

@@ -1,15 +1,12 @@
 """The Llama forward of the builtin engine: fused layers over its own KV caches, with merged linear layers.
 
 It computes what the module computes, in another order of sums: one product for queries, keys and values, one for gate
-and up, the residual added by the product before it. The weights stay the module's own: what is multiplied as one lies
-behind one another in memory, as a push brings it, and is moved there when it does not. A small model's decode steps
-read a copy, which `bind` makes; a larger one's read the weights as they lie, and go by torch's products where there are
-many rows.
+and up; a product adds the residual. It uses the weights of the module. Weights of one product must be contiguous in
+memory, as a push delivers them; `bind` moves them if they are not. Decode steps of a small model read a packed copy,
+which `bind` makes. Those of a larger model read the weights in place; with many rows they use torch's products.
 
 Shapes: B rows, T tokens, N = B T, E width, H heads (queries', then keys', then values'), D head width, L positions, V
-vocabulary.
-
-Shapes: F outputs of all, E inputs.
+vocabulary, F outputs of a merged product.
 """
 
 from collections.abc import Sequence
@@ -25,7 +22,7 @@ from actors.cpu.decode_step import DecodeStep, Draws, LayerWeights, ModelWeights
 from actors.cpu.layer_kernels import LayerKernels
 from actors.cpu.paged_attention import WIDEST
 from actors.engines.builtin.dense_cache import CachePiece
-from actors.engines.builtin.paged_cache import DecodeBlocks, KernelBlocks, PagedCache
+from actors.engines.builtin.paged_cache import DecodeBlocks, PagedCache
 from actors.models.attention import attention
 from actors.models.matmul import MOST_PACKED, Weight
 from actors.models.packed_row import Sequences
@@ -108,7 +105,7 @@ class ForwardCall:
     cos: Tensor  # (B, T, 1, D)
     sin: Tensor  # the same; for torch negative in the first half of D
     mask: Tensor | None  # added to the scores; None: plain causal
-    view: CacheView | DecodeBlocks | KernelBlocks
+    view: CacheView | DecodeBlocks
     where: Sequences | None  # of a packed forward by kernels; there is no mask then
 
 
@@ -157,13 +154,11 @@ class FusedLayer:
             queries, keys = self._of_heads
             qk_BTHD[:, :, :n_query] = norm(queries, qk_BTHD[:, :, :n_query])
             qk_BTHD[:, :, n_query:] = norm(keys, qk_BTHD[:, :, n_query:])
-        if isinstance(call.view, KernelBlocks):
+        if isinstance(call.view, DecodeBlocks):
             return call.view.attended(qkv_BTHD[:, 0], call.cos, call.sin, self._index, self._scale)
-        if call.where is not None and not isinstance(call.view, DecodeBlocks):
+        if call.where is not None:
             return self._packed(qkv_BTHD, call, call.view, call.where)
         torch.addcmul(qk_BTHD * call.cos, qk_BTHD.roll(self._width // 2, -1), call.sin, out=qk_BTHD)
-        if isinstance(call.view, DecodeBlocks):
-            return call.view.attended(qkv_BTHD[:, 0], n_query, self._n_key, self._index, self._scale)
         qk_BHTD, v_BHTD = qk_BTHD.transpose(1, 2), qkv_BTHD[:, :, n_both:].transpose(1, 2)
         k_BHLD, v_BHLD = call.view.update(qk_BHTD[:, n_query:], v_BHTD, self._index)
         seen_BHTD = attention(qk_BHTD[:, :n_query], k_BHLD, v_BHLD, call.mask, self._scale)
@@ -287,13 +282,13 @@ class FusedLlama:
         self,
         ids: Sequence[int],
         positions: Sequence[int],
-        view: CacheView | DecodeBlocks | KernelBlocks,
+        view: CacheView | DecodeBlocks,
         mask: Tensor | None = None,
     ) -> Tensor:
         """(n, V) logits of one more token of each row, at these positions."""
         length = max(positions) + 1
         step = self._step_for(len(ids))
-        if step is not None and isinstance(view, KernelBlocks):
+        if step is not None and isinstance(view, DecodeBlocks):
             self.reserve(length)
             return view.decoded(step, ids, self._cos_LD, self._sin_LD)
         ids_n1, position_n1 = (torch.tensor(numbers, device=self.device)[:, None] for numbers in (ids, positions))
@@ -305,7 +300,7 @@ class FusedLlama:
         return step is not None and step.goes_on
 
     def decoded_on(
-        self, ids: Sequence[int], view: KernelBlocks, draws: Draws
+        self, ids: Sequence[int], view: DecodeBlocks, draws: Draws
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Next tokens and log-probs of each row, step by step until a row ends (`DecodeStep.on`)."""
         step = self._step_for(len(ids))
@@ -324,7 +319,7 @@ class FusedLlama:
         position_BT: Tensor,
         length: int,
         mask: Tensor | None,
-        view: CacheView | DecodeBlocks | KernelBlocks,
+        view: CacheView | DecodeBlocks,
         keep: Tensor | None = None,
         where: Sequences | None = None,
     ) -> Tensor:
@@ -334,7 +329,7 @@ class FusedLlama:
         """
         self.reserve(length)
         cos_BTD, sin_BTD = self._cos_LD[position_BT], self._sin_LD[position_BT]
-        if where is None and not isinstance(view, KernelBlocks):
+        if where is None and not isinstance(view, DecodeBlocks):
             sin_BTD[..., : self._width // 2].neg_()
         shape = (ids_BT.shape[0], ids_BT.shape[1])
         call = ForwardCall(shape, cos_BTD[:, :, None], sin_BTD[:, :, None], mask, view, where)
@@ -405,7 +400,7 @@ def _whole(forward: FusedLlama, ids_1T: Tensor, view: CacheView) -> Tensor:
 
 def _decoded(forward: FusedLlama, ids_1T: Tensor, *, by_call: bool = True) -> Tensor:
     """(V) of the last token alone, the others' keys and values in blocks; by one call, if it may be."""
-    blocks, n = PagedCache(*forward.heads, by_kernel=True), ids_1T.shape[1] - 1
+    blocks, n = PagedCache(*forward.heads), ids_1T.shape[1] - 1
     blocks.reserve([n + 1], 0)
     _whole(forward, ids_1T[:, :n], blocks.filling([CachePiece([0], 0, n, 0)]))
     view, mask = blocks.decoding([n], torch.float32, ids_1T.device)

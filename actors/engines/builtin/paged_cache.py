@@ -1,12 +1,11 @@
-"""Paged KV cache for CPU, and decode attention over its blocks.
+"""Paged KV cache for the C kernels on CPU, and decode attention over its blocks.
 
 A row has as many blocks as its tokens need. The blocks in use are contiguous, so attention reads memory in one pass and
-short rows do not pay for long ones. Rows with the same prompt share its full blocks. A C kernel goes row by row.
-Without it, torch reads shared blocks once for all their rows and reorders the scores by row for the softmax.
+short rows do not pay for long ones. Rows with the same prompt share its full blocks. Where the kernels do not apply,
+`DenseCache` serves.
 
-Shapes: n rows, X = blocks times key heads, M rows that have a block in common, P positions of a block, H query heads, K
-key heads, G = H / K, S = H + 2 K, D head width, J blocks of the longest row, L = J P, T tokens of a packed forward; U
-units (`order`).
+Shapes: n rows, P positions of a block, H query heads, K key heads, S = H + 2 K, D head width, L positions, T tokens of
+a packed forward, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -18,21 +17,17 @@ from actors.cpu.decode_step import DecodeStep, Draws
 from actors.cpu.paged_attention import Decode, P, Tables
 from actors.engines.builtin.block_pool import BlockPool
 from actors.engines.builtin.dense_cache import CachePiece
-from actors.engines.builtin.torch_block_index import BlockIndex, ordered
 
 Cells = tuple[int, int, int, int]  # block, first position in it, how many, the token of the first
 
 
 class PagedCache:
-    """Rows are those of the engine. The shared blocks of a row come first, then its own.
+    """Rows are those of the engine. The shared blocks of a row come first, then its own."""
 
-    `by_kernel`: decode attention runs in the C kernel, which needs no block index.
-    """
-
-    def __init__(self, n_query: int, n_key: int, *, by_kernel: bool = False) -> None:
-        self._n_query, self._n_key, self._by_kernel = n_query, n_key, by_kernel
+    def __init__(self, n_query: int, n_key: int) -> None:
+        self._n_query, self._n_key = n_query, n_key
         self.own, self.common = BlockPool(n_key), BlockPool(n_key)
-        self._order: BlockIndex | Tables | None = None  # valid until a block table changes
+        self._tables: Tables | None = None  # valid until a block table changes
 
     @property
     def capacity(self) -> int:
@@ -49,7 +44,7 @@ class PagedCache:
         self.own.grow()
         n_soon = sum(-(-length // P) for length in lengths) if n_cached < len(lengths) else 0
         if any([self.own.settle(n_soon), self.common.settle(n_soon)]):
-            self._order = None
+            self._tables = None
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a row to another. Full blocks are shared, not copied."""
@@ -57,7 +52,7 @@ class PagedCache:
         while len(self.common.tables[source]) < n_full:
             self._publish(source)
         self._begin(target + 1)
-        self._order = None
+        self._tables = None
         for block in self.common.tables[source][:n_full]:
             self.common.join(target, block)
         if length % P:
@@ -73,7 +68,7 @@ class PagedCache:
         """Free a row; the last row takes its index. `reserve` fills or closes the holes."""
         self.own.drop(row, last)
         self.common.drop(row, last)
-        self._order = None
+        self._tables = None
 
     def filling(self, pieces: Sequence[CachePiece]) -> "FillBlocks":
         """A view that writes the pieces of one packed prefill."""
@@ -81,7 +76,7 @@ class PagedCache:
             n = piece.end - piece.begin
             is_new = not any(self.own.tables[row] or self.common.tables[row] for row in piece.rows)
             if len(piece.rows) > 1 and is_new:
-                self._order = None
+                self._tables = None
                 for _ in range(n // P):
                     self.common.add(piece.rows)
             for row in piece.rows:
@@ -92,23 +87,16 @@ class PagedCache:
 
     def decoding(
         self, positions: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> tuple["DecodeBlocks | KernelBlocks", None]:
-        """A view that writes the next token of rows 0 .. n-1 and attends to their cache."""
-        if self._by_kernel:
-            return self.by_kernel(positions), None
-        return DecodeBlocks(self, positions, dtype, self._ordered(len(positions))), None
+    ) -> tuple["DecodeBlocks", None]:
+        """A view that writes the next token of rows 0 .. n-1 and attends to their cache; no mask is needed."""
+        return self.steps(positions), None
 
-    def by_kernel(self, positions: Sequence[int], *, n_steps: int = 1) -> "KernelBlocks":
-        """The same for the C kernel, for one or several steps."""
+    def steps(self, positions: Sequence[int], *, n_steps: int = 1) -> "DecodeBlocks":
+        """The same for one or several steps."""
         n = len(positions)
-        if not isinstance(self._order, Tables) or len(self._order) != n:
-            self._order = Tables(self.common.tables[:n], self.own.tables[:n])
-        return KernelBlocks(self, Decode(self._order, positions, self._n_query, self._n_key, n_steps=n_steps))
-
-    def nexts(self, positions: Sequence[int]) -> list[tuple[int, int]]:
-        """(own block, position in it) of the given position of each of rows 0 .. n-1."""
-        tables = zip(positions, self.own.tables, self.common.tables, strict=False)
-        return [(own[at // P - len(common)], at % P) for at, own, common in tables]
+        if self._tables is None or len(self._tables) != n:
+            self._tables = Tables(self.common.tables[:n], self.own.tables[:n])
+        return DecodeBlocks(self, Decode(self._tables, positions, self._n_query, self._n_key, n_steps=n_steps))
 
     def _begin(self, n_rows: int) -> None:
         """Add block tables up to `n_rows`."""
@@ -118,7 +106,7 @@ class PagedCache:
     def _extend(self, row: int, length: int) -> None:
         n_missing = -(-length // P) - len(self.common.tables[row]) - len(self.own.tables[row])
         if n_missing > 0:
-            self._order = None
+            self._tables = None
             for _ in range(n_missing):
                 self.own.add([row])
 
@@ -129,12 +117,7 @@ class PagedCache:
         mine = self.own.take_first(row)
         for index, layer in self.own.layers():
             self.common.layer(index, layer)[:, block] = layer[:, mine]
-        self._order = None
-
-    def _ordered(self, n: int) -> BlockIndex:
-        if not isinstance(self._order, BlockIndex) or self._order.n_rows != n:
-            self._order = ordered(n, self.own, self.common, n_query=self._n_query, n_key=self._n_key)
-        return self._order
+        self._tables = None
 
 
 class FillBlocks:
@@ -175,14 +158,7 @@ def _indices(cells: Sequence[Cells]) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(block_T), torch.tensor(position_T), torch.tensor(token_T)
 
 
-def _tables(layer: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Keys (X, D, P) and values (X, P, D) of the first n blocks."""
-    n_key, width = layer.shape[2], layer.shape[-1]
-    keys_XDP = layer.as_strided((n * n_key, width, P), (P * width, 1, width))
-    return keys_XDP, layer.as_strided((n * n_key, P, width), (P * width, width, 1), layer.stride(0))
-
-
-class KernelBlocks:
+class DecodeBlocks:
     """Writes one or several tokens of rows 0 .. n-1 and attends to their cache, in one C call."""
 
     def __init__(self, blocks: PagedCache, decode: Decode) -> None:
@@ -214,51 +190,3 @@ class KernelBlocks:
         """Own and shared blocks of a layer."""
         own, common = self._blocks.own, self._blocks.common
         return own.layer(index, like), common.layer(index, like) if common.users else None
-
-
-class DecodeBlocks:
-    """Writes one token of rows 0 .. n-1 and attends to their cache, with torch."""
-
-    def __init__(self, blocks: PagedCache, positions: Sequence[int], dtype: torch.dtype, order: BlockIndex) -> None:
-        self._blocks, self._order = blocks, order
-        self._block_n1, self._position_n1 = torch.tensor(blocks.nexts(positions)).tensor_split(2, dim=1)
-        self._cells = torch.empty(0)
-        unseen_nL = torch.arange(order.longest * P) > torch.tensor(positions)[:, None]
-        mask_nL = torch.zeros(unseen_nL.shape, dtype=dtype)
-        self._mask_n1L = mask_nL.masked_fill_(unseen_nL, torch.finfo(dtype).min)[:, None]
-
-    def attended(self, qkv_nSD: Tensor, n_query: int, n_key: int, index: int, scale: float) -> Tensor:
-        """(n, H D): attention of this layer, from the query, key and value heads of each token."""
-        layer, order, width = self._blocks.own.layer(index, qkv_nSD), self._order, qkv_nSD.shape[-1]
-        if not index:
-            self._cells = self._cells_of(layer.shape[1], n_key)
-        layer.view(-1, width).index_put_((self._cells,), qkv_nSD[:, n_query:])
-        keys_XDP, values_XPD = _tables(layer, order.n_own)
-        q_XGD = qkv_nSD[:, :n_query].index_select(0, order.row_B).view(len(keys_XDP), -1, width)
-        if order.n_common:
-            far = _tables(self._blocks.common.layer(index, qkv_nSD), order.n_common)
-            far_UD = qkv_nSD.reshape(-1, width).index_select(0, order.query_U).view(len(far[0]), -1, width)
-            score_UP = torch.cat([torch.bmm(q_XGD, keys_XDP).view(-1, P), torch.bmm(far_UD, far[0]).view(-1, P)])
-            share_UP = self._shares(score_UP, n_query, scale)
-            near, rest = share_UP.tensor_split([order.n_own * n_query])
-            parts = [
-                torch.bmm(near.view(len(keys_XDP), -1, P), values_XPD),
-                torch.bmm(rest.view(len(far[0]), -1, P), far[1]),
-            ]
-            part_UD = torch.cat([part.view(-1, width) for part in parts])
-        else:
-            share_UP = self._shares(torch.bmm(q_XGD, keys_XDP).view(-1, P), n_query, scale)
-            part_UD = torch.bmm(share_UP.view(len(keys_XDP), -1, P), values_XPD).view(-1, n_query * width)
-        return torch.embedding_bag(part_UD, order.part_X, order.first, False, 0)[0].view(len(qkv_nSD), -1)
-
-    def _shares(self, score_UP: Tensor, n_query: int, scale: float) -> Tensor:
-        """Softmax over the positions of each row, in the order of the units."""
-        order = self._order
-        score_nHL = score_UP.index_select(0, order.unit_X).view(order.n_rows, n_query, -1)
-        share_nHL = torch.softmax(torch.add(self._mask_n1L, score_nHL, alpha=scale), dim=-1)
-        return share_nHL.view(-1, P).index_select(0, order.share_U)
-
-    def _cells_of(self, room: int, n_key: int) -> Tensor:
-        """(n, 2 K): indices of the new keys and values in a layer viewed as a table of vectors."""
-        layer_S = torch.arange(2).repeat_interleave(n_key) * room * n_key + torch.arange(n_key).repeat(2)
-        return (self._block_n1 * n_key + layer_S) * P + self._position_n1

@@ -14,7 +14,6 @@ from actors.cpu import build, fused_mlp_qkv
 from actors.cpu.fused_mlp_qkv import CHUNK, MOST, RopeAngles
 from actors.cpu.layer_kernels import LayerKernels
 from actors.cpu.layer_ops import LayerPath, UnfusedOps
-from actors.cpu.layer_ops_torch import TorchLayerOps
 from actors.cpu.llama_layer import _path
 from actors.cpu.packed_weights import panel, panels, panels_back, sizes
 from actors.cpu.paged_attention import WIDEST, P
@@ -29,7 +28,6 @@ COUNTS = st.sampled_from([1, 5, 7, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 13])
 PATHS: dict[str, Callable[[], LayerPath]] = {
     "dense": lambda: fused_mlp_qkv,
     "kernels": lambda: UnfusedOps(LayerKernels()),
-    "torch": lambda: UnfusedOps(TorchLayerOps()),
 }
 
 
@@ -40,17 +38,6 @@ def near(found: Tensor, exact: Tensor) -> None:
 def doubled(*tensors: Tensor) -> list[Tensor]:
     """The same in float64, to be differentiated by."""
     return [tensor.double().requires_grad_() for tensor in tensors]
-
-
-def in_pairs(n_heads: int, width: int, n_out: int) -> Tensor:
-    """Where torch's path has each channel: a head's halves in turns."""
-    pairs = [
-        head * width + at + half * (width // 2)
-        for head in range(n_heads)
-        for at in range(width // 2)
-        for half in (0, 1)
-    ]
-    return torch.tensor([*pairs, *range(n_heads * width, n_out)])
 
 
 @pytest.mark.slow
@@ -76,11 +63,10 @@ def test_projections(
     a, b = turned.view(n, n_rope, head_width).chunk(2, dim=-1)
     cos, sin = torch.cos(half).double()[:, None], torch.sin(half).double()[:, None]
     exact = torch.cat([torch.cat([a * cos - b * sin, b * cos + a * sin], -1).flatten(1), values], dim=1)
-    order = in_pairs(n_rope, head_width, n_out) if path == "torch" else torch.arange(n_out)
-    near(out, exact.detach()[:, order])
+    near(out, exact.detach())
 
     grad = torch.randn(n, n_out)
-    expected = torch.autograd.grad(exact[:, order], (x_, weight_, scale_, bias_), grad.double())
+    expected = torch.autograd.grad(exact, (x_, weight_, scale_, bias_), grad.double())
     found = PATHS[path]().qkv_backward(grad, normed, rstd, weight.clone(), scale, angles, has_bias=has_bias)
     assert (found[3] is not None) == has_bias
     for of_what, exactly in zip(found, expected, strict=True):

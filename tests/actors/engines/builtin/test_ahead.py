@@ -298,8 +298,8 @@ def test_steps_have_room_and_numbers_for_all_rows() -> None:
     assert forward is not None
     slots.reserve([6, 6], 2)
     with pytest.raises(ValueError, match="in its own blocks"):
-        slots.by_kernel([5, 5], n_steps=12)  # a block has 16
-    view = slots.by_kernel([5, 5], n_steps=2)
+        slots.steps([5, 5], n_steps=12)  # a block has 16
+    view = slots.steps([5, 5], n_steps=2)
     for draws in (
         Draws([1.0], [[0.5, 0.5]] * 2, ()),
         Draws([1.0, 1.0], [[0.5, 0.5], [0.5]], ()),

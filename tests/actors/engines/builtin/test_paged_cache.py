@@ -1,4 +1,4 @@
-"""Attention over blocks is attention, by torch and by kernel: rows of any lengths, in any order of coming and going."""
+"""Attention over blocks is attention: rows of any lengths, in any order of coming and going."""
 
 import random
 
@@ -11,24 +11,22 @@ from actors.cpu.build import library
 from actors.cpu.paged_attention import P
 from actors.engines.builtin.block_pool import LOOKS
 from actors.engines.builtin.dense_cache import CachePiece
-from actors.engines.builtin.paged_cache import DecodeBlocks, KernelBlocks, PagedCache
+from actors.engines.builtin.paged_cache import DecodeBlocks, PagedCache
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler on this machine")
 
 N_QUERY, N_KEY, WIDTH, SCALE = 4, 2, 8, 0.3
 DICE = random.Random(1)
 
 
-@pytest.fixture(params=[False, True], ids=["torch", "kernel"])
-def blocks(request: pytest.FixtureRequest) -> PagedCache:
+@pytest.fixture
+def blocks() -> PagedCache:
     """Empty ones."""
-    if request.param and library() is None:
-        pytest.skip("no C compiler on this machine")
-    return PagedCache(N_QUERY, N_KEY, by_kernel=request.param)
+    return PagedCache(N_QUERY, N_KEY)
 
 
-def seen(view: DecodeBlocks | KernelBlocks, qkv_nSD: Tensor) -> Tensor:
+def seen(view: DecodeBlocks, qkv_nSD: Tensor) -> Tensor:
     """What a step's rows attend to, of queries and keys that are turned already."""
-    if isinstance(view, DecodeBlocks):
-        return view.attended(qkv_nSD, N_QUERY, N_KEY, 0, SCALE)
     shape = (len(qkv_nSD), WIDTH)
     return view.attended(qkv_nSD, torch.ones(shape), torch.zeros(shape), 0, SCALE)
 
