@@ -7,11 +7,13 @@ snapshot that the push thread sends during the next update.
 import os
 import socket
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from loguru import logger
 
+from actors.learner.batch import build
 from actors.learner.checkpoint_manager import CheckpointManager, StartPoint
 from actors.learner.frozen_model import FrozenModels, load_frozen_models
 from actors.learner.inbox import LearnerInbox, StopRun
@@ -102,24 +104,23 @@ class Learner:
         stages = stages_of(self.config)
         ranks, start = self._meet()
         self._load(ranks, start)
-        self.failover = HeadFailover(self.inbox, most=ranks.max, begin=self._begin, look=self._record)
+        self.failover = HeadFailover(self.inbox, self.send, most=ranks.max, begin=self._begin, look=self._record)
         self._announce()
         profiler = TorchProfiler(
             self.context.name, self.context.folder, self.config.profile, self.journal, bounds_s=False
         )
         rollout = Rollout(
-            self.send,
-            self.inbox,
             self.failover,
+            build=partial(
+                build,
+                eta=self.config.rollout.max_head_offpolicyness,
+                policy=StalenessPolicy(self.config.rollout.staleness_policy),
+                n_samples=lambda born: stage_at(stages, born).n_samples,
+                partial_groups=self.config.reward.partial_groups,
+            ),
             journal=self.journal,
             pulse=self.pulse,
-            eta=self.config.rollout.max_head_offpolicyness,
-            n_samples=lambda born: stage_at(stages, born).n_samples,
-            partial_groups=self.config.reward.partial_groups,
             version=lambda: self.actor.version,
-            policy=StalenessPolicy(self.config.rollout.staleness_policy),
-            first=self.actor.version,
-            look=self._record,
             turn=profiler.turn,
         )
         self.journal.mark("loop")

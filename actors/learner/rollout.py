@@ -1,16 +1,16 @@
 """Batches from the head for the learner, also while the head fails over to a new incarnation.
 
-A head may die while some ranks have their share of a batch and others do not. So the ranks agree before they train a
-batch: if all have their share, all train it; else none does, and all follow the newest head that any of them has
+A head may die while some ranks have their shard of a batch and others do not. So the ranks agree before they train a
+batch: if all have their shard, all train it; else none does, and all follow the newest head that any of them has
 joined. With one rank the agreement costs nothing. With more it is one small collective per batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
-from actors.learner.batch import Batch, build
+from actors.learner.batch import Batch
 from actors.learner.inbox import LearnerInbox
 from actors.runtime.context import HeartbeatState
-from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError, ImpossibleEvent, Restart
 from areal_bus.journal import Journal
 from areal_bus.messages import BatchRequest, Message, NoBatch, PeerList, ShardEnd, ShardItem
@@ -19,38 +19,45 @@ NOBODY = -1  # stands for the incarnation of the head before the first one is jo
 
 
 class HeadFailover:
-    """Ranks agree on the incarnation of the head that they follow. `confirm` is a collective: all ranks call it in
-    order.
+    """The link of this rank to the head. Ranks agree on the incarnation of the head that they follow.
+
+    `confirm` is a collective: all ranks call it in order.
     """
 
     def __init__(
         self,
         inbox: LearnerInbox,
+        send: Callable[[Message], None],
         *,
         most: Callable[[Sequence[float]], list[float]],
         begin: Callable[[int, bool], None],
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        """`most` is the maximum of each value over the ranks. `begin(life, lives_on)` reports the version of this rank
-        to the head of that incarnation; `lives_on`: an earlier head received it before. `look` runs every second of a
-        wait.
+        """`send` sends to the head. `most` is the maximum of each value over the ranks. `begin(life, lives_on)` reports
+        the version of this rank to the head of that incarnation; `lives_on`: an earlier head received it before. `look`
+        runs every second of a wait.
         """
         self.life = NOBODY  # incarnation of the head that all ranks follow
-        self._inbox = inbox
+        self.inbox = inbox
+        self.look = look
+        self._send = send
         self._most = most
         self._begin = begin
-        self._look = look
         self._has_begun = False
 
     @property
     def has_new_head(self) -> bool:
         """This rank has joined a newer head than the one that all ranks follow."""
-        return self._inbox.life != self.life
+        return self.inbox.life != self.life
+
+    def request(self, step: int) -> None:
+        """Ask the head that all ranks follow for the batch of this step."""
+        self._send(BatchRequest(step, self.life))
 
     def confirm(self, has: bool) -> bool:
         """Whether all ranks have their answer. Else all follow a newer head from now on. A collective."""
         while True:
-            joined = NOBODY if self._inbox.life is None else self._inbox.life
+            joined = NOBODY if self.inbox.life is None else self.inbox.life
             missing, newest = self._most([0.0 if has else 1.0, float(joined)])
             if not missing:
                 return True
@@ -66,11 +73,17 @@ class HeadFailover:
         """Wait until this rank has joined a head of this incarnation or a later one. No message of it can be lost
         here.
         """
-        while self._inbox.life is None or self._inbox.life < life:
-            self._inbox.take(look=self._look)
+        while self.inbox.life is None or self.inbox.life < life:
+            self.inbox.take(look=self.look)
 
 
 Answer = tuple[ShardEnd | NoBatch, list[ShardItem]]
+
+
+class BuildBatch(Protocol):
+    """Makes the batch of a shard and checks it: `batch.build` with the rules of the run."""
+
+    def __call__(self, shard: list[ShardItem], /, *, step: int, clock: int, n_groups: int) -> Batch: ...
 
 
 class Rollout:
@@ -78,38 +91,24 @@ class Rollout:
 
     def __init__(
         self,
-        send: Callable[[Message], None],
-        inbox: LearnerInbox,
         failover: HeadFailover,
         *,
+        build: BuildBatch,
         journal: Journal,
         pulse: HeartbeatState,
-        eta: int,
-        n_samples: int | Callable[[int], int],
-        partial_groups: bool = False,
         version: Callable[[], int],
-        policy: StalenessPolicy = StalenessPolicy.MASK,
-        first: int = 0,
-        look: Callable[[], None] = lambda: None,
         turn: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`send` sends to the head. `n_samples`: samples of a group, as of `build`. `version` returns the number of
-        finished updates. `first` is the step of the first batch. `look` runs every second of a wait, `turn(step)`
+        """`version` returns the number of finished updates, which is the step of the next batch. `turn(step)` runs
         before each step.
         """
-        self._send = send
-        self._inbox = inbox
         self._failover = failover
+        self._build = build
         self._journal = journal
         self._pulse = pulse
-        self._eta = eta
-        self._n_samples = n_samples
-        self._partial_groups = partial_groups
         self._version = version
-        self._policy = policy
-        self._look = look
         self._turn = turn
-        self._step = first
+        self._step = version()
         self.ended = False  # no further batch follows
         self.drained = False  # the run stopped early; a later run continues it
 
@@ -133,16 +132,7 @@ class Rollout:
             if isinstance(end, NoBatch):
                 self.ended, self.drained = True, end.drained
                 return None
-            batch = build(
-                items,
-                step=end.step,
-                clock=end.clock,
-                n_groups=end.n_groups,
-                eta=self._eta,
-                policy=self._policy,
-                n_samples=self._n_samples,
-                partial_groups=self._partial_groups,
-            )
+            batch = self._build(items, step=end.step, clock=end.clock, n_groups=end.n_groups)
         self._pulse.note = f"trains step {self._step}"
         self.ended = end.last
         self._step += 1
@@ -184,13 +174,13 @@ class Rollout:
         """The answer for this rank; None if that head is gone."""
         if self._failover.has_new_head:
             return None
-        self._send(BatchRequest(self._step, self._failover.life))
+        self._failover.request(self._step)
         return self._collect()
 
     def _collect(self) -> Answer | None:
         items: list[ShardItem] = []
         while True:
-            message = self._inbox.take(look=self._on_wait)
+            message = self._failover.inbox.take(look=self._on_wait)
             if isinstance(message, PeerList) and message.life > self._failover.life:
                 return None  # no message of the former head follows; an older PeerList is stale
             if not isinstance(message, ShardItem | ShardEnd | NoBatch):
@@ -204,10 +194,10 @@ class Rollout:
                 continue
             if len(items) != message.n_items:
                 raise ImpossibleEvent(
-                    f"a share comes whole: step {self._step} announced {message.n_items} items, {len(items)} came"
+                    f"a shard must be complete: step {self._step} announced {message.n_items} items, {len(items)} came"
                 )
             return message, items
 
     def _on_wait(self) -> None:
         self._journal.mark("wait_batch")
-        self._look()
+        self._failover.look()

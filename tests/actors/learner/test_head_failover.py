@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from actors.learner.batch import Batch
+from actors.learner.batch import Batch, build
 from actors.learner.inbox import LearnerInbox, StopRun
 from actors.learner.rollout import HeadFailover, Rollout
 from actors.runtime import process as codes
@@ -159,17 +160,15 @@ def rank_of(folder: Path, head: Bus, index: int, agreement: Agreement) -> Rank:
     inbox = LearnerInbox(bus, push_begun=lambda _: None, overdue=ended.append, rejoin_grace_s=0.05)
     failover = HeadFailover(
         inbox,
+        lambda message: bus.send("head", message),
         most=lambda values: agreement.most(index, values),
         begin=lambda life, lives_on: said.append((life, lives_on)),
     )
     rollout = Rollout(
-        lambda message: bus.send("head", message),
-        inbox,
         failover,
+        build=partial(build, eta=1, n_samples=4),
         journal=Journal(folder, role="learner", index=index, incarnation=0),
         pulse=HeartbeatState(),
-        eta=1,
-        n_samples=4,
         version=lambda: version[0],
     )
     return Rank(name, bus, inbox, rollout, failover, version, said, ended)

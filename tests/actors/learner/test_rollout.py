@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,6 +12,7 @@ from typing import cast
 import pytest
 import torch
 
+from actors.learner.batch import build
 from actors.learner.inbox import LearnerInbox, StopRun
 from actors.learner.loop import find_loop, train
 from actors.learner.rollout import HeadFailover, Rollout
@@ -64,16 +66,18 @@ def line(tmp_path: Path) -> Iterator[Line]:
     version = [0]
     head.send("learner-0.0", m.PeerList([], []))
     said: list[tuple[int, bool]] = []
-    failover = HeadFailover(inbox, most=list, begin=lambda life, lives_on: said.append((life, lives_on)))
+    failover = HeadFailover(
+        inbox,
+        lambda message: bus.send("head", message),
+        most=list,
+        begin=lambda life, lives_on: said.append((life, lives_on)),
+    )
     assert not failover.confirm(False)
     rollout = Rollout(
-        lambda message: bus.send("head", message),
-        inbox,
         failover,
+        build=partial(build, eta=1, n_samples=4),
         journal=journal,
         pulse=HeartbeatState(),
-        eta=1,
-        n_samples=4,
         version=lambda: version[0],
     )
     yield Line(head, inbox, rollout, begun, version, said, ended)
