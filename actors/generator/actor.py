@@ -11,13 +11,13 @@ from actors.engines.builtin.connect import open_builtin
 from actors.engines.builtin.engine import AHEAD_S
 from actors.engines.protocol import Engine
 from actors.generator.delivery import Delivery
-from actors.generator.loop import Generator
+from actors.generator.loop import Generator, LoopRules
 from actors.generator.rollout_runner import RolloutRunner
 from actors.generator.weight_updates import WeightUpdates
 from actors.models.loading import load_tokenizer
 from actors.runtime import process
 from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
-from actors.runtime.head_session import HEAD, HeadSession
+from actors.runtime.head_session import HEAD, ActorRuntime, HeadSession
 from actors.runtime.torch_profiler import TorchProfiler
 from actors.runtime.user_failures import Failures, Prints
 from actors.workflows.loading import close_workflow, continues, load_workflow
@@ -72,17 +72,16 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, heartb
     delivery = Delivery(config.bus.resend_s, gather=together(config))
     reports = config.rollout.max_head_offpolicyness > 0 and continues(workflow)
     generator = Generator(
-        bus,
-        session,
+        ActorRuntime(bus, session, journal, heartbeat),
         engine,
         runner,
         weight_updates,
         delivery,
-        journal,
-        heartbeat,
-        n_slots=slots(config),
-        report_tokens=config.rollout.report_tokens if reports else 0,
-        drains=config.rollout.on_update == "drain",
+        LoopRules(
+            n_slots=slots(config),
+            report_tokens=config.rollout.report_tokens if reports else 0,
+            drains=config.rollout.on_update == "drain",
+        ),
     )
     profiler = TorchProfiler(context.name, context.folder, config.profile, journal, bounds_s=True)
     session.send(Ready(capacity=capacity(config)))

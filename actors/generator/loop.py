@@ -7,6 +7,7 @@ samples to a restarted head.
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from loguru import logger
 
@@ -14,13 +15,11 @@ from actors.engines.protocol import Engine
 from actors.generator.delivery import Delivery
 from actors.generator.rollout_runner import Outcome, RolloutRunner
 from actors.generator.weight_updates import BrokenPush, ReceivedWeights, WeightUpdates
-from actors.runtime.context import HeartbeatState
-from actors.runtime.head_session import HEAD, HeadSession
+from actors.runtime.head_session import HEAD, ActorRuntime
 from areal_bus.core.events import Event
 from areal_bus.core.partial_rollouts import SampleOffers
 from areal_bus.core.terms import TermHistory
 from areal_bus.errors import EngineError, Evicted
-from areal_bus.journal import Journal
 from areal_bus.messages import (
     Ack,
     Cancel,
@@ -42,10 +41,18 @@ from areal_bus.messages import (
     Term,
     Trajectory,
 )
-from areal_bus.transport.bus import Bus
 
 IDLE_S = 0.5  # longest wait for a message when there is nothing to decode
 SEND_BYTES = 1 << 20  # of trajectories in one send
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRules:
+    """What the settings say about the loop."""
+
+    n_slots: int = 0  # while more samples than this are live, trajectories are sent in groups; 0: never
+    report_tokens: int = 0  # after a swap, samples with this many new tokens are reported to the head; 0: none
+    drains: bool = False  # a swap waits until the live samples have finished, and no sample starts meanwhile
 
 
 class Generator:
@@ -53,29 +60,19 @@ class Generator:
 
     def __init__(
         self,
-        bus: Bus,
-        session: HeadSession,
+        runtime: ActorRuntime,
         engine: Engine,
         runner: RolloutRunner,
         weight_updates: WeightUpdates,
         delivery: Delivery,
-        journal: Journal,
-        heartbeat: HeartbeatState,
-        *,
-        n_slots: int = 0,
-        report_tokens: int = 0,
-        drains: bool = False,
+        rules: LoopRules | None = None,
     ) -> None:
-        """`n_slots`: while more samples than this are live, trajectories are sent in groups (0: never).
-
-        `report_tokens`: after a swap, samples with this many new tokens are reported to the head (0: none). `drains`: a
-        swap waits until the live samples have finished, and no sample starts meanwhile.
-        """
         self.stopped: str | None = None  # the reason, once the head has sent Stop
-        self._bus, self._session, self._engine, self._runner = bus, session, engine, runner
+        self._bus, self._session = runtime.bus, runtime.session
+        self._journal, self._heartbeat = runtime.journal, runtime.heartbeat
+        self._engine, self._runner = engine, runner
         self._weight_updates, self._delivery = weight_updates, delivery
-        self._journal, self._heartbeat = journal, heartbeat
-        self._n_slots, self._report_tokens, self._drains = n_slots, report_tokens, drains
+        self._rules = rules or LoopRules()
         self._arrived: ReceivedWeights | None = None  # weights that wait for the swap
         self._terms = TermHistory()
         self._offers = SampleOffers()
@@ -125,7 +122,7 @@ class Generator:
 
         False while new weights wait for the live samples to finish.
         """
-        return 0 < self._n_slots < self._runner.n_live and self._can_decode and self._arrived is None
+        return 0 < self._rules.n_slots < self._runner.n_live and self._can_decode and self._arrived is None
 
     @property
     def _cause(self) -> str:
@@ -208,7 +205,7 @@ class Generator:
     def _rejoin(self) -> None:
         """Join a restarted head, which holds no lease of this generator: cancel all samples and offer them to it."""
         logger.warning("{}: the head restarted: joining again, current samples are cancelled", self._bus.name)
-        if self._report_tokens:
+        if self._rules.report_tokens:
             begun = self._runner.partials(at_least=1, anew=True)
             self._offers.keep([*self._delivery.as_partials(), *begun], self._terms)
         self._terms = TermHistory()
@@ -288,7 +285,7 @@ class Generator:
     @property
     def _must_drain(self) -> bool:
         """Live samples must finish with their current weights first."""
-        return self._drains and self._has_weights and (self._engine.hold() or self._runner.is_midway)
+        return self._rules.drains and self._has_weights and (self._engine.hold() or self._runner.is_midway)
 
     def _swap(self, received: ReceivedWeights) -> None:
         self._deliver(coalesce=False)  # before the swap, which may recompute the KV cache for a while
@@ -311,8 +308,8 @@ class Generator:
             stall_s=round(stall_s, 6),
         )
         self._bus.send(HEAD, PushDone(begin.push, begin.version, received.digest, received.receive_s, stall_s))
-        if self._report_tokens:
-            partials = self._runner.partials(at_least=self._report_tokens)
+        if self._rules.report_tokens:
+            partials = self._runner.partials(at_least=self._rules.report_tokens)
             self._bus.send_all((HEAD, partial) for partial in partials)
 
     def _report_broken(self, begin: PushBegin, error: str) -> None:

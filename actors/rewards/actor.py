@@ -12,7 +12,7 @@ from loguru import logger
 from actors.rewards.loading import reward_name, reward_options
 from actors.rewards.pool import Verdict, WorkerPool
 from actors.runtime.context import Context, HeartbeatState, collect_seldom, journal_rejections, open_bus
-from actors.runtime.head_session import HEAD, HeadSession
+from actors.runtime.head_session import HEAD, ActorRuntime, HeadSession
 from actors.runtime.user_failures import Failures, Prints
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config
@@ -78,11 +78,8 @@ def score_until_stop(context: Context, config: Config, journal: Journal, heartbe
         session = HeadSession(bus, silent_s=config.bus.silent_s)
         session.join(context, bus.endpoint)
         loop = RewardLoop(
-            bus,
-            session,
+            ActorRuntime(bus, session, journal, heartbeat),
             pool,
-            journal,
-            heartbeat,
             capacity=reward.workers,
             failures=Failures(logs, context.name, what, ends=context.incarnation == 0 and not may_fail(reward)),
             prints=prints,
@@ -109,22 +106,17 @@ class RewardLoop:
 
     def __init__(
         self,
-        bus: Bus,
-        session: HeadSession,
+        runtime: ActorRuntime,
         pool: WorkerPool,
-        journal: Journal,
-        heartbeat: HeartbeatState,
         *,
         capacity: int,
         failures: Failures | None = None,
         prints: Prints | None = None,
     ) -> None:
         self.stopped: str | None = None  # the reason, once the head has sent Stop
-        self._bus = bus
-        self._session = session
+        self._bus, self._session = runtime.bus, runtime.session
+        self._journal, self._heartbeat = runtime.journal, runtime.heartbeat
         self._pool = pool
-        self._journal = journal
-        self._heartbeat = heartbeat
         self._capacity = capacity
         self._failures, self._prints = failures, prints
         self._announced = False  # Ready was sent

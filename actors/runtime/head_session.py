@@ -8,10 +8,11 @@ guest, so a guest ends when it has not heard a head for the configured time.
 import os
 import socket
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from actors.runtime.context import Context
+from actors.runtime.context import Context, HeartbeatState
 from areal_bus.errors import ActorFailed
+from areal_bus.journal import Journal
 from areal_bus.messages import HeadHeartbeat, Join, LeaveRequest, Message, PeerList, Ready, Rejoin
 from areal_bus.transport.bus import Bus
 
@@ -94,3 +95,13 @@ class HeadSession:
         """`note`, with the time for which the head has been silent, if it is."""
         silence_s = time.monotonic() - self._received_at
         return f"{note}; head silent for {silence_s:.0f} s" if silence_s > self._silent_s else note
+
+
+@dataclass(frozen=True, slots=True)
+class ActorRuntime:
+    """What the loop of every actor uses."""
+
+    bus: Bus
+    session: HeadSession
+    journal: Journal
+    heartbeat: HeartbeatState

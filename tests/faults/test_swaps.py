@@ -10,7 +10,7 @@ from actors.generator.loop import Generator
 from actors.generator.rollout_runner import RolloutRunner
 from actors.generator.weight_updates import ReceivedWeights
 from actors.runtime.context import HeartbeatState
-from actors.runtime.head_session import HeadSession
+from actors.runtime.head_session import ActorRuntime, HeadSession
 from actors.workflows.protocol import Ask, Episode, Row
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
@@ -140,9 +140,8 @@ def test_row_42_a_generator_cancels_before_it_swaps_and_swaps_before_it_decodes(
         diary = Journal(tmp_path / first, role="generator", index=0, incarnation=0)
         sampling = RolloutRunner(engine, Flow(config), Letters(), config, name=mail.name, journal=diary)
         presence = HeadSession(mail, silent_s=60.0)  # type: ignore[arg-type]
-        generator = Generator(
-            mail, presence, engine, sampling, Arrived(), Delivery(1.0), diary, HeartbeatState()  # type: ignore[arg-type]
-        )  # fmt: skip
+        runtime = ActorRuntime(mail, presence, diary, HeartbeatState())  # type: ignore[arg-type]
+        generator = Generator(runtime, engine, sampling, Arrived(), Delivery(1.0))  # type: ignore[arg-type]
         mail.waiting += [("head", m.PushBegin(0, 1, 0, [mail.name], "store", 1.0))]
         mail.waiting += [("head", m.Prompt(uid, 0, 0, [0], "", "{}")) for uid in (7, 8)]
         generator.turn()

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from actors.generator import loop as generation
 from actors.generator.delivery import COALESCE_S, Delivery
-from actors.generator.loop import Generator
+from actors.generator.loop import Generator, LoopRules
 from actors.runtime.context import HeartbeatState
-from actors.runtime.head_session import HeadSession
+from actors.runtime.head_session import ActorRuntime, HeadSession
 from areal_bus import messages as m
 from areal_bus.config.capacity import capacity, together
 from areal_bus.config.sections import Config
@@ -80,9 +80,9 @@ def a_generator(folder: Path, mail: Mail, n_live: int, *, drains: bool = False) 
     engine.version, engine.live = 0, [("", 0, 0, 0, 0)]
     journal = Journal(folder, role="generator", index=0, incarnation=0)
     presence = HeadSession(mail, silent_s=60.0)  # type: ignore[arg-type]
-    return Generator(
-        mail, presence, engine, Ending(n_live), Arrived(), delivery, journal, HeartbeatState(), n_slots=4, drains=drains  # type: ignore[arg-type]
-    )  # fmt: skip
+    runtime = ActorRuntime(mail, presence, journal, HeartbeatState())  # type: ignore[arg-type]
+    rules = LoopRules(n_slots=4, drains=drains)
+    return Generator(runtime, engine, Ending(n_live), Arrived(), delivery, rules)  # type: ignore[arg-type]
 
 
 class Clock:

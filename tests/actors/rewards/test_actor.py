@@ -13,7 +13,7 @@ import pytest
 from actors.rewards.actor import RewardLoop, listen_endpoint
 from actors.rewards.pool import WorkerPool
 from actors.runtime.context import Context, HeartbeatState
-from actors.runtime.head_session import HeadSession
+from actors.runtime.head_session import ActorRuntime, HeadSession
 from actors.runtime.process import OVER
 from areal_bus.config.sections import Config
 from areal_bus.journal import Journal
@@ -222,7 +222,8 @@ def test_a_verdict_is_in_the_journal_before_it_is_sent(folder):
     try:
         bus.connect("head", head.endpoint)
         with WorkerPool("own_actor_rewards:score", str(folder), n_workers=1, timeout_s=1.0) as pool:
-            loop = RewardLoop(bus, HeadSession(bus, silent_s=60.0), pool, journal, HeartbeatState(), capacity=1)
+            runtime = ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState())
+            loop = RewardLoop(runtime, pool, capacity=1)
             deadline = time.monotonic() + 60
             while len(bus.seen) < 2 and time.monotonic() < deadline:
                 loop.turn()

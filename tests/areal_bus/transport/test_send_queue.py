@@ -14,7 +14,7 @@ from actors.generator.delivery import Delivery
 from actors.rewards.actor import RewardLoop
 from actors.rewards.pool import WorkerPool
 from actors.runtime.context import HeartbeatState, journal_undelivered
-from actors.runtime.head_session import HeadSession
+from actors.runtime.head_session import ActorRuntime, HeadSession
 from areal_bus.journal import Journal
 from areal_bus.messages import PeerList, Stop
 from areal_bus.transport import send_queue
@@ -117,7 +117,8 @@ def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
         listening(REWARD, tmp_path) as bus,
     ):
         bus.connect("head", deaf.endpoint)
-        loop = RewardLoop(bus, HeadSession(bus, silent_s=60.0), pool, journal, HeartbeatState(), capacity=1)
+        runtime = ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState())
+        loop = RewardLoop(runtime, pool, capacity=1)
         for _ in range(4 * CLIENT_AHEAD):
             bus.send("head", Stop("x" * 60_000))
         until(lambda: not bus._orders, "they wait")
