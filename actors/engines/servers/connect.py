@@ -78,18 +78,7 @@ def _open(context: Context, config: Config, model: Any, tokenizer: Any) -> tuple
         if process is not None:
             process.close()
         raise
-    engine = ServerEngine(
-        server,
-        link,
-        shape,
-        name=name,
-        on_update=config.rollout.on_update,
-        stop_ids=stops,
-        tokenizer=tokenizer,
-        silent_s=config.engine.silent_s,
-        call_timeout_s=config.engine.call_timeout_s,
-    )
-    return engine, why
+    return ServerEngine(server, met, shape=shape, tokenizer=tokenizer), why
 
 
 def _process(kind: ServerSpec, context: Context, config: Config, shape: ModelSpec) -> tuple[ServerProcess | None, str]:

@@ -8,13 +8,13 @@ from the server after the fact (I5).
 """
 
 import time
-from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from actors.engines.protocol import Completion, Done, Request
-from actors.engines.servers.http_client import HttpClient, StreamEnded, StreamEvent
+from actors.engines.servers.http_client import StreamEnded, StreamEvent
 from actors.engines.servers.model_spec import ModelSpec
-from actors.engines.servers.protocol import PieceUpdate, Server
+from actors.engines.servers.protocol import PieceUpdate, Server, ServerContext
 from actors.engines.servers.request import ServerRequest, begun, versions
 from actors.engines.stop_strings import cannot_stop
 from areal_bus.errors import EngineError, EngineLost
@@ -29,27 +29,23 @@ Key = tuple[str, int, int, int, int]
 
 
 class ServerEngine:
-    """One server. `silent_s`: with pieces under way it says something at least so often, or it is lost."""
+    """One inference server. It must report a piece of work in progress within `engine.silent_s`, or it is lost."""
 
     def __init__(
         self,
         server: Server,
-        link: HttpClient,
-        shape: ModelSpec,
+        met: ServerContext,
         *,
-        name: str,
-        on_update: Literal["recompute", "keep", "drain"],
-        stop_ids: Collection[int],
+        shape: ModelSpec,
         tokenizer: Any = None,
-        silent_s: float,
-        call_timeout_s: float,
     ) -> None:
-        """`name` begins the ids of its pieces at the server, and the labels of its weights: nobody else has it.
-        `tokenizer`: for requests with stop strings.
+        """`met.name` is unique: it begins the ids of requests at the server and the labels of weights. `shape`: of the
+        weights that pushes bring. `tokenizer`: for requests with stop strings.
         """
-        self._server, self._link, self._shape, self._name = server, link, shape, name
-        self._on_update, self._silent_s, self._call_timeout_s = on_update, silent_s, call_timeout_s
-        self._stop_ids, self._tokenizer = frozenset(stop_ids), tokenizer
+        self._server, self._link, self._shape, self._name = server, met.link, shape, met.name
+        self._on_update, engine = met.config.rollout.on_update, met.config.engine
+        self._silent_s, self._call_timeout_s = engine.silent_s, engine.call_timeout_s
+        self._stop_ids, self._tokenizer = met.stop_ids, tokenizer
         self._samples: dict[Key, ServerRequest] = {}  # live, in the order in which they came
         self._by_rid: dict[str, ServerRequest] = {}  # those at the server
         self._ended: list[Completion] = []  # not yet returned

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import SamplingControls
-from actors.engines.servers.http_client import HttpClient, ServerRejected, done
+from actors.engines.servers.http_client import ServerRejected, done
 from actors.engines.servers.protocol import (
     LOOPBACK,
     AdapterRoutes,
@@ -17,7 +17,6 @@ from actors.engines.servers.protocol import (
     longest,
     seed,
 )
-from actors.engines.servers.server_process import ServerProcess
 from actors.engines.servers.sglang_probe import (
     ABORT,
     BEGIN,
@@ -49,25 +48,16 @@ class SGLang:
 
     def __init__(
         self,
-        link: HttpClient,
+        met: ServerContext,
         relay: WeightBroadcast,
         abilities: SGLangCapabilities,
-        *,
-        group: str,
-        bucket_bytes: int,
-        call_timeout_s: float,
-        load_timeout_s: float,
-        is_known: bool = False,
-        process: ServerProcess | None = None,
     ) -> None:
-        """Joins it to a group of that name, which it has not had before. `is_known`: that it serves the model of the
-        run. Raises EngineLost when it does not come.
-        """
-        self._link, self._relay, self._abilities, self._process = link, relay, abilities, process
-        self._group, self._bucket_bytes = group, bucket_bytes
-        self._call_timeout_s, self._load_timeout_s = call_timeout_s, load_timeout_s
+        """Joins the server to a new process group named `met.name`. Raises EngineLost if it does not join."""
+        self._link, self._relay, self._abilities, self._process = met.link, relay, abilities, met.process
+        self._group, self._bucket_bytes = met.name, met.config.weights.bucket_mib << 20
+        self._call_timeout_s, self._load_timeout_s = met.config.engine.call_timeout_s, met.config.weights.timeout_s
         self._label: str | None = None  # of the weights it has from us
-        self._is_known = is_known
+        self._is_known = met.is_known
         self._join()
 
     @property
@@ -319,17 +309,7 @@ def meet(met: ServerContext) -> Server:
     abilities = probe(
         met.link, architecture=met.architecture, names=names, keep=keep, longest=met.longest, timeout_s=call_s
     )
-    return SGLang(
-        met.link,
-        WeightBroadcast(address=met.address, interface=met.interface),
-        abilities,
-        group=met.name,
-        bucket_bytes=config.weights.bucket_mib << 20,
-        call_timeout_s=call_s,
-        load_timeout_s=config.weights.timeout_s,
-        is_known=met.is_known,
-        process=met.process,
-    )
+    return SGLang(met, WeightBroadcast(address=met.address, interface=met.interface), abilities)
 
 
 def largest_rank(settings: Mapping[str, Any]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import PLAIN, SamplingControls
-from actors.engines.servers.http_client import HttpClient, ServerRejected, done
+from actors.engines.servers.http_client import ServerRejected, done
 from actors.engines.servers.protocol import (
     LOOPBACK,
     AdapterRoutes,
@@ -18,7 +18,6 @@ from actors.engines.servers.protocol import (
     controls_of,
     seed,
 )
-from actors.engines.servers.server_process import ServerProcess
 from actors.engines.servers.vllm_probe import (
     ABORT,
     CACHE,
@@ -50,23 +49,15 @@ class VLLM:
 
     def __init__(
         self,
-        link: HttpClient,
+        met: ServerContext,
         abilities: VLLMCapabilities,
         handover: WeightFiles,
-        *,
-        tied: Mapping[str, str],
-        call_timeout_s: float,
-        load_timeout_s: float,
-        is_known: bool = False,
-        process: ServerProcess | None = None,
     ) -> None:
-        """`tied`: names of weights that are not sent, and of those that they are the same as. `is_known`: that it
-        serves the model of the run.
-        """
-        self._link, self._abilities, self._handover, self._process = link, abilities, handover, process
-        self._tied = dict(tied) if abilities.is_untied else {}
-        self._call_timeout_s, self._load_timeout_s = call_timeout_s, load_timeout_s
-        self._is_known = is_known
+        self._link, self._abilities, self._handover, self._process = met.link, abilities, handover, met.process
+        # name of a weight that pushes leave out -> name of the equal one that they send
+        self._tied = dict(met.shape.tied) if abilities.is_untied else {}
+        self._call_timeout_s, self._load_timeout_s = met.config.engine.call_timeout_s, met.config.weights.timeout_s
+        self._is_known = met.is_known
 
     def check_sampling(self, *, temperature: float, top_p: float, controls: SamplingControls) -> None:
         mode = self._abilities.logprobs_mode
@@ -278,16 +269,7 @@ def meet(met: ServerContext) -> Server:
             controls=controls_of(config),
         ):
             raise ConfigError(f'rollout.engine = "vllm": {broken}')
-    return VLLM(
-        met.link,
-        abilities,
-        WeightFiles(),
-        tied=met.shape.tied,
-        call_timeout_s=call_s,
-        load_timeout_s=config.weights.timeout_s,
-        is_known=met.is_known,
-        process=met.process,
-    )
+    return VLLM(met, abilities, WeightFiles())
 
 
 def largest_rank(settings: Mapping[str, Any]) -> int:
