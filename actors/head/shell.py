@@ -39,7 +39,7 @@ from areal_bus.errors import ActorFailed, CheckpointError
 from areal_bus.journal import Journal
 from areal_bus.storage import best_checkpoints
 from areal_bus.storage.head_checkpoints import sync_folder
-from areal_bus.transport.bus import Bus
+from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
 
 
 def rules_of(context: Context, config: Config, sets: Mapping[str, list[dict[str, Any]]]) -> HeadRules:
@@ -107,11 +107,9 @@ def run(context: Context) -> None:
         "head",
         job=context.job,
         listen=context.head,
-        heartbeat=shell.heartbeat,
-        heartbeat_s=config.bus.heartbeat_s,
-        inbox_bytes=config.bus.inbox_mib << 20,
-        reports_disconnects=True,
+        heartbeats=Heartbeats(shell.heartbeat, every_s=config.bus.heartbeat_s),
         keys=context.keyring(),
+        options=BusOptions(inbox_bytes=config.bus.inbox_mib << 20, reports_disconnects=True),
     )
     collect_seldom()
     try:

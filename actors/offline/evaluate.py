@@ -24,7 +24,7 @@ from actors.models.loading import check_model_path, load_model, load_tokenizer, 
 from actors.models.scratch import is_scratch_folder
 from actors.rewards.actor import scored, submit
 from actors.rewards.loading import reward_name, reward_options
-from actors.rewards.pool import WorkerPool
+from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.runtime.context import dump
 from actors.runtime.process import leave
 from actors.runtime.user_modules import add_user_folder
@@ -112,12 +112,14 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pool = stack.enter_context(
             WorkerPool(
-                reward_name(config),
-                order.folder,
+                WorkerOrder(
+                    reward_name(config),
+                    order.folder,
+                    options=reward_options(config.reward, scratch, data=config.data),
+                    fresh_process=config.reward.fresh_process,
+                ),
                 n_workers=config.reward.workers,
                 timeout_s=config.reward.timeout_s,
-                options=reward_options(config.reward, scratch, data=config.data),
-                fresh_process=config.reward.fresh_process,
                 max_failed_starts=1,
             )
         )

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from loguru import logger
 
 from actors.rewards.loading import reward_name, reward_options
-from actors.rewards.pool import Verdict, WorkerPool
+from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from actors.runtime.context import Context, HeartbeatState, collect_seldom, journal_rejections, open_bus
 from actors.runtime.head_session import HEAD, ActorRuntime, HeadSession
 from actors.runtime.user_failures import Failures, Prints
@@ -67,13 +67,15 @@ def score_until_stop(context: Context, config: Config, journal: Journal, heartbe
     logs, what = context.folder / "logs", f"reward.function {reward.function!r}"
     prints = Prints(logs, context.name, what)
     with WorkerPool(
-        reward_name(config),
-        context.config_folder,
+        WorkerOrder(
+            reward_name(config),
+            context.config_folder,
+            prints=prints.file,
+            options=reward_options(reward, context.folder, data=config.data),
+            fresh_process=reward.fresh_process,
+        ),
         n_workers=reward.workers,
         timeout_s=reward.timeout_s,
-        prints=prints.file,
-        options=reward_options(reward, context.folder, data=config.data),
-        fresh_process=reward.fresh_process,
     ) as pool:
         session = HeadSession(bus, silent_s=config.bus.silent_s)
         session.join(context, bus.endpoint)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from actors.areal.stand_ins import import_module
 from actors.rewards.binding import bind
 from actors.rewards.by_source import RewardBySource
-from actors.rewards.pool import WorkerPool
+from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.rewards.protocol import RewardFunction
 from actors.rewards.signatures import AUTO
 from actors.rewards.weighted import WeightedReward, WeightedTerm
@@ -153,13 +153,10 @@ def check_reward(config: "Config", config_folder: str | Path, fields: Collection
     the rows (`fields`) do not have.
     """
     with WorkerPool(
-        config.reward.function,
-        config_folder,
+        WorkerOrder(config.reward.function, config_folder, fields, options=reward_options(config.reward)),
         n_workers=1,
         timeout_s=config.reward.timeout_s,
         max_failed_starts=1,
-        fields=fields,
-        options=reward_options(config.reward),
     ) as pool:
         while not pool.ready:
             pool.poll(timeout_s=1.0)

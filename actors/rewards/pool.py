@@ -231,38 +231,38 @@ class Worker:
         return not self.ready or self.task is not None
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerOrder:
+    """What a worker process runs, and how. `function`, `folder`, `fields` and `options` as in load_reward."""
+
+    function: str
+    folder: str | Path
+    fields: Collection[str] | None = None
+    prints: Path | None = None  # the file that receives the output of the function
+    options: Mapping[str, Any] | None = None
+    fresh_process: bool = False  # each score runs in a fork of its own
+
+    def packed(self) -> bytes:
+        """The first frame that a worker reads."""
+        order = {
+            "function": self.function,
+            "folder": str(self.folder),
+            "fields": None if self.fields is None else sorted(self.fields),
+            "prints": None if self.prints is None else str(self.prints.resolve()),
+            "options": None if self.options is None else dict(self.options),
+            "fresh_process": self.fresh_process,
+        }
+        return pack(order, cap_bytes=REQUEST_BYTES)
+
+
 class WorkerPool:
     """Scores completions on worker processes; verdicts arrive as scores end. A context manager: its end kills them."""
 
-    def __init__(
-        self,
-        function: str,
-        folder: str | Path,
-        *,
-        n_workers: int,
-        timeout_s: float,
-        max_failed_starts: int = 3,
-        fields: Collection[str] | None = None,
-        prints: Path | None = None,
-        options: Mapping[str, Any] | None = None,
-        fresh_process: bool = False,
-    ) -> None:
-        """`function`, `folder`, `fields` and `options` as in load_reward. `prints`: the file that receives the
-        output of the function. `fresh_process`: each score runs in a fork of its own.
-
-        The workers start at once; see `ready`.
-        """
+    def __init__(self, order: WorkerOrder, *, n_workers: int, timeout_s: float, max_failed_starts: int = 3) -> None:
+        """The workers start at once; see `ready`."""
         self._ids = itertools.count()
-        order = {
-            "function": function,
-            "folder": str(folder),
-            "fields": None if fields is None else sorted(fields),
-            "prints": None if prints is None else str(prints.resolve()),
-            "options": None if options is None else dict(options),
-            "fresh_process": fresh_process,
-        }
-        self._order = pack(order, cap_bytes=REQUEST_BYTES)
-        self._function = function
+        self._order = order.packed()
+        self._function = order.function
         self._timeout_s = timeout_s
         self._max_failed_starts = max_failed_starts
         self._failed_starts = 0  # in a row

@@ -13,7 +13,7 @@ from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.journal import Journal
 from areal_bus.messages import Heartbeat
-from areal_bus.transport.bus import Bus
+from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
 from areal_bus.transport.curve import KeyPair, Keyring
 
 GC_THRESHOLD = 20_000  # allocations before a young collection; Python's default is 700
@@ -155,11 +155,13 @@ def open_bus(context: Context, config: Config, heartbeat: HeartbeatState, *, lis
         context.name,
         job=context.job,
         listen=listen,
-        heartbeat=lambda: heartbeat.heartbeat(hears=bus.silence_s("head") <= config.bus.silent_s),
-        heartbeat_to="head",
-        heartbeat_s=config.bus.heartbeat_s,
-        inbox_bytes=config.bus.inbox_mib << 20,
+        heartbeats=Heartbeats(
+            lambda: heartbeat.heartbeat(hears=bus.silence_s("head") <= config.bus.silent_s),
+            every_s=config.bus.heartbeat_s,
+            to="head",
+        ),
         keys=context.keyring(),
+        options=BusOptions(inbox_bytes=config.bus.inbox_mib << 20),
     )
     bus.connect("head", context.head)
     return bus

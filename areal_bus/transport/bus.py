@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 
 import zmq
@@ -37,6 +38,27 @@ MAX_SOCKETS = 4096
 RESENT = (Trajectory, Scored)  # the generator sends these again until the head acknowledges them
 
 
+@dataclass(frozen=True, slots=True)
+class Heartbeats:
+    """The bus thread calls `make` every `every_s` and sends its message to `to`; None: to all peers of the ROUTER."""
+
+    make: Callable[[], Message]
+    every_s: float
+    to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BusOptions:
+    """`authorise` decides which peer may send which message; the default is `areal_bus.authorization`, by role."""
+
+    inbox_bytes: int = 256 << 20  # of received messages; more wait at their senders
+    reports_disconnects: bool = False  # `receive` returns Disconnected for a ROUTER's peer, after its last message
+    authorise: Authorise | None = None
+
+
+DEFAULT = BusOptions()
+
+
 class Bus:
     """Sends and receives messages by peer name. Thread-safe, except `receive`: one thread calls it."""
 
@@ -46,31 +68,21 @@ class Bus:
         *,
         job: str,
         listen: str = "",
-        heartbeat: Callable[[], Message] | None = None,
-        heartbeat_to: str | None = None,
-        heartbeat_s: float = 1.0,
-        inbox_bytes: int = 256 << 20,
+        heartbeats: Heartbeats | None = None,
         keys: Keyring | None = None,
-        reports_disconnects: bool = False,
-        authorise: Authorise | None = None,
+        options: BusOptions = DEFAULT,
     ) -> None:
-        """`listen` is an endpoint ("ipc://...", "tcp://ADDRESS:PORT", port 0 for a free one) or "" for none.
-
-        The bus thread calls `heartbeat` every `heartbeat_s` and sends its message to `heartbeat_to`; None means all
-        peers of the ROUTER. With `keys` all connections use CURVE, and a key authenticates its own identities only.
-        With `reports_disconnects`, `receive` returns Disconnected for a peer of the ROUTER after its last message.
-        `authorise` decides which peer may send which message; the default is `areal_bus.authorization`, by the role in
-        `name`. Raises ConfigError when the endpoint cannot be bound.
+        """`name` begins with the role ("generator-0.1"). `listen` is an endpoint ("ipc://...", "tcp://ADDRESS:PORT",
+        port 0 for a free one) or "" for none. With `keys` all connections use CURVE, and a key authenticates its own
+        identities only. Raises ConfigError when the endpoint cannot be bound.
         """
         self.name = name
         self.job = job
         self._keys = keys
         self._identity = f"{name}/{secrets.token_hex(8)}".encode()  # unguessable, so no other connection can replace it
-        self._heartbeat = heartbeat
-        self._heartbeat_to = heartbeat_to
-        self._heartbeat_s = heartbeat_s
-        self.receive_queue = ReceiveQueue(inbox_bytes)
-        self._reports_disconnects = reports_disconnects
+        self._heartbeats = heartbeats
+        self.receive_queue = ReceiveQueue(options.inbox_bytes)
+        self._reports_disconnects = options.reports_disconnects
         self._last_received: dict[str, float] = {}  # time of the last message, by peer of a DEALER
         self._read: dict[str, float] = {}  # by peer of a DEALER: everything received before this time has been read
         self._context = zmq.Context()
@@ -86,7 +98,11 @@ class Bus:
         self._listener: Listener | None = None
         self._router = self._listen(listen) if listen else None
         self._receiver = Receiver(
-            job, keys, self._listener, self._rejections, authorise=authorise or partial(authorise_role, role_of(name))
+            job,
+            keys,
+            self._listener,
+            self._rejections,
+            authorise=options.authorise or partial(authorise_role, role_of(name)),
         )
         self.send_queues = SendQueues(name, self._router, self._dealers, self._receiver.clients)
         self._thread = threading.Thread(target=self._run, name=f"bus {name}", daemon=True)
@@ -253,12 +269,12 @@ class Bus:
         next_heartbeat = ended = time.monotonic()
         n_dense = 0
         while not self._is_done():
-            if self._heartbeat is not None and time.monotonic() >= next_heartbeat:
-                self._send_heartbeats(self._heartbeat)
-                next_heartbeat = time.monotonic() + self._heartbeat_s
+            if self._heartbeats is not None and time.monotonic() >= next_heartbeat:
+                self._send_heartbeats(self._heartbeats)
+                next_heartbeat = time.monotonic() + self._heartbeats.every_s
             if n_dense > MAX_DENSE and self._closing is None:
                 time.sleep(PAUSE_S)
-            self._poll(max(0.0, next_heartbeat - time.monotonic()) if self._heartbeat is not None else 1.0)
+            self._poll(max(0.0, next_heartbeat - time.monotonic()) if self._heartbeats is not None else 1.0)
             for _ in range(len(self._orders)):  # not the ones added meanwhile: posted messages must be flushed
                 self._orders.popleft()()
             self.send_queues.flush()
@@ -269,14 +285,14 @@ class Bus:
         is_sent = not (self.send_queues.waiting or self._orders)
         return self._closing is not None and (is_sent or time.monotonic() >= self._closing)
 
-    def _send_heartbeats(self, heartbeat: Callable[[], Message]) -> None:
-        if self._heartbeat_to is None:
+    def _send_heartbeats(self, heartbeats: Heartbeats) -> None:
+        if heartbeats.to is None:
             peers = sorted(self._receiver.clients)
         else:
-            peers = [self._heartbeat_to] if self._heartbeat_to in self._dealers else []
+            peers = [heartbeats.to] if heartbeats.to in self._dealers else []
         peers = [peer for peer in peers if peer not in self.send_queues.waiting]  # heartbeats do not accumulate
         if peers:
-            frames = codec.encode(heartbeat(), job=self.job)
+            frames = codec.encode(heartbeats.make(), job=self.job)
             for peer in peers:
                 self.send_queues.enqueue(peer, frames)()
             self.send_queues.flush()

@@ -152,8 +152,9 @@ def test_row_20_a_slow_link_holds_up_its_member_and_nobody_else() -> None:
 
 READER = """
 import sys
+from areal_bus.transport.bus import BusOptions
 from tests.support.strangers import OpenBus
-head = OpenBus("head", job="job", listen="tcp://127.0.0.1:0", inbox_bytes=1 << 20)
+head = OpenBus("head", job="job", listen="tcp://127.0.0.1:0", options=BusOptions(inbox_bytes=1 << 20))
 print(head.endpoint, flush=True)
 sys.stdin.readline()
 for number in range(int(sys.argv[1])):

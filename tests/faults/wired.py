@@ -11,7 +11,7 @@ from heapq import heappop
 from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.transport.bus import Bus
+from areal_bus.transport.bus import Bus, BusOptions
 from tests.faults.proxy import Proxy
 from tools.staleness.simulator.ring import Ring, ScheduleOutcome
 from tools.staleness.simulator.scenario import Scenario
@@ -70,7 +70,9 @@ class Wires(World):
     def _bus(self, name: str) -> Bus:
         if name not in self.buses:
             listens = name == HEAD or name.startswith("reward-")
-            self.buses[name] = Bus(name, job=JOB, listen=ANY if listens else "", reports_disconnects=name == HEAD)
+            self.buses[name] = Bus(
+                name, job=JOB, listen=ANY if listens else "", options=BusOptions(reports_disconnects=name == HEAD)
+            )
         return self.buses[name]
 
     def crash(self, name: str) -> None:

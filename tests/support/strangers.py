@@ -6,13 +6,14 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from areal_bus.messages import Message, Partial
-from areal_bus.transport.bus import Bus
+from areal_bus.transport.bus import DEFAULT, Bus, BusOptions
 from areal_bus.transport.curve import Keyring
 from areal_bus.transport.listener import LINGER_MS, connect_curve
 
@@ -45,8 +46,8 @@ def word(n: int) -> Partial:
 class OpenBus(Bus):
     """Accepts any message from any sender, to test the transport alone."""
 
-    def __init__(self, name: str, **settings: Any) -> None:
-        super().__init__(name, authorise=lambda *_: None, **settings)
+    def __init__(self, name: str, *, options: BusOptions = DEFAULT, **settings: Any) -> None:
+        super().__init__(name, options=replace(options, authorise=lambda *_: None), **settings)
 
 
 def next_of(bus: Bus) -> tuple[str, Message]:

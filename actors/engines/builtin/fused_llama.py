@@ -113,11 +113,12 @@ class FusedLayer:
     """Attention and MLP of one layer."""
 
     def __init__(
-        self, layer: Any, index: int, n_query: int, n_key: int, width: int, operations: "Operations", *, packs: bool
+        self, layer: Any, index: int, heads: tuple[int, int], width: int, operations: "Operations", *, packs: bool
     ) -> None:
+        """`heads`: of queries, and of keys. `width`: of a head."""
         attention, mlp = layer.self_attn, layer.mlp
         self._operations = operations
-        self._index, self._n_query, self._n_key, self._width = index, n_query, n_key, width
+        self._index, (self._n_query, self._n_key), self._width = index, heads, width
         self._scale = attention.scaling
         self._first, self._second = layer.input_layernorm, layer.post_attention_layernorm
         self._of_heads = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
@@ -216,8 +217,8 @@ class FusedLlama:
 
     def __init__(self, model: Any, *, by_kernel: bool = True) -> None:
         config, inner = model.config, model.model
-        n_query, n_key = self.heads = (config.num_attention_heads, config.num_key_value_heads)
-        self._width = getattr(config, "head_dim", None) or config.hidden_size // n_query
+        self.heads = (config.num_attention_heads, config.num_key_value_heads)
+        self._width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._embedding, self._norm, self._rotary = inner.embed_tokens, inner.norm, inner.rotary_emb
         self._operations = Operations(self._embedding.weight, by_kernel=by_kernel and self._width <= WIDEST)
         self._is_small = sum(parameter.nbytes for parameter in model.parameters()) <= MOST_PACKED
@@ -225,7 +226,7 @@ class FusedLlama:
         packs = self._is_small and not self._has_steps  # weights are kept twice, not three times
         self._head = MergedLinear([model.lm_head], packs=packs)
         self._layers = [
-            FusedLayer(layer, i, n_query, n_key, self._width, self._operations, packs=packs)
+            FusedLayer(layer, i, self.heads, self._width, self._operations, packs=packs)
             for i, layer in enumerate(inner.layers)
         ]
         self._cos_LD = self._sin_LD = torch.empty(0, 0)

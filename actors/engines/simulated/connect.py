@@ -8,7 +8,7 @@ from loguru import logger
 
 from actors.engines.builtin import limits
 from actors.engines.servers.model_spec import ModelSpec
-from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.engine import SimulatedEngine, SimulatedRules
 from actors.models.loading import empty_model, stop_ids
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config, SimulatedConfig
@@ -37,12 +37,14 @@ def open_simulated(
             vocabulary=int(model.get_input_embeddings().num_embeddings),
             most_tokens=limits.most_tokens(model.config),
         ),
+        SimulatedRules(
+            n_slots=config.rollout.max_concurrent_rollouts,
+            lengths=LengthLaw(settings.median_tokens, settings.sigma),
+            speeds=speeds(settings),
+            on_update=config.rollout.on_update,
+        ),
         stop_ids=stop_ids(model, tokenizer),
-        n_slots=config.rollout.max_concurrent_rollouts,
         tokenizer=tokenizer,
-        lengths=LengthLaw(settings.median_tokens, settings.sigma),
-        speeds=speeds(settings),
-        on_update=config.rollout.on_update,
         clock=clock,
         wait=wait,
     )

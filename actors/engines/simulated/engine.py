@@ -39,19 +39,26 @@ class Text:
     ends_at: int  # sampled tokens, the one that ends it included; it may be cut before
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedRules:
+    """How long texts are, how fast they come, and what happens to them at a weight update."""
+
+    n_slots: int
+    lengths: LengthLaw
+    speeds: SpeedLaw
+    on_update: Literal["recompute", "keep", "drain"] = "recompute"
+
+
 class SimulatedEngine:
-    """An `Engine` without a model. `clock` and `wait` are the monotonic one and sleep, or a virtual pair."""
+    """An `Engine` without a model. `clock` and `wait` are `time.monotonic` and `time.sleep`, or a virtual pair."""
 
     def __init__(
         self,
         shape: "ModelSpec",
+        rules: SimulatedRules,
         *,
         stop_ids: frozenset[int],
-        n_slots: int,
         tokenizer: Any = None,
-        lengths: LengthLaw,
-        speeds: SpeedLaw,
-        on_update: Literal["recompute", "keep", "drain"] = "recompute",
         clock: Callable[[], float],
         wait: Callable[[float], None],
     ) -> None:
@@ -65,8 +72,8 @@ class SimulatedEngine:
                 'rollout.engine = "simulated" ends its texts with the model\'s stop token: of its '
                 f"{shape.vocabulary} tokens {shape.vocabulary - len(self._tokens)} stop"
             )
-        self._shape, self._stop, self._n_slots = shape, min(stop_ids), n_slots
-        self._lengths, self._speeds, self._on_update = lengths, speeds, on_update
+        self._shape, self._stop, self._n_slots = shape, min(stop_ids), rules.n_slots
+        self._lengths, self._speeds, self._on_update = rules.lengths, rules.speeds, rules.on_update
         self._clock, self._wait = clock, wait
         self._waiting: dict[Key, Request] = {}  # in the order in which they came
         self._texts: dict[Key, Text] = {}

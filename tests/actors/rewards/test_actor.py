@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actors.rewards.actor import RewardLoop, listen_endpoint
-from actors.rewards.pool import WorkerPool
+from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.runtime.context import Context, HeartbeatState
 from actors.runtime.head_session import ActorRuntime, HeadSession
 from actors.runtime.process import OVER
@@ -31,7 +31,7 @@ from areal_bus.messages import (
     Stop,
     Trajectory,
 )
-from areal_bus.transport.bus import Bus
+from areal_bus.transport.bus import Bus, Heartbeats
 from tests.support.strangers import OpenBus, until
 
 JOB = "test-job"
@@ -125,7 +125,7 @@ def ring_of(
             rings[0].n_beats += 1
         return HeadHeartbeat(term=0, version=0, life=rings[0].life if rings else 0)
 
-    head = Bus("head", job=JOB, listen=listen, heartbeat=beat, heartbeat_s=0.1)
+    head = Bus("head", job=JOB, listen=listen, heartbeats=Heartbeats(beat, every_s=0.1))
     generator = Bus("generator-0.0", job=JOB)
     context = context_of(folder, head=head.endpoint)
     process = subprocess.Popen(
@@ -221,7 +221,7 @@ def test_a_verdict_is_in_the_journal_before_it_is_sent(folder):
     head = Bus("head", job=JOB, listen=f"ipc://{folder}/head")
     try:
         bus.connect("head", head.endpoint)
-        with WorkerPool("own_actor_rewards:score", str(folder), n_workers=1, timeout_s=1.0) as pool:
+        with WorkerPool(WorkerOrder("own_actor_rewards:score", str(folder)), n_workers=1, timeout_s=1.0) as pool:
             runtime = ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState())
             loop = RewardLoop(runtime, pool, capacity=1)
             deadline = time.monotonic() + 60

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from actors.rewards.loading import load_reward, reward_options
-from actors.rewards.pool import Verdict, WorkerPool
+from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import VerdictStatus
@@ -208,7 +208,8 @@ def verdicts_of(reward: RewardConfig, folder: Path, n: int, *, n_workers: int = 
     """Of n different completions, in worker processes."""
     found: list[Verdict] = []
     options = reward_options(reward, folder)
-    with WorkerPool(reward.function, folder, n_workers=n_workers, timeout_s=reward.timeout_s, options=options) as pool:
+    order = WorkerOrder(reward.function, folder, options=options)
+    with WorkerPool(order, n_workers=n_workers, timeout_s=reward.timeout_s) as pool:
         while not pool.ready:
             pool.poll(1.0)
         for key in range(n):

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from actors.rewards.loading import BUILT_IN, check_reward, load_reward, reward_options
-from actors.rewards.pool import WorkerPool
+from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.rewards.protocol import NotApplicable, Score
 from actors.rewards.values import read_value
 from areal_bus.config.sections import Config
@@ -244,7 +244,7 @@ def test_token_ids_reach_a_worker_only_where_the_function_takes_them(folder):
     )
     ids = struct.pack("<5i", 1, 2, 3, 40, 50)
     for name, expected in [("areal", 90006), ("plain", 0)]:
-        with WorkerPool(f"own_ids:{name}", folder, n_workers=1, timeout_s=20.0) as pool:
+        with WorkerPool(WorkerOrder(f"own_ids:{name}", folder), n_workers=1, timeout_s=20.0) as pool:
             pool.submit(0, prompt="", completion="", row="{}", ids=ids, n_prompt=3)
             while not (verdicts := pool.poll(1.0)):
                 pass

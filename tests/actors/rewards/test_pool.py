@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actors.rewards.ipc import LENGTH, pack, unpack
-from actors.rewards.pool import Verdict, WorkerPool
+from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from actors.rewards.worker import PRINTED_BYTES
 from areal_bus.errors import ConfigError
 from areal_bus.messages import VerdictStatus
@@ -111,7 +111,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def pool(folder):
-    with WorkerPool("own_worker_rewards:score", folder, n_workers=1, timeout_s=0.4) as pool:
+    with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=1, timeout_s=0.4) as pool:
         yield pool
 
 
@@ -148,7 +148,7 @@ def test_item_26_what_a_reward_prints_is_kept_in_a_file_even_when_it_hangs_then(
         "    while completion == 'hang': time.sleep(1)\n    return 1"
     )
     prints = tmp_path / "logs" / "reward-0.0.out.txt"
-    with WorkerPool("own_prints:score", folder, n_workers=1, timeout_s=0.4, prints=prints) as pool:
+    with WorkerPool(WorkerOrder("own_prints:score", folder, prints=prints), n_workers=1, timeout_s=0.4) as pool:
         assert [verdict_of(pool, text).status for text in ("one", "hang", "two")] == [VALUE, TIMEOUT, VALUE]
     assert prints.read_text().splitlines() == ["loaded", "saw one", "saw hang", "loaded", "saw two"]
 
@@ -157,7 +157,7 @@ def test_item_26_a_file_of_prints_that_is_long_enough_gets_no_more(folder, tmp_p
     prints = tmp_path / "out.txt"
     with prints.open("wb") as file:
         file.truncate(PRINTED_BYTES + 1)
-    with WorkerPool("own_worker_rewards:score", folder, n_workers=1, timeout_s=5.0, prints=prints) as pool:
+    with WorkerPool(WorkerOrder("own_worker_rewards:score", folder, prints=prints), n_workers=1, timeout_s=5.0) as pool:
         assert verdict_of(pool, "floods").status == VALUE
     assert PRINTED_BYTES < prints.stat().st_size < PRINTED_BYTES + 100
 
@@ -241,7 +241,7 @@ def test_a_file_that_would_fill_the_disk_is_an_error(pool, tmp_path):
 
 
 def test_cleared_scores_get_no_verdict_and_their_workers_are_free_at_once(folder):
-    with WorkerPool("own_worker_rewards:score", folder, n_workers=2, timeout_s=60.0) as pool:
+    with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=2, timeout_s=60.0) as pool:
         while not pool.ready:
             pool.poll(1.0)
         for completion in ("busy", "right", "sleeps", "right"):
@@ -270,7 +270,7 @@ def test_a_worker_has_one_thread_leaves_no_core_file_and_a_group_of_its_own(pool
 def test_fifty_mixed_scores_all_get_their_own_verdict(folder):
     kinds = ["right", "answer", "raises", "leaves", "busy", "answer", "prints", "nan", "answer", "crashes"]
     expected = {"right": VALUE, "answer": VALUE, "prints": VALUE, "busy": TIMEOUT}
-    with WorkerPool("own_worker_rewards:score", folder, n_workers=2, timeout_s=0.4) as pool:
+    with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=2, timeout_s=0.4) as pool:
         for n in range(50):
             submit(pool, kinds[n % len(kinds)], n, key=n)
         verdicts = {verdict.key: verdict for verdict in finish(pool, within_s=120)}
@@ -283,7 +283,7 @@ def test_fifty_mixed_scores_all_get_their_own_verdict(folder):
 
 
 def test_a_slow_score_does_not_hold_up_those_of_other_workers(folder):
-    with WorkerPool("own_worker_rewards:score", folder, n_workers=2, timeout_s=2.0) as pool:
+    with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=2, timeout_s=2.0) as pool:
         while not pool.ready:
             pool.poll(1.0)
         submit(pool, "sleeps", key="slow")
@@ -296,14 +296,14 @@ def test_the_time_a_worker_takes_to_start_does_not_count_as_time_of_a_score(tmp_
     (tmp_path / "own_slow_start.py").write_text(
         "import time\ntime.sleep(1.0)\ndef score(prompt, completion, row): return 1"
     )
-    with WorkerPool("own_slow_start:score", tmp_path, n_workers=1, timeout_s=0.3) as pool:
+    with WorkerPool(WorkerOrder("own_slow_start:score", tmp_path), n_workers=1, timeout_s=0.3) as pool:
         assert verdict_of(pool, "number").status == VALUE
 
 
 def test_a_function_that_loaded_once_is_no_error_of_the_settings_when_workers_fail_to_start(tmp_path):
     module = tmp_path / "own_flaky_start.py"
     module.write_text("import os\ndef score(prompt, completion, row): os._exit(1)")
-    with WorkerPool("own_flaky_start:score", tmp_path, n_workers=1, timeout_s=5.0) as pool:
+    with WorkerPool(WorkerOrder("own_flaky_start:score", tmp_path), n_workers=1, timeout_s=5.0) as pool:
         while not pool.ready:
             pool.poll(1.0)
         module.write_text("raise OSError('disk')")
@@ -314,14 +314,14 @@ def test_a_function_that_loaded_once_is_no_error_of_the_settings_when_workers_fa
 
 
 def test_a_function_that_never_loads_ends_in_a_sentence_not_in_a_loop(tmp_path):
-    with WorkerPool("own_nowhere:score", tmp_path, n_workers=2, timeout_s=1.0) as pool:
+    with WorkerPool(WorkerOrder("own_nowhere:score", tmp_path), n_workers=2, timeout_s=1.0) as pool:
         submit(pool, "number")
         with pytest.raises(ConfigError, match="own_nowhere"):
             finish(pool)
 
 
 def test_a_tower_of_powers_is_a_wrong_answer_of_the_mathematics_reward(tmp_path):  # item 2
-    with WorkerPool("math", tmp_path, n_workers=1, timeout_s=20.0) as pool:
+    with WorkerPool(WorkerOrder("math", tmp_path), n_workers=1, timeout_s=20.0) as pool:
         for text in (r"\boxed{9^{9^{9^9}}}", r"$10^{10^{10}}$", r"\boxed{(10^9)!}", "\uff15", "9" * 5000, "5 " * 16000):
             pool.submit(text, prompt="", completion=text, row='{"answer": "2"}')
         pool.submit("no answer in the row", prompt="", completion="2", row='{"answer": ""}')
@@ -356,7 +356,7 @@ def test_at_the_deadline_what_the_function_started_dies_with_it(pool, tmp_path, 
 
 
 def test_closing_the_pool_leaves_no_process_even_in_the_middle_of_a_score(folder):
-    with WorkerPool("own_worker_rewards:score", folder, n_workers=2, timeout_s=60.0) as pool:
+    with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=2, timeout_s=60.0) as pool:
         while not pool.ready:
             pool.poll(1.0)
         submit(pool, "stubborn")
@@ -368,8 +368,8 @@ def test_closing_the_pool_leaves_no_process_even_in_the_middle_of_a_score(folder
 def test_workers_die_with_the_process_that_made_them(folder):
     code = (
         "import sys, os\n"
-        "from actors.rewards.pool import WorkerPool\n"
-        f"pool = WorkerPool('own_worker_rewards:score', {str(folder)!r}, n_workers=2, timeout_s=60.0)\n"
+        "from actors.rewards.pool import WorkerOrder, WorkerPool\n"
+        f"pool = WorkerPool(WorkerOrder('own_worker_rewards:score', {str(folder)!r}), n_workers=2, timeout_s=60.0)\n"
         "while not pool.ready: pool.poll(1.0)\n"
         "pool.submit(0, prompt='', completion='stubborn', row='{}')\n"
         "print(*pool.pids, flush=True)\n"
@@ -421,7 +421,9 @@ def score(completion):
 @pytest.mark.parametrize("completion", ["spoil", "exit"])
 def test_in_a_fresh_process_a_score_changes_no_later_one(tmp_path: Path, completion: str) -> None:
     (tmp_path / "own_spoiling.py").write_text(SPOILING)
-    with WorkerPool("own_spoiling:score", tmp_path, n_workers=1, timeout_s=20.0, fresh_process=True) as pool:
+    with WorkerPool(
+        WorkerOrder("own_spoiling:score", tmp_path, fresh_process=True), n_workers=1, timeout_s=20.0
+    ) as pool:
         pids = pool.pids
         for key, text in enumerate([completion, "plain", "plain"]):
             pool.submit(key, prompt="", completion=text, row="{}")

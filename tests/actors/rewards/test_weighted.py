@@ -14,7 +14,7 @@ from actors.head.console import Console
 from actors.rewards import formats
 from actors.rewards.formats import FormatOptions
 from actors.rewards.loading import load_reward, reward_options
-from actors.rewards.pool import Verdict, WorkerPool
+from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from actors.rewards.protocol import Score
 from actors.rewards.values import read_value
 from actors.rewards.weighted import TermFailed, WeightedReward, WeightedTerm
@@ -47,9 +47,8 @@ def reward_of(**keys: object) -> RewardConfig:
 def verdicts_of(folder: Path, reward: RewardConfig, completions: list[str], **options: bool) -> list[Verdict]:
     """Of worker processes, as in a run."""
     found: dict[int, Verdict] = {}
-    with WorkerPool(
-        reward.function, folder, n_workers=1, timeout_s=20.0, options=reward_options(reward), **options
-    ) as pool:
+    order = WorkerOrder(reward.function, folder, options=reward_options(reward), **options)
+    with WorkerPool(order, n_workers=1, timeout_s=20.0) as pool:
         for key, completion in enumerate(completions):
             pool.submit(key, prompt="", completion=completion, row=json.dumps({"answer": "2"}))
         while len(found) < len(completions):

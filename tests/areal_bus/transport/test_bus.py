@@ -12,6 +12,7 @@ import zmq
 
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.messages import Ack, HeadHeartbeat, Message, Stop, Trajectory
+from areal_bus.transport.bus import BusOptions, Heartbeats
 from areal_bus.transport.receive_queue import ReceiveQueue
 from areal_bus.transport.send_queue import size
 from areal_bus.wire import bundle, codec
@@ -122,8 +123,8 @@ def test_what_was_sent_before_a_connection_is_let_go_still_goes(tmp_path: Path) 
 def test_heartbeats_go_out_while_the_loop_is_busy(tmp_path: Path) -> None:
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
     beats = iter(range(10**6))
-    actor = Bus("g", job=JOB, heartbeat=lambda: HeadHeartbeat(term=0, version=next(beats)), heartbeat_to="head",
-                heartbeat_s=0.01)  # fmt: skip
+    beat = Heartbeats(lambda: HeadHeartbeat(term=0, version=next(beats)), every_s=0.01, to="head")
+    actor = Bus("g", job=JOB, heartbeats=beat)
     actor.connect("head", head.endpoint)
     assert [next_of(head)[1] for _ in range(3)] == [HeadHeartbeat(term=0, version=n) for n in range(3)]
     actor.close()
@@ -131,7 +132,7 @@ def test_heartbeats_go_out_while_the_loop_is_busy(tmp_path: Path) -> None:
 
 
 def test_a_full_inbox_stops_reading_and_loses_nothing(tmp_path: Path) -> None:
-    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", inbox_bytes=1 << 20)
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", options=BusOptions(inbox_bytes=1 << 20))
     actor = Bus("g", job=JOB)
     actor.connect("head", head.endpoint)
     for _ in range(100):
@@ -146,7 +147,7 @@ def test_a_full_inbox_stops_reading_and_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_an_unread_inbox_stays_under_its_cap(tmp_path: Path) -> None:
-    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", inbox_bytes=1 << 20)
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", options=BusOptions(inbox_bytes=1 << 20))
     actor = Bus("g", job=JOB)
     probe = Bus("probe", job=JOB)
     actor.connect("head", head.endpoint)

@@ -12,7 +12,7 @@ from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.ledger import PromptState
 from areal_bus.core.membership import MemberState
-from areal_bus.transport.bus import Bus
+from areal_bus.transport.bus import Bus, BusOptions
 from tests.areal_bus.core.test_head import head_with, sent
 from tests.faults.proxy import Proxy
 from tests.support.strangers import JOB, next_of, until, word
@@ -23,7 +23,7 @@ NAME = "generator-0.0"
 @contextlib.contextmanager
 def pair(*, reports_disconnects: bool = True) -> Iterator[tuple[Bus, Bus, Proxy]]:
     """A head, and an actor that is connected to it through a proxy and was heard."""
-    head = Bus("head", job=JOB, listen="tcp://127.0.0.1:0", reports_disconnects=reports_disconnects)
+    head = Bus("head", job=JOB, listen="tcp://127.0.0.1:0", options=BusOptions(reports_disconnects=reports_disconnects))
     proxy = Proxy(head.endpoint)
     actor = Bus(NAME, job=JOB)
     actor.connect("head", proxy.endpoint)
@@ -41,7 +41,7 @@ def pair(*, reports_disconnects: bool = True) -> Iterator[tuple[Bus, Bus, Proxy]
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_the_end_of_a_connection_is_told_after_all_that_came_by_it(tmp_path: Path, transport: str) -> None:
     listen = f"ipc://{tmp_path}/s" if transport == "ipc" else "tcp://127.0.0.1:0"
-    head = Bus("head", job=JOB, listen=listen, reports_disconnects=True)
+    head = Bus("head", job=JOB, listen=listen, options=BusOptions(reports_disconnects=True))
     actor = Bus(NAME, job=JOB)
     actor.connect("head", head.endpoint)
     for number in range(100):

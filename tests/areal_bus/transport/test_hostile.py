@@ -38,7 +38,7 @@ from areal_bus.messages import (
     UpdateDone,
 )
 from areal_bus.transport import rejections
-from areal_bus.transport.bus import Bus
+from areal_bus.transport.bus import Bus, Heartbeats
 from areal_bus.transport.curve import Keyring, new_pair
 from areal_bus.transport.listener import GONE, max_connections
 from areal_bus.transport.receiver import NAMELESS, SKIPPED, Received, Receiver
@@ -173,8 +173,8 @@ def test_a_thief_of_a_name_does_not_have_its_owner_struck_off(pair: Pair) -> Non
 
 def test_an_endless_message_is_refused_and_heartbeats_go_on(tmp_path: Path) -> None:
     beats = iter(range(10**9))
-    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", heartbeat_s=0.01,
-               heartbeat=lambda: HeadHeartbeat(term=0, version=next(beats)))  # fmt: skip
+    beat = Heartbeats(lambda: HeadHeartbeat(term=0, version=next(beats)), every_s=0.01)
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", heartbeats=beat)
     friend = Bus("generator-0.0", job=JOB)
     friend.connect("head", head.endpoint)
     friend.send("head", word(0))
@@ -243,8 +243,8 @@ def test_a_peer_that_never_reads_costs_a_bounded_queue_and_no_other_peer_a_messa
 
 
 def test_heartbeats_do_not_pile_up_for_who_never_reads(tmp_path: Path) -> None:
-    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", heartbeat_s=0.001,
-               heartbeat=lambda: HeadHeartbeat(term=0, version=0))  # fmt: skip
+    beat = Heartbeats(lambda: HeadHeartbeat(term=0, version=0), every_s=0.001)
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", heartbeats=beat)
     with dealer(head.endpoint) as deaf:
         deaf.send(*codec.encode(word(0), job=JOB))
         next_of(head)
@@ -289,7 +289,7 @@ def test_idle_connections_are_cut_off_after_a_while() -> None:
 FULL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))  # the head may raise the first
-from areal_bus.transport.bus import Bus
+from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
 from areal_bus.messages import Stop
 head = Bus("head", job="job", listen="tcp://127.0.0.1:0")
 print(head.endpoint, flush=True)

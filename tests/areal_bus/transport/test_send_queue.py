@@ -12,7 +12,7 @@ from loguru import logger
 import actors.rewards.actor
 from actors.generator.delivery import Delivery
 from actors.rewards.actor import RewardLoop
-from actors.rewards.pool import WorkerPool
+from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.runtime.context import HeartbeatState, journal_undelivered
 from actors.runtime.head_session import ActorRuntime, HeadSession
 from areal_bus.journal import Journal
@@ -113,7 +113,7 @@ def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
     journal = Journal(tmp_path / "journal", role="reward", index=0, incarnation=0)
     with (
         deaf_reward(tmp_path, name="head") as deaf,
-        WorkerPool("sums", tmp_path, n_workers=1, timeout_s=10.0) as pool,
+        WorkerPool(WorkerOrder("sums", tmp_path), n_workers=1, timeout_s=10.0) as pool,
         listening(REWARD, tmp_path) as bus,
     ):
         bus.connect("head", deaf.endpoint)

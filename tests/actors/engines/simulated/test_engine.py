@@ -22,7 +22,7 @@ from loguru import logger
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.simulated.connect import open_simulated
-from actors.engines.simulated.engine import LATE_S, WAIT_S, SimulatedEngine
+from actors.engines.simulated.engine import LATE_S, WAIT_S, SimulatedEngine, SimulatedRules
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
@@ -45,11 +45,8 @@ class Timed:
         self.clock = VirtualClock()
         self.engine = SimulatedEngine(
             SHAPE,
+            SimulatedRules(n_slots, lengths, SPEEDS, on_update),
             stop_ids=frozenset({STOP}),
-            n_slots=n_slots,
-            lengths=lengths,
-            speeds=SPEEDS,
-            on_update=on_update,
             clock=self.clock.now,
             wait=self.clock.wait,
         )
@@ -269,7 +266,7 @@ def test_a_vocabulary_in_which_no_text_ends_is_refused() -> None:
     for stops in (frozenset[int](), frozenset(range(V))):
         with pytest.raises(ConfigError, match="stop token"):
             SimulatedEngine(
-                SHAPE, stop_ids=stops, n_slots=1, lengths=LENGTHS, speeds=SPEEDS, on_update="keep",
+                SHAPE, SimulatedRules(1, LENGTHS, SPEEDS, "keep"), stop_ids=stops,
                 clock=VirtualClock().now, wait=VirtualClock().wait,
             )  # fmt: skip
 
