@@ -142,9 +142,9 @@ class _AttentionInput(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_SX: Tensor) -> tuple[Tensor, None, None]:
-        heads = ctx.heads
+        (qkv_SA, attn_SX, total_SH), heads = ctx.saved_tensors, ctx.heads
         by_qkv_SA = made().attention_back(
-            grad_SX.contiguous(), *ctx.saved_tensors, ctx.sequences, n_key=heads.n_key, scale=heads.scale
+            grad_SX.contiguous(), qkv_SA, attn_SX, total_SH, ctx.sequences, n_key=heads.n_key, scale=heads.scale
         )
         return by_qkv_SA, None, None
 

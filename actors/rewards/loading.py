@@ -3,15 +3,17 @@
 import importlib
 import socket
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.areal.stand_ins import import_module
+from actors.data.fields import SOURCE
 from actors.rewards.binding import bind
-from actors.rewards.by_source import RewardBySource
 from actors.rewards.pool import WorkerOrder, WorkerPool
-from actors.rewards.protocol import RewardFunction
+from actors.rewards.protocol import RewardFunction, Score
 from actors.rewards.signatures import AUTO
+from actors.rewards.values import read_value
 from actors.rewards.weighted import WeightedReward, WeightedTerm
 from actors.runtime.user_code import cause
 from actors.runtime.user_modules import add_user_folder, check_not_hidden
@@ -138,6 +140,28 @@ def load_weighted(folder: str | Path, fields: Collection[str] | None, options: M
     return WeightedReward(
         WeightedTerm(term["name"], term["weight"], function) for term, function in zip(terms, functions, strict=True)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RewardBySource:
+    """Scores a row by the reward of its source. A row without a source (a set in [[evaluate.sets]]) uses `default`."""
+
+    functions: Mapping[str, RewardFunction]
+    default: RewardFunction
+
+    @property
+    def needs_token_ids(self) -> bool:
+        return any(getattr(one, "needs_token_ids", False) for one in (self.default, *self.functions.values()))
+
+    def __call__(self, prompt: str, completion: str, row: Mapping[str, Any], /) -> Score:
+        """Parts: NAME (the reward), NAME/accuracy if the function judges, and parts of the function as NAME/PART."""
+        name = str(row.get(SOURCE, ""))
+        value = read_value(self.functions.get(name, self.default)(prompt, completion, row))
+        reward, correct, parts = value["reward"], value["correct"], value.get("parts", {})
+        if name in self.functions:
+            judged = {} if correct is None else {f"{name}/accuracy": float(correct)}
+            parts = {name: reward, **judged, **{f"{name}/{part}": number for part, number in parts.items()}}
+        return Score(reward, correct, parts)
 
 
 def load_by_source(folder: str | Path, options: Mapping[str, Any]) -> RewardBySource:

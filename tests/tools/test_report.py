@@ -31,8 +31,8 @@ from tools.report.facts.step_bins import MOST, StepBins, VersionClock
 from tools.report.page.axes import y_axis
 from tools.report.page.render import render
 from tools.report.page.run_page import run_page
+from tools.report.verdict import judge
 from tools.report.verdict.health import remarks_on
-from tools.report.verdict.judge import judge
 from tools.report.verdict.learning import whether_it_learns
 from tools.report.verdict.remarks import Grade
 from tools.run import Run

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from areal_bus.errors import ConfigError
 from tools import run, terminal
-from tools.alarms.alarm_reader import AlarmReader, Finding, read
-from tools.alarms.live_alarms import LiveAlarms
+from tools.alarms.alarm_reader import AlarmReader, Finding, LiveAlarms, read
 from tools.alarms.report import headline, render
 from tools.command_line import run_parser
 from tools.follow import is_over, stopped_by

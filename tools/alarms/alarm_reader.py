@@ -1,5 +1,6 @@
 """Applies the rules to each update of a run, and keeps what was raised, with samples to read."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from areal_bus.errors import ConfigError
 from tools.alarms.history import REPEATED, History, Waiting
 from tools.alarms.rules import RULES, Reading, Rule
 from tools.alarms.step_samples import SampleReader, StepSamples
-from tools.follow import JournalFollower
+from tools.follow import HOLD_S, JournalFollower
 from tools.run import Line, Run
 from tools.trackers.series import EVENTS, UPDATE, Row, SeriesReader, Undone
 
@@ -170,3 +171,30 @@ def read(where: Run, watch: WatchConfig | None = None) -> AlarmReader:
 def findings(where: Run) -> list[Finding]:
     """All alarms that a run has raised, with the thresholds of its config."""
     return read(where).findings()
+
+
+@dataclass(slots=True)
+class LiveAlarms:
+    """The alarms of a growing journal. Each `advance` reads its new lines."""
+
+    where: Run
+    reader: AlarmReader = field(init=False)
+    _journal: JournalFollower = field(init=False)
+    _series: SeriesReader = field(default_factory=SeriesReader)
+
+    def __post_init__(self) -> None:
+        self.reader = AlarmReader(self.where)
+        self._journal = JournalFollower(self.where, EVENTS)
+
+    def advance(self, until: float | None = None) -> list[Finding]:
+        """Alarms that were raised since the last call, by lines with a wall time up to `until` (a moment before now).
+
+        An alarm whose versions were undone and that is raised again is new again.
+        """
+        new = []
+        for line in self._journal.read(time.time() - HOLD_S if until is None else until):
+            if line["event"] == "spans":
+                self.reader.count(line)
+            for item in self._series.take(line):
+                new += self.reader.take(item)
+        return new

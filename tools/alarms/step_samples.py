@@ -5,16 +5,23 @@ A step's samples stand together. A step that was undone and trained again stands
 
 import json
 import random
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tools.alarms.texts import repeated_share, template_of
 from tools.run import Line, Run
 
 KEPT = 128  # samples of a step that are looked at, drawn at random
 REPEATS = 0.5  # a sample with a larger share of repeated n-grams repeats itself
 LEAST_PROMPTS = 4  # in a step, before samples of different prompts are compared
+TAIL = 512  # words or characters at the end of a text that are compared: a loop lasts until the limit
+LEAST_WORDS = 8  # a shorter text, or one of a language without spaces, is compared by characters
+WORDS_IN_GRAM, CHARACTERS_IN_GRAM = 4, 3
+LEAST_GRAMS = 4
+OPENING = 8  # words of a template
+SHORT = 4  # a text of fewer words is its own template
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
@@ -97,3 +104,25 @@ def _trained(raw: bytes) -> Line | None:
     has_texts = all(isinstance(sample.get(key), str) for key in ("prompt", "completion"))
     has_ids = all(type(sample.get(key)) is int for key in ("step", "uid", "sample"))
     return sample if has_texts and has_ids else None
+
+
+def repeated_share(text: str) -> float:
+    """Share of the n-grams of the text's end that occurred in it before; 0 for a very short text."""
+    words = text.split()
+    if len(words) >= LEAST_WORDS:
+        return _repeated(words[-TAIL:], WORDS_IN_GRAM)
+    return _repeated("".join(words)[-TAIL:], CHARACTERS_IN_GRAM)
+
+
+def _repeated(units: Sequence[str], n: int) -> float:
+    grams = [tuple(units[i : i + n]) for i in range(len(units) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if len(grams) >= LEAST_GRAMS else 0.0
+
+
+def template_of(prompt: str, completion: str) -> str:
+    """The opening of a completion, with # for numbers and * for words of its prompt; a short one as it is."""
+    words = completion.casefold().split()
+    if len(words) < SHORT:
+        return " ".join(words)
+    given = set(prompt.casefold().split())
+    return " ".join("*" if word in given else _NUMBER.sub("#", word) for word in words[:OPENING])

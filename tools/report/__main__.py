@@ -16,7 +16,7 @@ from tools.report.page.parts import Page
 from tools.report.page.render import render
 from tools.report.page.run_page import run_page
 from tools.report.page.sweep_page import sweep_page
-from tools.report.verdict.judge import judge
+from tools.report.verdict import judge
 from tools.run import Run
 
 EPILOG = """\

@@ -1,5 +1,6 @@
 """Draws a run: reads every process, lays its slices on tracks, and writes them with flows and counters."""
 
+import heapq
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,6 @@ from tools import run
 from tools.run import Run
 from tools.timeline.actors import EVENTS, ActorStory, Work
 from tools.timeline.clocks import Clocks, read_clocks
-from tools.timeline.lanes import Lanes
 from tools.timeline.story import BatchStory, Key, PushStory, Story, TrajectoryStory
 from tools.timeline.trace_file import TraceFile, Window
 
@@ -20,6 +20,26 @@ TRACKS = {"sample": "slot", "score": "score", "update": "updates", "receive": "p
 ADMIT_S = 1e-6
 
 Anchor = tuple[tuple[int, int], float, float]  # track, begin and end of a slice
+
+
+class Lanes:
+    """Gives lanes to slices, which come in order of their begin."""
+
+    def __init__(self) -> None:
+        self.n = 0  # lanes so far
+        self._busy: list[tuple[float, int]] = []  # end, lane
+        self._free: list[int] = []
+
+    def take(self, begin: float, end: float) -> int:
+        """The lane of the slice, from 0."""
+        while self._busy and self._busy[0][0] <= begin:
+            heapq.heappush(self._free, heapq.heappop(self._busy)[1])
+        if not self._free:
+            heapq.heappush(self._free, self.n)
+            self.n += 1
+        lane = heapq.heappop(self._free)
+        heapq.heappush(self._busy, (end, lane))
+        return lane
 
 
 @dataclass(slots=True)

@@ -1,13 +1,47 @@
-"""A live request: its prompt, the tokens sampled so far and the version of each span."""
+"""A live request: its prompt, the tokens sampled so far, the version of each span, and its random numbers."""
 
+import hashlib
+import struct
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.engines.builtin.uniforms import Uniforms
 from actors.engines.protocol import PLAIN, Completion, Request, SamplingControls
 from actors.engines.stop_strings import StopStrings
 from areal_bus.messages import Finish
+
+PER_DIGEST = 8  # uniform numbers of one hash
+
+
+class Uniforms:
+    """Uniform numbers in [0, 1) by a counter-based generator: one for each seed and position."""
+
+    __slots__ = ("_at", "_numbers", "_seeded")
+
+    def __init__(self, seed: tuple[int, ...]) -> None:
+        self._seeded = hashlib.blake2b(",".join(map(str, seed)).encode(), digest_size=8 * PER_DIGEST)
+        self._at: int | None = None  # index of the cached digest: positions are read in order
+        self._numbers: tuple[float, ...] = ()
+
+    def at(self, position: int) -> float:
+        which, place = divmod(position, PER_DIGEST)
+        return self._of(which)[place]
+
+    def run(self, first: int, n: int) -> list[float]:
+        """The numbers of n positions."""
+        found: list[float] = []
+        while len(found) < n:
+            which, place = divmod(first + len(found), PER_DIGEST)
+            found += self._of(which)[place : place + n - len(found)]
+        return found
+
+    def _of(self, which: int) -> tuple[float, ...]:
+        if which != self._at:
+            hashed = self._seeded.copy()
+            hashed.update(b"@%d" % which)
+            numbers = struct.unpack("<8Q", hashed.digest())
+            self._at, self._numbers = which, tuple([(number >> 11) * 2.0**-53 for number in numbers])
+        return self._numbers
 
 
 @dataclass(frozen=True, slots=True)

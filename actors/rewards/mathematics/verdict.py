@@ -10,14 +10,13 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from actors.rewards.mathematics.choices import choice_of
 from actors.rewards.mathematics.comparison import equal
 from actors.rewards.mathematics.expressions import Unreadable
 from actors.rewards.mathematics.extraction import HASHES, Stated, final_answer, last_box
 from actors.rewards.mathematics.formulas import LONGEST
 from actors.rewards.mathematics.kinds import Answer, Several, Words
 from actors.rewards.mathematics.notation import clean, squeezed
-from actors.rewards.mathematics.reading import read, words
+from actors.rewards.mathematics.reading import NOT_WORDS, SPACE, read, words
 from actors.rewards.mathematics.sentences import BOUNDED, CUT, DENIAL, value_in, values_in
 from actors.rewards.plain_numbers import read_number
 from actors.rewards.protocol import Score
@@ -27,6 +26,12 @@ SHORT_WORD = re.compile(r"[A-Z][a-z]{1,2}|yes|no|odd|all|one|two|six|ten|max|min
 ANSWERING = re.compile(r"\b(?:is|are)\s+(?:an?\s+|the\s+)?(.+)$")
 COPIED = 3  # characters: a shorter formula may occur in the prompt by chance
 FORMULA = re.compile(r"[A-Za-z+*/^(\\]")
+# multiple choice
+CHOICE = re.compile(r"(?:(?:option|choice|answer)\s*)?\(?\s*([A-J])\s*\)?", re.IGNORECASE)
+ANOTHER = re.compile(r"\([A-J]\)|(?<![A-Za-z])[A-J](?:\)|[.:]\s)|(?:^|\s)(?:or|and)\s")
+LABEL = re.compile(
+    r"(?:(?:option|choice|answer)\s+)?(?:\(([A-Ja-j])\)|([A-J])(?:\)|[.:](?=\s)))\s*(.*)$", re.DOTALL | re.IGNORECASE
+)
 
 
 def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
@@ -143,3 +148,14 @@ def copied(expected: Reference, stated: Stated, prompt: str) -> bool:
     if given == expected.text or len(given) < COPIED or not FORMULA.search(given) or not prompt:
         return False
     return given in squeezed(clean(prompt))
+
+
+def choice_of(text: str) -> str | None:
+    """The chosen letter: A, (A), A), A. because, (A) 5 cm. None when the text names none or several."""
+    plain = SPACE.sub(" ", NOT_WORDS.sub("", text)).strip().rstrip(".,;:").strip()
+    if found := CHOICE.fullmatch(plain):
+        return found[1].upper() if found[1].isupper() or "(" in plain else None
+    found = LABEL.match(plain)
+    if found and not ANOTHER.search(found[3]):
+        return (found[1] or found[2]).upper()
+    return None

@@ -2,3 +2,13 @@
 
 Pure: facts go in, remarks come out. Begin with `remarks.py`.
 """
+
+from tools.report.facts.run_facts import RunFacts
+from tools.report.verdict.health import remarks_on
+from tools.report.verdict.learning import whether_it_learns
+from tools.report.verdict.limits import what_limits
+from tools.report.verdict.remarks import Verdict
+
+
+def judge(facts: RunFacts) -> Verdict:
+    return Verdict(what_limits(facts), whether_it_learns(facts), remarks_on(facts))

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from actors.engines.builtin.filters import filtered, nucleus
 from actors.engines.builtin.prefill import plan
 from actors.engines.builtin.sampler import invert, sample
-from actors.engines.builtin.sequence import FilteredRow
-from actors.engines.builtin.uniforms import Uniforms
+from actors.engines.builtin.sequence import FilteredRow, Uniforms
 from actors.engines.protocol import SamplingControls
 
 
