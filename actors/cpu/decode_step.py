@@ -153,7 +153,7 @@ class DecodeStep:
         """Raises ValueError for shapes that do not fit together."""
         width = weights.head_width
         if width > WIDEST or width % 2:
-            raise ValueError(f"a head's width is even, and {WIDEST} at most: {width}")
+            raise ValueError(f"the width of a head must be even and at most {WIDEST}: got {width}")
         self._weights = weights
         self._layers = (_Layer * len(weights.layers))()
         for layer, parts in zip(self._layers, weights.layers, strict=True):

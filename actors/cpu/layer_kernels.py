@@ -125,7 +125,7 @@ class LayerKernels:
         if targets_N.dtype is not torch.int64 or not targets_N.is_contiguous():
             raise ValueError(f"a kernel takes contiguous int64 for targets: not {targets_N.dtype}")
         if n and not 0 <= int(targets_N.min()) <= int(targets_N.max()) < words:
-            raise IndexError(f"a target is one of {words} words")
+            raise IndexError(f"targets must be ids below {words}")
         logp_N, entropy_N, share_NV = logits_NV.new_empty(n), logits_NV.new_empty(n), torch.empty_like(logits_NV)
         self._target_logprobs(
             n, words, *addresses(logits_NV), targets_N.data_ptr(), *addresses(logp_N, entropy_N, share_NV)
@@ -162,7 +162,7 @@ class LayerKernels:
 
 def _packed(where: Sequences, n_query: int, n_key: int, width: int, scale: float) -> _Packed:
     if n_key < 1 or n_query % n_key:
-        raise ValueError(f"each key head has equally many query heads: {n_query} and {n_key}")
+        raise ValueError(f"the number of query heads must be a multiple of that of key heads: {n_query} and {n_key}")
     pointers = (part.data_ptr() for part in (where.lengths, where.firsts, where.rows))
     return _Packed(len(where.lengths), n_query, n_key, width, scale, *pointers)
 

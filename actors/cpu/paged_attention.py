@@ -63,7 +63,9 @@ class Decode:
         if n_steps > 1:
             tables.check([position + n_steps - 1 for position in positions])
         if n_key < 1 or n_query % n_key:
-            raise ValueError(f"each key head has equally many query heads: {n_query} and {n_key}")
+            raise ValueError(
+                f"the number of query heads must be a multiple of that of key heads: {n_query} and {n_key}"
+            )
         self.n_steps = n_steps
         self.n_positions = max(positions) + n_steps  # that rotations are needed of
         self._tables, self._at_n = tables, torch.tensor(positions)  # kept, as C has their addresses alone
@@ -93,7 +95,7 @@ class Decode:
         """(n, H D). Applies RoPE to queries and keys in place and writes keys and values to the pools of the layer."""
         cache, (n, _, width) = self.cache, qkv_nSD.shape
         if width > WIDEST or width % 2:
-            raise ValueError(f"a head's width is even, and {WIDEST} at most: {width}")
+            raise ValueError(f"the width of a head must be even and at most {WIDEST}: got {width}")
         alike((len(self), cache.n_query + 2 * cache.n_key, width), qkv_nSD)
         alike((n * width,), cos_nD.view(-1), sin_nD.view(-1))
         cache.near_keys, cache.near_values, cache.far_keys, cache.far_values = self.places(near, far, width)

@@ -8,7 +8,7 @@ def alike(shape: tuple[int, ...], *tensors: Tensor) -> None:
     """Check that all tensors have this shape; C cannot."""
     for tensor in tensors:
         if tensor.shape != shape:
-            raise ValueError(f"a kernel's tensors have one shape: {tuple(shape)}, not {tuple(tensor.shape)}")
+            raise ValueError(f"tensors of a kernel must have one shape: {tuple(shape)}; one has {tuple(tensor.shape)}")
 
 
 def addresses(*tensors: Tensor) -> list[int]:

@@ -102,7 +102,7 @@ class LearnerInbox:
         if self._stop is not None:
             raise StopRun(self._stop.reason)
         if self._rejoin is not None and self._is_bound:
-            raise Restart(f"a learner of which the head knows nothing begins anew: {self._rejoin.reason}")
+            raise Restart(f"a learner unknown to the head restarts from its checkpoint: {self._rejoin.reason}")
 
     def await_order(self, timeout_s: float) -> None:
         """Wait `timeout_s` for an order. Raises as `check` when the head sends Stop or Rejoin."""

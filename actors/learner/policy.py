@@ -94,7 +94,7 @@ class PackedModel:
         if is_plain and has_gradients and llama_layer.applies(self.model):
             why = llama_layer.disagreement(self.model, self._probe)
             if why is not None:
-                logger.warning("the model's own layers are trained, which is slower: the fused ones' {}", why)
+                logger.warning("training the model's own layers, which is slower: with the fused ones {}", why)
 
     def _probe(self) -> Tensor:
         """A loss over two sequences with a common prefix."""

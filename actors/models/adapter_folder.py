@@ -25,12 +25,12 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         kind, base = config["peft_type"], config["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"an adapter says in {CONFIG_FILE} what it is and which model it belongs to: {file}: {error!r}"
+            f"an adapter needs a valid {CONFIG_FILE} with its type and base model: {file}: {error!r}"
         ) from None
     if kind != "LORA" or odd or not base:
         what = f"{kind} with {odd[0]}" if odd else f"{kind} of {base!r}"
         raise ConfigError(
-            f"an adapter here is plain LoRA on a named model: {folder} is {what}; merge it with peft "
+            f"only plain LoRA adapters of a named model are supported: {folder} is {what}; merge it with peft "
             "(merge_and_unload) and use the whole model"
         )
     return dict(config)
@@ -62,7 +62,7 @@ def merge_folder(model: Any, folder: Path) -> None:
         a, b = (found.pop(name, None) for name in names_of(layer))
         weight = parameters.get(f"{layer}.weight")
         if weight is None or a is None or b is None or weight.shape != (len(b), a.shape[1]):
-            raise ConfigError(f"an adapter belongs to its base model: {folder} adapts {layer!r}, which does not fit")
+            raise ConfigError(f"an adapter must match its base model: {folder} adapts {layer!r}, which does not")
         weight.data.copy_(merged(weight.data, a.to(weight.device), b.to(weight.device), scale))
     if found:
-        raise ConfigError(f"an adapter here has lora_A and lora_B matrices only: {folder} has {sorted(found)[0]!r}")
+        raise ConfigError(f"an adapter may contain lora_A and lora_B matrices only: {folder} has {sorted(found)[0]!r}")

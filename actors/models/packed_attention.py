@@ -92,7 +92,7 @@ class _Kept(torch.autograd.Function):
 
 def _given(index: Tensor | None) -> Tensor:
     if index is None:
-        raise ValueError("only a row with shared prompts is spread")
+        raise ValueError("only a row with shared prompts can be expanded")
     return index
 
 

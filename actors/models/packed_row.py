@@ -83,9 +83,9 @@ class Sequences:
         if len(lengths) != len(firsts) or int(lengths.sum()) != len(rows):
             raise ValueError(f"{len(lengths)} sequences have {len(firsts)} firsts, {len(rows)} rows")
         if ((firsts < 0) | (firsts > lengths)).any():
-            raise ValueError("what an earlier sequence has of one is not more than all of it")
+            raise ValueError("a shared prefix may not be longer than its sequence")
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < n_rows:
-            raise ValueError(f"a sequence's rows are among the {n_rows} that there are")
+            raise ValueError(f"rows of a sequence must be below {n_rows}")
         self.n_rows, self.lengths, self.firsts, self.rows = n_rows, lengths, firsts, rows
 
     @staticmethod
@@ -97,7 +97,7 @@ class Sequences:
         if expand is None or keep is None:
             return Sequences(n_tokens, sizes, torch.zeros_like(sizes), places)
         if len(expand) != n_tokens:
-            raise ValueError(f"sequences of {n_tokens} tokens have a row for each, not {len(expand)}")
+            raise ValueError(f"sequences of {n_tokens} tokens need a row for each token: got {len(expand)}")
         first_places = torch.full((len(keep),), n_tokens).scatter_reduce(0, expand, places, "amin")
         owners = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         firsts = sizes - torch.bincount(owners[keep], minlength=len(sizes))

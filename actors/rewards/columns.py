@@ -52,5 +52,5 @@ def with_ids(function: object, row: dict[str, Any], ids: bytes, n_prompt: int) -
 def token_ids_of(row: Row) -> tuple[list[int], list[int]]:
     """(prompt, completion). Raises LookupError where the caller of the function has none."""
     if TOKEN_IDS not in row:
-        raise LookupError("this reward function takes token ids, and here only texts are scored")
+        raise LookupError("this reward function takes token ids, but only texts are scored here")
     return row[TOKEN_IDS]["prompt"], row[TOKEN_IDS]["completion"]

@@ -141,7 +141,7 @@ def drop_removed(tree: dict[str, Any], source: Mapping[str, str]) -> None:
         section, _, name = key.partition(".")
         table = tree.get(section)
         if isinstance(table, dict) and name in table and (value := table.pop(name)) != default:
-            raise ConfigError(f"{key} is gone: {why}; remove it (it is {json.dumps(value)}; {source[key]})")
+            raise ConfigError(f"{key} no longer exists: {why}; remove it (it is {json.dumps(value)}; {source[key]})")
 
 
 def plain_value(key: str, raw: str, origin: str) -> Any:

@@ -84,7 +84,7 @@ class Head:
                     return self._effects.take()  # it changes nothing else
                 handler = self._handlers.get(type(message))
                 if handler is None:
-                    raise ImpossibleEvent(f"the head takes no {type(message).__name__}")
+                    raise ImpossibleEvent(f"the head does not accept {type(message).__name__}")
                 check_sender(member.role, message)
                 handler(member, message)
         except ImpossibleEvent as error:
@@ -136,7 +136,7 @@ class Head:
     def _on_join(self, sender: str, message: m.Join, now: float) -> None:
         if self.state.phase is Phase.STOPPING:
             self._effects.send(sender, m.Stop("the job is over"))
-            raise ImpossibleEvent("nobody joins a job that is over")
+            raise ImpossibleEvent("a job that is over cannot be joined")
         self.lifecycle.join(sender, message, now)
 
     def _on_ready(self, member: Member, message: m.Ready) -> None:

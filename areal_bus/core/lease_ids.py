@@ -32,6 +32,6 @@ class LeaseIds:
         evaluation = message.evaluation if isinstance(message, m.Scored) else ""
         if not compare_digest(message.lease.encode(), self.of(evaluation, message.uid, message.attempt).encode()):
             raise ImpossibleEvent(
-                "a result shows the id of its lease, which its generator and the rewards it sends to know; "
-                f"this one, of prompt {message.uid} at attempt {message.attempt}, shows another id"
+                "a result must carry the id of its lease, which only its generator and the rewards that it sends to "
+                f"have; this one, of prompt {message.uid} at attempt {message.attempt}, carries another id"
             )

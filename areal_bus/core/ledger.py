@@ -103,7 +103,7 @@ class Oldest:
         """Remove and return the oldest entry. Raises ImpossibleEvent when there is none."""
         entry = self.first()
         if entry is None:
-            raise ImpossibleEvent("only what is there can be taken; nothing is")
+            raise ImpossibleEvent("no entry is left to take")
         heappop(self._order)
         self.discard(entry.uid)
         return entry
@@ -150,7 +150,7 @@ class Ledger:
     def reopen(self, entry: LedgerEntry) -> None:
         """Add an open prompt of an earlier term: ready if complete, else leased or scoring as before, else queued."""
         if entry.uid in self.open or entry.uid >= self.next_uid:
-            raise ImpossibleEvent(f"prompts 0..{self.next_uid - 1} can be open again, once; got {entry.uid}")
+            raise ImpossibleEvent(f"prompts 0..{self.next_uid - 1} can be reopened, once each; got {entry.uid}")
         self.open[entry.uid] = entry
         self.n_before -= 1
         self.counts[entry.state] += 1
@@ -175,7 +175,7 @@ class Ledger:
         """The holder will not finish this prompt: queue it for another lease."""
         entry = self.open.get(uid)
         if entry is None or entry.state not in (PromptState.LEASED, PromptState.SCORING):
-            raise ImpossibleEvent(f"only a leased prompt is given back; prompt {uid} is not")
+            raise ImpossibleEvent(f"only a leased prompt can be given back; prompt {uid} is not leased")
         self._requeue(entry)
         return entry
 
@@ -183,7 +183,7 @@ class Ledger:
         """Lease a queued prompt again, under the next attempt."""
         entry = self.queued.discard(uid)
         if entry is None:
-            raise ImpossibleEvent(f"only a queued prompt is leased again; prompt {uid} is not queued")
+            raise ImpossibleEvent(f"only a queued prompt can be leased again; prompt {uid} is not queued")
         entry.attempt = max(entry.attempt + 1, self.first_attempt)
         entry.holder = holder
         entry.sampled, entry.noted = set(entry.verdicts), set()
@@ -226,7 +226,9 @@ class Ledger:
         if not 0 <= scored.sample < entry.n_samples:
             raise ImpossibleEvent(f"prompt {scored.uid} has samples 0..{entry.n_samples - 1}; got {scored.sample}")
         if scored.sample in entry.scored or scored.sample in entry.failed:  # I4
-            raise ImpossibleEvent(f"a sample is scored once; sample {scored.sample} of prompt {scored.uid} was before")
+            raise ImpossibleEvent(
+                f"each sample is scored once; sample {scored.sample} of prompt {scored.uid} already has a verdict"
+            )
         return entry
 
     def _judged(self, entry: LedgerEntry, sample: int) -> LedgerEntry:
@@ -275,7 +277,7 @@ class Ledger:
         """Close a live prompt without training it."""
         entry = self.open.get(uid)
         if entry is None or entry.state not in LIVE:
-            raise ImpossibleEvent(f"only a live prompt is refunded; prompt {uid} is not")
+            raise ImpossibleEvent(f"only a live prompt can be refunded; prompt {uid} is not live")
         self.ready.discard(uid)
         self.flat.discard(uid)
         self.queued.discard(uid)

@@ -38,7 +38,7 @@ class MemberLifecycle:
                 self._told.clear()
             self._told[sender] = now
             self.effects.send(sender, m.Rejoin("only a member may speak", self.state.incarnation))
-        raise ImpossibleEvent(f"only a member may speak; {sender!r} has not joined")
+        raise ImpossibleEvent(f"only members may send messages; {sender!r} has not joined")
 
     def heard(self, sender: str, message: m.Message, now: float) -> tuple[Member, bool]:
         """A sign of life of a member. Returns whether something follows from it.
@@ -103,7 +103,7 @@ class MemberLifecycle:
     def join(self, sender: str, message: m.Join, now: float) -> None:
         """A new member, or a known one that forgot everything. Raises ImpossibleEvent for an older incarnation."""
         if sender != message.name:
-            raise ImpossibleEvent(f"a member speaks for itself; {sender} claims to be {message.name}")
+            raise ImpossibleEvent(f"a member joins under its own name; {sender} claims to be {message.name}")
         before = self.members.of(Role(message.role), index=message.index)
         member = self.members.join(message, now)
         if all(other is not member for other in before):
@@ -135,7 +135,7 @@ class MemberLifecycle:
     def leave(self, member: Member) -> None:
         """A generator asks to leave. It is removed when it holds no work."""
         if member.role is not Role.GENERATOR:
-            raise ImpossibleEvent(f"only a generator may leave; {member.name} is none")
+            raise ImpossibleEvent(f"only a generator may leave; {member.name} is not one")
         if not member.leaving:
             member.leaving = True
             self._leaving.add(member.name)

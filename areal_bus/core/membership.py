@@ -122,7 +122,7 @@ class Membership:
         """Record a message from a member. A dead member is alive again, without its former leases."""
         member = self.by_name.get(name)
         if member is None:
-            raise ImpossibleEvent(f"only a member may speak; {name!r} has not joined")
+            raise ImpossibleEvent(f"only members may send messages; {name!r} has not joined")
         member.gap_s = self.patience.gap(member.gap_s, now - member.heard)
         member.heard = now
         if member.standing is MemberState.DEAD and not member.cannot_hear_head:

@@ -101,6 +101,6 @@ def check_whole(partial: Partial) -> None:
     is_one_turn = len(partial.segments) == 1 and min(partial.segments[0]) > 0
     if not is_one_turn or len(partial.ids) != 4 * sum(partial.segments[0]):
         raise ImpossibleEvent(
-            f"a report is of a first turn, with a token or more: its segments are {partial.segments[:4]}, its ids "
+            f"a partial rollout has one turn with at least one token: its segments are {partial.segments[:4]}, its ids "
             f"{len(partial.ids) // 4}"
         )

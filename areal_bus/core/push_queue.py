@@ -126,7 +126,7 @@ class PushQueue:
         """Close the push that is over. A view in which anything broke is never used again."""
         push = self.current
         if push is None or not push.is_over:
-            raise ImpossibleEvent("only a push that is over is finished")
+            raise ImpossibleEvent("only a push that is over can be finished")
         self.current = None
         if push.broken:
             self._views.pop((push.root, *push.members), None)
@@ -180,5 +180,5 @@ class PushQueue:
         if push is None or push.id != id or name not in {push.root, *push.members} or name in push.broken:
             raise ImpossibleEvent(f"{name} is not awaited in push {id}; in flight is {push.id if push else 'none'}")
         if name in push.done:  # an echo: whoever joined again since then has put these weights away (I7)
-            raise ImpossibleEvent(f"{name} completes push {id} once; it has")
+            raise ImpossibleEvent(f"{name} completes push {id} once; it already has")
         return push

@@ -41,7 +41,7 @@ def parts_of(scored: Scored) -> dict[str, float]:
     try:
         return checked(json.loads(scored.parts))
     except (ValueError, RecursionError, OverflowError) as error:
-        raise ImpossibleEvent(f"a verdict's parts must be numbers by name: {error}") from None
+        raise ImpossibleEvent(f"parts of a verdict must be a JSON object of numbers: {error}") from None
 
 
 def as_fields(parts: Mapping[str, float]) -> dict[str, float]:

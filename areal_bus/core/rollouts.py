@@ -135,7 +135,9 @@ class Rollouts:
         if not (is_held or _is_queued(entry, message)):
             raise ImpossibleEvent(not_held)
         if self._is_void(message):
-            raise ImpossibleEvent(f"what term {message.term} began is of versions that term {self.term} knows")
+            raise ImpossibleEvent(
+                f"a partial rollout of term {message.term} has tokens of versions that term {self.term} made void"
+            )
         check_whole(message)
         check_spans(message, born=entry.born, clock=self.gate.u)
         self.partials.keep(replace(message, lease=""))
@@ -199,7 +201,9 @@ class Rollouts:
     def _check_term(self, message: Scored) -> None:
         """Nobody can know of a later term; what claims so is not even acknowledged."""
         if message.term > self.term:
-            raise ImpossibleEvent(f"this is term {self.term}; a sample claims to be of term {message.term}")
+            raise ImpossibleEvent(
+                f"a sample cannot be of a later term: it claims term {message.term}, this is term {self.term}"
+            )
 
     def _check(self, message: Scored) -> None:
         """A sample that contradicts itself ends its group, which nobody else would: its generator has forgotten it."""
@@ -211,7 +215,9 @@ class Rollouts:
         if self._is_void(message):
             self.ledger.give_back(entry.uid)
             self._end_lease(message.generator, entry.uid, entry.attempt)
-            raise ImpossibleEvent(f"a sample of term {message.term} is of versions that term {self.term} knows")
+            raise ImpossibleEvent(
+                f"a sample of term {message.term} has tokens of versions that term {self.term} made void"
+            )
         try:
             check_spans(message, born=entry.born, clock=self.gate.u)
         except ImpossibleEvent as error:

@@ -40,7 +40,7 @@ class Training:
         if member.role is not Role.LEARNER or member.index != 0:
             raise ImpossibleEvent(f"learner 0 begins a term; got one of {member.name}")
         if member.name == self.terms.begun_by:
-            raise ImpossibleEvent(f"a learner begins once; {member.name} has begun term {self.terms.term}")
+            raise ImpossibleEvent(f"a learner begins one term; {member.name} has begun term {self.terms.term}")
         self._check_incarnation(message)
         if self.state.phase is Phase.STOPPING:
             return
@@ -85,7 +85,8 @@ class Training:
         """Reject a message that was sent to an earlier incarnation of the head."""
         if message.life != self.state.incarnation:
             raise ImpossibleEvent(
-                f"this head has life {self.state.incarnation}; this was said to one of life {message.life}"
+                f"a learner must address this incarnation of the head, {self.state.incarnation}; "
+                f"it addressed {message.life}"
             )
 
     def _send_back(self, member: Member, version: int) -> None:

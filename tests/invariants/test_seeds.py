@@ -107,7 +107,7 @@ def a_sample_of_a_term_to_come_is_refused_and_ends_nothing() -> None:
     head, _ = head_with()
     message = scored(0, 0)
     later = m.Scored(**{name: getattr(message, name) for name in m.Scored.__slots__} | {"term": 1})
-    assert "claims to be of term 1" in refused(say(head, REWARD, later))[0]
+    assert "it claims term 1" in refused(say(head, REWARD, later))[0]
     assert not refused(say(head, REWARD, message))
 
 

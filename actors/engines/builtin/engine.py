@@ -107,7 +107,7 @@ class BuiltinEngine:
         """Queue a request. Raises EngineError if it does not fit the model or its key is not unique."""
         rules = [*limits.rules(request, self._limits), limits.rule_of_strings(request, self._tokenizer)]
         if request.key in self._keys:
-            raise EngineError(f"keys are unique among live requests: {request.key}")
+            raise EngineError(f"a request must have a key that no live request has: {request.key}")
         for broken, sentence in rules:
             if broken:
                 raise EngineError(sentence)
@@ -217,7 +217,7 @@ class BuiltinEngine:
         self._is_checked = True
         why = disagreement(self._model, self._fused)
         if why is not None:
-            logger.warning("the model's own forward is used, which is slower: the fused one's {}", why)
+            logger.warning("using the model's own forward, which is slower: with the fused one {}", why)
             self._fused = None
         elif self._fused.by_kernel:
             self._cache = PagedCache(*self._fused.heads)
@@ -301,7 +301,7 @@ class BuiltinEngine:
     def _decode_several(self, n_steps: int) -> tuple[list[list[int]], list[list[float]]]:
         """The next `n_steps` tokens and log-probs of every row; fewer if a row ends."""
         if self._fused is None or not isinstance(self._cache, PagedCache):
-            raise RuntimeError("several steps on end are for the fused forward, in blocks")
+            raise RuntimeError("several steps in one call need the fused forward and the paged cache")
         rows = self._rows
         lengths = [row.length for row in rows]
         positions = [length - 1 for length in lengths]

@@ -200,7 +200,7 @@ class Operations:
     def kernels(self) -> LayerKernels:
         """The C kernels. Raises RuntimeError if they do not apply."""
         if self._kernels is None:
-            raise RuntimeError("a forward is by kernels only where these apply")
+            raise RuntimeError("this forward has no C kernels")
         return self._kernels
 
     def norm(self, module: Any, x_NE: Tensor) -> Tensor:
@@ -306,7 +306,7 @@ class FusedLlama:
         """Next tokens and log-probs of each row, step by step until a row ends (`DecodeStep.on`)."""
         step = self._step_for(len(ids))
         if step is None:
-            raise ValueError(f"steps of {len(ids)} rows are one at a time here")
+            raise ValueError(f"several decode steps of {len(ids)} rows cannot run in one call")
         self.reserve(view.n_positions)
         return view.decoded_on(step, ids, self._cos_LD, self._sin_LD, draws)
 

@@ -72,7 +72,7 @@ class ServerEngine:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError when the model cannot hold or the engine not tell it."""
         if request.key in self._samples or any(completion.key == request.key for completion in self._ended):
-            raise EngineError(f"keys are unique among live requests: {request.key}")
+            raise EngineError(f"a request must have a key that no live request has: {request.key}")
         self._shape.check_request(request)
         if why := cannot_stop(self._tokenizer) if request.controls.stop else "":
             raise EngineError(why)
@@ -144,8 +144,8 @@ class ServerEngine:
         silent_s = self._listened - self._heard
         if self._by_rid and not self._rests and silent_s > self._silent_s:
             raise EngineLost(
-                f"a server with work must say something every {self._silent_s:g} s (engine.silent_s): {self._link.url} "
-                f"has {len(self._by_rid)} samples and said nothing for {silent_s:.0f} s"
+                f"a server with work must send something every {self._silent_s:g} s (engine.silent_s): "
+                f"{self._link.url} has {len(self._by_rid)} samples and sent nothing for {silent_s:.0f} s"
             )
 
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
@@ -225,7 +225,7 @@ class ServerEngine:
         if not self._server.stamps:  # it has seen one version only
             self._settle(sample, [[sample.since, len(sample.new_ids)]])
         elif news.labels is None and sample.new_ids:
-            raise EngineLost(f"{self._link.url} stamps its tokens, and has not those of {sample.rid}")
+            raise EngineLost(f"{self._link.url} reports weight versions, but none for the tokens of {sample.rid}")
         else:
             self._settle(sample, versions(news.labels or [], self._labels))
         if sample.n_kept is not None:
@@ -305,7 +305,7 @@ class ServerEngine:
             passed_s = time.monotonic() - began
             if passed_s > self._call_timeout_s:
                 raise EngineLost(
-                    f"a server ends what it is asked to end within {self._call_timeout_s:g} s: {self._link.url} still "
+                    f"a server must end aborted samples within {self._call_timeout_s:g} s: {self._link.url} still "
                     f"has {len(self._by_rid)} samples"
                 )
             if passed_s >= asked + ABORT_AGAIN_S:

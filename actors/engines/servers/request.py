@@ -100,7 +100,9 @@ class ServerRequest:
         """The piece has ended, with these versions."""
         stamped = sum(n for _, n in spans)
         if stamped != len(self.new_ids):
-            raise EngineLost(f"a server stamps every token: it has stamped {stamped} of {len(self.new_ids)}")
+            raise EngineLost(
+                f"a server must report the weight version of every token: it reported {stamped} of {len(self.new_ids)}"
+            )
         self.ids += self.new_ids
         self.logps += self.new_logps
         self.spans = joined(self.spans, spans)
@@ -157,7 +159,7 @@ def joined(first: list[list[int]], then: list[list[int]]) -> list[list[int]]:
 def versions(labels: list[tuple[str, int]], known: Mapping[str, int]) -> list[list[int]]:
     """Labels of weights as versions. Raises EngineLost for one that was never sent: somebody else updates it."""
     if any(n < 0 for _, n in labels):
-        raise EngineLost(f"a server stamps its tokens in their order: {labels}")
+        raise EngineLost(f"a server must report weight versions in the order of the tokens: {labels}")
     for label, n in labels:
         if n and label not in known:
             raise EngineLost(

@@ -62,7 +62,7 @@ def probe(
             n_ranks=int(settings.get("tp_size") or 1),
         )
     except (ServerRejected, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"engine.urls must name servers that speak as SGLang does: {link.url}: {error!r}") from None
+        raise ConfigError(f"engine.urls must name SGLang servers: {link.url}: {error!r}") from None
     if keep and not (abilities.pauses and abilities.stamps):
         raise ConfigError(
             'rollout.on_update = "keep" needs an SGLang that pauses in place and stamps its tokens (0.5.20 or newer): '

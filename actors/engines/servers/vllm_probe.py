@@ -54,7 +54,7 @@ def probe(
         read_from_folders(link, timeout_s=timeout_s)
         return VLLMCapabilities(str(settings["model_config"]["logprobs_mode"]), is_untied(settings))
     except (ServerRejected, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"engine.urls must name servers that speak as vLLM does: {link.url}: {error!r}") from None
+        raise ConfigError(f"engine.urls must name vLLM servers: {link.url}: {error!r}") from None
 
 
 def check_routes(url: str, paths: set[str], version: str) -> None:

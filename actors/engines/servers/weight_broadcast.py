@@ -64,7 +64,7 @@ class WeightBroadcast:
             self._under_way = [self._group.broadcast([tensor], options) for tensor in tensors]
             self._until(lambda: call.done() and self._is_sent(), call, "to take the weights", timeout_s)
         except RuntimeError as error:
-            raise EngineLost(f"the server has {timeout_s:g} s to take the weights: {brief(error)}") from error
+            raise EngineLost(f"the server must receive the weights within {timeout_s:g} s: {brief(error)}") from error
         self._under_way = []
 
     def close(self) -> None:

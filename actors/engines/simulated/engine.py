@@ -99,7 +99,7 @@ class SimulatedEngine:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError when the model cannot hold or the engine not tell it."""
         if request.key in self._texts or request.key in self._waiting:
-            raise EngineError(f"keys are unique among live requests: {request.key}")
+            raise EngineError(f"a request must have a key that no live request has: {request.key}")
         self._shape.check_request(request)
         if why := cannot_stop(self._tokenizer) if request.controls.stop else "":
             raise EngineError(why)

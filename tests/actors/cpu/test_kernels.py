@@ -233,7 +233,7 @@ def test_other_shapes_are_refused() -> None:
     ):
         with pytest.raises((ValueError, RuntimeError)):
             decode.attended(given_qkv, cos, ones if cos is ones else cos, pool, None, 1.0)
-    with pytest.raises(ValueError, match="equally many query heads"):
+    with pytest.raises(ValueError, match="must be a multiple of that of key heads"):
         Decode(tables, [3, 3], 3, 2)
     with pytest.raises(ValueError, match="2 rows have 1 temperatures"):
         sampled(torch.zeros(2, 9), [1.0], [0.5, 0.5])

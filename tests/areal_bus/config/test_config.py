@@ -178,7 +178,7 @@ def test_a_removed_key_is_refused_unless_it_has_its_former_default(tmp_path: Pat
     assert load(file, ["learner.helpers=0"], {}) == load(file, (), {"AREAL_BUS_LEARNER__HELPERS": "0"}) == load(file)
     for said in (refusal(file, "learner.helpers=1"), refusal(write(tmp_path, SMALL + "[learner]\nhelpers = 1\n"))):
         assert said.startswith(
-            "learner.helpers is gone: its threads shortened an update by a tenth, only for very small"
+            "learner.helpers no longer exists: its threads shortened an update by a tenth, only for very small"
         )
         assert "; remove it (it is 1; " in said
 

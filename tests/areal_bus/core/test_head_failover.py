@@ -150,8 +150,8 @@ def test_what_was_said_to_an_earlier_head_is_no_word_to_this_one() -> None:
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
     join(head, LEARNER, again=1)
-    assert "this was said to one of life 0" in refused(say(head, LEARNER, m.BeginTerm(1, "digest 1", 0, True)))[0]
-    assert "this was said to one of life 0" in refused(say(head, LEARNER, m.BatchRequest(1, 0)))[0]
+    assert "it addressed 0" in refused(say(head, LEARNER, m.BeginTerm(1, "digest 1", 0, True)))[0]
+    assert "it addressed 0" in refused(say(head, LEARNER, m.BatchRequest(1, 0)))[0]
 
 
 def test_a_due_version_gets_a_frontier_as_its_checkpoint_may_be_there() -> None:

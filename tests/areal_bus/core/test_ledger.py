@@ -149,7 +149,7 @@ def test_32_2_a_failed_sample_has_its_verdict_once_and_is_not_leased_again() -> 
     ledger = ledger_with(n_samples=3)
     ledger.fail(scored(0, 1, status="error"))
     for verdict in (ledger.fail, ledger.deliver):
-        with pytest.raises(ImpossibleEvent, match="a sample is scored once"):
+        with pytest.raises(ImpossibleEvent, match="each sample is scored once"):
             verdict(scored(0, 1))
     ledger.lose("g")
     assert ledger.lease(0, "h").missing == [0, 2]

@@ -290,7 +290,7 @@ def test_a_sample_of_an_older_term_with_a_lost_version_ends_its_lease() -> None:
     head = going_back(1)
     hold(head, 1, learner="learner-0.1")
     effects = score(head, 1, [1], version=2)
-    assert "versions that term 1 knows" in refused(effects)[0]
+    assert "versions that term 1 made void" in refused(effects)[0]
     assert [to for to, _ in sent(effects, m.Ack)] == [GENERATOR]  # it need not send that again
     assert m.Cancel(1, 0) in [message for _, message in sent(effects, m.Cancel)]
     assert leases(effects) == {1: ATTEMPTS}

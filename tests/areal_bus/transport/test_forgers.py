@@ -131,7 +131,7 @@ def test_32_20_a_reward_scores_only_what_a_generator_sent_to_it() -> None:
         for forged in [*(of(G0, guess) for guess in guesses), of(G0, it.lease(0, 1)), of(G0, it.lease(0, 0, "before"))]:
             rogue.send("head", forged)
             effects = it.decides()
-            assert "shows the id of its lease" in refused(effects)[0]
+            assert "carry the id of its lease" in refused(effects)[0]
             assert not sent(effects, m.Ack)  # else the generator would forget its own
             assert it.state == before
         it.door.caller("reward-0.0").send("head", of(G0, right))
@@ -192,7 +192,7 @@ def test_32_20_nobody_slips_tokens_under_a_prompt_that_waits_for_a_lease() -> No
         it.head.state.ledger.lose(G0)
         for lease in ("", "0" * 16, it.lease(1)):
             guest.send("head", replace(PARTIAL, lease=lease))
-            assert "shows the id of its lease" in refused(it.decides())[0]
+            assert "carry the id of its lease" in refused(it.decides())[0]
         assert len(it.head.state.partials) == 0
         it.door.caller(G0).send("head", replace(PARTIAL, lease=it.lease()))
         assert not refused(it.decides())

@@ -317,7 +317,7 @@ UNFIT = [
     (of_more_layers, r"differ in 'layers\.2'; start it with the folder of model\.path"),
     (with_biases, r"differ in 'bias'; start it with the folder of model\.path"),
     (of_a_short_context, "up to 256 tokens, and .* holds 255: start it with --max-model-len 256"),
-    (of_another_kind, "engine.urls must name servers that speak as vLLM does"),
+    (of_another_kind, "engine.urls must name vLLM servers"),
 ]
 
 
