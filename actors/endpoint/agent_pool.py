@@ -19,7 +19,7 @@ from typing import Any
 
 from actors.endpoint.sessions import AgentEnded, Session
 from actors.rewards.ipc import REQUEST_BYTES, pack
-from actors.rewards.pool import WorkerLost, WorkerProcess
+from actors.rewards.worker_process import WorkerLost, WorkerProcess
 from actors.runtime.user_modules import user_folder
 from areal_bus.errors import ConfigError
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal
 
-from actors.rewards.pool import MARK, REAP_S, kill_marked
+from actors.rewards.worker_process import MARK, REAP_S, kill_marked
 
 Level = Literal["bubblewrap", "rlimits"]
 NOBODY = 65534
