@@ -80,9 +80,9 @@ class Completion:
 class Engine(Protocol):
     """Continuous batching over weights that may change between two tokens.
 
-    In process the caller's thread does everything: `step` is one decode step for all live requests (with prefill of
-    what is new), or some for as long as none ends, `update` happens between two, so a running sample goes on under the
-    new weights. A server decodes by itself: `step` takes in what has come, and waits a moment for it.
+    An engine in this process works on the caller's thread. `step` prefills new requests and decodes one token for all
+    live requests, or several until one ends. `update` runs between two steps, so running samples continue under the new
+    weights. An inference server decodes by itself: `step` receives its results, and waits a moment for them.
     """
 
     @property
@@ -101,43 +101,43 @@ class Engine(Protocol):
         """Queue a request. Raises EngineError when prompt and budget exceed what the model holds."""
 
     def step(self) -> list[Completion]:
-        """A decode step, or some; the completions that ended with it. An engine without weights decodes nothing."""
+        """Decode one or several steps; returns the completions that ended. Decodes nothing without weights."""
 
     def abort(self, key: tuple[str, int, int, int, int]) -> Completion | None:
-        """Forget a request; what it had so far (finish "abort"), or None when it is not live."""
+        """Drop a request; returns its tokens so far (finish "abort"), or None if it is not live."""
 
     def newest(self, key: tuple[str, int, int, int, int]) -> int | None:
-        """Version that sampled the latest token of a live request; None when it has none, or is not live.
+        """Version of the latest token of a live request; None if it has no token or is not live.
 
-        A newer one where the engine cannot tell what a server has sampled meanwhile; never an older one.
+        If the engine does not know what its server has sampled by now, a newer version; never an older one.
         """
 
     def so_far(self, key: tuple[str, int, int, int, int]) -> Done | None:
-        """What a live request has, as a copy; None when it has no token, or is not live.
+        """A copy of the tokens of a live request; None if it has none or is not live.
 
-        Fewer tokens than there are where the versions of the latest ones are not known yet.
+        Leaves out the latest tokens if their versions are not known yet.
         """
 
     def parameters(self) -> Mapping[str, Any]:
         """Name -> tensor of the live weights (shapes and dtypes are those a push must bring)."""
 
     def hold(self) -> bool:
-        """Begin no episode before the next update; those begun go on. Whether one is under way."""
+        """Start no episode before the next update; running ones continue. Returns whether one is running."""
 
     def pause(self) -> None:
-        """Sample nothing before the next update: the weights held are not to be used any more."""
+        """Sample nothing before the next update: the current weights must not be used."""
 
     def check(self) -> None:
-        """Raises EngineLost when that which samples is gone, or says nothing any more. Called in every turn."""
+        """Health check, called in every turn. Raises EngineLost if the server has ended or no longer answers."""
 
     def close(self) -> None:
-        """Let go of what it has started."""
+        """Stop the processes and threads that the engine started."""
 
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
-        """Swap in new weights, all names at once; running requests go on by `on_update` (recompute or keep).
+        """Replace all weights; running requests continue as `on_update` says (recompute or keep).
 
-        Versions are compared as (term, version) and never go back: EngineError, with nothing changed (I6); EngineLost
-        when it is not known what has changed. The first weights of a newer term recompute, whatever `on_update` says:
-        no key is kept that lost weights may have made.
-        Returns the tensors that were live before, free to be received into.
+        Versions are compared as (term, version) and never go back: EngineError, with nothing changed (I6). EngineLost
+        if the engine does not know what has changed. With the first weights of a newer term, `on_update` has no effect:
+        all KV caches are recomputed, because lost weights may have made them.
+        Returns the former weights, into which the next push may be received.
         """

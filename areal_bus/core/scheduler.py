@@ -89,7 +89,7 @@ class Scheduler:
         return held == 0 or held + evaluation.n_samples <= self.rules.evaluate_share * member.capacity
 
     def _lease_again(self, member: Member, lost: LedgerEntry) -> bool:
-        """A lost lease; what two deaths have in common is sampled with nothing else beside it."""
+        """Lease a queued prompt again. After two deaths, its generator samples nothing else meanwhile."""
         is_poison = lost.n_deaths >= POISON_THRESHOLD
         fits = member.load == 0 if is_poison else _fits(member, len(lost.missing))
         if member.version is None or member.version < lost.born or not fits:  # I5: no token is older than born
@@ -100,10 +100,10 @@ class Scheduler:
         return True
 
     def _lease_shares(self, fed: list[Member]) -> None:
-        """eta = 0: all that the gate allows at once, prompt uid to the generator at uid mod n, whatever room it has.
+        """eta = 0: lease all prompts that the gate allows at once, prompt uid to generator uid mod n, full or not.
 
-        Only when every generator that is ready, and not left out, holds what is published and nothing is being sampled
-        or scored: so who samples what, and what is decoded beside it, never depends on time (docs/staleness.md).
+        It waits until every ready generator that is not excluded holds the published version and nothing is being
+        sampled or scored. So the batch of each generator never depends on timing (docs/staleness.md).
         """
         out = {x.name for x in self.state.excluded_generators()}
         there = self.members.of(Role.GENERATOR, MemberState.STALE, MemberState.HEALTHY)

@@ -41,7 +41,7 @@ class Terms:
         self._whole: set[int] = set()  # both were when the last batch went out
 
     def break_crew(self) -> None:
-        """Nothing that a learner has said counts any more; the next Begin opens a term."""
+        """Forget all that learners reported; the next BeginTerm begins a term."""
         self.begun_by = None
         self._whole.clear()
         self.requests.clear()
@@ -49,19 +49,20 @@ class Terms:
 
     @property
     def may_be_outlived(self) -> bool:
-        """A learner that lives may hold what no checkpoint has."""
+        """A running learner may hold a version that no checkpoint has."""
         return any(savepoint.checkpoint.version for savepoint in self._savepoints.values())
 
     def is_due(self, version: int) -> bool:
-        """Whether a checkpoint of this version is written by `every`; learner 0 may write others, and says so."""
+        """Whether `every` demands a checkpoint of this version. Learner 0 may write others, and reports them."""
         return self._every > 0 and version % self._every == 0
 
     def begin(
         self, version: int, *, outlived: str | None = None, sealed: Collection[int] = ()
     ) -> HeadCheckpoint | None:
-        """A term begins at `version`. Returns its checkpoint; None when there is none, and then nothing has begun.
+        """Begin a term at `version`. Returns its head checkpoint; None, with nothing begun, if there is none.
 
-        `outlived` is the learner 0 that has outlived a head, if one has; `sealed` are whole checkpoints, by its word.
+        `outlived`: the learner 0 that survived a head, if one did. `sealed`: versions whose checkpoints it reports as
+        complete.
         """
         checkpoint = self.checkpoints.get(version)
         if outlived is not None:
@@ -75,7 +76,7 @@ class Terms:
         return checkpoint
 
     def mark(self, savepoint: HeadSavepoint) -> None:
-        """A batch is about to be handed out, or a term begins: the one before the last is of no use any more."""
+        """Keep a savepoint, before a batch is sent or at the begin of a term. It replaces the one before the last."""
         self._savepoints[slot(savepoint)] = savepoint
 
     def savepoints(self) -> list[HeadSavepoint]:
@@ -83,7 +84,7 @@ class Terms:
         return list(self._savepoints.values())
 
     def later_than(self, version: int) -> list[int]:
-        """Forget the checkpoints after `version`: the timeline that they belong to is lost. Returns which they were."""
+        """Forget the checkpoints after `version`, which belong to a lost timeline. Returns their versions."""
         return self._drop(lambda other: other > version)
 
     def checkpointed(self, version: int) -> None:
@@ -91,21 +92,22 @@ class Terms:
         self._sealed.add(version)
 
     def hand_out(self) -> None:
-        """A batch goes to those who asked for it."""
+        """A batch is sent to the ranks that requested it."""
         self.requests.clear()
         self._whole = self._sealed & self._saved
 
     def updated(self) -> list[int]:
-        """The update of that batch is finished. Returns the versions that nobody will go back to.
+        """The update of that batch is finished. Returns the versions that no learner will resume from.
 
-        Only here is room made: the learner was there after what was whole then, so whoever comes after it finds that on
-        disk. Its word on a checkpoint would be no proof: it may have waited here while the next one chose.
+        Checkpoints are released only here. The finished update proves that this learner ran after the checkpoints that
+        were complete when its batch was sent, so its successor finds them on disk. A report of a checkpoint proves
+        less: it may have been delayed until after the successor chose.
         """
         newest = sorted(self._whole)[-self._keep :]
         return self._drop(lambda other: other < newest[0]) if newest else []
 
     def saved(self, checkpoint: HeadCheckpoint) -> None:
-        """It is on disk."""
+        """The head checkpoint is on disk."""
         if self.checkpoints.get(checkpoint.version) is checkpoint:  # not of a lost timeline
             self._saved.add(checkpoint.version)
 

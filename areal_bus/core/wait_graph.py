@@ -122,12 +122,12 @@ class _Moment:
         return Wait(who, f"a {role}", on, self._standing_s(on), _some(said) or f"no {role} has joined")
 
     def _is_absent(self, role: Role) -> bool:
-        """Nobody of this role is there, not even one that is starting. Before the first step other deadlines count."""
+        """No member of this role exists or is starting. Before the first step other deadlines apply."""
         is_there = any(x.standing is not MemberState.DEAD for x in self.members.of(role))
         return not is_there and self.state.phase is not Phase.ASSEMBLING
 
     def _idle(self) -> list[Wait]:
-        """What actors themselves say they wait for, alike ones in one line."""
+        """The waits that actors report in their heartbeats, equal ones in one line."""
         alike: dict[tuple[Role, str], list[Member]] = {}
         for x in self.members.alive():
             if x.note.startswith("waits for "):

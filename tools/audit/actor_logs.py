@@ -95,7 +95,7 @@ class Evidence:
         return {version: self.digests[known].digest for version, known in made.items() if known in self.digests}
 
     def compare_bases(self, findings: Findings) -> None:
-        """What a term begins with is, to the bit, what an older one made (I5)."""
+        """The weights with which a term begins must equal, by digest, those that an earlier term made (I5)."""
         for i, beginning in enumerate(self.terms.all):
             version = beginning.version
             maker = self.terms.maker(version, before=i) if version else None
@@ -154,7 +154,7 @@ def grows(versions: Sequence[int]) -> bool:
 
 
 class GeneratorLog:
-    """One life after the other of one generator: what it held, and what it stamped (I5, I7)."""
+    """All incarnations of one generator: the weights it held, and the versions it gave to tokens (I5, I7)."""
 
     def __init__(self, file: JournalFile, evidence: Evidence) -> None:
         self.file, self.evidence, self.name = file, evidence, intern(file.name)

@@ -151,7 +151,9 @@ class BatchChecks:
         self.update({} if figures is None else figures)
 
     def update(self, line: Line) -> None:
-        """Its prompts are trained, and its tokens are what the learner says it trained, masked and skipped (I12)."""
+        """Mark the prompts of the batch trained. Its tokens must be those that the learner reports as trained, masked
+        and skipped (I12).
+        """
         self.finish()
         if not self._training:
             return  # the clock has said so

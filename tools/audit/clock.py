@@ -1,4 +1,4 @@
-"""The gate, counted once more from the head's lines: u, v, w and the credits (I1, I6); knows no prompt by name."""
+"""Recounts the gate from the head's lines: u, v, w and the credits (I1, I6)."""
 
 from collections import deque
 
@@ -10,9 +10,9 @@ PUSH_SLACK_S = 10.0  # a head that is busy looks at its deadlines late
 
 
 class Clock:
-    """After a finding it goes on from what the journal says, so that one slip is one finding.
+    """After a finding it continues from the journal's values, so that one error is one finding.
 
-    Times leave out the seconds in which the head stood still.
+    Times leave out the seconds in which the head was not scheduled.
     """
 
     def __init__(self, setup: RunSettings, file: JournalFile) -> None:

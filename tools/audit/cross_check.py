@@ -1,4 +1,4 @@
-"""The head's account held against what generators and rewards say of their own work; knows no clock and no ledger."""
+"""Compares the head's lines with those that generators and rewards wrote about their own work."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,17 @@ from tools.audit.ledger import REFUNDED, AcceptedSample, AuditedPrompt, Prompts
 from tools.audit.terms import ATTEMPTS
 
 KEPT_REFUSALS = 100_000
-LAST_S = 5.0  # what was given within the last seconds of the head, or of a reward that was killed, may be lost with it
+LAST_S = 5.0  # verdicts of the last seconds before the head, or a killed reward, ended may be lost with it
 
 
 class Agreement:
-    """Leases, verdicts and trajectories of the head, each with its counterpart. `term` is that of the line."""
+    """Compares leases, verdicts and trajectories of the head with the lines of the actors. `term`: of the line."""
 
     def __init__(self, file: JournalFile, evidence: Evidence) -> None:
         self.file, self.evidence = file, evidence
-        self.n_leases = 0  # that their generators' own lines tell of
+        self.n_leases = 0  # with lines of the generator
         self.refused: Counter[str] = Counter()
-        self.without_a_file: set[str] = set()  # rewards that joined, and whose own account is not there
+        self.without_a_file: set[str] = set()  # rewards that joined and left no journal
         self.n_unheard = 0  # verdicts that one of those must have given
         self._refused_samples: set[int] = set()
 
@@ -28,7 +28,7 @@ class Agreement:
             self.without_a_file.add(name)
 
     def lease(self, line: Line, *, term: int, v: int) -> None:
-        """Whoever began it held what was published, by a push of this term (I7)."""
+        """The generator that began the lease held the published version, by a push of this term (I7)."""
         work = self.evidence.work.get((line["uid"], line["attempt"]))
         if work is None:
             return

@@ -65,7 +65,7 @@ class Judgement:
 
 @dataclass(slots=True)
 class Coverage:
-    """What the journal showed of each invariant, and what it could not show."""
+    """What was checked of each invariant, and what the journal lacks for a check."""
 
     counts: dict[str, str] = field(default_factory=dict)  # invariant -> what was checked, for people
     missing: dict[str, str] = field(default_factory=dict)  # invariant -> why it cannot be judged

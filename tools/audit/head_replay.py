@@ -40,7 +40,7 @@ class Stalls:
         self._heard = t
 
     def look(self, t: float) -> None:
-        """Nobody at work, a generator there, prompts live and every deadline past: everyone waits."""
+        """Report a standstill: no member works, a generator is idle, prompts are live and all deadlines have passed."""
         patience_s, size = self.setup.patience_s, self.setup.batch_size
         prompts, clock = self.prompts, self.clock
         silent_s = t - self.file.still_s - self._heard
@@ -155,7 +155,7 @@ class HeadReplay:
             self.clock.forget_pushes()
 
     def on_term(self, line: Line) -> None:
-        """The ledger goes back, or on, to what it was at a version."""
+        """A term begins: restore the ledger of its version, which may be earlier or later."""
         beginning = terms.read(line)
         is_same_head, self._is_judged = self._is_judged, True
         if self.term is not None and beginning.term <= self.term:

@@ -86,7 +86,7 @@ class AuditedPrompt:
 
 
 class Prompts:
-    """Admit, lease, score, ready, take, refund. Each method gets the line and says what is wrong with it."""
+    """Admit, lease, score, ready, take, refund. Each method gets a line and reports what is wrong with it."""
 
     def __init__(self, file: JournalFile, clock: Clock, terms: TermLog) -> None:
         self.file, self.clock, self.terms = file, clock, terms

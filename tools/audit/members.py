@@ -1,4 +1,4 @@
-"""Who belongs, by the head's lines, and which version each generator came to hold (I7); knows no prompt."""
+"""Members by the head's lines, and the version that each generator holds (I7)."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""I5 to the last token: log-probs computed afresh in a process of its own, and what they say; knows no model."""
+"""Checks I5 for every token: another process recomputes the log-probs, and this module compares them."""
 
 import json
 import subprocess

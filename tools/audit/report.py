@@ -88,7 +88,7 @@ def _counts(by_name: dict[str, int]) -> str:
 
 
 def _lengths(length: dict[str, Any]) -> list[str]:
-    """Length bias: what was trained and what was dropped against all that was scored."""
+    """Length bias: lengths of trained and of dropped samples beside those of all scored ones."""
     rows = [("samples", "n", "mean tokens", "median", "p90", "max", "cut at the limit")]
     kinds = [("scored", length["scored"]), ("trained", length["trained"])]
     kinds += [(f"dropped ({reason})", told) for reason, told in sorted(length["dropped_by_reason"].items())]

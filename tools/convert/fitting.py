@@ -1,4 +1,4 @@
-"""Makes converted settings ones that our loader accepts, whatever the system they come from."""
+"""Adjusts converted settings so that the config loader accepts them."""
 
 from tools.convert.mapping import Foreign, Ours
 

@@ -1,7 +1,7 @@
-"""Tables of keys of another system and what they are here. Pure.
+"""Translates the settings of another system by a table of its keys. Pure.
 
-A system is a list of Keys. `convert` walks it over the settings of a file: each key gives settings of ours, and what
-no key reads is reported.
+A system is a list of Keys. `convert` applies them to the settings of a file: each key gives settings of this project,
+and settings that no key reads are reported.
 """
 
 import difflib

@@ -37,7 +37,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """What the interval says."""
+        """The conclusion from the interval."""
         if self.low is None or self.high is None:
             return "one seed only"
         if self.low > 0:

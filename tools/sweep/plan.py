@@ -1,7 +1,7 @@
 """Reads a sweep file and makes its jobs: every cell of every block, once for each seed.
 
 A cell is one value on each axis. An axis is a config key with values ([grid]) or a name with named sets of keys
-([variants.NAME]). A block is a grid of its own that inherits what the file says at its top.
+([variants.NAME]). A block is a separate grid that inherits the keys at the top of the file.
 """
 
 import hashlib

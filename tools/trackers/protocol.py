@@ -1,4 +1,4 @@
-"""What a tracker's writer does, and what it is told about the run."""
+"""The protocol of a tracker's writer, and the facts about the run that it receives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Serves the live page of a run on the loopback interface, to whoever knows the token in its URL."""
+"""Serves the live page of a run on the loopback interface. Its URL contains a secret token."""
 
 import json
 import secrets

@@ -1,9 +1,9 @@
 """CUDA graphs of decode steps: recorded once and replayed without launching each kernel from Python.
 
-A recording has fixed addresses and sizes. So a step takes its tokens and positions from buffers of its own, the rows
-are rounded up to a width that was recorded (rows behind the live ones compute what nobody reads, at position 0), and
-the positions that attention reads to a multiple of REACH. Recordings are of one memory of weights and one of keys and
-values: whichever of the two sets of weights is live, the one for it is used, and what lies elsewhere is recorded anew.
+A recording has fixed addresses and sizes. So a step reads its tokens and positions from fixed buffers. The number of
+rows is rounded up to a recorded width (the padding rows decode at position 0, and nothing reads their results), the
+number of attended positions to a multiple of REACH. A recording belongs to one set of weights and one KV cache. There
+is one for each of the two sets of weights of a generator; other addresses are recorded anew.
 """
 
 from collections import Counter

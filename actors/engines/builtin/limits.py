@@ -111,21 +111,21 @@ def rule_of_strings(request: Request, tokenizer: Any) -> tuple[bool, str]:
 
 
 def rules_of_done(request: Request, vocabulary: int) -> list[tuple[bool, str]]:
-    """(whether it is broken, the rule) of a request that is done in part."""
+    """(whether it is broken, the rule) for a request that continues earlier tokens."""
     done = request.done
     if done is None:
         return []
     n, n_logps, n_stamped = len(done.ids), len(done.logps), sum(n for _, n in done.spans)
     return [
-        (not 0 < n < request.max_new_tokens, f"what is done is a token or more, and fewer than asked for: {n} of "
-         f"{request.max_new_tokens}"),
+        (not 0 < n < request.max_new_tokens, f"a continued request has at least one token, and fewer than its "
+         f"budget: {n} of {request.max_new_tokens}"),
         (not n == n_logps == n_stamped, f"each token done has a log-prob and a version: {n}, {n_logps}, {n_stamped}"),
         (not are_words(done.ids, vocabulary), f"token ids are below {vocabulary}"),
     ]  # fmt: skip
 
 
 def are_words(ids: Sequence[int], vocabulary: int) -> bool:
-    """Whether each is one of so many words."""
+    """Whether all ids are within the vocabulary."""
     return not ids or (min(ids) >= 0 and max(ids) < vocabulary)
 
 

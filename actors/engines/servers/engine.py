@@ -1,10 +1,10 @@
-"""An `Engine` over an inference server: requests go out as HTTP streams; knows no bus and no server's routes.
+"""An `Engine` over an inference server. Each request is an HTTP stream.
 
-The server decodes by itself, so `step` decodes nothing: it takes in what has come. New weights are verified in this
-process's memory first, and relayed by `update`, between a pause and a resume of the server where it can pause. One that
-cannot, or that does not stamp its tokens, has its pieces ended before each update: what they have is of the version
-that they were sent under, and the rest is asked for anew, with the tokens so far as prompt. No version is ever read
-from the server after the fact (I5).
+The server decodes by itself; `step` receives its results. New weights are verified in the memory of this process.
+`update` then sends them to the server, between a pause and a resume if the server can pause. A server that cannot pause
+or does not report the version of each token gets no running request across an update: the engine aborts all requests,
+their tokens have the version under which they were sent, and new requests with the tokens so far as prompt continue
+them. The engine never asks the server afterwards which version made a token (I5).
 """
 
 import time
@@ -20,10 +20,10 @@ from actors.engines.stop_strings import cannot_stop
 from areal_bus.errors import EngineError, EngineLost
 from areal_bus.messages import Finish
 
-WAIT_S = 0.01  # that a step waits for news, at most
-SENT_AGAIN = 3  # times that a piece is sent once more when the server ends it by itself
-LAST_WORDS_S = 0.5  # in which the process of a server that broke off is seen to have ended
-ABORT_AGAIN_S = 0.25  # a piece that had not come to the server yet did not hear the first call
+WAIT_S = 0.01  # longest wait of a step for results
+SENT_AGAIN = 3  # times that a request is sent again after the server ended it
+LAST_WORDS_S = 0.5  # after a stream broke: time in which the end of the server's process is noticed
+ABORT_AGAIN_S = 0.25  # interval of repeated aborts: the first may arrive before the request
 
 Key = tuple[str, int, int, int, int]
 
@@ -81,7 +81,7 @@ class ServerEngine:
         self._send(sample)
 
     def step(self) -> list[Completion]:
-        """What has ended since the last call; waits a moment for news when there is none."""
+        """The completions that ended since the last call; waits up to WAIT_S if there are none."""
         self.check()
         if self._held is None or self._rests:
             return self._take_ended()
@@ -90,7 +90,7 @@ class ServerEngine:
         return self._take_ended()
 
     def abort(self, key: Key) -> Completion | None:
-        """Forget a request; what is sure of it, or None when it is not live."""
+        """Drop a request; returns its tokens whose versions are known, or None if it is not live."""
         for completion in self._ended:
             if completion.key == key:
                 self._ended.remove(completion)
@@ -105,7 +105,7 @@ class ServerEngine:
         return sample.given_up()
 
     def newest(self, key: Key) -> int | None:
-        """Version of the latest token; of one at the server the version held, for it may have sampled by now."""
+        """Version of the latest token; for a request at the server the current one, as it may have sampled by now."""
         sample = self._samples.get(key)
         if sample is not None and sample.rid is not None:
             return self.version
@@ -113,7 +113,7 @@ class ServerEngine:
         return None if done is None else done.spans[-1][0]
 
     def so_far(self, key: Key) -> Done | None:
-        """What is sure of a live request; None when that is no token, or it is not live."""
+        """The tokens of a live request whose versions are known; None if there are none or it is not live."""
         for completion in self._ended:
             if completion.key == key:
                 return Done(list(completion.ids), list(completion.logps), [list(span) for span in completion.spans])
@@ -125,7 +125,7 @@ class ServerEngine:
         return self._shape.parameters
 
     def hold(self) -> bool:
-        """Begin no episode before the next update; whether one is under way."""
+        """Start no episode before the next update; returns whether one is running."""
         self._holds = True
         return bool(self._by_rid or self._ended) or any(key[4] for key in self._samples)
 
@@ -173,20 +173,20 @@ class ServerEngine:
         return tensors
 
     def close(self) -> None:
-        """End what is under way, and the server when it is ours."""
+        """End all requests, and the server if this process started it."""
         self._link.close()
         self._server.close()
 
     # pieces
 
     def _send_waiting(self) -> None:
-        """Everything that waits goes to the server, which queues what it cannot run yet."""
+        """Send all waiting requests. The server queues those that it cannot run yet."""
         for sample in self._samples.values():
             if sample.rid is None:
                 self._send(sample)
 
     def _send(self, sample: ServerRequest) -> None:
-        """Unless it is to wait."""
+        """Send a request, unless it must wait."""
         if self._held is None or self._rests or (self._holds and not sample.request.key[4]):
             return
         self._n_pieces += 1

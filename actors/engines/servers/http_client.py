@@ -85,13 +85,13 @@ class HttpClient:
         stream.add_done_callback(lambda _: self._streams.pop(name, None))
 
     def drop(self, name: str) -> None:
-        """Nothing more is heard of a stream, but for what is queued."""
+        """End a stream. Its queued events stay."""
         stream = self._streams.pop(name, None)
         if stream is not None:
             stream.cancel()
 
     def news(self, wait_s: float) -> list[StreamEvent | StreamEnded]:
-        """What has come, in order; waits so long for the first."""
+        """New events, in order; waits up to `wait_s` for the first."""
         found: list[StreamEvent | StreamEnded] = []
         try:
             found.append(self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait())

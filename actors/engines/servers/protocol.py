@@ -1,4 +1,4 @@
-"""What the engine asks of an inference server, and the kinds of server that there are."""
+"""What the engine needs from an inference server, and the description of a kind of server."""
 
 import hashlib
 import re
@@ -17,9 +17,9 @@ from areal_bus.config.stage_rules import largest
 
 @dataclass(frozen=True, slots=True)
 class RequestPiece:
-    """What a server is asked for at once: a request, or what is left of one."""
+    """One call of a server: a request, or the rest of one."""
 
-    rid: str  # of one length, so that none is the beginning of another
+    rid: str  # all ids have the same length, so that none is a prefix of another
     ids: list[int]  # given and sampled so far
     max_new_tokens: int
     temperature: float  # 0: the likeliest token
@@ -30,60 +30,60 @@ class RequestPiece:
 
 @dataclass(frozen=True, slots=True)
 class PieceUpdate:
-    """What a server has said of a piece since the last time."""
+    """What a server reported of a piece since the last update."""
 
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     finish: str | None = None  # messages.Finish, when it has ended
     labels: list[tuple[str, int]] | None = None  # [(label of the weights, n_tokens)] of the whole piece, at its end
-    error: str = ""  # why it was ended when nobody asked for that
+    error: str = ""  # why the server ended it unasked
 
 
 class Server(Protocol):
-    """One server. All calls have a deadline and raise EngineLost when it does not keep it, or refuses."""
+    """One server. All calls have a deadline and raise EngineLost if the server misses it or refuses."""
 
     @property
     def stamps(self) -> bool:
-        """Whether it says of each token which weights made it. Else no piece ever outlives an update."""
+        """Whether it reports for each token which weights made it. If not, pieces are ended before each update."""
 
     @property
     def pauses(self) -> bool:
-        """Whether it can stand still with pieces under way."""
+        """Whether it can pause with running pieces."""
 
     def check_sampling(self, *, temperature: float, top_p: float, controls: SamplingControls) -> None:
-        """Raises EngineError where it has no log-probs of the model's own whole distribution at that temperature."""
+        """Raises EngineError if it cannot give log-probs of the model's full distribution at that temperature."""
 
     def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
         """Path and body of the POST that samples it, as a stream of events."""
 
     def read(self, event: Mapping[str, Any], n_known: int) -> PieceUpdate:
-        """What an event of the stream says, `n_known` tokens of the piece being known. Raises EngineLost for what
-        is no such event.
+        """The update in an event of the stream; `n_known` tokens of the piece are known. Raises EngineLost for an
+        invalid event.
         """
 
     def abort(self, rid: str) -> None:
-        """End a piece; nothing is waited for, and one that has ended is no error."""
+        """End a piece, without waiting. A piece that has ended already is no error."""
 
     def abort_all(self) -> None:
-        """End all pieces, as above."""
+        """End all pieces, without waiting."""
 
     def pause(self, *, keep: bool) -> None:
-        """Sample nothing before `resume`. `keep`: with the keys and values of the pieces under way."""
+        """Sample nothing before `resume`. `keep`: keep the KV cache of running pieces."""
 
     def resume(self) -> None:
         """Go on."""
 
     def load(self, label: str, tensors: Mapping[str, Any], *, flush: bool) -> None:
-        """Take these weights, and stamp them with this label. `flush`: no key or value of others is used again.
+        """Load these weights under this label. `flush`: drop all KV caches of earlier weights.
 
-        Raises ConfigError when it is a server of another model.
+        Raises ConfigError if the server has another model.
         """
 
     def check(self) -> None:
         """Raises EngineLost when its process has ended."""
 
     def close(self) -> None:
-        """Let go of it; end it when it is ours."""
+        """Disconnect; end the server if this process started it."""
 
 
 def controls_of(config: Config) -> SamplingControls:

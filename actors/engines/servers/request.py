@@ -120,13 +120,13 @@ class ServerRequest:
         return Completion(self.request.key, self.ids, self.logps, self.spans, finish)
 
     def given_up(self) -> Completion:
-        """What is sure of it, as a completion that was aborted."""
+        """Its tokens whose versions are known, as an aborted completion."""
         done = self.done() or Done([], [], [])
         return Completion(self.request.key, done.ids, done.logps, done.spans, "abort")
 
 
 def begun(request: Request, *, stop_ids: frozenset[int], tokenizer: Any) -> ServerRequest:
-    """A request as it comes, with what is done of it. `stop_ids`: the model's own; `tokenizer`: for stop strings."""
+    """A new request, with its tokens so far. `stop_ids`: those of the model; `tokenizer`: for stop strings."""
     done, controls = request.done or Done([], [], []), request.controls
     sample = ServerRequest(request, list(done.ids), list(done.logps), [list(span) for span in done.spans])
     sample.stops = tuple(sorted(stops_of(controls, stop_ids)))

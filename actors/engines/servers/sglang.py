@@ -40,7 +40,7 @@ CHANGED_LOGITS = (
     "SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens, and training needs those of the "
     'model: leave these settings out, or set rollout.engine to "builtin" or "vllm"'
 )
-NAN = "NaN happened"  # SGLang's word for a token that it has put in place of an impossible one
+NAN = "NaN happened"  # SGLang's message when it replaced a token, because its logits were NaN
 
 
 class SGLang:
@@ -83,7 +83,7 @@ class SGLang:
             raise EngineLost(f"{self._link.url} must answer as SGLang does: {error!r} in {str(event)[:300]}") from None
 
     def _check_label(self, about: Mapping[str, Any]) -> None:
-        """Without stamps no piece outlives an update, so that what it serves now is what it had: a check, no stamp."""
+        """Check the server's weight version. Without versions by token, no piece runs across an update."""
         served = about.get("weight_version", self._label)
         if not self._abilities.stamps and served != self._label:
             raise EngineLost(
@@ -291,7 +291,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
 
 
 def environment(context: Context) -> dict[str, str]:
-    """What the server needs to know besides."""
+    """Environment variables of the server."""
     more = {
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",

@@ -1,7 +1,7 @@
-"""What an SGLang server can do and whether it can serve a run, as it says itself; knows no requests and no weights.
+"""Asks an SGLang server once what it can do, and checks whether it can serve a run.
 
-Asked once: the routes it lists (/openapi.json), its settings (/server_info), its model (/model_info) and one sampled
-token. Version numbers decide nothing but safety.
+It reads the server's list of routes (/openapi.json), its settings (/server_info), its model (/model_info) and samples
+one token. The version number is used only to refuse unsafe releases.
 """
 
 from collections.abc import Collection, Mapping
@@ -102,7 +102,7 @@ def check(
 
 
 def check_room(url: str, settings: Mapping[str, Any], longest: int) -> None:
-    """It cuts what it has no room for without a word. Raises ConfigError with what to do."""
+    """SGLang truncates longer samples silently. Raises ConfigError with the setting to change."""
     limits = [settings.get(name) for name in ("context_length", "max_total_num_tokens")]
     holds = min([int(limit) for limit in limits if limit], default=longest + ROOM)
     if holds < longest + ROOM:
@@ -137,7 +137,7 @@ def pause_modes(routes: Mapping[str, Any]) -> set[str]:
 
 
 def free(link: HttpClient, paths: set[str], *, timeout_s: float) -> None:
-    """End what somebody who was killed may have left: an update begun, a pause, requests. In this order."""
+    """End what a killed generator may have left, in this order: a started update, a pause, requests."""
     body: dict[str, Any]
     for path, body in [(END, {}), (RESUME, {}), (ABORT, {"rid": "", "abort_all": True})]:
         if path in paths:

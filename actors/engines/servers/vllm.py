@@ -243,7 +243,7 @@ def needs_raw(config: Config) -> bool:
 
 
 def environment(context: Context) -> dict[str, str]:
-    """What the server needs to know besides."""
+    """Environment variables of the server."""
     return {
         "VLLM_SERVER_DEV_MODE": "1",  # the routes for new weights
         "VLLM_NO_USAGE_STATS": "1",

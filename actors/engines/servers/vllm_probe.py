@@ -1,6 +1,6 @@
-"""What a vLLM server can do and whether it can serve a run, as it says itself; knows no requests and no weights.
+"""Asks a vLLM server once what it can do, and checks whether it can serve a run.
 
-Asked once: the routes it lists, its settings (/server_info) and the names of its weights (/weight_checker).
+It reads the server's list of routes, its settings (/server_info) and the names of its weights (/weight_checker).
 """
 
 from collections.abc import Collection, Mapping
@@ -97,7 +97,7 @@ def is_untied(settings: Mapping[str, Any]) -> bool:
 
 
 def free(link: HttpClient, *, timeout_s: float) -> None:
-    """End what somebody who was killed may have left: requests, a pause."""
+    """End what a killed generator may have left: requests, a pause."""
     for path in (ABORT, RESUME):
         link.call("POST", path, {}, timeout_s=timeout_s)
 

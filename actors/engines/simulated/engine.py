@@ -1,8 +1,8 @@
 """The simulated engine: makes up tokens at configured speeds and follows the engine protocol.
 
-Lengths come from a law and the request's seed, speeds from another law and the clock, tokens from `keyed`. What it
-holds of the weights is their key. Versions, spans and log-probs are as true as a real engine's, of a distribution that
-is no language model's: what such a job is for, and what not, is in docs/engines.md.
+The lengths follow a law and the seed of the request, the speeds another law and the clock, the tokens `token_law`. Of
+the weights it keeps a hash. Versions, spans and log-probs are exact, but of a distribution that is no language model.
+docs/engines.md says what such a job can show.
 """
 
 import math

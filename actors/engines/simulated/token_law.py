@@ -1,10 +1,9 @@
-"""What stands in for a model where tokens are made up: a distribution of the next token that its weights and the tokens
-so far decide, at the cost of a hash; knows no request, time or version.
+"""The next-token distribution of the simulated engine: a function of the weights and the tokens so far, by a hash.
 
-All tokens but those that end a text have a rank, and the law of ranks is fixed (Zipf's). Who has which rank is turned
-by the hash of what was read: runs of (key of the weights that read it, its tokens). So other weights, or one other
-token before, give other log-probs, and what old weights have read counts as read by them, as old keys and values do.
-When a text ends is the business of `areal_bus.workload`: that hazard comes first, and the ranks share what it leaves.
+All tokens except stop tokens have a rank, with fixed probabilities by rank (Zipf's law). A hash of the tokens so far,
+with the key of the weights that read each run of them, rotates the ranks. So other weights or another earlier token
+give other log-probs, and tokens that old weights read keep their effect, as in a kept KV cache. `areal_bus.workload`
+decides when a text ends: the stop token takes that probability, and the ranks share the rest.
 """
 
 import hashlib

@@ -104,7 +104,7 @@ def faster_remark(groups: Sequence[SeedGroup]) -> Remark:
 
 
 def verdicts_section(runs: Sequence[RunFacts], verdicts: Sequence[Verdict]) -> Section:
-    """What the report of each run says."""
+    """The verdict on each run."""
     rows = [
         [one.name, str(one.n_versions), seconds(one.wall_s), of.limit.sentence, of.learning.sentence,
          of.health_summary.sentence] for one, of in zip(runs, verdicts, strict=True)

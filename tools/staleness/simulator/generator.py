@@ -1,7 +1,7 @@
-"""A generator without a model: samples take time, each token is stamped with the version held when it is made.
+"""A generator without a model: samples take time, and each token has the version that was held when it was made.
 
-As the real one it keeps a trajectory until the head acknowledges it, sends it again to another reward meanwhile, ends
-what it is told to cancel, and follows terms.
+Like the real one, it keeps a trajectory until the head acknowledges it, resends it to another reward, cancels groups
+and follows terms.
 """
 
 import random
@@ -35,7 +35,7 @@ class SimulatedGenerator:
         reports: list[SimulatedReport],
         ended: Callable[[str], None],
     ) -> None:
-        """`ended(name)` hears of an end of its own: it has left, or a prompt killed it.
+        """`ended(name)` is called when it ends by itself: it has left, or a prompt killed it.
 
         `reports` are those of all generators: the first "id" of a Partial is the number of its report.
         """

@@ -212,18 +212,18 @@ class Witness:
             self.violations.append(Violation(invariant, what.format(*values), self.now, uid))
 
     def follow(self, head: Head) -> None:
-        """The head came back: this is it now."""
+        """The head was replaced by this one."""
         self.head = head
         self.is_same_head = False
         self.pushed.restart()
 
     def hear(self, sender: str, done: m.PushDone) -> None:
-        """What somebody says of its part in a push."""
+        """Read a report of the root about its part in a push."""
         if sender.startswith(Role.LEARNER) and done.digest == self.weights.get(done.version):
             self.pushed.on_root_done(done)
 
     def begin_term(self, version: int, *, n_live: int) -> None:
-        """The clocks stand at this version, nothing is in training, and nobody has a later version."""
+        """Reset to this version: nothing is in training, and no member has a later version."""
         self.u = self.v = version
         self.n_live = n_live
         self.taken, self.update_of, self.groups, self.handed, self.named = {}, {}, {}, set(), {}
@@ -272,7 +272,7 @@ class Witness:
         return self._expected.next(self.rows, list(self.learned.values()))
 
     def _of(self, uid: int) -> Followed:
-        """What is known of a prompt that the head speaks of."""
+        """The record of a prompt that the head names."""
         prompt = self.prompts.get(uid)
         self.check("I3", prompt is not None, "it was never admitted", uid=uid)
         return prompt if prompt is not None else Followed(0, ("", 0, 0))

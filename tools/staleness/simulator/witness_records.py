@@ -1,4 +1,4 @@
-"""Records of the witness: what it follows, what it excuses, and what was pushed."""
+"""Records of the witness: prompts, expected failures and pushes."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,19 +63,19 @@ GENERATOR = f"{Role.GENERATOR}-"
 
 
 class Pushed:
-    """The generators as the journal knows them: whether each is there, what it holds, what it missed since then."""
+    """The generators by the journal: state, version held, and pushes missed."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Another head, to which everybody is new."""
+        """Forget all members: the head has restarted."""
         self._state: dict[str, str] = {}  # generator -> its last state
         self._holds: dict[str, int] = {}
         self.begin_term(0)
 
     def begin_term(self, version: int) -> None:
-        """No push is in flight, nothing was missed, and what is held of later versions is void."""
+        """No push is in flight, no push was missed, and held versions after `version` are void."""
         self._push: m.PushBegin | None = None  # the last one
         self._begun_s = 0.0  # when it began
         self._is_catch_up = False

@@ -34,7 +34,7 @@ class Node(Protocol):
 
 
 class World:
-    """`at` runs an act later; `send` brings a message to a node, if that still lives; `tell` keeps the story."""
+    """`at` runs a call later, `send` delivers a message to a live node, `tell` records the story."""
 
     def __init__(
         self, rng: random.Random, *, link_s: float, p_lost: float, p_twice: float, calm_s: float, keeps_story: bool
@@ -50,15 +50,15 @@ class World:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._n_events = 0
         self._arrives: dict[tuple[str, str], float] = {}  # latest arrival on a link, so that order holds
-        self.heard: dict[str, float] = {}  # actor -> when it heard the head last
+        self.heard: dict[str, float] = {}  # actor -> when it last received a message of the head
         self._cut: dict[str, float] = {}  # actor -> when its links heal
-        self._deaf: dict[str, float] = {}  # actor -> when it hears the head again
+        self._deaf: dict[str, float] = {}  # actor -> when it receives messages of the head again
         self._stopped: dict[str, float] = {}  # actor -> when it goes on
         self._n_deaths: Counter[str] = Counter()
 
     @property
     def events(self) -> list[tuple[float, int, Callable[..., None], tuple[Any, ...]]]:
-        """What is still to come."""
+        """Events that have not happened yet."""
         return self._events
 
     @property
@@ -94,7 +94,7 @@ class World:
             act(*args)
 
     def stop(self, name: str, for_s: float) -> None:
-        """What it has not taken waits for the end of a longer stop, before whatever comes in that."""
+        """Stop a process. Messages that it has not received wait for the end of the longest stop, in order."""
         self._stopped[name] = goes_on = max(self._stopped.get(name, 0.0), self.now + for_s)
         self._events = [(goes_on, *x[1:]) if x[2] == self._take_held and x[3][1] == name else x for x in self._events]
         heapify(self._events)
@@ -103,18 +103,18 @@ class World:
         self._cut[name] = max(self._cut.get(name, 0.0), self.now + for_s)
 
     def deafen(self, name: str, for_s: float) -> None:
-        """It is heard, and does not hear the head."""
+        """Block the direction from the head: the head still receives its messages."""
         self._deaf[name] = max(self._deaf.get(name, 0.0), self.now + for_s)
 
     def break_connection(self, name: str) -> None:
-        """Its connection to the head: the next one begins at once."""
+        """Break its connection to the head. It reconnects at once."""
         link, ways = {name, HEAD}, (self._arrive, self._arrive_again, self._take_held)
         self._events = [one for one in self._events if one[2] not in ways or {*one[3][:2]} != link]
         heapify(self._events)
         self.say_gone(name)
 
     def lose_under_way(self, sender: str) -> None:
-        """It is dead: of what it had sent, the first part of each connection arrives."""
+        """The sender died: of its messages in flight, only the first ones of each connection arrive."""
         until: dict[str, float] = {}
         kept = []
         for event in self._events:
@@ -128,13 +128,13 @@ class World:
         heapify(self._events)
 
     def say_gone(self, name: str) -> None:
-        """The head's bus, after all that came by the connection; what comes by the next one comes later."""
+        """The head receives Disconnected, after the messages of the old connection and before those of the next."""
         arrives = self.now + 2.0 * self.rng.random() * self._link_s
         self._arrives[name, HEAD] = max(arrives, self._arrives.get((name, HEAD), 0.0))
         self.at(self._arrives[name, HEAD], self._arrive, name, HEAD, m.Disconnected())
 
     def crash(self, name: str) -> None:
-        """What has come and was not taken, as it was stopped, is gone with it."""
+        """End a process. Messages that it has not received, because it was stopped, are lost."""
         self.nodes.pop(name, None)
         self._stopped.pop(name, None)
         self._n_deaths[name] += 1
