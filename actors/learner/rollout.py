@@ -142,8 +142,8 @@ class Rollout:
         """Raises ConfigError if a batch was taken and not trained: the head expects one update per batch."""
         if self._version() < self._step:
             raise ConfigError(
-                "each batch is trained by actor.ppo_update before the next is asked for, and none can be skipped: the "
-                f"learner.loop took the batch of step {self._step - 1} and made no update of it"
+                "each batch must be trained by actor.ppo_update before the next is requested: learner.loop took the "
+                f"batch of step {self._step - 1} and did not train it"
             )
 
     def check_ended(self, loop: str) -> None:
@@ -151,8 +151,8 @@ class Rollout:
         self.check_trained()
         if not self.ended:
             raise ConfigError(
-                f"learner.loop takes batches until there are none: {loop!r} returned at version {self._version()} "
-                "while the run goes on"
+                f"learner.loop must take batches until there are none: {loop!r} returned at version {self._version()} "
+                "while the run continues"
             )
 
     def report_end_again(self) -> None:
@@ -161,7 +161,7 @@ class Rollout:
         Raises Restart if the run drained or the head has another batch: then the checkpoint on disk decides.
         """
         if self.drained or not isinstance(self._next()[0], NoBatch):
-            raise Restart(f"the next head goes on from what is on disk: the run had ended at step {self._step}")
+            raise Restart(f"a restarted head continues from the checkpoint on disk: this run had ended at {self._step}")
 
     def _next(self) -> Answer:
         """The answer of the head, after all ranks have received theirs from the same incarnation."""

@@ -1,8 +1,5 @@
 """A discrete-event model of a ring for the planner: generators, rewards and a learner around the production gate.
 
-A generator's `progress` counts the tokens of an imaginary sample that began at time 0. A sample ends at a fixed
-progress, at any speed, so an event costs O(log slots).
-
 As in production: groups go to the least loaded generator with room, at eta = 0 a whole batch in equal shares; the B
 oldest complete groups form a batch; at most one push is in flight, and its publication returns the credits. Not
 modelled: failures, a queue at the rewards, and the head's own time.
@@ -11,147 +8,13 @@ modelled: failures, a queue at the rewards, and the head's own time.
 import heapq
 import itertools
 import random
-from bisect import bisect_right
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 
 from areal_bus.core.gate import Gate
 from areal_bus.core.staleness import runs_under
+from tools.simulate.generator import CompletedSample, PlannedGenerator, PlannedSample
 from tools.simulate.schedule import Schedule
-
-EPSILON_TOKENS = 1e-6  # rounding of progress
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSample:
-    """One sample to decode."""
-
-    uid: int
-    length: int  # tokens
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedSample:
-    """A sample with all its tokens."""
-
-    sample: PlannedSample
-    spans: list[list[int]]  # [[version, n_tokens], ...]
-
-
-class PlannedGenerator:
-    """One generator. Call `advance` before any other method, to set the time."""
-
-    def __init__(self, schedule: Schedule, index: int) -> None:
-        self.index = index
-        self.version = 0
-        self.pending: int | None = None  # a version that waits for the end of the live samples (drain)
-        self.speed = 1.0  # below 1 while the learner uses the device, too
-        self.live_s = self.idle_s = 0.0  # sum of seconds over samples; seconds without a sample
-        self.n_tokens = 0  # of complete samples
-        self._schedule = schedule
-        self._live: list[
-            tuple[float, int, float, PlannedSample]
-        ] = []  # heap of (progress at its end, number, progress at its start, sample)
-        self._waiting: deque[PlannedSample] = deque()
-        self._prompts: Counter[int] = Counter()  # uid -> live samples
-        self._updates: list[tuple[float, int]] = [(0.0, 0)]  # (progress at which the version was loaded, version)
-        self._progress = self._since = self._stalled_until = 0.0
-        self._sequence = 0  # samples begun
-
-    @property
-    def load(self) -> int:
-        """Live and waiting samples."""
-        return len(self._live) + len(self._waiting)
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._live)
-
-    def live_tokens(self) -> float:
-        """Tokens of the samples that are not complete."""
-        return sum(self._progress - begin for _, _, begin, _ in self._live)
-
-    def advance(self, now: float) -> None:
-        begin, self._since = self._since, now
-        self.live_s += (now - begin) * len(self._live)
-        if not self._live:
-            self.idle_s += now - begin
-            return
-        decoded_s = now - max(begin, self._stalled_until)
-        if decoded_s > 0:
-            self._progress += decoded_s / self._seconds_per_token()
-
-    def next_end(self) -> float | None:
-        """Time at which the first of its samples ends, at the current speed."""
-        if not self._live:
-            return None
-        left = max(0.0, self._live[0][0] - self._progress)
-        return max(self._since, self._stalled_until) + left * self._seconds_per_token()
-
-    def lease(self, samples: list[PlannedSample]) -> None:
-        self._waiting.extend(samples)
-        self._begin()
-
-    def collect(self) -> list[CompletedSample]:
-        """Remove the samples that have ended, and start waiting ones."""
-        ended = []
-        while self._live and self._live[0][0] <= self._progress + EPSILON_TOKENS:
-            _, _, begin, sample = heapq.heappop(self._live)
-            self._prompts[sample.uid] -= 1
-            if not self._prompts[sample.uid]:
-                del self._prompts[sample.uid]
-            self.n_tokens += sample.length
-            ended.append(CompletedSample(sample, self._spans(begin, sample.length)))
-        self._begin()
-        return ended
-
-    def update(self, version: int) -> bool:
-        """Load new weights; under `drain` later, after the live samples. Returns whether they are loaded."""
-        schedule = self._schedule
-        if schedule.on_update == "drain" and self._live:
-            self.pending = version
-            return False
-        self.pending = None
-        cost_s = schedule.speeds.update_s
-        if schedule.on_update == "recompute":
-            again = self.live_tokens() + len(self._prompts) * schedule.prompt_tokens
-            cost_s += schedule.speeds.prefill_s(round(again))
-        self._stall(cost_s)
-        self._updates.append((self._progress, version))
-        self.version = version
-        self._begin()
-        return True
-
-    def _begin(self) -> None:
-        """Start waiting samples in free slots. A prompt of a live sample costs no prefill."""
-        while self._waiting and len(self._live) < self._schedule.slots and self.pending is None:
-            sample = self._waiting.popleft()
-            if not self._prompts[sample.uid]:
-                self._stall(self._schedule.speeds.prefill_s(self._schedule.prompt_tokens))
-            self._prompts[sample.uid] += 1
-            self._sequence += 1
-            heapq.heappush(self._live, (self._progress + sample.length, self._sequence, self._progress, sample))
-
-    def _stall(self, seconds: float) -> None:
-        """Stop decoding for this time."""
-        self._stalled_until = max(self._stalled_until, self._since) + seconds / self.speed
-
-    def _seconds_per_token(self) -> float:
-        """Time of one decode step: one token for each live sample."""
-        return self._schedule.speeds.step_s(len(self._live)) / self.speed
-
-    def _spans(self, begin: float, length: int) -> list[list[int]]:
-        """Version spans of a sample that began at this progress."""
-        first = bisect_right(self._updates, begin + EPSILON_TOKENS, key=lambda mark: mark[0]) - 1
-        spans, done = [], 0
-        for at in range(first, len(self._updates)):
-            ends = self._updates[at + 1][0] - begin if at + 1 < len(self._updates) else length
-            upto = min(length, round(ends))
-            if upto > done:
-                spans.append([self._updates[at][1], upto - done])
-                done = upto
-        return spans
-
 
 SHARED_SPEED = 0.5  # relative speed of each half while both use one device
 

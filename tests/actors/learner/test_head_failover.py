@@ -393,7 +393,7 @@ def test_a_drained_run_goes_on_from_what_is_on_disk(crew: Crew) -> None:
     come_to_the_end(crew, drained=True)
     crew.is_joined(1)
     for back in crew.start(lambda rank: rank.rollout.report_end_again()):
-        with pytest.raises(Restart, match="goes on from what is on disk"):
+        with pytest.raises(Restart, match="continues from the checkpoint on disk"):
             back.result(WAIT_S)
     crew.is_quiet()
 

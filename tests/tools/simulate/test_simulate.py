@@ -17,8 +17,9 @@ from areal_bus.errors import ConfigError
 from areal_bus.workload import LengthLaw, SpeedLaw
 from tools.simulate import __main__ as tool
 from tools.simulate import calibration
+from tools.simulate.generator import PlannedGenerator, PlannedSample
 from tools.simulate.outcome import simulate
-from tools.simulate.ring import PlannedGenerator, PlannedSample, RingModel
+from tools.simulate.ring import RingModel
 from tools.simulate.schedule import ObservedLengths, Schedule
 from tools.simulate.sweep import Split
 

@@ -245,8 +245,8 @@ def test_continued_siblings_and_new_ones_of_a_group_are_right_together() -> None
 def test_what_is_done_of_a_request_leaves_a_token_to_sample_and_has_a_log_prob_and_a_version_each() -> None:
     running = engine(llama(0))
     for done, why in [
-        (Done([2] * 12, [0.0] * 12, [[0, 12]]), "fewer than asked for: 12 of 12"),
-        (Done([], [], []), "a token or more"),
+        (Done([2] * 12, [0.0] * 12, [[0, 12]]), "fewer than its budget: 12 of 12"),
+        (Done([], [], []), "at least one token"),
         (Done([2, 3], [0.0], [[0, 2]]), "has a log-prob and a version: 2, 1, 2"),
         (Done([V], [0.0], [[0, 1]]), "token ids are below"),
     ]:
