@@ -1,6 +1,7 @@
 """A server that samples with adapters: each version is loaded under its label, and the one before is unloaded.
 
-No token says which adapter made it, so no piece outlives an update: requests name the adapter of their version.
+Servers do not report which adapter made a token. So each request names the adapter of its version, and all requests are
+ended before an update.
 """
 
 import json
@@ -49,7 +50,7 @@ def why_merged(met: ServerContext, routes: AdapterRoutes, server: Server) -> str
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """What adapter_config.json says of all versions."""
+    """The contents of adapter_config.json, which all versions share."""
 
     rank: int
     alpha: float
@@ -72,7 +73,7 @@ class AdapterFiles:
 
 
 class AdapterServer:
-    """`server`, whose base weights never change. Only requests and weights are this object's affair."""
+    """A `server` whose base weights never change: overrides its requests and the loading of weights."""
 
     stamps = False
 
@@ -122,7 +123,7 @@ class AdapterServer:
         self._handover.close()
         self._server.close()
 
-    # everything else is the server's
+    # all other methods are those of the server
 
     def check_sampling(self, *, temperature: float, top_p: float, controls: SamplingControls) -> None:
         self._server.check_sampling(temperature=temperature, top_p=top_p, controls=controls)

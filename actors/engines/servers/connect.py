@@ -32,8 +32,8 @@ KINDS = {"sglang": SGLANG, "vllm": VLLM_SERVER}  # by rollout.engine
 def open_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
     """The engine of this generator, its server ready for the first weights.
 
-    Raises ConfigError for a server that cannot serve the run, or that is not there when the job begins; EngineLost for
-    such a one later.
+    Raises ConfigError if the server cannot serve the run or cannot be reached when the job begins; EngineLost if that
+    happens later.
     """
     model = empty_model(context.model_folder, config.model.dtype, "meta")
     try:
@@ -82,7 +82,7 @@ def _open(context: Context, config: Config, model: Any, tokenizer: Any) -> tuple
 
 
 def _process(kind: ServerSpec, context: Context, config: Config, shape: ModelSpec) -> tuple[ServerProcess | None, str]:
-    """The server, when it is ours, and its address."""
+    """The server process, if this process starts it, and the URL."""
     urls = config.engine.urls
     if urls and context.index >= len(urls):
         raise ConfigError(
@@ -102,7 +102,7 @@ def _process(kind: ServerSpec, context: Context, config: Config, shape: ModelSpe
 
 
 def wait_ready(link: HttpClient, path: str, process: ServerProcess | None, *, timeout_s: float) -> None:
-    """Until it answers. Raises EngineLost when it ends or does not within that time; one that runs answers at once."""
+    """Wait until the server answers. Raises EngineLost if it ends or does not answer within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -29,7 +29,7 @@ Key = tuple[str, int, int, int, int]
 
 
 class ServerEngine:
-    """One inference server. It must report a piece of work in progress within `engine.silent_s`, or it is lost."""
+    """One inference server. With requests in progress it must send something every `engine.silent_s`, or it is lost."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class ServerEngine:
         self._on_update, engine = met.config.rollout.on_update, met.config.engine
         self._silent_s, self._call_timeout_s = engine.silent_s, engine.call_timeout_s
         self._stop_ids, self._tokenizer = met.stop_ids, tokenizer
-        self._samples: dict[Key, ServerRequest] = {}  # live, in the order in which they came
+        self._samples: dict[Key, ServerRequest] = {}  # live, in order of arrival
         self._by_rid: dict[str, ServerRequest] = {}  # those at the server
         self._ended: list[Completion] = []  # not yet returned
         self._held: tuple[int, int] | None = None  # (term, version) of the weights at the server
-        self._labels: dict[str, int] = {}  # of all weights that it was sent
+        self._labels: dict[str, int] = {}  # label -> version, of all weights sent
         self._rests = False  # until the next update
-        self._holds = False  # no episode is begun before it
-        self._ends = False  # pieces are being ended
+        self._holds = False  # start no episode before the next update
+        self._ends = False  # samples are being ended
         self._n_pieces = self._n_tokens = 0
         self._heard = self._listened = time.monotonic()
 
@@ -70,7 +70,7 @@ class ServerEngine:
         return self._n_tokens
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises EngineError when the model cannot hold or the engine not tell it."""
+        """Queue a request. Raises EngineError for a request that is too long or unsupported."""
         if request.key in self._samples or any(completion.key == request.key for completion in self._ended):
             raise EngineError(f"a request must have a key that no live request has: {request.key}")
         self._shape.check_request(request)
@@ -130,17 +130,17 @@ class ServerEngine:
         return bool(self._by_rid or self._ended) or any(key[4] for key in self._samples)
 
     def pause(self) -> None:
-        """Sample nothing before the next update; what comes meanwhile waits."""
+        """Sample nothing before the next update; new requests wait."""
         if self._held is None or self._rests:
             return
         self._rests = True
         self._stop(keep=False)
 
     def check(self) -> None:
-        """Raises EngineLost when the server has ended, or is silent with pieces under way."""
+        """Raises EngineLost if the server has ended, or is silent with requests in progress."""
         self._server.check()
         if time.monotonic() - self._heard > self._silent_s:
-            self._hear(0.0)  # perhaps nobody has listened
+            self._hear(0.0)  # events may wait in the queue
         silent_s = self._listened - self._heard
         if self._by_rid and not self._rests and silent_s > self._silent_s:
             raise EngineLost(
@@ -149,10 +149,10 @@ class ServerEngine:
             )
 
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
-        """Relay new weights to the server; running requests go on by `on_update`. Returns `tensors`: they are free.
+        """Send new weights to the server; running requests continue as `on_update` says. Returns `tensors` for reuse.
 
-        Raises EngineError, with nothing changed, when names or shapes differ or (term, version) is older than what is
-        held; EngineLost when the server does not take them; ConfigError when it serves another model.
+        Raises EngineError, with nothing changed, if names or shapes differ or (term, version) is older than the current
+        one; EngineLost if the server does not load them; ConfigError if it serves another model.
         """
         if self._held is not None and (term, version) < self._held:  # I6
             raise EngineError(
@@ -200,7 +200,7 @@ class ServerEngine:
     def _hear(self, wait_s: float) -> None:
         now, before = time.monotonic(), self._listened
         self._listened = now
-        if now - before > self._silent_s / 2:  # this process did something else, or stood still: that is no silence
+        if now - before > self._silent_s / 2:  # this process was busy or stopped: not the silence of the server
             self._heard = now
         for said in self._link.news(wait_s):
             sample = self._by_rid.get(said.name)
@@ -222,7 +222,7 @@ class ServerEngine:
                 self._end_here(sample)
             return
         ended = news.error or f"{news.finish} after {len(sample.new_ids)} of {sample.left} tokens"
-        if not self._server.stamps:  # it has seen one version only
+        if not self._server.stamps:  # all its tokens have one version
             self._settle(sample, [[sample.since, len(sample.new_ids)]])
         elif news.labels is None and sample.new_ids:
             raise EngineLost(f"{self._link.url} reports weight versions, but none for the tokens of {sample.rid}")
@@ -231,17 +231,17 @@ class ServerEngine:
         if sample.n_kept is not None:
             sample.cut()
             self._finish(sample, Finish.STOP)
-        elif sample.ids and sample.ids[-1] in sample.stops:  # whatever else ended it at the same time
+        elif sample.ids and sample.ids[-1] in sample.stops:  # a stop token has priority over other ends
             self._finish(sample, Finish.STOP)
         elif sample.left < 1:
             self._finish(sample, Finish.LENGTH)
         elif sample.ids and news.finish == Finish.STOP:
             self._finish(sample, Finish.STOP)
-        elif not self._ends:  # the budget is that of the request, and not the server's
+        elif not self._ends:  # the budget of the request is spent, not that of the server
             self._send_again(sample, ended)
 
     def _end_here(self, sample: ServerRequest) -> None:
-        """End a sample at an end that the server does not know. All its tokens are of the version it was sent under."""
+        """End a sample where the server would not. All its tokens have the version under which it was sent."""
         rid = str(sample.rid)
         self._link.drop(rid)
         self._server.abort(rid)
@@ -250,7 +250,7 @@ class ServerEngine:
         self._finish(sample, Finish.STOP)
 
     def _broke(self, sample: ServerRequest, ended: StreamEnded) -> None:
-        """A stream ended before its piece did."""
+        """Handle a stream that ended before its sample."""
         if ended.status in (0, 200):
             self._hear_why()
             raise EngineLost(f"the server at {self._link.url} broke off: {ended.text or 'the stream has no end'}")
@@ -258,7 +258,7 @@ class ServerEngine:
         self._send_again(sample, f"it answers {ended.status}: {ended.text}")
 
     def _hear_why(self) -> None:
-        """Raises EngineLost with the server's own last words, when it has ended; that is known a moment later."""
+        """Raises EngineLost with the last log line of the server if it has ended, which is known a moment later."""
         deadline = time.monotonic() + LAST_WORDS_S
         while time.monotonic() < deadline:
             self._server.check()
@@ -271,7 +271,7 @@ class ServerEngine:
         sample.settle(spans)
 
     def _send_again(self, sample: ServerRequest, why: str) -> None:
-        """It waits anew, with what it has; not for ever."""
+        """Queue the sample again with its tokens so far, up to SENT_AGAIN times."""
         sample.start_anew()
         sample.n_sent_again += 1
         if sample.n_sent_again > SENT_AGAIN:
@@ -288,7 +288,7 @@ class ServerEngine:
     # updates
 
     def _stop(self, *, keep: bool) -> None:
-        """The server stands still, or has nothing left of ours."""
+        """Pause the server, or end all its samples."""
         self._hear(0.0)
         for sample in self._by_rid.values():
             sample.mark()
@@ -298,7 +298,7 @@ class ServerEngine:
             self._end_pieces()
 
     def _end_pieces(self) -> None:
-        """All pieces end, and what they had is settled under the version that they were sent under."""
+        """End all samples at the server. Their tokens get the version under which they were sent."""
         began, asked = time.monotonic(), -ABORT_AGAIN_S
         self._ends = True
         while self._by_rid:

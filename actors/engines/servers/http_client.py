@@ -1,7 +1,4 @@
-"""HTTP to one server from a thread of its own: calls with a deadline, and streams whose events are queued.
-
-Knows URLs and JSON; no routes, no requests of ours.
-"""
+"""HTTP client of one server, on a thread of its own: calls with a deadline, and streams whose events are queued."""
 
 import asyncio
 import json
@@ -17,13 +14,13 @@ import httpx2
 
 from areal_bus.errors import EngineLost
 
-SLACK_S = 1.0  # that the thread has beyond a call's own deadline
+SLACK_S = 1.0  # that the thread waits beyond the deadline of a call
 CLOSE_S = 5.0
 TEXT = 500  # characters of an answer that are shown
 
 
 class ServerRejected(Exception):
-    """The server has answered, and not with what was asked for."""
+    """The server answered with an error."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"it answers {status}: {text}")
@@ -40,7 +37,7 @@ class StreamEvent:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """A stream is over: `status` 200 when the server ended it, another one when it refused it, 0 when it broke."""
+    """The end of a stream. `status`: 200 if the server ended it, another one if it refused it, 0 if it broke."""
 
     name: str
     status: int
@@ -48,7 +45,7 @@ class StreamEnded:
 
 
 class HttpClient:
-    """A server's address, the connections to it, and what comes from there."""
+    """The connections to one server, and the queue of their events."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -63,24 +60,24 @@ class HttpClient:
         self._client = httpx2.AsyncClient(base_url=self.url, timeout=None, limits=limits, trust_env=False)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float) -> Any:
-        """The JSON of the answer, or its text. Raises Refused for a status that is not 200, EngineLost for none."""
+        """The JSON of the answer, or its text. Raises ServerRejected for a status other than 200, else EngineLost."""
         return self.result(self.begin(method, path, body, timeout_s=timeout_s), timeout_s=timeout_s)
 
     def begin(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float
     ) -> "Future[Any]":
-        """The call as a future, for one who has something to do meanwhile."""
+        """Start a call; returns a future."""
         return self._run(self._call(method, path, body, timeout_s))
 
     def result(self, future: "Future[Any]", *, timeout_s: float) -> Any:
-        """What came of a call, as `call` has it."""
+        """The result of a started call, as of `call`."""
         try:
             return future.result(timeout_s + SLACK_S)
         except FutureTimeout:
             raise EngineLost(f"the server at {self.url} must answer within {timeout_s:g} s: it has not") from None
 
     def stream(self, name: str, path: str, body: Mapping[str, Any]) -> None:
-        """Begin a POST whose answer is a stream of server-sent events."""
+        """Start a POST whose answer is a stream of server-sent events."""
         stream = self._streams[name] = self._run(self._stream(name, path, body))
         stream.add_done_callback(lambda _: self._streams.pop(name, None))
 
@@ -101,7 +98,7 @@ class HttpClient:
             return found
 
     def close(self) -> None:
-        """End all calls and streams, and the thread; one that does not end is left to the end of the process."""
+        """End all calls and streams, and the thread. A thread that does not end stays until the process ends."""
         closing = self._run(self._close())
         try:
             closing.result(CLOSE_S)
@@ -158,7 +155,7 @@ class HttpClient:
 
 
 def done(answer: Any) -> Mapping[str, Any]:
-    """The answer to an order. Raises Refused for one that is no object, or says that it was not carried out."""
+    """The JSON object of an answer. Raises ServerRejected if it is no object or reports a failure."""
     if not isinstance(answer, Mapping) or answer.get("success") is False:
         raise ServerRejected(200, str(answer)[:TEXT])
     return answer

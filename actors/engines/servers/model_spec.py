@@ -1,4 +1,4 @@
-"""The model that a server serves: the forms of its weights, and what it can be asked for; knows no server."""
+"""The model that a server serves: names, shapes and types of its weights, and limits of requests."""
 
 import math
 import re
@@ -17,7 +17,7 @@ ROUNDING = 1e-2  # by which a log-prob may be over 0
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What must be known of a model that lives elsewhere."""
+    """The facts about a model whose weights another process holds."""
 
     parameters: Mapping[str, Any]  # name -> tensor on the meta device: shapes and types
     vocabulary: int
@@ -25,7 +25,7 @@ class ModelSpec:
     tied: Mapping[str, str] = field(default_factory=dict)  # name of a weight that is another one -> of that one
 
     def check_request(self, request: Request) -> None:
-        """Raises EngineError for what cannot be served; servers do not survive all of it."""
+        """Raises EngineError for a request that cannot be served; some would crash the server."""
         total, most, vocabulary = len(request.ids) + request.max_new_tokens, self.most_tokens, self.vocabulary
         rules = [
             (not request.ids, "a prompt has at least one token"),
@@ -43,7 +43,7 @@ class ModelSpec:
                 raise EngineError(sentence)
 
     def check_sampled(self, ids: Sequence[int], logps: Sequence[float]) -> None:
-        """Raises EngineLost for what is no token of the model, or no log-prob."""
+        """Raises EngineLost for an invalid token id or log-prob."""
         for token in ids:
             if not 0 <= token < self.vocabulary:
                 raise EngineLost(f"a server samples token ids below {self.vocabulary}: it has sampled {token}")
@@ -52,7 +52,7 @@ class ModelSpec:
                 raise EngineLost(f"a log-prob is a number, and at most 0: a server gave {logp}")
 
     def check_weights(self, tensors: Mapping[str, Any]) -> None:
-        """Raises EngineError unless these are all the weights and no others."""
+        """Raises EngineError unless these are exactly the weights of the model."""
         odd = sorted(tensors.keys() ^ self.parameters.keys())
         odd = odd or [name for name, form in self.parameters.items() if tensors[name].shape != form.shape]
         if odd:
@@ -60,8 +60,8 @@ class ModelSpec:
 
 
 def shape_of(model: Any) -> ModelSpec:
-    """Raises ConfigError for a model whose parameters have other names than its files: servers pass over those names
-    without a word, and would sample with the weights that they were started with.
+    """The spec of a model. Raises ConfigError if its parameters have other names than its files: servers ignore unknown
+    names silently, and would sample with their first weights.
     """
     if get_model_conversion_mapping(model, add_legacy=False):
         raise ConfigError(
@@ -80,8 +80,8 @@ def shape_of(model: Any) -> ModelSpec:
 
 
 def check_names(url: str, served: Iterable[str], names: Iterable[str]) -> None:
-    """Whether its weights are those of the model, as far as names tell: it joins some. It passes over weights that it
-    is not sent without a word, so that those of more layers would stay as they are.
+    """Compare the names of the server's weights with those of the model; a server merges some. Weights that it is not
+    sent would keep their first values silently, for example those of further layers.
     """
     theirs, ours = parts(name.rpartition(":")[2] for name in served), parts(names)
     if odd := sorted(theirs ^ ours):
@@ -92,7 +92,7 @@ def check_names(url: str, served: Iterable[str], names: Iterable[str]) -> None:
 
 
 def parts(names: Iterable[str]) -> set[str]:
-    """Of what is numbered the numbers, and whether there are biases; a server's own scales are its affair."""
+    """Indices of layers and experts, and whether there are biases; ignores quantisation scales of the server."""
     found = set()
     for name in names:
         found.update({name.rpartition(".")[2]} & {"bias"})

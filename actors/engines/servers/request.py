@@ -1,7 +1,7 @@
-"""One request at a server: what is settled of it, and the piece under way; knows no server.
+"""One request at a server: its tokens with known versions, and the piece in progress.
 
-Tokens of a piece come bit by bit, their versions only at its end. Until then those are sure that came before the first
-update of its life: they are of the version that it was sent under. So much can be told to others, and no more (I5).
+The tokens of a piece arrive in parts, their versions only at its end. Until then, only the versions of tokens that
+arrived before the first update are known: the version under which the piece was sent. Others are not reported (I5).
 """
 
 from collections.abc import Mapping
@@ -20,25 +20,25 @@ class ServerRequest:
     """One live request."""
 
     request: Request
-    ids: list[int] = field(default_factory=list)  # settled: of pieces that have ended, and done before
+    ids: list[int] = field(default_factory=list)  # of pieces that have ended, and from before the request
     logps: list[float] = field(default_factory=list)
     spans: list[list[int]] = field(default_factory=list)
-    rid: str | None = None  # of the piece under way; None: it waits to be sent
-    since: int = 0  # version it was sent under
-    new_ids: list[int] = field(default_factory=list)  # of the piece under way
+    rid: str | None = None  # of the piece in progress; None: the request waits
+    since: int = 0  # version under which the piece was sent
+    new_ids: list[int] = field(default_factory=list)  # of the piece in progress
     new_logps: list[float] = field(default_factory=list)
-    n_sure: int | None = None  # of these, once there was an update; None: all are of `since`
+    n_sure: int | None = None  # of these with known versions, after an update; None: all are of `since`
     stops: tuple[int, ...] = ()  # tokens that end it
     strings: StopStrings | None = None  # texts that end it
     n_kept: int | None = None  # tokens up to its end; the server may have sampled more
-    n_sent_again: int = 0  # pieces in a row that were ended when nobody had asked for that
+    n_sent_again: int = 0  # pieces in a row that the server ended unasked
 
     @property
     def left(self) -> int:
         return self.request.max_new_tokens - len(self.ids)
 
     def piece(self, rid: str, version: int) -> RequestPiece:
-        """What is left of it, to be sent under this version."""
+        """The rest of the request, to be sent under this version."""
         self.rid, self.since, self.n_sure = rid, version, None
         self.new_ids, self.new_logps = [], []
         request, n_least = self.request, max(0, self.request.controls.min_new_tokens - len(self.ids))
@@ -46,8 +46,8 @@ class ServerRequest:
         return RequestPiece(rid, ids, self.left, request.temperature, request.top_p, controls, self.stops)
 
     def start_anew(self) -> None:
-        """Forget the tokens where the rest depends on which tokens are the completion's: a server takes all that it
-        is sent for the prompt.
+        """Drop the tokens so far if settings depend on the sampled tokens (penalties): a server counts all that it is
+        sent as prompt.
         """
         if self.request.controls.counts_completion:
             self.ids, self.logps, self.spans = [], [], []
@@ -55,16 +55,14 @@ class ServerRequest:
 
     @property
     def is_sure(self) -> bool:
-        """No update has begun since the piece was sent."""
+        """Whether no update has begun since the piece was sent."""
         return self.n_sure is None
 
     def find_end(self) -> bool:
-        """Whether an end has come that the server does not know.
+        """Whether the sample has ended where the server does not end it.
 
-        The tokens after it are dropped at the end of the piece. That is now when the versions of its tokens are sure,
-        else it comes with its stamps.
-
-        Servers have no tokenizer, so they find no stop string. SGLang with ignore_eos ends at no token at all.
+        Servers have no tokenizer, so they find no stop strings. SGLang with ignore_eos ends at no token at all. Tokens
+        after the end are dropped: now, if their versions are known, else when the piece ends.
         """
         if self.n_kept is not None or self.request.controls == PLAIN:
             return self.n_kept is not None
@@ -82,7 +80,7 @@ class ServerRequest:
             self.ids, self.logps = self.ids[:n], self.logps[:n]
 
     def hear(self, news: PieceUpdate) -> None:
-        """More of the piece. Raises EngineLost when it is more than was asked for, or has no log-probs."""
+        """Add an update of the piece. Raises EngineLost if it has too many tokens or lacks log-probs."""
         if len(news.ids) != len(news.logps) or len(self.new_ids) + len(news.ids) > self.left:
             raise EngineLost(
                 f"a server gives a log-prob for each token, and no more tokens than asked for: {len(news.ids)} came "
@@ -92,12 +90,12 @@ class ServerRequest:
         self.new_logps += news.logps
 
     def mark(self) -> None:
-        """An update begins: what comes from now on may be of either version."""
+        """An update begins: later tokens may be of either version."""
         if self.rid is not None and self.n_sure is None:
             self.n_sure = len(self.new_ids)
 
     def settle(self, spans: list[list[int]]) -> None:
-        """The piece has ended, with these versions."""
+        """End the piece: its tokens have these versions."""
         stamped = sum(n for _, n in spans)
         if stamped != len(self.new_ids):
             raise EngineLost(
@@ -109,7 +107,7 @@ class ServerRequest:
         self.rid, self.new_ids, self.new_logps, self.n_sure = None, [], [], None
 
     def done(self) -> Done | None:
-        """What is sure of it."""
+        """A copy of the tokens with known versions; None if there are none."""
         n = len(self.new_ids) if self.n_sure is None else self.n_sure
         if self.n_kept is not None:  # another engine that continues it must find the end
             n = max(0, min(n, self.n_kept - 1 - len(self.ids)))
@@ -146,7 +144,7 @@ def shorter(spans: list[list[int]], n_over: int) -> list[list[int]]:
 
 
 def joined(first: list[list[int]], then: list[list[int]]) -> list[list[int]]:
-    """Spans one after another, neighbours of one version as one."""
+    """Concatenate spans; adjacent ones of one version become one."""
     spans = [list(span) for span in first]
     for version, n in then:
         if n and spans and spans[-1][0] == version:
@@ -157,7 +155,7 @@ def joined(first: list[list[int]], then: list[list[int]]) -> list[list[int]]:
 
 
 def versions(labels: list[tuple[str, int]], known: Mapping[str, int]) -> list[list[int]]:
-    """Labels of weights as versions. Raises EngineLost for one that was never sent: somebody else updates it."""
+    """Versions of labels. Raises EngineLost for a label that was never sent: another process updates the server."""
     if any(n < 0 for _, n in labels):
         raise EngineLost(f"a server must report weight versions in the order of the tokens: {labels}")
     for label, n in labels:

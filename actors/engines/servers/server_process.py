@@ -1,4 +1,4 @@
-"""A server as a process of ours, in its own environment; knows its command line and its log, no routes."""
+"""Runs a server as a child process, in a Python environment of its own."""
 
 import contextlib
 import os
@@ -14,12 +14,12 @@ from areal_bus.errors import ConfigError, EngineLost
 
 KEEPER = Path(__file__).with_name("watch_parent.py")
 TAIL_BYTES = 1 << 16
-NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of our environment
+NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # variables that the server does not inherit
 WORST = re.compile(r"\b\w*(?:Error|Exception)\b.*")
 
 
 class ServerProcess:
-    """Started at once. It ends with `close`, or with this process, however that ends."""
+    """A running server. It ends with `close`, or when this process ends in any way."""
 
     def __init__(self, command: Sequence[str], log: Path, more: Mapping[str, str]) -> None:
         """Standard output and error go to `log`; `more` is added to the environment."""
@@ -37,17 +37,17 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the keeper, which leads the server's process group."""
+        """Of `watch_parent`, which leads the process group of the server."""
         return self._process.pid
 
     def check(self) -> None:
-        """Raises EngineLost when it has ended."""
+        """Raises EngineLost if the server has ended."""
         code = self._process.poll()
         if code is not None:
             raise EngineLost(f"the server has ended with code {code}: {self.last_words()} (all of it: {self._log})")
 
     def last_words(self) -> str:
-        """The last error in its log, else its last line."""
+        """The last error in the log, else the last line."""
         with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
             lines = log.read().decode(errors="replace").strip().splitlines()
@@ -65,7 +65,7 @@ class ServerProcess:
 
 
 def installed(python: str, *packages: str) -> str:
-    """The version of the first of these in that interpreter's environment. Raises ConfigError with what to do."""
+    """The version of the first of these packages in the interpreter's environment. Raises ConfigError with advice."""
     code = (
         "from importlib.metadata import distributions\n"
         "found = {at.metadata['Name'].lower().replace('_', '-'): at.version for at in distributions()}\n"
@@ -84,7 +84,7 @@ def installed(python: str, *packages: str) -> str:
 
 
 def interpreter(python: str, folder: Path) -> str:
-    """A relative path is taken from the working directory, else from `folder`; empty: this process's own."""
+    """The interpreter's path: relative to the working directory, else to `folder`; empty: that of this process."""
     if not python:
         return sys.executable
     given = Path(python).expanduser()
@@ -94,7 +94,7 @@ def interpreter(python: str, folder: Path) -> str:
 
 
 def free_port() -> int:
-    """A port of the loopback that is free now."""
+    """A port of the loopback interface that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -44,7 +44,7 @@ NAN = "NaN happened"  # SGLang's message when it replaced a token, because its l
 
 
 class SGLang:
-    """One server, of ours or attached to."""
+    """One SGLang server, started here or attached."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class SGLang:
         self._link, self._relay, self._abilities, self._process = met.link, relay, abilities, met.process
         self._group, self._bucket_bytes = met.name, met.config.weights.bucket_mib << 20
         self._call_timeout_s, self._load_timeout_s = met.config.engine.call_timeout_s, met.config.weights.timeout_s
-        self._label: str | None = None  # of the weights it has from us
+        self._label: str | None = None  # of the weights that this process sent
         self._is_known = met.is_known
         self._join()
 
@@ -104,7 +104,7 @@ class SGLang:
         self._call(RESUME, {})
 
     def load(self, label: str, tensors: Mapping[str, Any], *, flush: bool) -> None:
-        """In parts of at most `bucket_bytes`, a broadcast a tensor; only the last part is stamped."""
+        """Send weights in parts of at most `bucket_bytes`, one broadcast a tensor. The last part carries the label."""
         deadline = time.monotonic() + self._load_timeout_s
         try:
             if self._abilities.sessions:
@@ -134,7 +134,7 @@ class SGLang:
             self._process.close()
 
     def _refused(self, label: str, error: ServerRejected) -> Exception:
-        """The first weights show whether it is the right model; later ones are known to fit."""
+        """The error of a refused load: ConfigError for the first weights (another model), EngineLost later."""
         if self._is_known:
             return EngineLost(f"{self._link.url} must take weights {label}: {error}")
         return ConfigError(
@@ -159,7 +159,7 @@ class SGLang:
             raise EngineLost(f"{self._link.url} must join the group that brings its weights: {error}") from None
 
     def _call(self, path: str, body: Mapping[str, Any], *, is_told: bool = True) -> None:
-        """`is_told`: the answer says whether it was done."""
+        """`is_told`: the answer reports success."""
         try:
             answer = self._link.call("POST", path, body, timeout_s=self._call_timeout_s)
             if is_told:
@@ -169,7 +169,8 @@ class SGLang:
 
 
 def request_body(piece: RequestPiece) -> dict[str, Any]:
-    """All that a model's own generation settings could change is said. What changes logits was refused."""
+    """The body of a request. It sets every field that the model's generation config could change. Settings that change
+    logits were refused."""
     return {
         "rid": piece.rid,
         "input_ids": piece.ids,
@@ -193,7 +194,7 @@ def request_body(piece: RequestPiece) -> dict[str, Any]:
 def read_event(event: Mapping[str, Any], n_known: int, *, is_incremental: bool) -> PieceUpdate:
     """`n_known`: tokens of the piece that are known; without `is_incremental` the event begins with them.
 
-    Raises KeyError and the like for what it is not.
+    Raises KeyError, TypeError or the like for an invalid event.
     """
     if "error" in event:
         return PieceUpdate(finish=Finish.ABORT, error=str(event["error"]))
@@ -218,7 +219,7 @@ def read_event(event: Mapping[str, Any], n_known: int, *, is_incremental: bool) 
 
 
 def _new_of_ended(ids: list[int], pairs: Sequence[Any], n_new: int) -> tuple[list[int], Sequence[Any]]:
-    """Of a piece that was ended while it waited, 0.5.23 says the last token once more, and the log-probs of all."""
+    """New tokens of a piece that was aborted while queued: 0.5.23 repeats its last token, and all log-probs."""
     if n_new == len(ids) == len(pairs):
         return ids, pairs
     if not 0 <= n_new <= len(pairs):
@@ -240,7 +241,7 @@ def update_body(part: Mapping[str, Any], group: str, label: str | None, *, flush
 
 
 def split(tensors: Mapping[str, Any], n_bytes: int) -> list[list[str]]:
-    """Names in parts of at most so many bytes, in order; a larger tensor is a part by itself."""
+    """Split names into parts of at most `n_bytes`, in order; a larger tensor is a part by itself."""
     parts: list[list[str]] = []
     room = 0
     for name, tensor in tensors.items():
@@ -252,19 +253,19 @@ def split(tensors: Mapping[str, Any], n_bytes: int) -> list[list[str]]:
     return parts
 
 
-STREAM = 16  # tokens in an event: what is not yet sent when a generator dies is lost
-SPARE = 2  # times the tokens of all slots, on CPU: room for what they share
+STREAM = 16  # tokens in an event; tokens that are not sent yet are lost when a generator dies
+SPARE = 2  # times the tokens of all slots, on CPU: room for shared prefixes
 
 
 def command(context: Context, config: Config, *, most_tokens: int, port: int) -> list[str]:
-    """What follows the interpreter: our words, then the user's, which win."""
+    """The command line after the interpreter. The user's arguments come last and take precedence."""
     rollout = config.rollout
     words: Sequence[object] = [
         "-m", "sglang.launch_server",
         "--model-path", context.model_folder,
         "--host", "127.0.0.1",
         "--port", port,
-        "--load-format", "dummy",  # all weights come by push
+        "--load-format", "dummy",  # all weights arrive by pushes
         "--dtype", config.model.dtype,
         "--tp-size", config.topology.tensor_parallel,
         "--context-length", most_tokens + ROOM,
@@ -302,7 +303,7 @@ def environment(context: Context) -> dict[str, str]:
 
 
 def meet(met: ServerContext) -> Server:
-    """The server, joined to a group of its own. Raises ConfigError for one that cannot serve the run, EngineLost."""
+    """The server, joined to a process group. Raises ConfigError if it cannot serve the run, and EngineLost."""
     config, call_s = met.config, met.config.engine.call_timeout_s
     keep = config.rollout.on_update == "keep"
     names = met.shape.parameters if met.process is None else None
@@ -313,7 +314,7 @@ def meet(met: ServerContext) -> Server:
 
 
 def largest_rank(settings: Mapping[str, Any]) -> int:
-    """Of the adapters that it takes: it says none where any rank is taken."""
+    """The largest adapter rank that it accepts. A server without a limit reports none."""
     return int(settings.get("max_lora_rank") or 1 << 20) if settings.get("enable_lora") else 0
 
 

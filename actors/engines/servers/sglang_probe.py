@@ -15,7 +15,7 @@ from actors.engines.servers.protocol import number
 from areal_bus.errors import ConfigError, EngineLost
 
 ROOM = 8  # positions beyond the longest sample: SGLang ends a completion a few tokens before its limit
-OLDEST = (0, 5, 10)  # before it strangers' bytes are unpickled (CVE-2026-3059, CVE-2026-3060)
+OLDEST = (0, 5, 10)  # older ones unpickle bytes from the network (CVE-2026-3059, CVE-2026-3060)
 UPDATE, BEGIN, END = "/update_weights_from_distributed", "/begin_weight_update", "/end_weight_update"
 PAUSE, RESUME, ABORT, JOIN = "/pause_generation", "/continue_generation", "/abort_request", "/init_weights_update_group"
 CHECKER = "/weights_checker"
@@ -24,12 +24,12 @@ NEEDED = ("/generate", UPDATE, ABORT, JOIN)
 
 @dataclass(frozen=True, slots=True)
 class SGLangCapabilities:
-    """What a server of some version can do."""
+    """The capabilities of a server."""
 
     version: str
     stamps: bool  # its replies have the spans of weight versions (0.5.20)
     pauses: bool  # it can retract, and pause in place
-    sessions: bool  # weights are taken between a begin and an end only (0.5.22)
+    sessions: bool  # weights are accepted between a begin and an end call only (0.5.22)
     is_incremental: bool  # an event of a stream has the new tokens only
     n_ranks: int  # of tensor parallelism
 
@@ -37,10 +37,10 @@ class SGLangCapabilities:
 def probe(
     link: HttpClient, *, architecture: str, names: Collection[str] | None, keep: bool, longest: int, timeout_s: float
 ) -> SGLangCapabilities:
-    """What the server can do; it is left as one that nobody uses.
+    """The capabilities of the server. Leaves it idle.
 
-    `names`: of the model's weights, where it may serve another. `longest`: tokens of a sample. Raises ConfigError for
-    one that cannot serve a run (`keep`: with the keys and values of running samples), EngineLost for no answer.
+    `names`: of the model's weights, if it may serve another model. `longest`: tokens of a sample. `keep`: the run keeps
+    KV caches across updates. Raises ConfigError if it cannot serve the run, EngineLost for no answer.
     """
     try:
         routes = link.call("GET", "/openapi.json", timeout_s=timeout_s)
@@ -81,7 +81,7 @@ def check(
     architecture: str,
     keep: bool,
 ) -> None:
-    """Raises ConfigError with what to do."""
+    """Raises ConfigError with advice."""
     missing = [path for path in NEEDED if path not in paths]
     version, served = str(settings["version"]), model.get("architectures") or []
     oldest = ".".join(map(str, OLDEST))
@@ -114,9 +114,9 @@ def check_room(url: str, settings: Mapping[str, Any], longest: int) -> None:
 
 
 def check_weights(link: HttpClient, names: Collection[str], *, timeout_s: float) -> None:
-    """Whether its weights are those of the model by their names: those that it is not sent stay as they are.
+    """Compare the names of its weights with those of the model. Older servers do not list them.
 
-    Raises ConfigError with what to do. Older servers do not tell.
+    Raises ConfigError with advice.
     """
     with suppress(ServerRejected):
         for rank in link.call("POST", CHECKER, {"action": "checksum"}, timeout_s=timeout_s).get("ranks") or []:
@@ -124,12 +124,12 @@ def check_weights(link: HttpClient, names: Collection[str], *, timeout_s: float)
 
 
 def replicas(settings: Mapping[str, Any]) -> int:
-    """Of data and of pipeline parallelism: weights come to the tensor-parallel ranks only."""
+    """Number of data-parallel replicas and pipeline stages: pushes reach the tensor-parallel ranks only."""
     return max(int(settings.get(key) or 1) for key in ("dp_size", "pp_size"))
 
 
 def pause_modes(routes: Mapping[str, Any]) -> set[str]:
-    """The ways in which it can pause, from its own description."""
+    """Its pause modes, from its API description."""
     if not {PAUSE, RESUME} <= set(routes["paths"]):
         return set()
     schemas = routes.get("components", {}).get("schemas", {})
@@ -146,7 +146,7 @@ def free(link: HttpClient, paths: set[str], *, timeout_s: float) -> None:
 
 
 def stamps_tokens(link: HttpClient, *, timeout_s: float) -> bool:
-    """Whether a reply says which weights made its tokens. Raises ConfigError when it lacks more than that."""
+    """Whether a reply has the weight versions of its tokens. Raises ConfigError if it lacks other fields."""
     sampling = {"max_new_tokens": 1, "temperature": 1.0}
     body = {"input_ids": [0], "return_logprob": True, "sampling_params": sampling}
     try:

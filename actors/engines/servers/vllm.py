@@ -36,13 +36,13 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError, EngineLost
 from areal_bus.messages import Finish
 
-PREFIX = "generate-tokens-"  # that the server puts before the ids of pieces
-NO_LOG_PROB = -9999.0  # its word for one that is not a number
-COLDEST = 0.01  # a temperature between 0 and this one becomes this one, in the server
+PREFIX = "generate-tokens-"  # the server puts this before request ids
+NO_LOG_PROB = -9999.0  # vLLM sends this instead of NaN
+COLDEST = 0.01  # vLLM raises temperatures between 0 and this one to this one
 
 
 class VLLM:
-    """One server, of ours or attached to; on this machine, for its weights come through a folder."""
+    """One vLLM server, started here or attached. It runs on this machine: its weights come through a folder."""
 
     stamps = True
     pauses = True
@@ -80,14 +80,14 @@ class VLLM:
         self._call(ABORT, {})
 
     def pause(self, *, keep: bool) -> None:
-        """Pieces under way stay in its queue; without `keep` their keys and values, and all prefixes, are dropped."""
+        """Running requests stay queued. Without `keep` their KV caches and all cached prefixes are dropped."""
         self._call(f"{PAUSE}?mode=keep&clear_cache={'false' if keep else 'true'}", {})
 
     def resume(self) -> None:
         self._call(RESUME, {})
 
     def load(self, label: str, tensors: Mapping[str, Any], *, flush: bool) -> None:
-        """Through a folder of memory that holds them as long as the call lasts."""
+        """Load weights from a folder in memory, which holds them during the call only."""
         deadline = time.monotonic() + self._load_timeout_s
         whole = dict(tensors) | {name: tensors[same].clone() for name, same in self._tied.items()}
         with self._handover.holding(whole) as folder:
@@ -112,7 +112,7 @@ class VLLM:
         self._handover.close()
 
     def _refused(self, label: str, error: ServerRejected) -> Exception:
-        """The first weights show whether it is the right model; later ones are known to fit."""
+        """The error of a refused load: ConfigError for the first weights (another model), EngineLost later."""
         if self._is_known:
             return EngineLost(f"{self._link.url} must take weights {label}: {error}")
         return ConfigError(
@@ -128,10 +128,10 @@ class VLLM:
 
 
 def sampling_rule(logprobs_mode: str, *, temperature: float, top_p: float, controls: SamplingControls = PLAIN) -> str:
-    """Why it has no log-probs of the model's whole distribution for such a request; empty: it has.
+    """The reason why vLLM gives no log-probs of the model's full distribution for such a request; "" if it does.
 
-    Its processed ones are at the temperature, after penalties and of what top_k, top_p and min_p leave; its raw ones
-    of the model's own logits, at temperature 1.
+    Its processed log-probs are at the temperature, after penalties, top_k, top_p and min_p. Its raw log-probs are of
+    the model's logits at temperature 1.
     """
     if logprobs_mode == "raw_logprobs" and temperature not in (0.0, 1.0):
         return (
@@ -152,7 +152,7 @@ def sampling_rule(logprobs_mode: str, *, temperature: float, top_p: float, contr
 
 
 def request_body(piece: RequestPiece) -> dict[str, Any]:
-    """All that a model's own generation settings could change is said."""
+    """The body of a request. It sets every field that the model's generation config could change."""
     controls = piece.controls
     bias = {"logit_bias": {str(token): bias for token, bias in controls.logit_bias}} if controls.logit_bias else {}
     return {
@@ -171,7 +171,7 @@ def request_body(piece: RequestPiece) -> dict[str, Any]:
             "repetition_penalty": controls.repetition_penalty,
             **bias,
             "stop_token_ids": list(piece.stops),
-            "ignore_eos": True,  # the model's own: those above are all
+            "ignore_eos": True,  # the list above contains the model's own stop tokens
             "logprobs": 0,  # of the sampled token only
             "detokenize": False,
         },
@@ -179,7 +179,7 @@ def request_body(piece: RequestPiece) -> dict[str, Any]:
 
 
 def read_event(event: Mapping[str, Any]) -> PieceUpdate:
-    """Raises KeyError and the like for what it is not."""
+    """Raises KeyError, TypeError or the like for an invalid event."""
     if "error" in event:
         return PieceUpdate(finish=Finish.ABORT, error=str(event["error"]))
     (choice,) = event["choices"]
@@ -200,25 +200,25 @@ def read_event(event: Mapping[str, Any]) -> PieceUpdate:
     )
 
 
-STREAM = 16  # tokens in an event: what is not yet sent when a generator dies is lost
-CPU_CACHE_BYTES = 1 << 30  # of keys and values; engine.arguments may say more
+STREAM = 16  # tokens in an event; tokens that are not sent yet are lost when a generator dies
+CPU_CACHE_BYTES = 1 << 30  # of the KV cache; engine.arguments may override it
 
 
 def command(context: Context, config: Config, *, most_tokens: int, port: int) -> list[str]:
-    """What follows the interpreter: our words, then the user's, which win."""
+    """The command line after the interpreter. The user's arguments come last and take precedence."""
     words: Sequence[object] = [
         "-m", "vllm.entrypoints.openai.api_server",
         "--model", context.model_folder,
         "--host", "127.0.0.1",
         "--port", port,
-        "--load-format", "dummy",  # all weights come by push
+        "--load-format", "dummy",  # all weights arrive by pushes
         "--dtype", config.model.dtype,
         "--tensor-parallel-size", config.topology.tensor_parallel,
         "--max-model-len", most_tokens,
         "--max-num-seqs", config.rollout.max_concurrent_rollouts,
         "--seed", seed(config.run.seed, context),
         "--skip-tokenizer-init",
-        "--generation-config", "vllm",  # nothing of the model's own
+        "--generation-config", "vllm",  # ignore the model's generation config
         "--enable-scale-out",  # tokens in, tokens out
         "--logprobs-mode", "raw_logprobs" if needs_raw(config) else "processed_logprobs",
         "--stream-interval", STREAM,
@@ -238,14 +238,14 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
 
 
 def needs_raw(config: Config) -> bool:
-    """Whether processed log-probs would be of another distribution than the model's."""
+    """Whether processed log-probs would differ from those of the model."""
     return config.gconfig.top_p < 1 or controls_of(config).changes_sampling
 
 
 def environment(context: Context) -> dict[str, str]:
     """Environment variables of the server."""
     return {
-        "VLLM_SERVER_DEV_MODE": "1",  # the routes for new weights
+        "VLLM_SERVER_DEV_MODE": "1",  # enables the routes for new weights
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": LOOPBACK[0],
         "GLOO_SOCKET_IFNAME": LOOPBACK[1],
@@ -254,7 +254,7 @@ def environment(context: Context) -> dict[str, str]:
 
 
 def meet(met: ServerContext) -> Server:
-    """The server, ready for weights. Raises ConfigError for one that cannot serve the run, EngineLost."""
+    """The server, ready for weights. Raises ConfigError if it cannot serve the run, and EngineLost."""
     config, call_s = met.config, met.config.engine.call_timeout_s
     keep = config.rollout.on_update == "keep"
     names = met.shape.parameters if met.process is None else None
@@ -273,7 +273,7 @@ def meet(met: ServerContext) -> Server:
 
 
 def largest_rank(settings: Mapping[str, Any]) -> int:
-    """Of the adapters that it takes; 0 when it takes none."""
+    """The largest adapter rank that it accepts; 0 if none."""
     return int((settings["vllm_config"].get("lora_config") or {}).get("max_lora_rank") or 0)
 
 

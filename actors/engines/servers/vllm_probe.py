@@ -13,7 +13,7 @@ from actors.engines.servers.model_spec import check_names
 from actors.engines.servers.protocol import number
 from areal_bus.errors import ConfigError
 
-OLDEST = (0, 32)  # that was tried
+OLDEST = (0, 32)  # the oldest release that was tried
 GENERATE, RPC, LABEL, CHECKER = "/inference/v1/generate", "/collective_rpc", "/update_weight_version", "/weight_checker"
 PAUSE, RESUME, ABORT, CACHE = "/pause", "/resume", "/abort_requests", "/reset_prefix_cache"
 RL = (RPC, LABEL, CHECKER, PAUSE, RESUME, ABORT, CACHE)
@@ -22,19 +22,19 @@ HERE = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class VLLMCapabilities:
-    """What it was started with that matters here."""
+    """The settings of a server that matter to a run."""
 
     logprobs_mode: str
-    is_untied: bool  # it has weights of its own for what the model ties
+    is_untied: bool  # it holds separate weights where the model ties them
 
 
 def probe(
     link: HttpClient, *, names: Collection[str] | None, is_tied: bool, keep: bool, longest: int, timeout_s: float
 ) -> VLLMCapabilities:
-    """What the server can do; it is left as one that nobody uses, and reads weights from folders.
+    """The settings of the server. Leaves it idle, and set to read weights from folders.
 
-    `names`: of the model's weights, where it may serve another. `longest`: tokens of a sample. Raises ConfigError for
-    one that cannot serve a run (`keep`: with the keys and values of running samples), EngineLost for no answer.
+    `names`: of the model's weights, if it may serve another model. `longest`: tokens of a sample. `keep`: the run keeps
+    KV caches across updates. Raises ConfigError if it cannot serve the run, EngineLost for no answer.
     """
     host = urlsplit(link.url).hostname
     if host not in HERE:
@@ -58,7 +58,7 @@ def probe(
 
 
 def check_routes(url: str, paths: set[str], version: str) -> None:
-    """Raises ConfigError with what to do."""
+    """Raises ConfigError with advice."""
     missing, oldest = [path for path in RL if path not in paths], ".".join(map(str, OLDEST))
     rules = [
         (number(version) < OLDEST, f"vLLM {oldest} or newer is needed: {url} is {version}; upgrade it"),
@@ -71,7 +71,7 @@ def check_routes(url: str, paths: set[str], version: str) -> None:
 
 
 def check_settings(url: str, settings: Mapping[str, Any], *, is_tied: bool, keep: bool, longest: int) -> None:
-    """Raises ConfigError with what to do."""
+    """Raises ConfigError with advice."""
     parallel, mode = settings["parallel_config"], settings["model_config"]["logprobs_mode"]
     replicas = max(int(parallel.get(f"{kind}_parallel_size") or 1) for kind in ("data", "pipeline"))
     holds = int(settings["model_config"].get("max_model_len") or longest)
@@ -103,7 +103,7 @@ def free(link: HttpClient, *, timeout_s: float) -> None:
 
 
 def read_from_folders(link: HttpClient, *, timeout_s: float) -> None:
-    """It was started without weights, and is to read safetensors from now on."""
+    """The server was started with dummy weights; make it read safetensors from now on."""
     overrides = {"load_config": {"load_format": "safetensors"}}
     link.call("POST", RPC, {"method": "update_config", "kwargs": {"overrides": overrides}}, timeout_s=timeout_s)
 

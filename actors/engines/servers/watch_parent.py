@@ -1,9 +1,8 @@
-"""Keeps a server that dies with whoever started it: `python watch_parent.py COMMAND ...`, standard input held open by
-them.
+"""Runs a server and ends it with its parent: `python watch_parent.py COMMAND ...`.
 
-The end of standard input means that they are gone, however that came (SIGKILL, too): the server and all its processes
-are killed, for they have nothing to lose. Should this process be killed, the kernel kills the server. Standard library
-only, and nothing of ours: it runs while a generator's memory is full.
+The parent holds standard input open. Its end means that the parent has ended, also by SIGKILL. Then the server and all
+its processes are killed; they hold no state to save. If this process is killed, the kernel kills the server. It imports
+the standard library only, to stay small beside a generator.
 """
 
 import ctypes
@@ -17,12 +16,12 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(command: list[str]) -> int:
-    """The server's exit code. This process leads a session of its own, in which all of the server's are."""
+    """Run the server; returns its exit code. This process leads a session that contains all processes of the server."""
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
     threading.Thread(target=_end_with_owner, daemon=True).start()
     code = server.wait()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.killpg(0, signal.SIGTERM)  # what it has left behind
+    os.killpg(0, signal.SIGTERM)  # its remaining children
     return code if code >= 0 else 128 - code
 
 

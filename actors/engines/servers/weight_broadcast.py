@@ -1,8 +1,8 @@
 """Weights from this process to one server: a torch.distributed group of the two, and broadcasts in it.
 
-The group is built by the sequence that servers use for theirs (`init_custom_process_group`, of vLLM, SGLang, OpenRLHF):
-a TCPStore here, PrefixStore(name) on it, what torch's own helper puts before that, gloo. Rank 0 is here, the server's
-ranks follow. Host memory to whatever the server computes on: gloo copies to a GPU at the server's end.
+The group is built as servers build theirs (`init_custom_process_group` of vLLM, SGLang and OpenRLHF): a TCPStore in
+this process, a PrefixStore with the name and the prefix of torch's own helper on it, gloo. This process is rank 0; the
+ranks of the server follow. The tensors are in host memory here; gloo copies them to a GPU at the server.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ PAUSE_S = 0.002
 
 
 class WeightBroadcast:
-    """One group of one server. A failure ends it for good: the server that it belongs to is not one to go on with."""
+    """One group with one server. It cannot be used after a failure; then the server is given up, too."""
 
     def __init__(self, *, address: str, interface: str) -> None:
         self._store, endpoint = serve_store(address)
@@ -35,7 +35,7 @@ class WeightBroadcast:
         self._under_way: list[Any] = []
 
     def meet(self, name: str, size: int, call: "Future[Any]", *, timeout_s: float) -> None:
-        """Build the group with a server that `call` has told to. Raises EngineLost, or what ended the call."""
+        """Build the group with a server that `call` has asked to join. Raises EngineLost, or the error of the call."""
         outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def build() -> None:
@@ -53,9 +53,9 @@ class WeightBroadcast:
         self._group = group
 
     def send(self, tensors: Sequence[Tensor], call: "Future[Any]", *, timeout_s: float) -> None:
-        """Broadcast these, in order, to a server that `call` has told to receive them; until the call has ended.
+        """Broadcast tensors, in order, to a server that `call` has asked to receive them; wait for its end.
 
-        Raises EngineLost, or what ended the call.
+        Raises EngineLost, or the error of the call.
         """
         options = BroadcastOptions()
         options.rootRank = options.rootTensor = 0
@@ -68,7 +68,7 @@ class WeightBroadcast:
         self._under_way = []
 
     def close(self) -> None:
-        """Let go of the group; one that is stuck is left to the end of the process."""
+        """Leave the group. A group that is stuck stays until the process ends."""
         if any(not work.is_completed() for work in self._under_way):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))  # its destructor would wait for them
         self._group = None
@@ -80,7 +80,7 @@ class WeightBroadcast:
         return not self._under_way
 
     def _until(self, done: Callable[[], bool], call: "Future[Any]", what: str, timeout_s: float) -> None:
-        """Poll; a call that has failed ends the wait at once."""
+        """Wait, by polling; the failure of the call ends the wait at once."""
         deadline = time.monotonic() + timeout_s
         while not done():
             if call.done() and (error := call.exception()) is not None:

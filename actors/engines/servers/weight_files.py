@@ -1,6 +1,6 @@
-"""A private folder of memory through which weights come to a server on this machine, as safetensors; knows no server.
+"""Hands weights to a server on this machine, as safetensors in a private folder in memory.
 
-It is locked by this process. One whose process is gone, killed in the middle of a handover, is removed by the next.
+This process locks the folder. If it is killed while the folder has weights, the next process removes it.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ SPARE_BYTES = 1 << 20
 
 
 class WeightFiles:
-    """The folder is there until `close`, the weights only while they are taken."""
+    """The folder exists until `close`, the weights only while the server loads them."""
 
     def __init__(self) -> None:
         self._folders: dict[Path, tuple[Path, int]] = {}  # of memory or disk: ours in it, and its lock
 
     @contextmanager
     def holding(self, tensors: Mapping[str, Any], file: str = FILE) -> Iterator[Path]:
-        """The folder with these in it, in a file of this name. Raises EngineLost where no room is for them."""
+        """The folder, with these tensors in a file of this name. Raises EngineLost if there is no room."""
         n_bytes = sum(tensor.nbytes for tensor in tensors.values()) + SPARE_BYTES
         parent = _roomy(n_bytes)
         if parent not in self._folders:
@@ -54,9 +54,9 @@ class WeightFiles:
 
 
 def sweep(parent: Path) -> None:
-    """Remove folders whose processes are gone."""
+    """Remove folders of processes that have ended."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's
+        with contextlib.suppress(OSError):  # of another user
             lock = os.open(folder, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,7 +66,7 @@ def sweep(parent: Path) -> None:
 
 
 def _make(parent: Path) -> tuple[Path, int]:
-    """A folder of its own, readable by this user only, and the lock on it. Nobody finds it before it is locked."""
+    """A new folder that only this user can read, and its lock. It gets its final name after it is locked."""
     made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
     lock = os.open(made, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -157,7 +157,10 @@ def test_half_an_update_is_never_kept_whatever_the_loop_does(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_loop_that_returns_early_ends_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def train(rollout, actor): pass")
-    said = "learner.loop must take batches until there are none: 'mine:train' returned at version 0 while the run"
+    said = (
+        "learner.loop must take batches until there are none: 'mine:train' returned at version 0 while the run "
+        "continues"
+    )
     with script(tmp_path, learner={"loop": "mine:train"}) as head:
         head.assemble()
         assert head.take(m.Failure).error == said
