@@ -25,9 +25,9 @@ EXCHANGES = 4  # at most, a share: each evens out the two that differ most
 
 
 def split(weights: Sequence[int], n_ranks: int) -> list[list[int]]:
-    """Indices of `weights` for each rank, balanced; each share in ascending order.
+    """Split the indices of `weights` over ranks with balanced sums; each shard in ascending order.
 
-    Greedy: the longest item goes to the lightest share. Then the heaviest and the lightest share exchange items.
+    Greedy: the longest item goes to the lightest shard. Then the heaviest and the lightest shard exchange items.
     """
     shares: list[list[int]] = [[] for _ in range(n_ranks)]  # longest first
     heap = list(range(n_ranks))  # tokens * n_ranks + rank: a number is compared faster than a pair
@@ -40,9 +40,9 @@ def split(weights: Sequence[int], n_ranks: int) -> list[list[int]]:
 
 
 def even_out(shares: list[list[int]], weights: Sequence[int]) -> None:
-    """Exchange items between the heaviest and the lightest share, in place, while that brings them closer.
+    """Exchange items between the heaviest and the lightest shard, in place, while that brings their sums closer.
 
-    The shares are in order of falling weight, and stay so.
+    The shards are sorted by descending weight, and stay so.
     """
     tokens = [sum([weights[i] for i in share]) for share in shares]
     for _ in range(EXCHANGES * len(shares)):
@@ -67,8 +67,8 @@ def even_out(shares: list[list[int]], weights: Sequence[int]) -> None:
 
 
 def _closest_pair(heavy: Sequence[int], light: Sequence[int], wish: float) -> tuple[int, int] | None:
-    """Places in both, each in falling order, whose difference is closest to `wish`; the place after the last of
-    `light` stands for nothing in exchange. None when no exchange brings the two closer.
+    """Indices of one item of each shard, both in descending order, whose difference is closest to `wish`. The index
+    after the last of `light` means that nothing is given in exchange. None if no exchange brings the sums closer.
     """
     found, off = None, wish
     i = j = 0
@@ -84,7 +84,7 @@ def _closest_pair(heavy: Sequence[int], light: Sequence[int], wish: float) -> tu
 
 
 def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int, born: int) -> ShardItem:
-    """A scored trajectory as a learner rank gets it; `born` is that of its prompt."""
+    """The message with which a learner rank receives a scored trajectory; `born` is that of its prompt."""
     return ShardItem(
         step=step,
         clock=clock,
@@ -106,7 +106,7 @@ def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int, bo
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A batch that was taken: its groups, in the order of their numbers at the learners."""
+    """A batch that was taken. The index of a group here is its index at the learners."""
 
     step: int
     clock: int
@@ -121,7 +121,7 @@ class Batcher:
         self.rules, self.gate, self.ledger, self.rows = state.rules, state.gate, state.ledger, state.rows
 
     def too_old(self) -> LedgerEntry | None:
-        """The oldest complete group, if it may be trained no more (policy `drop`)."""
+        """The oldest complete group, if it is too old to be trained (policy `drop`)."""
         entry = self.ledger.ready.first()
         return entry if entry is not None and self.gate.is_too_old(entry.born) else None
 
@@ -199,7 +199,7 @@ class Batcher:
 
 
 def _left_out(entries: list[LedgerEntry]) -> dict[str, Any]:
-    """Fields that name the samples that their groups are trained without (I8), and count their tokens (I12)."""
+    """Journal fields: the failed samples that are left out of their groups (I8), and their tokens (I12)."""
     failed = [scored for entry in entries for _, scored in sorted(entry.failed.items())]
     if not failed:
         return {}

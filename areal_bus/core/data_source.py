@@ -1,6 +1,6 @@
 """The data cursor: supplies the next row and keeps the rows of open prompts.
 
-Rows that are issued again come first, then rows of the source.
+Rows to be issued again come first, then rows of the source.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ class Row:
 
 
 class DataSource(Protocol):
-    """The rows of the run in their order. What it draws next depends on its position and its state alone."""
+    """The rows of the run, in order. The next row depends only on its position and state."""
 
     @property
     def position(self) -> int:
@@ -36,7 +36,7 @@ class DataSource(Protocol):
         """What `go_to` needs beside the position, as JSON; "" for a source that needs nothing."""
 
     def go_to(self, position: int, state: str) -> None:
-        """Go back, or on. At position 0 with no state it begins."""
+        """Continue from this position and state; position 0 without a state is the begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class DataCursor:
         self.restart(position=source.position, again=(), state=source.state())
 
     def restart(self, *, position: int, again: Iterable[IssuedRow], state: str) -> None:
-        """Nothing is open; the next new row is that at `position`, after those to issue again."""
+        """Forget open prompts. Rows to issue again come first, then the row at `position`."""
         self._source.go_to(position, state)
         self._ended = False
         self._again: deque[IssuedRow] = deque(again)
@@ -64,7 +64,7 @@ class DataCursor:
 
     @property
     def position(self) -> int:
-        """Rows drawn from the source."""
+        """Number of rows drawn from the source."""
         return self._source.position
 
     @property
@@ -93,14 +93,14 @@ class DataCursor:
         return IssuedRow(drawn, 0)
 
     def issue(self, uid: int, issue: IssuedRow) -> None:
-        """The row is prompt `uid` now."""
+        """Record that the row was issued as prompt `uid`."""
         self._open[uid] = issue
 
     def of(self, uid: int) -> IssuedRow:
         return self._open[uid]
 
     def learn(self, uid: int, n_right: int, n_judged: int) -> None:
-        """The group of an open prompt is complete, and leaves: trained, or refunded for having no signal."""
+        """Record the result of a complete group that is trained, or refunded without signal."""
         self._source.learn(self._open[uid].drawn, n_right, n_judged)
 
     def close(self, uid: int) -> IssuedRow:
@@ -108,7 +108,7 @@ class DataCursor:
         return self._open.pop(uid)
 
     def again(self, issue: IssuedRow) -> bool:
-        """The row is to be issued once more. Returns False when it was issued often enough."""
+        """Queue the row to be issued again. Returns False if it was issued too often."""
         if issue.n_before >= self._max_reissues:
             return False
         self._again.append(IssuedRow(issue.drawn, issue.n_before + 1))

@@ -108,6 +108,6 @@ class Effects:
         self._out.append(End(code, sentence))
 
     def take(self) -> list[Effect]:
-        """All of them; afterwards there are none."""
+        """Return and clear all effects."""
         out, self._out = self._out, []
         return out

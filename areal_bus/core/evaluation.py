@@ -12,7 +12,7 @@ from areal_bus.messages import Sampled, Scored, VerdictStatus
 
 @dataclass(slots=True)
 class Evaluation:
-    """Problems wait, are leased to a holder, and end with their last verdict. An error is counted, never a 0 (I10)."""
+    """Problems are queued, leased, and done with their last verdict. An error is counted, not scored 0 (I10)."""
 
     name: str
     version: int
@@ -57,7 +57,7 @@ class Evaluation:
         self.waiting = sorted({*self.waiting, uid})
 
     def sampled(self, holder: str, message: Sampled) -> None:
-        """A sample left its generator; its verdict, and all the others of the problem, may have been here before."""
+        """A generator sent a sample to a reward. Its verdict, even the last of the problem, may have arrived first."""
         uid, is_held = message.uid, self.leased.get(message.uid, holder) == holder
         if not is_held or message.attempt != self.attempts.get(uid) or not 0 <= message.sample < self.n_samples:
             raise ImpossibleEvent(
@@ -97,17 +97,17 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers among those the task judged; None when it has no yes or no."""
+        """Share of right answers among those that the task judged; None if it judged none."""
         judged = [s.correct for s in self.values if s.correct is not None]
         return sum(judged) / len(judged) if judged else None
 
     @property
     def reward(self) -> float | None:
-        """Mean reward; the sum is exact, so that the order of the verdicts makes no difference."""
+        """Mean reward. The sum is exact, so it does not depend on the order of verdicts."""
         return fsum(s.reward for s in self.values) / len(self.values) if self.values else None
 
     def figures(self) -> dict[str, str | int | float | None]:
-        """What the journal and people get."""
+        """The result, for the journal and the console."""
         return {
             "name": self.name,
             "set": self.set_name,
@@ -157,14 +157,14 @@ class Evaluations:
         self._closed: set[str] = set()  # names
 
     def named(self, name: str) -> Evaluation:
-        """The open one, if it is this one. Raises ImpossibleEvent otherwise, LateEvent where it is closed by now."""
+        """The open evaluation. Raises LateEvent if that name is closed by now, ImpossibleEvent if it is not open."""
         if self.open is None or self.open.name != name:
             error = LateEvent if name in self._closed else ImpossibleEvent
             raise error(f"evaluation {name!r} is not open")
         return self.open
 
     def close(self) -> Evaluation | None:
-        """The evaluation, when its last verdict is in: it is open no more."""
+        """Close and return the evaluation if it has all its verdicts."""
         evaluation = self.open
         if evaluation is None or not evaluation.is_over:
             return None

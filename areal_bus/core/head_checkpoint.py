@@ -32,7 +32,7 @@ class OpenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class HeadCheckpoint:
-    """Where the data, the ledger and the results were at `version`."""
+    """State of the data source, the ledger and the results at `version`."""
 
     version: int
     next_uid: int = 0
@@ -46,9 +46,9 @@ class HeadCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class HeadSavepoint:
-    """The state after learner 0, `root`, has trained the batch that is being sent: at `checkpoint.version`.
+    """The state after learner 0 (`root`) has trained the batch that is being sent, at `checkpoint.version`.
 
-    It has no verdicts, which would be most of its bytes. Those samples are made again.
+    It has no verdicts, which would be most of its bytes. Their samples are sampled again.
     """
 
     root: str
@@ -59,10 +59,10 @@ START: Mapping[int, HeadCheckpoint] = {0: HeadCheckpoint(0)}  # before the first
 
 
 def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, rules: HeadRules) -> LedgerEntry:
-    """The prompt as it lives on in a term that begins at `version`; `known` is what the head had of it until now.
+    """The ledger entry of a saved prompt in a term that begins at `version`. `known`: the head's entry until now.
 
-    Verdicts whose tokens are all of versions <= `version` are kept. Its lease is kept when none had to go: then what
-    its holder still has may be whole, and the holder itself says if not.
+    Verdicts whose tokens are all of versions <= `version` are kept. If all are kept, the lease is kept, too: the rest
+    of the group may be valid at its holder, which reports it if not.
     """
     entry = LedgerEntry(
         prompt.uid, prompt.born, prompt.n_samples, None, attempt=prompt.attempt, n_deaths=prompt.n_deaths

@@ -58,7 +58,7 @@ class Member:
 
     @property
     def can_be_lost(self) -> bool:
-        """By silence: it holds, or may be given, work."""
+        """Whether silence makes it dead: it has work, or may get some."""
         return self.ready and self.role is not Role.LEARNER and self.standing is not MemberState.DEAD
 
     def release(self, evaluation: str, uid: int, attempt: int) -> None:
@@ -107,7 +107,7 @@ class Membership:
         self._of_role[member.role].remove(member)
 
     def replaced_by(self, name: str) -> str | None:
-        """The newer incarnation of this one, if there is one."""
+        """The newer incarnation of the same actor, if there is one."""
         actor, _, incarnation = name.rpartition(".")
         for other in self.by_name.values():
             if (

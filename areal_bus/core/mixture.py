@@ -1,7 +1,7 @@
 """Several sources in one run: each draw takes the source that is furthest behind its weight. Pure.
 
-After any number of draws each source has had its share, to within about one row, so that batches are mixed evenly. A
-source that has ended gives no more, and the others share what follows. The run's data ends with the last of them.
+After any number of draws each source has its share, to within about one row, so batches are mixed evenly. When a
+source has ended, the others share the following draws. The run's data ends with the last of them.
 """
 
 import json

@@ -30,7 +30,7 @@ class SampleOffers:
             self._held, self._timeline = fresh, timeline
 
     def take(self, term: int, base: int) -> list[Partial]:
-        """A term begins at version `base`: those that are valid in it. Afterwards nothing is kept."""
+        """Return the samples that are valid in the term that begins at version `base`, and forget all."""
         held, self._held = self._held, []
         is_next = self._timeline.begin(term, base)
         return [partial for partial in held if is_next and self._timeline.keeps(newest(partial))]
@@ -41,7 +41,7 @@ SPAN_BYTES = 128
 
 
 class PartialRollouts:
-    """Reports by (uid, sample), the one of longest ago first."""
+    """Reports by (uid, sample), oldest first."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.n_bytes = 0
@@ -52,7 +52,7 @@ class PartialRollouts:
         return len(self._kept)
 
     def keep(self, partial: Partial) -> None:
-        """In place of an earlier report of the same sample."""
+        """Store a report in place of an earlier one of the same sample."""
         self.drop(partial.uid, partial.sample)
         self._kept[partial.uid, partial.sample] = partial
         self.n_bytes += size(partial)
@@ -60,24 +60,24 @@ class PartialRollouts:
             self.drop(*next(iter(self._kept)))
 
     def drop(self, uid: int, sample: int) -> None:
-        """Nobody will continue it."""
+        """Forget the report of a sample that ended."""
         partial = self._kept.pop((uid, sample), None)
         if partial is not None:
             self.n_bytes -= size(partial)
 
     def forget(self, uid: int, n_samples: int) -> None:
-        """The prompt has left."""
+        """Forget all reports of a prompt that left."""
         for sample in range(n_samples):
             self.drop(uid, sample)
 
     def begin_term(self, version: int, open_: set[int]) -> None:
-        """Of what is open those stay that no lost version has touched (I6)."""
+        """Keep the reports of open prompts whose tokens are all of surviving versions (I6)."""
         for key, partial in list(self._kept.items()):
             if partial.uid not in open_ or newest(partial) > version:
                 self.drop(*key)
 
     def hand_on(self, uid: int, samples: list[int], *, attempt: int, version: int) -> list[Partial]:
-        """What a holder of `version` can go on from, as of this attempt; of the others nothing is kept (I5)."""
+        """The reports that a generator with `version` can continue, under this attempt. Forgets all others (I5)."""
         handed = []
         for sample in samples:
             partial = self._kept.get((uid, sample))
@@ -92,12 +92,12 @@ class PartialRollouts:
 
 
 def size(partial: Partial) -> int:
-    """Bytes that it takes here, about."""
+    """Approximate size in memory, in bytes."""
     return RECORD_BYTES + SPAN_BYTES * len(partial.spans) + len(partial.ids) + len(partial.logps)
 
 
 def check_whole(partial: Partial) -> None:
-    """Raises ImpossibleEvent unless it is of one turn, with some token sampled, and all its ids are there."""
+    """Raises ImpossibleEvent unless it has one turn, at least one sampled token, and all ids."""
     is_one_turn = len(partial.segments) == 1 and min(partial.segments[0]) > 0
     if not is_one_turn or len(partial.ids) != 4 * sum(partial.segments[0]):
         raise ImpossibleEvent(

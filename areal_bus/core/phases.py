@@ -87,7 +87,7 @@ class Phases:
     # checkpoints
 
     def save_checkpoint(self) -> None:
-        """Capture and write what a term that begins at this version needs."""
+        """Capture and write the head checkpoint of this version."""
         self._save(self.state.checkpoint(self.gate.u))
 
     def _save(self, checkpoint: HeadCheckpoint) -> None:
@@ -97,7 +97,7 @@ class Phases:
     # evaluations
 
     def _next_evaluation(self) -> tuple[str, plan.EvaluationSet] | None:
-        """The moment and the set of the evaluation that this phase asks for; None: nothing is left to evaluate."""
+        """Moment and set of the next evaluation of this phase; None if there is none."""
         rules, figures, phase = self.rules, self.state.figures, self.state.phase
         sets = rules.evaluation_sets
         if self.state.is_draining:
@@ -113,12 +113,12 @@ class Phases:
         return None
 
     def _may_evaluate(self) -> bool:
-        """A generator holds the last version, or no evaluation follows."""
+        """Whether a generator holds the last version, or no evaluation follows."""
         evaluates = self.rules.evaluate_after or self.rules.evaluate_every
         return not evaluates or bool(self.state.eligible_generators())
 
     def _evaluation_is_over(self) -> bool:
-        """No evaluation is open, and none follows in this phase. Records one that has just ended, opens the next."""
+        """Record an ended evaluation and open the next. Returns whether none is open and none follows."""
         evaluation = self.evaluations.close()
         if evaluation is not None:
             self._record_evaluation(evaluation)
@@ -127,7 +127,7 @@ class Phases:
         return self.evaluations.open is None
 
     def _open_evaluation(self, when: str, problems: plan.EvaluationSet) -> None:
-        """Evaluate the published version. At eta > 0 a version that is published meanwhile samples the rest of it."""
+        """Evaluate the published version. At eta > 0, later versions may sample the remaining problems."""
         self.evaluations.open = Evaluation(
             plan.name_of(when, problems),
             self.gate.v,
@@ -148,7 +148,7 @@ class Phases:
             self._save_figures(evaluation.name, figures)
 
     def _save_figures(self, name: str, figures: Figures) -> None:
-        """A term that begins at a version that contains all weights of this evaluation need not evaluate again."""
+        """Store the result in head checkpoints: a term that begins at or after its versions need not evaluate again."""
         newest = figures["version_last"]
         least = newest if isinstance(newest, int) else self.gate.v
         for checkpoint in list(self.terms.checkpoints.values()):

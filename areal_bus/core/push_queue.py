@@ -46,13 +46,13 @@ class Push:
 
     @property
     def error(self) -> str:
-        """What broke it, in the root's words if it has some: a member's may only be that the root gave up."""
+        """The error that broke it: that of the root, if any. Members may only report that the root gave up."""
         return self.broken.get(self.root) or next(iter(self.broken.values()), "nobody said why")
 
 
 @dataclass(slots=True)
 class Quarantine:
-    """A member that missed a push: it is pushed to alone, or with the members of the same lot (its half)."""
+    """A member that missed a push. It gets pushes alone, or with its lot (half of those that missed it)."""
 
     lot: int = 0
     misses: int = 0  # of its own, in a row
@@ -99,21 +99,21 @@ class PushQueue:
         return push
 
     def restart(self) -> None:
-        """A term begins: no push is in flight and no group is left. Numbers go on."""
+        """A term begins: no push is in flight and no group exists. Push and view numbers continue."""
         self.current = None
         self.quarantined.clear()
         self._views.clear()
         self._n_silent = 0
 
     def lose(self, name: str) -> None:
-        """A member died: nobody waits for it, and its views are gone."""
+        """A member died: the push does not wait for it, and its views are invalid."""
         if self.current and name in {self.current.root, *self.current.members} - self.current.done:
             self.current.broken.setdefault(name, "dead")
             self.current.dead.add(name)
         self._views = {key: view for key, view in self._views.items() if name not in key}
 
     def expire(self, now: float) -> list[str]:
-        """After the deadline nobody is waited for. Returns whom it has passed."""
+        """After the deadline, stop waiting. Returns the members that missed it."""
         push = self.current
         if push is None or now < push.deadline:
             return []
@@ -123,7 +123,7 @@ class PushQueue:
         return late
 
     def finish(self, now: float) -> Push:
-        """Close the push that is over. A view in which anything broke is never used again."""
+        """Close the push that is over. The view of a broken push is not used again."""
         push = self.current
         if push is None or not push.is_over:
             raise ImpossibleEvent("only a push that is over can be finished")
@@ -135,7 +135,7 @@ class PushQueue:
         return push
 
     def _judge(self, push: Push, now: float) -> None:
-        """Who missed it is kept apart; who alone can have broken it is blamed."""
+        """Quarantine members that missed the push. A miss counts if no other member can have broken the push."""
         if push.root not in push.done:
             if push.dead:
                 return  # a death broke it
@@ -158,13 +158,13 @@ class PushQueue:
             apart.again = now + min(pause, 1.0) * self.timeout_s
 
     def next_quarantined(self, names: Iterable[str], now: float) -> list[str]:
-        """Of these, who are kept apart, the lot whose turn it is: it has missed least, and waits longest."""
+        """Of these quarantined members, the next lot: the one with the fewest misses, then the longest wait."""
         due = {name: self.quarantined[name] for name in names if self.quarantined[name].again <= now}
         first = min(due.values(), key=lambda apart: (apart.misses, apart.lot), default=None)
         return [name for name, apart in due.items() if first is not None and apart.lot == first.lot]
 
     def misses_its_own(self, name: str) -> bool:
-        """It is kept apart, and has missed a push of its own since it completed one: nobody waits for it."""
+        """Whether it is quarantined and missed a push of its own since it last completed one: others do not wait."""
         return name in self.quarantined and self.quarantined[name].misses > 0
 
     def hopeless(self) -> dict[str, str]:

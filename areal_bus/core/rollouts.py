@@ -34,9 +34,9 @@ class Rollouts:
     # terms
 
     def begin_term(self, term: int, checkpoint: HeadCheckpoint) -> dict[int, list[int]]:
-        """Go back, or on, to `checkpoint`. Returns the open prompts and the samples of each whose verdicts are kept.
+        """Restore `checkpoint`, which may be earlier or later. Returns open prompts with the samples whose verdicts stay.
 
-        What was admitted after it is refunded (lost_timeline): its rows come again as the data's order has them.
+        Prompts admitted after it are refunded (lost_timeline). The data source draws their rows again.
         """
         known = self.ledger.open
         self.term = term
@@ -56,7 +56,7 @@ class Rollouts:
         return {uid: list(entry.verdicts) for uid, entry in self.ledger.open.items()}
 
     def _release(self, known: dict[int, LedgerEntry]) -> None:
-        """End what was leased and is leased no more."""
+        """Cancel leases that do not exist in the new term."""
         for uid, before in known.items():
             now = self.ledger.open.get(uid)
             was_held = before.state in (PromptState.LEASED, PromptState.SCORING)
@@ -71,7 +71,7 @@ class Rollouts:
                 self._end_lease(holder, uid, evaluation.attempts[uid], evaluation.name)
 
     def drop_evaluation(self) -> None:
-        """The run drains: what is open is evaluated by the run that continues."""
+        """Drop the open evaluation, because the run drains. The resumed run begins it again."""
         if self.evaluations.open is not None:
             name = self.evaluations.open.name
             self.effects.progress("note", name="head", text=f"drops evaluation {name!r}: a resumed run begins it anew")
@@ -89,14 +89,14 @@ class Rollouts:
         member.alone = member.alone and bool(member.leased)
 
     def _is_void(self, scored: Scored | Partial) -> bool:
-        """Whether it was made, in an older term, by a version that a later term does not know."""
+        """Whether a version that a later term discarded made it."""
         bases = [version for term, version in self._bases if term > scored.term]
         return bool(bases) and newest(scored) > min(bases)
 
     # events
 
     def lose(self, name: str, *, died: bool = True) -> None:
-        """What a lost member held waits for others; what three deaths took with them, the last one alone, does not."""
+        """Queue the prompts of a lost member. Refund a prompt that killed three generators, the last one alone."""
         alone = {entry.uid for entry in self.ledger.open.values() if entry.holder == name and entry.alone}
         for entry in self.ledger.lose(name, died=died):
             if entry.uid in alone and entry.n_deaths > POISON_THRESHOLD:
@@ -122,9 +122,9 @@ class Rollouts:
         self.effects.record(Event.SAMPLED, **ids(message), n_tokens=message.n_tokens)
 
     def partial(self, member: Member, message: Partial) -> None:
-        """What a generator has of a sample by now: should it die, the next holder goes on from there.
+        """Store the tokens of an unfinished sample. If its generator dies, the next holder continues from them.
 
-        What waits for a lease may be offered by whoever had it last: to a head that came back, the lease is unknown.
+        A restarted head does not know leases. So the last holder may offer a sample of a queued prompt.
         """
         self.state.lease_ids.check(message)
         entry = self.ledger.open.get(message.uid)
@@ -167,7 +167,7 @@ class Rollouts:
         member.alone = member.alone and bool(member.leased)
 
     def scored(self, message: Scored) -> None:
-        """A verdict. The generator may forget the trajectory whatever becomes of it, and its slot is free."""
+        """Record a verdict. In any case the generator may delete the trajectory, and its slot is free."""
         self.state.lease_ids.check(message)
         self._check_term(message)
         parts_of(message)  # raises ImpossibleEvent before anything depends on them
@@ -199,14 +199,14 @@ class Rollouts:
             self.effects.record(Event.READY, uid=entry.uid, **missing)
 
     def _check_term(self, message: Scored) -> None:
-        """Nobody can know of a later term; what claims so is not even acknowledged."""
+        """No sample can be of a later term. One that claims so is rejected without an Ack."""
         if message.term > self.term:
             raise ImpossibleEvent(
                 f"a sample cannot be of a later term: it claims term {message.term}, this is term {self.term}"
             )
 
     def _check(self, message: Scored) -> None:
-        """A sample that contradicts itself ends its group, which nobody else would: its generator has forgotten it."""
+        """Check a sample. An inconsistent one ends its group: its generator has no copy left to send again."""
         entry = self.ledger.open.get(message.uid)
         if entry is None or not _awaits(entry, message):
             return  # the ledger says why
@@ -225,7 +225,7 @@ class Rollouts:
             raise
 
     def refund(self, entry: LedgerEntry, reason: Refund, error: str = "") -> None:
-        """The prompt leaves untrained: its credit is back, its sampling stops, and a row too old is issued again."""
+        """Refund a prompt: its credit returns, its sampling stops, and the row of a too old one is issued again."""
         is_under_way = entry.state in (PromptState.LEASED, PromptState.SCORING) and bool(entry.missing)
         holder = self.members.by_name.get(entry.holder or "") if is_under_way else None
         self.ledger.refund(entry.uid, reason)
@@ -251,7 +251,7 @@ class Rollouts:
             self._complain(entry, f"{reason}: {error}" if error else str(reason))
 
     def _complain(self, entry: LedgerEntry, why: str) -> None:
-        """Rewards need not score the rest of the group; people hear of the 1st, 2nd, 4th, 8th ... such refund."""
+        """Cancel the scores of the group, and warn at the 1st, 2nd, 4th, 8th ... such refund."""
         for reward in self.members.of(Role.REWARD, MemberState.HEALTHY):
             self.effects.send(reward.name, m.Cancel(entry.uid, entry.attempt))
         self.state.last_refund_error = why
@@ -262,12 +262,12 @@ class Rollouts:
             self.effects.progress("warning", text=f"prompt {entry.uid} ended untrained, {why}{times}")
 
     def refund_all(self, reason: Refund) -> None:
-        """Nothing that lives now will be trained."""
+        """Refund all live prompts."""
         for entry in self.ledger.live():
             self.refund(entry, reason)
 
     def holds_any(self, name: str) -> bool:
-        """Whether something that this member samples, or keeps until its verdict, is awaited."""
+        """Whether the head awaits a sample that this member decodes or keeps until its verdict."""
         states = (PromptState.LEASED, PromptState.SCORING)
         if any(entry.holder == name and entry.state in states for entry in self.ledger.open.values()):
             return True
@@ -294,11 +294,11 @@ class Rollouts:
 
 
 def _is_queued(entry: LedgerEntry, message: Partial) -> bool:
-    """Whether this attempt was the last lease, and the sample is to be made by the next."""
+    """Whether this attempt was the last lease, and the prompt waits for the next."""
     return entry.state is PromptState.QUEUED and entry.attempt == message.attempt and message.sample in entry.missing
 
 
 def _awaits(entry: LedgerEntry, message: Scored | Partial) -> bool:
-    """Whether this attempt's sample is still to come."""
+    """Whether the sample of this attempt is still awaited."""
     is_held = entry.state in (PromptState.LEASED, PromptState.SCORING)
     return is_held and entry.attempt == message.attempt and message.sample in entry.missing

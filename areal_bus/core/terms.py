@@ -26,7 +26,7 @@ class Terms:
         every: int,
         keep: int,
     ) -> None:
-        """`term` is the number of the first one; `every` and `keep` are the checkpoints' (0: none by steps)."""
+        """`term`: number of the first term. `every`, `keep`: of checkpoints (`every` 0: none by steps)."""
         self.term = term
         self.checkpoints = dict(checkpoints)
         self.begun_by: str | None = None  # learner 0 of this term; None before it begins
@@ -122,7 +122,7 @@ class Terms:
 
 
 def slot(savepoint: HeadSavepoint) -> int:
-    """Where it is kept: two that follow each other are in different places."""
+    """The slot of a savepoint: two consecutive ones use different slots."""
     return savepoint.checkpoint.version % 2
 
 
@@ -134,9 +134,9 @@ class TermHistory:
         self._base: int | None = None  # newest version of older terms that counts; None: none does for certain
 
     def begin(self, term: int, base: int) -> bool:
-        """A term begins at `base`; False when it is known already, or over.
+        """A term begins at `base`. Returns False if this term or a later one is known.
 
-        The base of a term that was missed is not known here, so then nothing older counts.
+        If a term was missed, its base is unknown, so no older tokens count.
         """
         if term <= self.term:
             return False
@@ -145,5 +145,5 @@ class TermHistory:
         return True
 
     def keeps(self, newest: int | None) -> bool:
-        """Whether what versions up to `newest` of older terms made is valid; None is what no version has touched."""
+        """Whether tokens of versions up to `newest` of older terms are valid; None: there are no tokens."""
         return newest is None or (self._base is not None and newest <= self._base)

@@ -33,7 +33,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class StallVerdict:
-    """Why the ring does not move, as far as it does not."""
+    """Why the ring makes no progress, if it makes none."""
 
     sentence: str
     culprits: tuple[str, ...]  # members to blame, the likeliest first; without a suspect those waited for
@@ -42,12 +42,12 @@ class StallVerdict:
 
 
 def verdict(state: HeadState, watch: ProgressTracker, now: float) -> StallVerdict:
-    """The waits of this moment, and the sentence about them. `watch` has just looked."""
+    """The current waits and their summary. `watch` must be up to date."""
     return _Moment(state, watch, now).verdict()
 
 
 class _Moment:
-    """The head as it stands, `now`."""
+    """The state of the head at time `now`."""
 
     def __init__(self, state: HeadState, watch: ProgressTracker, now: float) -> None:
         self.state, self.watch, self.now = state, watch, now
@@ -66,7 +66,7 @@ class _Moment:
         return StallVerdict("; ".join(said) or "nobody waits", culprits, (*waits, *self._idle()), absent)
 
     def _ways(self) -> list[Wait | None]:
-        """What the ring can be waiting for, those first that wait for all others."""
+        """Possible waits of the ring. Those that wait for all others come first."""
         return [
             self._assembly() if self.state.phase is Phase.ASSEMBLING else self._term(),
             self._problems(),
@@ -104,7 +104,7 @@ class _Moment:
         return Wait("the ring", for_what, on, self._age("phase"), _some([why for _, why in missing]))
 
     def _term(self) -> Wait | None:
-        """Learner 0 is new and has not begun: nothing goes on before."""
+        """Learner 0 has not begun a term: everything waits for it."""
         if self.state.terms.begun_by is not None:
             return None
         learners = self.members.of(Role.LEARNER)
@@ -113,7 +113,7 @@ class _Moment:
         return Wait("the ring", "learner-0 to begin", on, since_s, self._notes(learners, since_s))
 
     def _nobody(self, role: Role, who: str) -> Wait | None:
-        """No member of this role can work, and no push will change that."""
+        """No member of this role can work, and no push in progress will change that."""
         members = self.members.of(role)
         if self.state.phase is Phase.ASSEMBLING or any(x.standing in WORKING for x in members):
             return None
@@ -160,7 +160,7 @@ class _Moment:
         return Wait(f"evaluation '{evaluation.name}'", _count(n, "problem"), on, self._age("evaluated"), _some(places))
 
     def _batch(self) -> Wait | None:
-        """The learner has asked, and the batch is not there."""
+        """The learner has requested a batch that is not complete."""
         if not self._is_asked:
             return None
         who = "learner-0" if self.rules.n_learners == 1 else "learners"
@@ -181,7 +181,7 @@ class _Moment:
         return Wait(who, what, on, self._age("asked"), _some(places))
 
     def _why_none(self) -> str:
-        """Why no further prompt is leased."""
+        """Why no more prompts are leased."""
         gate, fed = self.gate, self.state.eligible_generators()
         if self.state.is_draining:
             return "the run drains"
@@ -194,7 +194,7 @@ class _Moment:
         return "the share of every generator is given out at once" if self.rules.eta == 0 else "the gate waits for room"
 
     def _places(self, entries: Iterable[LedgerEntry]) -> tuple[list[str], tuple[str, ...]]:
-        """Where these prompts are, longest there first, and with whom."""
+        """The states of these prompts and their holders, longest first."""
         watch = self.watch
         held: dict[str | None, list[tuple[float, int]]] = {}  # holder -> (age, uid); None: queued
         unscored: list[tuple[float, int]] = []  # (age, samples)
@@ -225,7 +225,7 @@ class _Moment:
         return trains and len(self.state.terms.requests) == self.rules.n_learners
 
     def _request(self) -> Wait | None:
-        """A learner rank trains nothing and has not asked for the next batch: it writes a checkpoint, say."""
+        """A learner rank neither trains nor requests a batch; for example, it writes a checkpoint."""
         is_due = self.state.phase is Phase.TRAINING and self.gate.w == self.gate.u and self.state.terms.begun_by
         if not is_due or self._is_asked:
             return None
@@ -256,7 +256,7 @@ class _Moment:
         return Wait(f"push of version {push.version}", _some([place(x) for x in on]), tuple(on), since_s, detail)
 
     def _version(self) -> Wait | None:
-        """Generators that get no work before a push, and none is in flight."""
+        """Generators that need a push before they get work, while no push is in flight."""
         behind = [x for x in self.members.of(Role.GENERATOR, MemberState.STALE) if not x.leaving]
         if self.state.pushes.current is not None or not (behind or self.gate.u > self.gate.v):
             return None
@@ -274,7 +274,7 @@ class _Moment:
         return Wait("the end", _some([place(name) for name in on]), on, since_s, self._notes(late, since_s))
 
     def _scorers(self) -> list[str]:
-        """Rewards that may hold a sample: those that say they do, else all that there are."""
+        """Rewards that may hold a sample: those that report scores in progress, else all."""
         rewards = self.members.of(Role.REWARD)
         alive = [x.name for x in rewards if x.standing is not MemberState.DEAD]
         busy = [x.name for x in rewards if x.name in alive and not x.note.startswith("waits")]
@@ -286,11 +286,11 @@ class _Moment:
         return self.watch.age(self.watch.ring, what)
 
     def _standing_s(self, names: Iterable[str]) -> float:
-        """How long one of them at least has been as it is."""
+        """How long the state of at least one of them has not changed."""
         return min((self.watch.age(self.watch.standings, name) for name in names), default=0.0)
 
     def _notes(self, members: Iterable[Member], since_s: float) -> str:
-        """What these members say, once it must be of this wait."""
+        """The notes of these members, if they are recent enough to describe this wait."""
         if since_s < self.watch.quiet_s:
             return ""
         return _some([f"{place(x.name)} {x.note}" for x in members if x.note])
@@ -301,6 +301,6 @@ def _count(n: int, what: str) -> str:
 
 
 def _some(texts: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
+    """The first few names, and the number of the others."""
     more = len(texts) - N_NAMED
     return ", ".join(texts[:N_NAMED]) + (f" and {more} more" if more > 0 else "")
