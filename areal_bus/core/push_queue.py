@@ -47,7 +47,7 @@ class Push:
     @property
     def error(self) -> str:
         """The error that broke it: that of the root, if any. Members may only report that the root gave up."""
-        return self.broken.get(self.root) or next(iter(self.broken.values()), "nobody said why")
+        return self.broken.get(self.root) or next(iter(self.broken.values()), "no error reported")
 
 
 @dataclass(slots=True)

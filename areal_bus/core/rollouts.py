@@ -34,7 +34,7 @@ class Rollouts:
     # terms
 
     def begin_term(self, term: int, checkpoint: HeadCheckpoint) -> dict[int, list[int]]:
-        """Restore `checkpoint`, which may be earlier or later. Returns open prompts with the samples whose verdicts stay.
+        """Restore `checkpoint`, which may be earlier or later. Returns open prompts, with samples whose verdicts stay.
 
         Prompts admitted after it are refunded (lost_timeline). The data source draws their rows again.
         """
