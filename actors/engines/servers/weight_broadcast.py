@@ -46,7 +46,7 @@ class WeightBroadcast:
                 outcome.put(error)
 
         threading.Thread(target=build, name=f"meets {name}", daemon=True).start()
-        self._until(lambda: not outcome.empty() and call.done(), call, "to join its update group", timeout_s)
+        self._until(lambda: not outcome.empty() and call.done(), call, "join its update group", timeout_s)
         group = outcome.get()
         if isinstance(group, Exception):
             raise EngineLost(f"the server must join its update group: {brief(group)}") from group
@@ -62,7 +62,7 @@ class WeightBroadcast:
         options.timeout = timedelta(seconds=timeout_s)
         try:
             self._under_way = [self._group.broadcast([tensor], options) for tensor in tensors]
-            self._until(lambda: call.done() and self._is_sent(), call, "to take the weights", timeout_s)
+            self._until(lambda: call.done() and self._is_sent(), call, "receive the weights", timeout_s)
         except RuntimeError as error:
             raise EngineLost(f"the server must receive the weights within {timeout_s:g} s: {brief(error)}") from error
         self._under_way = []
@@ -70,13 +70,13 @@ class WeightBroadcast:
     def close(self) -> None:
         """Leave the group. A group that is stuck stays until the process ends."""
         if any(not work.is_completed() for work in self._under_way):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))  # its destructor would wait for them
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))  # the destructor would wait for these broadcasts
         self._group = None
 
     def _is_sent(self) -> bool:
         for work in [work for work in self._under_way if work.is_completed()]:
             self._under_way.remove(work)
-            work.wait()  # raises what ended it
+            work.wait()  # raises the error of the broadcast
         return not self._under_way
 
     def _until(self, done: Callable[[], bool], call: "Future[Any]", what: str, timeout_s: float) -> None:
@@ -86,6 +86,6 @@ class WeightBroadcast:
             if call.done() and (error := call.exception()) is not None:
                 raise error
             if time.monotonic() >= deadline:
-                raise EngineLost(f"the server has {timeout_s:g} s {what}: it has not")
+                raise EngineLost(f"the server must {what} within {timeout_s:g} s: it did not")
             time.sleep(PAUSE_S)
         call.result()

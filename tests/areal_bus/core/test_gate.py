@@ -119,7 +119,7 @@ def test_hold_keeps_a_later_prompt_waiting_for_one_that_is_due() -> None:
     gate.admit(1)  # c, quick
     assert not gate.may_take(1, {1: 1})  # c alone would make a too old
     assert gate.may_take(1, {0: 1, 1: 1})  # with a there, a goes first
-    with pytest.raises(ImpossibleEvent, match="still has room"):
+    with pytest.raises(ImpossibleEvent, match="must still be trainable"):
         gate.take([1])
     assert gate.live == 2
     step(gate, 0)

@@ -129,9 +129,9 @@ def test_a_report_that_contradicts_itself_or_is_of_another_is_refused_and_ends_n
         ("generator-0.0", partial(99), "does not hold"),
         ("generator-0.0", partial(uid, version=1), "to the clock 0"),
         ("generator-0.0", replace(good, spans=[[0, 4]]), "cover the same tokens"),
-        ("generator-0.0", replace(good, segments=[[2, 3], [0, 2]]), "first turn"),
-        ("generator-0.0", replace(good, segments=[[0, 5]]), "first turn"),
-        ("generator-0.0", replace(good, ids=b""), "first turn"),
+        ("generator-0.0", replace(good, segments=[[2, 3], [0, 2]]), "one turn"),
+        ("generator-0.0", replace(good, segments=[[0, 5]]), "one turn"),
+        ("generator-0.0", replace(good, ids=b""), "one turn"),
         ("reward-0.0", good, "a reward may not send Partial"),
     ]:
         effects = head.on(name, bad, 0.0)
@@ -184,7 +184,7 @@ def test_of_what_is_offered_only_what_the_checkpoint_knows_as_open_is_taken() ->
         (partial(1, 0), "does not hold"),  # scored
         (partial(3), "does not hold"),  # admitted later
         (partial(2, attempt=1), "does not hold"),  # of another lease
-        (partial(2, version=2), "versions that term 1 knows"),
+        (partial(2, version=2), "versions that term 1 made void"),
     ]:
         assert why in refused(head.on("generator-0.0", bad, 0.0))[0]
     assert len(head.state.partials) == 0

@@ -341,7 +341,7 @@ def test_the_slots_of_a_group_given_back_are_free_though_its_evaluation_is_over(
 
 def test_a_learner_begins_once_and_only_rank_0_does() -> None:
     head, _ = head_with(n_learners=1)
-    assert "begins once" in refused(say(head, LEARNER, m.BeginTerm(0, "digest 0")))[0]
+    assert "begins one term" in refused(say(head, LEARNER, m.BeginTerm(0, "digest 0")))[0]
     join(head, "learner-1.0")
     assert "learner 0 begins a term" in refused(say(head, "learner-1.0", m.BeginTerm(0, "digest 0")))[0]
     assert head.state.terms.term == 0
