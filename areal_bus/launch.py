@@ -17,6 +17,9 @@ def main() -> int:
     if wrong := isolation.isolate():
         print("\n".join(wrong), file=sys.stderr)
         return 2
+    attendant = importlib.import_module("launch.attendant")  # imports the standard library only
+    if attendant.is_wanted(sys.argv[1:]):
+        return int(attendant.main())
     importlib.import_module("launch.process").note_terminal()
     return int(importlib.import_module("launch.main").main())
 

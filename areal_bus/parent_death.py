@@ -2,12 +2,18 @@
 
 MPI_Init and MPI_Finalize run in C and handle no Python signals. If mpirun is killed meanwhile, only the kernel can end
 the rank. While the supervisor runs its actors, it detects the end itself and stops them in order.
+
+A supervisor that the fork server made (launch/fork_server.py) has no launcher as its parent. It holds one end of a
+socket whose other end is the process that the launcher started (areal_bus/attendant.py): the end of the connection is
+the end of its starter, and the kernel sends the signal for that.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
+import socket
 from collections.abc import Iterator, Mapping
 
 PR_SET_PDEATHSIG = 1  # Linux: signal to a process when its parent ends
@@ -15,6 +21,7 @@ PR_SET_PDEATHSIG = 1  # Linux: signal to a process when its parent ends
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 _pid = 0  # process id of the launcher; 0 before `die_with_starter`, or without a launcher
+_starter: socket.socket | None = None  # connection to the process that the launcher started, if that is another one
 
 
 def die_with_parent(parent: int | None = None) -> int:
@@ -33,23 +40,61 @@ def die_with_starter(environ: Mapping[str, str] = os.environ) -> None:
         _pid = die_with_parent()
 
 
+def die_with_connection(starter: socket.socket, launcher: int) -> None:
+    """Request SIGKILL when the other end of `starter` ends. Nothing is ever sent to this end.
+
+    `launcher`: the process id of what started that process.
+    """
+    global _pid, _starter
+    _pid, _starter = launcher, starter
+    fcntl.fcntl(starter, fcntl.F_SETOWN, os.getpid())
+    _signal_at_starters_end(signal.SIGKILL)
+
+
 def pid() -> int:
     """Process id of the launcher. The current parent may be another process."""
     return _pid or os.getppid()
 
 
+def has_attendant() -> bool:
+    """Whether the launcher started another process for this rank."""
+    return _starter is not None
+
+
+def is_gone(launcher: int) -> bool:
+    """Whether this rank has lost what started it. `launcher`: the earlier `pid()`."""
+    if _starter is None:
+        return os.getppid() != launcher
+    try:
+        return not _starter.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 @contextlib.contextmanager
 def end_is_noticed() -> Iterator[None]:
-    """Suspend the signal in this block. The block itself compares `pid()` with `os.getppid()`."""
+    """Suspend the signal in this block. The block itself asks `is_gone`."""
     if _pid:
-        _signal_at_parents_end(0)
+        _signal_at_starters_end(0)
     try:
         yield
     finally:
         if _pid:
-            _signal_at_parents_end(signal.SIGKILL)
-            if os.getppid() != _pid:
-                os.kill(os.getpid(), signal.SIGKILL)
+            _signal_at_starters_end(signal.SIGKILL)
+
+
+def _signal_at_starters_end(number: int) -> None:
+    """Request this signal (0: none) for the starter's end, and send SIGKILL if it has ended already."""
+    if _starter is None:
+        _signal_at_parents_end(number)
+    else:
+        flags = fcntl.fcntl(_starter, fcntl.F_GETFL)
+        fcntl.fcntl(_starter, fcntl.F_SETSIG, number)
+        fcntl.fcntl(_starter, fcntl.F_SETFL, flags | os.O_ASYNC if number else flags & ~os.O_ASYNC)
+    if number and is_gone(_pid):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _signal_at_parents_end(number: int) -> None:

@@ -16,8 +16,8 @@ from actors.runtime.context import Context
 from areal_bus.config.sections import RunConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
+from launch.environment import VISIBLE_DEVICES
 from launch.network import choose_interfaces, local_facts
-from launch.process import VISIBLE_DEVICES
 from launch.resume import saved_config
 from launch.runs import CONFIG, SUMMARY, is_locked, why_no_run
 from launch.supervise import Supervisor

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from areal_bus.commands import as_here
 from areal_bus.isolation import CHILD
-from launch.process import actor_environment
+from launch.environment import actor_environment
 
 ENDS_S = 10.0  # at the end of the job, for the last rows and an upload; whoever takes longer goes on alone
 ALARMS = "alarms"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from areal_bus.errors import ConfigError
-from launch.process import VISIBLE_DEVICES, actor_environment
+from launch.environment import VISIBLE_DEVICES, actor_environment
 
 COUNT_PROGRAM = "import torch; print(torch.cuda.device_count(), torch.__version__)"
 TIMEOUT_S = 300.0  # importing torch from a network file system is slow

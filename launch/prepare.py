@@ -38,9 +38,9 @@ from areal_bus.config.trackers import check_installed
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.isolation import CHILD
 from areal_bus.parent_death import die_with_parent
+from launch.environment import actor_environment
 from launch.generation import check_token_ids, check_tokenizer
 from launch.memory import find_shape
-from launch.process import actor_environment
 from launch.resume import check_changes, next_start, resume_lines
 from launch.runs import CONFIG, ORIGIN, SUMMARY, make_run_folder, point_latest, read_object, write_atomically
 from launch.stages import stage_lines

@@ -12,40 +12,26 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.runtime import start
 from actors.runtime.context import PROGRESS_FD, TURNS_FD, Context
+from areal_bus import parent_death
 from areal_bus.errors import ArealBusError
-from areal_bus.isolation import child_path
 from areal_bus.messages import Role
 from areal_bus.terminal import STYLED
+from launch.environment import MALLOC_VARIABLES, actor_environment
+from launch.forked import ForkedProcess
 from launch.runs import newest_checkpoint
-
-LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_")
-RENDEZVOUS_VARIABLES = {
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-}
-MALLOC_VARIABLES = {  # glibc keeps an update's activations for the next update instead of returning them to the kernel
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-}
-UNBUFFERED = "PYTHONUNBUFFERED"  # print() would write text and newline separately: lines of several ranks would mix
-VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(slots=True)
 class ActorProcess:
     """A started actor."""
 
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | ForkedProcess"
     stdin: int  # stays open: its end of file ends the child
     progress: int  # read end of the pipe for the first progress
     ticks: int | None = None  # eventfd that counts the head's loop iterations
@@ -71,11 +57,11 @@ class ActorProcess:
             os.close(self.ticks)
 
 
-def start_actor(context: Context, gpus: Sequence[int], command: Sequence[str]) -> ActorProcess:
+def start_actor(context: Context, gpus: Sequence[int], command: Sequence[str] | None) -> ActorProcess:
     """Start an actor in its own session: signals of the terminal and of mpirun reach it only through the supervisor.
 
-    SIGUSR1 and SIGUSR2 are blocked in it until it listens (actors/runtime/process.py). Raises ArealBusError when the
-    process cannot be started.
+    `command`: None forks this process. SIGUSR1 and SIGUSR2 are blocked in the actor until it listens
+    (actors/runtime/process.py). Raises ArealBusError when the process cannot be started.
     """
     child_stdin, stdin = os.pipe()
     progress, child_progress = os.pipe()
@@ -89,10 +75,16 @@ def start_actor(context: Context, gpus: Sequence[int], command: Sequence[str]) -
 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     try:
-        process = subprocess.Popen(
-            command, stdin=child_stdin, env=inner, pass_fds=[*inherited.values()], start_new_session=True
-        )
-    except OSError as error:
+        process: subprocess.Popen[bytes] | ForkedProcess
+        if command is None:
+            name = f"{context.role}-{context.index}"
+            keep = inherited.values()
+            process = ForkedProcess(start.main, name=name, stdin=child_stdin, environment=inner, keep=keep)
+        else:
+            process = subprocess.Popen(
+                command, stdin=child_stdin, env=inner, pass_fds=[*inherited.values()], start_new_session=True
+            )
+    except (OSError, ArealBusError) as error:
         for ours in [stdin, progress, *([ticks] if ticks is not None else [])]:
             os.close(ours)
         raise ArealBusError(f"the process of {context.name} must start: {error}") from None
@@ -105,30 +97,6 @@ def start_actor(context: Context, gpus: Sequence[int], command: Sequence[str]) -
     return ActorProcess(process, stdin, progress, ticks)
 
 
-def actor_environment(outer: Mapping[str, str], *, gpus: Sequence[int], cpu: bool) -> dict[str, str]:
-    """An actor's environment: no variables of the launcher, our packages first, one thread a process on CPU."""
-    inner = {
-        name: value
-        for name, value in outer.items()
-        if not name.startswith(LAUNCHER_VARIABLES) and name not in RENDEZVOUS_VARIABLES | {UNBUFFERED}
-    }
-    inner["PYTHONPATH"] = child_path(outer)
-    inner.setdefault("TOKENIZERS_PARALLELISM", "false")
-    inner.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the head reports the end of a peer in one line
-    inner.setdefault("LOGURU_LEVEL", "INFO")
-    if cpu:  # two OpenMP threads on a busy core cost seven times the CPU time
-        inner.setdefault("OMP_NUM_THREADS", "1")
-        inner.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    inner[VISIBLE_DEVICES] = ",".join(cuda_device(gpu, outer) for gpu in gpus)
-    return inner
-
-
-def cuda_device(gpu: int, outer: Mapping[str, str]) -> str:
-    """The CUDA device of a GPU of this rank: topology numbers index the launcher's CUDA_VISIBLE_DEVICES."""
-    seen = [name.strip() for name in outer.get(VISIBLE_DEVICES, "").split(",") if name.strip()]
-    return seen[gpu] if gpu < len(seen) else str(gpu)
-
-
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted")
 
 
@@ -138,7 +106,7 @@ def is_mpirun(pid: int) -> bool:
 
 def note_terminal() -> None:
     """Under mpirun, record in STYLED whether mpirun's own standard output is a terminal."""
-    parent = os.getppid()
+    parent = parent_death.pid()
     with contextlib.suppress(OSError):
         if is_mpirun(parent):
             target = os.readlink(f"/proc/{parent}/fd/1")
@@ -146,8 +114,8 @@ def note_terminal() -> None:
 
 
 def print_to_mpirun(text: str) -> None:
-    """Print to mpirun's own stderr when it is the parent, else to ours: mpirun drops rank output once it ends."""
-    parent = os.getppid()
+    """Print to mpirun's own stderr when it has started this rank, else to ours: it drops rank output once it ends."""
+    parent = parent_death.pid()
     with contextlib.suppress(OSError):
         if is_mpirun(parent):
             stderr = os.open(f"/proc/{parent}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)

@@ -13,6 +13,7 @@ from typing import Any
 
 from actors.runtime.context import Context
 from actors.runtime.process import leave
+from areal_bus import parent_death
 from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Role
@@ -31,6 +32,7 @@ from launch.network import (
     transport,
     uses_curve,
 )
+from launch.forked import KEEPS_PLACE
 from launch.prepare import prepare_in_subprocess
 from launch.process import block_drain_signal, print_to_mpirun
 from launch.resume import AUTO, AlreadyFinished, choose_run, exclusive_choice, new_run_line
@@ -130,7 +132,7 @@ def run_actors(
                 cleanup.append(PidFile(supervisor.run))
                 followers.start(supervisor.run, config.journal.tracker, alarms=config.watch.console)
             supervisor.start(context, places[rank].gpus if context.device == "cuda" else ())
-        return supervisor.wait()
+        return supervisor.wait() if supervisor.actors or not parent_death.has_attendant() else KEEPS_PLACE
     except ArealBusError as error:  # a rank is missing: each rank names those that it waits for
         print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
         supervisor.end()

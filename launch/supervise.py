@@ -84,17 +84,17 @@ class Supervisor:
         """Raises ArealBusError when the process cannot be started."""
         actor = SupervisedActor(context, gpus, RestartBackoff(self.launch.max_restarts), StallTimer(self.watchdog))
         self.actors.append(actor)
-        actor.child = start_actor(context, gpus, self.command)
+        actor.child = start_actor(context, gpus, self._command)
 
     def wait(self) -> int:
         """Wait until all actors are done, one has failed for good, or a signal ends the rank. Exit code of the rank."""
-        parent = parent_death.pid()
+        launcher = parent_death.pid()
         try:
             with parent_death.end_is_noticed():
                 with Signals() as signals:
                     while (code := self._poll_all(time.monotonic())) is None:
                         numbers = signals.wait(self._wait_time_s(time.monotonic()))
-                        now, is_orphan = time.monotonic(), os.getppid() != parent
+                        now, is_orphan = time.monotonic(), parent_death.is_gone(launcher)
                         if (code := self._handle_signals(numbers, now, is_orphan=is_orphan)) is not None:
                             break
                 self.end()
@@ -198,7 +198,7 @@ class Supervisor:
 
     def _start_next(self, actor: SupervisedActor, now: float) -> int | None:
         try:
-            actor.child = start_actor(actor.context, actor.gpus, self.command)
+            actor.child = start_actor(actor.context, actor.gpus, self._command)
             actor.stall_timer = StallTimer(self.watchdog)
         except ArealBusError as error:
             return self._restart(actor, str(error), crashed=True, progressed=False)
@@ -248,6 +248,11 @@ class Supervisor:
         if head is not None and head is not ended and head.child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 head.child.process.wait(HEAD_ENDS_S)
+
+    @property
+    def _command(self) -> Sequence[str] | None:
+        """None: actors are forks of this process."""
+        return None if self.launch.start == "fork" else self.command
 
     @property
     def _head(self) -> SupervisedActor | None:

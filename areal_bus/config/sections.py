@@ -38,6 +38,9 @@ class RunConfig(Section):
 class LaunchConfig(Section):
     bootstrap: Literal["mpi", "env"] = "mpi"
     """How ranks find each other: "mpi" (one exchange at start) or "env" (rank and size from the environment)."""
+    start: Literal["spawn", "fork"] = "spawn"
+    """How actors start: "spawn" (each imports by itself) or "fork" (from one process of each host that has imported
+    everything: less memory and time with many ranks on a host; on CPU, with launch.bootstrap = "env")."""
     rendezvous: str = ""
     """For "env": address where rank 0 listens, "tcp://HOST:PORT" or "ipc://PATH"; empty: an ipc path of this job."""
     timeout_s: float = Field(300.0, gt=0)

@@ -266,6 +266,15 @@ def _ring(c: Config) -> list[Rule]:
             f'launch.rendezvous must be "tcp://HOST:PORT" (a port from 1 to 65535) or "ipc://PATH": it is {meet!r}',
         ),
         (
+            c.launch.start == "fork" and c.launch.bootstrap == "mpi",
+            'launch.start = "fork" forks processes, which is not safe after MPI_Init: set launch.bootstrap = "env"',
+        ),
+        (
+            c.launch.start == "fork" and c.topology.gpus_per_host > 0,
+            'launch.start = "fork" is for ranks on CPU: topology.gpus_per_host is '
+            f'{c.topology.gpus_per_host}; set it to 0, or launch.start to "spawn"',
+        ),
+        (
             c.run.name in {".", "..", "latest"},
             f"run.name must be a folder's name of its own: {c.run.name!r} means another; set for example run.name = "
             '"first"',

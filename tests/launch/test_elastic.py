@@ -29,8 +29,8 @@ from launch.elastic import (
     parse_invitation,
     write_invitation,
 )
+from launch.environment import actor_environment
 from launch.main import main
-from launch.process import actor_environment
 from launch.runs import Lock, is_locked
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,8 @@ from actors.runtime.last_fault import Fault, keep_fault
 from actors.runtime.process import BAD_INPUT, LEFT, OVER, RESTART, code_of
 from areal_bus import errors
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
-from launch.process import actor_environment, start_actor
+from launch.environment import actor_environment
+from launch.process import start_actor
 from launch.restart_policy import RestartBackoff, StallTimer
 from launch.supervise import Supervisor, SupervisorTimes
 

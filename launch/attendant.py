@@ -1,0 +1,182 @@
+"""The process that the launcher starts for a rank with launch.start = "fork": it waits for the rank and ends with it.
+
+A fork server of the host (launch/fork_server.py) makes the rank's supervisor. This process sends it its arguments,
+environment and standard streams, passes signals on to the supervisor and ends with its exit code. There is one for each
+rank, so it imports the standard library only: about 5 MiB of private memory.
+The first one of a host starts the server. Its address is an abstract socket, which one process can bind.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from areal_bus.config.packaged import find_config
+from areal_bus.errors import ConfigError
+from areal_bus.isolation import CHILD
+from launch.environment import actor_environment
+
+JOB_IDS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_JOBID", "TORCHELASTIC_RUN_ID")
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+NUMBER = struct.Struct("<i")  # the supervisor's process id, and at its end its exit code
+LENGTH = struct.Struct("<I")
+CREDENTIALS = struct.Struct("3i")  # Linux: pid, uid and gid of a peer
+MAX_JOB_ID = 64  # characters; an address has at most 107
+BACKLOG = 4096  # ranks of a host that connect at once
+CONNECT_S = 10.0
+RETRY_S = 0.01
+OTHER_MODES = {"--dry-run", "--all", "--slurm", "--join", "--key", "--explain", "--help", "-h"}  # start no ring
+SETTING, VARIABLE = "launch.start", "AREAL_BUS_LAUNCH__START"
+
+
+def is_wanted(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether launch.start = "fork", found as the loader does. False for a fault, which the loader reports."""
+    words, given = list(arguments), {"--set": "", "--resume": ""}
+    files, value = [], environ.get(VARIABLE, "")
+    while words:
+        option, equals, text = words.pop(0).partition("=")
+        if option in OTHER_MODES:
+            return False
+        if option not in given:
+            files.append(option + equals + text)
+            continue
+        given[option] = text if equals or not words else words.pop(0)
+        key, _, raw = given["--set"].partition("=")
+        value = raw if key.strip() == SETTING else value
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
+        return (value.strip(" \"'") or _in_files(files, given["--resume"])) == "fork"
+    return False
+
+
+def _in_files(files: Sequence[str], run: str) -> str:
+    """launch.start of the file, else of the file that it extends; without a file, of the settings of the run."""
+    if not files:
+        return str(json.loads((Path(run) / "config.json").read_text())["launch"]["start"])
+    path = find_config(files[0])
+    tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    found = tree.get("launch", {}).get("start")
+    if found is None and "extends" in tree:
+        found = tomllib.loads((path.parent / tree["extends"]).read_text(encoding="utf-8"))["launch"]["start"]
+    return str(found)
+
+
+def address(environ: Mapping[str, str] = os.environ) -> str:
+    """Abstract address of the fork server: one for each job, user and host."""
+    job = next((environ[name] for name in JOB_IDS if name in environ), f"process-{os.getpid()}")
+    return f"\0areal-bus-{os.getuid()}-{job[-MAX_JOB_ID:]}.{environ.get('SLURM_STEP_ID', '')}"
+
+
+def main() -> int:
+    """Exit code of the rank."""
+    try:
+        server = connect(address())
+        send_request(server)
+        return Rank(server).wait()
+    except (OSError, EOFError) as error:
+        why = str(error) or "its connection ended"
+        print(f'launch.start = "fork": the fork server of this host is lost: {why}', file=sys.stderr, flush=True)
+        return 1
+
+
+def connect(name: str) -> socket.socket:
+    """A connection to the fork server, which is started if there is none. Raises OSError."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            server.connect(name)
+            break
+        except ConnectionRefusedError:  # nobody listens, or not yet
+            if time.monotonic() > deadline:
+                raise
+            if not start_server(name):
+                time.sleep(RETRY_S)
+    if user_of(server) != os.getuid():
+        raise PermissionError("another user has its address")
+    return server
+
+
+def start_server(name: str) -> bool:
+    """Start the fork server. False if another process has its address. The server gets the socket that listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind(name)
+        except OSError:
+            return False
+        listener.listen(BACKLOG)
+        optimized = ["-O"] if not __debug__ else []
+        subprocess.Popen(
+            [*CHILD[:1], *optimized, *CHILD[1:], "launch.fork_server", str(listener.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            env={"MALLOC_ARENA_MAX": "2", **actor_environment(os.environ, gpus=(), cpu=True)},
+            start_new_session=True,
+        )
+    return True
+
+
+def user_of(peer: socket.socket) -> int:
+    """User id of the process at the other end."""
+    found: int = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
+    return found
+
+
+def send_request(server: socket.socket) -> None:
+    """Ask for a supervisor with this process's arguments, environment, folder and standard streams."""
+    umask = os.umask(0)
+    os.umask(umask)
+    request = {
+        "arguments": sys.argv,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "umask": umask,
+        "launcher": os.getppid(),
+    }
+    data = json.dumps(request).encode()
+    socket.send_fds(server, [LENGTH.pack(len(data))], [0, 1, 2])
+    server.sendall(data)
+
+
+def receive(peer: socket.socket, n_bytes: int) -> bytes:
+    """Exactly so many bytes. Raises EOFError when the connection ends before."""
+    data = b""
+    while len(data) < n_bytes:
+        part = peer.recv(n_bytes - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+class Rank:
+    """The supervisor of this rank, a child of the fork server."""
+
+    def __init__(self, server: socket.socket) -> None:
+        """Waits until it has started. Raises EOFError when the fork server ends."""
+        self._server = server
+        (self._pid,) = NUMBER.unpack(receive(server, NUMBER.size))
+        self._process: int | None = None
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            self._process = os.pidfd_open(self._pid)
+
+    def wait(self) -> int:
+        """Pass signals on until it ends. Exit code; 128 + N after signal N."""
+        for number in FORWARDED:
+            signal.signal(number, self._forward)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        (code,) = NUMBER.unpack(receive(self._server, NUMBER.size))
+        return int(code) if code >= 0 else 128 - int(code)
+
+    def _forward(self, number: int, _: FrameType | None) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)

@@ -1,0 +1,183 @@
+"""The fork server of a host (launch.start = "fork"): a process with all modules imported, from which ranks are forked.
+
+Its children are the supervisors of the host's ranks; a supervisor forks its actors. So all of them share the pages of
+the imports, and none imports again. A process forks only while it has a single thread, and before it has a ZeroMQ
+context. `attendant.py` is the other side: the process that the launcher started for the rank.
+When this process ends, the kernel ends its supervisors, and they end their actors.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from actors.runtime.process import CRASHED, DONE, leave
+from areal_bus import parent_death
+from launch.attendant import LENGTH, NUMBER, receive, user_of
+from launch.bootstrap import rank_and_size
+from launch.forked import KEEPS_PLACE, name_process, reset_signals
+from launch.process import note_terminal
+
+MODULES = (
+    "launch.main",
+    "actors.head.shell",
+    "actors.rewards.actor",
+    "actors.generator.actor",
+    "actors.engines.simulated.connect",
+    "actors.learner.actor",
+    "transformers.generation.utils",
+    "transformers.models.llama.modeling_llama",
+    "transformers.convert_slow_tokenizer",
+)
+REQUEST_S = 10.0  # for an attendant to send its request
+POLL_S = 1.0
+N_STREAMS = 3
+
+
+def main() -> int:
+    starter = os.getppid()
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to every shared page
+    ForkServer(listener, starter).serve()
+    return 0
+
+
+class ForkServer:
+    """Forks a supervisor for each request, and reports the end of each to its attendant."""
+
+    def __init__(self, listener: socket.socket, starter: int) -> None:
+        self._listener = listener
+        self._starter = starter
+        self._pid = os.getpid()
+        self._attendants: dict[int, socket.socket] = {}  # by process id of the supervisor
+        self._waiting: list[socket.socket] = []  # attendants of ranks without actors
+        self._has_served = False
+        self._wakeup, self._write = socket.socketpair()
+        self._write.setblocking(False)
+
+    def serve(self) -> None:
+        """Serve until all supervisors have ended; if none came, until the process that started this one has ended."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        while not self._is_over():
+            ready, _, _ = select.select([self._listener, self._wakeup], [], [], POLL_S)
+            if self._wakeup in ready:
+                self._wakeup.recv(4096)
+            if self._listener in ready:
+                self._accept()
+            self._report_ends()
+        for attendant in self._waiting:
+            answer(attendant, DONE)
+
+    def _is_over(self) -> bool:
+        if self._attendants or select.select([self._listener], [], [], 0)[0]:
+            return False
+        return self._has_served or os.getppid() != self._starter
+
+    def _accept(self) -> None:
+        """Read a request and fork. A request that is not whole is dropped: its sender has ended."""
+        attendant, _ = self._listener.accept()
+        streams: list[int] = []
+        try:
+            if user_of(attendant) != os.getuid():
+                raise PermissionError("only processes of this user are served")
+            attendant.settimeout(REQUEST_S)
+            head, streams, _, _ = socket.recv_fds(attendant, LENGTH.size, N_STREAMS)
+            if len(head) != LENGTH.size or len(streams) != N_STREAMS:
+                raise EOFError
+            request = json.loads(receive(attendant, *LENGTH.unpack(head)))
+            attendant.settimeout(None)
+            pid = self._fork(attendant, streams, request)
+            self._attendants[pid], self._has_served = attendant, True
+            attendant.sendall(NUMBER.pack(pid))
+        except (OSError, EOFError, ValueError) as error:
+            if not isinstance(error, EOFError):
+                print(f"fork server: a rank was not started: {error}", file=sys.stderr, flush=True)
+            if attendant not in self._attendants.values():
+                attendant.close()
+        finally:
+            for stream in streams:
+                os.close(stream)
+
+    def _fork(self, attendant: socket.socket, streams: list[int], request: dict[str, Any]) -> int:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = CRASHED
+        try:
+            reset_signals()
+            parent_death.die_with_parent(self._pid)
+            self._close()
+            become_rank(attendant, streams, request)
+            name_process(f"rank-{rank_and_size()[0]}")
+            code = rank_code(importlib.import_module("launch.main").main)
+        finally:
+            leave(code)
+
+    def _close(self) -> None:
+        """In a child: close what belongs to the server."""
+        for one in (self._listener, self._wakeup, self._write, *self._attendants.values(), *self._waiting):
+            one.close()
+        self._attendants.clear()
+        self._waiting.clear()
+
+    def _report_ends(self) -> None:
+        """Send the exit code of each supervisor that has ended to its attendant."""
+        while self._attendants:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            attendant, code = self._attendants.pop(pid), os.waitstatus_to_exitcode(status)
+            if code == KEEPS_PLACE:
+                self._waiting.append(attendant)
+            else:
+                answer(attendant, code)
+
+
+def answer(attendant: socket.socket, code: int) -> None:
+    """Send the exit code of its rank to an attendant."""
+    with contextlib.suppress(OSError), attendant:  # it was killed
+        attendant.sendall(NUMBER.pack(code))
+
+
+def become_rank(attendant: socket.socket, streams: list[int], request: dict[str, Any]) -> None:
+    """In a child: take arguments, environment, folder and standard streams of the attendant, and end with it."""
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["folder"])
+    os.umask(request["umask"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = request["arguments"]
+    parent_death.die_with_connection(attendant, request["launcher"])
+    note_terminal()
+
+
+def rank_code(run: Callable[[], int]) -> int:
+    """Run the rank; prints an unexpected error."""
+    try:
+        return run()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else CRASHED
+    except BaseException:  # noqa: BLE001  nothing may return to the server's loop
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        return CRASHED
+
+
+if __name__ == "__main__":
+    leave(main())
