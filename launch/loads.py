@@ -12,7 +12,18 @@ from areal_bus.config.sections import Config
 from areal_bus.config.stage_rules import settings_by_stage
 from areal_bus.messages import Role
 from launch.gpus import smallest_gpu_mib
-from launch.memory import BYTES, GIB, MIB, SUPERVISOR, DecoderShape, Need, estimate
+from launch.memory import (
+    ATTENDANT,
+    BYTES,
+    FORK_SERVER,
+    FORKED_SUPERVISOR,
+    GIB,
+    MIB,
+    SUPERVISOR,
+    DecoderShape,
+    Need,
+    estimate,
+)
 from launch.topology import RankPlan, check_route, min_ranks, plan, planned_hosts, ranks_by_gpu
 
 CUDA = 768 * MIB  # context, kernels and workspaces of a process
@@ -89,8 +100,12 @@ def host_loads(proposal: Proposal) -> list[Load]:
     by_host: dict[str, list[RankPlan]] = {}
     for place in proposal.places():
         by_host.setdefault(place.host, []).append(place)
+    shared = FORK_SERVER if proposal.config.launch.start == "fork" else 0
     return merge_alike(
-        [Load(tuple(ranks), 1, sum(host_bytes(proposal, place) for place in ranks)) for ranks in by_host.values()]
+        [
+            Load(tuple(ranks), 1, shared + sum(host_bytes(proposal, place) for place in ranks))
+            for ranks in by_host.values()
+        ]
     )
 
 
@@ -126,8 +141,15 @@ def need_in_stage(config: Config, place: RankPlan, shape: DecoderShape, n_prompt
     """A member needs the device memory of its generator."""
     actors = place.actors if place.member_of is None else (place.member_of,)
     needs = [estimate(config, shape, actor.role, actor.index, n_prompt=n_prompt) for actor in actors]
-    host = SUPERVISOR + (0 if place.member_of else sum(rank_need.host for rank_need in needs))
+    host = supervisor_bytes(config, place) + (0 if place.member_of else sum(rank_need.host for rank_need in needs))
     return Need(sum(rank_need.device for rank_need in needs), host)
+
+
+def supervisor_bytes(config: Config, place: RankPlan) -> int:
+    """Host memory of a rank beside its actors."""
+    if config.launch.start != "fork":
+        return SUPERVISOR
+    return ATTENDANT + (FORKED_SUPERVISOR if place.actors else 0)
 
 
 def gpu_overhead(config: Config, place: RankPlan, shape: DecoderShape) -> int:

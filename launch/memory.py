@@ -37,8 +37,15 @@ LIBRARIES = {  # code and own allocations of libraries, torch 2.13 on CPU
     Role.GENERATOR: 340 * MIB,
     Role.REWARD: 43 * MIB,
 }
+FORKED = {  # with launch.start = "fork": what an actor does not share, with page tables and kernel memory
+    Role.HEAD: 32 * MIB,
+    Role.LEARNER: 26 * MIB,
+    Role.GENERATOR: 26 * MIB,
+    Role.REWARD: 12 * MIB,
+}
 REWARD_WORKER = 16 * MIB  # with a reward function that imports nothing large
 SUPERVISOR = 60 * MIB  # one each rank
+FORK_SERVER, ATTENDANT, FORKED_SUPERVISOR = 400 * MIB, 8 * MIB, 9 * MIB  # one each host, rank, and rank with actors
 OUR_MODEL_TYPES = ("llama", "mistral", "qwen2")  # actors/cpu/llama_layer.py computes their layers
 
 
@@ -202,7 +209,7 @@ def estimate(config: Config, shape: DecoderShape, role: Role, index: int, *, n_p
         return learner_need(config, shape, index, n_prompt)
     if role is Role.GENERATOR:
         return generator_need(config, shape, n_prompt)
-    return Need(0, LIBRARIES[role] + (config.reward.workers * REWARD_WORKER if role is Role.REWARD else 0))
+    return Need(0, libraries(config, role) + (config.reward.workers * REWARD_WORKER if role is Role.REWARD else 0))
 
 
 def n_sharers(config: Config) -> int:
@@ -252,6 +259,11 @@ def adapted_layers(config: Config, shape: DecoderShape) -> list[tuple[int, int]]
     return [form for name, form in shape.linear_layers.items() if name in wanted]
 
 
+def libraries(config: Config, role: Role) -> int:
+    """Host memory of an actor that does not depend on the model."""
+    return (FORKED if config.launch.start == "fork" else LIBRARIES)[role]
+
+
 def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int) -> Need:
     learners, sharers, one = config.topology.learners, n_sharers(config), BYTES[config.model.dtype]
     counts, batch = ParameterCounts.of(config, shape), MicroBatch.of(config, n_prompt)
@@ -263,7 +275,9 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     away = one * counts.adapted if offloads else 0  # in host memory; on the GPU the weights of one layer
     kept = (STATE_BYTES * counts.trained + one * (counts.frozen + shape.n_frozen) - away) // sharers
     kept += critic_need(config, shape) + away // shape.layers
-    host = LIBRARIES[Role.LEARNER]
+    host = libraries(config, Role.LEARNER)
+    if config.learner.simulated is not None:
+        return Need(BYTES["float32"] * shape.n_parameters, host + snapshots)
     if config.topology.gpus_per_host == 0:
         return Need(kept + rounded + step, host + snapshots)
     device = kept + max(rounded + step, gradients + SQRT_BYTES * counts.trained // sharers)
@@ -335,7 +349,7 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
     positions = -(-length // SLOT_STEP) * SLOT_STEP
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
     on_device = (weights + slots * positions * shape.kv_per_token * one) // width + sampling
-    on_host = LIBRARIES[Role.GENERATOR] + N_BUCKETS * min(config.weights.bucket_mib * MIB, counts.pushed_bytes)
+    on_host = libraries(config, Role.GENERATOR) + N_BUCKETS * min(config.weights.bucket_mib * MIB, counts.pushed_bytes)
     if counts.adapted:
         return adapted_generator_need(config, counts, Need(on_device, on_host), weights)
     if config.rollout.engine == "simulated":  # it keeps only a hash of the received weights

@@ -22,6 +22,7 @@ from actors.learner.policy import model_settings
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import LearnerRanks, Rendezvous, lost_peer, meet, part
 from actors.learner.rollout import HeadFailover, Rollout
+from actors.learner.simulated_update import simulated_update
 from actors.learner.startup import load_critic, load_policy, warm
 from actors.learner.weight_pusher import WeightPusher
 from actors.models.loading import load_tokenizer
@@ -255,6 +256,7 @@ class Learner:
             publish=self._publish,
             tick=self.inbox.check,
             frozen=self._load_frozen(start),
+            simulated=simulated_update(config),
         )
         if start.folder:
             with self.journal.span("load"):

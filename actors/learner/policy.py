@@ -40,6 +40,7 @@ class ModelSettings(TypedDict, total=False):
     temperature: Required[float]  # of the sampler: log-probs are those of logits / temperature
     dtype: str  # of compute; default "float32"
     gradient_checkpointing: bool  # recompute activations in the backward pass; default off
+    computes: bool  # False: no pass is ever run, and every rank holds the whole model; default True
     max_logits_mib: float  # more logits than this are computed in chunks; default 512
 
 
@@ -51,6 +52,7 @@ def model_settings(config: Config, ranks: LearnerRanks, device: str) -> ModelSet
         "temperature": config.gconfig.temperature or 1.0,  # of a greedy sampler: log-probs at temperature 1
         "dtype": config.model.dtype,
         "gradient_checkpointing": config.learner.gradient_checkpointing,
+        "computes": config.learner.simulated is None,
         "max_logits_mib": config.learner.max_logits_mib,
     }
 
@@ -65,6 +67,9 @@ class PackedModel:
         self.casts = {parameter.dtype for parameter in model.parameters()} != {self.dtype}
         self.device = torch.device(settings["device"])
         self.temperature = settings["temperature"]
+        if not settings.get("computes", True):
+            self.model, self._parameters = model, dict(model.named_parameters())
+            return
         choose(self.device)
         self.model = model if ranks.size > 1 else model.to(self.device)  # sharding moves it layer by layer
         self.packed = packed_attention.supports(model.config) and model.config._attn_implementation == "sdpa"

@@ -29,6 +29,7 @@ from actors.learner.metrics import SignalWarnings, StepMetrics, count
 from actors.learner.micro_batches import pack
 from actors.learner.objective import MicroBatchTokens, micro_batch_loss
 from actors.learner.policy import PackedModel, Policy, whole
+from actors.learner.simulated_update import SimulatedUpdate
 from actors.models.packed_row import SequencePiece, n_rows
 from actors.runtime.context import HeartbeatState
 from actors.runtime.stages import stages_of
@@ -119,9 +120,11 @@ class PPOActor:
         publish: Publish = lambda version, stats: None,
         tick: Callable[[], None] = lambda: None,
         frozen: FrozenModels | None = None,
+        simulated: SimulatedUpdate | None = None,
     ) -> None:
         """`publish(version, stats)` runs at the end of every update, `tick()` between micro-batches. An exception of
-        either ends the step. `folder` is the folder of the run. `critic`: for actor.advantage = "gae".
+        either ends the step. `folder` is the folder of the run. `critic`: for actor.advantage = "gae". `simulated`
+        replaces the passes and optimizer steps.
         """
         if (config.actor.advantage == "gae") != (critic is not None):
             raise ValueError('a critic is for actor.advantage = "gae", which needs one')
@@ -139,6 +142,7 @@ class PPOActor:
         self._publish = publish
         self._tick = tick
         self._watch = SignalWarnings(self._warn)
+        self._simulated = simulated
         self._n_applied = 0  # optimizer steps of the current update
         self._n_planned = 0  # tokens of the micro-batches since they were last counted
         self.critic = None if critic is None else Critic(critic, config.critic)
@@ -161,7 +165,7 @@ class PPOActor:
             self._compute_frozen(batch)
             values = None if self.critic is None else self._values(batch, self.critic)
             fill_advantages(batch, self.algorithm, self._config, self._ranks.sum, values)
-            if self.algorithm.needs_prox_pass and not self.algorithm.needs_prox_first:
+            if self.algorithm.needs_prox_pass and not self.algorithm.needs_prox_first and self._simulated is None:
                 self._compute_prox(batch)
         return batch
 
@@ -210,7 +214,7 @@ class PPOActor:
         lr = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        steps = [step for part in self._minibatches(batch) if (step := self._step(batch, part, metrics)) is not None]
+        steps = self._take_steps(batch, metrics, lr)
         metrics.sums.computed = self._take_planned()
         metrics.reduce(self._ranks)
         self._watch.look(batch, metrics, eta=self._config.rollout.max_head_offpolicyness)
@@ -226,6 +230,15 @@ class PPOActor:
         self._update_reference()
         self._publish(self.version, stats)
         return stats
+
+    def _take_steps(self, batch: Batch, metrics: StepMetrics, lr: float) -> list["_OptimizerStep"]:
+        """The optimizer steps of an update; none if it is simulated."""
+        if self._simulated is None:
+            parts = self._minibatches(batch)
+            return [step for part in parts if (step := self._step(batch, part, metrics)) is not None]
+        with self._journal.span("backward"):
+            self._simulated.run(batch, self.policy.parameters().values(), lr=lr, tick=self._beat)
+        return []
 
     @property
     def kept_reference(self) -> FrozenModel | None:

@@ -82,7 +82,16 @@ def _original(name: str, names: tuple[str, ...]) -> str:
 def refusals(c: Config) -> list[Rule]:
     """Rules for combinations of parts."""
     parts = [*check_names(c.actor), *_settings_without_use(c.actor)]
-    return [*parts, *_prox(c.actor), *_bounds(c.actor), *_batch(c), *_frozen_models(c), *_critic(c), *_lora(c)]
+    return [
+        *parts,
+        *_prox(c.actor),
+        *_bounds(c.actor),
+        *_batch(c),
+        *_frozen_models(c),
+        *_critic(c),
+        *_lora(c),
+        *_simulated(c),
+    ]
 
 
 def _prox(actor: ActorConfig) -> list[Rule]:
@@ -312,5 +321,32 @@ def _frozen_models(c: Config) -> list[Rule]:
         (
             is_distilled and bool(unread),
             f'actor.advantage = "distill" does not use the reward: remove actor.{unread[0] if unread else ""}',
+        ),
+    ]
+
+
+def _simulated(c: Config) -> list[Rule]:
+    """Rules for an update that computes nothing."""
+    is_on = c.learner.simulated is not None
+    needs_passes = [
+        name
+        for name, is_needed in (
+            ('actor.advantage = "gae"', c.actor.advantage == "gae"),
+            ("[actor.lora]", c.actor.lora is not None),
+            ("learner.warmup.steps", c.learner.warmup.steps > 0),
+            ("a reference model", uses_reference(c.actor)),
+            ("a teacher", bool(c.teacher.path)),
+        )
+        if is_needed
+    ]
+    return [
+        (
+            is_on and c.rollout.engine != "simulated",
+            '[learner.simulated] trains nothing, so its generators simulate, too: set rollout.engine = "simulated", '
+            "or remove the table",
+        ),
+        (
+            is_on and bool(needs_passes),
+            f"[learner.simulated] runs no model: remove {', '.join(needs_passes)}, or the table",
         ),
     ]

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from areal_bus.config.data import DataConfig
+from areal_bus.config.learner import SimulatedUpdateConfig
 from areal_bus.config.lora import LoraConfig
 from areal_bus.config.profiling import ProfileConfig
 from areal_bus.config.rewards import RewardConfig
@@ -422,6 +423,9 @@ class LearnerConfig(Section):
     """Recompute activations in the backward pass to save memory."""
     warmup: WarmupConfig = WarmupConfig()
     """Supervised warm-up."""
+    simulated: SimulatedUpdateConfig | None = None
+    """Updates take a configured time and compute nothing; every rank holds the whole model. With the simulated engine:
+    to look at the ring, at many ranks on few cores (docs/cluster.md). What it trains means nothing."""
 
     @model_validator(mode="before")
     @classmethod
