@@ -21,6 +21,7 @@ from areal_bus.transport.curve import KeyPair, new_pair
 from launch.bootstrap import Bootstrap, RanksMissing, open_bootstrap, rank_and_size
 from launch.elastic import GUEST_IDENTITY, write_invitation
 from launch.followers import Followers
+from launch.forked import KEEPS_PLACE
 from launch.gpus import check_gpus, count_gpus
 from launch.network import (
     HeadEndpoint,
@@ -32,7 +33,6 @@ from launch.network import (
     transport,
     uses_curve,
 )
-from launch.forked import KEEPS_PLACE
 from launch.prepare import prepare_in_subprocess
 from launch.process import block_drain_signal, print_to_mpirun
 from launch.resume import AUTO, AlreadyFinished, choose_run, exclusive_choice, new_run_line
