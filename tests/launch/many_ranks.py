@@ -1,0 +1,198 @@
+"""Measures jobs of configs/sim512.toml with many ranks on this machine: `python -m tests.launch.many_ranks 64 128`.
+
+Each job keeps the proportions of the config: a quarter of the ranks learn, a reward for 32 ranks, generators of 8.
+Three actors are killed: a generator, a reward and a learner. Prints a row for each job as soon as it has ended, and
+ends a job when less than 4 GiB of memory are free. Linux only.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from areal_bus.mpirun import find_mpirun, mpirun_variables
+from tools.audit.audit import audit, judge
+from tools.audit.findings import InvariantVerdict
+from tools.bench.jobs.paused_jobs import descendants
+from tools.run import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs" / "sim512.toml"
+VICTIMS = {4: "generator-0", 6: "reward-0", 8: "learner-1"}  # by the update after which each is killed
+HEADINGS = (
+    "ranks",
+    "actors",
+    "start s",
+    "private MiB a rank",
+    "all GiB",
+    "push s",
+    "pushed to",
+    "head CPU ms a trajectory",
+    "trajectories/s",
+    "found dead",
+    "journals MiB",
+    "audit",
+)
+LEAST_FREE_MIB = 4096
+LOOK_S = 1.0
+LIMIT_S = 2400.0
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+MIB = 2**20
+
+
+@dataclass(slots=True)
+class Job:
+    """One job and what is measured while it runs."""
+
+    run: Run
+    process: "subprocess.Popen[bytes]"
+    began: float = field(default_factory=time.time)
+    killed: list[str] = field(default_factory=list)
+    private_mib: float = 0.0  # of all processes below mpirun
+    all_mib: float = 0.0  # with shared pages and page tables
+    head: list[tuple[float, int]] = field(default_factory=list)  # (CPU seconds of the head, trajectories that it has)
+
+    def look(self) -> None:
+        """Kill who is due, and measure once half of the kills are done. Raises SystemExit when memory ends."""
+        if free_mib() < LEAST_FREE_MIB:
+            raise SystemExit(f"fewer than {LEAST_FREE_MIB} MiB are free: {self.run.folder} is ended")
+        events = Counter(line["event"] for line in self.run.events("update", "scored", role="head"))
+        for n, victim in VICTIMS.items():
+            if events["update"] >= n and victim not in self.killed:
+                os.kill(self.pid_of(victim), signal.SIGKILL)
+                self.killed.append(victim)
+        if events["update"] >= 2 and Path(f"/proc/{self.pid_of('head-0')}").exists():
+            self.head.append((cpu_s(self.pid_of("head-0")), events["scored"]))
+        if events["update"] >= 3 and not self.private_mib:
+            self.private_mib, self.all_mib = memory_mib(descendants(self.process.pid))
+
+    def pid_of(self, actor: str) -> int:
+        """The process of the newest incarnation."""
+        pids = [line["pid"] for path in self.run.journals(actor.partition("-")[0]) for line in starts(path, actor)]
+        return int(pids[-1])
+
+
+def starts(path: Path, actor: str) -> list[dict[str, Any]]:
+    """The first line of this actor's journal file; [] for the file of another one."""
+    if not path.name.startswith(f"{actor}."):
+        return []
+    with path.open() as file:
+        line = file.readline()
+    return [json.loads(line)] if line.endswith("\n") else []
+
+
+def cpu_s(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) * TICK_S
+
+
+def free_mib() -> float:
+    return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) / 1024
+
+
+def memory_mib(pids: list[int]) -> tuple[float, float]:
+    """(private, proportional with page tables) MiB of these processes together."""
+    private = everything = 0.0
+    for pid in pids:
+        try:
+            rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+            tables = Path(f"/proc/{pid}/status").read_text().split("VmPTE:")[1].split()[0]
+        except (OSError, IndexError):  # it has just ended
+            continue
+        kib = {row.split(":")[0]: int(row.split()[1]) for row in rows}
+        private += (kib["Private_Clean"] + kib["Private_Dirty"]) / 1024
+        everything += (kib["Pss"] + int(tables)) / 1024
+    return private, everything
+
+
+def measure(n_ranks: int, folder: Path, steps: int, changes: list[str]) -> list[str]:
+    """Run a job with its kills; returns its row. Raises SystemExit when it does not end well."""
+    name, learners = f"ranks-{n_ranks}", n_ranks // 4
+    settings = {
+        "run.name": name,
+        "run.folder": folder,
+        "run.total_train_steps": steps,
+        "topology.ranks": n_ranks,
+        "topology.learners": learners,
+        "topology.rewards": max(1, n_ranks // 32),
+        "data.batch_size": learners,
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    words += [word for change in changes for word in ("--set", change)]
+    command = [find_mpirun(), "-np", str(n_ranks), sys.executable, "-m", "areal_bus.launch", str(CONFIG), *words]
+    log = folder / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=os.environ | mpirun_variables(), stdout=output, stderr=output, cwd=ROOT, start_new_session=True
+        )
+    job = Job(Run(folder / name), process)
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+            if job.run.journals("head"):
+                job.look()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if process.returncode or len(job.killed) != len(VICTIMS):
+        raise SystemExit(f"{name} ended with {process.returncode}, killed {job.killed}; see {log}")
+    return row(n_ranks, job)
+
+
+def row(n_ranks: int, job: Job) -> list[str]:
+    """The figures of a job that has ended."""
+    events = list(job.run.events(role="head"))
+    joined = {line["name"].rpartition(".")[0] for line in events if line["event"] == "joined"}
+    healthy: dict[str, float] = {}
+    for line in events:
+        if line["event"] == "member" and line["state"] == "healthy":
+            healthy.setdefault(line["name"].rpartition(".")[0], line["wall"])
+    dead = [line for line in events if line["event"] == "member" and line["state"] == "dead"]
+    pushes = [line["receive_s"] for line in job.run.events("pushed", role="learner")]
+    (cpu_0, n_0), (cpu_1, n_1) = job.head[0], job.head[-1]
+    scored = [line["wall"] for line in events if line["event"] == "scored"]
+    verdicts = {verdict.verdict for verdict in judge(audit(job.run.folder)).values()}
+    return [
+        str(n_ranks),
+        str(len(joined) + 1),
+        f"{max(healthy.values()) - job.began:.0f}",
+        f"{job.private_mib / n_ranks:.1f}",
+        f"{job.all_mib / 1024:.1f}",
+        f"{statistics.median(pushes[1:]):.2f}",
+        str(sum(name.startswith("generator") for name in joined)),
+        f"{1000 * (cpu_1 - cpu_0) / max(1, n_1 - n_0):.2f}",
+        f"{len(scored) / (scored[-1] - scored[0]):.0f}",
+        str(len(dead)),
+        f"{sum(path.stat().st_size for path in job.run.journals()) / MIB:.1f}",
+        "broken" if InvariantVerdict.BROKEN in verdicts else "clean",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.launch.many_ranks", description=__doc__.split("\n")[0])
+    parser.add_argument("ranks", nargs="+", type=int, help="numbers of ranks, multiples of 32")
+    parser.add_argument("--steps", type=int, default=12, help="updates of each job")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
+    parser.add_argument("--folder", type=Path, help="of the runs; default: a temporary folder")
+    options = parser.parse_args()
+    print("| " + " | ".join(HEADINGS) + " |\n|" + "---|" * len(HEADINGS), flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        for n_ranks in options.ranks:
+            folder = options.folder or Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            print("| " + " | ".join(measure(n_ranks, folder, options.steps, options.set)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
