@@ -6,6 +6,7 @@ ends a job when less than 4 GiB of memory are free. Linux only.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -68,8 +69,9 @@ class Job:
         events = Counter(line["event"] for line in self.run.events("update", "scored", role="head"))
         for n, victim in VICTIMS.items():
             if events["update"] >= n and victim not in self.killed:
-                os.kill(self.pid_of(victim), signal.SIGKILL)
-                self.killed.append(victim)
+                with contextlib.suppress(ProcessLookupError):  # it starts again just now
+                    os.kill(self.pid_of(victim), signal.SIGKILL)
+                    self.killed.append(victim)
         if events["update"] >= 2 and Path(f"/proc/{self.pid_of('head-0')}").exists():
             self.head.append((cpu_s(self.pid_of("head-0")), events["scored"]))
         if events["update"] >= 3 and not self.private_mib:
@@ -116,6 +118,7 @@ def memory_mib(pids: list[int]) -> tuple[float, float]:
 
 def measure(n_ranks: int, folder: Path, steps: int, changes: list[str]) -> list[str]:
     """Run a job with its kills; returns its row. Raises SystemExit when it does not end well."""
+    folder = Path(tempfile.mkdtemp(prefix="job-", dir=folder))
     name, learners = f"ranks-{n_ranks}", n_ranks // 4
     settings = {
         "run.name": name,
@@ -162,7 +165,7 @@ def row(n_ranks: int, job: Job) -> list[str]:
     pushes = [line["receive_s"] for line in job.run.events("pushed", role="learner")]
     (cpu_0, n_0), (cpu_1, n_1) = job.head[0], job.head[-1]
     scored = [line["wall"] for line in events if line["event"] == "scored"]
-    verdicts = {verdict.verdict for verdict in judge(audit(job.run.folder)).values()}
+    verdicts = {verdict.verdict for verdict in judge(audit(job.run)).values()}
     return [
         str(n_ranks),
         str(len(joined) + 1),

@@ -1,0 +1,154 @@
+"""launch.start = "fork": who starts so, exit codes and signals of forked processes, and what a rank imports."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_bus.config.loader import load
+from areal_bus.errors import ConfigError
+from launch.attendant import VARIABLE, is_wanted
+from launch.memory import ATTENDANT
+
+ROOT = Path(__file__).parents[2]
+SIMULATED = str(ROOT / "configs" / "sim512.toml")
+PLAIN = str(ROOT / "configs" / "simulated.toml")
+FORK = ["--set", "launch.start=fork", "--set", "launch.bootstrap=env"]
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        ([SIMULATED], {}),
+        (["sim512"], {}),
+        ([SIMULATED, "--set", "launch.start=spawn"], {}),
+        ([SIMULATED, '--set=launch.start = "spawn"'], {}),
+        ([SIMULATED], {VARIABLE: "spawn"}),
+        ([PLAIN], {}),
+        ([PLAIN, *FORK], {}),
+        ([*FORK, PLAIN], {VARIABLE: "spawn"}),
+        ([PLAIN, "--set", "launch.start='fork'", "--set", "launch.bootstrap=env"], {}),
+        ([PLAIN, "--set", "launch.bootstrap=env"], {VARIABLE: "fork"}),
+    ],
+)
+def test_a_rank_knows_how_it_starts_as_the_loader_does(arguments: list[str], environ: dict[str, str]) -> None:
+    words = [word.removeprefix("--set=") for word in arguments if word != "--set"]
+    file = next(word for word in words if "=" not in word)
+    path = file if file.endswith(".toml") else str(ROOT / "configs" / f"{file}.toml")
+    loaded = load(path, [word for word in words if "=" in word], environ)
+    assert is_wanted(arguments, environ) == (loaded.launch.start == "fork")
+
+
+def test_a_rank_finds_its_start_in_the_base_of_a_config_and_in_a_run(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text('[launch]\nstart = "fork"\n')
+    (tmp_path / "own.toml").write_text('extends = "base.toml"\n[run]\nname = "own"\n')
+    (tmp_path / "config.json").write_text(json.dumps({"launch": {"start": "fork"}}))
+    assert is_wanted([str(tmp_path / "own.toml")], {})
+    assert is_wanted(["--resume", str(tmp_path)], {})
+    assert not is_wanted(["--resume", str(tmp_path), "--set", "launch.start=spawn"], {})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["missing.toml"], ["--help"], [SIMULATED, "--dry-run"], ["--resume", "missing"], ["--join", "runs/x"]],
+)
+def test_what_starts_no_ring_or_is_faulty_takes_the_usual_way(arguments: list[str]) -> None:
+    assert not is_wanted(arguments, {})
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [("launch.bootstrap=mpi", 'set launch.bootstrap = "env"'), ("topology.gpus_per_host=8", "is for ranks on CPU")],
+)
+def test_forks_need_a_start_without_mpi_and_gpus(setting: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        load(SIMULATED, [setting, "topology.ranks_per_host=8"])
+
+
+def test_the_process_of_a_rank_stays_small() -> None:
+    """It imports nothing outside the standard library."""
+    code = (
+        "import sys, launch.attendant; from pathlib import Path\n"
+        "rows = Path('/proc/self/smaps_rollup').read_text().splitlines()\n"
+        "print(sum(int(row.split()[1]) for row in rows if row.startswith('Private_Dirty')))\n"
+        "names = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(names & {'torch', 'numpy', 'pydantic', 'zmq', 'msgspec', 'loguru', 'transformers'}))"
+    )
+    done = run_python(code)
+    kib, others = done.stdout.splitlines()
+    assert others == "[]", done.stderr
+    assert int(kib) << 10 < ATTENDANT
+
+
+CHILD = """
+import os, signal, subprocess, sys, time
+from launch.forked import ForkedProcess
+read, write = os.pipe()
+def started(run):
+    return ForkedProcess(run, name="child", stdin=read, environment=os.environ, keep=[])
+"""
+
+
+def test_a_forked_process_has_the_exit_codes_of_a_child() -> None:
+    code = (
+        CHILD
+        + """
+ended, crashed, called_exit = started(lambda: 7), started(lambda: 1 / 0), started(lambda: sys.exit(9))
+waits = started(lambda: time.sleep(60) or 0)
+print(ended.wait(30), crashed.wait(30), called_exit.wait(30), waits.poll())
+try:
+    waits.wait(0.01)
+except subprocess.TimeoutExpired:
+    waits.send_signal(signal.SIGTERM)
+print(waits.wait(30), waits.poll())
+waits.send_signal(signal.SIGTERM)
+"""
+    )
+    done = run_python(code)
+    assert done.stdout.splitlines() == ["7 1 1 None", "-15 -15"], done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_forked_process_keeps_no_descriptor_name_or_handler_of_its_parent() -> None:
+    code = (
+        CHILD
+        + """
+signal.signal(signal.SIGTERM, lambda *_: None)
+def look():
+    print(sorted(int(n) for n in os.listdir("/proc/self/fd"))[:3], len(os.listdir("/proc/self/fd")))
+    has_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    print(open("/proc/self/comm").read().strip(), has_default, os.getsid(0) == os.getpid())
+    return 0
+print(started(look).wait(30))
+"""
+    )
+    done = run_python(code)
+    assert done.stdout.splitlines() == ["[0, 1, 2] 4", "child True True", "0"], (
+        done.stderr
+    )  # the fourth lists the folder
+
+
+def test_a_process_with_threads_does_not_fork() -> None:
+    code = CHILD + "import threading; threading.Thread(target=time.sleep, args=[5], daemon=True).start(); started(int)"
+    done = run_python(code)
+    assert done.returncode
+    assert "a process forks while it has one thread: it has 2" in done.stderr
+
+
+def test_a_rank_without_a_fork_server_says_so() -> None:
+    """Its server ends before it answers."""
+    code = (
+        "import launch.attendant as a, socket\n"
+        "name = a.address(); listener = socket.socket(socket.AF_UNIX); listener.bind(name); listener.listen()\n"
+        "a.send_request = lambda server: listener.accept()[0].close()\n"
+        "raise SystemExit(a.main())"
+    )
+    done = run_python(code)
+    assert done.returncode == 1
+    assert "the fork server of this host is lost" in done.stderr
