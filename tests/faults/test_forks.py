@@ -1,5 +1,6 @@
 """Rings with launch.start = "fork": deaths of actors, of the fork server and of what the launcher started."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -24,7 +25,7 @@ def command_of(pid: int) -> bytes:
 @pytest.mark.slow
 def test_a_forked_actor_that_dies_is_forked_again(tmp_path: Path) -> None:
     """Actors of all ranks are forks of supervisors, which are forks of one process. The next incarnation is, too."""
-    changes = (*FORK, "run.total_train_steps=8", "topology.learners=2", "topology.generators=5")
+    changes = (*FORK, "run.total_train_steps=1000", "topology.learners=2", "topology.generators=5")
     ring = Ring(tmp_path, *changes, ranks=RANKS)
     ring.hold(4)
     with ring.started():
@@ -42,8 +43,11 @@ def test_a_forked_actor_that_dies_is_forked_again(tmp_path: Path) -> None:
         death = ring.kill("learner-1")
         ring.until("joined", name=death.next, after=death.t)
         ring.hold(None)
+        ring.until("update", version=6)
+        ring.send(signal.SIGUSR1)  # to mpirun, which sends it to the attendants
         ring.finish()
-        ring.check_survived()
+        assert json.loads((ring.run / "summary.json").read_text())["drained"]
+        ring.check_survived(ended=False)
 
 
 @pytest.mark.slow

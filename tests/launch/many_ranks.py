@@ -28,7 +28,7 @@ from tools.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "sim512.toml"
-VICTIMS = {4: "generator-0", 6: "reward-0", 8: "learner-1"}  # by the update after which each is killed
+VICTIMS = {4: "generator-0", 6: "reward-0", 8: "learner-0"}  # by the update after which each is killed
 HEADINGS = (
     "ranks",
     "actors",
