@@ -175,7 +175,7 @@ def rank_code(run: Callable[[], int]) -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else CRASHED
     except BaseException:  # noqa: BLE001  nothing may return to the server's loop
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         return CRASHED
 
 

@@ -114,7 +114,7 @@ def _become(
         os.environ.update(environment)
         code = run()
     except BaseException:  # noqa: BLE001  nothing may return to the parent's code
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         leave(code)
 
