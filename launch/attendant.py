@@ -1,8 +1,8 @@
 """The process that the launcher starts for a rank with launch.start = "fork": it waits for the rank and ends with it.
 
 A fork server of the host (launch/fork_server.py) makes the rank's supervisor. This process sends it its arguments,
-environment and standard streams, passes signals on to the supervisor and ends with its exit code. There is one for each
-rank, so it imports the standard library only: about 5 MiB of private memory.
+environment and standard streams. Then it becomes launch/rank_waiter.py, which passes signals on to the supervisor and
+ends with its exit code. It imports the standard library only.
 The first one of a host starts the server. Its address is an abstract socket, which one process can bind.
 """
 
@@ -18,15 +18,16 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from typing import NoReturn
 
 from areal_bus.config.packaged import find_config
 from areal_bus.errors import ConfigError
 from areal_bus.isolation import CHILD
 from launch.environment import actor_environment
+from launch.rank_waiter import FORWARDED
 
 JOB_IDS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_JOBID", "TORCHELASTIC_RUN_ID")
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+WAITER = str(Path(__file__).with_name("rank_waiter.py"))
 NUMBER = struct.Struct("<i")  # the supervisor's process id, and at its end its exit code
 LENGTH = struct.Struct("<I")
 CREDENTIALS = struct.Struct("3i")  # Linux: pid, uid and gid of a peer
@@ -76,11 +77,11 @@ def address(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def main() -> int:
-    """Exit code of the rank."""
+    """Exit code when the rank does not start; else this process becomes another one."""
     try:
         server = connect(address())
         send_request(server)
-        return Rank(server).wait()
+        wait_for_rank(server)
     except (OSError, EOFError) as error:
         why = str(error) or "its connection ended"
         print(f'launch.start = "fork": the fork server of this host is lost: {why}', file=sys.stderr, flush=True)
@@ -157,26 +158,15 @@ def receive(peer: socket.socket, n_bytes: int) -> bytes:
     return data
 
 
-class Rank:
-    """The supervisor of this rank, a child of the fork server."""
-
-    def __init__(self, server: socket.socket) -> None:
-        """Waits until it has started. Raises EOFError when the fork server ends."""
-        self._server = server
-        (self._pid,) = NUMBER.unpack(receive(server, NUMBER.size))
-        self._process: int | None = None
-        with contextlib.suppress(ProcessLookupError):  # it has ended already
-            self._process = os.pidfd_open(self._pid)
-
-    def wait(self) -> int:
-        """Pass signals on until it ends. Exit code; 128 + N after signal N."""
-        for number in FORWARDED:
-            signal.signal(number, self._forward)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        (code,) = NUMBER.unpack(receive(self._server, NUMBER.size))
-        return int(code) if code >= 0 else 128 - int(code)
-
-    def _forward(self, number: int, _: FrameType | None) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process, number)
+def wait_for_rank(server: socket.socket) -> NoReturn:
+    """Once its supervisor has started, become the process that waits for it. Raises EOFError without an answer."""
+    (pid,) = NUMBER.unpack(receive(server, NUMBER.size))
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:  # it has ended already
+        process = server.fileno()  # there is nobody to send a signal to
+    for descriptor in (server.fileno(), process):
+        os.set_inheritable(descriptor, True)
+    words = [WAITER, str(server.fileno()), str(process), *sys.argv]
+    os.execv(sys.executable, [sys.executable, "-I", "-S", *words])

@@ -45,7 +45,7 @@ FORKED = {  # with launch.start = "fork": what an actor does not share, with pag
 }
 REWARD_WORKER = 16 * MIB  # with a reward function that imports nothing large
 SUPERVISOR = 60 * MIB  # one each rank
-FORK_SERVER, ATTENDANT, FORKED_SUPERVISOR = 400 * MIB, 8 * MIB, 9 * MIB  # one each host, rank, and rank with actors
+FORK_SERVER, ATTENDANT, FORKED_SUPERVISOR = 400 * MIB, 5 * MIB, 9 * MIB  # one each host, rank, and rank with actors
 OUR_MODEL_TYPES = ("llama", "mistral", "qwen2")  # actors/cpu/llama_layer.py computes their layers
 
 

@@ -1,5 +1,6 @@
 """launch.start = "fork": who starts so, exit codes and signals of forked processes, and what a rank imports."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -15,6 +16,14 @@ from launch.memory import ATTENDANT
 ROOT = Path(__file__).parents[2]
 SIMULATED = str(ROOT / "configs" / "sim512.toml")
 PLAIN = str(ROOT / "configs" / "simulated.toml")
+STARTUP = ast.literal_eval(  # what .pth files of the environment import
+    subprocess.run(
+        [sys.executable, "-c", "import sys; print(sorted({name.partition('.')[0] for name in sys.modules}))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+)
 FORK = ["--set", "launch.start=fork", "--set", "launch.bootstrap=env"]
 
 
@@ -71,19 +80,27 @@ def test_forks_need_a_start_without_mpi_and_gpus(setting: str, fault: str) -> No
         load(SIMULATED, [setting, "topology.ranks_per_host=8"])
 
 
-def test_the_process_of_a_rank_stays_small() -> None:
-    """It imports nothing outside the standard library."""
+def test_what_the_launcher_starts_imports_the_standard_library_only() -> None:
     code = (
-        "import sys, launch.attendant; from pathlib import Path\n"
-        "rows = Path('/proc/self/smaps_rollup').read_text().splitlines()\n"
-        "print(sum(int(row.split()[1]) for row in rows if row.startswith('Private_Dirty')))\n"
-        "names = {name.partition('.')[0] for name in sys.modules}\n"
-        "print(sorted(names & {'torch', 'numpy', 'pydantic', 'zmq', 'msgspec', 'loguru', 'transformers'}))"
+        "import sys, areal_bus.launch, launch.attendant\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
     )
     done = run_python(code)
-    kib, others = done.stdout.splitlines()
-    assert others == "[]", done.stderr
-    assert int(kib) << 10 < ATTENDANT
+    assert set(ast.literal_eval(done.stdout)) <= {"__main__", "__mp_main__", "areal_bus", "launch", *STARTUP}, (
+        done.stderr
+    )
+
+
+def test_the_process_that_waits_for_a_rank_stays_small() -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'launch'); import rank_waiter\n"
+        "rows = open('/proc/self/smaps_rollup').read().splitlines()\n"
+        "print(sum(int(row.split()[1]) for row in rows if row.startswith('Private')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert int(done.stdout) << 10 < ATTENDANT, done.stderr
 
 
 CHILD = """

@@ -19,7 +19,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from launch.dry_run import dry_run, longest_prompt, make_plan_page
 from launch.fits import SPARE_SHARE
-from launch.loads import CUDA, NCCL, Proposal, format_bytes, fsdp_bytes, gpu_loads, gpu_overhead
+from launch.loads import CUDA, NCCL, Proposal, format_bytes, fsdp_bytes, gpu_loads, gpu_overhead, host_loads
 from launch.memory import (
     KNOWN_SHAPES,
     LIBRARIES,
@@ -168,6 +168,18 @@ def test_weights_are_received_where_weights_staging_puts_them() -> None:
     assert (apart.host - together.host, together.device - apart.device) == (4 * N, 4 * N)
     assert need(host, Role.REWARD).host == LIBRARIES[Role.REWARD] + REWARD_WORKER
     assert need(host, Role.HEAD) == Need(0, LIBRARIES[Role.HEAD])
+
+
+def test_forked_actors_share_what_they_import() -> None:
+    """The plan of 512 ranks on a host with 24 GiB: without forks it needs several such hosts."""
+    simulated = load(ROOT / "configs" / "sim512.toml", ["topology.host_memory_gib=24"], {})
+    (forked,), (spawned,) = (host_loads(Proposal(one, 512, SHAPE, 10)) for one in (simulated, spawning(simulated)))
+    assert 8 < forked.n_bytes / 2**30 < 12
+    assert spawned.n_bytes / 2**30 > 80
+
+
+def spawning(config: Config) -> Config:
+    return config.model_copy(update={"launch": config.launch.model_copy(update={"start": "spawn"})})
 
 
 def test_snapshots_are_on_the_gpu_when_pushes_stay_on_it() -> None:
