@@ -116,7 +116,7 @@ def start_server(name: str) -> bool:
         listener.listen(BACKLOG)
         optimized = ["-O"] if not __debug__ else []
         subprocess.Popen(
-            [*CHILD[:1], *optimized, *CHILD[1:], "launch.fork_server", str(listener.fileno())],
+            [*CHILD[:1], *optimized, *CHILD[1:], "launch.fork_server", str(listener.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
             env={"MALLOC_ARENA_MAX": "2", **actor_environment(os.environ, gpus=(), cpu=True)},

@@ -42,8 +42,7 @@ N_STREAMS = 3
 
 
 def main() -> int:
-    starter = os.getppid()
-    listener = socket.socket(fileno=int(sys.argv[1]))
+    listener, starter = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     for name in MODULES:
         importlib.import_module(name)
@@ -57,6 +56,7 @@ class ForkServer:
     """Forks a supervisor for each request, and reports the end of each to its attendant."""
 
     def __init__(self, listener: socket.socket, starter: int) -> None:
+        """`starter`: the process that started this one. It may have ended by now."""
         self._listener = listener
         self._starter = starter
         self._pid = os.getpid()

@@ -169,3 +169,12 @@ def test_a_rank_without_a_fork_server_says_so() -> None:
     done = run_python(code)
     assert done.returncode == 1
     assert "the fork server of this host is lost" in done.stderr
+
+
+def test_a_fork_server_whose_starter_ended_before_it_could_serve_ends() -> None:
+    code = (
+        "import socket; from launch.fork_server import ForkServer\n"
+        "listener = socket.socket(socket.AF_UNIX); listener.bind(''); listener.listen()\n"
+        "ForkServer(listener, starter=1 << 22).serve(); print('ended')"
+    )
+    assert run_python(code).stdout == "ended\n"
