@@ -119,7 +119,7 @@ def rollout(module: Any) -> None:
 
     def prepare_batch(self: Any) -> Any:
         while (version := told("hold")) and self._step >= int(version):
-            self._inbox.check()
+            self._failover.inbox.check()
             time.sleep(LOOK_S)
         batch = real(self)
         strike("consumed")
