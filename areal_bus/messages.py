@@ -399,6 +399,8 @@ class PushDone:
     digest: str  # of the weights held now
     receive_s: float
     stall_s: float  # pause of decoding at the swap
+    sent_bytes: int = 0  # to each member; 0 where members copied from shared memory
+    delta_from: int | None = None  # version that the delta started from; None: all bytes
 
 
 @record

@@ -15,6 +15,7 @@ from actors.engines.protocol import Engine
 from actors.generator.delivery import Delivery
 from actors.generator.rollout_runner import Outcome, RolloutRunner
 from actors.generator.weight_updates import BrokenPush, ReceivedWeights, WeightUpdates
+from actors.runtime.context import journal_pushed
 from actors.runtime.head_session import HEAD, ActorRuntime
 from areal_bus.core.events import Event
 from areal_bus.core.partial_rollouts import SampleOffers
@@ -292,22 +293,25 @@ class Generator:
         begin, started = received.begin, time.monotonic()
         try:
             with self._journal.span("swap"):
-                self._weight_updates.spare = self._engine.update(begin.version, received.tensors, term=begin.term)
+                spare = self._engine.update(begin.version, received.tensors, term=begin.term)
         except EngineError as error:  # the engine is unchanged
             self._report_broken(begin, str(error))
             return
         stall_s = time.monotonic() - started
+        self._weight_updates.swapped(received, spare)
         self._weights_are_lost = False
         self._heartbeat.version = begin.version
-        self._journal.write(
-            Event.PUSHED,
-            push=begin.push,
-            version=begin.version,
-            digest=received.digest,
-            receive_s=round(received.receive_s, 6),
-            stall_s=round(stall_s, 6),
+        done = PushDone(
+            begin.push,
+            begin.version,
+            received.digest,
+            received.receive_s,
+            stall_s,
+            received.sent_bytes,
+            received.delta_from,
         )
-        self._bus.send(HEAD, PushDone(begin.push, begin.version, received.digest, received.receive_s, stall_s))
+        journal_pushed(self._journal, done)
+        self._bus.send(HEAD, done)
         if self._rules.report_tokens:
             partials = self._runner.partials(at_least=self._rules.report_tokens)
             self._bus.send_all((HEAD, partial) for partial in partials)

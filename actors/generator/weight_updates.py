@@ -9,6 +9,7 @@ from typing import Any
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
+from areal_bus.weights.delta import BaseWeights
 from areal_bus.weights.receiver import WeightReceiver
 
 JOIN_S = 0.05  # interval between cancellations at close
@@ -26,6 +27,8 @@ class ReceivedWeights:
     tensors: dict[str, Any]
     digest: str
     receive_s: float
+    sent_bytes: int = 0  # 0: copied from shared memory
+    delta_from: int | None = None  # version that a delta was applied to
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class WeightUpdates:
         self._cancelled_at: float | None = None  # of the push in progress
         self._is_unwanted = False  # the outcome of the push in progress is discarded
         self.spare: Mapping[str, Any] | None = None  # tensors that receive the next weights
+        self._live: BaseWeights | None = None  # what the engine holds: a delta may start from it
 
     def begin(self, begin: PushBegin) -> None:
         """Take part in this push once the one before has ended."""
@@ -56,6 +60,14 @@ class WeightUpdates:
             self._start()
         else:
             self._cancel()
+
+    def swapped(self, received: ReceivedWeights, spare: Mapping[str, Any]) -> None:
+        """The engine holds these weights now, unchanged, and has returned the tensors of the next push.
+
+        They may be the same tensors, if the engine has made its own copy.
+        """
+        self.spare = spare
+        self._live = BaseWeights(received.begin.version, received.digest, received.tensors)
 
     def drop(self) -> None:
         """Cancel the push in progress and discard its outcome: the head that announced it is gone."""
@@ -113,19 +125,32 @@ class WeightUpdates:
         self._cancelled_at, self._is_unwanted = None, False
         begin, self._next = self._next, None
         into, self.spare = self.spare, None  # owned by the thread from here on
-        arguments = (self._member, self._outcomes, begin, into)
+        live = self._live
+        if live is not None and into is not None and overlap(live.tensors, into):
+            self._live = None  # it is overwritten, whatever comes of the push
+        arguments = (self._member, self._outcomes, begin, into, live)
         self._thread = threading.Thread(target=self._receive, args=arguments, name="weights", daemon=True)
         self._thread.start()
 
     def _receive(
-        self, member: WeightReceiver, outcomes: Outcomes, begin: PushBegin, into: Mapping[str, Any] | None
+        self,
+        member: WeightReceiver,
+        outcomes: Outcomes,
+        begin: PushBegin,
+        into: Mapping[str, Any] | None,
+        live: BaseWeights | None,
     ) -> None:
         try:
-            tensors, digest, receive_s = member.receive(begin, into, expect=self._expect)
-            outcomes.put(ReceivedWeights(begin, tensors, digest, receive_s))
+            outcomes.put(ReceivedWeights(begin, *member.receive(begin, into, expect=self._expect, base=live)))
         except PushFailed as error:
             outcomes.put(BrokenPush(begin, str(error)))
         except Exception as error:  # noqa: BLE001  raised again in `take`, on the actor's thread
             outcomes.put(error)
         finally:
             self._wake()
+
+
+def overlap(live: Mapping[str, Any], into: Mapping[str, Any]) -> bool:
+    """Whether any two tensors of one name are the same memory. An empty tensor has no address."""
+    addresses = ((one.data_ptr(), into[name].data_ptr()) for name, one in live.items() if name in into)
+    return any(a == b != 0 for a, b in addresses)

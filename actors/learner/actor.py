@@ -40,6 +40,7 @@ from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError, PushFailed, Restart
 from areal_bus.journal import Journal
 from areal_bus.storage.best_checkpoints import BestRule
+from areal_bus.weights.change_history import ChangeHistory
 from areal_bus.weights.process_group import brief, serve_store
 from areal_bus.weights.route import home
 from areal_bus.weights.sender import WeightSender
@@ -78,13 +79,21 @@ class Learner:
         self.digest = ""  # of the newest version; rank 0 only
         self.max_lag: int | None = None  # of the tokens trained by this process; None before the first
         self.began_at = 0  # the version at the start of this process
+        sends_deltas = self.is_root and config.weights.delta == "auto" and config.actor.lora is None
+        self.changes = ChangeHistory(config.weights.delta_versions) if sends_deltas else None
         if self.is_root:
             store, self.endpoint = serve_store(context.address)
             self.root = WeightSender(
-                store, interface=context.interface, address=context.address, route=config.weights.route
+                store,
+                interface=context.interface,
+                address=context.address,
+                route=config.weights.route,
+                changes=self.changes,
             )
         self.bus = open_bus(context, config, self.pulse)
-        self.pusher = WeightPusher(self._push, send=self.send, failed=lambda error: self.inbox.fail(error))
+        self.pusher = WeightPusher(
+            self._push, send=self.send, failed=lambda error: self.inbox.fail(error), changes=self.changes
+        )
         self.inbox = LearnerInbox(self.bus, push_begun=self.pusher.begin, push_broken=self._call_off, overdue=leave)
         self.checkpoints = CheckpointManager(
             context.folder,

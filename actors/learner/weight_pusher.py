@@ -8,10 +8,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from actors.runtime.context import journal_pushed
 from areal_bus.core.events import Event
 from areal_bus.errors import PushFailed
 from areal_bus.journal import Journal
 from areal_bus.messages import Message, PushBegin, PushBroken, PushDone
+from areal_bus.weights.change_history import ChangeHistory
 from areal_bus.weights.snapshot import Snapshot
 
 KEPT = 2  # snapshots: the newest and the previous one, which a push may still need
@@ -31,11 +33,15 @@ class WeightPusher:
         *,
         send: Callable[[Message], None],
         failed: Callable[[BaseException], None],
+        changes: ChangeHistory | None = None,
     ) -> None:
-        """`push` raises PushFailed if it breaks; `send` sends to the head; `failed` receives any other exception."""
+        """`push` raises PushFailed if it breaks; `send` sends to the head; `failed` receives any other exception.
+        `changes` follows the snapshots, for deltas.
+        """
         self._push = push
         self._send = send
         self._failed = failed
+        self._changes = changes
         self._begun: queue.SimpleQueue[PushBegin | None] = queue.SimpleQueue()
         self._kept: dict[int, Snapshot] = {}
         self._sending: Snapshot | None = None
@@ -49,6 +55,9 @@ class WeightPusher:
     def keep(self, snapshot: Snapshot) -> None:
         """Keep the snapshot of the newest version and drop the oldest."""
         with self._lock:
+            previous = self._kept[max(self._kept)] if self._kept else None
+            if self._changes is not None and previous is not None:
+                self._changes.follow(previous, snapshot)
             self._kept[snapshot.version] = snapshot
             for version in sorted(self._kept)[:-KEPT]:
                 del self._kept[version]
@@ -59,6 +68,8 @@ class WeightPusher:
         None while there are fewer, or while it is being sent. One on a GPU that was sent then comes at a later call:
         torch never frees memory there that another process has opened more than once.
         """
+        if self._changes is not None:
+            self._changes.settle()  # it may still be compared
         with self._lock:
             if len(self._kept) < KEPT:
                 return None
@@ -89,14 +100,7 @@ class WeightPusher:
             except queue.Empty:
                 return
             if isinstance(result, PushDone):
-                journal.write(
-                    Event.PUSHED,
-                    push=result.push,
-                    version=result.version,
-                    digest=result.digest,
-                    receive_s=round(result.receive_s, 6),
-                    stall_s=round(result.stall_s, 6),
-                )
+                journal_pushed(journal, result)
             else:
                 journal.write(Event.PUSH_BROKEN, push=result.push, version=result.version, error=result.error)
 

@@ -12,7 +12,7 @@ from actors.runtime.user_modules import add_user_folder
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.journal import Journal
-from areal_bus.messages import Heartbeat
+from areal_bus.messages import Heartbeat, PushDone
 from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
 from areal_bus.transport.curve import KeyPair, Keyring
 
@@ -179,6 +179,21 @@ def journal_rejections(bus: Bus, journal: Journal) -> None:
             n=refusal.n,
         )
     journal_undelivered(bus, journal)
+
+
+def journal_pushed(journal: Journal, done: PushDone) -> None:
+    """Write that this process completed its part of a push."""
+    delta = {} if done.delta_from is None else {"delta_from": done.delta_from}
+    journal.write(
+        Event.PUSHED,
+        push=done.push,
+        version=done.version,
+        digest=done.digest,
+        receive_s=round(done.receive_s, 6),
+        stall_s=round(done.stall_s, 6),
+        sent_bytes=done.sent_bytes,
+        **delta,
+    )
 
 
 def journal_undelivered(bus: Bus, journal: Journal) -> None:

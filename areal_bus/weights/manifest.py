@@ -59,8 +59,7 @@ class Manifest:
 
     def buckets(self) -> list[tuple[int, int]]:
         """(start, stop) of each broadcast, in order. A tensor may span several buckets."""
-        starts = range(0, self.n_bytes, self.bucket_bytes)
-        return [(start, min(start + self.bucket_bytes, self.n_bytes)) for start in starts]
+        return cut(self.n_bytes, self.bucket_bytes)
 
     def to_json(self) -> dict[str, Any]:
         tensors = [[e.name, list(e.shape), e.dtype, s] for e, s in zip(self.entries, self.checksums, strict=True)]
@@ -93,6 +92,11 @@ class Manifest:
                 f"{manifest.digest}, {n_bytes} bytes computed, in buckets of {manifest.bucket_bytes}"
             )
         return manifest
+
+
+def cut(n_bytes: int, bucket_bytes: int) -> list[tuple[int, int]]:
+    """(start, stop) of the buckets of so many bytes."""
+    return [(start, min(start + bucket_bytes, n_bytes)) for start in range(0, n_bytes, bucket_bytes)]
 
 
 def digest(forms: Mapping[str, Form], checksums: Mapping[str, int]) -> str:

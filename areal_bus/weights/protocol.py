@@ -76,6 +76,7 @@ class MemberReady:
     group: str  # groups of this view that it still holds; "" for none
     place: MemoryPlace  # where it receives; equal to the root's place if it has opened the root's memory
     pid: int  # in the PID namespace of `place`
+    held: str = ""  # digest of weights that a delta may start from; "" for none
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -85,17 +86,27 @@ class MemberReady:
         value = decoded(text)
         try:
             place = MemoryPlace(**value["place"])
-            return MemberReady(str(value["name"]), str(value["group"]), place, pid_of(value["pid"]))
+            held = str(value.get("held", ""))
+            return MemberReady(str(value["name"]), str(value["group"]), place, pid_of(value["pid"]), held)
         except (KeyError, TypeError, ValueError) as error:
             shown = repr(text[:200])
             raise PushFailed(f"a ready report has a name, a group, a place and a pid: {shown}") from error
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaHeader:
+    """The buckets are the payload of a delta (`delta.py`), not the flat buffer of the manifest."""
+
+    n_bytes: int
+    bases: tuple[str, ...]  # digests of the weights that it may start from
+
+
+@dataclass(frozen=True, slots=True)
 class PushGo:
-    """All members are ready: the tree of groups to use."""
+    """All members are ready: the tree of groups to use, and what is sent in it."""
 
     group: str  # members without it build it; buckets are broadcast in it. "": members copy
+    delta: DeltaHeader | None = None  # None: all bytes
 
     @property
     def copies(self) -> bool:
@@ -107,10 +118,15 @@ class PushGo:
 
     @staticmethod
     def decode(text: str) -> "PushGo":
-        group = decoded(text).get("group")
+        value = decoded(text)
+        group, delta = value.get("group"), value.get("delta")
         if not isinstance(group, str):
             raise PushFailed(f"a go message has a group, possibly empty: {text[:200]!r}")
-        return PushGo(group)
+        try:
+            header = None if delta is None else DeltaHeader(int(delta["n_bytes"]), tuple(map(str, delta["bases"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise PushFailed(f"a go message with a delta has its size and its bases: {text[:200]!r}") from error
+        return PushGo(group, header)
 
 
 def decoded(text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from loguru import logger
@@ -18,7 +18,8 @@ from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights.broadcast_tree import BroadcastTree, BroadcastTrees, meet_tree
 from areal_bus.weights.checksum import prepare
-from areal_bus.weights.manifest import Manifest, first_difference
+from areal_bus.weights.delta import BaseWeights
+from areal_bus.weights.manifest import Manifest, cut, first_difference
 from areal_bus.weights.process_group import WINDOW, Operation, PushGroup, StoreListener, brief, join_store
 from areal_bus.weights.protocol import (
     ANNOUNCE,
@@ -29,6 +30,7 @@ from areal_bus.weights.protocol import (
     REPORT,
     WRONG,
     Announcement,
+    DeltaHeader,
     MemberReady,
     PushGo,
     SnapshotOffer,
@@ -41,9 +43,19 @@ from areal_bus.weights.protocol import (
     title,
     words,
 )
-from areal_bus.weights.receive_buffers import ReceiveBuffers
+from areal_bus.weights.receive_buffers import DeltaBuffers, Landing, ReceiveBuffers
 from areal_bus.weights.shared_memory import MemoryPlace, Opened, open_memory, place_of
 from areal_bus.weights.waits import PushWaits, StoreConnections, StoreWatch, Wakeup, reason_of
+
+
+class Received(NamedTuple):
+    """Verified weights of one push."""
+
+    tensors: dict[str, Tensor]
+    digest: str
+    receive_s: float
+    sent_bytes: int  # that arrived from the sender; 0 if they were copied from shared memory
+    delta_from: int | None  # version that the delta was applied to; None: all bytes
 
 
 class WeightReceiver:
@@ -65,6 +77,7 @@ class WeightReceiver:
         self._listener = StoreListener(address, interface)
         self._device = torch.device("cpu" if staging == "host" else device)
         self._trees = BroadcastTrees()
+        self._rejected = ""  # digest of weights with which a delta did not give the right ones
         self._has_warned = False  # whether it was logged that the root's memory cannot be opened
         self._wake = Wakeup()
         self._cancelled = threading.Event()
@@ -79,12 +92,14 @@ class WeightReceiver:
         into: Mapping[str, Tensor] | None = None,
         *,
         expect: Mapping[str, tuple[Sequence[int], str]] | None = None,
-    ) -> tuple[dict[str, Tensor], str, float]:
-        """Take part in a push. Returns verified tensors by name, their digest, and the duration in seconds.
+        base: BaseWeights | None = None,
+    ) -> Received:
+        """Take part in a push. Returns tensors whose every byte is verified.
 
         `into` are tensors to receive into (the engine's spare set), used if names, shapes, dtypes and device match;
-        otherwise new memory is allocated. After a failure their contents are undefined. `expect` (see `forms_of`) is
-        the expected model. Raises PushFailed for another model, wrong bytes or a broken push.
+        otherwise new memory is allocated. After a failure their contents are undefined. `base` are weights held here:
+        the root may send a delta to them. They stay as they are, unless they are in the memory of `into`. `expect` (see
+        `forms_of`) is the expected model. Raises PushFailed for another model, wrong bytes or a broken push.
         """
         if self.name not in begin.members:
             raise PushFailed(f"a push is received by its members: {self.name} is none of {begin.members}")
@@ -92,7 +107,7 @@ class WeightReceiver:
             self._cancelled.clear()
             started = time.monotonic()
             try:
-                buffers = self._receive(begin, into, expect)
+                buffers, sent_bytes, start = self._receive(begin, into, expect, base)
             except (PushFailed, RuntimeError) as error:
                 self._trees.drop_view(begin.view)
                 self._refuse(begin, error)
@@ -101,11 +116,15 @@ class WeightReceiver:
                 raise PushFailed(f"{title(begin)} failed at {self.name}: {brief(error)}") from error
             if buffers.wrong:  # already reported: the root continues with the others
                 self._trees.drop_view(begin.view)
+                self._rejected = start.digest if start else ""
+                by_delta = f", by a delta from version {start.version}" if start else ""
                 raise PushFailed(
                     f"received bytes must have the checksums of the manifest: {len(buffers.wrong)} of "
                     f"{len(buffers.tensors)} tensors of version {begin.version} have not, first {buffers.wrong[0]}"
+                    f"{by_delta}"
                 )
-            return buffers.tensors, buffers.digest, time.monotonic() - started
+            took_s = time.monotonic() - started
+            return Received(buffers.tensors, buffers.digest, took_s, sent_bytes, start.version if start else None)
 
     def cancel(self) -> None:
         """Cancel the current push, if any: its `receive` raises PushFailed. Callable from any thread."""
@@ -131,7 +150,9 @@ class WeightReceiver:
         begin: PushBegin,
         into: Mapping[str, Tensor] | None,
         expect: Mapping[str, tuple[Sequence[int], str]] | None,
-    ) -> ReceiveBuffers:
+        base: BaseWeights | None,
+    ) -> tuple[ReceiveBuffers, int, BaseWeights | None]:
+        """Returns the written buffers, the bytes that the sender sent, and the weights that a delta was applied to."""
         store, connections = self._join(begin)
         watch = StoreWatch(connections, words(begin), self._wake, timeout_s=begin.timeout_s)
         waits = PushWaits(title(begin), watch, timeout_s=begin.timeout_s, cancelled=self._cancelled, wake=self._wake)
@@ -143,17 +164,29 @@ class WeightReceiver:
             raise PushFailed(f"a push must send the model that its members hold: {difference}")
         buffers = ReceiveBuffers(manifest, into, self._device)
         place, memory = self._open(announced.offer, manifest.n_bytes, waits)
-        tree = self._meet(begin, store, place, waits)
+        held = "" if base is None or base.digest == self._rejected else base.digest
+        go, tree = self._meet(begin, store, place, held, waits)
         if tree is not None:
-            self._take(manifest, buffers, tree, waits)
-        elif memory is not None:
+            landing = self._landing(go.delta, manifest, buffers, base)
+            self._take(landing, manifest.bucket_bytes, tree, waits)
+            return buffers, landing.n_bytes, landing.base
+        if memory is not None:
             self._copy(manifest, buffers, memory, waits)
             if store.check([key(begin, END)]):  # an aborted push is not reported
                 raise waits.aborted(reason_of(store.get(key(begin, END)).decode()))
             arrive(store, begin, REPORT, self.name)
-        else:
-            raise PushFailed("only members that have opened the root's memory can copy from it")
-        return buffers
+            return buffers, 0, None
+        raise PushFailed("only members that have opened the root's memory can copy from it")
+
+    def _landing(
+        self, delta: DeltaHeader | None, manifest: Manifest, buffers: ReceiveBuffers, base: BaseWeights | None
+    ) -> Landing:
+        if delta is None:
+            return buffers
+        if base is None or base.digest not in delta.bases:
+            held = "none" if base is None else f"version {base.version}, {base.digest}"
+            raise PushFailed(f"a delta must start from weights that its members hold: {self.name} holds {held}")
+        return DeltaBuffers(delta.n_bytes, base, manifest, buffers)
 
     def _open(self, offer: SnapshotOffer | None, n_bytes: int, waits: PushWaits) -> tuple[MemoryPlace, Opened | None]:
         """The place of this member and the root's memory; without access to it, None and a unique place."""
@@ -169,21 +202,23 @@ class WeightReceiver:
             self._has_warned = True
             return MemoryPlace(f"{self.name} of {here.realm}", here.device, f"{here.host} ({error})"), None
 
-    def _meet(self, begin: PushBegin, store: TCPStore, place: MemoryPlace, waits: PushWaits) -> BroadcastTree | None:
+    def _meet(
+        self, begin: PushBegin, store: TCPStore, place: MemoryPlace, held: str, waits: PushWaits
+    ) -> tuple[PushGo, BroadcastTree | None]:
         """Report ready, then use or build the groups that the root names; None when members copy."""
         tree = self._trees.of_view(begin.view)
-        ready = MemberReady(self.name, tree.name if tree else "", place, os.getpid())
+        ready = MemberReady(self.name, tree.name if tree else "", place, os.getpid(), held)
         arrive(store, begin, READY, ready.encode())
         go = PushGo.decode(waits.value(key(begin, GO), lambda: "the root's go"))
         if go.copies:
-            return None
+            return go, None
         if tree is not None and tree.name == go.group:
-            return tree
+            return go, tree
         self._trees.drop_view(begin.view)
         rank, size = begin.members.index(self.name) + 1, len(begin.members) + 1
         tree = meet_tree(go.group, store, waits, rank=rank, size=size, listener=self._listener)
         self._trees.keep(begin.view, tree)
-        return tree
+        return go, tree
 
     def _copy(self, manifest: Manifest, buffers: ReceiveBuffers, memory: Opened, waits: PushWaits) -> None:
         """Copy from the root's memory. If the root overwrites it meanwhile, the checksums do not match."""
@@ -194,13 +229,13 @@ class WeightReceiver:
             memory.release(start, stop)
         buffers.finish()
 
-    def _take(self, manifest: Manifest, buffers: ReceiveBuffers, tree: BroadcastTree, waits: PushWaits) -> None:
+    def _take(self, landing: Landing, bucket_bytes: int, tree: BroadcastTree, waits: PushWaits) -> None:
         """Receive the buckets, relay them to this member's receivers, and report for all of them."""
         if (above := tree.above) is None:
             raise PushFailed(f"a member has a place below the root: {self.name} has none")
         reported = None if tree.below is None else tree.below.report(HELD, waits.limit_s)
-        self._take_buckets(manifest, buffers, tree, above, waits)
-        worst = WRONG if buffers.wrong else HELD
+        self._take_buckets(landing, cut(landing.n_bytes, bucket_bytes), tree, above, waits)
+        worst = WRONG if landing.wrong else HELD
         if reported is not None:
             operation, statuses = reported
             waits.until(operation.done, lambda: "the reports of its receivers", tree)
@@ -209,10 +244,14 @@ class WeightReceiver:
         waits.until(sent.done, lambda: "its report to be taken", tree)
 
     def _take_buckets(
-        self, manifest: Manifest, buffers: ReceiveBuffers, tree: BroadcastTree, above: PushGroup, waits: PushWaits
+        self,
+        landing: Landing,
+        buckets: Sequence[tuple[int, int]],
+        tree: BroadcastTree,
+        above: PushGroup,
+        waits: PushWaits,
     ) -> None:
-        buckets = manifest.buckets()
-        largest = min(manifest.bucket_bytes, manifest.n_bytes)
+        largest = max((stop - start for start, stop in buckets), default=0)
         staging = above.staging(largest, pin=self._device.type == "cuda")
         posted: list[Operation] = []
 
@@ -221,7 +260,7 @@ class WeightReceiver:
             piece = staging[index % WINDOW][: stop - start]
             waits.until(posted[index].done, bucket(index, len(buckets)), tree)
             relayed = None if tree.below is None else tree.below.broadcast(piece, waits.limit_s)
-            buffers.write(start, piece)
+            landing.write(start, piece)
             if relayed is not None:  # then the next bucket may be received here
                 waits.until(relayed.done, bucket(index, len(buckets)), tree)
 
@@ -231,7 +270,7 @@ class WeightReceiver:
             posted.append(above.broadcast(staging[index % WINDOW][: stop - start], waits.limit_s))
         for index in range(max(len(buckets) - WINDOW, 0), len(buckets)):
             land(index)
-        buffers.finish()
+        landing.finish()
 
     def _refuse(self, begin: PushBegin, error: Exception) -> None:
         """Report the reason to the root, so that it does not wait for the deadline; not if the root aborted first."""

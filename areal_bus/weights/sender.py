@@ -6,7 +6,8 @@ The phases of a push, by keys in the root's store (docs/weights.md):
   ready      each member reports the groups that it still holds; a member that fails reports the reason and ends the
              push; the last one wakes the root
   go         if all members have opened the root's memory (`route.py`), each copies from it; otherwise the root names a
-             tree of process groups (`broadcast_tree.py`), and members without it build it
+             tree of process groups (`broadcast_tree.py`), and members without it build it. If each member holds one of
+             the last versions, only what changed since is sent (`change_history.py`)
   buckets    copied, or broadcast in order; a member copies and verifies one while the next arrives
   report     each member reports completion to the root, in the store or through the groups
   end        the root sets it, also when the push has failed
@@ -18,12 +19,16 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
+from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin, PushDone
 from areal_bus.weights.broadcast_tree import BroadcastTree, BroadcastTrees, meet_tree
+from areal_bus.weights.change_history import ChangeHistory, Delta
+from areal_bus.weights.manifest import cut
 from areal_bus.weights.process_group import WINDOW, Operation, PushGroup, StoreListener, brief
 from areal_bus.weights.protocol import (
     ALL,
@@ -34,6 +39,7 @@ from areal_bus.weights.protocol import (
     READY,
     Announcement,
     CompletionReports,
+    DeltaHeader,
     MemberReady,
     PushGo,
     SnapshotOffer,
@@ -54,12 +60,33 @@ from areal_bus.weights.snapshot import Snapshot
 from areal_bus.weights.waits import PushWaits, StoreConnections, StoreWatch, Wakeup
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What the root sent to each of its receivers."""
+
+    n_bytes: int
+    delta_from: int | None  # oldest version that the delta may start from; None: all bytes
+
+
+NOTHING = Sent(0, None)  # no members, or they copied
+
+
 class WeightSender:
     """The sending side. One push at a time, usually on a side thread while the main thread trains."""
 
-    def __init__(self, store: TCPStore, *, interface: str, address: str, route: Route = "auto") -> None:
+    def __init__(
+        self,
+        store: TCPStore,
+        *,
+        interface: str,
+        address: str,
+        route: Route = "auto",
+        changes: ChangeHistory | None = None,
+    ) -> None:
+        """Without `changes` every push is a full one."""
         self._store = store
         self._route = route
+        self._changes = changes
         self._listener = StoreListener(address, interface)
         self._trees = BroadcastTrees()
         self._connections = StoreConnections(store)
@@ -85,13 +112,13 @@ class WeightSender:
             self._cancelled.clear()
             self._current = begin.push
             snapshot.n_users += 1
-            started = time.monotonic()
+            started, sent = time.monotonic(), NOTHING
             try:
                 if begin.push in self._cancelled_pushes:
                     raise PushFailed(f"push {begin.push} was cancelled before it began")
                 self._forget_old_keys(begin)
                 if begin.members:
-                    self._push(snapshot, begin)
+                    sent = self._push(snapshot, begin)
                     self._store.set(key(begin, END), "")
             except (PushFailed, RuntimeError) as error:
                 self._trees.drop_view(begin.view)
@@ -103,7 +130,8 @@ class WeightSender:
                 raise PushFailed(f"{title(begin)} failed at the root: {brief(error)}") from error
             finally:
                 snapshot.n_users -= 1
-        return PushDone(begin.push, begin.version, snapshot.digest, time.monotonic() - started, 0.0)
+        took_s = time.monotonic() - started
+        return PushDone(begin.push, begin.version, snapshot.digest, took_s, 0.0, sent.n_bytes, sent.delta_from)
 
     def cancel(self, push: int | None = None) -> None:
         """Cancel this push, even before it begins (None: the current one): its `push` raises PushFailed.
@@ -120,7 +148,7 @@ class WeightSender:
         """Retire all groups."""
         self._trees.clear()
 
-    def _push(self, snapshot: Snapshot, begin: PushBegin) -> None:
+    def _push(self, snapshot: Snapshot, begin: PushBegin) -> Sent:
         ends = ends_of(begin)
         watch = StoreWatch(self._connections, ends, self._wake, timeout_s=begin.timeout_s)
         waits = PushWaits(title(begin), watch, timeout_s=begin.timeout_s, cancelled=self._cancelled, wake=self._wake)
@@ -129,8 +157,8 @@ class WeightSender:
             ready = self._ready(begin, waits)
             if is_shared(self._route, snapshot.place, {name: report.place for name, report in ready.items()}):
                 self._let_copy(begin, ready, watch, waits)
-            else:
-                self._broadcast(snapshot, begin, ready, waits)
+                return NOTHING
+            return self._broadcast(snapshot, begin, ready, waits)
         finally:
             with suppress(RuntimeError):
                 for end in ends:  # so that the watch ends
@@ -163,32 +191,45 @@ class WeightSender:
 
     def _broadcast(
         self, snapshot: Snapshot, begin: PushBegin, ready: Mapping[str, MemberReady], waits: PushWaits
-    ) -> None:
-        tree = self._meet(begin, ready, waits)
+    ) -> Sent:
+        delta = self._delta(snapshot, ready)
+        header = None if delta is None else DeltaHeader(len(delta.payload), delta.bases)
+        tree = self._meet(begin, ready, waits, header)
         if (group := tree.below) is None:
             raise PushFailed(f"the root of a tree has receivers: {title(begin)} has {len(begin.members)} members")
         reported, statuses = group.report(HELD, waits.limit_s)
-        self._send(snapshot, group, waits)
+        data = snapshot.host_data() if delta is None else delta.payload
+        self._send(data, snapshot.layout.bucket_bytes, group, waits)
         waits.until(reported.done, lambda: "the members' reports", group)
         if any(int(status) != HELD for status in statuses):
             self._trees.drop_view(begin.view)  # that member has dropped its groups as well
+        return Sent(len(data), None if delta is None else delta.version)
 
-    def _meet(self, begin: PushBegin, ready: Mapping[str, MemberReady], waits: PushWaits) -> BroadcastTree:
+    def _delta(self, snapshot: Snapshot, ready: Mapping[str, MemberReady]) -> Delta | None:
+        """A delta for all members; None for a full push."""
+        if self._changes is None:
+            return None
+        self._changes.start()
+        return self._changes.delta(snapshot, {report.held for report in ready.values()})
+
+    def _meet(
+        self, begin: PushBegin, ready: Mapping[str, MemberReady], waits: PushWaits, delta: DeltaHeader | None
+    ) -> BroadcastTree:
         """The groups of this view: the previous ones if all members still hold them, otherwise new ones."""
         tree = self._trees.of_view(begin.view)
         size = len(begin.members) + 1
         if tree is not None and {report.group for report in ready.values()} == {tree.name} and tree.size == size:
-            self._store.set(key(begin, GO), PushGo(tree.name).encode())
+            self._store.set(key(begin, GO), PushGo(tree.name, delta).encode())
             return tree
         self._trees.drop_view(begin.view)
         name = f"view-{begin.view}.{self._store.add('groups', 1)}"
-        self._store.set(key(begin, GO), PushGo(name).encode())
+        self._store.set(key(begin, GO), PushGo(name, delta).encode())
         tree = meet_tree(name, self._store, waits, rank=0, size=size, listener=self._listener)
         self._trees.keep(begin.view, tree)
         return tree
 
-    def _send(self, snapshot: Snapshot, group: PushGroup, waits: PushWaits) -> None:
-        buckets, data = snapshot.layout.buckets(), snapshot.host_data()
+    def _send(self, data: Tensor, bucket_bytes: int, group: PushGroup, waits: PushWaits) -> None:
+        buckets = cut(len(data), bucket_bytes)
         sent: list[Operation] = []
         for index, (start, stop) in enumerate(buckets):
             if index >= WINDOW:

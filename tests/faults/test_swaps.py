@@ -65,8 +65,6 @@ class Mail:
 class Arrived:
     """Weights that are there at once."""
 
-    spare: Mapping[str, Any] | None = None
-
     def __init__(self) -> None:
         self._begun: list[m.PushBegin] = []
 
@@ -75,6 +73,9 @@ class Arrived:
 
     def take(self) -> ReceivedWeights | None:
         return ReceivedWeights(self._begun.pop(0), {}, "digest", 0.0) if self._begun else None
+
+    def swapped(self, received: ReceivedWeights, spare: Mapping[str, Any]) -> None:
+        """They are tensors of nobody."""
 
     def drop(self) -> None:
         self._begun.clear()

@@ -103,10 +103,10 @@ class Script:
         begin = m.PushBegin(self.n_pushes, version, 0, [name], self.store, PATIENCE_S)
         self.n_pushes += 1
         self.bus.send(self.name(0), begin)
-        tensors, digest, _ = self.member.receive(begin)
+        received = self.member.receive(begin)
         done = self.take(m.PushDone, lambda done: done.push == begin.push)
-        assert done.digest == digest
-        return tensors, digest
+        assert done.digest == received.digest
+        return received.tensors, received.digest
 
     def assemble(self) -> m.BeginTerm:
         """Run the start-up, up to the initial version."""

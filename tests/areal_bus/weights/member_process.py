@@ -1,8 +1,10 @@
 """A member of weight pushes in a process of its own: reads one JSON order a line, answers with one JSON line each.
 `python -m tests.areal_bus.weights.member_process NAME [DEVICE]`.
 
-An order is {"begin": {...PushBegin}, "expect": {...}, "signal_at": [bucket, signal], "reuse": bool, "prints": bool,
-"shut": bool, "fan_out": int}: the answer tells what was received, or the error.
+An order is {"begin": {...PushBegin}, "expect": {...}, "signal_at": [bucket, signal], "reuse": bool, "swaps": bool,
+"prints": bool, "shut": bool, "fan_out": int, "spoils": bool}: the answer tells what was received, or the error. It
+"reuses" the tensors that it holds, as for an engine with its own copy, or "swaps": it receives into those before them.
+"spoils": a bit of what it holds has flipped.
 """
 
 import hashlib
@@ -10,7 +12,8 @@ import json
 import os
 import sys
 import time
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 
@@ -18,7 +21,8 @@ from actors.runtime.process import leave
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights import broadcast_tree, shared_memory
-from areal_bus.weights.receive_buffers import ReceiveBuffers
+from areal_bus.weights.delta import BaseWeights
+from areal_bus.weights.receive_buffers import DeltaBuffers, ReceiveBuffers
 from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.snapshot import digest_of
 
@@ -33,17 +37,20 @@ def fingerprint(tensor: torch.Tensor) -> list[object]:
 
 def signal_at(bucket: int, number: int) -> None:
     """This process sends itself a signal when that bucket comes down (once)."""
-    real = ReceiveBuffers.write
     count = 0
 
-    def write(self: ReceiveBuffers, start: int, piece: torch.Tensor) -> None:
-        nonlocal count
-        if count == bucket:
-            os.kill(os.getpid(), number)
-        count += 1
-        real(self, start, piece)
+    def counted(real: Callable[[Any, int, torch.Tensor], None]) -> Callable[[Any, int, torch.Tensor], None]:
+        def write(self: object, start: int, piece: torch.Tensor) -> None:
+            nonlocal count
+            if count == bucket:
+                os.kill(os.getpid(), number)
+            count += 1
+            real(self, start, piece)
 
-    ReceiveBuffers.write = write  # type: ignore[method-assign, assignment]
+        return write
+
+    for landing in (ReceiveBuffers, DeltaBuffers):
+        landing.write = counted(landing.write)  # type: ignore[method-assign]
 
 
 def shut(handle: shared_memory.Handle) -> NoReturn:
@@ -54,7 +61,7 @@ def shut(handle: shared_memory.Handle) -> NoReturn:
 def main(name: str, device: str = "cpu") -> None:
     torch.set_num_threads(1)
     member = WeightReceiver(name, address="127.0.0.1", interface="lo", device=device)
-    spare = None
+    spare, older, base = None, None, None
     print(json.dumps({"up": name}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
@@ -64,20 +71,27 @@ def main(name: str, device: str = "cpu") -> None:
         broadcast_tree.FAN_OUT = order.get("fan_out", FAN_OUT)
         began = time.monotonic()
         try:
-            tensors, digest, seconds = member.receive(
-                PushBegin(**order["begin"]), spare if order.get("reuse") else None, expect=order.get("expect")
-            )
+            if order.get("spoils") and spare is not None:
+                next(iter(spare.values())).view(-1).view(torch.uint8)[0] ^= 1
+            into = spare if order.get("reuse") else older if order.get("swaps") else None
+            received = member.receive(PushBegin(**order["begin"]), into, expect=order.get("expect"), base=base)
         except PushFailed as error:
             answer = {"error": str(error), "seconds": time.monotonic() - began}
+            if base is not None:
+                answer["base"] = digest_of(dict(base.tensors)) == base.digest
         else:
+            tensors = received.tensors
             answer = {
-                "digest": digest,
+                "digest": received.digest,
                 "held": digest_of(tensors),
-                "seconds": seconds,
+                "seconds": received.receive_s,
+                "sent_bytes": received.sent_bytes,
+                "delta_from": received.delta_from,
                 "tensors": {key: fingerprint(tensor) for key, tensor in tensors.items()} if order.get("prints") else {},
                 "reused": spare is not None and all(tensors[k] is spare.get(k) for k in tensors),
             }
-            spare = tensors
+            spare, older = tensors, spare
+            base = BaseWeights(order["begin"]["version"], received.digest, tensors)
         print(json.dumps(answer), flush=True)
     member.close()
 

@@ -77,7 +77,7 @@ class PushGenerator:
         if isinstance(outcome, BrokenPush):
             raise RuntimeError(f"every push must arrive: {outcome.error}")
         began = time.monotonic()
-        self._receiving.spare = self._engine.update(version, outcome.tensors)
+        self._receiving.swapped(outcome, self._engine.update(version, outcome.tensors))
         self._swap_s = time.monotonic() - began
         return True
 
