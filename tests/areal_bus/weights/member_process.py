@@ -72,7 +72,7 @@ def main(name: str, device: str = "cpu") -> None:
         began = time.monotonic()
         try:
             if order.get("spoils") and spare is not None:
-                next(iter(spare.values())).view(-1).view(torch.uint8)[0] ^= 1
+                next(iter(spare.values())).view(-1).view(torch.uint8)[8] ^= 1
             into = spare if order.get("reuse") else older if order.get("swaps") else None
             received = member.receive(PushBegin(**order["begin"]), into, expect=order.get("expect"), base=base)
         except PushFailed as error:
@@ -90,7 +90,7 @@ def main(name: str, device: str = "cpu") -> None:
                 "tensors": {key: fingerprint(tensor) for key, tensor in tensors.items()} if order.get("prints") else {},
                 "reused": spare is not None and all(tensors[k] is spare.get(k) for k in tensors),
             }
-            spare, older = tensors, spare
+            spare, older = tensors, None if order.get("reuse") else spare
             base = BaseWeights(order["begin"]["version"], received.digest, tensors)
         print(json.dumps(answer), flush=True)
     member.close()

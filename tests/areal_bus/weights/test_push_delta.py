@@ -1,0 +1,189 @@
+"""Deltas over gloo, to members in processes of their own (test_push.py has the pushes of all bytes)."""
+
+import signal
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+import torch
+
+from areal_bus.errors import PushFailed
+from areal_bus.weights import broadcast_tree
+from areal_bus.weights.change_history import ChangeHistory
+from areal_bus.weights.sender import WeightSender
+from areal_bus.weights.snapshot import Snapshot, take_snapshot
+from tests.areal_bus.weights.peer_process import Peer
+from tests.areal_bus.weights.test_push import BUCKET, Ring, weights
+
+DEPTH = 2
+SEEDS = count()  # no two roots have the same weights
+NAMES = tuple(f"generator-{index}.0" for index in range(3))
+
+
+class DeltaRing(Ring):
+    """A root that follows its snapshots, and versions that differ by a few numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history = ChangeHistory(DEPTH)
+        self.root = WeightSender(self.store, interface="lo", address="127.0.0.1", route="gloo", changes=self.history)
+        self.tensors = weights(next(SEEDS))
+        self.newest: Snapshot | None = None
+        self.version = 0
+
+    def update(self) -> Snapshot:
+        """The next version: a column of the largest tensor and one number of each other one changed."""
+        self.tensors["embedding"][:, 5] += 1
+        for tensor in self.tensors.values():
+            if tensor.numel():
+                tensor[(0,) * tensor.dim()] += 1
+        taken = take_snapshot(self.version, self.tensors, bucket_bytes=BUCKET)
+        assert taken is not None
+        if self.newest is not None:
+            self.history.follow(self.newest, taken)
+        self.newest, self.version = taken, self.version + 1
+        return taken
+
+    def push(self, *peers: Peer, sent: Snapshot | None = None, **order: object) -> tuple[int | None, int, list[dict]]:
+        """The newest version. What the root says that it sent, and what the members answer."""
+        sent = sent or self.newest
+        assert sent is not None
+        begin = self.begin(sent, *(peer.name for peer in peers))
+        for peer in peers:
+            peer.order(begin, prints=False, swaps=True, **order)
+        done = self.root.push(sent, begin)
+        return done.delta_from, done.sent_bytes, [peer.answer() for peer in peers]
+
+
+@pytest.fixture(scope="module")
+def peers() -> Iterator[dict[str, Peer]]:
+    torch.set_num_threads(1)
+    peers: dict[str, Peer] = {}
+    yield peers
+    for peer in peers.values():
+        code, said = peer.end()
+        assert code == -9 or (code, said) == (0, "")
+
+
+@pytest.fixture
+def ring(peers: dict[str, Peer]) -> Iterator[DeltaRing]:
+    """A new root. What members hold of another one, it does not know."""
+    ring = DeltaRing()
+    ring.peers = peers
+    yield ring
+    ring.root.close()
+
+
+@pytest.mark.parametrize("reuse", [False, True], ids=["engine-holds-the-tensors", "engine-has-its-own-copy"])
+def test_members_get_what_changed_since_the_oldest_version_among_them(ring: DeltaRing, reuse: bool) -> None:
+    one, other = ring.members(*NAMES[:2])
+    full = ring.update()
+    how = {"reuse": reuse}
+    start, n_bytes, answers = ring.push(one, other, **how)
+    assert (start, n_bytes) == (None, full.n_bytes)
+    assert [(answer["held"], answer["delta_from"], answer["sent_bytes"]) for answer in answers] == [
+        (full.digest, None, full.n_bytes)
+    ] * 2
+    for missed in (False, True):  # the second time, the other one misses a version
+        sent = ring.update()
+        peers = [one] if missed else [one, other]
+        start, n_bytes, answers = ring.push(*peers, **how)
+        assert start == sent.version - 1
+        assert n_bytes < full.n_bytes / 20
+        assert [(answer["held"], answer["delta_from"]) for answer in answers] == [(sent.digest, start)] * len(peers)
+    sent = ring.update()
+    start, more_bytes, answers = ring.push(one, other, **how)
+    assert start == sent.version - 2
+    assert n_bytes <= more_bytes < full.n_bytes / 20
+    assert [(answer["held"], answer["delta_from"]) for answer in answers] == [
+        (sent.digest, sent.version - 1),
+        (sent.digest, sent.version - 2),
+    ]
+
+
+def test_all_bytes_are_sent_to_a_new_member_and_to_one_too_far_behind(ring: DeltaRing) -> None:
+    old, late = ring.members(*NAMES[:2])
+    ring.update()
+    ring.push(old)
+    for _ in range(DEPTH + 1):
+        sent = ring.update()
+    start, n_bytes, (answer,) = ring.push(old)
+    assert (start, n_bytes, answer["held"]) == (None, sent.n_bytes, sent.digest)
+    sent = ring.update()
+    start, _, answers = ring.push(old, late)
+    assert start is None
+    assert [answer["held"] for answer in answers] == [sent.digest] * 2
+    sent = ring.update()
+    start, _, answers = ring.push(old, late)
+    assert start == sent.version - 1
+    assert [answer["held"] for answer in answers] == [sent.digest] * 2
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_damaged_weights_are_found_and_the_next_push_sends_all_bytes(ring: DeltaRing, reuse: bool) -> None:
+    """The other member is not disturbed."""
+    damaged, well = ring.members(*NAMES[:2])
+    ring.update()
+    ring.push(damaged, well)
+    sent = ring.update()
+    begin = ring.begin(sent, damaged.name, well.name)
+    damaged.order(begin, swaps=True, reuse=reuse, spoils=True)
+    well.order(begin, swaps=True)
+    assert ring.root.push(sent, begin).delta_from == 0
+    assert well.answer()["held"] == sent.digest
+    error = damaged.answer()["error"]
+    assert "1 of 8 tensors of version 1 have not, first embedding, by a delta from version 0" in error
+    start, n_bytes, (answer,) = ring.push(damaged)
+    assert (start, n_bytes, answer["held"]) == (None, sent.n_bytes, sent.digest)
+    sent = ring.update()
+    start, _, answers = ring.push(damaged, well)
+    assert start == 1
+    assert [answer["held"] for answer in answers] == [sent.digest] * 2
+
+
+def test_a_flipped_bit_of_a_payload_is_found_by_the_member_that_received_it(ring: DeltaRing) -> None:
+    (peer,) = ring.members(NAMES[0])
+    ring.update()
+    ring.push(peer)
+    sent = ring.update()
+    ring.history.settle()
+    delta = ring.history.delta(sent, {ring.history._links[0].digest})
+    assert delta is not None
+    delta.payload[-1] ^= 4  # a value
+    _, _, (answer,) = ring.push(peer)
+    assert "by a delta from version 0" in answer["error"]
+    assert answer["base"], "what it holds is as it was"
+    start, _, (answer,) = ring.push(peer)
+    assert (start, answer["held"]) == (None, sent.digest)
+
+
+def test_members_of_a_tree_relay_a_delta(ring: DeltaRing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broadcast_tree, "FAN_OUT", 2)
+    peers = ring.members(*NAMES)
+    for version in range(3):
+        sent = ring.update()
+        start, _, answers = ring.push(*peers, fan_out=2)
+        assert start == (version - 1 if version else None)
+        assert [answer["held"] for answer in answers] == [sent.digest] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 2])
+def test_a_member_killed_in_a_delta_fails_it_and_the_others_keep_what_they_hold(ring: DeltaRing, killed: int) -> None:
+    names = [f"generator-{index}.{killed + 1}" for index in range(3)]
+    peers = ring.members(*names)
+    ring.update()
+    ring.push(*peers)
+    sent = ring.update()
+    begin = ring.begin(sent, *names)
+    for index, peer in enumerate(peers):
+        peer.order(begin, swaps=True, signal_at=[0, signal.SIGKILL] if index == killed else None)
+    with pytest.raises(PushFailed, match="version 1"):
+        ring.root.push(sent, begin)
+    survivors = [peer for index, peer in enumerate(peers) if index != killed]
+    for peer in survivors:
+        answer = peer.answer()  # it may have had all bytes before the death
+        assert answer.get("held") == sent.digest or answer["base"]
+    start, _, answers = ring.push(*survivors)
+    assert start in (0, 1)
+    assert [answer["held"] for answer in answers] == [sent.digest] * 2
