@@ -23,8 +23,9 @@ NAMES = tuple(f"generator-{index}.0" for index in range(3))
 class DeltaRing(Ring):
     """A root that follows its snapshots, and versions that differ by a few numbers."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def begin_anew(self) -> None:
+        """Another root at the same store. It does not know what members hold of the last one."""
+        self.root.close()
         self.history = ChangeHistory(DEPTH)
         self.root = WeightSender(self.store, interface="lo", address="127.0.0.1", route="gloo", changes=self.history)
         self.tensors = weights(next(SEEDS))
@@ -56,22 +57,20 @@ class DeltaRing(Ring):
 
 
 @pytest.fixture(scope="module")
-def peers() -> Iterator[dict[str, Peer]]:
+def one_store() -> Iterator[DeltaRing]:
     torch.set_num_threads(1)
-    peers: dict[str, Peer] = {}
-    yield peers
-    for peer in peers.values():
+    ring = DeltaRing()
+    yield ring
+    ring.root.close()
+    for peer in ring.peers.values():
         code, said = peer.end()
         assert code == -9 or (code, said) == (0, "")
 
 
 @pytest.fixture
-def ring(peers: dict[str, Peer]) -> Iterator[DeltaRing]:
-    """A new root. What members hold of another one, it does not know."""
-    ring = DeltaRing()
-    ring.peers = peers
-    yield ring
-    ring.root.close()
+def ring(one_store: DeltaRing) -> DeltaRing:
+    one_store.begin_anew()
+    return one_store
 
 
 @pytest.mark.parametrize("reuse", [False, True], ids=["engine-holds-the-tensors", "engine-has-its-own-copy"])
