@@ -49,10 +49,17 @@ class Pushes:
     history: History | None = None
 
 
-@pytest.fixture(scope="module", params=["gloo", "shared"])
+WAYS = {
+    "gloo": ("weights.route=gloo",),
+    "shared": ("weights.route=shared",),
+    "delta": ("weights.route=gloo", "weights.delta=auto", "model.dtype=bfloat16", "actor.lr=1e-5"),
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def pushes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pushes]:
     settings = (
-        f"weights.route={request.param}",
+        *WAYS[request.param],
         "run.total_train_steps=40",
         f"weights.timeout_s={DEADLINE_S}",
         "checkpoint.every_steps=0",

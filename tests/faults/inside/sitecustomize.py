@@ -182,15 +182,18 @@ def member(module: Any) -> None:
 
 def landing(module: Any) -> None:
     """Flip a received bit ("flip")."""
-    real = module.ReceiveBuffers.write
 
-    def land(self: Any, start: int, bucket: Any) -> None:
-        if strike("receive-landing") == "flip":
-            bucket[0] ^= 1
-        real(self, start, bucket)
+    def struck(real: Callable[..., None]) -> Callable[..., None]:
+        def land(self: Any, start: int, bucket: Any) -> None:
+            if strike("receive-landing") == "flip":
+                bucket[0] ^= 1
+            real(self, start, bucket)
 
-    module.ReceiveBuffers.write = land
-    after(module.ReceiveBuffers, "finish", "receive-landed")
+        return land
+
+    for buffers in (module.ReceiveBuffers, module.DeltaBuffers):
+        buffers.write = struck(buffers.write)
+        after(buffers, "finish", "receive-landed")
 
 
 def receiver(module: Any) -> None:

@@ -1,0 +1,43 @@
+"""A ring whose pushes are deltas: a generator is killed in one, another one is away for some versions.
+
+test_pushes.py has each phase.
+"""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.ring import Ring
+
+DELTAS = ("weights.delta=auto", "weights.route=gloo", "model.dtype=bfloat16", "actor.lr=1e-5")
+
+
+@pytest.mark.slow
+def test_a_ring_outlives_a_kill_in_a_delta_and_who_was_away_catches_up_by_one(tmp_path: Path) -> None:
+    ring = Ring(tmp_path, "run.total_train_steps=10", *DELTAS)
+    ring.hold(2)
+    with ring.started():
+        ring.until_held(2, "generator-0.0", "generator-1.0")
+        ring.arm("receive-landing", who="generator-0")
+        ring.hold(3)
+        blow = ring.struck("receive-landing")
+        ring.until_held(3, "generator-0.1", "generator-1.0")
+        away = ring.kill("generator-1", signal.SIGSTOP)
+        ring.until("member", name="generator-1.0", state="dead", after=away.t)
+        ring.hold(6)
+        ring.until("publish", version=6)
+        ring.resume_process(away.pid)
+        ring.until_held(6, "generator-1.0")
+        ring.hold(None)
+        ring.finish()
+    ring.check_survived()
+    full, *deltas = ring.lines("pushed", role="generator", rank=1)
+    assert "delta_from" not in full
+    assert full["sent_bytes"] > 0
+    assert {line["version"]: line["delta_from"] for line in deltas}[6] == 3, "from what it held, three versions ago"
+    assert all(line["sent_bytes"] < full["sent_bytes"] / 2 for line in deltas)
+    again = ring.lines("pushed", role="generator", rank=0, after=blow.t)
+    assert [line.get("delta_from") for line in again] == [None, *(line["version"] for line in again[:-1])]
+    sent = ring.lines("pushed", role="learner")
+    assert {line.get("delta_from") for line in sent} >= {None, 0, 1, 3, 6}
