@@ -72,8 +72,8 @@ class ChangeHistory:
         with self._lock:
             links, newest = list(self._links), self._newest
         digests = [*(link.digest for link in links), newest]
-        if snapshot.digest not in digests:
-            return None
+        if snapshot.digest not in digests:  # the first one of this process: members of an older one may hold it
+            digests, links = [snapshot.digest], []
         target = max(i for i, digest in enumerate(digests) if digest == snapshot.digest)
         bases = digests[: target + 1]
         if not held or not set(held) <= set(bases):

@@ -274,6 +274,15 @@ def test_weights_that_return_to_an_older_state_have_a_chain(root: Root) -> None:
     assert len(delta.bases) == 1
 
 
+def test_a_new_learner_sends_nothing_to_who_holds_its_first_version(root: Root) -> None:
+    """As after a restart from a checkpoint: the member verifies all bytes that it holds."""
+    held = root.kept[0].digest
+    delta = root.history.delta(root.kept[0], {held})
+    assert delta is not None
+    assert delta.bases == (held,)
+    assert root.history.delta(root.kept[0], {held, "another"}) is None
+
+
 def test_nothing_is_compared_before_a_push_needs_it() -> None:
     root = Root(weights(), history=(history := ChangeHistory(DEPTH)))
     history._is_on = False

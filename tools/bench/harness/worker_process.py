@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -29,9 +30,9 @@ END_S = 5.0
 READ_BYTES = 1 << 20
 
 
-def ours(module: str) -> "Side":
-    """Our half of a bench, `tools.bench.MODULE`."""
-    return Side(Path(sys.executable), f"tools.bench.{module}")
+def ours(module: str, *, before: Sequence[str] = ()) -> "Side":
+    """Our half of a bench, `tools.bench.MODULE`. `before` comes before its command line."""
+    return Side(Path(sys.executable), f"tools.bench.{module}", before=before)
 
 
 def peer(module: str) -> "Side":
@@ -48,15 +49,15 @@ class Side:
     files go with it.
     """
 
-    def __init__(self, python: Path, module: str) -> None:
-        self._python, self._module = python, module
+    def __init__(self, python: Path, module: str, *, before: Sequence[str] = ()) -> None:
+        self._python, self._module, self._before = python, module, before
         self._unread = b""
 
     def __enter__(self) -> Self:
         self._complaints = tempfile.TemporaryFile()
         self._folder = tempfile.TemporaryDirectory(prefix="areal-bus-bench-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
-            [str(self._python), "-m", self._module],
+            [*self._before, str(self._python), "-m", self._module],
             cwd=ROOT,
             env={**KEEPING, **os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT), "TMPDIR": self._folder.name},
             stdin=subprocess.PIPE,
