@@ -28,6 +28,7 @@ GRADIENT_BYTES = BYTES["float32"]
 SQRT_BYTES = BYTES["float32"]  # torch on a GPU computes the square roots of all second moments at once
 N_SNAPSHOTS = 2  # kept by actors/learner/weight_pusher.py
 N_BUCKETS = 2  # receive buckets of a push
+MAX_DELTA_SHARE = 0.5  # areal_bus/weights/change_history.py
 N_LOGITS = 3  # logits, softmax and gradient of a trained token; float32
 N_SAMPLED = 3  # logits of a slot and two temporaries of sampling; float64
 SLOT_STEP = 64  # positions; slots grow by a quarter, to a multiple of it (actors/engines/builtin/dense_cache.py)
@@ -271,6 +272,7 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     step = gradients + active if batch.n > 1 else max(gradients, active)
     rounded = one * counts.trained if learners == 1 and config.model.dtype != "float32" else 0
     snapshots = N_SNAPSHOTS * counts.pushed_bytes if index == 0 else 0
+    changes = root_delta_bytes(config, counts) if index == 0 else 0
     offloads = config.actor.lora is not None and config.actor.lora.offload
     away = one * counts.adapted if offloads else 0  # in host memory; on the GPU the weights of one layer
     kept = (STATE_BYTES * counts.trained + one * (counts.frozen + shape.n_frozen) - away) // sharers
@@ -279,7 +281,7 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     if config.learner.simulated is not None:
         return Need(BYTES["float32"] * shape.n_parameters, host + snapshots)
     if config.topology.gpus_per_host == 0:
-        return Need(kept + rounded + step, host + snapshots)
+        return Need(kept + rounded + step, host + snapshots + changes)
     device = kept + max(rounded + step, gradients + SQRT_BYTES * counts.trained // sharers)
     policy = one * counts.frozen or BYTES["float32"] * shape.n_parameters
     loaded = max(policy, one * shape.n_frozen)  # each rank loads models on the host
@@ -288,7 +290,19 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
         return Need(device + snapshots, host + loaded)
     if place == "private" and snapshots:  # pinned memory: torch rounds it up to a power of two
         snapshots = N_SNAPSHOTS * (1 << (counts.pushed_bytes - 1).bit_length())
-    return Need(device, host + max(loaded, snapshots))
+    return Need(device, host + max(loaded, snapshots + changes))
+
+
+def payload_bytes(config: Config, counts: ParameterCounts) -> int:
+    """The largest payload of a delta; 0 where every push is a full one."""
+    sends_deltas = config.weights.delta == "auto" and config.weights.route != "shared" and config.actor.lora is None
+    return int(MAX_DELTA_SHARE * counts.pushed_bytes) if sends_deltas else 0
+
+
+def root_delta_bytes(config: Config, counts: ParameterCounts) -> int:
+    """At most: a payload, and the changes of each version as a bitmap of its numbers of two bytes."""
+    payload = payload_bytes(config, counts)
+    return payload + (config.weights.delta_versions * counts.pushed_bytes // 16 if payload else 0)
 
 
 def learner_activation_numbers(config: Config, shape: DecoderShape) -> tuple[int, int]:
@@ -350,6 +364,7 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
     on_device = (weights + slots * positions * shape.kv_per_token * one) // width + sampling
     on_host = libraries(config, Role.GENERATOR) + N_BUCKETS * min(config.weights.bucket_mib * MIB, counts.pushed_bytes)
+    on_host += payload_bytes(config, counts)
     if counts.adapted:
         return adapted_generator_need(config, counts, Need(on_device, on_host), weights)
     if config.rollout.engine == "simulated":  # it keeps only a hash of the received weights

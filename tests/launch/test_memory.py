@@ -17,12 +17,14 @@ from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
+from areal_bus.weights.change_history import MAX_SHARE
 from launch.dry_run import dry_run, longest_prompt, make_plan_page
 from launch.fits import SPARE_SHARE
 from launch.loads import CUDA, NCCL, Proposal, format_bytes, fsdp_bytes, gpu_loads, gpu_overhead, host_loads
 from launch.memory import (
     KNOWN_SHAPES,
     LIBRARIES,
+    MAX_DELTA_SHARE,
     MIB,
     REWARD_WORKER,
     DecoderShape,
@@ -180,6 +182,18 @@ def test_forked_actors_share_what_they_import() -> None:
 
 def spawning(config: Config) -> Config:
     return config.model_copy(update={"launch": config.launch.model_copy(update={"start": "spawn"})})
+
+
+def test_deltas_need_a_payload_on_both_sides_and_the_changes_of_the_last_versions() -> None:
+    full, delta, at_once = (
+        config(weights=weights) for weights in ({}, {"delta": "auto"}, {"delta": "auto", "delta_versions": 16})
+    )
+    assert need(delta, Role.GENERATOR).host - need(full, Role.GENERATOR).host == 2 * N
+    assert need(delta, Role.LEARNER).host - need(full, Role.LEARNER).host == 2 * N + 8 * 4 * N // 16
+    assert need(at_once, Role.LEARNER).host - need(full, Role.LEARNER).host == 2 * N + 4 * N
+    copied = config(weights={"delta": "auto", "route": "shared"})
+    assert need(copied, Role.LEARNER) == need(full, Role.LEARNER)
+    assert MAX_DELTA_SHARE == MAX_SHARE
 
 
 def test_snapshots_are_on_the_gpu_when_pushes_stay_on_it() -> None:

@@ -144,6 +144,8 @@ def write_ring(folder: Path, *, n_generators: int) -> None:
         {"role": "learner", "rank": 0, "inc": 0},
         {"event": "start", "t": 0.0},
         {"event": "model", "t": 0.5, "n_params": 1000, "dtype": "float32", "device": "cpu"},
+        {"event": "pushed", "t": 9.5, "receive_s": 0.5, "stall_s": 0.0, "sent_bytes": 4_000_000},
+        {"event": "pushed", "t": 19.5, "receive_s": 0.5, "stall_s": 0.0, "sent_bytes": 100_000, "delta_from": 1},
         {"event": "spans", "t": 20.0, "s_wait_batch": 11.0, "s_backward": 8.0, "s_snapshot": 1.0},
     )
 
@@ -179,6 +181,9 @@ def test_a_ring_is_summed_by_role_by_step_and_by_cause(tmp_path: Path, capsys: O
         "stall_share": 0.0125,
         "snapshot_s": 1.0,
         "snapshot_share": 0.05,
+        "sent_bytes": 4_100_000,
+        "n_sent": 2,
+        "n_deltas": 1,
     }
     learner, generator = told["flops"]
     assert learner["mfu"] == pytest.approx(2 * 1000 * (6 * 100 + 2 * 50) / 8 / 1e6)
@@ -190,6 +195,7 @@ def test_256_processes_take_no_more_lines_than_a_few(tmp_path: Path, capsys: Out
     assert breakdown.main([str(tmp_path)]) == 0
     few = capsys.readouterr().out
     assert "MFU not known: give the peak" in few
+    assert "2.05 MB  to each member, mean of 2 pushes; 1 sent only what changed" in few
     write_ring(tmp_path, n_generators=256)
     assert breakdown.main([str(tmp_path)]) == 0
     many = capsys.readouterr().out

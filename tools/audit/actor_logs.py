@@ -161,6 +161,7 @@ class GeneratorLog:
         self.held: Version | None = None  # of the weights, by its own `pushed` lines
         self.begun: dict[tuple[str, int, int, int], Begun] = {}  # live samples
         self.pushed: set[int] = set()  # versions that may make a token
+        self.received: set[int] = set()  # versions that this life has held
         evidence.generators.add(self.name)
 
     def handlers(self) -> dict[str, Handler]:
@@ -175,6 +176,7 @@ class GeneratorLog:
         self.held = None
         self.begun.clear()
         self.pushed.clear()
+        self.received.clear()
 
     def on_pushed(self, line: Line) -> None:
         held = term, version = line.get("term", 0), line["version"]
@@ -184,7 +186,12 @@ class GeneratorLog:
             self.file.add("I6", text, version=version)
         if before is not None and term > before[0]:
             self._forget_void(self.evidence.terms.base(after=before[0], to=term), version)
+        start = line.get("delta_from")
+        if start is not None and start not in self.received:
+            text = f"a delta starts from a version that its member held: version {version} from {start}"
+            self.file.add("I5", text, version=version)
         self.held = held
+        self.received.add(version)
         self.pushed.add(version)
         self.evidence.pushed.add((self.name, line["push"], version))
         digest(self.file, self.evidence, line)

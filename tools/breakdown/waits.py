@@ -39,6 +39,18 @@ class PushCost:
     stall_share: float = 0.0  # of the generators' wall time
     snapshot_s: float = 0.0  # of the learners
     snapshot_share: float = 0.0
+    sent_bytes: int = 0  # by the root to each member, sum over its pushes, catch-up pushes included
+    n_sent: int = 0  # of these pushes, those that sent bytes
+    n_deltas: int = 0  # of these, those that sent only what changed
+
+    @property
+    def sent(self) -> str:
+        """Mean size of a push that sent bytes."""
+        return f"{self.sent_bytes / self.n_sent / 1e6:.3g} MB"
+
+    @property
+    def forms(self) -> str:
+        return f"to each member, mean of {self.n_sent} pushes; {self.n_deltas} sent only what changed"
 
 
 def waits(found: Sequence[Incarnation], steps: Sequence[Step]) -> list[Wait]:
@@ -85,6 +97,11 @@ def push_cost(where: Run, found: Sequence[Incarnation], steps: Sequence[Step]) -
         for line in run.lines(path, "pushed"):
             cost.receive_s += line["receive_s"]
             cost.stall_s += line["stall_s"]
+    for path in where.journals("learner"):
+        for line in run.lines(path, "pushed"):  # none but the root's
+            cost.sent_bytes += line.get("sent_bytes", 0)
+            cost.n_sent += line.get("sent_bytes", 0) > 0
+            cost.n_deltas += "delta_from" in line
     roles = by_role(found)
     wall_s = sum(actor.measured_s for actor in roles.get("generator", []))
     cost.stall_share = cost.stall_s / wall_s if wall_s else 0.0
@@ -115,6 +132,8 @@ def push_lines(cost: PushCost) -> list[str]:
         ("swap", f"{cost.stall_s:.2f} s", f"all generators, {cost.stall_share:.1%} of their time: decoding stands"),
         ("snapshot", f"{cost.snapshot_s:.2f} s", f"all learners, {cost.snapshot_share:.1%} of their time"),
     ]
+    if cost.n_sent:
+        rows.append(("sent", cost.sent, cost.forms))
     return [f"{cost.n} published", *terminal.columns(rows, right=frozenset({1}))]
 
 

@@ -87,6 +87,7 @@ class ActorStory:
     def _on_pushed(self, line: Line, at: float) -> None:
         end = at - line["stall_s"]
         name = f"push {line['push']}: version {line['version']}"
+        name += f", a delta from {line['delta_from']}" if "delta_from" in line else ""
         self.work.append(Work("receive", end - line["receive_s"], end, version=line["version"], name=name))
         self.swaps.append((at, line["version"]))
 

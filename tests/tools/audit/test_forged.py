@@ -234,6 +234,14 @@ def test_I5_a_digest_that_differs_is_caught(tmp_path: Path) -> None:
     caught(tmp_path, "I5", edit, "a version is one set of weights: digest")
 
 
+def test_I5_a_delta_from_a_version_that_was_never_held_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        forge.of(GENERATORS[0], "pushed", version=2)[0].update(sent_bytes=100, delta_from=1)
+        forge.of(GENERATORS[0], "pushed", version=3)[0].update(sent_bytes=100, delta_from=9)
+
+    caught(tmp_path, "I5", edit, "a delta starts from a version that its member held: version 3 from 9")
+
+
 def test_I6_one_clock_is_caught(tmp_path: Path) -> None:
     def edit(forge: Forge) -> None:
         forge.of(HEAD, "publish", version=3)[0].update(version=2, v=2)

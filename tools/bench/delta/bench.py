@@ -1,8 +1,8 @@
 """Bench `delta`: bytes and seconds of a delta of SmolLM2-135M against those of all bytes.
 
-A learner makes updates by AdamW in float32 and pushes each version in bfloat16 twice, as a delta and in full: to a member
-on its own host (loopback) and to one behind a link of 100 Mbit/s. The loopback member comes first, so the time to make the
-delta is in its seconds.
+A learner makes updates by AdamW in float32 and pushes each version in bfloat16 twice, as a delta and in full: to a
+member on its own host (loopback) and to one behind a link of 100 Mbit/s. The loopback member comes first, so the time
+to make the delta is in its seconds.
 """
 
 import sys

@@ -150,6 +150,8 @@ def push_section(facts: RunFacts) -> Section:
         ["swap, all generators", f"{number(cost.stall_s)} s", f"{cost.stall_share:.1%} of their time: decoding stands"],
         ["snapshot, all learners", f"{number(cost.snapshot_s)} s", f"{cost.snapshot_share:.1%} of their time"],
     ]
+    if cost.n_sent:
+        rows.append(["bytes sent", cost.sent, cost.forms])
     section.tables.append(PageTable(["cost", "time", ""], rows, right=frozenset({1})))
     return section
 
