@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -11,7 +11,9 @@ import torch
 
 from actors.generator import weight_updates
 from actors.generator.weight_updates import BrokenPush, ReceivedWeights, WeightUpdates
+from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
+from areal_bus.weights.change_history import ChangeHistory
 from areal_bus.weights.process_group import serve_store
 from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.sender import WeightSender
@@ -28,10 +30,13 @@ def make_member() -> WeightReceiver:
 class Side:
     """A root and the member that receives from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gloo: bool = False) -> None:
         self.news = threading.Event()
         store, self.store = serve_store("127.0.0.1")
-        self.root = WeightSender(store, interface="lo", address="127.0.0.1")
+        self.changes = ChangeHistory(4)
+        self.root = WeightSender(
+            store, interface="lo", address="127.0.0.1", route="gloo" if gloo else "auto", changes=self.changes
+        )
         self.receiving = WeightUpdates(make_member, forms_of(WEIGHTS), self.news.set)
 
     def begin(self, push: int, *, timeout_s: float = 10.0) -> PushBegin:
@@ -52,8 +57,8 @@ class Side:
 
 
 @contextmanager
-def both() -> Iterator[Side]:
-    side = Side()
+def both(*, gloo: bool = False) -> Iterator[Side]:
+    side = Side(gloo=gloo)
     try:
         yield side
     finally:
@@ -126,3 +131,45 @@ def test_a_root_that_stands_still_holds_up_no_push_of_another_one(monkeypatch: p
             thread.join(WAIT_S)
         assert old
         assert side.receiving.take() is None
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["engine-holds-the-tensors", "engine-has-its-own-copy"])
+def test_a_delta_starts_from_what_the_engine_holds(copies: bool) -> None:
+    """An engine that holds the tensors keeps them, whatever comes of a push. The others' are overwritten."""
+    with both(gloo=True) as side:
+        weights = {"weight": torch.arange(1000).bfloat16()}
+        side.receiving = WeightUpdates(make_member, forms_of(weights), side.news.set)
+        snapshots = []
+        for version in range(4):
+            weights["weight"][version] += 1
+            taken = take_snapshot(version, weights, bucket_bytes=64)
+            assert taken is not None
+            if snapshots:
+                side.changes.follow(snapshots[-1], taken)
+            snapshots.append(taken)
+
+        def pushed(version: int) -> ReceivedWeights:
+            side.root.push(snapshots[version], side.begin(version))
+            received = side.outcome()
+            assert isinstance(received, ReceivedWeights)
+            assert received.digest == snapshots[version].digest
+            return received
+
+        def swap(received: ReceivedWeights, free: Mapping[str, torch.Tensor]) -> None:
+            side.receiving.swapped(received, received.tensors if copies else free)
+
+        first = pushed(0)
+        side.changes.follow(snapshots[0], snapshots[1])  # the first push by gloo has begun the history
+        side.changes.follow(snapshots[1], snapshots[2])
+        side.changes.follow(snapshots[2], snapshots[3])
+        swap(first, {})
+        second = pushed(1)
+        assert second.delta_from == 0
+        assert (second.tensors["weight"].data_ptr() == first.tensors["weight"].data_ptr()) == copies
+        swap(second, first.tensors)
+        begin = side.begin(2)
+        side.root.cancel(2)
+        with pytest.raises(PushFailed):
+            side.root.push(snapshots[2], begin)
+        assert isinstance(side.outcome(), BrokenPush)
+        assert pushed(3).delta_from == (None if copies else 1)

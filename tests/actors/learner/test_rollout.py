@@ -23,6 +23,9 @@ from areal_bus import messages as m
 from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed, Restart
 from areal_bus.journal import Journal
 from areal_bus.transport.bus import Bus
+from areal_bus.weights import change_history
+from areal_bus.weights.change_history import ChangeHistory
+from areal_bus.weights.delta import Changes
 from areal_bus.weights.shared_memory import SharedMemory
 from areal_bus.weights.snapshot import Snapshot, take_snapshot
 from tests.support.learner_setup import random_shard
@@ -251,6 +254,41 @@ def test_pushes_run_in_order_from_the_newest_two_snapshots(tmp_path: Path) -> No
     text = journal.path.read_text()
     assert text.count('"pushed"') == 2
     assert text.count('"push_broken"') == 2
+
+
+def test_memory_that_is_still_compared_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, go_on, order = threading.Event(), threading.Event(), list[str]()
+    real = change_history.changes_between
+
+    def changes_between(old: Snapshot, new: Snapshot) -> Changes:
+        compared.set()
+        assert go_on.wait(10.0)
+        order.append(f"{old.version} and {new.version} are compared")
+        return real(old, new)
+
+    monkeypatch.setattr(change_history, "changes_between", changes_between)
+    changes = ChangeHistory(4)
+    changes.start()
+    pusher = WeightPusher(lambda *_: pytest.fail("no push"), send=print, failed=print, changes=changes)
+    pusher.keep(snapshot_of(0))
+    pusher.keep(snapshot_of(1))
+    assert compared.wait(10.0)
+
+    def spare() -> None:
+        snapshot = pusher.spare()
+        assert snapshot is not None
+        order.append(f"{snapshot.version} is free")
+
+    thread = threading.Thread(target=spare)
+    thread.start()
+    go_on.set()
+    thread.join(10.0)
+    assert order == ["0 and 1 are compared", "0 is free"]
+    newest = snapshot_of(1)
+    delta = changes.delta(newest, {snapshot_of(0).digest})
+    assert delta is not None
+    assert delta.version == 0
+    pusher.close(1.0)
 
 
 def slow_pusher() -> tuple[WeightPusher, threading.Event, threading.Event]:
