@@ -37,7 +37,7 @@ def link(rate: str) -> Iterator[tuple[End, End]]:
     ends = [End(f"areal-bench-{os.getpid()}-{i}", f"{NETWORK}.{i + 1}") for i in range(2)]
     try:
         try:
-            _build(*ends, rate)
+            _build(ends[0], ends[1], rate)
         except subprocess.CalledProcessError as error:
             raise ConfigError(f"network namespaces cannot be made here: {error.stderr.strip()}") from error
         yield ends[0], ends[1]
