@@ -295,7 +295,9 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
 
 def payload_bytes(config: Config, counts: ParameterCounts) -> int:
     """The largest payload of a delta; 0 where every push is a full one."""
-    sends_deltas = config.weights.delta == "auto" and config.weights.route != "shared" and config.actor.lora is None
+    sends_deltas = (
+        config.weights.delta_push == "auto" and config.weights.route != "shared" and config.actor.lora is None
+    )
     return int(MAX_DELTA_SHARE * counts.pushed_bytes) if sends_deltas else 0
 
 

@@ -79,7 +79,7 @@ class Learner:
         self.digest = ""  # of the newest version; rank 0 only
         self.max_lag: int | None = None  # of the tokens trained by this process; None before the first
         self.began_at = 0  # the version at the start of this process
-        sends_deltas = self.is_root and config.weights.delta == "auto" and config.actor.lora is None
+        sends_deltas = self.is_root and config.weights.delta_push == "auto" and config.actor.lora is None
         self.changes = ChangeHistory(config.weights.delta_versions) if sends_deltas else None
         if self.is_root:
             store, self.endpoint = serve_store(context.address)

@@ -443,7 +443,7 @@ class WeightsConfig(Section):
     """Memory where a generator receives weights; "auto": on the device of its engine, otherwise in host memory."""
     route: Literal["auto", "gloo", "shared"] = "auto"
     """"gloo": broadcast; "shared": copy from memory of learner 0; "auto": "shared" on one host (CPU) or GPU."""
-    delta: Literal["off", "auto"] = "off"
+    delta_push: Literal["off", "auto"] = "off"
     """What a broadcast sends; "auto": only the numbers that changed, where that is at most half of all bytes and each
     member holds one of the last delta_versions versions. Without effect with actor.lora."""
     delta_versions: int = Field(8, ge=1)

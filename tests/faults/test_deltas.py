@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.ring import Ring
 
-DELTAS = ("weights.delta=auto", "weights.route=gloo", "model.dtype=bfloat16", "actor.lr=1e-5")
+DELTAS = ("weights.delta_push=auto", "weights.route=gloo", "model.dtype=bfloat16", "actor.lr=1e-5")
 
 
 @pytest.mark.slow

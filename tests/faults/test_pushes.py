@@ -52,7 +52,7 @@ class Pushes:
 WAYS = {
     "gloo": ("weights.route=gloo",),
     "shared": ("weights.route=shared",),
-    "delta": ("weights.route=gloo", "weights.delta=auto", "model.dtype=bfloat16", "actor.lr=1e-5"),
+    "delta": ("weights.route=gloo", "weights.delta_push=auto", "model.dtype=bfloat16", "actor.lr=1e-5"),
 }
 
 

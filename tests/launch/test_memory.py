@@ -186,12 +186,13 @@ def spawning(config: Config) -> Config:
 
 def test_deltas_need_a_payload_on_both_sides_and_the_changes_of_the_last_versions() -> None:
     full, delta, at_once = (
-        config(weights=weights) for weights in ({}, {"delta": "auto"}, {"delta": "auto", "delta_versions": 16})
+        config(weights=weights)
+        for weights in ({}, {"delta_push": "auto"}, {"delta_push": "auto", "delta_versions": 16})
     )
     assert need(delta, Role.GENERATOR).host - need(full, Role.GENERATOR).host == 2 * N
     assert need(delta, Role.LEARNER).host - need(full, Role.LEARNER).host == 2 * N + 8 * 4 * N // 16
     assert need(at_once, Role.LEARNER).host - need(full, Role.LEARNER).host == 2 * N + 4 * N
-    copied = config(weights={"delta": "auto", "route": "shared"})
+    copied = config(weights={"delta_push": "auto", "route": "shared"})
     assert need(copied, Role.LEARNER) == need(full, Role.LEARNER)
     assert MAX_DELTA_SHARE == MAX_SHARE
 
