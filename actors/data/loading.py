@@ -1,4 +1,4 @@
-"""Loads rows from a generated task, a local file (files.py) or a Hugging Face data set.
+"""Loads rows from a generated task, an environment, a local file (files.py) or a Hugging Face data set.
 
 Each loaded row is JSON-serialisable and has "question" and "answer" as text, taken from the configured fields.
 """
@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 from actors.data.fields import MESSAGES, MISSING, REPLACED, SOURCE, last_user, lookup, read_messages
 from actors.data.files import is_saved, read_file
 from actors.data.published_rows import READERS, adapt
-from actors.data.tasks import Row, make_problems
+from actors.data.tasks import Problems, Row, make_problems
+from actors.environments.code import EnvironmentCode
+from actors.environments.problems import environment_problems
 from areal_bus.config.data import DataConfig, SourceConfig
+from areal_bus.config.environments import environment_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
@@ -50,7 +53,7 @@ def rows_of_source(config: Config, data: DataConfig, config_folder: str | Path, 
     if data.function:
         return []
     if data.is_generated:
-        rows = task_with_origins(make_problems(data, seed=config.run.seed).train, f"data.task = {data.task!r}, row")
+        rows = task_with_origins(problems_of(config, data, config_folder).train, f"data.task = {data.task!r}, row")
     else:
         rows = read_with_origins(data.path, data, config_folder, split=data.split)
     return named(rows[: data.limit], name)
@@ -76,16 +79,24 @@ def problems_with_origins(config: Config, config_folder: str | Path) -> list[Row
     if config.evaluate.path:
         rows = read_with_origins(config.evaluate.path, data, config_folder, split="test")
     elif data.is_generated:
-        rows = held_out(config, data)
+        rows = held_out(config, data, config_folder)
     else:
         return []
     return rows[: config.evaluate.limit]
 
 
-def held_out(config: Config, data: DataConfig) -> list[RowWithOrigin]:
+def held_out(config: Config, data: DataConfig, config_folder: str | Path) -> list[RowWithOrigin]:
     """The held-out problems of a generated task."""
-    rows = make_problems(data, seed=config.run.seed).held_out
+    rows = problems_of(config, data, config_folder).held_out
     return task_with_origins(rows, f"data.task = {data.task!r}, held-out row")
+
+
+def problems_of(config: Config, data: DataConfig, config_folder: str | Path) -> Problems:
+    """The rows of a generated task, or of the run's environment. Raises ConfigError."""
+    if name := environment_of(data.task):
+        code = EnvironmentCode.of(config, name, config_folder)
+        return Problems(*environment_problems(code, data.held_out, seed=config.run.seed))
+    return make_problems(data, seed=config.run.seed)
 
 
 def load_sets(config: Config, config_folder: str | Path) -> dict[str, list[Row]]:
@@ -113,7 +124,7 @@ def problems_of_source(config: Config, source: SourceConfig, config_folder: str 
     own = config.data.of(source.label)
     if source.evaluate_path:
         return named(read_with_origins(source.evaluate_path, own, config_folder, split="test"), source.label)
-    return named(held_out(config, own), source.label)
+    return named(held_out(config, own, config_folder), source.label)
 
 
 def task_with_origins(rows: Iterable[Row], name: str) -> list[RowWithOrigin]:

@@ -18,16 +18,54 @@ from pathlib import Path
 from typing import Any
 
 from actors.endpoint.sessions import AgentEnded, Session
+from actors.environments.code import EnvironmentCode
 from actors.rewards.ipc import REQUEST_BYTES, pack
 from actors.rewards.worker_process import WorkerLost, WorkerProcess
 from actors.runtime.user_modules import user_folder
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
 MODULE = "actors.endpoint.agent_worker"
 MAX_STARTS = 3  # attempts to load the agent's code
 START_S = 60.0  # longest time to load the agent's code, its imports included
+ENVIRONMENT_START_S = 600.0  # the same for an environment, which also prepares its data
 CLOSED, PROCESS = "closed", "process"  # data of selector events
 CLOSE_S = 10.0  # longest wait for a thread at close
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCode:
+    """What the processes load: the user's function, or an environment."""
+
+    function: str  # "module:function"; "verifiers:NAME" with `environment`
+    environment: EnvironmentCode | None = None
+
+    @classmethod
+    def of(cls, config: Config) -> "AgentCode":
+        """That of workflow.function "agent" or "verifiers:NAME"."""
+        if name := config.workflow.environment:
+            return cls(config.workflow.function, EnvironmentCode.of(config, name, user_folder()))
+        return cls(config.workflow.agent.function)
+
+    @property
+    def setting(self) -> str:
+        """The setting that names it, with its value."""
+        return f"workflow.{'agent.' if self.environment is None else ''}function {self.function!r}"
+
+    @property
+    def start_s(self) -> float:
+        """Longest time to load it."""
+        return START_S if self.environment is None else ENVIRONMENT_START_S
+
+    def order(self, prints: Path | None) -> dict[str, Any]:
+        """The first frame of a process. `prints`: the file for its output."""
+        return {
+            "function": self.function,
+            "environment": self.environment.order() if self.environment else None,
+            "path": sys.path,
+            "folder": user_folder(),
+            "prints": None if prints is None else str(prints),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +88,9 @@ class AgentUnusable(AgentLost):
 class AgentPool:
     """Runs conversations in at most `n_workers` processes, started on demand."""
 
-    def __init__(self, function: str, *, n_workers: int, timeout_s: float, prints: Path | None = None) -> None:
+    def __init__(self, code: AgentCode, *, n_workers: int, timeout_s: float, prints: Path | None = None) -> None:
         """`prints`: the file that receives the agents' output."""
-        self.function, self.timeout_s, self.prints = function, timeout_s, prints
+        self.code, self.timeout_s, self.prints = code, timeout_s, prints
         self.jobs: queue.SimpleQueue[AgentJob | None] = queue.SimpleQueue()
         self.has_loaded = False  # the agent's code has loaded once
         self._n_workers, self._n_jobs = n_workers, 0
@@ -119,7 +157,7 @@ class AgentRunner:
         """The process with the agent's code loaded. Raises AgentLost."""
         if self._process is None or self._process.ended:
             self._drop()
-            self._process = load(self._selector, self._agents.function, lambda: session.is_closed, self._agents.prints)
+            self._process = load(self._selector, self._agents.code, lambda: session.is_closed, self._agents.prints)
             self._agents.has_loaded = True
             session.restart_clock()
         return self._process
@@ -132,35 +170,29 @@ class AgentRunner:
 
 
 def load(
-    selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool], prints: Path | None = None
+    selector: selectors.BaseSelector, code: AgentCode, is_unwanted: Callable[[], bool], prints: Path | None = None
 ) -> WorkerProcess:
     """Start a process with the agent's code. Raises AgentUnusable when the code does not load, AgentLost when the
     session closes.
     """
     for _ in range(MAX_STARTS):
         try:
-            return load_once(selector, function, is_unwanted, prints)
+            return load_once(selector, code, is_unwanted, prints)
         except WorkerLost as lost:  # it may have been killed from outside: retry
             why = str(lost)
-    raise AgentUnusable(f"workflow.agent.function {function!r} must load: {why}")
+    raise AgentUnusable(f"{code.setting} must load: {why}")
 
 
 def load_once(
-    selector: selectors.BaseSelector, function: str, is_unwanted: Callable[[], bool], prints: Path | None
+    selector: selectors.BaseSelector, code: AgentCode, is_unwanted: Callable[[], bool], prints: Path | None
 ) -> WorkerProcess:
     began = time.monotonic()
     process = WorkerProcess(selector, PROCESS, MODULE)
     try:
-        order = {
-            "function": function,
-            "path": sys.path,
-            "folder": user_folder(),
-            "prints": None if prints is None else str(prints),
-        }
-        process.send(pack(order, cap_bytes=REQUEST_BYTES))
-        record = receive(selector, process, lambda: began + START_S - time.monotonic(), is_unwanted)
+        process.send(pack(code.order(prints), cap_bytes=REQUEST_BYTES))
+        record = receive(selector, process, lambda: began + code.start_s - time.monotonic(), is_unwanted)
         if record is None:
-            raise AgentUnusable(f"workflow.agent.function {function!r} must load within {START_S:g} s: it did not")
+            raise AgentUnusable(f"{code.setting} must load within {code.start_s:g} s: it did not")
         if record != {"ready": True}:
             raise AgentUnusable(str(record.get("broken", "its process wrote an invalid reply")))
     except (AgentLost, WorkerLost):
@@ -204,10 +236,10 @@ def end(process: WorkerProcess) -> None:
     process.reap()
 
 
-def check_agent(function: str) -> None:
+def check_agent(code: AgentCode) -> None:
     """Raises ConfigError when the agent's code does not load."""
     with selectors.DefaultSelector() as selector:
         try:
-            end(load(selector, function, lambda: False))
+            end(load(selector, code, lambda: False))
         except AgentLost as lost:
             raise ConfigError(str(lost)) from None

@@ -1,8 +1,9 @@
-"""The worker process of an agent: `python -m actors.endpoint.agent_worker PARENT_PID`.
+"""The worker process of an agent or environment: `python -m actors.endpoint.agent_worker PARENT_PID`.
 
-Its first frame names the agent's function; it replies {"ready": true} or {"broken": reason}. Then each frame is one
-conversation and each reply the agent's return value. The pool's thread enforces deadlines by killing the process. The
-agent gets base URL and API key as arguments and in the environment variables of OpenAI's client.
+Its first frame names the agent's function or the environment; it replies {"ready": true} or {"broken": reason}. Then
+each frame is one conversation and each reply the agent's return value. The pool's thread enforces deadlines by killing
+the process. An agent gets base URL and API key as arguments and in the environment variables of OpenAI's client. An
+environment gets a client: those variables stay the user's, for judges and tools of the environment.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
+from actors.environments.code import EnvironmentCode
+from actors.environments.loading import load
 from actors.rewards.protocol import Score
 from actors.rewards.worker import (
     ERROR_CHARACTERS,
@@ -46,8 +49,9 @@ def main(parent: int) -> None:
         add_user_folder(order["folder"])
     keep_prints(order.get("prints"))
     bypass_proxy()
+    environment = order.get("environment")
     try:
-        agent = load_agent(order["function"])
+        agent = load(EnvironmentCode.read(environment)) if environment else load_agent(order["function"])
     except ConfigError as error:
         reply(replies, {"broken": str(error)[:ERROR_CHARACTERS]})
         return
@@ -55,6 +59,8 @@ def main(parent: int) -> None:
     myself = os.getpid()
     while (request := read_frame(requests)) is not None:
         limit_prints()
+        if not environment:
+            os.environ |= {"OPENAI_BASE_URL": request["base_url"], "OPENAI_API_KEY": request["api_key"]}
         answer = run(agent, request["row"], request["base_url"], request["api_key"])
         if os.getpid() != myself:
             os._exit(1)  # the agent forked: the child must not reply
@@ -97,7 +103,6 @@ def load_agent(function: str) -> Agent:
 
 def run(agent: Agent, row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
     """Run the agent. Returns its return value or its error."""
-    os.environ |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
     try:
         value = agent(row, base_url, api_key)
         if inspect.iscoroutine(value):

@@ -16,8 +16,8 @@ def agent_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
     if returned.get("rejected"):
         raise ValueError("the workflow rejected this sample: it returned None")
     if "reward" not in returned:
-        raise ValueError("the agent must return its reward: it returned none")
-    return Score(returned["reward"], correct=returned.get("correct"))
+        raise ValueError(returned.get("reward_error") or "the agent must return its reward: it returned none")
+    return Score(returned["reward"], correct=returned.get("correct"), parts=returned.get("parts", {}))
 
 
 def exact_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:

@@ -1,8 +1,8 @@
-"""The "agent" workflow: a user's agent calls the model over HTTP, and each call is one turn of the episode.
+"""The workflows "agent" and "verifiers:NAME": user code calls the model over HTTP, and each call is one turn.
 
-The agent runs in a worker process (`actors.endpoint.agent_pool`), the HTTP server in threads. This module runs on the
-generator's loop: it tokenizes calls and returns completions. An agent that fails or exceeds its time fails its sample,
-never the generator.
+The agent, or the environment, runs in a worker process (`actors.endpoint.agent_pool`), the HTTP server in threads. This
+module runs on the generator's loop: it tokenizes calls and returns completions. An agent that fails or exceeds its time
+fails its sample, never the generator.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from actors.endpoint.agent_pool import AgentJob, AgentPool
+from actors.endpoint.agent_pool import AgentCode, AgentJob, AgentPool
 from actors.endpoint.conversation import Conversation, HistoryRewritten
 from actors.endpoint.http_server import EndpointServer
 from actors.endpoint.openai_api import ChatCall, ChatCompletion, Message, RequestRejected, read_hermes
@@ -37,8 +37,10 @@ class AgentWorkflow:
         self._config, self._agent = config, config.workflow.agent
         self._sessions = Sessions(wake)
         self._prints = prints
+        code = AgentCode.of(config)
+        self._what = code.function
         self._agents = AgentPool(
-            self._agent.function,
+            code,
             n_workers=self._agent.workers,
             timeout_s=self._agent.timeout_s,
             prints=prints.file if prints is not None else None,
@@ -79,7 +81,7 @@ class AgentWorkflow:
         if self._server is None:
             model = Path(self._config.model.path).name or "scratch"
             self._server = EndpointServer(self._sessions, model=model, n_connections=16 + 4 * self._agent.workers)
-            logger.info("agents of {} use the endpoint {}", self._agent.function, self._server.base_url)
+            logger.info("conversations of {} use the endpoint {}", self._what, self._server.base_url)
         return self._server.base_url
 
 

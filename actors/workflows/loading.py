@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from actors.areal.stand_ins import import_module
-from actors.endpoint.agent_pool import check_agent
+from actors.endpoint.agent_pool import AgentCode, check_agent
 from actors.runtime.user_code import cause
 from actors.runtime.user_failures import Prints
 from actors.runtime.user_modules import check_not_hidden
@@ -27,11 +27,13 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
     function = config.workflow.function
     if function == "single_turn":
         return SingleTurn(config)
-    if function == "agent":
+    if config.workflow.uses_endpoint:
         return AgentWorkflow(config, wake=wake, prints=prints)
     module_name, _, name = function.partition(":")
     if not module_name or not name:
-        raise ConfigError(f'workflow.function must be "single_turn", "agent" or "module:Class": it is {function!r}')
+        raise ConfigError(
+            f'workflow.function must be "single_turn", "agent", "verifiers:NAME" or "module:Class": it is {function!r}'
+        )
     try:
         check_not_hidden(module_name)
         module = import_module(module_name)
@@ -72,7 +74,10 @@ def close_workflow(workflow: Workflow) -> None:
 
 
 def check_workflow(config: Config) -> None:
-    """Raises ConfigError when the workflow does not load. An agent's code is loaded in a worker process."""
+    """Raises ConfigError when the workflow does not load. An agent's code is loaded in a worker process.
+
+    An environment has been loaded by now, for its rows.
+    """
     load_workflow(config)
     if config.workflow.function == "agent":
-        check_agent(config.workflow.agent.function)
+        check_agent(AgentCode.of(config))

@@ -10,7 +10,7 @@ def slots(config: Config) -> int:
     Each agent needs a process: waiting conversations would block, while another generator may have a free process.
     """
     n_slots, workflow = config.rollout.max_concurrent_rollouts, config.workflow
-    return min(n_slots, workflow.agent.workers) if workflow.function == "agent" else n_slots
+    return min(n_slots, workflow.agent.workers) if workflow.uses_endpoint else n_slots
 
 
 def groups_waiting(config: Config) -> int:
@@ -21,7 +21,7 @@ def groups_waiting(config: Config) -> int:
     another generator may have a free process, and for servers, which have their own queue.
     """
     queues_here = config.rollout.engine in ("builtin", "simulated")
-    return 2 if queues_here and config.workflow.function != "agent" else 1
+    return 2 if queues_here and not config.workflow.uses_endpoint else 1
 
 
 def capacity(config: Config) -> int:

@@ -129,7 +129,7 @@ class DataConfig(Section):
 
     @property
     def is_generated(self) -> bool:
-        """Whether the rows are generated, instead of read."""
+        """Whether the rows come from code, instead of a file."""
         return is_generated(self.task)
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from areal_bus.config import reasoning_gym
+from areal_bus.config import environments, reasoning_gym
 from areal_bus.errors import ConfigError
 
 Key = str  # section.key
@@ -90,8 +90,8 @@ REASONING_GYM: Mapping[Key, Any] = {  # "reasoning-gym:NAME"
 
 
 def is_generated(task: str) -> bool:
-    """Whether the rows of a task are generated, instead of read."""
-    return task in GENERATED or bool(reasoning_gym.task_of(task))
+    """Whether the rows of a task come from code, instead of a file."""
+    return task in GENERATED or bool(reasoning_gym.task_of(task) or environments.environment_of(task))
 
 
 SHARED = ("data.max_prompt_tokens", "reward.timeout_s", "gconfig.max_new_tokens")  # by all sources of a run
@@ -102,7 +102,7 @@ def check_name(name: str) -> None:
     names = [*GENERATED, *NAMED_TASKS]
     if why := reasoning_gym.REFUSED.get(reasoning_gym.task_of(name)):
         raise ConfigError(f"data.task = {name!r} cannot be trained on: {why}")
-    if name and name not in names and not reasoning_gym.task_of(name):
+    if name and name not in names and not is_generated(name):
         near = difflib.get_close_matches(name.lower().replace("-", "").replace("_", ""), names, 1, 0.5)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         raise ConfigError(
@@ -111,7 +111,8 @@ def check_name(name: str) -> None:
 
 
 def fill(tree: dict[str, Any]) -> None:
-    """Set the keys of the tree's named task that are not set. Raises ConfigError for an unknown task."""
+    """Set the keys of the tree's environment and named task that are not set. Raises ConfigError for unknown ones."""
+    environments.fill(tree)
     data = tree.get("data")
     if not isinstance(data, dict):
         return

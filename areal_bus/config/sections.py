@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from areal_bus.config.data import DataConfig
 from areal_bus.config.learner import SimulatedUpdateConfig
+from areal_bus.config.environments import environment_of
 from areal_bus.config.lora import LoraConfig
 from areal_bus.config.profiling import ProfileConfig
 from areal_bus.config.rewards import RewardConfig
@@ -128,7 +129,7 @@ class AgentConfig(Section):
     function: str = ""
     """The agent, "module:function": `(row, base_url, api_key)`, called in a worker process. See docs/agents.md."""
     workers: int = Field(8, ge=1)
-    """Agent processes per generator: the number of concurrent conversations."""
+    """Processes of the agent or environment per generator: the number of concurrent conversations."""
     timeout_s: float = Field(60.0, gt=0)
     """Time limit of the agent's own code per conversation; time spent waiting for the model does not count."""
     max_calls: int = Field(64, ge=1)
@@ -145,13 +146,24 @@ class AgentConfig(Section):
 
 class WorkflowConfig(Section):
     function: str = "single_turn"
-    """Turns a row into an episode: "single_turn", "agent", or "module:Class" from the folder of the config, which may
-    be a workflow of AReaL (docs/from-areal.md)."""
+    """Turns a row into an episode: "single_turn", "agent", "verifiers:NAME" (an environment of the package verifiers,
+    docs/environments.md), or "module:Class" from the folder of the config, which may be a workflow of AReaL
+    (docs/from-areal.md)."""
     arguments: dict[str, bool | int | float | str] = Field({})
-    """Arguments of the class of an AReaL workflow by name; reward_fn is "module:function". A class of ours finds them
-    in its config."""
+    """Arguments of an environment, or of the class of an AReaL workflow, by name; reward_fn is "module:function". A
+    class of ours finds them in its config."""
     agent: AgentConfig = AgentConfig()
-    """An agent that calls the model through an OpenAI-compatible endpoint."""
+    """An agent or an environment that calls the model through an OpenAI-compatible endpoint."""
+
+    @property
+    def environment(self) -> str:
+        """NAME of "verifiers:NAME"; "" for another workflow."""
+        return environment_of(self.function)
+
+    @property
+    def uses_endpoint(self) -> bool:
+        """Whether worker processes call the model: an agent or an environment."""
+        return self.function == "agent" or bool(self.environment)
 
 
 class RolloutConfig(Section):

@@ -5,6 +5,7 @@ import re
 from areal_bus.config.algorithms import GROUP_BASELINES, refusals
 from areal_bus.config.data import DataConfig
 from areal_bus.config.data_rules import data_rules
+from areal_bus.config.environments import environment_of
 from areal_bus.config.generation import generation_rules
 from areal_bus.config.gpu_memory import gib_of, nearest
 from areal_bus.config.reward_rules import reward_rules
@@ -77,7 +78,7 @@ def _sources(c: Config) -> list[Rule]:
             f'workflow.arguments are for a class, workflow.function = "module:Class": it is {c.workflow.function!r}',
         ),
         (
-            c.workflow.function == "agent" and c.model.scratch is not None and not c.workflow.agent.chat_template,
+            c.workflow.uses_endpoint and c.model.scratch is not None and not c.workflow.agent.chat_template,
             "conversations need a chat template, and the tokenizer of [model.scratch] has none: set "
             "workflow.agent.chat_template",
         ),
@@ -86,7 +87,29 @@ def _sources(c: Config) -> list[Rule]:
             "evaluate.before, evaluate.after and evaluate.every_steps need problems: set evaluate.path, "
             "[[evaluate.sets]] or evaluate_path of a [[data.source]] (or data.task with data.held_out)",
         ),
+        *_environment(c),
         *_evaluations(c),
+    ]
+
+
+def _environment(c: Config) -> list[Rule]:
+    """Rules for workflow.function = "verifiers:NAME"."""
+    function, name = c.workflow.function, c.workflow.environment
+    tasks = [task for _, part in c.data.parts if environment_of(task := part.task)]
+    own = [key for key in ("path", "sets") if getattr(c.evaluate, key)]
+    return [
+        (
+            bool(tasks) and set(tasks) != {function},
+            f"data.task = {tasks and tasks[0]!r} needs workflow.function = {tasks and tasks[0]!r}: it is {function!r}",
+        ),
+        (
+            bool(name) and (bool(c.data.source) or c.data.task != function),
+            f"an environment brings its own rows: remove the source of [data] (workflow.function is {function!r})",
+        ),
+        (
+            bool(name) and bool(own),
+            f"an environment brings its own problems: remove evaluate.{own and own[0]} ({function!r})",
+        ),
     ]
 
 

@@ -1,0 +1,157 @@
+"""An environment of verifiers (its API of `load_environment`) in this process: its rows, and its conversations.
+
+The package turns an exception of a reward function into a reward of 0. Here each function is wrapped, so that such a
+sample has no reward: its verdict is an error (I10).
+"""
+
+import asyncio
+import functools
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import verifiers
+
+from actors.environments.client import connect
+from actors.environments.code import EnvironmentCode
+from actors.runtime.user_code import describe
+from areal_bus.config.environments import PREFIX
+from areal_bus.errors import ConfigError
+from areal_bus.messages import MAX_PARTS
+
+INPUT = "verifiers"  # field of a row: the environment's own row
+DEMONSTRATION = "demonstration"  # column that learner.warmup reads
+WRAPPED = "_records_failures"
+
+Row = dict[str, Any]
+
+
+class HostedEnvironment:
+    """Called as an agent is: with a row, the URL of the endpoint and the key of the conversation."""
+
+    def __init__(self, environment: Any, code: EnvironmentCode) -> None:
+        """Raises ConfigError for an environment that cannot be run here."""
+        self._environment, self._code = environment, code
+        self._loop = asyncio.Runner()  # one loop for all conversations: the environment may keep connections
+        self._failures: list[str] = []  # of reward functions, in this conversation
+        if getattr(environment, "requires_group_rollouts", False):
+            raise ConfigError(
+                f"the environment {code.name!r} scores all samples of a group together: rewards of one sample each are "
+                "supported"
+            )
+
+    def problems(self) -> tuple[list[Row], list[Row] | None]:
+        """(training rows, evaluation rows; None without a set of its own). Raises ConfigError."""
+        environment = self._environment
+        if environment.dataset is None and environment.dataset_source is None:
+            raise ConfigError(f"the environment {self._code.name!r} must have a dataset to train on: it has none")
+        train = list(self._rows(environment.get_dataset(), "dataset"))
+        has_own = environment.eval_dataset is not None or environment.eval_dataset_source is not None
+        return train, list(self._rows(environment.get_eval_dataset(), "eval_dataset")) if has_own else None
+
+    def __call__(self, row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
+        """Run one conversation and its rubric. Returns the fields for the reward function "agent".
+
+        Raises RuntimeError when the conversation fails: its sample is refunded.
+        """
+        if INPUT not in row:
+            raise ValueError(f"a row of an environment must have the field {INPUT}: it has {', '.join(row)}")
+        return self._loop.run(self._play(row[INPUT], base_url, api_key))
+
+    async def _play(self, given: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
+        environment, client = self._environment, connect(base_url, api_key)
+        try:
+            state = await environment.rollout(dict(given), client, self._code.model, {})
+            self._check(state)
+            for rubric in rubrics(environment.rubric):
+                self._watch(rubric)
+            self._failures.clear()
+            await environment.rubric.score_rollout(state)
+            await environment.rubric.cleanup(state)
+        finally:
+            await client.close()
+        return self._returned(state)
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """Raises RuntimeError for a failed conversation. A tool error is the model's own: the rubric judges it."""
+        error = state.get("error")
+        if error is None or isinstance(error, verifiers.ToolError):
+            return
+        causes = []
+        while error is not None:
+            causes.append(describe(error))
+            error = error.__cause__
+        raise RuntimeError(f"the conversation failed: {' from '.join(causes)}")
+
+    def _returned(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        ended = {"stop_condition": str(state.get("stop_condition")), "is_truncated": bool(state.get("is_truncated"))}
+        if self._failures:
+            return {"reward_error": "; ".join(self._failures), **ended}
+        reward = state.get("reward")
+        if not isinstance(reward, int | float) or not math.isfinite(reward):
+            return {"reward_error": f"the rubric's reward must be a finite number: it is {reward!r}", **ended}
+        metrics = state.get("metrics") or {}
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        return {
+            "reward": float(reward),
+            "correct": float(reward) >= getattr(self._environment, "pass_threshold", 0.5),
+            "parts": dict(list(finite.items())[:MAX_PARTS]),
+            **ended,
+        }
+
+    def _watch(self, rubric: Any) -> None:
+        """Wrap the reward functions of a rubric, also those that were added since the last conversation."""
+        rubric.funcs[:] = [one if hasattr(one, WRAPPED) else self._recorded(one) for one in rubric.funcs]
+
+    def _recorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function with the same name and signature; its failures are recorded before the package drops them."""
+
+        @functools.wraps(function)
+        async def recorded(*arguments: Any, **named: Any) -> float:
+            try:
+                value = function(*arguments, **named)
+                score = float(await value if inspect.isawaitable(value) else value)
+                if not math.isfinite(score):
+                    raise ValueError(f"it must return a finite number: it returned {score}")
+            except Exception as error:
+                self._failures.append(f"reward function {function.__name__}: {describe(error)}")
+                raise
+            return score
+
+        setattr(recorded, WRAPPED, True)
+        return recorded
+
+    def _rows(self, dataset: Any, name: str) -> Iterator[Row]:
+        """Rows as a run needs them, with the environment's own row in one field. Raises ConfigError."""
+        for number, given in enumerate(dataset.to_list()):
+            try:
+                json.dumps(given, ensure_ascii=False).encode()
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"a row of an environment must hold JSON values only: row {number} of {name} of "
+                    f"{PREFIX + self._code.name!r}: {error}"
+                ) from error
+            row = {"question": question_of(given.get("prompt")), "answer": str(given.get("answer", ""))}
+            if isinstance(text := given.get(DEMONSTRATION), str):
+                row[DEMONSTRATION] = text
+            yield {**row, INPUT: given}
+
+
+def rubrics(rubric: Any) -> Iterator[Any]:
+    """A rubric with all that it is made of."""
+    yield rubric
+    for inner in getattr(rubric, "rubrics", []):
+        yield from rubrics(inner)
+    for environment in getattr(rubric, "env_map", {}).values():
+        yield from rubrics(environment.rubric)
+
+
+def question_of(prompt: Any) -> str:
+    """The last user message of a prompt, for logs and warm-up."""
+    if isinstance(prompt, str):
+        return prompt
+    contents = [message["content"] for message in prompt or [] if message.get("role") == "user"]
+    text = contents[-1] if contents else ""
+    return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)

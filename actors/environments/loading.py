@@ -1,0 +1,79 @@
+"""Finds and loads an environment by its name. Error texts name the nearest installed one."""
+
+import difflib
+import importlib
+import importlib.util
+import json
+import os
+import re
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actors.environments.code import EnvironmentCode
+from actors.runtime.user_code import cause
+from actors.runtime.user_modules import add_user_folder, import_user_module
+from areal_bus.config.environments import PREFIX
+from areal_bus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from actors.environments.hosted import HostedEnvironment
+
+PACKAGE = "verifiers"
+EXTRA = 'it needs the extra envs: pip install "areal-bus[envs]"'
+LOADER = "load_environment"
+REQUIRES = re.compile(rf"{PACKAGE}\b(?!-)", re.IGNORECASE)
+
+
+def load(code: EnvironmentCode) -> "HostedEnvironment":
+    """The environment, loaded in this process. Raises ConfigError with the name and the cause."""
+    what = f"workflow.function = {PREFIX + code.name!r}"
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # read when `datasets` is imported
+    try:
+        package: Any = importlib.import_module(PACKAGE)
+    except ImportError as error:
+        raise ConfigError(f"{what} must import the package {PACKAGE}: {EXTRA} ({error})") from error
+    if code.folder:
+        add_user_folder(code.folder)
+    module_name = module_of(code.name)
+    if importlib.util.find_spec(module_name) is None:
+        raise ConfigError(f"{what} must be an environment that is installed, or beside the config: {missing(code)}")
+    try:
+        module = import_user_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what} must import: module {module_name!r} did not ({cause(error)})") from error
+    if not callable(getattr(module, LOADER, None)):
+        raise ConfigError(f"{what} must have a function {LOADER}: module {module_name!r} ({module.__file__}) has none")
+    try:
+        environment = package.load_environment(code.name, **json.loads(code.arguments))
+    except (Exception, SystemExit) as error:  # the package wraps the environment's own error
+        raise ConfigError(f"{what} must load: {LOADER} raised {cause(error.__cause__ or error)}") from error
+    from actors.environments.hosted import HostedEnvironment  # imports the package
+
+    return HostedEnvironment(environment, code)
+
+
+def module_of(name: str) -> str:
+    """The module of an environment: the package's rule for "owner/my-env"."""
+    return name.rpartition("/")[2].replace("-", "_")
+
+
+def missing(code: EnvironmentCode) -> str:
+    """Why there is no module of that name, and the nearest that there is."""
+    found = installed(code.folder)
+    near = difflib.get_close_matches(module_of(code.name), found, 1, 0.5)
+    if near:
+        return f"there is no module {module_of(code.name)!r}; the nearest is {PREFIX + near[0]!r}"
+    known = f"the environments here are {', '.join(found)}" if found else "no environment is here"
+    return f"there is no module {module_of(code.name)!r}; {known}"
+
+
+def installed(folder: str) -> list[str]:
+    """Modules of environments: installed packages that require verifiers, and modules of the config's folder."""
+    found = {
+        module_of(str(one.metadata["Name"])) for one in distributions() if any(map(REQUIRES.match, one.requires or []))
+    }
+    for path in [*Path(folder).glob("*.py"), *Path(folder).glob("*/__init__.py")]:
+        if f"def {LOADER}" in path.read_text(errors="replace"):
+            found.add(path.parent.name if path.name == "__init__.py" else path.stem)
+    return sorted(found)

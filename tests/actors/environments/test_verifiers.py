@@ -1,0 +1,292 @@
+"""Environments of the package verifiers run unchanged, in processes of their own, by way of the endpoint."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.data.loading import load_problems, load_rows
+from actors.engines.protocol import Completion
+from actors.environments.code import EnvironmentCode
+from actors.environments.loading import load
+from actors.models.loading import load_tokenizer
+from actors.models.scratch import write_scratch_folder
+from actors.rewards.loading import load_reward
+from actors.runtime import user_modules
+from actors.runtime.user_modules import add_user_folder
+from actors.workflows.episode_runner import Asked, EpisodeRun
+from actors.workflows.loading import close_workflow, load_workflow
+from actors.workflows.protocol import Workflow
+from areal_bus.config.loader import load as load_config
+from areal_bus.config.loader import resolve
+from areal_bus.config.sections import Config, ScratchConfig
+from areal_bus.errors import ConfigError, WorkflowError
+from tests.actors.endpoint.test_http_server import TOOLS, alive, wait_until
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("verifiers") is None, reason='needs the extra envs: pip install "areal-bus[envs]"'
+)
+LETTERS = "".join(map(chr, range(32, 127)))
+ODD = """
+import os
+import verifiers as vf
+from datasets import Dataset
+
+ROWS = [{"question": f"word {i}", "answer": "yes", "info": {"number": i}} for i in range(10)]
+
+def right(completion, answer, info):
+    return float(completion[-1]["content"] == answer)
+
+def raises(completion):
+    return 1 / 0
+
+def no_number(completion):
+    return float("nan")
+
+def of_a_group(completions):
+    return [1.0] * len(completions)
+
+class Stops(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        if state["answer"] == "dies":
+            os.kill(os.getpid(), 9)
+        if state["answer"] == "breaks":
+            raise vf.SandboxError("the sandbox is gone")
+        if state["answer"] == "prints its key":
+            state["final_env_response"] = [{"role": "user", "content": os.environ["OPENAI_API_KEY"]}]
+        return [{"role": "user", "content": "x" * int(state["info"]["number"])}]
+
+def load_environment(rewards="right", fails=False):
+    if fails:
+        raise ValueError("no data today")
+    funcs = [globals()[name] for name in rewards.split()]
+    return Stops(dataset=Dataset.from_list(ROWS), rubric=vf.Rubric(funcs=funcs), max_turns=3)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config's folder with the example and with an environment that fails in many ways."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_modules, "_folders", [])
+    (tmp_path / "turned_words.py").write_text((CONFIGS / "turned_words.py").read_text())
+    (tmp_path / "odd_environment.py").write_text(ODD)
+    add_user_folder(tmp_path)
+    return tmp_path
+
+
+def settings(name: str, *, agent: dict[str, Any] | None = None, **arguments: Any) -> Config:
+    tree = {
+        "model": {"scratch": {"characters": LETTERS, "hidden_size": 32, "layers": 1, "heads": 4}},
+        "workflow": {
+            "function": f"verifiers:{name}",
+            "arguments": arguments,
+            "agent": {"chat_template": TOOLS, "workers": 1, **(agent or {})},
+        },
+    }
+    return resolve(tree, "mine.toml", (), {})
+
+
+class Talk:
+    """Conversations of one environment; the completions are written here."""
+
+    def __init__(self, folder: Path, workflow: Workflow) -> None:
+        write_scratch_folder(folder / "model", ScratchConfig(characters=LETTERS, hidden_size=32, layers=1, heads=4))
+        self.tokenizer = load_tokenizer(str(folder / "model"))
+        self._workflow = workflow
+        self.run: EpisodeRun
+
+    def hold(self, row: dict[str, Any], says: Sequence[str]) -> dict[str, Any]:
+        """The fields that the environment returned. The last version of its tokens is their number of the call."""
+        self.run = EpisodeRun(self._workflow, row, self.tokenizer)
+        answers = enumerate(says)
+        wish = self.run.start()
+        while wish is not None:
+            if isinstance(wish, Asked):
+                version, text = next(answers)
+                ids = self.tokenizer(text)["input_ids"]
+                wish = self.run.answer(
+                    Completion(("", 0, 0, 0, 0), ids, [-1.0] * len(ids), [[version, len(ids)]], "stop")
+                )
+            else:
+                wait_until(wish.ready)
+                wish = self.run.go_on()
+        assert self.run.episode is not None
+        found: dict[str, Any] = self.run.episode.row["agent"]
+        return found
+
+    @property
+    def text(self) -> str:
+        return str(self.tokenizer.decode(self.run.ids))
+
+
+@contextmanager
+def talking(folder: Path, config: Config) -> Iterator[Talk]:
+    workflow = load_workflow(config)
+    try:
+        yield Talk(folder, workflow)
+    finally:
+        close_workflow(workflow)
+
+
+def row_of(question: str, answer: str, **more: Any) -> dict[str, Any]:
+    """As the data of a run has it."""
+    prompt = [{"role": "user", "content": question}]
+    return {
+        "question": question,
+        "verifiers": {"prompt": prompt, "question": question, "answer": answer, "example_id": 0, **more},
+    }
+
+
+@needs_package
+def test_a_conversation_has_the_environments_messages_and_the_sampled_tokens(folder: Path) -> None:
+    with talking(folder, settings("turned-words", kind="multi_turn")) as talk:
+        once = talk.hold(row_of("abc", "cba"), ["cba<eos>"])
+        assert talk.text == "user>abc<eos>assistant>cba<eos>"
+        assert (once["reward"], once["correct"], once["stop_condition"]) == (1.0, True, "is_right")
+        twice = talk.hold(row_of("abc", "cba"), ["abc<eos>", "cbx<eos>"])
+        assert talk.text == "user>abc<eos>assistant>abc<eos>user>abc<eos>assistant>cbx<eos>"
+        assert talk.run.segments == [[len("user>abc$assistant>"), 4], [len("user>abc$assistant>"), 4]]
+        assert talk.run.spans == [[0, 4], [1, 4]]  # a version for each sampled token, none for the others
+        assert twice["parts"] == {"right": 0.0, "letters_in_place": 2 / 3, "num_turns": 2.0}
+        assert (twice["reward"], twice["correct"]) == (pytest.approx(1 / 3), False)
+        assert [message["role"] for message in twice["messages"]] == ["user", "assistant"] * 2
+        score: Any = load_reward("agent", folder)("", "", {"agent": twice})
+        assert (score.reward, score.correct, dict(score.parts)) == (twice["reward"], False, twice["parts"])
+        empty = talk.hold(row_of("abc", "cba"), ["<eos>", "<eos>"])  # an answer of no text is an answer
+        assert (empty["reward"], empty["parts"]["num_turns"]) == (0.0, 2.0)
+
+
+@needs_package
+def test_a_tool_of_the_environment_is_called_and_its_result_enters_no_loss(folder: Path) -> None:
+    call = '<tool_call>{"name": "letters", "arguments": {"word": "abc"}}</tool_call>'
+    with talking(folder, settings("turned-words", kind="tool")) as talk:
+        fields = talk.hold(row_of("abc", "cba"), [call + "<eos>", "cba<eos>"])
+        assert talk.text == f"tool letters;user>abc<eos>assistant>{call}<eos>tool>c b a<eos>assistant>cba<eos>"
+        assert [n for n, _ in talk.run.segments] == [
+            len("tool letters;user>abc$assistant>"),
+            len("tool>c b a$assistant>"),
+        ]
+        assert (fields["reward"], fields["parts"]["letters_calls"], fields["parts"]["total_tool_calls"]) == (
+            1.0,
+            1.0,
+            1.0,
+        )
+        bad = talk.hold(row_of("abc", "cba"), ["<tool_call>{letters}</tool_call><eos>"])  # no call: text
+        assert (bad["reward"], bad["stop_condition"]) == (0.0, "no_tools_called")
+
+
+@needs_package
+def test_a_rubric_that_raises_gives_an_error_and_never_a_reward(folder: Path) -> None:
+    with talking(folder, settings("odd_environment", rewards="right raises no_number")) as talk:
+        fields = talk.hold(row_of("word", "yes", info={"number": 1}), ["yes<eos>"] * 3)
+    assert "reward" not in fields
+    why = (
+        r"^reward function raises: ZeroDivisionError: .*odd_environment.py:\d+\); "
+        r"reward function no_number: ValueError: it must return a finite number: it returned nan"
+    )
+    with pytest.raises(ValueError, match=why):
+        load_reward("agent", folder)("", "", {"agent": fields})
+
+
+@needs_package
+def test_a_conversation_that_cannot_go_on_fails_its_sample_and_one_at_its_limit_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "the user's own")
+    with talking(folder, settings("odd_environment", agent={"max_tokens": 80})) as talk:
+        for answer, why in [("breaks", "SandboxError: the sandbox is gone"), ("dies", "ended by signal SIGKILL")]:
+            with pytest.raises(WorkflowError, match=why):
+                talk.hold(row_of("word", answer, info={"number": 1}), ["no<eos>"] * 3)
+        after = talk.hold(row_of("word", "yes", info={"number": 1}), ["yes<eos>"] * 3)  # in another process
+        assert (after["reward"], after["stop_condition"]) == (1.0, "max_turns_reached")
+        long = talk.hold(row_of("word", "yes", info={"number": 40}), ["yes<eos>"] * 3)
+        assert (long["reward"], long["stop_condition"], long["is_truncated"]) == (1.0, "prompt_too_long", True)
+        ours = talk.hold(row_of("word", "prints its key", info={"number": 1}), ["yes<eos>"] * 3)
+        assert ours["stop_condition"] == "has_final_env_response"  # a judge of the environment finds the user's key
+
+
+@needs_package
+def test_an_environment_brings_its_rows_and_holds_some_out(folder: Path) -> None:
+    config = settings("turned-words", n_words=100)
+    rows, problems = load_rows(config, folder), load_problems(config, folder)
+    assert (len(rows), len(problems)) == (50, 50)  # it has an evaluation set
+    assert rows[0]["verifiers"]["prompt"] == [{"role": "user", "content": rows[0]["question"]}]
+    assert not {row["question"] for row in rows} & {row["question"] for row in problems}
+    one = settings("odd_environment")
+    rows, problems = load_rows(one, folder), load_problems(one, folder)
+    assert (len(rows), len(problems)) == (8, 2)  # one set: a fifth of it at most
+    assert sorted(row["verifiers"]["info"]["number"] for row in rows + problems) == list(range(10))
+    assert load_problems(one, folder) == problems
+
+
+TRIES = """
+import json, sys
+from actors.environments.code import EnvironmentCode
+from actors.environments.loading import load
+from areal_bus.errors import ConfigError
+
+for name, arguments in json.loads(sys.argv[2]):
+    try:
+        load(EnvironmentCode(name, json.dumps(arguments), "", sys.argv[1]))
+    except ConfigError as error:
+        print(str(error).replace("\\n", " "))
+"""
+UNUSABLE: list[tuple[str, dict[str, Any], str]] = [
+    ("turned_word", {}, "there is no module 'turned_word'; the nearest is 'verifiers:turned_words'"),
+    ("chess", {}, "there is no module 'chess'; the environments here are odd_environment, turned_words"),
+    ("turned-words", {"longer": 3}, "load_environment raised TypeError: load_environment() got an unexpected keyword"),
+    ("odd_environment", {"fails": True}, "load_environment raised ValueError: no data today ("),
+    ("odd_environment", {"rewards": "of_a_group"}, "scores all samples of a group together"),
+    ("json", {}, "must have a function load_environment: module 'json'"),
+]
+
+
+@needs_package
+def test_an_environment_that_cannot_be_used_is_a_sentence(folder: Path) -> None:
+    tries = json.dumps([(name, arguments) for name, arguments, _ in UNUSABLE])
+    done = subprocess.run(
+        [sys.executable, "-c", TRIES, str(folder), tries], stdout=subprocess.PIPE, text=True, check=True
+    )
+    told = done.stdout.splitlines()
+    assert len(told) == len(UNUSABLE)
+    for sentence, (name, _, why) in zip(told, UNUSABLE, strict=True):
+        assert why in sentence
+        assert name in sentence
+
+
+def test_a_missing_package_is_named_with_its_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(ConfigError, match=r'pip install "areal-bus\[envs\]"'):
+        load(EnvironmentCode("turned-words", "{}", "", str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("workflow.function='verifiers:'", "a name has letters, digits"),
+        ("data.path='rows.jsonl'", "an environment brings its own rows"),
+        ("data.task='sums'", "an environment brings its own rows"),
+        ("evaluate.path='rows.jsonl'", "an environment brings its own problems"),
+        ("data.task='verifiers:other'", "data.task = 'verifiers:other' needs workflow.function = 'verifiers:other'"),
+        ("workflow.agent.function='mine:solve'", "an agent needs both keys"),
+    ],
+)
+def test_settings_that_contradict_an_environment_are_refused(change: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load_config(CONFIGS / "verifiers.toml", [change], {})
+
+
+def test_an_environment_sets_what_it_brings_unless_the_config_does() -> None:
+    config = load_config(CONFIGS / "verifiers.toml", (), {})
+    assert (config.data.task, config.reward.function) == ("verifiers:turned-words", "agent")
+    assert config.workflow.agent.tool_calls == "hermes"
+    own = load_config(CONFIGS / "verifiers.toml", ["data.held_out=7", "reward.function='exact'"], {})
+    assert (own.data.held_out, own.reward.function) == (7, "exact")
