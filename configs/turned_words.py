@@ -36,7 +36,7 @@ class TwoTries(vf.MultiTurnEnv):
     """After a wrong answer the word is given once more."""
 
     async def env_response(self, messages: Any, state: vf.State, **kwargs: Any) -> Any:
-        return [{"role": "user", "content": state["prompt"][-1]["content"]}]
+        return [vf.UserMessage(content=state["prompt"][-1]["content"])]
 
     @vf.stop
     async def is_right(self, state: vf.State) -> bool:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import areal_bus.launch
-from areal_bus.commands import SCRIPT
+from areal_bus.commands import SCRIPT, STARTED_BY
 from areal_bus.errors import ConfigError
 from areal_bus.isolation import CHILD, child_path
 from areal_bus.mpirun import find_mpirun, mpirun_variables, shell_line
@@ -75,5 +75,5 @@ def become_mpirun(n_ranks: int, words: Sequence[str]) -> int:
     variables = mpirun_variables()
     command = [find_mpirun(), "-np", str(n_ranks), *CHILD, "areal_bus.launch", *words]
     print(shell_line(variables, command), file=sys.stderr, flush=True)
-    environment = os.environ | variables | {"PYTHONPATH": child_path()}
+    environment = os.environ | variables | {"PYTHONPATH": child_path(), STARTED_BY: SCRIPT}
     os.execve(command[0], command, environment)

@@ -19,6 +19,7 @@ from pathlib import Path
 from actors.runtime import start
 from actors.runtime.context import PROGRESS_FD, TURNS_FD, Context
 from areal_bus import parent_death
+from areal_bus.commands import resume_command
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
 from areal_bus.terminal import STYLED
@@ -127,12 +128,11 @@ def print_to_mpirun(text: str) -> None:
 
 def resume_hint(run: Path, n_ranks: int) -> str:
     """The message of a run that ends at once: its newest checkpoint, and the command that resumes it."""
-    start = f"mpirun -np {n_ranks} python" if n_ranks else "python"
     folder = newest_checkpoint(run)
     kept = f"the newest checkpoint is {folder}, later updates are lost" if folder else "there is no checkpoint yet"
     where = "continues from it" if folder else "starts again at version 0"
     first = f"to write a checkpoint first, use kill -USR1 $(cat {run}/pid) instead"
-    return f"ends at once; {kept}; {start} -m areal_bus.launch --resume {run} {where}; {first}"
+    return f"ends at once; {kept}; {resume_command(run, n_ranks)} {where}; {first}"
 
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

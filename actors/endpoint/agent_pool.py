@@ -151,7 +151,8 @@ class AgentRunner:
         except (AgentLost, WorkerLost, ValueError, OSError) as error:  # OSError: the system cannot start a process
             self._drop()
             is_unusable = isinstance(error, AgentUnusable) and not self._agents.has_loaded
-            session.end(AgentEnded(None, str(error), is_unusable=is_unusable))
+            was_killed = isinstance(error, WorkerLost) and error.was_killed
+            session.end(AgentEnded(None, str(error), is_unusable=is_unusable, was_killed=was_killed))
 
     def _start(self, session: Session) -> WorkerProcess:
         """The process with the agent's code loaded. Raises AgentLost."""

@@ -28,6 +28,7 @@ class AgentEnded:
     place: str = ""  # FILE:LINE of the error in the agent's code
     trace: str = ""  # the traceback
     is_unusable: bool = False  # the agent's code does not load: no conversation can succeed
+    was_killed: bool = False  # its process was killed from outside: another process may succeed
 
 
 class Pending:

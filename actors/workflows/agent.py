@@ -24,6 +24,8 @@ from actors.workflows.protocol import Ask, Episode, Row, Turn
 from areal_bus.config.sections import AgentConfig, Config
 from areal_bus.errors import ConfigError, EngineError, WorkflowError
 
+MAX_KILLED = 2  # processes of one sample that may be killed, each with a conversation anew, before the sample fails
+
 
 def do_nothing() -> None:
     """The `wake` of a loop that never sleeps."""
@@ -53,8 +55,18 @@ class AgentWorkflow:
             raise ConfigError(
                 "conversations need a chat template, and the tokenizer has none: set workflow.agent.chat_template"
             )
-        dialogue = Dialogue(self._config, ask)
-        session = self._sessions.open(ask.name)
+        n_killed = 0
+        while True:
+            dialogue = Dialogue(self._config, ask, n_killed=n_killed)
+            ended = await self._converse(dialogue, row, ask.name)
+            if not ended.was_killed or n_killed == MAX_KILLED:
+                return dialogue.episode(row, ended)
+            n_killed += 1
+            logger.warning("{}: a process of {} was killed: its conversation begins anew", ask.name, self._what)
+
+    async def _converse(self, dialogue: "Dialogue", row: Row, name: str) -> AgentEnded:
+        """One conversation from its first call to the end of its agent."""
+        session = self._sessions.open(name)
         try:
             self._agents.run(AgentJob(session, row, self._serve()))
             while True:
@@ -63,7 +75,7 @@ class AgentWorkflow:
                 if isinstance(event, AgentEnded):
                     if self._prints is not None:
                         self._prints.log_once()
-                    return dialogue.episode(row, event)
+                    return event
                 await dialogue.take(event)
         finally:
             self._sessions.close(session)
@@ -88,8 +100,10 @@ class AgentWorkflow:
 class Dialogue:
     """One agent's conversation with the model: checks, samples and answers each call."""
 
-    def __init__(self, config: Config, ask: Ask) -> None:
+    def __init__(self, config: Config, ask: Ask, *, n_killed: int = 0) -> None:
+        """`n_killed`: earlier processes of this sample that were killed; the first call drops their tokens."""
         self._config, self._ask = config, ask
+        self._replaces, self._n_killed = n_killed > 0, n_killed
         self._agent: AgentConfig = config.workflow.agent
         self._conversation = self._new_conversation()
         self._controls_of_run = SamplingControls(**config.gconfig.controls())
@@ -108,13 +122,15 @@ class Dialogue:
             self._check(call)
             ids, is_anew = self._tokens(call)
             budget = self._budget(call, len(ids))
-            turn = await self._ask(ids, max_new_tokens=budget, anew=is_anew, controls=self._controls(call, budget))
+            controls, anew = self._controls(call, budget), is_anew or self._replaces
+            turn = await self._ask(ids, max_new_tokens=budget, anew=anew, controls=controls)
         except RequestRejected as rejection:
             pending.reject(rejection)
             return
         except EngineError as error:
             pending.reject(RequestRejected(str(error), code="context_length_exceeded"))
             return
+        self._replaces = False
         if is_anew:
             self._conversation.forget()
             self._n_anew += 1
@@ -133,7 +149,8 @@ class Dialogue:
         if not self._n_given:
             raise WorkflowError(f"an agent must call the model: that of {self._ask.name} ended without a call")
         prompt = str(self._ask.tokenizer.decode(self._conversation.ids[: self._n_given]))
-        fields = {**ended.returned, "messages": self._conversation.messages, "n_anew": self._n_anew}
+        counts = {"n_anew": self._n_anew, "n_killed": self._n_killed}
+        fields = {**ended.returned, "messages": self._conversation.messages, **counts}
         return Episode(text=self._text, prompt_text=prompt, row={"agent": fields})
 
     def _check(self, call: ChatCall) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_bus import mpirun
+from areal_bus import commands, mpirun
 from areal_bus.config.packaged import FOLDER, find_config
 from areal_bus.errors import ConfigError
 from areal_bus.launch import main_of_console
@@ -132,7 +132,17 @@ def test_run_starts_mpirun_with_what_it_needs_and_passes_the_other_words(monkeyp
     assert environ["OMPI_ALLOW_RUN_AS_ROOT"] == environ["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
     assert environ["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
     assert environ["PRTE_MCA_hwloc_default_binding_policy"] == "core"
+    assert environ[commands.STARTED_BY] == "areal-bus"  # its ranks print commands of that form
     assert fewest[:3] == ["mpirun", "-np", "3"]
+
+
+def test_a_run_is_resumed_by_the_command_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "script", lambda: "areal-bus")
+    monkeypatch.delenv(commands.STARTED_BY, raising=False)
+    assert commands.resume_command("runs/a", 4) == "mpirun -np 4 python -m areal_bus.launch --resume runs/a"
+    assert commands.resume_command("runs/a", 0) == "python -m areal_bus.launch --resume runs/a"
+    monkeypatch.setenv(commands.STARTED_BY, "areal-bus")
+    assert commands.resume_command("runs/a", 4) == "areal-bus run --resume runs/a -np 4"
 
 
 def test_the_demo_takes_smollm2_where_it_is_and_says_when_it_does_not(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,47 @@ def test_conversations_of_a_killed_generator_are_made_whole_by_others(tmp_path: 
     assert len(events(run, "head-0.0", "update")) == 20
     assert any(completion["attempt"] for completion in events(run, "generator-1.0", "completion"))
     assert not any("n_done" in request for request in events(run, "generator-1.0", "request"))
+    run_tool("tools.audit", str(run))
+
+
+def workers_of(actor: int) -> list[int]:
+    """Process ids of the agents or environments of a generator."""
+    children = [int(pid) for file in Path(f"/proc/{actor}/task").glob("*/children") for pid in file.read_text().split()]
+    return [pid for pid in children if b"agent_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def kill_workers(folder: Path, killed: list[int], *, n: int) -> None:
+    """The processes of one generator in turn, each once it has answered, with conversations under way."""
+    deadline = time.monotonic() + WAIT_S
+    while len(killed) < n and time.monotonic() < deadline:
+        time.sleep(0.2)
+        run = (folder / "latest").resolve()
+        if not (run / "journal" / "generator-0.0.jsonl").exists():
+            continue
+        seen, started = whole(run, "generator-0.0", "completion"), whole(run, "generator-0.0", "start")
+        if len(seen) <= 8 * len(killed) or not started:
+            continue
+        for pid in workers_of(started[0]["pid"])[:1]:
+            os.kill(pid, signal.SIGKILL)
+            killed.append(len(seen))
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(find_spec("verifiers") is None, reason='needs the extra envs: pip install "areal-bus[envs]"')
+def test_an_environment_whose_processes_are_killed_loses_no_prompt(tmp_path: Path) -> None:
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_workers, args=(tmp_path, killed), kwargs={"n": 4}, daemon=True)
+    killer.start()
+    settings = ["run.total_train_steps=16", "learner.warmup.steps=80", "evaluate.before=false", "evaluate.after=false"]
+    run = launch(tmp_path, *settings, config="configs/verifiers.toml")
+    killer.join()
+    assert len(killed) == 4
+    assert len(events(run, "head-0.0", "update")) == 16
+    assert not [refund for refund in events(run, "head-0.0", "refund") if refund["reason"] == "sampling_error"]
+    assert any("n_forgotten" in completion for completion in events(run, "generator-0.0", "completion"))
+    samples = [json.loads(line) for line in (run / "samples" / "samples.jsonl").read_text().splitlines()]
+    assert all(sample["parts"]["num_turns"] in (1, 2) for sample in samples if sample["status"] == "value")
+    assert any(len(sample["prompt"].split(" ")) == 2 for sample in samples)  # a second try
     run_tool("tools.audit", str(run))
 
 

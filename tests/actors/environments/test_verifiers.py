@@ -27,7 +27,7 @@ from areal_bus.config.loader import load as load_config
 from areal_bus.config.loader import resolve
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError, WorkflowError
-from tests.actors.endpoint.test_http_server import TOOLS, alive, wait_until
+from tests.actors.endpoint.test_http_server import TOOLS, wait_until
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 needs_package = pytest.mark.skipif(
@@ -57,10 +57,13 @@ class Stops(vf.MultiTurnEnv):
     async def env_response(self, messages, state, **kwargs):
         if state["answer"] == "dies":
             os.kill(os.getpid(), 9)
+        if state["answer"] == "dies once" and not os.path.exists(state["info"]["died"]):
+            open(state["info"]["died"], "w").close()
+            os.kill(os.getpid(), 9)
         if state["answer"] == "breaks":
             raise vf.SandboxError("the sandbox is gone")
-        if state["answer"] == "prints its key":
-            state["final_env_response"] = [{"role": "user", "content": os.environ["OPENAI_API_KEY"]}]
+        if state["answer"] == "tells its key":
+            return [{"role": "user", "content": os.environ["OPENAI_API_KEY"]}]
         return [{"role": "user", "content": "x" * int(state["info"]["number"])}]
 
 def load_environment(rewards="right", fails=False):
@@ -202,15 +205,25 @@ def test_a_conversation_that_cannot_go_on_fails_its_sample_and_one_at_its_limit_
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "the user's own")
     with talking(folder, settings("odd_environment", agent={"max_tokens": 80})) as talk:
-        for answer, why in [("breaks", "SandboxError: the sandbox is gone"), ("dies", "ended by signal SIGKILL")]:
-            with pytest.raises(WorkflowError, match=why):
-                talk.hold(row_of("word", answer, info={"number": 1}), ["no<eos>"] * 3)
-        after = talk.hold(row_of("word", "yes", info={"number": 1}), ["yes<eos>"] * 3)  # in another process
-        assert (after["reward"], after["stop_condition"]) == (1.0, "max_turns_reached")
+        with pytest.raises(WorkflowError, match="SandboxError: the sandbox is gone"):
+            talk.hold(row_of("word", "breaks", info={"number": 1}), ["no<eos>"] * 3)
         long = talk.hold(row_of("word", "yes", info={"number": 40}), ["yes<eos>"] * 3)
         assert (long["reward"], long["stop_condition"], long["is_truncated"]) == (1.0, "prompt_too_long", True)
-        ours = talk.hold(row_of("word", "prints its key", info={"number": 1}), ["yes<eos>"] * 3)
-        assert ours["stop_condition"] == "has_final_env_response"  # a judge of the environment finds the user's key
+        talk.hold(row_of("word", "tells its key", info={"number": 1}), ["yes<eos>"] * 3)
+        assert "user>the user's own<eos>" in talk.text  # so that a judge of the environment is not this policy
+
+
+@needs_package
+def test_a_conversation_whose_process_is_killed_begins_anew_in_its_place(folder: Path) -> None:
+    with talking(folder, settings("odd_environment")) as talk:
+        row = row_of("word", "dies once", info={"number": 1, "died": str(folder / "died")})
+        fields = talk.hold(row, ["before<eos>", "dies once<eos>", "no<eos>", "dies once<eos>"])
+        assert (fields["reward"], fields["n_killed"], fields["stop_condition"]) == (1.0, 1, "max_turns_reached")
+        assert "before" not in talk.text
+        assert talk.run.n_forgotten == len("before$")
+        assert [version for version, _ in talk.run.spans] == [1, 2, 3]
+        with pytest.raises(WorkflowError, match="ended by signal SIGKILL"):  # each process of this one
+            talk.hold(row_of("word", "dies", info={"number": 1}), ["no<eos>"] * 3)
 
 
 @needs_package
