@@ -13,11 +13,11 @@ from actors.data.fields import MESSAGES, MISSING, REPLACED, SOURCE, last_user, l
 from actors.data.files import is_saved, read_file
 from actors.data.published_rows import READERS, adapt
 from actors.data.tasks import Problems, Row, make_problems
-from actors.environments.code import EnvironmentCode
+from actors.environments.environment_code import EnvironmentCode
 from actors.environments.problems import environment_problems
 from areal_bus.config.data import DataConfig, SourceConfig
-from areal_bus.config.environments import environment_of
 from areal_bus.config.sections import Config
+from areal_bus.config.workflows import environment_of
 from areal_bus.errors import ConfigError
 
 DEFAULT_SUBSETS = {"openai/gsm8k": "main", "gsm8k": "main"}  # for data sets without a default subset

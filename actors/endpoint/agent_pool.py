@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from actors.endpoint.sessions import AgentEnded, Session
-from actors.environments.code import EnvironmentCode
+from actors.environments.environment_code import EnvironmentCode
 from actors.rewards.ipc import REQUEST_BYTES, pack
+from actors.rewards.loading import reward_options
 from actors.rewards.worker_process import WorkerLost, WorkerProcess
 from actors.runtime.user_modules import user_folder
 from areal_bus.config.sections import Config
+from areal_bus.config.workflows import BUILT_IN
 from areal_bus.errors import ConfigError
 
 MODULE = "actors.endpoint.agent_worker"
@@ -35,22 +37,29 @@ CLOSE_S = 10.0  # longest wait for a thread at close
 
 @dataclass(frozen=True, slots=True)
 class AgentCode:
-    """What the processes load: the user's function, or an environment."""
+    """What the processes load: the user's function, a built-in agent, or an environment."""
 
-    function: str  # "module:function"; "verifiers:NAME" with `environment`
+    function: str  # "module:function"; for the others workflow.function
     environment: EnvironmentCode | None = None
+    built_in: Mapping[str, Any] | None = None  # the order of `actors.agents.loading.load_builtin`
 
     @classmethod
     def of(cls, config: Config) -> "AgentCode":
-        """That of workflow.function "agent" or "verifiers:NAME"."""
+        """That of workflow.function "agent", "multi_turn", "tools" or "verifiers:NAME"."""
+        function, arguments = config.workflow.function, dict(config.workflow.arguments)
         if name := config.workflow.environment:
-            return cls(config.workflow.function, EnvironmentCode.of(config, name, user_folder()))
+            return cls(function, EnvironmentCode.of(config, name, user_folder()))
+        if function in BUILT_IN:
+            options = reward_options(config.reward)
+            order = {"name": function, "arguments": arguments, "reward": options, "folder": user_folder()}
+            return cls(function, built_in=order)
         return cls(config.workflow.agent.function)
 
     @property
     def setting(self) -> str:
         """The setting that names it, with its value."""
-        return f"workflow.{'agent.' if self.environment is None else ''}function {self.function!r}"
+        is_users = self.environment is None and self.built_in is None
+        return f"workflow.{'agent.' if is_users else ''}function {self.function!r}"
 
     @property
     def start_s(self) -> float:
@@ -62,6 +71,7 @@ class AgentCode:
         return {
             "function": self.function,
             "environment": self.environment.order() if self.environment else None,
+            "built_in": self.built_in,
             "path": sys.path,
             "folder": user_folder(),
             "prints": None if prints is None else str(prints),

@@ -1,9 +1,10 @@
 """The worker process of an agent or environment: `python -m actors.endpoint.agent_worker PARENT_PID`.
 
-Its first frame names the agent's function or the environment; it replies {"ready": true} or {"broken": reason}. Then
-each frame is one conversation and each reply the agent's return value. The pool's thread enforces deadlines by killing
-the process. An agent gets base URL and API key as arguments and in the environment variables of OpenAI's client. An
-environment gets a client: those variables stay the user's, for judges and tools of the environment.
+Its first frame names the agent's function, a built-in agent or the environment; it replies {"ready": true} or
+{"broken": reason}. Then each frame is one conversation and each reply the agent's return value. The pool's thread
+enforces deadlines by killing the process. An agent gets base URL and API key as arguments and in the environment
+variables of OpenAI's client. An environment gets a client: those variables stay the user's, for judges and tools of
+the environment.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from actors.environments.code import EnvironmentCode
+from actors.agents.loading import load_builtin
+from actors.environments.environment_code import EnvironmentCode
 from actors.environments.loading import load
 from actors.rewards.protocol import Score
 from actors.rewards.worker import (
@@ -49,9 +51,8 @@ def main(parent: int) -> None:
         add_user_folder(order["folder"])
     keep_prints(order.get("prints"))
     bypass_proxy()
-    environment = order.get("environment")
     try:
-        agent = load(EnvironmentCode.read(environment)) if environment else load_agent(order["function"])
+        agent = load_code(order)
     except ConfigError as error:
         reply(replies, {"broken": str(error)[:ERROR_CHARACTERS]})
         return
@@ -59,7 +60,7 @@ def main(parent: int) -> None:
     myself = os.getpid()
     while (request := read_frame(requests)) is not None:
         limit_prints()
-        if not environment:
+        if not order["environment"]:
             os.environ |= {"OPENAI_BASE_URL": request["base_url"], "OPENAI_API_KEY": request["api_key"]}
         answer = run(agent, request["row"], request["base_url"], request["api_key"])
         if os.getpid() != myself:
@@ -74,6 +75,13 @@ def bypass_proxy() -> None:
     """Exclude loopback from the environment's proxies, which cannot reach it."""
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name, ""), "127.0.0.1"]))
+
+
+def load_code(order: Mapping[str, Any]) -> Agent:
+    """What the first frame names. Raises ConfigError."""
+    if order["environment"]:
+        return load(EnvironmentCode.read(order["environment"]))
+    return load_builtin(order["built_in"]) if order["built_in"] else load_agent(order["function"])
 
 
 def load_agent(function: str) -> Agent:

@@ -3,24 +3,12 @@
 from typing import Any
 
 import httpx
-from openai import AsyncOpenAI, BadRequestError
+from openai import AsyncOpenAI
 from verifiers.clients import OpenAIChatCompletionsClient
-from verifiers.errors import OverlongPromptError
-
-TOO_LONG = "context_length_exceeded"  # code of the endpoint's refusal
 
 
 class EndpointClient(OpenAIChatCompletionsClient):  # type: ignore[misc]
     """The package's own client, but an empty answer is an answer: the policy sampled it, and it is trained."""
-
-    async def get_native_response(self, *arguments: Any, **named: Any) -> Any:
-        """Raises the package's OverlongPromptError at the limit of the conversation, which ends it in order."""
-        try:
-            return await super().get_native_response(*arguments, **named)
-        except BadRequestError as error:
-            if error.code == TOO_LONG:
-                raise OverlongPromptError from error
-            raise
 
     async def raise_from_native_response(self, response: Any) -> None:
         """Nothing: the endpoint's responses are complete, and the package would refuse empty ones."""

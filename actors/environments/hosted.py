@@ -7,7 +7,6 @@ sample has no reward: its verdict is an error (I10).
 import asyncio
 import functools
 import inspect
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,17 +14,14 @@ from typing import Any
 import verifiers
 
 from actors.environments.client import connect
-from actors.environments.code import EnvironmentCode
+from actors.environments.environment_code import EnvironmentCode
+from actors.environments.rows import INPUT, Row, row_of
 from actors.runtime.user_code import describe
-from areal_bus.config.environments import PREFIX
+from areal_bus.config.workflows import PREFIX
 from areal_bus.errors import ConfigError
 from areal_bus.messages import MAX_PARTS
 
-INPUT = "verifiers"  # field of a row: the environment's own row
-DEMONSTRATION = "demonstration"  # column that learner.warmup reads
 WRAPPED = "_records_failures"
-
-Row = dict[str, Any]
 
 
 class HostedEnvironment:
@@ -126,17 +122,7 @@ class HostedEnvironment:
     def _rows(self, dataset: Any, name: str) -> Iterator[Row]:
         """Rows as a run needs them, with the environment's own row in one field. Raises ConfigError."""
         for number, given in enumerate(dataset.to_list()):
-            try:
-                json.dumps(given, ensure_ascii=False).encode()
-            except (TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"a row of an environment must hold JSON values only: row {number} of {name} of "
-                    f"{PREFIX + self._code.name!r}: {error}"
-                ) from error
-            row = {"question": question_of(given.get("prompt")), "answer": str(given.get("answer", ""))}
-            if isinstance(text := given.get(DEMONSTRATION), str):
-                row[DEMONSTRATION] = text
-            yield {**row, INPUT: given}
+            yield row_of(given, given.get("prompt"), f"row {number} of {name} of {PREFIX + self._code.name!r}")
 
 
 def rubrics(rubric: Any) -> Iterator[Any]:
@@ -146,12 +132,3 @@ def rubrics(rubric: Any) -> Iterator[Any]:
         yield from rubrics(inner)
     for environment in getattr(rubric, "env_map", {}).values():
         yield from rubrics(environment.rubric)
-
-
-def question_of(prompt: Any) -> str:
-    """The last user message of a prompt, for logs and warm-up."""
-    if isinstance(prompt, str):
-        return prompt
-    contents = [message["content"] for message in prompt or [] if message.get("role") == "user"]
-    text = contents[-1] if contents else ""
-    return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)

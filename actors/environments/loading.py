@@ -6,26 +6,36 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Mapping
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any, Protocol
 
-from actors.environments.code import EnvironmentCode
+from actors.environments.environment_code import EnvironmentCode
+from actors.environments.rows import Row
 from actors.runtime.user_code import cause
 from actors.runtime.user_modules import add_user_folder, import_user_module
-from areal_bus.config.environments import PREFIX
+from areal_bus.config.workflows import PREFIX
 from areal_bus.errors import ConfigError
-
-if TYPE_CHECKING:
-    from actors.environments.hosted import HostedEnvironment
 
 PACKAGE = "verifiers"
 EXTRA = 'it needs the extra envs: pip install "areal-bus[envs]"'
-LOADER = "load_environment"
+LOADER, TASKSET = "load_environment", "the taskset"
 REQUIRES = re.compile(rf"{PACKAGE}\b(?!-)", re.IGNORECASE)
 
 
-def load(code: EnvironmentCode) -> "HostedEnvironment":
+class Hosted(Protocol):
+    """A loaded environment: its rows, and its conversations one at a time."""
+
+    def problems(self) -> tuple[list[Row], list[Row] | None]:
+        """(training rows, evaluation rows; None without a set of its own). Raises ConfigError."""
+
+    def __call__(self, row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
+        """Hold the conversation of a row. Returns the fields for the reward function "agent"."""
+
+
+def load(code: EnvironmentCode) -> Hosted:
     """The environment, loaded in this process. Raises ConfigError with the name and the cause."""
     what = f"workflow.function = {PREFIX + code.name!r}"
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # read when `datasets` is imported
@@ -42,15 +52,38 @@ def load(code: EnvironmentCode) -> "HostedEnvironment":
         module = import_user_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{what} must import: module {module_name!r} did not ({cause(error)})") from error
-    if not callable(getattr(module, LOADER, None)):
-        raise ConfigError(f"{what} must have a function {LOADER}: module {module_name!r} ({module.__file__}) has none")
+    kind = kind_of(module)
+    if not kind:
+        raise ConfigError(
+            f"{what} must have a function {LOADER}, or a taskset in __all__: module {module_name!r} "
+            f"({module.__file__}) has neither"
+        )
     try:
+        if kind == TASKSET:
+            return taskset(code)
         environment = package.load_environment(code.name, **json.loads(code.arguments))
+    except ConfigError:
+        raise
     except (Exception, SystemExit) as error:  # the package wraps the environment's own error
-        raise ConfigError(f"{what} must load: {LOADER} raised {cause(error.__cause__ or error)}") from error
+        raise ConfigError(f"{what} must load: {kind} raised {cause(error.__cause__ or error)}") from error
     from actors.environments.hosted import HostedEnvironment  # imports the package
 
     return HostedEnvironment(environment, code)
+
+
+def kind_of(module: ModuleType) -> str:
+    """Whether a module is an environment of the classic API, or a taskset of verifiers.v1; "": neither."""
+    if callable(getattr(module, LOADER, None)):
+        return LOADER
+    names = getattr(module, "__all__", ())
+    bases = [base for name in names for base in getattr(getattr(module, name, None), "__mro__", ())]
+    return TASKSET if any(base.__module__.startswith(f"{PACKAGE}.v1.") for base in bases) else ""
+
+
+def taskset(code: EnvironmentCode) -> Hosted:
+    from actors.environments.tasksets import HostedTaskset  # imports the package
+
+    return HostedTaskset(code)
 
 
 def module_of(name: str) -> str:
@@ -74,6 +107,6 @@ def installed(folder: str) -> list[str]:
         module_of(str(one.metadata["Name"])) for one in distributions() if any(map(REQUIRES.match, one.requires or []))
     }
     for path in [*Path(folder).glob("*.py"), *Path(folder).glob("*/__init__.py")]:
-        if f"def {LOADER}" in path.read_text(errors="replace"):
+        if re.search(rf"def {LOADER}\b|\bTaskset\b", path.read_text(errors="replace")):
             found.add(path.parent.name if path.name == "__init__.py" else path.stem)
     return sorted(found)

@@ -1,14 +1,15 @@
 """The rows of an environment, read in a process of its own, which ends afterwards."""
 
 import json
+import os
 import random
 import subprocess
 import sys
 from functools import lru_cache
 from typing import Any
 
-from actors.environments.code import EnvironmentCode
-from areal_bus.config.environments import PREFIX
+from actors.environments.environment_code import EnvironmentCode
+from areal_bus.config.workflows import PREFIX
 from areal_bus.errors import ConfigError
 
 MODULE = "actors.environments.problems_process"
@@ -20,7 +21,7 @@ Row = dict[str, Any]
 
 def environment_problems(code: EnvironmentCode, n_held_out: int, *, seed: int) -> tuple[list[Row], list[Row]]:
     """(training, held-out) rows: of the environment's two sets, or of its only one. Raises ConfigError."""
-    train, own = read(code)
+    train, own = read(code, seed)
     if not train:
         raise ConfigError(f"the dataset of {PREFIX + code.name!r} must have a row: it has none")
     if own is not None:
@@ -34,11 +35,12 @@ def environment_problems(code: EnvironmentCode, n_held_out: int, *, seed: int) -
 
 
 @lru_cache(maxsize=1)  # training rows and problems are read one after the other
-def read(code: EnvironmentCode) -> tuple[list[Row], list[Row] | None]:
+def read(code: EnvironmentCode, seed: int) -> tuple[list[Row], list[Row] | None]:
     """Training rows, and those of the evaluation set if there is one. Raises ConfigError."""
     done = subprocess.run(
         [sys.executable, "-m", MODULE],
-        input=json.dumps({"code": code.order(), "path": sys.path}),
+        input=json.dumps({"code": code.order(), "path": sys.path, "seed": seed}),
+        env=os.environ | {"PYTHONHASHSEED": "0"},
         stdout=subprocess.PIPE,
         text=True,
         timeout=TIMEOUT_S,

@@ -6,9 +6,13 @@ standard error.
 
 import json
 import os
+import random
 import sys
+from typing import Any
 
-from actors.environments.code import EnvironmentCode
+import numpy as np
+
+from actors.environments.environment_code import EnvironmentCode
 from actors.environments.loading import load
 from areal_bus.errors import ConfigError
 from areal_bus.parent_death import die_with_parent
@@ -20,6 +24,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.path[:] = order["path"]
+    random.seed(order["seed"])  # the rows of a run are the same each time that they are read
+    np.random.seed(order["seed"] % 2**32)
+    answer: dict[str, Any]
     try:
         train, evaluation = load(EnvironmentCode.read(order["code"])).problems()
         answer = {"train": train, "evaluation": evaluation}

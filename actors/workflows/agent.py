@@ -1,8 +1,8 @@
-"""The workflows "agent" and "verifiers:NAME": user code calls the model over HTTP, and each call is one turn.
+"""Workflows in worker processes ("agent", "multi_turn", "tools", "verifiers:NAME"): each call of the model is one turn.
 
-The agent, or the environment, runs in a worker process (`actors.endpoint.agent_pool`), the HTTP server in threads. This
-module runs on the generator's loop: it tokenizes calls and returns completions. An agent that fails or exceeds its time
-fails its sample, never the generator.
+The agent or environment calls the model over HTTP. It runs in a worker process (`actors.endpoint.agent_pool`), the HTTP
+server in threads. This module runs on the generator's loop: it tokenizes calls and returns completions. An agent that
+fails or exceeds its time fails its sample, never the generator.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,13 @@ from actors.engines.protocol import SamplingControls
 from actors.engines.stop_strings import before_stop
 from actors.runtime.user_failures import Prints
 from actors.workflows.episode_runner import Awaited
+from actors.workflows.prompts import prompt_of
 from actors.workflows.protocol import Ask, Episode, Row, Turn
 from areal_bus.config.sections import AgentConfig, Config
+from areal_bus.config.workflows import BUILT_IN
 from areal_bus.errors import ConfigError, EngineError, WorkflowError
 
+TOO_LONG = "over the maximum context length"  # clients recognise an overlong conversation by these words
 MAX_KILLED = 2  # processes of one sample that may be killed, each with a conversation anew, before the sample fails
 
 
@@ -55,6 +58,8 @@ class AgentWorkflow:
             raise ConfigError(
                 "conversations need a chat template, and the tokenizer has none: set workflow.agent.chat_template"
             )
+        if self._config.workflow.function in BUILT_IN:
+            row = {**row, "messages": self._first_messages(row)}
         n_killed = 0
         while True:
             dialogue = Dialogue(self._config, ask, n_killed=n_killed)
@@ -63,6 +68,12 @@ class AgentWorkflow:
                 return dialogue.episode(row, ended)
             n_killed += 1
             logger.warning("{}: a process of {} was killed: its conversation begins anew", ask.name, self._what)
+
+    def _first_messages(self, row: Row) -> list[Message]:
+        """The prompt as [data] configures it, for a built-in agent."""
+        asked, system = prompt_of(row, self._config.data), self._config.data.system
+        has_system = any(message["role"] == "system" for message in asked.messages)
+        return [*([{"role": "system", "content": system}] if system and not has_system else []), *asked.messages]
 
     async def _converse(self, dialogue: "Dialogue", row: Row, name: str) -> AgentEnded:
         """One conversation from its first call to the end of its agent."""
@@ -128,7 +139,7 @@ class Dialogue:
             pending.reject(rejection)
             return
         except EngineError as error:
-            pending.reject(RequestRejected(str(error), code="context_length_exceeded"))
+            pending.reject(RequestRejected(f"{TOO_LONG}: {error}", code="context_length_exceeded"))
             return
         self._replaces = False
         if is_anew:
@@ -184,8 +195,8 @@ class Dialogue:
             most = min(most, self._agent.max_tokens - n_given)
             if most < 1:
                 raise RequestRejected(
-                    f"a conversation has at most workflow.agent.max_tokens = {self._agent.max_tokens} tokens: "
-                    f"it has {n_given} already",
+                    f"{TOO_LONG}: a conversation has at most workflow.agent.max_tokens = {self._agent.max_tokens} "
+                    f"tokens: it has {n_given} already",
                     code="context_length_exceeded",
                 )
         return min(most, call.max_tokens or most)

@@ -31,9 +31,8 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
         return AgentWorkflow(config, wake=wake, prints=prints)
     module_name, _, name = function.partition(":")
     if not module_name or not name:
-        raise ConfigError(
-            f'workflow.function must be "single_turn", "agent", "verifiers:NAME" or "module:Class": it is {function!r}'
-        )
+        known = '"single_turn", "multi_turn", "tools", "agent", "verifiers:NAME" or "module:Class"'
+        raise ConfigError(f"workflow.function must be {known}: it is {function!r}")
     try:
         check_not_hidden(module_name)
         module = import_module(module_name)
@@ -79,5 +78,5 @@ def check_workflow(config: Config) -> None:
     An environment has been loaded by now, for its rows.
     """
     load_workflow(config)
-    if config.workflow.function == "agent":
+    if config.workflow.uses_endpoint and not config.workflow.environment:
         check_agent(AgentCode.of(config))

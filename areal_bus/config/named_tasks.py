@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from areal_bus.config import environments, reasoning_gym
+from areal_bus.config import reasoning_gym, workflows
 from areal_bus.errors import ConfigError
 
 Key = str  # section.key
@@ -91,7 +91,7 @@ REASONING_GYM: Mapping[Key, Any] = {  # "reasoning-gym:NAME"
 
 def is_generated(task: str) -> bool:
     """Whether the rows of a task come from code, instead of a file."""
-    return task in GENERATED or bool(reasoning_gym.task_of(task) or environments.environment_of(task))
+    return task in GENERATED or bool(reasoning_gym.task_of(task) or workflows.environment_of(task))
 
 
 SHARED = ("data.max_prompt_tokens", "reward.timeout_s", "gconfig.max_new_tokens")  # by all sources of a run
@@ -112,7 +112,7 @@ def check_name(name: str) -> None:
 
 def fill(tree: dict[str, Any]) -> None:
     """Set the keys of the tree's environment and named task that are not set. Raises ConfigError for unknown ones."""
-    environments.fill(tree)
+    workflows.fill(tree)
     data = tree.get("data")
     if not isinstance(data, dict):
         return

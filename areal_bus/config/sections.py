@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from areal_bus.config.data import DataConfig
 from areal_bus.config.learner import SimulatedUpdateConfig
-from areal_bus.config.environments import environment_of
 from areal_bus.config.lora import LoraConfig
 from areal_bus.config.profiling import ProfileConfig
 from areal_bus.config.rewards import RewardConfig
@@ -19,6 +18,7 @@ from areal_bus.config.section import Section
 from areal_bus.config.stages import StageConfig
 from areal_bus.config.trackers import Tracker
 from areal_bus.config.watch import WatchConfig
+from areal_bus.config.workflows import BUILT_IN, environment_of
 
 
 class RunConfig(Section):
@@ -146,12 +146,12 @@ class AgentConfig(Section):
 
 class WorkflowConfig(Section):
     function: str = "single_turn"
-    """Turns a row into an episode: "single_turn", "agent", "verifiers:NAME" (an environment of the package verifiers,
-    docs/environments.md), or "module:Class" from the folder of the config, which may be a workflow of AReaL
-    (docs/from-areal.md)."""
+    """Turns a row into an episode: "single_turn", "multi_turn" (tries again after a wrong answer), "tools" (calls
+    functions), "agent", "verifiers:NAME" (an environment of the package verifiers), or "module:Class" from the folder
+    of the config, which may be a workflow of AReaL. See docs/environments.md, docs/agents.md and docs/from-areal.md."""
     arguments: dict[str, bool | int | float | str] = Field({})
-    """Arguments of an environment, or of the class of an AReaL workflow, by name; reward_fn is "module:function". A
-    class of ours finds them in its config."""
+    """Arguments by name of "multi_turn" or "tools", of an environment, or of the class of an AReaL workflow; reward_fn
+    is a reward function by name or "module:function". A class of ours finds them in its config."""
     agent: AgentConfig = AgentConfig()
     """An agent or an environment that calls the model through an OpenAI-compatible endpoint."""
 
@@ -162,8 +162,8 @@ class WorkflowConfig(Section):
 
     @property
     def uses_endpoint(self) -> bool:
-        """Whether worker processes call the model: an agent or an environment."""
-        return self.function == "agent" or bool(self.environment)
+        """Whether worker processes call the model: an agent, built-in or not, or an environment."""
+        return self.function in ("agent", *BUILT_IN) or bool(self.environment)
 
 
 class RolloutConfig(Section):

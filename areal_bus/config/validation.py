@@ -5,12 +5,12 @@ import re
 from areal_bus.config.algorithms import GROUP_BASELINES, refusals
 from areal_bus.config.data import DataConfig
 from areal_bus.config.data_rules import data_rules
-from areal_bus.config.environments import environment_of
 from areal_bus.config.generation import generation_rules
 from areal_bus.config.gpu_memory import gib_of, nearest
 from areal_bus.config.reward_rules import reward_rules
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.config.stage_rules import settings_by_stage, stage_rules
+from areal_bus.config.workflows import BUILT_IN, environment_of
 from areal_bus.errors import ConfigError
 
 Rule = tuple[bool, str]  # (whether it is violated, error text)
@@ -74,8 +74,9 @@ def _sources(c: Config) -> list[Rule]:
             "(or neither)",
         ),
         (
-            bool(c.workflow.arguments) and ":" not in c.workflow.function,
-            f'workflow.arguments are for a class, workflow.function = "module:Class": it is {c.workflow.function!r}',
+            bool(c.workflow.arguments) and ":" not in c.workflow.function and c.workflow.function not in BUILT_IN,
+            'workflow.arguments are for workflow.function = "multi_turn", "tools", "verifiers:NAME" or "module:Class": '
+            f"it is {c.workflow.function!r}",
         ),
         (
             c.workflow.uses_endpoint and c.model.scratch is not None and not c.workflow.agent.chat_template,

@@ -4,36 +4,28 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.data.loading import load_problems, load_rows
-from actors.engines.protocol import Completion
-from actors.environments.code import EnvironmentCode
+from actors.environments.environment_code import EnvironmentCode
 from actors.environments.loading import load
-from actors.models.loading import load_tokenizer
-from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward
 from actors.runtime import user_modules
 from actors.runtime.user_modules import add_user_folder
-from actors.workflows.episode_runner import Asked, EpisodeRun
-from actors.workflows.loading import close_workflow, load_workflow
-from actors.workflows.protocol import Workflow
 from areal_bus.config.loader import load as load_config
 from areal_bus.config.loader import resolve
-from areal_bus.config.sections import Config, ScratchConfig
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, WorkflowError
-from tests.actors.endpoint.test_http_server import TOOLS, wait_until
+from tests.actors.endpoint.test_http_server import TOOLS
+from tests.support.talking import LETTERS, talking
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("verifiers") is None, reason='needs the extra envs: pip install "areal-bus[envs]"'
 )
-LETTERS = "".join(map(chr, range(32, 127)))
 ODD = """
 import os
 import verifiers as vf
@@ -73,6 +65,32 @@ def load_environment(rewards="right", fails=False):
     return Stops(dataset=Dataset.from_list(ROWS), rubric=vf.Rubric(funcs=funcs), max_turns=3)
 """
 
+TASKSET = """
+import verifiers.v1 as vf
+
+class WordData(vf.TaskData):
+    answer: str
+
+class WordTask(vf.Task[WordData]):
+    @vf.reward(weight=0.5)
+    async def right(self, trace: vf.Trace) -> float:
+        return float(trace.last_reply == self.data.answer)
+
+    @vf.reward(weight=0.5)
+    async def short(self, trace: vf.Trace) -> float:
+        return 1 / (4 - len(trace.last_reply))
+
+class WordConfig(vf.TasksetConfig):
+    words: str = "abc defg"
+
+class WordTaskset(vf.Taskset[WordTask, WordConfig]):
+    def load(self):
+        for number, word in enumerate(self.config.words.split()):
+            yield WordTask(WordData(idx=number, prompt=word, answer=word[::-1]), self.config.task)
+
+__all__ = ["WordTaskset"]
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -81,6 +99,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(user_modules, "_folders", [])
     (tmp_path / "turned_words.py").write_text((CONFIGS / "turned_words.py").read_text())
     (tmp_path / "odd_environment.py").write_text(ODD)
+    (tmp_path / "word_taskset.py").write_text(TASKSET)
     add_user_folder(tmp_path)
     return tmp_path
 
@@ -95,48 +114,6 @@ def settings(name: str, *, agent: dict[str, Any] | None = None, **arguments: Any
         },
     }
     return resolve(tree, "mine.toml", (), {})
-
-
-class Talk:
-    """Conversations of one environment; the completions are written here."""
-
-    def __init__(self, folder: Path, workflow: Workflow) -> None:
-        write_scratch_folder(folder / "model", ScratchConfig(characters=LETTERS, hidden_size=32, layers=1, heads=4))
-        self.tokenizer = load_tokenizer(str(folder / "model"))
-        self._workflow = workflow
-        self.run: EpisodeRun
-
-    def hold(self, row: dict[str, Any], says: Sequence[str]) -> dict[str, Any]:
-        """The fields that the environment returned. The last version of its tokens is their number of the call."""
-        self.run = EpisodeRun(self._workflow, row, self.tokenizer)
-        answers = enumerate(says)
-        wish = self.run.start()
-        while wish is not None:
-            if isinstance(wish, Asked):
-                version, text = next(answers)
-                ids = self.tokenizer(text)["input_ids"]
-                wish = self.run.answer(
-                    Completion(("", 0, 0, 0, 0), ids, [-1.0] * len(ids), [[version, len(ids)]], "stop")
-                )
-            else:
-                wait_until(wish.ready)
-                wish = self.run.go_on()
-        assert self.run.episode is not None
-        found: dict[str, Any] = self.run.episode.row["agent"]
-        return found
-
-    @property
-    def text(self) -> str:
-        return str(self.tokenizer.decode(self.run.ids))
-
-
-@contextmanager
-def talking(folder: Path, config: Config) -> Iterator[Talk]:
-    workflow = load_workflow(config)
-    try:
-        yield Talk(folder, workflow)
-    finally:
-        close_workflow(workflow)
 
 
 def row_of(question: str, answer: str, **more: Any) -> dict[str, Any]:
@@ -240,9 +217,29 @@ def test_an_environment_brings_its_rows_and_holds_some_out(folder: Path) -> None
     assert load_problems(one, folder) == problems
 
 
+@needs_package
+def test_a_taskset_of_the_newer_api_runs_by_its_own_chat_loop(folder: Path) -> None:
+    config = settings("word-taskset", words="abc defg hij klm nop qrs", agent={"max_tokens": 60})
+    rows, problems = load_rows(config, folder), load_problems(config, folder)
+    assert sorted(row["question"] for row in rows + problems) == ["abc", "defg", "hij", "klm", "nop", "qrs"]
+    row = next(row for row in rows if row["question"] != "defg")
+    word, answer = row["question"], row["answer"]
+    with talking(folder, config) as talk:
+        fields = talk.hold(row, [f"{answer}<eos>"])
+        assert talk.text == f"user>{word}<eos>assistant>{answer}<eos>"
+        assert (fields["reward"], fields["parts"]) == (1.0, {"right": 1.0, "short": 1.0})
+        assert talk.hold(row, ["<eos>"])["reward"] == 0.125  # an answer of no text is an answer
+        failed = talk.hold(row, ["four<eos>"])
+        with pytest.raises(ValueError, match="TaskError: task WordTask scoring: ZeroDivisionError"):
+            load_reward("agent", folder)("", "", {"agent": failed})
+        long = {**row, "verifiers": {**row["verifiers"], "prompt": "x" * 60}}
+        with pytest.raises(WorkflowError, match="without a call"):  # nothing was sampled
+            talk.hold(long, [])
+
+
 TRIES = """
 import json, sys
-from actors.environments.code import EnvironmentCode
+from actors.environments.environment_code import EnvironmentCode
 from actors.environments.loading import load
 from areal_bus.errors import ConfigError
 
@@ -254,11 +251,12 @@ for name, arguments in json.loads(sys.argv[2]):
 """
 UNUSABLE: list[tuple[str, dict[str, Any], str]] = [
     ("turned_word", {}, "there is no module 'turned_word'; the nearest is 'verifiers:turned_words'"),
-    ("chess", {}, "there is no module 'chess'; the environments here are odd_environment, turned_words"),
+    ("chess", {}, "there is no module 'chess'; the environments here are odd_environment, turned_words, word_taskset"),
     ("turned-words", {"longer": 3}, "load_environment raised TypeError: load_environment() got an unexpected keyword"),
     ("odd_environment", {"fails": True}, "load_environment raised ValueError: no data today ("),
     ("odd_environment", {"rewards": "of_a_group"}, "scores all samples of a group together"),
-    ("json", {}, "must have a function load_environment: module 'json'"),
+    ("json", {}, "must have a function load_environment, or a taskset in __all__: module 'json'"),
+    ("word-taskset", {"wordz": "a"}, "must load: the taskset raised ValidationError"),
 ]
 
 

@@ -17,17 +17,18 @@ class EnvironmentCode:
     arguments: str  # a JSON object, so that this is hashable
     model: str  # name of the model, for environments that ask for it
     folder: str  # of the config: its modules are found, last
+    size: int = 1  # tasks that are taken of an infinite taskset
 
     @classmethod
     def of(cls, config: Config, name: str, folder: str | Path) -> "EnvironmentCode":
         arguments = json.dumps(dict(config.workflow.arguments), sort_keys=True)
-        return cls(name, arguments, config.model.path or "scratch", str(folder))
+        return cls(name, arguments, config.model.path or "scratch", str(folder), config.data.size)
 
     @classmethod
     def read(cls, order: Mapping[str, Any]) -> "EnvironmentCode":
         """The inverse of `order`."""
-        return cls(**{name: str(order[name]) for name in ("name", "arguments", "model", "folder")})
+        return cls(**order)
 
-    def order(self) -> dict[str, str]:
+    def order(self) -> dict[str, Any]:
         """As JSON, for another process."""
         return asdict(self)

@@ -1,0 +1,55 @@
+"""Workflows by name that run in worker processes: built-in agents, and environments of the package verifiers.
+
+They return their reward, and the name of an environment also stands for its rows: so a name fills in keys that are not
+set.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from areal_bus.errors import ConfigError
+
+PREFIX = "verifiers:"
+HELD_OUT = 100  # problems of an evaluation, at most
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
+DATA_KINDS = ("path", "task", "function", "source")
+BUILT_IN = ("multi_turn", "tools")
+DEFAULTS: Mapping[str, Any] = {  # section.key of both
+    "reward.function": "agent",
+    "workflow.agent.tool_calls": "hermes",  # without tools it has no effect
+}
+
+
+def environment_of(function: str) -> str:
+    """NAME of "verifiers:NAME"; "" for another workflow or task."""
+    return function.removeprefix(PREFIX) if function.startswith(PREFIX) else ""
+
+
+def fill(tree: dict[str, Any]) -> None:
+    """Set the keys that the tree's workflow stands for, if they are not set. Raises ConfigError for a wrong name."""
+    workflow = tree.get("workflow")
+    function = workflow.get("function") if isinstance(workflow, dict) else None
+    if not isinstance(function, str) or not (function in BUILT_IN or function.startswith(PREFIX)):
+        return
+    if function.startswith(PREFIX):
+        if not NAME.fullmatch(environment_of(function)):
+            raise ConfigError(
+                f'workflow.function = "{PREFIX}NAME": a name has letters, digits and _ . / -; it is {function!r}'
+            )
+        data = tree.setdefault("data", {})
+        if isinstance(data, dict) and not any(data.get(kind) for kind in DATA_KINDS):
+            data["task"] = function
+        _set(tree, "data.held_out", HELD_OUT)
+    for key, value in DEFAULTS.items():
+        _set(tree, key, value)
+
+
+def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key that is not set. A section that is a value stays: Config refuses it."""
+    *sections, last = key.split(".")
+    found: Any = tree
+    for section in sections:
+        found = found.setdefault(section, {}) if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        found.setdefault(last, value)

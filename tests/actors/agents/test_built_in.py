@@ -1,0 +1,164 @@
+"""The built-in agents: a second try after a wrong answer, and calls of functions."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.agents.calculator import calculator
+from actors.agents.tools import schema
+from actors.rewards.loading import load_reward
+from actors.runtime import user_modules
+from actors.runtime.user_modules import add_user_folder
+from actors.workflows.loading import check_workflow
+from areal_bus.config.loader import resolve
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
+from tests.actors.endpoint.test_http_server import TOOLS
+from tests.support.talking import LETTERS, talking
+
+MINE = '''
+def score(prompt, completion, row):
+    if completion == "fail":
+        raise ValueError("no such answer")
+    return -1.0 if completion == "bad" else 0.5
+
+def lookup(word: str, times: int = 1) -> str:
+    """A word, repeated."""
+    return word * times
+
+def takes_list(words: list) -> str: ...
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_modules, "_folders", [])
+    (tmp_path / "mine.py").write_text(MINE)
+    add_user_folder(tmp_path)
+    return tmp_path
+
+
+def settings(function: str, *, agent: dict[str, Any] | None = None, **arguments: Any) -> Config:
+    tree = {
+        "model": {"scratch": {"characters": LETTERS, "hidden_size": 32, "layers": 1, "heads": 4}},
+        "data": {"task": "sums", "prompt": "{question}=", "chat_template": False},
+        "workflow": {
+            "function": function,
+            "arguments": arguments,
+            "agent": {"chat_template": TOOLS, "workers": 1, **(agent or {})},
+        },
+    }
+    return resolve(tree, "mine.toml", (), {})
+
+
+def test_a_wrong_answer_is_answered_and_a_later_one_is_worth_less(folder: Path) -> None:
+    config = settings("multi_turn", reward_fn="exact", max_turns=3, discount=0.5, retry="{question}?")
+    row = {"question": "1+2", "answer": "3"}
+    with talking(folder, config) as talk:
+        first = talk.hold(row, ["3<eos>"])
+        assert (first["reward"], first["correct"], first["parts"]) == (1.0, True, {"n_turns": 1})
+        third = talk.hold(row, ["4<eos>", "5<eos>", "3<eos>"])
+        assert talk.text == "user>1+2=<eos>assistant>4<eos>user>1+2?<eos>assistant>5<eos>user>1+2?<eos>assistant>3<eos>"
+        assert [n for n, _ in talk.run.segments] == [len("user>1+2=$assistant>"), *[len("user>1+2?$assistant>")] * 2]
+        assert (third["reward"], third["correct"], third["parts"]) == (0.25, True, {"n_turns": 3})
+        assert talk.hold(row, ["4<eos>"] * 3)["reward"] == 0.0  # and no fourth call
+        score: Any = load_reward("agent", folder)("", "", {"agent": third})
+        assert (score.reward, score.correct, score.parts) == (0.25, True, {"n_turns": 3})
+
+
+def test_the_users_reward_decides_and_its_error_is_no_reward(folder: Path) -> None:
+    row = {"question": "1+2", "answer": "3"}
+    config = settings("multi_turn", agent={"max_tokens": 40}, reward_fn="mine:score", discount=0.5)
+    with talking(folder, config) as talk:
+        fields = talk.hold(row, ["bad<eos>"])  # a second message does not fit: the first answer counts
+        assert (fields["reward"], fields["correct"], fields["parts"]) == (-1.0, None, {"n_turns": 1})
+        failed = talk.hold(row, ["fail<eos>"])
+        assert "reward" not in failed
+        with pytest.raises(ValueError, match=r"reward_fn: ValueError: no such answer \(.*mine.py:4\)"):
+            load_reward("agent", folder)("", "", {"agent": failed})
+
+
+def called(name: str, arguments: str) -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+def test_the_results_of_tools_are_given_and_mistakes_are_told(folder: Path) -> None:
+    config = settings("tools", reward_fn="exact", tools="calculator, mine:lookup", max_turns=3)
+    row = {"question": "1+2", "answer": "3"}
+    sum_of, twice = called("calculator", '{"expression": "1+2"}'), called("lookup", '{"word": "ab", "times": 2}')
+    with talking(folder, config) as talk:
+        right = talk.hold(row, [sum_of + twice + "<eos>", "3<eos>"])
+        tools = "tool calculator;tool lookup;"
+        assert talk.text == (
+            f"{tools}user>1+2=<eos>assistant>{sum_of}{twice}<eos>tool>3<eos>tool>abab<eos>assistant>3<eos>"
+        )
+        assert [n for n, _ in talk.run.segments] == [
+            len(f"{tools}user>1+2=$assistant>"),
+            len("tool>3$tool>abab$assistant>"),
+        ]
+        assert (right["reward"], right["parts"]) == (1.0, {"n_tool_calls": 2, "n_failed_calls": 0})
+        wrong = [called("calculator", '{"expression": "x"}'), called("delete", "{}"), called("lookup", '{"wort": "a"}')]
+        last = talk.hold(row, ["".join(wrong) + "<eos>", "4<eos>"])
+        told = [message["content"] for message in last["messages"] if message["role"] == "tool"]
+        assert [text.partition(":")[0] for text in told] == ["error"] * 3
+        assert "there is no tool 'delete': the tools are calculator, lookup" in told[1]
+        assert (last["reward"], last["parts"]) == (0.0, {"n_tool_calls": 3, "n_failed_calls": 3})
+        endless = talk.hold(row, [sum_of + "<eos>"] * 3)  # the last answer is a call: it answers nothing
+        assert (endless["reward"], endless["parts"]["n_tool_calls"]) == (0.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "why"),
+    [
+        ("multi_turn", {}, "needs reward_fn: set workflow.arguments.reward_fn"),
+        ("multi_turn", {"reward_fn": "exact", "max_turn": 2}, "takes no argument max_turn: the nearest is max_turns"),
+        ("multi_turn", {"reward_fn": "exact", "max_turns": "2"}, "max_turns of 'multi_turn' must be a whole number"),
+        ("multi_turn", {"reward_fn": "exact", "max_turns": 0}, "max_turns must be at least 1"),
+        ("multi_turn", {"reward_fn": "exact", "retry": "{"}, "retry must be a template"),
+        ("multi_turn", {"reward_fn": "mine:nothing"}, "reward.function 'mine:nothing' must name a function"),
+        ("tools", {"reward_fn": "exact", "tools": "abacus"}, 'must list calculator or "module:function"'),
+        ("tools", {"reward_fn": "exact", "tools": "mine:nothing"}, "must name functions: .*mine.py has no 'nothing'"),
+        ("tools", {"reward_fn": "exact", "tools": "mine:takes_list"}, "must be of type str, int, float or bool"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_a_sentence(
+    folder: Path, function: str, arguments: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_workflow(settings(function, **arguments))
+
+
+def test_a_tool_is_described_by_its_signature() -> None:
+    def add(a: int, b: float = 1.0, *, exact: bool = True) -> float:
+        """The sum."""
+        return a + b
+
+    assert schema(add)["function"] == {
+        "name": "add",
+        "description": "The sum.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "number"}, "exact": {"type": "boolean"}},
+            "required": ["a"],
+        },
+    }
+
+
+@given(st.integers(-999, 999), st.sampled_from(["+", "-", "*"]), st.integers(0, 999))
+def test_the_calculator_counts_as_python_does(a: int, operation: str, b: int) -> None:
+    assert calculator(f"({a}) {operation} {b}") == str(eval(f"({a}) {operation} {b}"))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["9**9**9", "2**65", "(2**64)**64*2**64", "1/0", "1e308*10", "(-1)**0.5", "abs(1)", "'a'*9", "a", "1 if 1 else 2",
+     "True+1", "1j", "(" * 150, "1;2", "", "1" * 201, "__import__('os')"],
+)  # fmt: skip
+def test_the_calculator_refuses_what_is_no_arithmetic(expression: str) -> None:
+    with pytest.raises((ValueError, ZeroDivisionError, OverflowError, SyntaxError, MemoryError)):
+        calculator(expression)
