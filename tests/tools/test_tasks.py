@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from actors.data.loading import load_problems, load_rows
+from actors.data.reasoning_gym_rows import data_set
 from actors.offline.check_task import TaskCheckOrder, check_task
 from actors.rewards import sandbox
 from actors.rewards.loading import load_reward
-from areal_bus.config.loader import load
+from areal_bus.config.loader import load, resolve
 from areal_bus.config.named_tasks import NAMED_TASKS
+from areal_bus.config.reasoning_gym import REFUSED
 from areal_bus.errors import ConfigError
 from tools import evaluate, tasks
 
@@ -199,9 +201,14 @@ def test_a_task_of_reasoning_gym_is_checked_like_a_file(name: str, capsys: pytes
 
 def test_traps_of_reasoning_gym(tmp_path: Path) -> None:
     GYM("reasoning_gym")
-    for name in ("coin_flip", "game_of_life_halting"):
-        with pytest.raises(ConfigError, match=f"'reasoning-gym:{name}' cannot be trained on: its scorer"):
+    for name, why in REFUSED.items():
+        with pytest.raises(ConfigError, match=f"'reasoning-gym:{name}' cannot be trained on: {why}"):
             gym_config(tmp_path, name)
+        source = {"task": f"reasoning-gym:{name}", "weight": 1.0}
+        with pytest.raises(ConfigError, match=f"'reasoning-gym:{name}' cannot be trained on: {why}"):
+            resolve({"model": {"path": "M"}, "data": {"source": [source]}}, "own.toml", (), {})
+        with pytest.raises(ConfigError, match="cannot be trained on"):  # also without the config's check
+            data_set(name, "{}")
     with pytest.raises(ConfigError, match="nearest is 'reasoning-gym:chain_sum'"):
         load_rows(gym_config(tmp_path, "chain-sums"), tmp_path)
     with pytest.raises(ConfigError, match=r"options of 'reasoning-gym:chain_sum': .*terms"):
