@@ -106,7 +106,7 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
     """Evaluate the model. Raises ConfigError when model, problems, reward or workflow cannot be used."""
     config = configure(order)
     folder = find_model(order.model)
-    rows = find_rows(order.data, config)
+    rows = find_rows(order, config)
     add_user_folder(order.folder)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -134,11 +134,11 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
     return evaluation
 
 
-def find_rows(data: str, config: Config) -> list[dict[str, Any]]:
+def find_rows(order: EvaluateOrder, config: Config) -> list[dict[str, Any]]:
     """The problems of the file, else those that the generated task holds out. Raises ConfigError."""
-    if not data:
-        return load_problems(config, Path.cwd())
-    return read_rows(data, config.data, Path.cwd(), split="test")[: config.evaluate.limit]
+    if not order.data:
+        return load_problems(config, order.folder)
+    return read_rows(order.data, config.data, Path.cwd(), split="test")[: config.evaluate.limit]
 
 
 def configure(order: EvaluateOrder) -> Config:
