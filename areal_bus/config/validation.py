@@ -63,6 +63,7 @@ def _sources(c: Config) -> list[Rule]:
             f"one model only: remove model.path ({c.model.path!r}) or [model.scratch]",
         ),
         *data_rules(c.data, [problems.name for problems in c.evaluate.sets]),
+        *_environment(c),
         (
             c.data.chat_template and c.model.scratch is not None and builds_prompts,
             "data.chat_template = true needs a tokenizer that has one, and that of [model.scratch] has none: set "
@@ -88,7 +89,6 @@ def _sources(c: Config) -> list[Rule]:
             "evaluate.before, evaluate.after and evaluate.every_steps need problems: set evaluate.path, "
             "[[evaluate.sets]] or evaluate_path of a [[data.source]] (or data.task with data.held_out)",
         ),
-        *_environment(c),
         *_evaluations(c),
     ]
 
