@@ -31,6 +31,7 @@ MODULE = "actors.endpoint.agent_worker"
 MAX_STARTS = 3  # attempts to load the agent's code
 START_S = 60.0  # longest time to load the agent's code, its imports included
 ENVIRONMENT_START_S = 600.0  # the same for an environment, which also prepares its data
+EXIT_S = 10.0  # longest time between the closing of a process's pipes and its end: much memory takes long to free
 CLOSED, PROCESS = "closed", "process"  # data of selector events
 CLOSE_S = 10.0  # longest wait for a thread at close
 
@@ -198,7 +199,7 @@ def load_once(
     selector: selectors.BaseSelector, code: AgentCode, is_unwanted: Callable[[], bool], prints: Path | None
 ) -> WorkerProcess:
     began = time.monotonic()
-    process = WorkerProcess(selector, PROCESS, MODULE)
+    process = WorkerProcess(selector, PROCESS, MODULE, exit_s=EXIT_S)
     try:
         process.send(pack(code.order(prints), cap_bytes=REQUEST_BYTES))
         record = receive(selector, process, lambda: began + code.start_s - time.monotonic(), is_unwanted)

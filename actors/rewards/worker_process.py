@@ -35,10 +35,14 @@ class WorkerLost(Exception):
 class WorkerProcess:
     """A worker process in its own session, with its pipes registered in `selector`. Rewards and agents share it."""
 
-    def __init__(self, selector: selectors.BaseSelector, data: Any, module: str = "actors.rewards.worker") -> None:
-        """`data`: attached to every selector event of this process."""
+    def __init__(
+        self, selector: selectors.BaseSelector, data: Any, module: str = "actors.rewards.worker", exit_s: float = EXIT_S
+    ) -> None:
+        """`data`: attached to every selector event of this process. `exit_s`: longest time between the closing of its
+        pipes and its end.
+        """
         self._selector = selector
-        self._data = data
+        self._data, self._exit_s = data, exit_s
         self._mark = uuid.uuid4().hex
         self._process = subprocess.Popen(
             [*CHILD, module, str(os.getpid())],
@@ -122,7 +126,7 @@ class WorkerProcess:
 
     def _how_it_ended(self) -> WorkerLost:
         """The reason for closed pipes. Does not reap the process, so that its group can still be killed safely."""
-        deadline = time.monotonic() + EXIT_S
+        deadline = time.monotonic() + self._exit_s
         while (end := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
             if time.monotonic() >= deadline:
                 return WorkerLost("it closed its pipes")

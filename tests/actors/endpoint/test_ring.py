@@ -106,7 +106,9 @@ def test_an_environment_whose_processes_are_killed_loses_no_prompt(tmp_path: Pat
     killer.join()
     assert len(killed) == 4
     assert len(events(run, "head-0.0", "update")) == 16
-    assert not [refund for refund in events(run, "head-0.0", "refund") if refund["reason"] == "sampling_error"]
+    assert [
+        refund["error"] for refund in events(run, "head-0.0", "refund") if refund["reason"] == "sampling_error"
+    ] == []
     assert any("n_forgotten" in completion for completion in events(run, "generator-0.0", "completion"))
     samples = [json.loads(line) for line in (run / "samples" / "samples.jsonl").read_text().splitlines()]
     assert all(sample["parts"]["num_turns"] in (1, 2) for sample in samples if sample["status"] == "value")
