@@ -88,9 +88,9 @@ def kill_workers(folder: Path, killed: list[int], *, n: int) -> None:
         if not (run / "journal" / "generator-0.0.jsonl").exists():
             continue
         seen, started = whole(run, "generator-0.0", "completion"), whole(run, "generator-0.0", "start")
-        if len(seen) <= 8 * len(killed) or not started:
+        if len(seen) <= (killed[-1] + 8 if killed else 0) or not started:
             continue
-        for pid in workers_of(started[0]["pid"])[:1]:
+        for pid in sorted(workers_of(started[0]["pid"]))[:1]:  # the oldest, which has loaded
             os.kill(pid, signal.SIGKILL)
             killed.append(len(seen))
 
