@@ -186,6 +186,8 @@ class Shell:
         n_left = MAX_EFFECTS  # a bound for messages without effects, too: deadlines must not wait
         while got is not None:
             decided = self.head.on(*got, time.monotonic())
+            if isinstance(got[1], m.Checkpointed):  # of a version that may have been evaluated meanwhile
+                self._note_best()
             effects += decided
             n_left -= max(1, len(decided))
             goes_on = n_left > 0 and all(isinstance(effect, Send | Record | Keep) for effect in decided)

@@ -102,6 +102,7 @@ class Learner:
             is_root=self.is_root,
             sealed=self._sealed,
             best=BestRule(config.checkpoint.keep_best, config.evaluate.every_steps),
+            tick=self.inbox.check,
         )
         self.send(self._join())
 
@@ -391,6 +392,7 @@ class Learner:
         if at_end or drained:
             self.pulse.note = "writes the last checkpoint"
             self.checkpoints.finish(self.actor, self.tokenizer)
+        self.checkpoints.settle()
         if at_end and not drained:
             model = self.checkpoints.export()
         self._finished = m.Finished(checkpoint=self.checkpoints.folder, model=model)
@@ -414,4 +416,5 @@ class Learner:
         """Write the events of other threads to the journal."""
         self.journal.term = self.inbox.term
         self.pusher.record(self.journal)
+        self.checkpoints.record()
         journal_rejections(self.bus, self.journal)

@@ -1,52 +1,134 @@
 """Writes and reads learner checkpoints, without pickle.
 
 RUN/checkpoints/step-000010/
-    model/                 a plain transformers folder: weights as they are pushed (in model.dtype), config, tokenizer;
-                           with actor.lora the adapters in peft's format (float32), and the tokenizer
-    reference/             the same for the reference model, where the run has made it
-    critic.safetensors     with a critic: its float32 weights and AdamW's state by parameter name
-    optimizer.safetensors  AdamW's state by parameter name, float32 parameters where the model's are rounded, RNG state
-    state.json             version, configuration of the optimizer
-    manifest.json          size and SHA-256 of every other file
-`areal_bus/storage/versioned_dirs.py` writes such a folder atomically.
+    model/         a plain transformers folder: weights as they are pushed (in model.dtype), config, tokenizer; of
+                   several ranks one file each; with actor.lora the adapters in peft's format (float32), and the tokenizer
+    reference/     the same for the reference model, where the run has made it
+    shards/        one file a rank, in the safetensors form of torch's distributed checkpoint: AdamW's state, float32
+                   parameters where the model's are rounded, the same of a critic, and each rank's RNG state
+    state.json     schema, version, number of ranks
+    manifest.json  size and SHA-256 of every other file
+`areal_bus/storage/versioned_dirs.py` writes such a folder atomically. Checkpoints of schema 1 (optimizer.safetensors and
+critic.safetensors instead of shards/) are read as well.
 """
 
 import contextlib
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from actors.learner.critic import Critic
 from actors.learner.frozen_model import REFERENCE, FrozenModel
-from actors.learner.policy import PackedModel, Policy, whole
+from actors.learner.policy import Policy
+from actors.learner.rendezvous import LearnerRanks
+from actors.learner.shards import plan
+from actors.learner.shards.model_part import ModelPart, stage_model, write_index
+from actors.learner.shards.plan import RNG, Shard, stage_shard
+from actors.learner.shards.read import ShardReader
+from actors.learner.shards.reports import Files, RankReport, conclude
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
-from areal_bus.storage.versioned_dirs import SCHEMA, link, verify
+from areal_bus.storage.versioned_dirs import link, verify
 
-__all__ = ["TrainingState", "gather", "link", "load", "read", "restore", "save", "verify", "version_of", "write_model"]
+__all__ = ["PendingCheckpoint", "TrainingState", "link", "load", "read", "restore", "save", "stage", "verify"]
 
+SCHEMA = 2
+WHOLE = 1  # schema of checkpoints that rank 0 wrote alone
 MASTER = "master"
-CRITIC = "critic.safetensors"
+POLICY, CRITIC = "policy/", "critic/"  # prefixes in the shards
+WHOLE_OPTIMIZER, WHOLE_CRITIC = "optimizer.safetensors", "critic.safetensors"  # of schema 1
 OS_ERROR = "(os error "  # prefix of operating system errors in Rust libraries
+
+_numbers = itertools.count(1)  # of the checkpoints of this process
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """State of a checkpoint besides the weights; full tensors on the host."""
+    """State of a checkpoint besides the weights of the model."""
 
     version: int
-    tensors: Mapping[str, Tensor]  # "KIND/PARAMETER": the optimizer's, or of kind "master"; and "rng"
+    folder: Path
+    tensors: Mapping[str, Tensor] | None = None  # of schema 1: "KIND/PARAMETER", "rng"; full, on the host
 
 
-def save(
+@dataclass(slots=True)
+class PendingCheckpoint:
+    """A version of the training state on the host of each rank, to be written. Training may go on meanwhile if the
+    state was copied.
+    """
+
+    final: Path
+    version: int
+    number: int
+    ranks: LearnerRanks
+    building: Path
+    shard: Shard
+    models: list[ModelPart]
+    tokenizer: Any
+    prune: Callable[[], None] = field(repr=False)
+
+    def write(self) -> Path:
+        """Write this rank's part and return the folder once all ranks have. On any thread; no collective.
+
+        Raises CheckpointError, on every rank, when the disk of one does not take it (full, or broken): then all that
+        was there before still is.
+        """
+        files: dict[str, Any] = {}
+        broken: Exception | None = None
+        try:
+            self._write_files(files)
+        except Exception as error:  # noqa: BLE001 (raised below: the other ranks wait for the report)
+            broken = error
+        report = RankReport(files, _reason(broken))
+        try:
+            conclude(self.ranks, self.number, report, self._seal, lambda: versioned_dirs.give_up(self.final))
+        except CheckpointError as error:
+            if broken is None or _is_of_the_disk(broken):
+                raise _refusal(self.final, error) from (broken or error)
+        if broken is not None:
+            raise broken
+        if self.ranks.index == 0:
+            with contextlib.suppress(OSError):  # a failed removal is retried with the next checkpoint
+                self.prune()
+        return self.final
+
+    def _write_files(self, files: dict[str, Any]) -> None:
+        if not self.building.is_dir():
+            raise OSError(
+                f"{self.building} is not seen here: run.folder is on a file system that the hosts of all learners share"
+            )
+        files.update(self.shard.write(self.building))
+        for model in self.models:
+            files.update(model.write(self.building, self.tokenizer))
+
+    def _seal(self, files: Files) -> None:
+        """Runs on rank 0, after all ranks have written."""
+        state = {
+            "schema": SCHEMA, "version": self.version, "ranks": self.ranks.size, "replicas": self.ranks.replicas
+        }  # fmt: skip
+        known = {name: (record.n_bytes, record.sha256) for name, record in files.items()}
+        try:
+            for model in self.models:
+                write_index(self.building / model.folder)
+            (self.building / "state.json").write_text(json.dumps(state) + "\n")
+            versioned_dirs.seal(self.building, self.final, known)
+        except Exception as error:
+            if not _is_of_the_disk(error):
+                raise
+            raise CheckpointError(str(error)) from error
+
+
+def stage(
     folder: Path,
     *,
     policy: Policy,
@@ -58,61 +140,64 @@ def save(
     is_best: Callable[[int], bool] = lambda version: False,
     reference: FrozenModel | None = None,
     critic: Critic | None = None,
-) -> Path:
-    """Write RUN/checkpoints/step-VERSION (`folder` is RUN/checkpoints) and remove old ones.
+    copies: bool = True,
+) -> PendingCheckpoint:
+    """Prepare RUN/checkpoints/step-VERSION (`folder` is RUN/checkpoints): each rank takes its shard to the host.
 
-    The newest `keep` stay, the newest `keep` of those that count, and the best. A collective when the policy is
-    sharded: rank 0 writes, the others help to gather and return the same path. Raises CheckpointError, on every rank,
-    when the disk does not take it (full, or broken): then all that was there before still is.
+    `write` then writes it and removes old ones: the newest `keep` stay, the newest `keep` of those that count, and the
+    best. A collective when the policy is sharded. Without `copies` the state must not change before `write` has
+    returned. Raises CheckpointError, on every rank, when rank 0 cannot make the folder.
     """
-    final = versioned_dirs.place(folder, version)
-    weights = gather(policy)
-    models: list[tuple[str, PackedModel, Mapping[str, Tensor]]] = [("model", policy, weights)]
-    if reference is not None:
-        models.append((REFERENCE, reference, gather(reference)))
-    tensors = _optimizer_tensors(policy, optimizer)
-    of_critic = None if critic is None else _critic_tensors(critic)
-    broken: Exception | None = None
-    if policy.ranks.index == 0:
-        if policy.push_dtype is not torch.float32:
-            tensors |= {f"{MASTER}/{name}": weights[name].contiguous() for name in policy.parameters()}
-        tensors["rng"] = torch.get_rng_state()
-        broken = _write(final, models, tensors, of_critic, version=version, tokenizer=tokenizer)
-        if broken is None:
-            with contextlib.suppress(OSError):  # a failed removal is retried with the next checkpoint
-                versioned_dirs.prune(folder, keep, newest=final, counts=counts, is_best=is_best)
-    (n_broken,) = policy.ranks.sum([float(broken is not None)])
+    final, ranks = versioned_dirs.place(folder, version), policy.ranks
+    parts = {"model": policy} if reference is None else {"model": policy, REFERENCE: reference}
+    building, number = _begin(final, ranks, [plan.FOLDER, *parts])
+    state = _tensors_of(policy, optimizer, POLICY, has_masters=policy.push_dtype is not torch.float32)
+    if critic is not None:
+        state |= _tensors_of(critic.model, critic.optimizer, CRITIC, has_masters=True)
+    state[f"{RNG}{ranks.index}"] = torch.get_rng_state()
+    return PendingCheckpoint(
+        final=final,
+        version=version,
+        number=number,
+        ranks=ranks,
+        building=building,
+        shard=stage_shard(state, ranks, copies=copies),
+        models=[stage_model(name, model, copies=copies) for name, model in parts.items()],
+        tokenizer=tokenizer,
+        prune=lambda: versioned_dirs.prune(folder, keep, newest=final, counts=counts, is_best=is_best),
+    )
+
+
+def save(folder: Path, **settings: Any) -> Path:
+    """`stage` and `write` at once, without a copy. A collective when the policy is sharded."""
+    return stage(folder, **settings, copies=False).write()
+
+
+def _begin(final: Path, ranks: LearnerRanks, folders: list[str]) -> tuple[Path, int]:
+    """The temporary folder, made by rank 0, and the number of the checkpoint. A collective."""
+    broken: OSError | None = None
+    number = pid = 0
+    if ranks.index == 0:
+        number, pid = next(_numbers), os.getpid()
+        try:
+            building = versioned_dirs.building(final)
+            for name in folders:
+                (building / name).mkdir()
+        except OSError as error:
+            broken = error
+            versioned_dirs.give_up(final)
+    n_broken, number_, pid_ = ranks.sum([float(broken is not None), float(number), float(pid)])
     if n_broken:
-        why = broken or "rank 0 says why"
-        raise CheckpointError(f"a checkpoint is written whole or not at all: {final} could not be ({why})") from broken
-    return final
+        raise _refusal(final, broken or "rank 0 says why") from broken
+    return versioned_dirs.temporary_of(final, int(pid_)), int(number_)
 
 
-def _write(
-    final: Path,
-    models: Sequence[tuple[str, PackedModel, Mapping[str, Tensor]]],
-    tensors: dict[str, Tensor],
-    of_critic: dict[str, Tensor] | None,
-    *,
-    version: int,
-    tokenizer: Any,
-) -> Exception | None:
-    """Returns the disk error, or None. After an error nothing remains on disk."""
-    try:
-        building = versioned_dirs.building(final)
-        for name, model, weights in models:
-            write_model(building / name, model, weights, tokenizer)
-        save_file(tensors, str(building / "optimizer.safetensors"))
-        if of_critic is not None:
-            save_file(of_critic, str(building / CRITIC))
-        (building / "state.json").write_text(json.dumps({"schema": SCHEMA, "version": version}) + "\n")
-        versioned_dirs.seal(building, final)
-    except Exception as error:
-        versioned_dirs.give_up(final)
-        if not _is_of_the_disk(error):
-            raise
-        return error
-    return None
+def _refusal(final: Path, why: object) -> CheckpointError:
+    return CheckpointError(f"a checkpoint is written whole or not at all: {final} could not be ({why})")
+
+
+def _reason(error: Exception | None) -> str:
+    return "" if error is None else str(error) or repr(error)
 
 
 def _is_of_the_disk(error: Exception) -> bool:
@@ -120,41 +205,17 @@ def _is_of_the_disk(error: Exception) -> bool:
     return isinstance(error, OSError | SafetensorError) or OS_ERROR in str(error)
 
 
-def gather(policy: PackedModel) -> dict[str, Tensor]:
-    """The full state of the model on rank 0 (empty elsewhere); tied weights once; a collective when sharded.
-
-    Of a policy with adapters, the adapters.
-    """
-    state: dict[str, Tensor] = {}
-    if has_adapters(policy):
-        full_adapters = {name: whole(parameter).detach() for name, parameter in policy.parameters().items()}
-        return {name: full.cpu() for name, full in full_adapters.items()} if policy.ranks.index == 0 else {}
-    tied = {name for name, _ in policy.model.named_parameters(remove_duplicate=False)} - set(policy.parameters())
-    for name, tensor in policy.model.state_dict().items():
-        if name in tied:
-            continue
-        full = whole(tensor).detach()
-        if policy.ranks.index == 0:
-            state[name] = full.cpu()
-    return state
-
-
-def has_adapters(model: PackedModel) -> bool:
-    return isinstance(model, Policy) and model.adapters is not None
-
-
-def write_model(folder: Path, policy: PackedModel, weights: Mapping[str, Tensor], tokenizer: Any) -> None:
-    """Write a transformers folder with the parameters in the dtype of the policy, or adapters in peft's format."""
-    if isinstance(policy, Policy) and policy.adapters is not None:
-        policy.adapters.write(folder, weights)
-        tokenizer.save_pretrained(folder)
-        return
-    rounded = {name: weights[name].to(policy.dtype) for name in policy.parameters()}
-    policy.model.save_pretrained(folder, state_dict={**weights, **rounded})
-    tokenizer.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())  # transformers writes the dtype of the live parameters
-    config["dtype"] = str(policy.dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+def _tensors_of(
+    model: Policy, optimizer: torch.optim.Optimizer, prefix: str, *, has_masters: bool
+) -> dict[str, Tensor]:
+    """Live tensors by key: the optimizer's state and, with `has_masters`, the float32 parameters."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.parameters().items():
+        for kind, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{prefix}{kind}/{name}"] = value
+        if has_masters:
+            tensors[f"{prefix}{MASTER}/{name}"] = parameter.detach()
+    return tensors
 
 
 def load(folder: Path) -> TrainingState:
@@ -164,32 +225,84 @@ def load(folder: Path) -> TrainingState:
 
 
 def read(folder: Path) -> TrainingState:
-    """Read the state besides the weights, which are in `folder / "model"`."""
-    return TrainingState(version=version_of(folder), tensors=load_file(str(folder / "optimizer.safetensors")))
+    """The state besides the weights, which are in `folder / "model"`."""
+    version, schema = _about(folder)
+    if schema == WHOLE:
+        return TrainingState(version, folder, load_file(str(folder / WHOLE_OPTIMIZER)))
+    return TrainingState(version, folder)
 
 
 def version_of(folder: Path) -> int:
     """The version of the checkpoint. Raises CheckpointError if its name or schema differs."""
+    return _about(folder)[0]
+
+
+def _about(folder: Path) -> tuple[int, int]:
+    """(version, schema)."""
     about = json.loads((folder / "state.json").read_text())
-    if about.get("schema") != SCHEMA:
-        raise CheckpointError(f"a checkpoint has schema {SCHEMA}: {folder} has {about.get('schema')}")
+    schema = about.get("schema")
+    if schema not in (WHOLE, SCHEMA):
+        raise CheckpointError(
+            f"a checkpoint has schema {WHOLE} or {SCHEMA}: {folder} has {schema}; a newer release wrote it, which can "
+            f'resume it, or start a new run from its model (model.path = "{folder / "model"}")'
+        )
     version = int(about["version"])
     if versioned_dirs.place(folder.parent, version).name != folder.name:
         raise CheckpointError(f"a checkpoint has the name of its version: {folder} holds version {version}")
-    return version
+    return version, schema
 
 
 def restore(state: TrainingState, *, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Restore optimizer, RNG and rounded parameters, sharded as the parameters are.
+    """Restore optimizer, RNG and rounded parameters, sharded as the parameters are, whatever ranks wrote them.
 
-    Raises CheckpointError when the state belongs to other parameters.
+    Raises CheckpointError when the state belongs to another model.
     """
-    names = {name for name in (key.split("/", 1)[-1] for key in state.tensors) if name != "rng"}
+    if state.tensors is not None:
+        _restore_whole(state.tensors, policy, optimizer)
+        return
+    reader = ShardReader(state.folder)
+    _restore_shards(reader, POLICY, policy, optimizer)
+    saved, index = reader.forms(RNG), policy.ranks.index
+    rng = torch.empty(saved["0"].size, dtype=torch.uint8)
+    reader.load({f"{RNG}{index if str(index) in saved else 0}": rng})
+    torch.set_rng_state(rng)
+
+
+def _restore_shards(reader: ShardReader, prefix: str, model: Policy, optimizer: torch.optim.Optimizer) -> None:
+    parameters, forms = model.parameters(), reader.forms(prefix)
+    _check_names({key.split("/", 1)[1] for key in forms}, parameters)
+    targets: dict[str, Tensor] = {}
+    for key, form in forms.items():
+        kind, name = key.split("/", 1)
+        parameter = parameters[name]
+        if form.size and form.size != parameter.shape:
+            raise CheckpointError(
+                f"a checkpoint is of the model that it is restored into: {name!r} is {list(form.size)} there and "
+                f"{list(parameter.shape)} here"
+            )
+        if kind == MASTER:
+            targets[prefix + key] = parameter.detach()
+            continue
+        like_parameter = bool(form.size) or not parameter.dim()
+        value = torch.zeros_like(parameter.detach()) if like_parameter else torch.zeros((), dtype=form.properties.dtype)
+        targets[prefix + key] = optimizer.state[parameter][kind] = value
+    reader.load(targets)
+
+
+def _check_names(saved: set[str], parameters: Mapping[str, Any]) -> None:
+    if saved and saved != set(parameters):
+        odd = sorted(saved ^ set(parameters))[0]
+        raise CheckpointError(
+            f"optimizer state and parameters have the same names: {odd!r} is in one of them only; the checkpoint is of "
+            "another model"
+        )
+
+
+def _restore_whole(tensors: Mapping[str, Tensor], policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    """Of schema 1: every rank has read all tensors and takes its shards."""
     parameters = policy.parameters()
-    if names and names != set(parameters):
-        odd = sorted(names ^ set(parameters))[0]
-        raise CheckpointError(f"optimizer state and parameters have the same names: {odd!r} is in one of them only")
-    for key, tensor in state.tensors.items():
+    _check_names({key.split("/", 1)[-1] for key in tensors} - {"rng"}, parameters)
+    for key, tensor in tensors.items():
         if key == "rng":
             torch.set_rng_state(tensor)
             continue
@@ -208,31 +321,13 @@ def restore(state: TrainingState, *, policy: Policy, optimizer: torch.optim.Opti
 
 def restore_critic(folder: Path, critic: Critic) -> None:
     """Restore weights and optimizer of a critic. Raises CheckpointError for a checkpoint without one."""
-    file = folder / CRITIC
-    if not file.is_file():
+    if (folder / WHOLE_CRITIC).is_file():
+        _restore_whole(load_file(str(folder / WHOLE_CRITIC)), critic.model, critic.optimizer)
+        return
+    reader = ShardReader(folder) if _about(folder)[1] == SCHEMA else None
+    if reader is None or not reader.forms(CRITIC):
         raise CheckpointError(
             f'actor.advantage = "gae" needs a checkpoint with a critic: {folder} has none; start a new run '
             f"with its model (model.path = {folder}/model)"
         )
-    state = TrainingState(version_of(folder), load_file(str(file)))
-    restore(state, policy=critic.model, optimizer=critic.optimizer)
-
-
-def _critic_tensors(critic: Critic) -> dict[str, Tensor]:
-    """Float32 weights (as "master") and optimizer state on rank 0; a collective when sharded."""
-    tensors = _optimizer_tensors(critic.model, critic.optimizer)
-    for name, parameter in critic.model.parameters().items():
-        full = whole(parameter).detach()
-        if critic.model.ranks.index == 0:
-            tensors[f"{MASTER}/{name}"] = full.cpu().contiguous()
-    return tensors
-
-
-def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in policy.parameters().items():
-        for kind, value in optimizer.state.get(parameter, {}).items():
-            full = whole(value).detach()
-            if policy.ranks.index == 0:
-                tensors[f"{kind}/{name}"] = full.cpu().contiguous()
-    return tensors
+    _restore_shards(reader, CRITIC, critic.model, critic.optimizer)

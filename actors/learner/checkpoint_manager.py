@@ -1,5 +1,6 @@
 """When checkpoints are written and pruned, and which one a learner resumes from."""
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 from loguru import logger
 
 from actors.learner import checkpoint
+from actors.learner.checkpoint import PendingCheckpoint
 from actors.learner.ppo import PPOActor
 from areal_bus.config.sections import CheckpointConfig
 from areal_bus.core.events import Event
@@ -84,11 +86,51 @@ def _check(run: Path, version: int, path: Path) -> None:
 NO_BEST = BestRule(0, 0)
 LEAST_TIMES = 20  # a checkpoint by time waits this many times its duration: they take at most 1/20 of the time
 MOST_DOUBLINGS = 30
+WAIT_S = 0.05  # between two looks at a write that training waits for
 FIRST_S = 60.0  # the first checkpoint by time; each later one waits twice as long, up to checkpoint.every_s
 
 
+class BackgroundWrite:
+    """Writes a staged checkpoint on a thread."""
+
+    def __init__(self, pending: PendingCheckpoint, *, began: float, now: Callable[[], float]) -> None:
+        self.version = pending.version
+        self.began = began
+        self.ended = began
+        self.staged_s = now() - began  # training waited
+        self._pending: PendingCheckpoint | None = pending
+        self._now = now
+        self._folder = ""
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def is_done(self, timeout_s: float = 0.0) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def result(self) -> str:
+        """The folder. Raises what the thread raised: CheckpointError when a disk did not take it."""
+        if self._error is not None:
+            raise self._error
+        return self._folder
+
+    def _run(self) -> None:
+        pending, self._pending = self._pending, None  # its memory is freed as it is written
+        try:
+            if pending is not None:
+                self._folder = str(pending.write())
+        except BaseException as error:  # noqa: BLE001 (`result` raises it)
+            self._error = error
+        self.ended = self._now()
+
+
 class CheckpointManager:
-    """When this rank checkpoints and where it resumes; only rank 0 (`is_root`) chooses and writes."""
+    """When this rank checkpoints and where it resumes. Every rank writes its part; only rank 0 (`is_root`) chooses.
+
+    Training waits while the state is copied, not while the copy is written (checkpoint.async_save); one checkpoint is
+    written at a time.
+    """
 
     def __init__(
         self,
@@ -100,10 +142,11 @@ class CheckpointManager:
         sealed: Callable[[int, str], None],
         best: BestRule = NO_BEST,
         now: Callable[[], float] = time.monotonic,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         """`sealed(version, folder)` runs for each complete checkpoint; `best`: which stay for their evaluation.
 
-        `now` is a clock in seconds.
+        `now` is a clock in seconds. `tick` runs while training waits for a write; an exception of it ends the wait.
         """
         self.folder = ""  # of the newest known checkpoint; "" if none
         self._version: int | None = None  # its version
@@ -114,6 +157,8 @@ class CheckpointManager:
         self._sealed = sealed
         self._best = best
         self._now = now
+        self._tick = tick
+        self._write: BackgroundWrite | None = None
         self._tried = now()  # time of the last checkpoint or failure; at first the start of the process
         self._n_tried = 0  # checkpoints by time or steps of this process
         self._took_s = 0.0  # duration of the last checkpoint
@@ -150,48 +195,93 @@ class CheckpointManager:
             return False
         interval_s = min(self._settings.every_s, FIRST_S * 2**self._n_tried)
         least_s = max(interval_s, LEAST_TIMES * self._took_s)
-        is_late = self._is_root and self._now() - self._tried >= least_s
+        is_late = self._is_root and self._write is None and self._now() - self._tried >= least_s
         return bool(actor.policy.ranks.max([float(is_late)])[0])
 
     def keep(self, actor: PPOActor, tokenizer: Any) -> None:
-        """Write a checkpoint that is due. A disk error skips it with a warning.
+        """Write a checkpoint that is due, beside training. A disk error skips it with a warning, here or in `record`.
 
-        A collective when sharded, as `finish`.
+        Waits for the one before it. A collective when sharded, as `finish`.
         """
         try:
-            self.finish(actor, tokenizer)
+            self.settle()
+            if actor.version != self._version:
+                self._begin(actor, tokenizer, copies=self._settings.async_save)
         except CheckpointError as error:
-            if self._is_root:
-                self._warn(f"training goes on, and could come back from an older checkpoint only: {error}")
-        finally:
-            self._tried = self._now()
-            self._n_tried = min(self._n_tried + 1, MOST_DOUBLINGS)
+            self._skip(error)
+        self._note_try()
+        if not self._settings.async_save:
+            self.settle()
 
     def finish(self, actor: PPOActor, tokenizer: Any) -> None:
-        """Checkpoint the current version unless that is done. Raises CheckpointError on a disk error."""
-        version = actor.version
-        if version == self._version:
+        """Checkpoint the current version unless that is done, and wait. Raises CheckpointError on a disk error."""
+        self.settle()
+        is_missing = actor.version != self._version
+        if actor.policy.ranks.max([float(is_missing)])[0]:
+            self._begin(actor, tokenizer, copies=False)
+            self._conclude(self._await())
+
+    def record(self) -> None:
+        """Report a checkpoint that has been written since the last call. Raises an error that is not of the disk."""
+        if self._write is not None and self._write.is_done():
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written. A disk error skips it with a warning."""
+        if self._write is None:
             return
+        try:
+            self._conclude(self._await())
+        except CheckpointError as error:
+            self._skip(error)
+        self._tried = self._now()
+
+    def _begin(self, actor: PPOActor, tokenizer: Any, *, copies: bool) -> None:
         actor.check_whole()
         began, values = self._now(), best_checkpoints.read(self._run)
         with self._journal.span("checkpoint"):
-            folder = checkpoint.save(
+            pending = checkpoint.stage(
                 self._run / "checkpoints",
                 policy=actor.policy,
                 optimizer=actor.optimizer,
-                version=version,
+                version=actor.version,
                 tokenizer=tokenizer,
                 keep=self._settings.keep,
                 counts=lambda other: has_frontier(self._run, other),
                 is_best=lambda other: self._best.keeps(other, values),
                 reference=actor.kept_reference,
                 critic=actor.critic,
+                copies=copies,
             )
-        self._version, self.folder = version, str(folder)
-        self._took_s = self._now() - began
+        self._write = BackgroundWrite(pending, began=began, now=self._now)
+
+    def _await(self) -> BackgroundWrite:
+        """The write that has ended; none is in progress afterwards."""
+        write = self._write
+        assert write is not None
+        with self._journal.span("checkpoint"):
+            while not write.is_done(WAIT_S):
+                self._tick()
+        self._write = None
+        return write
+
+    def _conclude(self, write: BackgroundWrite) -> None:
+        """Raises CheckpointError on a disk error."""
+        folder = write.result()
+        self._version, self.folder = write.version, folder
+        self._took_s = write.ended - write.began
         if self._is_root:
-            self._journal.write(Event.CHECKPOINT, step=version, folder=str(folder), seconds=round(self._took_s, 6))
-        self._sealed(version, str(folder))
+            times = {"seconds": round(self._took_s, 6), "staged_s": round(write.staged_s, 6)}
+            self._journal.write(Event.CHECKPOINT, step=write.version, folder=folder, **times)
+        self._sealed(write.version, folder)
+
+    def _skip(self, error: CheckpointError) -> None:
+        if self._is_root:
+            self._warn(f"training goes on, and could come back from an older checkpoint only: {error}")
+
+    def _note_try(self) -> None:
+        self._tried = self._now()
+        self._n_tried = min(self._n_tried + 1, MOST_DOUBLINGS)
 
     def sealed(self) -> list[int]:
         """Versions with a checkpoint on disk."""

@@ -10,7 +10,7 @@ A single learner has no process group at all.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -130,6 +130,7 @@ class LearnerRanks:
     size: int = 1
     replicas: int = 1  # copies of a sharded model
     context: ContextGroup | None = None  # None: each rank has rows of its own
+    store: Store | None = field(default=None, repr=False, compare=False)  # of rank 0; None for a single rank
 
     @property
     def share(self) -> int:
@@ -189,7 +190,7 @@ def meet(
         timeout=timedelta(seconds=timeout_s),
     )
     context = _join_context(index, size, context_parallel, timeout_s) if context_parallel > 1 else None
-    return LearnerRanks(index=index, size=size, replicas=replicas, context=context)
+    return LearnerRanks(index=index, size=size, replicas=replicas, context=context, store=store)
 
 
 def _join_context(index: int, size: int, width: int, timeout_s: float) -> ContextGroup:

@@ -15,13 +15,12 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig
 
+from actors.learner.checkpoint import MASTER, POLICY, WHOLE_OPTIMIZER
+from actors.learner.shards.read import ShardReader
 from actors.models.adapter_folder import base_of
 from actors.models.loading import load_model, load_tokenizer
 from actors.runtime.process import leave
 from areal_bus.errors import ArealBusError, ConfigError
-
-MASTER = "master/"  # prefix of float32 parameters in optimizer.safetensors, where the model's are rounded
-
 
 @dataclass(frozen=True, slots=True)
 class SaveOrder:
@@ -63,12 +62,21 @@ def dtype_of(folder: Path) -> str:
 
 
 def take_masters(model: torch.nn.Module, checkpoint: Path) -> int:
-    """Replace rounded parameters by the learner's float32 ones. How many there are."""
-    parameters, n = dict(model.named_parameters()), 0
-    with safe_open(checkpoint / "optimizer.safetensors", framework="pt") as file, torch.no_grad():
+    """Replace rounded parameters by the learner's float32 ones, whatever ranks wrote them. How many there are.
+
+    Raises CheckpointError.
+    """
+    parameters, whole = dict(model.named_parameters()), checkpoint / WHOLE_OPTIMIZER
+    if not whole.is_file():
+        reader, prefix = ShardReader(checkpoint), f"{POLICY}{MASTER}/"
+        names = list(reader.forms(prefix))
+        reader.load({f"{prefix}{name}": parameters[name].detach() for name in names})
+        return len(names)
+    n, prefix = 0, f"{MASTER}/"
+    with safe_open(whole, framework="pt") as file, torch.no_grad():
         for key in file.keys():  # noqa: SIM118  no mapping
-            if key.startswith(MASTER):
-                parameters[key.removeprefix(MASTER)].copy_(file.get_tensor(key))
+            if key.startswith(prefix):
+                parameters[key.removeprefix(prefix)].copy_(file.get_tensor(key))
                 n += 1
     return n
 

@@ -475,6 +475,9 @@ class CheckpointConfig(Section):
     is checkpointed, and RUN/best is the model of the best one. 0: none."""
     at_end: bool = True
     """Checkpoint and export the final model."""
+    async_save: bool = True
+    """Write checkpoints beside training, from a copy in host memory (of each learner rank's share: 12 bytes a
+    parameter, and its part of the model); false: training waits for the disk, without a copy."""
 
 
 class EvaluateSet(Section):

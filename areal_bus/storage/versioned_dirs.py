@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +37,30 @@ def versions(parent: Path) -> dict[int, Path]:
 def building(final: Path) -> Path:
     """A new temporary folder, for `seal`. Cleans up after dead writers first."""
     tidy(final.parent)
-    temporary = _temporary(final)
+    temporary = temporary_of(final)
     temporary.mkdir(parents=True)
     return temporary
 
 
-def seal(temporary: Path, final: Path) -> None:
-    """Write the manifest, sync and rename. Until the rename `final` is absent or has its old content."""
-    paths = sorted(path for path in temporary.rglob("*") if path.is_file())
-    files = {
-        str(path.relative_to(temporary)): {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in paths
-    }
+def seal(temporary: Path, final: Path, known: Mapping[str, tuple[int, str]] | None = None) -> None:
+    """Write the manifest, sync and rename. Until the rename `final` is absent or has its old content.
+
+    `known`: path in the folder -> (bytes, SHA-256) of files that were hashed while they were written, here or by
+    another process. Raises CheckpointError when one of them has another size now, OSError when it is not there.
+    """
+    known = known or {}
+    there = {str(path.relative_to(temporary)) for path in temporary.rglob("*") if path.is_file()}
+    paths = {name: temporary / name for name in sorted(there | known.keys())}
+    for name, (n_bytes, _) in known.items():
+        if paths[name].stat().st_size != n_bytes:
+            raise CheckpointError(f"a file of a checkpoint stays as it was written: {paths[name]} has another size")
+    files = {}
+    for name, path in paths.items():
+        n_bytes, digest = known[name] if name in known else (path.stat().st_size, _sha256(path))
+        files[name] = {"bytes": n_bytes, "sha256": digest}
     (temporary / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1) + "\n")
     folders = [path for path in temporary.rglob("*") if path.is_dir()]
-    for path in [*paths, temporary / MANIFEST, *folders, temporary]:
+    for path in [*paths.values(), temporary / MANIFEST, *folders, temporary]:
         _sync(path)
     old = final.with_name(f".{final.name}.old")
     if final.exists():
@@ -118,14 +128,14 @@ def discard_above(parent: Path, version: int) -> list[Path]:
 
 def discard(path: Path) -> None:
     """Delete a folder. It is renamed before its files are deleted."""
-    leaving = _temporary(path)
+    leaving = temporary_of(path)
     path.rename(leaving)
     shutil.rmtree(leaving)
 
 
 def give_up(final: Path) -> None:
     """Delete the temporary folder of a failed write, as far as possible."""
-    shutil.rmtree(_temporary(final), ignore_errors=True)
+    shutil.rmtree(temporary_of(final), ignore_errors=True)
     with contextlib.suppress(OSError):  # the next writer tries again
         tidy(final.parent)
 
@@ -143,8 +153,9 @@ def tidy(parent: Path) -> None:
             shutil.rmtree(temporary)
 
 
-def _temporary(final: Path) -> Path:
-    return final.with_name(f".{final.name}.{os.getpid()}.tmp")
+def temporary_of(final: Path, pid: int | None = None) -> Path:
+    """Name of the folder while the process `pid` (None: this one) writes it."""
+    return final.with_name(f".{final.name}.{os.getpid() if pid is None else pid}.tmp")
 
 
 def _is_other_live_process(pid: str) -> bool:

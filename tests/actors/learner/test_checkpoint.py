@@ -197,7 +197,7 @@ def test_a_run_that_was_set_back_keeps_what_it_just_wrote(tmp_path: Path) -> Non
     assert names(tmp_path) == ["step-000005", "step-1000000"]
 
 
-@pytest.mark.parametrize("name", ["optimizer.safetensors", "model/model.safetensors", "state.json"])
+@pytest.mark.parametrize("name", ["shards/shard-00001-of-00001.safetensors", "model/model.safetensors", "state.json"])
 def test_one_wrong_byte_is_refused(tmp_path: Path, name: str) -> None:
     actor = tiny_actor(tmp_path)
     train(actor, range(1))

@@ -105,4 +105,4 @@ def test_a_checkpoint_exports_what_is_pushed_and_restores_the_masters_bit_for_bi
 
 def test_float32_weights_are_kept_once(tmp_path: Path) -> None:
     folder = save(tiny_actor(tmp_path), tmp_path / "checkpoints")
-    assert set(load_file(str(folder / "optimizer.safetensors"))) == {"rng"}
+    assert set(load_file(str(folder / "shards" / "shard-00001-of-00001.safetensors"))) == {"rng/0"}

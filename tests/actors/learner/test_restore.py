@@ -164,6 +164,7 @@ def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_i
         assert not is_due_after(waited - 1.0)
         assert is_due_after(1.0)
         keeper.keep(actor, words)
+        keeper.settle()
     keeper._took_s = 50.0
     assert not is_due_after(999.0)
     assert is_due_after(1.0)
@@ -231,7 +232,9 @@ def test_a_restored_learner_makes_the_same_bits_as_one_that_never_stopped(
     )
     first = tiny_actor(tmp_path / "first", config, model=tiny_model(tied=tied))
     train(first, range(2))
-    keeper_of(tmp_path, first, config).keep(first, tokenizer(tmp_path))
+    first_keeper = keeper_of(tmp_path, first, config)
+    first_keeper.keep(first, tokenizer(tmp_path))
+    first_keeper.settle()
     head_checkpoints.save(head_checkpoints.path_of(tmp_path / "frontiers", 2), HeadCheckpoint(2))
     kept, drawn = digest(first), torch.rand(3)
 
@@ -265,10 +268,12 @@ def test_training_goes_on_without_a_checkpoint_that_the_disk_does_not_take(tmp_p
     keeper = keeper_of(tmp_path, actor, config)
     words = tokenizer(tmp_path)
     keeper.keep(actor, words)
+    keeper.settle()
     before = keeper.folder
     train(actor, range(1))
     with full_disk():
         keeper.keep(actor, words)
+        keeper.settle()
     assert keeper.folder == before
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000"]
     checkpoint.verify(Path(before))
