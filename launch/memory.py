@@ -6,7 +6,7 @@ parameter). With one micro-batch the larger of the two counts, with several thei
 teacher) add their weights in model.dtype, sharded, too. With actor.lora the model's own weights are frozen as well, and
 12 and 4 bytes count for the numbers of the adapters only. A generator keeps the weights twice (live and receive buffer;
 with actor.lora live and base) and the KV cache of all slots at full length. The memory of libraries was measured on
-CPU.
+CPU. With checkpoint.async_save each learner rank copies what it writes of a checkpoint to the host.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.models.adapter_folder import base_of, is_adapter_folder
-from areal_bus.config.algorithms import uses_reference, uses_teacher
+from areal_bus.config.algorithms import keeps_reference, uses_reference, uses_teacher
 from areal_bus.config.capacity import logits_chunk
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
@@ -280,6 +280,7 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     host = libraries(config, Role.LEARNER)
     if config.learner.simulated is not None:
         return Need(BYTES["float32"] * shape.n_parameters, host + snapshots)
+    host += staged_bytes(config, shape, counts)
     if config.topology.gpus_per_host == 0:
         return Need(kept + rounded + step, host + snapshots + changes)
     device = kept + max(rounded + step, gradients + SQRT_BYTES * counts.trained // sharers)
@@ -305,6 +306,21 @@ def root_delta_bytes(config: Config, counts: ParameterCounts) -> int:
     """At most: a payload, and the changes of each version as a bitmap of its numbers of two bytes."""
     payload = payload_bytes(config, counts)
     return payload + (config.weights.delta_versions * counts.pushed_bytes // 16 if payload else 0)
+
+
+def staged_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -> int:
+    """Bytes of the copy of a checkpoint on a learner rank's host: moments, float32 parameters where the model's are
+    rounded, the model as it is pushed, and those of a critic and of a reference model that checkpoints hold.
+    """
+    if not config.checkpoint.async_save:
+        return 0
+    is_rounded = config.actor.lora is None and config.model.dtype != "float32"
+    numbers = (STATE_BYTES if is_rounded else STATE_BYTES - BYTES["float32"]) * counts.trained + counts.pushed_bytes
+    if config.actor.advantage == "gae":
+        numbers += STATE_BYTES * shape.n_parameters
+    if keeps_reference(config) and config.actor.lora is None:
+        numbers += BYTES[config.model.dtype] * shape.n_parameters
+    return numbers // config.topology.learners
 
 
 def learner_activation_numbers(config: Config, shape: DecoderShape) -> tuple[int, int]:

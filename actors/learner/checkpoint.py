@@ -25,6 +25,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from actors.learner.critic import Critic
@@ -271,22 +272,28 @@ def restore(state: TrainingState, *, policy: Policy, optimizer: torch.optim.Opti
 def _restore_shards(reader: ShardReader, prefix: str, model: Policy, optimizer: torch.optim.Optimizer) -> None:
     parameters, forms = model.parameters(), reader.forms(prefix)
     _check_names({key.split("/", 1)[1] for key in forms}, parameters)
+    _check_shapes(forms, parameters)
     targets: dict[str, Tensor] = {}
     for key, form in forms.items():
         kind, name = key.split("/", 1)
         parameter = parameters[name]
-        if form.size and form.size != parameter.shape:
-            raise CheckpointError(
-                f"a checkpoint is of the model that it is restored into: {name!r} is {list(form.size)} there and "
-                f"{list(parameter.shape)} here"
-            )
         if kind == MASTER:
             targets[prefix + key] = parameter.detach()
             continue
-        like_parameter = bool(form.size) or not parameter.dim()
-        value = torch.zeros_like(parameter.detach()) if like_parameter else torch.zeros((), dtype=form.properties.dtype)
+        is_like_it = form.size == parameter.shape  # else the number of its steps
+        value = torch.zeros_like(parameter.detach()) if is_like_it else torch.zeros((), dtype=form.properties.dtype)
         targets[prefix + key] = optimizer.state[parameter][kind] = value
     reader.load(targets)
+
+
+def _check_shapes(forms: Mapping[str, TensorStorageMetadata], parameters: Mapping[str, Tensor]) -> None:
+    for key, form in forms.items():
+        name = key.split("/", 1)[1]
+        if form.size and form.size != parameters[name].shape:
+            raise CheckpointError(
+                f"a checkpoint is of the model that it is restored into: {name!r} is {list(form.size)} there and "
+                f"{list(parameters[name].shape)} here"
+            )
 
 
 def _check_names(saved: set[str], parameters: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ def model(run: Path, version: int) -> Path:
 
 
 def optimizer(run: Path, version: int) -> Path:
-    return run / "checkpoints" / f"step-{version:06d}" / "optimizer.safetensors"
+    return run / "checkpoints" / f"step-{version:06d}" / "shards" / "shard-00001-of-00001.safetensors"
 
 
 def frontier(run: Path, version: int) -> Path:
@@ -59,7 +59,8 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "a bit of the weights": lambda run: flip(model(run, NEWEST)),
     "a bit of the optimizer": lambda run: flip(optimizer(run, NEWEST)),
     "torn optimizer": lambda run: tear(optimizer(run, NEWEST)),
-    "no manifest": lambda run: optimizer(run, NEWEST).with_name("manifest.json").unlink(),
+    "no optimizer": lambda run: optimizer(run, NEWEST).unlink(),
+    "no manifest": lambda run: (optimizer(run, NEWEST).parents[1] / "manifest.json").unlink(),
     "a bit of the frontier": lambda run: flip(frontier(run, NEWEST)),
     "torn frontier": lambda run: tear(frontier(run, NEWEST)),
     "no frontier": lambda run: frontier(run, NEWEST).unlink(),

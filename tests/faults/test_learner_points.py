@@ -39,7 +39,12 @@ class Struck:
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
-    ring = Ring(tmp_path_factory.mktemp("points"), f"run.total_train_steps={STEPS}", "bus.silent_s=3")
+    ring = Ring(
+        tmp_path_factory.mktemp("points"),
+        f"run.total_train_steps={STEPS}",
+        "bus.silent_s=3",
+        "checkpoint.async_save=false",  # else an update and a checkpoint may end in either order
+    )
     ring.hold(3)
     strikes: dict[str, Strike] = {}
     with ring.started():

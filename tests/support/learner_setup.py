@@ -23,15 +23,15 @@ from areal_bus.messages import ShardItem
 VOCABULARY = 23
 
 
-def tiny_model(seed: int = 0, *, key_heads: int = 2, tied: bool = False) -> Any:
-    """A two-layer Llama with grouped keys."""
+def tiny_model(seed: int = 0, *, key_heads: int = 2, tied: bool = False, n_layers: int = 2) -> Any:
+    """A small Llama with grouped keys."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LlamaConfig(
             vocab_size=VOCABULARY,
             hidden_size=32,
             intermediate_size=64,
-            num_hidden_layers=2,
+            num_hidden_layers=n_layers,
             num_attention_heads=4,
             num_key_value_heads=key_heads,
             max_position_embeddings=128,
@@ -51,12 +51,20 @@ def settings(**sections: dict[str, Any]) -> Config:
 
 
 def tiny_actor(
-    folder: Path, config: Config | None = None, *, model: Any = None, ranks: LearnerRanks | None = None
+    folder: Path,
+    config: Config | None = None,
+    *,
+    model: Any = None,
+    ranks: LearnerRanks | None = None,
+    adapters_from: Path | None = None,
 ) -> PPOActor:
+    """`adapters_from`: the model folder of a checkpoint."""
     config = config or settings()
     model = model or tiny_model()
     lora = config.actor.lora
     adapters = None if lora is None else Adapters(model, lora, seed=config.run.seed, base="base")
+    if adapters is not None and adapters_from is not None:
+        adapters.read(adapters_from)
     policy = Policy(
         model,
         adapters,
@@ -64,6 +72,7 @@ def tiny_actor(
         device="cpu",
         temperature=config.gconfig.temperature,
         dtype=config.model.dtype,
+        gradient_checkpointing=config.learner.gradient_checkpointing,
     )
     reference = PolicyBase(policy, adapters) if adapters is not None else None
     frozen = FrozenModels(

@@ -12,18 +12,20 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.learner import checkpoint
 from actors.learner.batch import build
 from actors.learner.ppo import PPOActor
-from actors.models.loading import load_tokenizer
+from actors.models.loading import load_model, load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from actors.offline.save_hf import SaveOrder
 from actors.offline.save_hf import save_hf as offline_save_hf
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.storage import versioned_dirs
+from tests.support.old_checkpoint import write_whole
 from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
 from tools import save_hf
 
@@ -248,13 +250,65 @@ def test_a_write_that_breaks_leaves_nothing_under_the_final_name(tmp_path: Path)
     checkpoint.verify(kept)
 
 
-def test_state_of_another_model_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_state_of_another_model_is_refused(tmp_path: Path, is_old: bool) -> None:
     actor = tiny_actor(tmp_path)
     train(actor, range(1))
-    state = checkpoint.load(save(actor, tmp_path))
-    other = {key.replace("layers.0", "layers.7"): value for key, value in state.tensors.items()}
-    with pytest.raises(CheckpointError, match="same names"):
-        checkpoint.restore(checkpoint.TrainingState(1, other), policy=actor.policy, optimizer=actor.optimizer)
+    state = checkpoint.load(write_whole(actor, tmp_path) if is_old else save(actor, tmp_path))
+    others = [(tiny_model(n_layers=3), "'model.layers.2.*another model")]
+    others += [] if is_old else [(tiny_model(key_heads=4), r"is \[16, 32\] there and \[32, 32\] here")]
+    for model, why in others:
+        other = tiny_actor(tmp_path / "other", model=model)
+        before = {name: value.clone() for name, value in other.policy.parameters().items()}
+        with pytest.raises(CheckpointError, match=why):
+            checkpoint.restore(state, policy=other.policy, optimizer=other.optimizer)
+        assert all(torch.equal(value, before[name]) for name, value in other.policy.parameters().items())
+        assert not other.optimizer.state
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_of_one_file_still_loads_and_goes_on_bit_for_bit(tmp_path: Path, dtype: str) -> None:
+    """Of schema 1, which rank 0 wrote alone."""
+    config = settings(model={"scratch": {}, "dtype": dtype}, actor={"lr": 1e-2, "advantage": "gae"})
+    first = tiny_actor(tmp_path / "a", config)
+    train(first, range(2))
+    folder = write_whole(first, tmp_path)
+    drawn = torch.rand(3)
+    second = tiny_actor(tmp_path / "b", config, model=load_model(str(folder / "model"), "float32", "cpu"))
+    state = checkpoint.load(folder)
+    checkpoint.restore(state, policy=second.policy, optimizer=second.optimizer)
+    assert second.critic is not None
+    checkpoint.restore_critic(folder, second.critic)
+    second.version = state.version
+    assert torch.equal(torch.rand(3), drawn)
+    for actor in (first, second):
+        train(actor, range(2, 4))
+    pairs = zip(first.policy.parameters().values(), second.policy.parameters().values(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    offline_save_hf(SaveOrder(str(folder), str(tmp_path / "exact"), "float32", shard_gb=5))
+    assert load_model(str(tmp_path / "exact"), "float32", "cpu") is not None
+
+
+def test_a_checkpoint_of_a_newer_release_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    folder = save(tiny_actor(tmp_path), tmp_path)
+    (folder / "state.json").write_text(json.dumps({"schema": 3, "version": 0}))
+    with pytest.raises(CheckpointError, match=r"schema 1 or 2: .* has 3; a newer release .*model.path = "):
+        checkpoint.version_of(folder)
+
+
+def test_shards_without_a_piece_are_refused(tmp_path: Path) -> None:
+    """Even when the manifest is right: a file of another rank's pieces only."""
+    actor = tiny_actor(tmp_path)
+    train(actor, range(1))
+    folder = save(actor, tmp_path)
+    file = folder / "shards" / "shard-00001-of-00001.safetensors"
+    held = load_file(file)
+    key = next(key for key in held if held[key].dim() == 2)
+    info = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in held.items()}
+    info[key]["saved_offsets"] = [4, 0]
+    save_file(held, file, metadata={"DCP_SHARDING_INFO": json.dumps(info)})
+    with pytest.raises(CheckpointError, match=f"numbers of '{key}'"):
+        checkpoint.restore(checkpoint.read(folder), policy=actor.policy, optimizer=actor.optimizer)
 
 
 def test_the_link_is_replaced_in_one_step(tmp_path: Path) -> None:

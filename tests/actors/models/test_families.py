@@ -25,9 +25,9 @@ from transformers import (
 
 from actors.engines.builtin.engine import BuiltinEngine
 from actors.engines.protocol import Request
-from actors.learner.checkpoint import gather, write_model
 from actors.learner.policy import Policy
 from actors.learner.rendezvous import LearnerRanks
+from actors.learner.shards.model_part import stage_model
 from actors.models.loading import load_model
 from actors.models.packed_row import SequencePiece
 
@@ -133,6 +133,7 @@ def test_the_learner_packs_or_not_with_the_same_log_probs_and_exports_what_it_tr
             parameter -= 0.05 * parameter.grad
     again, _ = policy.logprobs(pieces)
     assert float((again - found).detach().abs().max()) > 1e-3
-    write_model(tmp_path / "b", policy, gather(policy), Words())
+    (tmp_path / "b").mkdir()
+    stage_model("b", policy, copies=False).write(tmp_path, Words())
     exported = plain(str(tmp_path / "b"))
     assert torch.allclose(again, torch.cat([logps(exported, ids, len(ids) - 1) for ids in texts]), atol=1e-5)

@@ -120,6 +120,7 @@ def rollout(module: Any) -> None:
     def prepare_batch(self: Any) -> Any:
         while (version := told("hold")) and self._step >= int(version):
             self._failover.inbox.check()
+            self._failover.look()  # a checkpoint may be written meanwhile
             time.sleep(LOOK_S)
         batch = real(self)
         strike("consumed")
@@ -140,6 +141,12 @@ def learner(module: Any) -> None:
 
 def keeping(module: Any) -> None:
     before(module.CheckpointManager, "keep", "announced")
+
+
+def shards(module: Any) -> None:
+    """A learner rank writes its shard of a checkpoint, on a thread."""
+    before(module.Shard, "write", "shard-begun")
+    after(module.Shard, "write", "shard-written")
 
 
 def shelf(module: Any) -> None:
@@ -257,6 +264,7 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.learner.ppo": actor,
     "actors.learner.actor": learner,
     "actors.learner.checkpoint_manager": keeping,
+    "actors.learner.shards.plan": shards,
     "areal_bus.storage.versioned_dirs": shelf,
     "areal_bus.weights.sender": weights,
     "areal_bus.weights.receiver": receiver,
