@@ -1,15 +1,15 @@
 """Writes and reads learner checkpoints, without pickle.
 
 RUN/checkpoints/step-000010/
-    model/         a plain transformers folder: weights as they are pushed (in model.dtype), config, tokenizer; of
-                   several ranks one file each; with actor.lora the adapters in peft's format (float32), and the tokenizer
+    model/         a plain transformers folder: weights as they are pushed (in model.dtype), one file a rank, config and
+                   tokenizer; with actor.lora the adapters in peft's format (float32) and the tokenizer
     reference/     the same for the reference model, where the run has made it
     shards/        one file a rank, in the safetensors form of torch's distributed checkpoint: AdamW's state, float32
                    parameters where the model's are rounded, the same of a critic, and each rank's RNG state
     state.json     schema, version, number of ranks
     manifest.json  size and SHA-256 of every other file
-`areal_bus/storage/versioned_dirs.py` writes such a folder atomically. Checkpoints of schema 1 (optimizer.safetensors and
-critic.safetensors instead of shards/) are read as well.
+`areal_bus/storage/versioned_dirs.py` writes such a folder atomically. Checkpoints of schema 1, with
+optimizer.safetensors and critic.safetensors instead of shards/, are read as well.
 """
 
 import contextlib

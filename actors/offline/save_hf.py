@@ -22,6 +22,7 @@ from actors.models.loading import load_model, load_tokenizer
 from actors.runtime.process import leave
 from areal_bus.errors import ArealBusError, ConfigError
 
+
 @dataclass(frozen=True, slots=True)
 class SaveOrder:
     """A verified checkpoint and where its model goes."""

@@ -44,7 +44,8 @@ def _run(module: str, name: str, stages: Sequence[dict[str, Any]]) -> int:
                     leave(1)
                 leave(0)
             children.append(pid)
-        if any([os.waitpid(pid, 0)[1] for pid in children]):
+        ends = [os.waitpid(pid, 0)[1] for pid in children]
+        if any(ends):
             return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, one part a rank: staged on the host, written beside training, loaded by any number of ranks.
+"""The files of a checkpoint, a part a rank: staged on the host, written beside training, loaded by any ranks.
 
 Imports torch's distributed checkpoint (planner, safetensors form), the learner's models, areal_bus.
 Begin with `plan.py`: which rank writes which piece.

@@ -1,4 +1,4 @@
-"""Loads the shards of a checkpoint into tensors of any sharding, by torch's DCP planner. Each rank reads what it holds."""
+"""Loads the shards of a checkpoint into tensors of any sharding, by DCP's planner. Each rank reads what it holds."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -25,8 +25,8 @@ from actors.offline.save_hf import save_hf as offline_save_hf
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.storage import versioned_dirs
-from tests.support.old_checkpoint import write_whole
 from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
+from tests.support.old_checkpoint import write_whole
 from tools import save_hf
 
 

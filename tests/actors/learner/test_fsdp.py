@@ -18,6 +18,7 @@ from actors.learner.batch import build
 from actors.learner.policy import whole
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import meet, part
+from actors.learner.shards.read import ShardReader
 from actors.learner.startup import Demonstration, warm_up
 from actors.runtime.process import leave
 from areal_bus.config.sections import Config, WarmupConfig
@@ -265,12 +266,13 @@ def test_two_ranks_keep_float32_masters_and_export_what_they_push(tmp_path: Path
     model = checkpoint_model(tmp_path)
     assert {value.dtype for value in model.values()} == {torch.bfloat16}
     assert two[0]["digest"] == digest_of(model)
-    kept = load_file(str(tmp_path / "checkpoints" / f"step-{STEPS:06d}" / "optimizer.safetensors"))
-    assert {value.dtype for key, value in kept.items() if key != "rng"} == {torch.float32}
+    reader = ShardReader(tmp_path / "checkpoints" / f"step-{STEPS:06d}")
+    assert {form.properties.dtype for form in reader.forms("policy/").values()} == {torch.float32}
     one = tiny_actor(tmp_path / "one", config_of("bfloat16"))
     life(one, index=0, size=1)
     for name, value in one.policy.parameters().items():
-        master = kept[f"master/{name}"]
+        master = torch.zeros_like(value)
+        reader.load({f"policy/master/{name}": master})
         assert torch.allclose(master, value, atol=5e-3), name  # five Adam steps of 1e-3 at most, in other arithmetic
         assert not torch.equal(master, master.bfloat16().float()), name
 
@@ -280,7 +282,15 @@ def checkpoint_model(folder: Path) -> dict[str, torch.Tensor]:
     checkpoint.verify(saved)
     config = json.loads((saved / "model" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
-    return load_file(str(saved / "model" / "model.safetensors"))
+    return weights_in(saved / "model")
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    """Of a Hugging Face folder, of which each rank has written a file."""
+    files = set(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values())
+    found = [load_file(folder / name) for name in files]
+    assert len(found) > 1
+    return {name: tensor for one in found for name, tensor in one.items()}
 
 
 if __name__ == "__main__":

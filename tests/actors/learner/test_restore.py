@@ -1,10 +1,12 @@
 """A learner goes on from its checkpoint as if it had never been away, and never from one that is not whole."""
 
 import json
+import os
 import re
 import resource
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.learner import checkpoint
 from actors.learner.batch import build
+from actors.learner.checkpoint import PendingCheckpoint
 from actors.learner.checkpoint_manager import CheckpointManager, StartPoint, choose
 from actors.learner.ppo import PPOActor
 from actors.models.loading import load_tokenizer
@@ -28,6 +31,7 @@ from areal_bus.core.head_checkpoint import HeadCheckpoint
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import head_checkpoints, versioned_dirs
 from areal_bus.weights.snapshot import take_snapshot
+from tests.faults.ring import INSIDE
 from tests.support.learner_script import PATIENCE_S, Script, script
 from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
 
@@ -286,6 +290,94 @@ def test_training_goes_on_without_a_checkpoint_that_the_disk_does_not_take(tmp_p
     keeper.finish(actor, words)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
     checkpoint.verify(Path(keeper.folder))
+
+
+def test_a_checkpoint_holds_the_state_at_its_version_while_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two updates pass before the disk takes it. The next one waits for it."""
+    may_write = threading.Event()
+    real = PendingCheckpoint.write
+
+    def write(self: PendingCheckpoint) -> Path:
+        may_write.wait(PATIENCE_S)
+        return real(self)
+
+    monkeypatch.setattr(PendingCheckpoint, "write", write)
+    config = settings(model={"scratch": {}, "dtype": "bfloat16"}, actor={"lr": 1e-2, "advantage": "gae"})
+    actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
+    sealed: list[int] = []
+    clock = [0.0]
+    keeper = CheckpointManager(
+        tmp_path,
+        config.checkpoint,
+        journal=actor._journal,
+        is_root=True,
+        sealed=lambda version, _: sealed.append(version),
+        now=lambda: clock[0],
+        tick=may_write.set,  # training waits: only then
+    )
+    train(actor, range(1))
+    held = [p.detach().clone() for p in actor.policy.parameters().values()]
+    keeper.keep(actor, words)
+    clock[0] = 1e6
+    train(actor, range(1, 3))
+    keeper.record()
+    assert not keeper.is_due(actor)
+    assert (sealed, keeper.folder, keeper.sealed()) == ([], "", [])
+    keeper.keep(actor, words)
+    assert (sealed, keeper.folder[-6:]) == ([1], "000001")
+    again = tiny_actor(tmp_path / "again", config, model=tiny_model(5))
+    assert again.critic is not None
+    keeper.restore(again, StartPoint(1, keeper.folder))
+    assert all(torch.equal(p, was) for p, was in zip(again.policy.parameters().values(), held, strict=True))
+    keeper.settle()
+    assert sealed == [1, 3]
+    train(again, range(1, 3))
+    for ours, theirs in ((actor, again), (actor.critic.model, again.critic.model)):  # type: ignore[union-attr]
+        pairs = zip(weights_of(ours), weights_of(theirs), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def weights_of(owner: Any) -> list[torch.Tensor]:
+    return list((owner.policy if isinstance(owner, PPOActor) else owner).parameters().values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "rank"), [("shard-begun", 1), ("shard-written", 1), ("checkpoint-files", 0)])
+def test_learners_go_back_when_one_is_killed_between_the_shards_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, rank: int
+) -> None:
+    """By SIGKILL, with the shard of the other rank on disk. The checkpoint before is used."""
+    faults = tmp_path / "faults"
+    for name in ("armed", "struck"):
+        (faults / name).mkdir(parents=True)
+    monkeypatch.setenv("AREAL_FAULTS", str(faults))
+    monkeypatch.setenv("PYTHONPATH", f"{INSIDE}{os.pathsep}{Path.cwd()}")
+    with script(tmp_path, n_learners=2, checkpoint={"every_steps": 1, "at_end": False}) as head:
+        head.assemble()
+        assert head.take(m.Checkpointed).version == 0
+        first = update(head, 0)
+        assert head.take(m.Checkpointed).version == 1
+        head.write_frontier(1)
+        (faults / "armed" / f"{point}@learner-{rank}#0").write_text("kill")
+        second = update(head, 1)
+        head.processes[rank].wait(PATIENCE_S)
+        head.write_frontier(2)
+        shelf = head.run_folder / "checkpoints"
+        assert not (shelf / "step-000002").exists()
+        (left,) = shelf.glob(".step-000002.*.tmp/shards/*-of-00002.safetensors") if rank else [shelf]
+        assert left.exists()
+        for process in head.processes:
+            process.kill()  # a job that lost a learner starts all of them again
+        for index in range(2):
+            head.come_back(index)
+        assert head.assemble() == m.BeginTerm(1, first, sealed=[0, 1])
+        head.waiting = [held for held in head.waiting if held[1] != m.BatchRequest(2)]  # of the dead
+        assert update(head, 1) == second
+        assert head.take(m.Checkpointed, lambda done: done.version == 2).version == 2
+        assert {path.name for path in shelf.iterdir()} == {"step-000000", "step-000001", "step-000002"}
+        checkpoint.verify(shelf / "step-000002")
 
 
 @pytest.mark.slow
