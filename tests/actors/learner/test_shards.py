@@ -99,8 +99,8 @@ def restored(folder: Path, config: Config, ranks: LearnerRanks, before: Path | N
 
 
 def fingerprint(actor: PPOActor) -> str:
-    """Hash of all weights and optimizer states. A collective when sharded."""
-    digest = hashlib.sha256()
+    """Hash of all weights, optimizer states and this rank's random state. A collective when sharded."""
+    digest = hashlib.sha256(torch.get_rng_state().numpy())
     pairs = [(actor.policy, actor.optimizer)]
     pairs += [] if actor.critic is None else [(actor.critic.model, actor.critic.optimizer)]
     for model, optimizer in pairs:
