@@ -44,6 +44,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
     ring.hold(4)
     with ring.started():
         ring.until("publish", version=4)
+        ring.until("checkpoint", role="learner", step=4)
         sample_slowly_after(ring, 5)
         killed = ring.kill_all()
         run = ring.run
@@ -161,6 +162,7 @@ def test_at_eta_0_a_run_whose_learner_was_killed_is_bit_equal_to_one_without(tmp
         first = ring.struck("update")  # of the very first update: the model is made anew
         ring.hold(3)
         ring.until("update", version=3, after=first.t)
+        ring.until("checkpoint", role="learner", step=2, after=first.t)
         ring.arm("consumed")
         ring.hold(None)
         second = ring.struck("consumed", after=first.t)

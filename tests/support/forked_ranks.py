@@ -1,8 +1,10 @@
 """Learner ranks as forks of one process, which imports what they need once."""
 
+import contextlib
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -12,7 +14,7 @@ from typing import Any
 from actors.runtime.process import leave
 from areal_bus.weights.process_group import serve_store
 
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0  # a loaded machine
 
 Stage = Mapping[str, Any]  # "size" of the group, and further arguments of the function
 
@@ -23,8 +25,13 @@ def run_ranks(module: str, name: str, *stages: Stage) -> None:
     told = [{**stage, "endpoint": endpoint} for stage, (_, endpoint) in zip(stages, stores, strict=True)]
     line = [sys.executable, "-m", "tests.support.forked_ranks", module, name, json.dumps(told)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 0, done.stderr
+    with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            _, errors = process.communicate(timeout=PATIENCE_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # all forks have ended
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
 
 
 def _run(module: str, name: str, stages: Sequence[dict[str, Any]]) -> int:
