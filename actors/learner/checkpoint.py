@@ -30,13 +30,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from actors.learner.critic import Critic
 from actors.learner.frozen_model import REFERENCE, FrozenModel
+from actors.learner.model_part import ModelPart, stage_model, write_index
 from actors.learner.policy import Policy
 from actors.learner.rendezvous import LearnerRanks
 from actors.learner.shards import plan
-from actors.learner.shards.model_part import ModelPart, stage_model, write_index
 from actors.learner.shards.plan import RNG, Shard, stage_shard
 from actors.learner.shards.read import ShardReader
-from actors.learner.shards.reports import Files, RankReport, conclude
+from actors.learner.shards.reports import Files, Meeting, RankReport, conclude
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
 from areal_bus.storage.versioned_dirs import link, verify
@@ -91,8 +91,9 @@ class PendingCheckpoint:
         except Exception as error:  # noqa: BLE001 (raised below: the other ranks wait for the report)
             broken = error
         report = RankReport(files, _reason(broken))
+        meeting = Meeting(self.ranks.index, self.ranks.size, self.number, self.ranks.store)
         try:
-            conclude(self.ranks, self.number, report, self._seal, lambda: versioned_dirs.give_up(self.final))
+            conclude(meeting, report, self._seal, lambda: versioned_dirs.give_up(self.final))
         except CheckpointError as error:
             if broken is None or _is_of_the_disk(broken):
                 raise _refusal(self.final, error) from (broken or error)
@@ -162,7 +163,7 @@ def stage(
         number=number,
         ranks=ranks,
         building=building,
-        shard=stage_shard(state, ranks, copies=copies),
+        shard=stage_shard(state, index=ranks.index, size=ranks.size, replicas=ranks.replicas, copies=copies),
         models=[stage_model(name, model, copies=copies) for name, model in parts.items()],
         tokenizer=tokenizer,
         prune=lambda: versioned_dirs.prune(folder, keep, newest=final, counts=counts, is_best=is_best),

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.tensor import DTensor
 
-from actors.learner.rendezvous import LearnerRanks
 from actors.learner.shards.tensor_file import FileRecord, write_tensors
 
 FOLDER = "shards"  # of a checkpoint
@@ -38,16 +37,17 @@ class Shard:
         return {self.file: write_tensors(building / self.file, self.tensors, metadata)}
 
 
-def stage_shard(state: Mapping[str, Tensor], ranks: LearnerRanks, *, copies: bool) -> Shard:
-    """The pieces of this rank on the host. With `copies` no memory is shared with `state`.
+def stage_shard(state: Mapping[str, Tensor], *, index: int, size: int, replicas: int, copies: bool) -> Shard:
+    """The pieces of rank `index` of `size` on the host; `replicas` copies of the model. With `copies`
+    no memory is shared with `state`.
 
     A piece that several ranks hold is written by one of them: a plain tensor by rank 0, a piece of a sharded one by the
     copies of the model in turn.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    mine = {key: tensor for i, (key, tensor) in enumerate(state.items()) if _is_mine(key, tensor, i, ranks)}
+    mine = {key: tensor for i, (key, tensor) in enumerate(state.items()) if _is_mine(key, tensor, i, index, replicas)}
     planner.set_up_planner(mine, is_coordinator=True)
-    shard = Shard(file=f"{FOLDER}/shard-{ranks.index + 1:05d}-of-{ranks.size:05d}.safetensors")
+    shard = Shard(file=f"{FOLDER}/shard-{index + 1:05d}-of-{size:05d}.safetensors")
     for item in planner.create_local_plan().items:
         piece = planner.resolve_data(item)
         if not isinstance(piece, Tensor) or not piece.numel():  # a rank beyond the rows of a small tensor
@@ -58,13 +58,13 @@ def stage_shard(state: Mapping[str, Tensor], ranks: LearnerRanks, *, copies: boo
     return shard
 
 
-def _is_mine(key: str, tensor: Tensor, i: int, ranks: LearnerRanks) -> bool:
+def _is_mine(key: str, tensor: Tensor, i: int, index: int, replicas: int) -> bool:
     if not isinstance(tensor, DTensor):
-        return ranks.index == 0 or key.startswith(RNG)
+        return index == 0 or key.startswith(RNG)
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return False
-    return tensor.device_mesh.ndim == 1 or i % ranks.replicas == coordinate[0]
+    return tensor.device_mesh.ndim == 1 or i % replicas == coordinate[0]
 
 
 def on_host(tensor: Tensor, *, copies: bool) -> Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from actors.learner.rendezvous import LearnerRanks
 from actors.learner.shards.tensor_file import FileRecord
 from areal_bus.errors import CheckpointError
 
@@ -16,6 +15,16 @@ POLL_S = 0.05
 TIMEOUT_S = 1800.0  # until the slowest rank has written its part
 
 Files = Mapping[str, FileRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks conclude one checkpoint."""
+
+    index: int  # of this rank
+    size: int
+    number: int  # of the checkpoint
+    store: Store | None  # of rank 0; None for a single rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +44,29 @@ class RankReport:
         return RankReport({name: FileRecord(*record) for name, record in found["files"].items()}, found["error"])
 
 
-def conclude(
-    ranks: LearnerRanks, number: int, mine: RankReport, seal: Callable[[Files], None], give_up: Callable[[], None]
-) -> None:
-    """Rank 0 seals what all ranks wrote, or gives up; the others return when it has. `number` is the checkpoint's.
+def conclude(meeting: Meeting, mine: RankReport, seal: Callable[[Files], None], give_up: Callable[[], None]) -> None:
+    """Rank 0 seals what all ranks wrote, or gives up; the others return when it has.
 
     Raises CheckpointError, on every rank, when one of them could not write or did not report.
     """
-    if ranks.index == 0:
-        error = _conclude_as_root(ranks, number, mine, seal, give_up)
+    if meeting.index == 0:
+        error = _conclude_as_root(meeting, mine, seal, give_up)
     else:
-        store = _store(ranks, number)
-        store.set(str(ranks.index), mine.to_json())
+        store = _store(meeting)
+        store.set(str(meeting.index), mine.to_json())
         error = _wait(store, "word", "rank 0")
     if error:
         raise CheckpointError(error)
 
 
 def _conclude_as_root(
-    ranks: LearnerRanks, number: int, mine: RankReport, seal: Callable[[Files], None], give_up: Callable[[], None]
+    meeting: Meeting, mine: RankReport, seal: Callable[[Files], None], give_up: Callable[[], None]
 ) -> str:
-    store = _store(ranks, number) if ranks.size > 1 else None
+    store = _store(meeting) if meeting.size > 1 else None
     error = "rank 0 could not conclude it"
     try:
-        reports = [mine, *_collect(store, ranks.size)]
-        errors = [f"rank {i}: {r.error}" if ranks.size > 1 else r.error for i, r in enumerate(reports) if r.error]
+        reports = [mine, *_collect(store, meeting.size)]
+        errors = [f"rank {i}: {r.error}" if meeting.size > 1 else r.error for i, r in enumerate(reports) if r.error]
         if not errors:
             seal({name: record for report in reports for name, record in report.files.items()})
         error = "; ".join(errors)
@@ -86,10 +93,10 @@ def _collect(store: Store | None, n_ranks: int) -> list[RankReport]:
     return [RankReport.from_json(_wait(store, str(index), f"rank {index}")) for index in range(1, n_ranks)]
 
 
-def _store(ranks: LearnerRanks, number: int) -> Store:
-    if ranks.store is None:
-        raise CheckpointError("several ranks conclude a checkpoint at a store: LearnerRanks has none")
-    return PrefixStore(f"checkpoint/{number}", ranks.store)
+def _store(meeting: Meeting) -> Store:
+    if meeting.store is None:
+        raise CheckpointError("several ranks conclude a checkpoint at a store: there is none")
+    return PrefixStore(f"checkpoint/{meeting.number}", meeting.store)
 
 
 def _wait(store: Store, key: str, who: str) -> str:

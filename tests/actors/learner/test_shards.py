@@ -18,11 +18,11 @@ from torch.distributed import HashStore
 from actors.learner import checkpoint
 from actors.learner.batch import build
 from actors.learner.checkpoint import PendingCheckpoint
+from actors.learner.model_part import ModelPart
 from actors.learner.policy import whole
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import LearnerRanks, meet, part
 from actors.learner.shards import reports
-from actors.learner.shards.model_part import ModelPart
 from actors.learner.shards.plan import Shard
 from actors.learner.shards.read import ShardReader
 from actors.models.loading import load_model, load_tokenizer
