@@ -374,7 +374,7 @@ def test_learners_go_back_when_one_is_killed_between_the_shards_of_a_checkpoint(
         head.waiting = [held for held in head.waiting if held[1] != m.BatchRequest(2)]  # of the dead
         assert update(head, 1) == second
         assert head.take(m.Checkpointed, lambda done: done.version == 2).version == 2
-        assert {path.name for path in shelf.iterdir()} == {"step-000000", "step-000001", "step-000002"}
+        assert {path.name for path in shelf.iterdir()} == {"step-000001", "step-000002"}
         checkpoint.verify(shelf / "step-000002")
 
 

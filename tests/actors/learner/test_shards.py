@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from actors.learner import checkpoint
 from actors.learner.batch import build
@@ -100,7 +100,7 @@ def restored(folder: Path, config: Config, ranks: LearnerRanks, before: Path | N
 
 def fingerprint(actor: PPOActor) -> str:
     """Hash of all weights, optimizer states and this rank's random state. A collective when sharded."""
-    digest = hashlib.sha256(torch.get_rng_state().numpy())
+    digest = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
     pairs = [(actor.policy, actor.optimizer)]
     pairs += [] if actor.critic is None else [(actor.critic.model, actor.critic.optimizer)]
     for model, optimizer in pairs:
@@ -108,7 +108,7 @@ def fingerprint(actor: PPOActor) -> str:
             state: dict[str, Tensor] = {"": parameter.detach(), **optimizer.state.get(parameter, {})}
             for kind in sorted(state):
                 digest.update(f"{name} {kind}".encode())
-                digest.update(whole(state[kind]).cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+                digest.update(whole(state[kind]).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
