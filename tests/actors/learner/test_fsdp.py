@@ -198,7 +198,7 @@ def test_several_ranks_equal_one(tmp_path: Path, kind: str, size: int, replicas:
 def check_reference(folder: Path, one: PPOActor) -> None:
     """The checkpoint holds the reference model, which is the policy of version 2."""
     assert one.frozen.reference is not None
-    saved = load_file(str(folder / "checkpoints" / f"step-{STEPS:06d}" / "reference" / "model.safetensors"))
+    saved = weights_in(folder / "checkpoints" / f"step-{STEPS:06d}" / "reference")
     for name, value in one.frozen.reference.parameters().items():
         assert torch.allclose(saved[name], value, atol=1e-5), name
         assert not torch.equal(saved[name], dict(tiny_model(1).named_parameters())[name]), name
