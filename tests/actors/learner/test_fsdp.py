@@ -234,7 +234,7 @@ def test_ranks_that_share_each_sequence_equal_one(
             assert found["grad_norm"] == pytest.approx(expected[step]["grad_norm"], rel=near)
             wanted = {name: pytest.approx(value, abs=1e-5, rel=1e-5) for name, value in expected[step].items()}
             assert {**found, "update_s": 0} == {**wanted, "update_s": 0}
-    model = load_file(str(tmp_path / "checkpoints" / f"step-{steps:06d}" / "model" / "model.safetensors"))
+    model = weights_in(tmp_path / "checkpoints" / f"step-{steps:06d}" / "model")
     assert far(model, {name: p.detach() for name, p in one.policy.parameters().items()}) < near
     gradients = {name: p.grad for name, p in one.policy.parameters().items() if p.grad is not None}
     assert far(load_file(str(tmp_path / "gradients.safetensors")), gradients) < 2 * near
