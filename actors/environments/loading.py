@@ -104,7 +104,9 @@ def missing(code: EnvironmentCode) -> str:
 def installed(folder: str) -> list[str]:
     """Modules of environments: installed packages that require verifiers, and modules of the config's folder."""
     found = {
-        module_of(str(one.metadata["Name"])) for one in distributions() if any(map(REQUIRES.match, one.requires or []))
+        module_of(str(one.metadata["Name"]))
+        for one in distributions()
+        if any(REQUIRES.match(wanted) and "extra ==" not in wanted for wanted in one.requires or [])
     }
     for path in [*Path(folder).glob("*.py"), *Path(folder).glob("*/__init__.py")]:
         if re.search(rf"def {LOADER}\b|\bTaskset\b", path.read_text(errors="replace")):

@@ -1,6 +1,7 @@
 """One run in which each kind of actor is killed once, and the checks of its journal. Real processes."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -164,7 +165,7 @@ def test_row_03_a_push_whose_member_dies_while_it_assembles_waits_for_no_deadlin
     gave_up = next(x for x in ring.lines("push_broken", role="head") if x["name"] == "learner-0.0" and x["t"] > blow.t)
     assert gave_up["push"] == began["push"]
     assert gave_up["t"] - blow.t < AT_ONCE_S < PUSH_TIMEOUT_S
-    assert "cancelled here" in gave_up["error"]
+    assert re.search("cancelled here|reset by peer", gave_up["error"]), "by whichever it notices first"
     published = next(x for x in ring.lines("publish", role="head") if x["t"] > blow.t)
     assert published["t"] - blow.t < AT_ONCE_S
     other = ring.lines("member", role="head", name=deaths.idle.next, state="healthy", after=gave_up["t"])

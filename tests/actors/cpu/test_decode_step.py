@@ -224,7 +224,7 @@ def weights(**changed: Any) -> ModelWeights:
 )
 def test_weights_that_do_not_fit_together_are_refused(name: str, other: Callable[[], Any]) -> None:
     DecodeStep(weights())
-    with pytest.raises(ValueError, match=r"one shape|contiguous float32|a product is of|a head's width"):
+    with pytest.raises(ValueError, match=r"one shape|contiguous float32|a product is of|the width of a head"):
         DecodeStep(weights(**{name: other()}))
 
 

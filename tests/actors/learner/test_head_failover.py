@@ -384,7 +384,7 @@ def test_after_the_end_a_head_that_has_another_batch_sends_all_ranks_back(crew: 
     crew.asked(0, 1)
     crew.tell(*crew.share(0, seed=1))
     for back in outliving:
-        with pytest.raises(Restart, match="the run had ended at step 0"):
+        with pytest.raises(Restart, match="this run had ended at 0"):
             back.result(WAIT_S)
 
 
