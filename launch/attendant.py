@@ -72,7 +72,8 @@ def _in_files(files: Sequence[str], run: str) -> str:
 
 def address(environ: Mapping[str, str] = os.environ) -> str:
     """Abstract address of the fork server: one for each job, user and host."""
-    job = next((environ[name] for name in JOB_IDS if name in environ), f"process-{os.getpid()}")
+    alone = f"process-{os.getpid()}" if "WORLD_SIZE" not in environ else f"parent-{os.getppid()}"
+    job = next((environ[name] for name in JOB_IDS if name in environ), alone)
     return f"\0areal-bus-{os.getuid()}-{job[-MAX_JOB_ID:]}.{environ.get('SLURM_STEP_ID', '')}"
 
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import zmq
 
+from areal_bus import parent_death
 from areal_bus.config.sections import LaunchConfig
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.transport.listener import BACKLOG
@@ -192,7 +193,7 @@ class EnvBootstrap:
 
     def _private_folder(self, environ: Mapping[str, str]) -> Path:
         """A folder with mode 0700, the same for all ranks of this launch on this host."""
-        job = next((environ[name] for name in JOB_ID_VARIABLES if name in environ), f"parent-{os.getppid()}")
+        job = next((environ[name] for name in JOB_ID_VARIABLES if name in environ), f"parent-{parent_death.pid()}")
         digest = hashlib.sha256(f"{job}.{environ.get('SLURM_STEP_ID', '')}".encode()).hexdigest()[:12]
         folder = Path(tempfile.gettempdir()) / f"areal-bus-{os.getuid()}-{digest}"
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 from actors.runtime.process import CRASHED, DONE, leave
 from areal_bus import parent_death
+from areal_bus.errors import ConfigError
 from launch.attendant import LENGTH, NUMBER, receive, user_of
 from launch.bootstrap import rank_and_size
 from launch.forked import KEEPS_PLACE, name_process, reset_signals
@@ -121,9 +122,7 @@ class ForkServer:
             reset_signals()
             parent_death.die_with_parent(self._pid)
             self._close()
-            become_rank(attendant, streams, request)
-            name_process(f"rank-{rank_and_size()[0]}")
-            code = rank_code(importlib.import_module("launch.main").main)
+            code = rank_code(lambda: run_rank(attendant, streams, request))
         finally:
             leave(code)
 
@@ -151,6 +150,15 @@ def answer(attendant: socket.socket, code: int) -> None:
     """Send the exit code of its rank to an attendant."""
     with contextlib.suppress(OSError), attendant:  # it was killed
         attendant.sendall(NUMBER.pack(code))
+
+
+def run_rank(attendant: socket.socket, streams: list[int], request: dict[str, Any]) -> int:
+    """In a child: the rank of an attendant. Exit code."""
+    become_rank(attendant, streams, request)
+    with contextlib.suppress(ConfigError):  # the rank prints it
+        name_process(f"rank-{rank_and_size()[0]}")
+    code: int = importlib.import_module("launch.main").main()
+    return code
 
 
 def become_rank(attendant: socket.socket, streams: list[int], request: dict[str, Any]) -> None:

@@ -37,6 +37,12 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGUSR1, signal.SIGUSR2})
 
 
+def reseed() -> None:
+    """In a child: its own random numbers. Python seeds `random` after a fork, but nobody seeds numpy."""
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+
+
 def name_process(name: str) -> None:
     """The name of this process in ps and top: a fork has the command line of its parent."""
     with contextlib.suppress(OSError):
@@ -112,6 +118,7 @@ def _become(
         _close_all_but(keep)
         os.environ.clear()
         os.environ.update(environment)
+        reseed()
         code = run()
     except BaseException:  # noqa: BLE001  nothing may return to the parent's code
         sys.excepthook(*sys.exc_info())

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
-from launch.attendant import VARIABLE, is_wanted
+from launch.attendant import JOB_IDS, VARIABLE, is_wanted
 from launch.memory import ATTENDANT
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +150,54 @@ print(started(look).wait(30))
     assert done.stdout.splitlines() == ["[0, 1, 2] 4", "child True True", "0"], (
         done.stderr
     )  # the fourth lists the folder
+
+
+def test_forked_processes_draw_random_numbers_of_their_own() -> None:
+    code = (
+        CHILD
+        + """
+import random, numpy
+def draw():
+    print(random.random(), numpy.random.rand())
+    return 0
+print(started(draw).wait(30), started(draw).wait(30))
+"""
+    )
+    first, second, ended = run_python(code).stdout.splitlines()
+    assert ended == "0 0"
+    assert all(a != b for a, b in zip(first.split(), second.split(), strict=True))
+
+
+def test_ranks_of_one_script_meet_though_a_fork_server_is_their_parent() -> None:
+    """Without mpirun, Slurm or torchrun a script that starts the ranks names the job."""
+    code = (
+        "import os, socket, sys; from areal_bus import parent_death\n"
+        "from areal_bus.config.sections import LaunchConfig\n"
+        "from launch.bootstrap import open_bootstrap\n"
+        "known, here = int(sys.argv[1]), socket.socketpair()\n"
+        "parent_death.die_with_connection(here[0], known)\n"
+        "os.environ.update(RANK=sys.argv[2], WORLD_SIZE='2')\n"
+        "met = open_bootstrap(LaunchConfig(bootstrap='env', timeout_s=20)); print(met.allgather(b'x')); met.close()"
+    )
+    environ = {name: value for name, value in os.environ.items() if name not in JOB_IDS}
+    ranks = [
+        subprocess.Popen(["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", code, str(os.getpid()), rank],
+                         cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
+        for rank in "01"
+    ]  # fmt: skip
+    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["[b'x', b'x']\n"] * 2
+
+
+def test_an_error_before_the_rank_runs_is_printed(tmp_path: Path) -> None:
+    """In a fork of the server."""
+    code = (
+        "import socket; from launch.fork_server import rank_code, run_rank\n"
+        f"request = {{'folder': '{tmp_path / 'gone'}'}}\n"
+        "print(rank_code(lambda: run_rank(socket.socketpair()[0], [], request)))"
+    )
+    done = run_python(code)
+    assert done.stdout == "1\n"
+    assert "FileNotFoundError" in done.stderr
 
 
 def test_a_process_with_threads_does_not_fork() -> None:
