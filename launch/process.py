@@ -105,6 +105,13 @@ def is_mpirun(pid: int) -> bool:
     return Path(f"/proc/{pid}/comm").read_text().strip() in MPI_LAUNCHERS
 
 
+def is_under_mpirun() -> bool:
+    """Whether mpirun has started this rank."""
+    with contextlib.suppress(OSError):
+        return is_mpirun(parent_death.pid())
+    return False
+
+
 def note_terminal() -> None:
     """Under mpirun, record in STYLED whether mpirun's own standard output is a terminal."""
     parent = parent_death.pid()

@@ -34,7 +34,7 @@ from launch.network import (
     uses_curve,
 )
 from launch.prepare import prepare_in_subprocess
-from launch.process import block_drain_signal, print_to_mpirun
+from launch.process import block_drain_signal, is_under_mpirun, print_to_mpirun
 from launch.resume import AUTO, AlreadyFinished, choose_run, exclusive_choice, new_run_line
 from launch.runs import Lock, PidFile, largest_incarnation
 from launch.supervise import Supervisor
@@ -121,7 +121,8 @@ def run_actors(
         start["incarnation"] = 1 + max(part["incarnations"] for part in answers) if start["resumed"] else 0
         supervisor.run = Path(start["run_folder"])
         supervisor.waits_for_job = config.launch.bootstrap == "mpi"
-        supervisor.n_ranks = len(places) if supervisor.waits_for_job and len(places) > 1 else 0
+        has_mpirun = supervisor.waits_for_job or is_under_mpirun()
+        supervisor.n_ranks = len(places) if has_mpirun and len(places) > 1 else 0
         is_encrypted = uses_curve(config.bus, facts, addresses)
         for plain in actor_contexts(config, file, places[rank], len(places), addresses[rank], start):
             context = with_keys(plain, key_pair, places, facts, guests=start["guest"]) if is_encrypted else plain

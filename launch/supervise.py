@@ -220,7 +220,8 @@ class Supervisor:
 
     def _requests_drain(self, number: signal.Signals) -> bool:
         """Whether SIGTERM requests a drain: without mpirun, which kills its ranks 0.25 s after it."""
-        return self.is_guest or (number == signal.SIGTERM and self.launch.bootstrap == "env")
+        has_time = self.launch.bootstrap == "env" and not self.n_ranks
+        return self.is_guest or (number == signal.SIGTERM and has_time)
 
     def _begin_drain(self, number: signal.Signals, now: float) -> None:
         self._drain = number, now

@@ -87,8 +87,10 @@ def test_a_job_that_does_not_drain_in_time_ends_at_once() -> None:
 def test_a_second_request_ends_at_once_but_a_signal_delivered_twice_is_one() -> None:
     term, usr1, interrupt = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
 
-    def handled(*received: tuple[float, signal.Signals], bootstrap: Any = "mpi") -> list[int | None]:
-        supervisor = Supervisor(rank=3, launch=LaunchConfig(bootstrap=bootstrap))
+    def handled(
+        *received: tuple[float, signal.Signals], bootstrap: Any = "mpi", of_mpirun: int = 0
+    ) -> list[int | None]:
+        supervisor = Supervisor(rank=3, launch=LaunchConfig(bootstrap=bootstrap), n_ranks=of_mpirun)
         return [supervisor._handle_signals([number], now, is_orphan=False) for now, number in received]
 
     assert handled((5.0, usr1), (5.5, usr1), (7.0, usr1)) == [None, None, 128 + usr1]
@@ -96,3 +98,4 @@ def test_a_second_request_ends_at_once_but_a_signal_delivered_twice_is_one() -> 
     assert handled((5.0, term), bootstrap="mpi") == [128 + term]
     assert handled((5.0, term), (5.5, term), (7.0, term), bootstrap="env") == [None, None, 128 + term]
     assert handled((5.0, interrupt), bootstrap="env") == [128 + interrupt]
+    assert handled((5.0, term), bootstrap="env", of_mpirun=4) == [128 + term], "mpirun kills its ranks at once"
