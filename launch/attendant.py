@@ -7,6 +7,7 @@ The first one of a host starts the server. Its address is an abstract socket, wh
 """
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -35,6 +36,7 @@ MAX_JOB_ID = 64  # characters; an address has at most 107
 BACKLOG = 4096  # ranks of a host that connect at once
 CONNECT_S = 10.0
 RETRY_S = 0.01
+FULL_S = 0.1  # Linux: a user's descriptors on their way to other processes are limited as its open files are
 OTHER_MODES = {"--dry-run", "--all", "--slurm", "--join", "--key", "--explain", "--help", "-h"}  # start no ring
 SETTING, VARIABLE = "launch.start", "AREAL_BUS_LAUNCH__START"
 
@@ -144,7 +146,14 @@ def send_request(server: socket.socket) -> None:
         "launcher": os.getppid(),
     }
     data = json.dumps(request).encode()
-    socket.send_fds(server, [LENGTH.pack(len(data))], [0, 1, 2])
+    while True:
+        try:
+            socket.send_fds(server, [LENGTH.pack(len(data))], [0, 1, 2])
+            break
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            time.sleep(FULL_S)
     server.sendall(data)
 
 

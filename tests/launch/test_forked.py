@@ -1,16 +1,20 @@
 """launch.start = "fork": who starts so, exit codes and signals of forked processes, and what a rank imports."""
 
 import ast
+import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
+from launch import attendant
 from launch.attendant import JOB_IDS, VARIABLE, is_wanted
 from launch.memory import ATTENDANT
 
@@ -218,6 +222,27 @@ def test_a_rank_without_a_fork_server_says_so() -> None:
     done = run_python(code)
     assert done.returncode == 1
     assert "the fork server of this host is lost" in done.stderr
+
+
+def test_ranks_whose_descriptors_wait_in_large_number_send_theirs_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel refuses them before the server, which still imports, has taken those of some hundred other ranks."""
+    send, full = socket.send_fds, [OSError(errno.ETOOMANYREFS, "")] * 2
+
+    def send_fds(*arguments: Any) -> int:
+        if full:
+            raise full.pop()
+        return send(*arguments)
+
+    monkeypatch.setattr(attendant.socket, "send_fds", send_fds)
+    monkeypatch.setattr(attendant, "FULL_S", 0.0)
+    ours, server = socket.socketpair()
+    with ours, server:
+        attendant.send_request(ours)
+        head, streams, _, _ = socket.recv_fds(server, attendant.LENGTH.size, 3)
+        for stream in streams:
+            os.close(stream)
+        request = json.loads(attendant.receive(server, *attendant.LENGTH.unpack(head)))
+    assert (request["folder"], len(streams), full) == (os.getcwd(), 3, [])
 
 
 def test_a_fork_server_whose_starter_ended_before_it_could_serve_ends() -> None:
