@@ -104,7 +104,7 @@ def connect(name: str) -> socket.socket:
                 raise
             if not start_server(name):
                 time.sleep(RETRY_S)
-    if user_of(server) != os.getuid():
+    if pid_and_user(server)[1] != os.getuid():
         raise PermissionError("another user has its address")
     return server
 
@@ -128,10 +128,10 @@ def start_server(name: str) -> bool:
     return True
 
 
-def user_of(peer: socket.socket) -> int:
-    """User id of the process at the other end."""
-    found: int = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
-    return found
+def pid_and_user(peer: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the process at the other end."""
+    pid, user, _ = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+    return pid, user
 
 
 def send_request(server: socket.socket) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from actors.runtime.process import CRASHED, DONE, leave
 from areal_bus import parent_death
 from areal_bus.errors import ConfigError
-from launch.attendant import LENGTH, NUMBER, receive, user_of
+from launch.attendant import LENGTH, NUMBER, pid_and_user, receive
 from launch.bootstrap import rank_and_size
 from launch.forked import KEEPS_PLACE, name_process, reset_signals
 from launch.process import note_terminal
@@ -91,7 +91,7 @@ class ForkServer:
         attendant, _ = self._listener.accept()
         streams: list[int] = []
         try:
-            if user_of(attendant) != os.getuid():
+            if pid_and_user(attendant)[1] != os.getuid():
                 raise PermissionError("only processes of this user are served")
             attendant.settimeout(REQUEST_S)
             head, streams, _, _ = socket.recv_fds(attendant, LENGTH.size, N_STREAMS)
@@ -172,7 +172,7 @@ def become_rank(attendant: socket.socket, streams: list[int], request: dict[str,
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = request["arguments"]
-    parent_death.die_with_connection(attendant, request["launcher"])
+    parent_death.die_with_connection(attendant, pid_and_user(attendant)[0], request["launcher"])
     note_terminal()
 
 

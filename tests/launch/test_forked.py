@@ -4,6 +4,7 @@ import ast
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -172,24 +173,47 @@ print(started(draw).wait(30), started(draw).wait(30))
     assert all(a != b for a, b in zip(first.split(), second.split(), strict=True))
 
 
+ATTENDED = """
+import os, socket, sys, time
+from areal_bus import parent_death
+ours, starters = socket.socketpair()
+parent_death.die_with_connection(ours, os.getppid(), launcher=0)
+"""
+
+
+def attended(code: str, *words: str, **environ: str) -> "subprocess.Popen[str]":
+    """A rank whose starter is a shell, which this process has started."""
+    outer = {name: value for name, value in os.environ.items() if name not in JOB_IDS} | environ
+    line = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", ATTENDED + code, *words]
+    return subprocess.Popen(line, cwd=ROOT, env=outer, stdout=subprocess.PIPE, text=True)
+
+
 def test_ranks_of_one_script_meet_though_a_fork_server_is_their_parent() -> None:
-    """Without mpirun, Slurm or torchrun a script that starts the ranks names the job."""
-    code = (
-        "import os, socket, sys; from areal_bus import parent_death\n"
-        "from areal_bus.config.sections import LaunchConfig\n"
-        "from launch.bootstrap import open_bootstrap\n"
-        "known, here = int(sys.argv[1]), socket.socketpair()\n"
-        "parent_death.die_with_connection(here[0], known)\n"
-        "os.environ.update(RANK=sys.argv[2], WORLD_SIZE='2')\n"
-        "met = open_bootstrap(LaunchConfig(bootstrap='env', timeout_s=20)); print(met.allgather(b'x')); met.close()"
-    )
-    environ = {name: value for name, value in os.environ.items() if name not in JOB_IDS}
-    ranks = [
-        subprocess.Popen(["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", code, str(os.getpid()), rank],
-                         cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
-        for rank in "01"
-    ]  # fmt: skip
+    """Without mpirun, Slurm or torchrun the script names the job."""
+    code = """
+from areal_bus.config.sections import LaunchConfig
+from launch.bootstrap import open_bootstrap
+met = open_bootstrap(LaunchConfig(bootstrap="env", timeout_s=20))
+print(met.allgather(b"x"))
+met.close()
+"""
+    ranks = [attended(code, RANK=rank, WORLD_SIZE="2") for rank in "01"]
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["[b'x', b'x']\n"] * 2
+
+
+def test_a_rank_notices_the_end_of_what_started_its_starter() -> None:
+    """torchrun or a script: the kernel does not end what they have started."""
+    code = """
+launcher = parent_death.pid()
+assert launcher == int(sys.argv[1])
+with parent_death.end_is_noticed():
+    print(parent_death.is_gone(launcher), parent_death.is_gone(launcher + 1), flush=True)
+starters.close()  # its starter ends
+time.sleep(20)
+"""
+    rank = attended(code, str(os.getpid()))
+    assert rank.communicate(timeout=60)[0] == "False True\n"
+    assert rank.returncode == 128 + signal.SIGKILL
 
 
 def test_an_error_before_the_rank_runs_is_printed(tmp_path: Path) -> None:
