@@ -135,7 +135,7 @@ def pid_and_user(peer: socket.socket) -> tuple[int, int]:
 
 
 def send_request(server: socket.socket) -> None:
-    """Ask for a supervisor with this process's arguments, environment, folder and standard streams."""
+    """Ask for a supervisor with this process's arguments, environment, folder, cores and standard streams."""
     umask = os.umask(0)
     os.umask(umask)
     request = {
@@ -143,6 +143,7 @@ def send_request(server: socket.socket) -> None:
         "environment": dict(os.environ),
         "folder": os.getcwd(),
         "umask": umask,
+        "cores": sorted(os.sched_getaffinity(0)),
         "launcher": os.getppid(),
     }
     data = json.dumps(request).encode()

@@ -162,13 +162,14 @@ def run_rank(attendant: socket.socket, streams: list[int], request: dict[str, An
 
 
 def become_rank(attendant: socket.socket, streams: list[int], request: dict[str, Any]) -> None:
-    """In a child: take arguments, environment, folder and standard streams of the attendant, and end with it."""
+    """In a child: take what the attendant has sent and its standard streams, and end with it."""
     os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(request["folder"])
     os.umask(request["umask"])
+    os.sched_setaffinity(0, request["cores"])  # a launcher may bind each rank to cores of its own
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = request["arguments"]

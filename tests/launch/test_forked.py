@@ -228,6 +228,22 @@ def test_an_error_before_the_rank_runs_is_printed(tmp_path: Path) -> None:
     assert "FileNotFoundError" in done.stderr
 
 
+def test_a_rank_runs_on_the_cores_and_in_the_folder_of_its_starter() -> None:
+    """Not on those of the fork server, which are the cores of the first rank."""
+    code = (
+        "import os, socket; from launch import attendant, fork_server\n"
+        "one, all_ = min(os.sched_getaffinity(0)), os.sched_getaffinity(0)\n"
+        "ours, starters = socket.socketpair(); os.sched_setaffinity(0, [one]); attendant.send_request(starters)\n"
+        "os.sched_setaffinity(0, all_); os.chdir('/')\n"
+        "head, streams, _, _ = socket.recv_fds(ours, 4, 3)\n"
+        "request = fork_server.json.loads(attendant.receive(ours, *attendant.LENGTH.unpack(head)))\n"
+        "fork_server.become_rank(ours, streams, request)\n"
+        "print(os.sched_getaffinity(0) == {one}, os.getcwd(), flush=True)"
+    )
+    done = run_python(code)
+    assert done.stdout == f"True {ROOT}\n", done.stderr
+
+
 def test_a_process_with_threads_does_not_fork() -> None:
     code = CHILD + "import threading; threading.Thread(target=time.sleep, args=[5], daemon=True).start(); started(int)"
     done = run_python(code)
@@ -257,7 +273,7 @@ def test_ranks_whose_descriptors_wait_in_large_number_send_theirs_later(monkeypa
             raise full.pop()
         return send(*arguments)
 
-    monkeypatch.setattr(attendant.socket, "send_fds", send_fds)
+    monkeypatch.setattr(socket, "send_fds", send_fds)
     monkeypatch.setattr(attendant, "FULL_S", 0.0)
     ours, server = socket.socketpair()
     with ours, server:
