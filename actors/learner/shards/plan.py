@@ -42,10 +42,10 @@ def stage_shard(state: Mapping[str, Tensor], *, index: int, size: int, replicas:
     no memory is shared with `state`.
 
     A piece that several ranks hold is written by one of them: a plain tensor by rank 0, a piece of a sharded one by the
-    copies of the model in turn.
+    copies of the model in turn, in the order of the names: that of `state` may differ between ranks after a resume.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    mine = {key: tensor for i, (key, tensor) in enumerate(state.items()) if _is_mine(key, tensor, i, index, replicas)}
+    mine = {key: state[key] for i, key in enumerate(sorted(state)) if _is_mine(key, state[key], i, index, replicas)}
     planner.set_up_planner(mine, is_coordinator=True)
     shard = Shard(file=f"{FOLDER}/shard-{index + 1:05d}-of-{size:05d}.safetensors")
     for item in planner.create_local_plan().items:

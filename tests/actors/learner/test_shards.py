@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from actors.learner import checkpoint
 from actors.learner.batch import build
@@ -22,8 +26,7 @@ from actors.learner.model_part import ModelPart
 from actors.learner.policy import whole
 from actors.learner.ppo import PPOActor
 from actors.learner.rendezvous import LearnerRanks, meet, part
-from actors.learner.shards import reports
-from actors.learner.shards.plan import Shard
+from actors.learner.shards import plan, reports
 from actors.learner.shards.read import ShardReader
 from actors.models.loading import load_model, load_tokenizer
 from actors.models.scratch import write_scratch_folder
@@ -141,6 +144,25 @@ def test_a_checkpoint_loads_bit_for_bit_at_another_number_of_ranks_and_copies(tm
             assert torch.equal(weight.bfloat16().float(), other)
 
 
+def staged_keys(kinds: list[str], index: int) -> set[str]:
+    """What rank `index` of two copies writes of a state in this order."""
+    dist.init_process_group("fake", store=FakeStore(), rank=index, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+        state = {kind: DTensor.from_local(torch.ones(4), mesh, [Replicate(), Shard(0)]) for kind in kinds}
+        return set(plan.stage_shard(state, index=index, size=2, replicas=2, copies=True).tensors)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_each_piece_is_written_once_whatever_the_order_of_a_ranks_state() -> None:
+    """A resumed rank has the order in which the file system lists the shards."""
+    kinds = ["policy/exp_avg/weight", "policy/exp_avg_sq/weight"]
+    first, second = staged_keys(kinds, 0), staged_keys(kinds[::-1], 1)
+    assert first | second == set(kinds)
+    assert not first & second
+
+
 class Death(BaseException):
     """Stands for SIGKILL: the rank does nothing more."""
 
@@ -180,7 +202,7 @@ def pending(folder: Path, version: int, index: int, store: HashStore, policy: An
         number=version,
         ranks=LearnerRanks(index, N_RANKS, store=store),
         building=versioned_dirs.temporary_of(final),
-        shard=Shard({key: torch.full((2, 4), version)}, {key: [2 * index, 0]}, f"shards/{index}.safetensors"),
+        shard=plan.Shard({key: torch.full((2, 4), version)}, {key: [2 * index, 0]}, f"shards/{index}.safetensors"),
         models=[ModelPart("model", policy, index == 0, file, weights)],
         tokenizer=Words(),
         prune=lambda: versioned_dirs.prune(folder, 1, newest=final, counts=lambda _: True),
@@ -262,14 +284,14 @@ def before(real: Any, deaths: Deaths) -> Any:
 
 def test_a_disk_that_one_rank_cannot_write_to_is_reported_by_all(tmp_path: Path, policy: Any) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        real = Shard.write
+        real = plan.Shard.write
 
-        def full(self: Shard, building: Path) -> Any:
+        def full(self: plan.Shard, building: Path) -> Any:
             if self.file == "shards/1.safetensors":
                 raise OSError("no space left on device")
             return real(self, building)
 
-        patched.setattr(Shard, "write", full)
+        patched.setattr(plan.Shard, "write", full)
         ends = write_all(tmp_path, 1, policy)
     assert all("step-000001 could not be (rank 1: no space left on device" in end for end in ends)
     assert not list(tmp_path.iterdir())
