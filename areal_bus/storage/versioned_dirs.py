@@ -141,7 +141,10 @@ def give_up(final: Path) -> None:
 
 
 def tidy(parent: Path) -> None:
-    """Clean up after a dead writer: restore replaced folders, delete temporary ones."""
+    """Clean up after a dead writer: restore replaced folders, delete temporary ones.
+
+    Files that another rank of the dead writer's still has open may stay, on a network file system, until the next time.
+    """
     for old in parent.glob(".step-*.old"):
         final = parent / old.name.removeprefix(".").removesuffix(".old")
         if final.exists():
@@ -150,7 +153,7 @@ def tidy(parent: Path) -> None:
             old.rename(final)
     for temporary in parent.glob(".step-*.tmp"):
         if not _is_other_live_process(temporary.name.split(".")[-2]):
-            shutil.rmtree(temporary)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def temporary_of(final: Path, pid: int | None = None) -> Path:

@@ -1,6 +1,7 @@
 """Checkpoints: whole or not at all, verified, and plain transformers folders."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -181,6 +182,25 @@ def test_what_dead_writers_left_is_removed_and_a_living_ones_is_not(tmp_path: Pa
         (tmp_path / "checkpoints" / f".step-000007.{pid}.tmp" / "model").mkdir(parents=True)
     save(tiny_actor(tmp_path), tmp_path)
     assert names(tmp_path) == [f".step-000007.{os.getppid()}.tmp", "step-000000"]
+
+
+def test_a_start_does_not_fail_where_a_rank_still_writes_for_a_dead_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f".step-000007.{dead.pid}.tmp"
+    (left / "shards").mkdir(parents=True)
+
+    def refuse(path: str, **_: int) -> None:
+        raise OSError(errno.ENOTEMPTY, "a file of another process is open here", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuse)
+        versioned_dirs.tidy(tmp_path)
+    assert left.is_dir()
+    versioned_dirs.tidy(tmp_path)
+    assert not left.exists()
 
 
 def test_what_cannot_be_gone_back_to_takes_no_others_place(tmp_path: Path) -> None:
