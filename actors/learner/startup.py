@@ -19,11 +19,13 @@ from actors.learner.policy import ModelSettings, Policy
 from actors.models.loading import check_model_path, load_base, load_model, turn_end
 from actors.models.packed_row import SequencePiece
 from actors.runtime.context import Context, HeartbeatState
+from actors.runtime.stages import stages_of
 from actors.workflows.prompts import prompt_ids, prompt_of
 from actors.workflows.protocol import Row
 from areal_bus.config.data import DataConfig
 from areal_bus.config.sections import Config, WarmupConfig
 from areal_bus.core.events import Event
+from areal_bus.core.stages import stage_at
 from areal_bus.errors import ConfigError, NonFinite
 from areal_bus.journal import Journal
 
@@ -190,7 +192,7 @@ def warm(
         demonstrate(rows, tokenizer, config.data),
         config.learner.warmup,
         seed=config.run.seed,
-        capacity=config.learner.max_tokens_per_mb,
+        capacity=stage_at(stages_of(config), 0).max_tokens_per_mb,
         journal=journal,
         pulse=pulse,
         tick=tick,

@@ -156,7 +156,7 @@ class SynchronousReference:
             demonstrations,
             config.learner.warmup,
             seed=config.run.seed,
-            capacity=config.learner.max_tokens_per_mb,
+            capacity=stage_at(self._stages, 0).max_tokens_per_mb,
             journal=self.journal,
             pulse=HeartbeatState(),
             tick=lambda: None,
