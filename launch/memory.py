@@ -6,7 +6,7 @@ parameter). With one micro-batch the larger of the two counts, with several thei
 teacher) add their weights in model.dtype, sharded, too. With actor.lora the model's own weights are frozen as well, and
 12 and 4 bytes count for the numbers of the adapters only. A generator keeps the weights twice (live and receive buffer;
 with actor.lora live and base) and the KV cache of all slots at full length. The memory of libraries was measured on
-CPU. With checkpoint.async_save each learner rank copies what it writes of a checkpoint to the host.
+CPU. With checkpoint.async_save, or on a GPU, each learner rank copies what it writes of a checkpoint to the host.
 """
 
 import json
@@ -312,7 +312,7 @@ def staged_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -
     """Bytes of the copy of a checkpoint on a learner rank's host: moments, float32 parameters where the model's are
     rounded, the model as it is pushed, and those of a critic and of a reference model that checkpoints hold.
     """
-    if not config.checkpoint.async_save:
+    if not config.checkpoint.async_save and config.topology.gpus_per_host == 0:
         return 0
     is_rounded = config.actor.lora is None and config.model.dtype != "float32"
     numbers = (STATE_BYTES if is_rounded else STATE_BYTES - BYTES["float32"]) * counts.trained + counts.pushed_bytes

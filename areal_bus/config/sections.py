@@ -477,7 +477,7 @@ class CheckpointConfig(Section):
     """Checkpoint and export the final model."""
     async_save: bool = True
     """Write checkpoints beside training, from a copy in host memory (of each learner rank's share: 12 bytes a
-    parameter, and its part of the model); false: training waits for the disk, without a copy."""
+    parameter, and its part of the model); false: training waits for the disk, on CPU without a copy."""
 
 
 class EvaluateSet(Section):

@@ -132,6 +132,9 @@ def test_a_checkpoint_beside_training_needs_a_copy_of_what_a_rank_writes() -> No
     ):
         kept, alone = (need(config(**beside | other, **sections), Role.LEARNER, index=1) for other in ({}, WAITS))
         assert (kept.host - alone.host, kept.device) == (bytes_a_number * N // 2, alone.device)
+    on_gpu = {"topology": {"learners": 2, "gpus_per_host": 2}}
+    kept, alone = (need(config(**beside | on_gpu | other), Role.LEARNER, index=1) for other in ({}, WAITS))
+    assert kept == alone, "from a GPU it is always copied"
 
 
 def test_adapters_need_optimizer_state_and_the_model_itself_none() -> None:
@@ -215,9 +218,10 @@ def test_deltas_need_a_payload_on_both_sides_and_the_changes_of_the_last_version
 def test_snapshots_are_on_the_gpu_when_pushes_stay_on_it() -> None:
     one_gpu = {"gpus_per_host": 1, "ranks_per_gpu": 2}
     kept, sent = (need(config(topology=one_gpu, weights={"route": r}), Role.LEARNER) for r in ("auto", "gloo"))
-    assert (kept.device - sent.device, kept.host) == (2 * 4 * N, LIBRARIES[Role.LEARNER] + 4 * N)
+    host = LIBRARIES[Role.LEARNER] + 12 * N  # with the copy of a checkpoint
+    assert (kept.device - sent.device, kept.host) == (2 * 4 * N, host + 4 * N)
     assert 4096 < 4 * N <= 8192
-    assert sent.host == LIBRARIES[Role.LEARNER] + 2 * 8192, "pinned, by powers of two"
+    assert sent.host == host + 2 * 8192, "pinned, by powers of two"
     large = DecoderShape(64, 2, 16, 2, 1, 4, 10, True)  # what so few tokens leave is less than AdamW's room for a step
     little = config(topology=one_gpu, data={"task": "sums", "batch_size": 1}, weights={"route": "gloo"})
     assert estimate(little, large, Role.LEARNER, 0, n_prompt=1).device == (12 + 4 + 4) * large.n_parameters
