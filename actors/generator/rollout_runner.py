@@ -250,11 +250,13 @@ class RolloutRunner:
         )
 
     def _controls(self, asked: Asked, max_new_tokens: int) -> SamplingControls:
-        """Those of the call, else of [gconfig], whose least length yields to the call's budget."""
-        if asked.controls is not None:
+        """Those of the call, else of [gconfig]. The least length of [gconfig] yields to the budget, and with stages that
+        of the call, which does not know the limit of its stage.
+        """
+        if asked.controls is not None and len(self._stages) == 1:
             return asked.controls
-        least = min(self._controls_of_run.min_new_tokens, max_new_tokens)
-        return replace(self._controls_of_run, min_new_tokens=least)
+        controls = asked.controls or self._controls_of_run
+        return replace(controls, min_new_tokens=min(controls.min_new_tokens, max_new_tokens))
 
     def _done(self, begun: Partial, ids: list[int], max_new_tokens: int) -> Done | None:
         """The tokens of another generator for a first turn; None when they cannot be continued here."""

@@ -68,6 +68,38 @@ def test_a_prompt_has_the_limit_of_the_stage_it_was_admitted_in(tmp_path: Path, 
         assert not around.failed
 
 
+ASKS_FOR_MORE = """
+from actors.engines.protocol import SamplingControls
+from actors.workflows.protocol import Episode
+
+class Flow:
+    def __init__(self, config): ...
+
+    async def episode(self, row, ask):
+        ids = ask.tokenizer(row["question"])["input_ids"]
+        turn = await ask(ids, max_new_tokens=6, controls=SamplingControls(min_new_tokens=5, ignore_eos=True))
+        return Episode(text=str(len(turn.ids)))
+"""
+
+
+def test_a_least_length_that_a_workflow_asks_for_yields_to_the_limit_of_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asking_flow.py").write_text(ASKS_FOR_MORE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = {"stage": [{"from_step": 2, "gconfig": {"max_new_tokens": 9}}]}
+    gconfig = {"n_samples": 1, "max_new_tokens": 3}
+    with ring(tmp_path, run=run, gconfig=gconfig, workflow={"function": "asking_flow:Flow"}) as around:
+        around.join()
+        around.push(3)
+        for born, n in ((1, 3), (2, 6)):
+            around.tell(replace(prompt(born), born=born, samples=[0]))
+            assert around.heard(Trajectory, around.reward).segments[0][1] == n
+            around.heard(Sampled)
+        around.stop()
+        assert not around.failed
+
+
 ENDLESS = """
 from pathlib import Path
 from actors.workflows.protocol import Episode
