@@ -21,6 +21,7 @@ from areal_bus.config.packaged import find_and_announce
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.isolation import CHILD, child_path
+from areal_bus.storage import versioned_dirs
 from tools import run, terminal
 
 EPILOG = """\
@@ -136,7 +137,7 @@ def load_config(args: argparse.Namespace, where: run.Run | None) -> Config:
         tree = read_settings(Path(args.config))
     else:
         tree = where.config() if where else {}
-    apply_stages(tree, version_of(exported_model(where)) if where else None)
+    apply_stages(tree, version_of(exported_model(where) if where else Path(args.model)))
     options = [
         ("--n-samples", "evaluate.n_samples", args.n_samples),
         ("--temperature", "evaluate.temperature", args.temperature),
@@ -160,9 +161,9 @@ def load_config(args: argparse.Namespace, where: run.Run | None) -> Config:
 
 
 def version_of(model: Path) -> int | None:
-    """The version of a model in a checkpoint, RUN/checkpoints/step-N/model; None for a final model."""
-    step = model.parent.name
-    return int(step.removeprefix("step-")) if step.startswith("step-") else None
+    """The version of a model in a checkpoint, RUN/checkpoints/step-N/model, or of a link to one; None for another."""
+    found = versioned_dirs.NAME.fullmatch(model.resolve().parent.name)
+    return int(found[1]) if found else None
 
 
 def apply_stages(tree: dict[str, Any], version: int | None) -> None:

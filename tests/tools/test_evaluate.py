@@ -18,6 +18,7 @@ from actors.offline import evaluate as scoring
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError
 from areal_bus.journal import Journal
+from areal_bus.storage import versioned_dirs
 from tools import evaluate
 
 ROOT = Path(__file__).parents[2]
@@ -162,8 +163,12 @@ def test_a_model_has_the_settings_of_the_stage_at_its_version(tmp_path: Path) ->
         assert tree["run"] == {}
         found.append(tree["gconfig"])
     assert found == [{"max_new_tokens": n} for n in (9, 6, 3, 3, 9)]
-    assert evaluate.version_of(tmp_path / "checkpoints" / "step-000020" / "model") == 20
-    assert evaluate.version_of(tmp_path / "model") is None
+    kept = tmp_path / "checkpoints" / "step-000020" / "model"
+    kept.mkdir(parents=True)
+    assert evaluate.version_of(kept) == 20
+    assert evaluate.version_of(tmp_path / "step-by-step" / "model") is None
+    versioned_dirs.link(tmp_path / "model", kept)
+    assert evaluate.version_of(tmp_path / "model") == 20, "of a run that its data or evaluate.early_stop_patience ended"
 
 
 def test_a_problem_that_cannot_be_sampled_is_counted_separately(
