@@ -132,8 +132,11 @@ def test_a_checkpoint_beside_training_needs_a_copy_of_what_a_rank_writes() -> No
     ):
         kept, alone = (need(config(**beside | other, **sections), Role.LEARNER, index=1) for other in ({}, WAITS))
         assert (kept.host - alone.host, kept.device) == (bytes_a_number * N // 2, alone.device)
-    on_gpu = {"topology": {"learners": 2, "gpus_per_host": 2}}
-    kept, alone = (need(config(**beside | on_gpu | other), Role.LEARNER, index=1) for other in ({}, WAITS))
+    gpus = {"learners": 2, "gpus_per_host": 2}
+    kept, alone = (
+        need(config(topology=gpus, checkpoint={"async_save": is_beside}), Role.LEARNER, index=1)
+        for is_beside in (True, False)
+    )
     assert kept == alone, "from a GPU it is always copied"
 
 
