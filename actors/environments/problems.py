@@ -11,6 +11,7 @@ from typing import Any
 from actors.environments.environment_code import EnvironmentCode
 from areal_bus.config.workflows import PREFIX
 from areal_bus.errors import ConfigError
+from areal_bus.isolation import CHILD, child_path
 
 MODULE = "actors.environments.problems_process"
 TIMEOUT_S = 1800.0  # to load the environment: it may download its data
@@ -37,21 +38,23 @@ def environment_problems(code: EnvironmentCode, n_held_out: int, *, seed: int) -
 @lru_cache(maxsize=1)  # training rows and problems are read one after the other
 def read(code: EnvironmentCode, seed: int) -> tuple[list[Row], list[Row] | None]:
     """Training rows, and those of the evaluation set if there is one. Raises ConfigError."""
-    done = subprocess.run(
-        [sys.executable, "-m", MODULE],
-        input=json.dumps({"code": code.order(), "path": sys.path, "seed": seed}),
-        env=os.environ | {"PYTHONHASHSEED": "0"},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    what = f"workflow.function = {PREFIX + code.name!r}"
+    try:
+        done = subprocess.run(
+            [*CHILD, MODULE],
+            input=json.dumps({"code": code.order(), "path": sys.path, "seed": seed}),
+            env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": child_path()},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{what} must load within {TIMEOUT_S:g} s: it did not") from None
     try:
         answer = json.loads(done.stdout)
     except ValueError:
-        raise ConfigError(
-            f"workflow.function = {PREFIX + code.name!r} must load: its process ended by exit code {done.returncode}"
-        ) from None
+        raise ConfigError(f"{what} must load: its process ended by exit code {done.returncode}") from None
     if "error" in answer:
         raise ConfigError(answer["error"])
     return answer["train"], answer["evaluation"]

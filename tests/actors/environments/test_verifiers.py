@@ -204,7 +204,10 @@ def test_a_conversation_whose_process_is_killed_begins_anew_in_its_place(folder:
 
 
 @needs_package
-def test_an_environment_brings_its_rows_and_holds_some_out(folder: Path) -> None:
+def test_an_environment_brings_its_rows_and_holds_some_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "actors").mkdir()
+    (folder / "actors" / "__init__.py").write_text("raise RuntimeError('a package of the user')")
+    monkeypatch.chdir(folder)  # the process that reads the rows finds our packages
     config = settings("turned-words", n_words=100)
     rows, problems = load_rows(config, folder), load_problems(config, folder)
     assert (len(rows), len(problems)) == (50, 50)  # it has an evaluation set
