@@ -16,6 +16,7 @@ from areal_bus.errors import ConfigError
 
 Agent = Callable[[Mapping[str, Any], str, str], Any]
 AGENTS: Mapping[str, Callable[..., Agent]] = {"multi_turn": MultiTurn, "tools": ToolCalls}
+ITSELF = "agent"  # the reward function that reads what an agent returned
 TOOLS: Mapping[str, Tool] = {"calculator": calculator}
 
 
@@ -27,6 +28,8 @@ def load_builtin(order: Mapping[str, Any]) -> Agent:
     name, given = order["name"], dict(order["arguments"])
     made = AGENTS[name]
     check(name, given, made)
+    if given["reward_fn"] == ITSELF:
+        raise ConfigError(f"workflow.arguments.reward_fn must score an answer: {ITSELF!r} is what {name!r} returns")
     reward_fn = load_reward(given.pop("reward_fn"), Path(order["folder"]), options=order["reward"])
     if "tools" in given:
         given["tools"] = [find_tool(one.strip()) for one in given["tools"].split(",")]

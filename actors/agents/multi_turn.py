@@ -5,7 +5,7 @@ from string import Formatter
 from typing import Any
 
 from actors.agents.model import ConversationFull, EndpointModel
-from actors.agents.scoring import AnswerScore, is_right
+from actors.agents.scoring import AnswerScore, is_right, with_counts
 from actors.rewards.protocol import RewardFunction
 from areal_bus.errors import ConfigError
 
@@ -43,4 +43,4 @@ class MultiTurn:
                 break
         if "reward" in score:
             score["reward"] *= self._discount ** (turn - 1)
-        return score | {"parts": {**score.get("parts", {}), "n_turns": turn}}
+        return with_counts(score, n_turns=turn)

@@ -7,6 +7,7 @@ from actors.agents.model import Message
 from actors.rewards.protocol import RewardFunction
 from actors.rewards.values import read_value
 from actors.runtime.user_code import describe
+from areal_bus.messages import MAX_PARTS
 
 
 class AnswerScore:
@@ -28,3 +29,9 @@ def is_right(score: Mapping[str, Any]) -> bool:
     """By `correct`, or for a function without it by a reward of at least 1."""
     correct = score.get("correct")
     return score["reward"] >= 1 if correct is None else bool(correct)
+
+
+def with_counts(score: Mapping[str, Any], **counts: int) -> dict[str, Any]:
+    """The score with counts among its parts, which are MAX_PARTS at most."""
+    parts = {**counts, **{name: part for name, part in score.get("parts", {}).items() if name not in counts}}
+    return {**score, "parts": dict(list(parts.items())[:MAX_PARTS])}

@@ -1,5 +1,6 @@
 """The agent of workflow.function = "tools": the model calls functions until it answers without a call."""
 
+import asyncio
 import inspect
 import json
 import typing
@@ -7,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.agents.model import ConversationFull, EndpointModel, Message
-from actors.agents.scoring import AnswerScore
+from actors.agents.scoring import AnswerScore, with_counts
 from actors.rewards.protocol import RewardFunction
 from areal_bus.errors import ConfigError
 
@@ -24,8 +25,11 @@ class ToolCalls:
         if max_turns < 1:
             raise ConfigError(f"workflow.arguments.max_turns must be at least 1: it is {max_turns}")
         self._score, self._max_turns = AnswerScore(reward_fn), max_turns
-        self._tools = {tool.__name__: tool for tool in tools}
         self._schemas = [schema(tool) for tool in tools]
+        names = [one["function"]["name"] for one in self._schemas]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"workflow.arguments.tools must have different names: {twice[0]!r} occurs twice")
+        self._tools = dict(zip(names, tools, strict=True))
 
     def __call__(self, row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
         model, messages = EndpointModel(base_url, api_key), list(row["messages"])
@@ -45,7 +49,7 @@ class ToolCalls:
             except ConversationFull:
                 break
         score = self._score(messages, answer, row)
-        return score | {"parts": {**score.get("parts", {}), "n_tool_calls": n_calls, "n_failed_calls": n_failed}}
+        return with_counts(score, n_tool_calls=n_calls, n_failed_calls=n_failed)
 
     def _result(self, function: Mapping[str, str]) -> tuple[str, bool]:
         """The result of a call as text, and whether it succeeded. The model reads what was wrong."""
@@ -56,6 +60,8 @@ class ToolCalls:
             given = json.loads(function["arguments"])
             inspect.signature(tool).bind(**given)
             result = tool(**given)
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
             text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         except Exception as error:  # noqa: BLE001  a tool raises any error on what the model wrote
             return f"error: {type(error).__name__}: {error}"[:RESULT_CHARACTERS], False
@@ -65,10 +71,12 @@ class ToolCalls:
 def schema(tool: Tool) -> Message:
     """The tool in OpenAI's form, from its signature and docstring. Raises ConfigError."""
     name = getattr(tool, "__name__", "")
+    if not name.isidentifier():  # also a lambda
+        raise ConfigError(f"a tool must be a function with a name: {tool!r} is not")
     try:
         parameters, hints = inspect.signature(tool).parameters, typing.get_type_hints(tool)
     except (TypeError, ValueError, NameError) as error:
-        raise ConfigError(f"a tool must have a signature: {name or tool!r}: {error}") from error
+        raise ConfigError(f"a tool must have a signature: {name}: {error}") from error
     properties = {}
     for parameter in parameters.values():
         kind = TYPES.get(hints.get(parameter.name, str))

@@ -45,13 +45,16 @@ class AgentCode:
     built_in: Mapping[str, Any] | None = None  # the order of `actors.agents.loading.load_builtin`
 
     @classmethod
-    def of(cls, config: Config) -> "AgentCode":
-        """That of workflow.function "agent", "multi_turn", "tools" or "verifiers:NAME"."""
+    def of(cls, config: Config, run_folder: Path | None = None) -> "AgentCode":
+        """That of workflow.function "agent", "multi_turn", "tools" or "verifiers:NAME".
+
+        `run_folder`: where a judge keeps its replies and its budget; without one each process has its own.
+        """
         function, arguments = config.workflow.function, dict(config.workflow.arguments)
         if name := config.workflow.environment:
             return cls(function, EnvironmentCode.of(config, name, user_folder()))
         if function in BUILT_IN:
-            options = reward_options(config.reward)
+            options = reward_options(config.reward, run_folder)
             order = {"name": function, "arguments": arguments, "reward": options, "folder": user_folder()}
             return cls(function, built_in=order)
         return cls(config.workflow.agent.function)

@@ -85,6 +85,10 @@ class Prints:
         self._name, self._what = name, what
         self._is_logged = False
 
+    @property
+    def run_folder(self) -> Path:
+        return self.file.parents[1]
+
     def log_once(self) -> None:
         """Log the file's path once, when it is not empty."""
         if not self._is_logged and self.file.exists() and self.file.stat().st_size:

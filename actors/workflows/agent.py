@@ -20,7 +20,7 @@ from actors.engines.protocol import SamplingControls
 from actors.engines.stop_strings import before_stop
 from actors.runtime.user_failures import Prints
 from actors.workflows.episode_runner import Awaited
-from actors.workflows.prompts import prompt_of
+from actors.workflows.prompts import fill, prompt_of
 from actors.workflows.protocol import Ask, Episode, Row, Turn
 from areal_bus.config.sections import AgentConfig, Config
 from areal_bus.config.workflows import BUILT_IN
@@ -42,7 +42,7 @@ class AgentWorkflow:
         self._config, self._agent = config, config.workflow.agent
         self._sessions = Sessions(wake)
         self._prints = prints
-        code = AgentCode.of(config)
+        code = AgentCode.of(config, prints.run_folder if prints is not None else None)
         self._what = code.function
         self._agents = AgentPool(
             code,
@@ -60,6 +60,8 @@ class AgentWorkflow:
             )
         if self._config.workflow.function in BUILT_IN:
             row = {**row, "messages": self._first_messages(row)}
+            retry = str(self._config.workflow.arguments.get("retry", ""))
+            fill(retry, row, "question", setting="workflow.arguments.retry")  # raises ConfigError, before any answer
         n_killed = 0
         while True:
             dialogue = Dialogue(self._config, ask, n_killed=n_killed)

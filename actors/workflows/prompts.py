@@ -39,8 +39,9 @@ def prompt_of(row: Row, data: DataConfig) -> Question:
     return Question(text if len(messages) == 1 else whole_text, messages, is_chat=True)
 
 
-def fill(template: str, row: Row, question_key: str) -> str:
-    """data.prompt with the row's fields. {question} is the field data.question_key, or the last user message of it.
+def fill(template: str, row: Row, question_key: str, *, setting: str = "data.prompt") -> str:
+    """The template of `setting` with the row's fields. {question} is the field `question_key`, or the last user message
+    of it.
 
     Raises ConfigError for an invalid template, or one with a field that the row lacks.
     """
@@ -51,12 +52,10 @@ def fill(template: str, row: Row, question_key: str) -> str:
         missing = [name for name in names if name not in fields]
         if missing:
             known = ", ".join(sorted(map(str, fields)))
-            raise ConfigError(f"data.prompt may use fields of the row only: {{{missing[0]}}} is none of {known}")
+            raise ConfigError(f"{setting} may use fields of the row only: {{{missing[0]}}} is none of {known}")
         return template.format_map(fields)
     except (ValueError, KeyError, IndexError) as error:
-        raise ConfigError(
-            f"data.prompt must be a template ({{{{ and }}}} for braces): {template!r}: {error}"
-        ) from error
+        raise ConfigError(f"{setting} must be a template ({{{{ and }}}} for braces): {template!r}: {error}") from error
 
 
 def prompt_ids(asked: Question, data: DataConfig, tokenizer: Any) -> list[int]:

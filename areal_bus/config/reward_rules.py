@@ -13,9 +13,9 @@ URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 Rule = tuple[bool, str]  # (whether it is violated, error text)
 
 
-def reward_rules(reward: RewardConfig, of_sources: Collection[str] = ()) -> list[Rule]:
-    """`of_sources`: the reward functions of [[data.source]]."""
-    functions = {reward.function, *of_sources}
+def reward_rules(reward: RewardConfig, others: Collection[str] = ()) -> list[Rule]:
+    """`others`: reward functions beside reward.function."""
+    functions = {reward.function, *others}
     return [*_terms(reward, functions), *_format(reward), *_judge(reward, functions)]
 
 

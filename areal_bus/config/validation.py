@@ -41,7 +41,7 @@ def _check_settings(config: Config) -> None:
     rules = [
         *_sources(config),
         *_training(config),
-        *reward_rules(config.reward, [source.reward for source in config.data.source]),
+        *reward_rules(config.reward, _other_rewards(config)),
         *generation_rules(config),
         *refusals(config),
         *_engine(config),
@@ -91,6 +91,12 @@ def _sources(c: Config) -> list[Rule]:
         ),
         *_evaluations(c),
     ]
+
+
+def _other_rewards(c: Config) -> list[str]:
+    """Reward functions beside reward.function: of each [[data.source]], and of a built-in conversation."""
+    of_workflow = [str(c.workflow.arguments.get("reward_fn", ""))] if c.workflow.function in BUILT_IN else []
+    return [*(source.reward for source in c.data.source), *of_workflow]
 
 
 def _environment(c: Config) -> list[Rule]:

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.agents.calculator import calculator
+from actors.agents.scoring import with_counts
 from actors.agents.tools import schema
+from actors.endpoint.agent_pool import AgentCode
 from actors.rewards.loading import load_reward
 from actors.runtime import user_modules
 from actors.runtime.user_modules import add_user_folder
@@ -17,6 +19,7 @@ from actors.workflows.loading import check_workflow
 from areal_bus.config.loader import resolve
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_bus.messages import MAX_PARTS
 from tests.actors.endpoint.test_http_server import TOOLS
 from tests.support.talking import LETTERS, talking
 
@@ -31,6 +34,14 @@ def lookup(word: str, times: int = 1) -> str:
     return word * times
 
 def takes_list(words: list) -> str: ...
+
+async def later(word: str) -> str:
+    return word + "!"
+
+class Calls:
+    def __call__(self, word: str) -> str: ...
+
+nameless = Calls()
 '''
 
 
@@ -83,17 +94,34 @@ def test_the_users_reward_decides_and_its_error_is_no_reward(folder: Path) -> No
             load_reward("agent", folder)("", "", {"agent": failed})
 
 
+def test_a_template_that_the_row_cannot_fill_ends_the_run_and_a_judge_has_one_budget(folder: Path) -> None:
+    config = settings("multi_turn", reward_fn="exact", retry="{answr}?")
+    with (
+        talking(folder, config) as talk,
+        pytest.raises(ConfigError, match=r"workflow.arguments.retry may use fields of the row only: \{answr\}"),
+    ):
+        talk.hold({"question": "1+2", "answer": "3"}, [])
+    built_in = AgentCode.of(config, folder).built_in
+    assert built_in is not None
+    assert Path(built_in["reward"]["judge"]["folder"]).is_relative_to(folder.resolve())  # shared by all processes
+
+
+def test_counts_fit_among_the_parts_of_a_reward() -> None:
+    parts = with_counts({"reward": 1.0, "parts": {str(part): 0.0 for part in range(MAX_PARTS)}}, n_turns=2)["parts"]
+    assert (len(parts), parts["n_turns"]) == (MAX_PARTS, 2)
+
+
 def called(name: str, arguments: str) -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 
 
 def test_the_results_of_tools_are_given_and_mistakes_are_told(folder: Path) -> None:
-    config = settings("tools", reward_fn="exact", tools="calculator, mine:lookup", max_turns=3)
+    config = settings("tools", reward_fn="exact", tools="calculator, mine:lookup, mine:later", max_turns=3)
     row = {"question": "1+2", "answer": "3"}
     sum_of, twice = called("calculator", '{"expression": "1+2"}'), called("lookup", '{"word": "ab", "times": 2}')
     with talking(folder, config) as talk:
         right = talk.hold(row, [sum_of + twice + "<eos>", "3<eos>"])
-        tools = "tool calculator;tool lookup;"
+        tools = "tool calculator;tool lookup;tool later;"
         assert talk.text == (
             f"{tools}user>1+2=<eos>assistant>{sum_of}{twice}<eos>tool>3<eos>tool>abab<eos>assistant>3<eos>"
         )
@@ -106,8 +134,10 @@ def test_the_results_of_tools_are_given_and_mistakes_are_told(folder: Path) -> N
         last = talk.hold(row, ["".join(wrong) + "<eos>", "4<eos>"])
         told = [message["content"] for message in last["messages"] if message["role"] == "tool"]
         assert [text.partition(":")[0] for text in told] == ["error"] * 3
-        assert "there is no tool 'delete': the tools are calculator, lookup" in told[1]
+        assert "there is no tool 'delete': the tools are calculator, lookup, later" in told[1]
         assert (last["reward"], last["parts"]) == (0.0, {"n_tool_calls": 3, "n_failed_calls": 3})
+        talk.hold(row, [called("later", '{"word": "ab"}') + "<eos>", "3<eos>"])  # an async function
+        assert "tool>ab!<eos>" in talk.text
         endless = talk.hold(row, [sum_of + "<eos>"] * 3)  # the last answer is a call: it answers nothing
         assert (endless["reward"], endless["parts"]["n_tool_calls"]) == (0.0, 2)
 
@@ -123,6 +153,11 @@ def test_the_results_of_tools_are_given_and_mistakes_are_told(folder: Path) -> N
         ("multi_turn", {"reward_fn": "mine:nothing"}, "reward.function 'mine:nothing' must name a function"),
         ("tools", {"reward_fn": "exact", "tools": "abacus"}, 'must list calculator or "module:function"'),
         ("tools", {"reward_fn": "exact", "tools": "mine:nothing"}, "must name functions: .*mine.py has no 'nothing'"),
+        ("multi_turn", {"reward_fn": "agent"}, "reward_fn must score an answer: 'agent' is what 'multi_turn' returns"),
+        ("multi_turn", {"reward_fn": "judge"}, 'the reward "judge" needs reward.judge.url'),
+        ("multi_turn", {"reward_fn": "weighted"}, "add a table"),
+        ("tools", {"reward_fn": "exact", "tools": "mine:nameless"}, "must be a function with a name"),
+        ("tools", {"reward_fn": "exact", "tools": "mine:lookup, mine:lookup"}, "'lookup' occurs twice"),
         ("tools", {"reward_fn": "exact", "tools": "mine:takes_list"}, "must be of type str, int, float or bool"),
     ],
 )
