@@ -22,7 +22,8 @@ from areal_bus.errors import ConfigError
 PACKAGE = "verifiers"
 EXTRA = 'it needs the extra envs: pip install "areal-bus[envs]"'
 LOADER, TASKSET = "load_environment", "the taskset"
-REQUIRES = re.compile(rf"{PACKAGE}\b(?!-)", re.IGNORECASE)
+# a requirement of an extra, as this project has one, makes no environment
+REQUIRES = re.compile(rf"{PACKAGE}\b(?!-)(?!.*\bextra\b)", re.IGNORECASE)
 
 
 class Hosted(Protocol):

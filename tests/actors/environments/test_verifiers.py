@@ -11,7 +11,7 @@ import pytest
 
 from actors.data.loading import load_problems, load_rows
 from actors.environments.environment_code import EnvironmentCode
-from actors.environments.loading import load
+from actors.environments.loading import installed, load
 from actors.rewards.loading import load_reward
 from actors.runtime import user_modules
 from actors.runtime.user_modules import add_user_folder
@@ -274,6 +274,15 @@ def test_an_environment_that_cannot_be_used_is_a_sentence(folder: Path) -> None:
     for sentence, (name, _, why) in zip(told, UNUSABLE, strict=True):
         assert why in sentence
         assert name in sentence
+
+
+def test_packages_that_require_verifiers_are_known_as_environments(folder: Path) -> None:
+    requirements = {"wordle": "verifiers>=0.3", "trainer": 'verifiers==0.3.1; extra == "envs"', "other": "verifiers-x"}
+    for name, requirement in requirements.items():
+        (folder / f"my_{name}-1.dist-info").mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: my-{name}\nVersion: 1\nRequires-Dist: {requirement}\n"
+        (folder / f"my_{name}-1.dist-info" / "METADATA").write_text(metadata)
+    assert [name for name in installed(str(folder)) if name.startswith("my_")] == ["my_wordle"]
 
 
 def test_a_missing_package_is_named_with_its_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
