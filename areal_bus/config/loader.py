@@ -146,7 +146,7 @@ def drop_removed(tree: dict[str, Any], source: Mapping[str, str]) -> None:
 
 def plain_value(key: str, raw: str, origin: str) -> Any:
     """Parse a TOML value. For keys of type string, a bare word is the string itself."""
-    field = fields().get(key)
+    field = fields().get(key) or table_with(key)
     if field is None and key not in REMOVED:
         raise ConfigError(unknown(key, origin))
     takes_text = field is not None and bool({str, Path} & set(alternatives(field.annotation)))
@@ -155,6 +155,13 @@ def plain_value(key: str, raw: str, origin: str) -> Any:
     except tomllib.TOMLDecodeError:
         return raw
     return raw if takes_text and not isinstance(value, str) else value
+
+
+def table_with(key: str) -> FieldInfo | None:
+    """The table whose keys are the user's own (workflow.arguments), if this is a key of one."""
+    field = fields().get(key.rpartition(".")[0])
+    is_table = field is not None and any(get_origin(one) is dict for one in alternatives(field.annotation))
+    return field if is_table else None
 
 
 def put(tree: dict[str, Any], key: str, value: Any, origin: str) -> None:

@@ -43,6 +43,17 @@ def fill(tree: dict[str, Any]) -> None:
         _set(tree, "data.held_out", HELD_OUT)
     for key, value in DEFAULTS.items():
         _set(tree, key, value)
+    _fill_sources(tree)
+
+
+def _fill_sources(tree: Mapping[str, Any]) -> None:
+    """The reward of the run is also that of each [[data.source]], before that of the source's task."""
+    data, reward = tree.get("data"), tree.get("reward")
+    sources = data.get("source") if isinstance(data, dict) else None
+    if isinstance(sources, list) and isinstance(reward, dict):
+        for source in sources:
+            if isinstance(source, dict):
+                source.setdefault("reward", reward["function"])
 
 
 def _set(tree: dict[str, Any], key: str, value: Any) -> None:

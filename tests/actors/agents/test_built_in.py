@@ -106,6 +106,15 @@ def test_a_template_that_the_row_cannot_fill_ends_the_run_and_a_judge_has_one_bu
     assert Path(built_in["reward"]["judge"]["folder"]).is_relative_to(folder.resolve())  # shared by all processes
 
 
+def test_a_conversation_is_set_by_options_and_its_reward_is_that_of_sources_also_of_named_tasks() -> None:
+    sources = [{"task": "gsm8k", "path": "a.jsonl", "weight": 1}, {"path": "b.jsonl", "weight": 1, "reward": "exact"}]
+    tree = {"model": {"path": "m"}, "data": {"source": sources}, "workflow": {"function": "multi_turn"}}
+    options = ("workflow.arguments.reward_fn=math", "workflow.arguments.max_turns=3")
+    config = resolve(tree, "mine.toml", options, {})
+    assert config.workflow.arguments == {"reward_fn": "math", "max_turns": 3}
+    assert [source.reward for source in config.data.source] == ["agent", "exact"]
+
+
 def test_counts_fit_among_the_parts_of_a_reward() -> None:
     parts = with_counts({"reward": 1.0, "parts": {str(part): 0.0 for part in range(MAX_PARTS)}}, n_turns=2)["parts"]
     assert (len(parts), parts["n_turns"]) == (MAX_PARTS, 2)
