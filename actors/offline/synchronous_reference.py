@@ -269,6 +269,8 @@ def check_loop(config: Config, n_generators: int) -> None:
          f"{config.topology.learners}"),
         (config.learner.loop != LearnerConfig().loop, f"the reference is a loop of its own: learner.loop is "
          f"{config.learner.loop!r}"),
+        (config.workflow.uses_endpoint, "a loop in one process runs no conversations in worker processes: "
+         f"workflow.function is {config.workflow.function!r}"),
         (n_generators < 1, f"at least one generator samples; got {n_generators}"),
     ]  # fmt: skip
     for is_broken, sentence in rules:

@@ -12,6 +12,7 @@ from actors.agents.calculator import calculator
 from actors.agents.scoring import with_counts
 from actors.agents.tools import schema
 from actors.endpoint.agent_pool import AgentCode
+from actors.offline.synchronous_reference import check_loop
 from actors.rewards.loading import load_reward
 from actors.runtime import user_modules
 from actors.runtime.user_modules import add_user_folder
@@ -113,6 +114,11 @@ def test_a_conversation_is_set_by_options_and_its_reward_is_that_of_sources_also
     config = resolve(tree, "mine.toml", options, {})
     assert config.workflow.arguments == {"reward_fn": "math", "max_turns": 3}
     assert [source.reward for source in config.data.source] == ["agent", "exact"]
+
+
+def test_a_loop_in_one_process_refuses_conversations_in_other_processes() -> None:
+    with pytest.raises(ConfigError, match="no conversations in worker processes"):
+        check_loop(settings("multi_turn", reward_fn="exact"), 1)
 
 
 def test_counts_fit_among_the_parts_of_a_reward() -> None:
