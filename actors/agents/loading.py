@@ -30,7 +30,10 @@ def load_builtin(order: Mapping[str, Any]) -> Agent:
     check(name, given, made)
     if given["reward_fn"] == ITSELF:
         raise ConfigError(f"workflow.arguments.reward_fn must score an answer: {ITSELF!r} is what {name!r} returns")
-    reward_fn = load_reward(given.pop("reward_fn"), Path(order["folder"]), options=order["reward"])
+    try:
+        reward_fn = load_reward(given.pop("reward_fn"), Path(order["folder"]), options=order["reward"])
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("reward.function", "workflow.arguments.reward_fn", 1)) from error
     if "tools" in given:
         given["tools"] = [find_tool(one.strip()) for one in given["tools"].split(",")]
     return made(reward_fn, **given)

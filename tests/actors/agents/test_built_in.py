@@ -165,7 +165,11 @@ def test_the_results_of_tools_are_given_and_mistakes_are_told(folder: Path) -> N
         ("multi_turn", {"reward_fn": "exact", "max_turns": "2"}, "max_turns of 'multi_turn' must be a whole number"),
         ("multi_turn", {"reward_fn": "exact", "max_turns": 0}, "max_turns must be at least 1"),
         ("multi_turn", {"reward_fn": "exact", "retry": "{"}, "retry must be a template"),
-        ("multi_turn", {"reward_fn": "mine:nothing"}, "reward.function 'mine:nothing' must name a function"),
+        (
+            "multi_turn",
+            {"reward_fn": "mine:nothing"},
+            "workflow.arguments.reward_fn 'mine:nothing' must name a function",
+        ),
         ("tools", {"reward_fn": "exact", "tools": "abacus"}, 'must list calculator or "module:function"'),
         ("tools", {"reward_fn": "exact", "tools": "mine:nothing"}, "must name functions: .*mine.py has no 'nothing'"),
         ("multi_turn", {"reward_fn": "agent"}, "reward_fn must score an answer: 'agent' is what 'multi_turn' returns"),
