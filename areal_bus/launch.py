@@ -7,7 +7,7 @@ import importlib
 import signal
 import sys
 
-from areal_bus import isolation, parent_death
+from areal_bus.process import isolation, parent_death
 
 
 def main() -> int:

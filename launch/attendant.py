@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from areal_bus.config.packaged import find_config
 from areal_bus.errors import ConfigError
-from areal_bus.isolation import CHILD
+from areal_bus.process.isolation import CHILD
 from launch.environment import actor_environment
 from launch.rank_waiter import FORWARDED
 

@@ -16,9 +16,9 @@ from typing import Protocol
 
 import zmq
 
-from areal_bus import parent_death
 from areal_bus.config.sections import LaunchConfig
 from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.process import parent_death
 from areal_bus.transport.listener import BACKLOG
 from launch.init_watch import bounded
 

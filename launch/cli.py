@@ -10,8 +10,8 @@ import runpy
 import sys
 
 import areal_bus.launch
-from areal_bus.commands import SCRIPT
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import SCRIPT
 
 USAGE = f"usage: {SCRIPT} COMMAND ...    {SCRIPT} COMMAND --help shows the options of one"
 OPTIONS = {"--version": "the versions of this package, Python and torch", "--help": "this list"}

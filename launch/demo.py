@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actors.models.download_smollm2 import convert, find_gguf, is_whole
-from areal_bus.commands import SCRIPT
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import SCRIPT
 from launch import local_job
 
 MODEL = Path("models/SmolLM2-135M-Instruct")

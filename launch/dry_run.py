@@ -7,12 +7,12 @@ from pathlib import Path
 
 from actors.data.loading import rows_with_origins
 from actors.engines.servers.server_process import installed, interpreter
-from areal_bus import terminal
 from areal_bus.config.loader import extending
 from areal_bus.config.sections import Config
 from areal_bus.config.stage_rules import largest
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
+from areal_bus.process import terminal
 from launch.fits import Fit, compare
 from launch.generation import check_token_ids, check_tokenizer
 from launch.loads import Proposal, format_bytes, rank_need

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from areal_bus.isolation import child_path
+from areal_bus.process.isolation import child_path
 
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_")
 RENDEZVOUS_VARIABLES = {

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from areal_bus.commands import as_here
-from areal_bus.isolation import CHILD
+from areal_bus.process.commands import as_here
+from areal_bus.process.isolation import CHILD
 from launch.environment import actor_environment
 
 ENDS_S = 10.0  # at the end of the job, for the last rows and an upload; whoever takes longer goes on alone

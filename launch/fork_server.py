@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.runtime.process import CRASHED, DONE, leave
-from areal_bus import parent_death
 from areal_bus.errors import ConfigError
+from areal_bus.process import parent_death
 from launch.attendant import LENGTH, NUMBER, pid_and_user, receive
 from launch.bootstrap import rank_and_size
 from launch.forked import KEEPS_PLACE, name_process, reset_signals

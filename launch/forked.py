@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from actors.runtime.process import CRASHED, leave
 from areal_bus.errors import ArealBusError
-from areal_bus.parent_death import die_with_parent
+from areal_bus.process.parent_death import die_with_parent
 
 NAME_FILE = "/proc/self/comm"  # up to 15 characters, for ps and top
 KEEPS_PLACE = 79  # exit code of a supervisor without actors: its rank ends with the other ranks of the host

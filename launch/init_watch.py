@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 
-from areal_bus.parent_death import die_with_parent
+from areal_bus.process.parent_death import die_with_parent
 
 
 @contextlib.contextmanager

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 import areal_bus.launch
-from areal_bus.commands import SCRIPT, STARTED_BY
 from areal_bus.errors import ConfigError
-from areal_bus.isolation import CHILD, child_path
-from areal_bus.mpirun import find_mpirun, mpirun_variables, shell_line
+from areal_bus.process.commands import SCRIPT, STARTED_BY
+from areal_bus.process.isolation import CHILD, child_path
+from areal_bus.process.mpirun import find_mpirun, mpirun_variables, shell_line
 from launch import main as launcher
 from launch.topology import check_count, min_ranks
 

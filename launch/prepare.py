@@ -36,8 +36,8 @@ from areal_bus.config.sections import Config, LearnerConfig, WorkflowConfig
 from areal_bus.config.stage_rules import largest
 from areal_bus.config.trackers import check_installed
 from areal_bus.errors import ArealBusError, ConfigError
-from areal_bus.isolation import CHILD
-from areal_bus.parent_death import die_with_parent
+from areal_bus.process.isolation import CHILD
+from areal_bus.process.parent_death import die_with_parent
 from launch.environment import actor_environment
 from launch.generation import check_token_ids, check_tokenizer
 from launch.memory import find_shape

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from actors.runtime import start
 from actors.runtime.context import PROGRESS_FD, TURNS_FD, Context
-from areal_bus import parent_death
-from areal_bus.commands import resume_command
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
-from areal_bus.terminal import STYLED
+from areal_bus.process import parent_death
+from areal_bus.process.commands import resume_command
+from areal_bus.process.terminal import STYLED
 from launch.environment import MALLOC_VARIABLES, actor_environment
 from launch.forked import ForkedProcess
 from launch.runs import newest_checkpoint

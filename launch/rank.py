@@ -13,10 +13,10 @@ from typing import Any
 
 from actors.runtime.context import Context
 from actors.runtime.process import leave
-from areal_bus import parent_death
 from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Role
+from areal_bus.process import parent_death
 from areal_bus.transport.curve import KeyPair, new_pair
 from launch.bootstrap import Bootstrap, RanksMissing, open_bootstrap, rank_and_size
 from launch.elastic import GUEST_IDENTITY, write_invitation

@@ -1,9 +1,9 @@
 """The stages of a run as a table: their settings, and the memory of a learner and a generator in each. Pure."""
 
-from areal_bus import terminal
 from areal_bus.config.sections import Config
 from areal_bus.config.stage_rules import KEYS, settings_by_stage, value_at
 from areal_bus.messages import Role
+from areal_bus.process import terminal
 from launch.loads import format_bytes
 from launch.memory import DecoderShape, estimate
 

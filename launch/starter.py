@@ -6,8 +6,8 @@ import string
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_bus.commands import SCRIPT, script
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import SCRIPT, script
 
 USAGE = f"""\
 usage: {SCRIPT} init FOLDER

@@ -19,11 +19,11 @@ from pathlib import Path
 from actors.runtime.context import Context
 from actors.runtime.last_fault import Fault, read_fault
 from actors.runtime.process import BAD_INPUT, CRASHED, DONE, LEFT, OVER, RESTART
-from areal_bus import parent_death
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from areal_bus.errors import ArealBusError
-from areal_bus.isolation import CHILD
 from areal_bus.messages import Role
+from areal_bus.process import parent_death
+from areal_bus.process.isolation import CHILD
 from launch.process import ActorProcess, Signals, print_to_mpirun, resume_hint, start_actor
 from launch.restart_policy import RestartBackoff, StallTimer
 from launch.runs import SUMMARY

@@ -26,7 +26,7 @@ BUS = {  # folder of areal_bus -> the other ones that it imports; each may impor
     "config": set[str](),
     "weights": {"config", "native"},
     "storage": {"core", "wire"},
-    "journal": {"core"},
+    "process": set[str](),
 }
 CPU = ("actors.cpu", "actors.learner", "actors.engines.builtin")
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from areal_bus.commands import as_here
+from areal_bus.process.commands import as_here
 
 
 def run_parser(module: str, *, description: str, epilog: str) -> argparse.ArgumentParser:

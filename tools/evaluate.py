@@ -13,14 +13,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from areal_bus.commands import as_here
 from areal_bus.config import loader as settings
 from areal_bus.config import named_tasks
 from areal_bus.config.named_tasks import is_generated
 from areal_bus.config.packaged import find_and_announce
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from areal_bus.isolation import CHILD, child_path
+from areal_bus.process.commands import as_here
+from areal_bus.process.isolation import CHILD, child_path
 from areal_bus.storage import versioned_dirs
 from tools import run, terminal
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic_core import from_json
 
 from areal_bus.errors import ConfigError
-from areal_bus.journal import SCHEMA
+from areal_bus.storage.journal import SCHEMA
 
 LATEST = Path("runs/latest")
 MARK = b'"event":"'  # quotes in texts are escaped, so the first match is the event

@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_bus.commands import as_here
 from areal_bus.errors import CheckpointError, ConfigError
-from areal_bus.isolation import CHILD
+from areal_bus.process.commands import as_here
+from areal_bus.process.isolation import CHILD
 from areal_bus.storage import versioned_dirs
 from tools import run, terminal
 from tools.evaluate import child_environment

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable
 
 from areal_bus.errors import ConfigError
-from areal_bus.terminal import columns, progress, table
+from areal_bus.process.terminal import columns, progress, table
 
 __all__ = ["bar", "columns", "end", "one_line", "progress", "quote", "safe", "table", "width"]
 

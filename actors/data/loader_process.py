@@ -19,7 +19,7 @@ from actors.data.loading import complete_row, named_row
 from actors.runtime.user_modules import add_user_folder, import_user_module
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from areal_bus.parent_death import die_with_parent
+from areal_bus.process.parent_death import die_with_parent
 
 
 class LoaderRows:

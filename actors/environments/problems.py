@@ -11,7 +11,7 @@ from typing import Any
 from actors.environments.environment_code import EnvironmentCode
 from areal_bus.config.workflows import PREFIX
 from areal_bus.errors import ConfigError
-from areal_bus.isolation import CHILD, child_path
+from areal_bus.process.isolation import CHILD, child_path
 
 MODULE = "actors.environments.problems_process"
 TIMEOUT_S = 1800.0  # to load the environment: it may download its data

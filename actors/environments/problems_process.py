@@ -15,7 +15,7 @@ import numpy as np
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.loading import load
 from areal_bus.errors import ConfigError
-from areal_bus.parent_death import die_with_parent
+from areal_bus.process.parent_death import die_with_parent
 
 
 def main() -> None:

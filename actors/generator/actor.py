@@ -24,8 +24,8 @@ from actors.workflows.loading import close_workflow, continues, load_workflow
 from areal_bus.config.capacity import capacity, slots, together
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
-from areal_bus.journal import Journal
 from areal_bus.messages import Failure, Ready
+from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
 from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.snapshot import forms_of

@@ -21,8 +21,8 @@ from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.stages import stage_at
 from areal_bus.errors import ConfigError, EngineError, PromptTooLong, WorkflowError
-from areal_bus.journal import Journal
 from areal_bus.messages import Partial, Prompt, Refund, SampleFailed, Trajectory
+from areal_bus.storage.journal import Journal
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt

@@ -9,7 +9,7 @@ from loguru import logger
 from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.reward_parts import PREFIX
 from areal_bus.messages import Scored
-from areal_bus.terminal import styled
+from areal_bus.process.terminal import styled
 
 ACCURACY = "  accuracy"  # a column only where the reward function returns `correct`
 COLUMNS = f"  step  version   reward{ACCURACY}  lag mean/max  masked   KL(mism.)   tokens/s  time left"

@@ -26,7 +26,6 @@ from actors.runtime import process
 from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_seldom, dump, journal_rejections
 from actors.runtime.stages import stages_of
 from areal_bus import messages as m
-from areal_bus.commands import as_here
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Discard, Effect, End, Keep, Mark, Progress, Record, Save, Send
 from areal_bus.core.evaluation_plan import EvaluationSet, best, history, name_of
@@ -36,9 +35,10 @@ from areal_bus.core.rules import HeadRules
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState
 from areal_bus.errors import ActorFailed, CheckpointError
-from areal_bus.journal import Journal
+from areal_bus.process.commands import as_here
 from areal_bus.storage import best_checkpoints
 from areal_bus.storage.head_checkpoints import sync_folder
+from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
 
 

@@ -38,8 +38,8 @@ from areal_bus.core.events import Event
 from areal_bus.core.stages import stage_at
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError, PushFailed, Restart
-from areal_bus.journal import Journal
 from areal_bus.storage.best_checkpoints import BestRule
+from areal_bus.storage.journal import Journal
 from areal_bus.weights.change_history import ChangeHistory
 from areal_bus.weights.process_group import brief, serve_store
 from areal_bus.weights.route import home

@@ -15,9 +15,9 @@ from actors.learner.ppo import PPOActor
 from areal_bus.config.sections import CheckpointConfig
 from areal_bus.core.events import Event
 from areal_bus.errors import CheckpointError
-from areal_bus.journal import Journal
 from areal_bus.storage import best_checkpoints, head_checkpoints, versioned_dirs
 from areal_bus.storage.best_checkpoints import BestRule
+from areal_bus.storage.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)

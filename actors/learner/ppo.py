@@ -38,7 +38,7 @@ from areal_bus.config.sections import ActorConfig, Config
 from areal_bus.core.events import Event
 from areal_bus.core.stages import stage_at
 from areal_bus.errors import ImpossibleEvent, NonFinite
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 
 
 def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:

@@ -12,8 +12,8 @@ from actors.learner.batch import Batch
 from actors.learner.inbox import LearnerInbox
 from actors.runtime.context import HeartbeatState
 from areal_bus.errors import ConfigError, ImpossibleEvent, Restart
-from areal_bus.journal import Journal
 from areal_bus.messages import BatchRequest, Message, NoBatch, PeerList, ShardEnd, ShardItem
+from areal_bus.storage.journal import Journal
 
 NOBODY = -1  # stands for the incarnation of the head before the first one is joined
 

@@ -27,7 +27,7 @@ from areal_bus.config.sections import Config, WarmupConfig
 from areal_bus.core.events import Event
 from areal_bus.core.stages import stage_at
 from areal_bus.errors import ConfigError, NonFinite
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 
 MAX_GRAD_NORM = 1.0
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from actors.runtime.context import journal_pushed
 from areal_bus.core.events import Event
 from areal_bus.errors import PushFailed
-from areal_bus.journal import Journal
 from areal_bus.messages import Message, PushBegin, PushBroken, PushDone
+from areal_bus.storage.journal import Journal
 from areal_bus.weights.change_history import ChangeHistory
 from areal_bus.weights.snapshot import Snapshot
 

@@ -33,8 +33,8 @@ from areal_bus.config.sections import Config
 from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.reward_parts import mean_fields
 from areal_bus.errors import ArealBusError, ConfigError
-from areal_bus.journal import Journal
 from areal_bus.messages import Finish, Prompt, Trajectory
+from areal_bus.storage.journal import Journal
 
 NAME = "evaluate"
 SHOW_S = 2.0  # interval between two lines of progress

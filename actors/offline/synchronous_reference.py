@@ -50,8 +50,8 @@ from areal_bus.core.data_source import Row as DrawnRow
 from areal_bus.core.ledger import LEAST
 from areal_bus.core.stages import stage_at
 from areal_bus.errors import ArealBusError, ConfigError
-from areal_bus.journal import Journal
 from areal_bus.messages import Prompt, ShardItem, Trajectory
+from areal_bus.storage.journal import Journal
 from areal_bus.weights.snapshot import digest_of
 
 Group = list[tuple[Trajectory, float, bool | None]]  # trained samples of a prompt: trajectory, reward, correctness

@@ -18,7 +18,6 @@ from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.reward_parts import as_fields, dumped
-from areal_bus.journal import Journal
 from areal_bus.messages import (
     Cancel,
     Failure,
@@ -32,6 +31,7 @@ from areal_bus.messages import (
     Trajectory,
     VerdictStatus,
 )
+from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.send_queue import ROOM_BYTES
 

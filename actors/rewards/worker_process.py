@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.rewards.ipc import REPLY_BYTES, unpack
-from areal_bus.isolation import CHILD, child_path
+from areal_bus.process.isolation import CHILD, child_path
 
 REAP_S = 5.0  # longest wait for a killed process; after that it is left to init
 EXIT_S = 0.5  # longest time between the closing of a process's pipes and its end

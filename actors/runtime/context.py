@@ -11,8 +11,8 @@ from typing import Any
 from actors.runtime.user_modules import add_user_folder
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
-from areal_bus.journal import Journal
 from areal_bus.messages import Heartbeat, PushDone
+from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
 from areal_bus.transport.curve import KeyPair, Keyring
 

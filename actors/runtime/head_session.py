@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from actors.runtime.context import Context, HeartbeatState
 from areal_bus.errors import ActorFailed
-from areal_bus.journal import Journal
 from areal_bus.messages import HeadHeartbeat, Join, LeaveRequest, Message, PeerList, Ready, Rejoin
+from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
 
 HEAD = "head"

@@ -20,7 +20,7 @@ from actors.runtime.context import Context
 from actors.runtime.process import CRASHED, DONE, LEFT, RESTART, code_of, leave
 from actors.runtime.user_code import place_of, shown
 from areal_bus.messages import Role
-from areal_bus.parent_death import die_with_parent
+from areal_bus.process.parent_death import die_with_parent
 
 ACTORS = {
     "head": "actors.head.shell",

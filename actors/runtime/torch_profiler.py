@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from actors.runtime import process
 from areal_bus.config.profiling import ProfileConfig
 from areal_bus.core.events import Event
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 
 QUIET = "6"  # of Kineto's levels, above the lines that it prints for each start and stop
 

@@ -15,7 +15,7 @@ from torch.profiler import record_function
 from actors.runtime import process
 from actors.runtime.torch_profiler import TorchProfiler
 from areal_bus.config.profiling import ProfileConfig
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 from tools import run
 
 ON_DEMAND = ProfileConfig(seconds=1e-6)  # ends at the next turn

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from areal_bus.core.events import Event
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 from tests.faults.simulated import lines, scenario
 from tests.faults.wired import WiredRing
 
@@ -22,7 +22,7 @@ WALL = {  # names of the standard library that read or show wall time
     "date": {"today", "fromtimestamp"},
 }
 READERS = {
-    "areal_bus/journal.py": ["time.time"],  # `wall` of every line, for people and to order files by
+    "areal_bus/storage/journal.py": ["time.time"],  # `wall` of every line, for people and to order files by
     "actors/endpoint/openai_api.py": ["time.time"],  # `created` of an answer, as clients expect it
 }
 PURE = [ROOT / "areal_bus" / "messages.py", *sorted((ROOT / "areal_bus" / "core").glob("*.py"))]

@@ -14,7 +14,7 @@ from actors.runtime.head_session import ActorRuntime, HeadSession
 from actors.workflows.protocol import Ask, Episode, Row
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 from tests.faults.simulated import arrived, play, scenario
 from tools.staleness.simulator.scenario import ScenarioLengths, Tail
 

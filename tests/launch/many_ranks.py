@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from areal_bus.mpirun import find_mpirun, mpirun_variables
+from areal_bus.process.mpirun import find_mpirun, mpirun_variables
 from tools.audit.audit import audit, judge
 from tools.audit.findings import InvariantVerdict
 from tools.bench.jobs.paused_jobs import descendants

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from areal_bus import commands, mpirun
 from areal_bus.config.packaged import FOLDER, find_config
 from areal_bus.errors import ConfigError
 from areal_bus.launch import main_of_console
+from areal_bus.process import commands, mpirun
 from launch import demo, local_job, starter
 
 ROOT = Path(__file__).parents[2]

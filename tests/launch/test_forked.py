@@ -175,7 +175,7 @@ print(started(draw).wait(30), started(draw).wait(30))
 
 ATTENDED = """
 import os, socket, sys, time
-from areal_bus import parent_death
+from areal_bus.process import parent_death
 ours, starters = socket.socketpair()
 parent_death.die_with_connection(ours, os.getppid(), launcher=0)
 """

@@ -119,7 +119,7 @@ def test_output_is_styled_when_mpiruns_own_output_is_a_terminal(is_terminal: boo
 
 STUCK = """
 import os, sys, time
-from areal_bus.parent_death import die_with_starter
+from areal_bus.process.parent_death import die_with_starter
 die_with_starter()
 from areal_bus.config.sections import LaunchConfig
 from launch.bootstrap import open_bootstrap
@@ -222,6 +222,6 @@ def test_32_21_mpi_init_has_the_deadline_of_the_launch_and_a_rank_over_it_is_nam
 
 def test_32_21_a_parent_that_has_ended_before_the_kernel_knew_ends_its_child() -> None:
     """The race between a look at the parent and the call that asks for the signal."""
-    child = "from areal_bus.parent_death import die_with_parent; die_with_parent(1 << 22); print('alive')"
+    child = "from areal_bus.process.parent_death import die_with_parent; die_with_parent(1 << 22); print('alive')"
     done = subprocess.run([sys.executable, "-c", child], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")

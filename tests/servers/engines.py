@@ -22,7 +22,7 @@ from actors.models.loading import empty_model, load_model, load_tokenizer, stop_
 from actors.models.scratch import write_scratch_folder
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config, ScratchConfig
-from areal_bus.workload import LengthLaw
+from areal_bus.core.workload import LengthLaw
 
 ROOT = Path(__file__).resolve().parents[2]
 SGLANG, VLLM = ROOT / ".venv-sglang", ROOT / ".venv-vllm"

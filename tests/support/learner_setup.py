@@ -17,8 +17,8 @@ from actors.learner.rendezvous import LearnerRanks
 from actors.runtime.context import HeartbeatState
 from areal_bus.config.algorithms import uses_reference, uses_teacher
 from areal_bus.config.sections import Config
-from areal_bus.journal import Journal
 from areal_bus.messages import ShardItem
+from areal_bus.storage.journal import Journal
 
 VOCABULARY = 23
 

@@ -6,7 +6,7 @@ import pytest
 
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 from tools.breakdown import __main__ as breakdown
 from tools.breakdown.incarnations import read_incarnations
 

@@ -17,8 +17,8 @@ from actors.models.scratch import write_scratch_folder
 from actors.offline import evaluate as scoring
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError
-from areal_bus.journal import Journal
 from areal_bus.storage import versioned_dirs
+from areal_bus.storage.journal import Journal
 from tools import evaluate
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from areal_bus.errors import ConfigError
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 from tests.tools.audit.forged_terms import HEADS, crashed_run
 from tools import samples, terminal
 

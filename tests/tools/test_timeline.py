@@ -11,7 +11,7 @@ import pytest
 
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 from tools.breakdown.incarnations import read_all
 from tools.breakdown.steps import read_steps, summary
 from tools.run import Run
@@ -34,13 +34,13 @@ class Ring:
         """`shift`: of the clock of the second host, with generator 1 and the reward. `delay` of every message."""
         self.now, self.shift, self.delay = 100.0, shift, delay
         self.current = 0.0
-        monkeypatch.setattr("areal_bus.journal.time", self)
+        monkeypatch.setattr("areal_bus.storage.journal.time", self)
         self.books: dict[str, Journal] = {}
         for name in ("head-0", "generator-0", "generator-1", "reward-0", "learner-0"):
             role, _, index = name.partition("-")
             self.here(name)
             host = "two" if self.current else "one"
-            monkeypatch.setattr("areal_bus.journal.socket.gethostname", lambda host=host: host)
+            monkeypatch.setattr("areal_bus.storage.journal.socket.gethostname", lambda host=host: host)
             self.books[name] = Journal(folder / "journal", role=role, index=int(index), incarnation=0)
 
     def here(self, name: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 from tools import run, samples, surviving_history, terminal
 from tools.bench import __main__ as bench
 from tools.bench.jobs import demo

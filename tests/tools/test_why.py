@@ -17,8 +17,8 @@ from areal_bus.config.sections import WatchdogConfig
 from areal_bus.core.effects import Record
 from areal_bus.core.events import Event
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.journal import Journal
 from areal_bus.messages import Role
+from areal_bus.storage.journal import Journal
 from tools import why
 from tools.run import Run
 from tools.staleness.simulator.ring import Ring

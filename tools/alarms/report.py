@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from areal_bus.commands import as_here
+from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.alarms.alarm_reader import AlarmReader, Finding
 from tools.run import Line, Run

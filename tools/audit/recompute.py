@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_bus.errors import ConfigError
-from areal_bus.isolation import CHILD
+from areal_bus.process.isolation import CHILD
 from tools.audit.findings import Findings
 from tools.evaluate import child_environment
 from tools.run import Run

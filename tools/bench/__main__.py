@@ -6,8 +6,8 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.bench.agreement import bench as agreement
 from tools.bench.delta import bench as delta

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_bus.commands import as_here
 from areal_bus.config.loader import resolve
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.convert.areal import AREAL
 from tools.convert.mapping import Converted, System, convert

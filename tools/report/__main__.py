@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_bus.commands import as_here
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import as_here
 from tools import run, terminal
 from tools.report.facts.run_facts import read_facts
 from tools.report.facts.sweep_facts import is_sweep, read_sweep_facts

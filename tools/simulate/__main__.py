@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from areal_bus.commands import as_here
 from areal_bus.config import loader as settings
 from areal_bus.config.capacity import slots
 from areal_bus.config.packaged import find_and_announce
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import as_here
 from tools import run, terminal
 from tools.simulate.calibration import Measured, config_of, measure
 from tools.simulate.outcome import Outcome, simulate_steady_state

@@ -13,8 +13,8 @@ from statistics import fmean, median
 
 from areal_bus.config.capacity import slots
 from areal_bus.config.sections import Config
+from areal_bus.core.workload import SpeedLaw
 from areal_bus.errors import ConfigError
-from areal_bus.workload import SpeedLaw
 from tools import run
 from tools.run import Line, Run
 from tools.simulate.schedule import ObservedLengths

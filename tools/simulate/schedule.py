@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.workload import SpeedLaw
+from areal_bus.core.workload import SpeedLaw
 
 
 class LengthModel(Protocol):

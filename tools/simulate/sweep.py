@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from areal_bus.config.capacity import groups_waiting, slots
 from areal_bus.config.sections import Config
 from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.workload import LengthLaw, SpeedLaw
 from areal_bus.errors import ConfigError
-from areal_bus.workload import LengthLaw, SpeedLaw
 from tools.simulate.calibration import Measured
 from tools.simulate.schedule import LengthModel, Schedule
 

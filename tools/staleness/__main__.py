@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
-from areal_bus.commands import as_here
 from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.staleness import policy_table, soak
 from tools.staleness.simulator.scenario import draw

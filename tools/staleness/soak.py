@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from areal_bus.commands import as_here
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
-from areal_bus.isolation import CHILD, child_path
+from areal_bus.process.commands import as_here
+from areal_bus.process.isolation import CHILD, child_path
 from tools.staleness.simulator.ring import Ring, ScheduleOutcome
 from tools.staleness.simulator.scenario import draw
 from tools.staleness.simulator.story import outcomes

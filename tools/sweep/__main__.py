@@ -9,9 +9,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from areal_bus.commands import as_here
 from areal_bus.config.packaged import find_and_announce
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.sweep import report
 from tools.sweep.comparison import summaries

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from areal_bus.errors import ConfigError
-from areal_bus.isolation import CHILD, child_path
-from areal_bus.mpirun import find_mpirun, mpirun_variables
-from areal_bus.parent_death import die_with_parent
+from areal_bus.process.isolation import CHILD, child_path
+from areal_bus.process.mpirun import find_mpirun, mpirun_variables
+from areal_bus.process.parent_death import die_with_parent
 from tools.sweep.plan import Job, SweepFile
 from tools.sweep.results import Result, ResultFile, read_result
 

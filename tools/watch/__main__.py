@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from areal_bus.errors import ConfigError
-from areal_bus.terminal import is_terminal
+from areal_bus.process.terminal import is_terminal
 from tools import run, terminal
 from tools.command_line import run_parser
 from tools.run import Run

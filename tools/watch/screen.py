@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from areal_bus.commands import as_here
+from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.watch.live_run import Alarm, Frame, Points
 

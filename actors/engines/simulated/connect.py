@@ -12,7 +12,7 @@ from actors.engines.simulated.engine import SimulatedEngine, SimulatedRules
 from actors.models.loading import empty_model, stop_ids
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config, SimulatedConfig
-from areal_bus.workload import LengthLaw, SpeedLaw
+from areal_bus.core.workload import LengthLaw, SpeedLaw
 
 
 def open_simulated(

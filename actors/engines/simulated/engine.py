@@ -15,9 +15,9 @@ from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.simulated.token_law import RankLaw, ReadTokens, key_of
 from actors.engines.stop_strings import cannot_stop
+from areal_bus.core.workload import LengthLaw, SpeedLaw
 from areal_bus.errors import ConfigError, EngineError
 from areal_bus.messages import Finish
-from areal_bus.workload import LengthLaw, SpeedLaw
 
 if TYPE_CHECKING:
     from actors.engines.servers.model_spec import ModelSpec

@@ -29,8 +29,8 @@ from actors.workflows.episode_runner import Asked, EpisodeRun
 from actors.workflows.loading import check_workflow, close_workflow, load_workflow
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError
-from areal_bus.journal import Journal
 from areal_bus.messages import Prompt, SampleFailed, ShardItem, Trajectory
+from areal_bus.storage.journal import Journal
 from tests.actors.endpoint.endpoint_agents import post
 
 WAIT_S = 60.0  # for anything to happen, on a loaded machine

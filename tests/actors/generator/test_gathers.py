@@ -16,7 +16,7 @@ from actors.runtime.head_session import ActorRuntime, HeadSession
 from areal_bus import messages as m
 from areal_bus.config.capacity import capacity, together
 from areal_bus.config.sections import Config
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 from tests.actors.generator.test_delivery import due, rewards, trajectory
 from tests.faults.test_swaps import Arrived, Diary, Mail
 from tools.simulate.sweep import Split, assumed_speed, schedules

@@ -20,9 +20,9 @@ from areal_bus.core.effects import Effect, End, Mark, Progress, Record, Save, Se
 from areal_bus.core.events import Event
 from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint
 from areal_bus.errors import CheckpointError
-from areal_bus.journal import Journal
 from areal_bus.messages import Ack, Finished, Heartbeat, Message, Stop, Term
 from areal_bus.storage.head_checkpoints import path_of, save
+from areal_bus.storage.journal import Journal
 from tests.actors.head.test_alerts import kept
 from tools.run import lines
 

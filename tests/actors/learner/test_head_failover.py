@@ -20,7 +20,7 @@ from actors.runtime import process as codes
 from actors.runtime.context import HeartbeatState
 from areal_bus import messages as m
 from areal_bus.errors import Restart
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
 from tests.support.learner_script import Script, script
 from tests.support.learner_setup import random_shard

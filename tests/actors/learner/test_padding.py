@@ -20,8 +20,8 @@ from actors.learner.rendezvous import LearnerRanks
 from actors.models.matmul import stepped
 from actors.runtime.context import HeartbeatState
 from areal_bus.config.sections import Config
-from areal_bus.journal import Journal
 from areal_bus.messages import ShardItem
+from areal_bus.storage.journal import Journal
 from tools.bench.pack.inputs import lengths
 
 VOCABULARY = 64

@@ -21,7 +21,7 @@ from actors.runtime import process as codes
 from actors.runtime.context import HeartbeatState
 from areal_bus import messages as m
 from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed, Restart
-from areal_bus.journal import Journal
+from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
 from areal_bus.weights import change_history
 from areal_bus.weights.change_history import ChangeHistory

@@ -16,7 +16,6 @@ from actors.runtime.context import Context, HeartbeatState
 from actors.runtime.head_session import ActorRuntime, HeadSession
 from actors.runtime.process import OVER
 from areal_bus.config.sections import Config
-from areal_bus.journal import Journal
 from areal_bus.messages import (
     Cancel,
     Evict,
@@ -31,6 +30,7 @@ from areal_bus.messages import (
     Stop,
     Trajectory,
 )
+from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus, Heartbeats
 from tests.support.strangers import OpenBus, until
 

@@ -15,8 +15,8 @@ from actors.rewards.actor import RewardLoop
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.runtime.context import HeartbeatState, journal_undelivered
 from actors.runtime.head_session import ActorRuntime, HeadSession
-from areal_bus.journal import Journal
 from areal_bus.messages import PeerList, Stop
+from areal_bus.storage.journal import Journal
 from areal_bus.transport import send_queue
 from areal_bus.transport.listener import CLIENT_AHEAD
 from areal_bus.wire.bundle import split

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from areal_bus.config import loader as settings
-from areal_bus.workload import SpeedLaw
+from areal_bus.core.workload import SpeedLaw
 from tools.bench import __main__ as bench
 from tools.bench.jobs.simulator_accuracy import CONFIG, figures
 from tools.simulate.__main__ import compare_with_run

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from areal_bus.config.sections import Config
 from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.workload import LengthLaw, SpeedLaw
 from areal_bus.errors import ConfigError
-from areal_bus.workload import LengthLaw, SpeedLaw
 from tools.simulate import __main__ as tool
 from tools.simulate import calibration
 from tools.simulate.generator import PlannedGenerator, PlannedSample

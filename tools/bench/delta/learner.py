@@ -17,8 +17,8 @@ from actors.runtime.context import HeartbeatState
 from actors.runtime.process import leave
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
-from areal_bus.journal import Journal
 from areal_bus.messages import PushBegin
+from areal_bus.storage.journal import Journal
 from areal_bus.weights.change_history import ChangeHistory
 from areal_bus.weights.delta import blocks
 from areal_bus.weights.process_group import serve_store

@@ -30,8 +30,8 @@ from actors.runtime.context import HeartbeatState
 from actors.workflows.loading import load_workflow
 from areal_bus.config import loader as settings
 from areal_bus.config.sections import Config, ScratchConfig
-from areal_bus.journal import Journal
 from areal_bus.messages import Prompt, ShardItem, Trajectory
+from areal_bus.storage.journal import Journal
 from tools.bench.harness.worker_main import serve
 from tools.bench.jobs.lengths_reward import LETTERS, n_recorded, score
 

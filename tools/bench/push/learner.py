@@ -24,8 +24,8 @@ from actors.runtime.process import leave
 from actors.workflows.prompts import prompt_ids, prompt_of
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
-from areal_bus.journal import Journal
 from areal_bus.messages import Message, PushBegin, PushBroken, PushDone, ShardItem
+from areal_bus.storage.journal import Journal
 from areal_bus.weights.process_group import serve_store
 from areal_bus.weights.route import Route
 from areal_bus.weights.sender import WeightSender

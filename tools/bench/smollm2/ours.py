@@ -17,8 +17,8 @@ from actors.learner.rendezvous import LearnerRanks
 from actors.models.loading import load_model
 from actors.runtime.context import HeartbeatState
 from areal_bus.config.sections import Config
-from areal_bus.journal import Journal
 from areal_bus.messages import ShardItem
+from areal_bus.storage.journal import Journal
 from tools.bench.harness.worker_main import serve
 from tools.bench.smollm2 import inputs as work
 

@@ -26,8 +26,8 @@ from actors.engines.simulated.engine import LATE_S, WAIT_S, SimulatedEngine, Sim
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
+from areal_bus.core.workload import LengthLaw, SpeedLaw
 from areal_bus.errors import ConfigError
-from areal_bus.workload import LengthLaw, SpeedLaw
 from tests.servers.engines import VirtualClock, context_of, model_folder
 from tests.test_tiny import events, launch
 

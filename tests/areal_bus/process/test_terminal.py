@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from areal_bus.terminal import STYLED, progress, styled, table
+from areal_bus.process.terminal import STYLED, progress, styled, table
 
 ROWS = [("step", "reward"), ("1", "0.5"), ("[red]2", "1.25")]
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]  # the folder of the packages areal_bus, actors, launch and tools
+ROOT = Path(__file__).resolve().parents[2]  # the folder of the packages areal_bus, actors, launch and tools
 PACKAGES = ("actors", "launch", "tools")
 CHILD = (sys.executable, "-P", "-m")  # a Python process without the working directory on its path
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_bus import journal
 from areal_bus.core.events import Event
-from areal_bus.journal import Journal
+from areal_bus.storage import journal
+from areal_bus.storage.journal import Journal
 from tools import run
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +81,7 @@ def test_spans_are_written_about_once_a_second(tmp_path: Path, clock: Clock) -> 
 
 def test_what_was_written_survives_kill_9(tmp_path: Path) -> None:
     code = (
-        "import pathlib, sys; from areal_bus.journal import Journal\n"
+        "import pathlib, sys; from areal_bus.storage.journal import Journal\n"
         "book = Journal(pathlib.Path(sys.argv[1]), role='reward', index=0, incarnation=0)\n"
         "for i in range(100): book.write('note', text=str(i))\n"
         "print('written', flush=True); sys.stdin.read()"
@@ -110,7 +110,7 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
     code = (
         "import json, resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from areal_bus.journal import Event, Journal\n"
+        "from areal_bus.storage.journal import Event, Journal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (700, most))\n"
@@ -173,7 +173,7 @@ def test_of_lines_that_were_written_together_those_that_did_not_fit_are_counted_
     code = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from areal_bus.journal import LineFile\n"
+        "from areal_bus.storage.journal import LineFile\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
         "file = LineFile(Path(sys.argv[1]))\n"
