@@ -13,7 +13,7 @@ from areal_bus.storage import journal
 from areal_bus.storage.journal import Journal
 from tools import run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Clock:
