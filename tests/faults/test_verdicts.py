@@ -57,8 +57,8 @@ def one(ring: Ring, trick: str, version: int) -> Answer:
     ring.hold(version)  # which lets new prompts in
     blow = ring.struck("score", after=now)
     if trick in HONEST:
+        line = ring.until("score", role="reward", after=blow.t)
         ring.until("update", version=version)
-        line = next(line for line in ring.lines("score", role="reward") if line["t"] > blow.t)
         return Answer(blow, line, None)
     ring.wait(lambda: bool(failed(ring, now)), f"{trick} is a timeout or an error")
     line = failed(ring, now)[0]
