@@ -33,7 +33,7 @@ N_LOGITS = 3  # logits, softmax and gradient of a trained token; float32
 N_SAMPLED = 3  # logits of a slot and two temporaries of sampling; float64
 SLOT_STEP = 64  # positions; slots grow by a quarter, to a multiple of it (actors/engines/builtin/dense_cache.py)
 LIBRARIES = {  # code and own allocations of libraries, torch 2.13 on CPU
-    Role.HEAD: 42 * MIB,
+    Role.HEAD: 48 * MIB,
     Role.LEARNER: 370 * MIB,
     Role.GENERATOR: 340 * MIB,
     Role.REWARD: 43 * MIB,
