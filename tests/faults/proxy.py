@@ -126,7 +126,7 @@ class Proxy:
             waits = [max(s.pieces[0][0], s.next_s) - now for s in streams if s.pieces and s.way.is_open]
             timeout_s = min([TURN_S, *(max(0.0, wait) for wait in waits if wait > 0)])
             try:
-                ready = select.select([self._listener, *reading], list(writing), [], timeout_s)
+                ready = _ready([self._listener, *reading], list(writing), timeout_s)
             except (OSError, ValueError):  # one was cut meanwhile
                 continue
             with self._lock:
@@ -184,3 +184,22 @@ def _reset(end: socket.socket) -> None:
     with suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     end.close()
+
+
+def _ready(
+    readers: list[socket.socket], writers: list[socket.socket], timeout_s: float
+) -> tuple[list[socket.socket], list[socket.socket]]:
+    """What can be read and what can be written. By poll: select takes no descriptor above 1,023. Raises ValueError."""
+    wanted: dict[int, int] = {}
+    for sockets, mask in ((readers, select.POLLIN), (writers, select.POLLOUT)):
+        for each in sockets:
+            wanted[each.fileno()] = wanted.get(each.fileno(), 0) | mask
+    poll = select.poll()
+    for descriptor, mask in wanted.items():
+        poll.register(descriptor, mask)  # ValueError for one that is closed
+    found = dict(poll.poll(1000 * timeout_s))
+    ended = select.POLLHUP | select.POLLERR
+    return (
+        [each for each in readers if found.get(each.fileno(), 0) & (select.POLLIN | ended)],
+        [each for each in writers if found.get(each.fileno(), 0) & (select.POLLOUT | ended)],
+    )
