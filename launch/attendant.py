@@ -99,7 +99,7 @@ def connect(name: str) -> socket.socket:
         try:
             server.connect(name)
             break
-        except ConnectionRefusedError:  # nobody listens, or not yet
+        except ConnectionRefusedError:  # no server listens on this address yet, or its server has ended
             if time.monotonic() > deadline:
                 raise
             if not start_server(name):
@@ -176,7 +176,7 @@ def wait_for_rank(server: socket.socket) -> NoReturn:
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:  # it has ended already
-        process = server.fileno()  # there is nobody to send a signal to
+        process = server.fileno()  # without a server there is no process to signal
     for descriptor in (server.fileno(), process):
         os.set_inheritable(descriptor, True)
     words = [WAITER, str(server.fileno()), str(process), *sys.argv]

@@ -38,7 +38,7 @@ def reset_signals() -> None:
 
 
 def reseed() -> None:
-    """In a child: its own random numbers. Python seeds `random` after a fork, but nobody seeds numpy."""
+    """Give a forked child its own random numbers. Python reseeds `random` after a fork; numpy is not reseeded."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
 

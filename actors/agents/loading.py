@@ -10,8 +10,7 @@ from actors.agents.calculator import calculator
 from actors.agents.multi_turn import MultiTurn
 from actors.agents.tools import Tool, ToolCalls
 from actors.rewards.loading import load_reward
-from actors.runtime.user_code import cause
-from actors.runtime.user_modules import import_user_module
+from actors.runtime.user_functions import load_function
 from areal_bus.errors import ConfigError
 
 Agent = Callable[[Mapping[str, Any], str, str], Any]
@@ -67,12 +66,4 @@ def find_tool(name: str) -> Tool:
         raise ConfigError(
             f'workflow.arguments.tools must list {", ".join(TOOLS)} or "module:function", with commas: it has {name!r}'
         )
-    try:
-        module = import_user_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"workflow.arguments.tools must import: {name!r} did not ({cause(error)})") from error
-    tool = getattr(module, function, None)
-    if not callable(tool):
-        raise ConfigError(f"workflow.arguments.tools must name functions: {module.__file__} has no {function!r}")
-    found: Tool = tool
-    return found
+    return load_function("workflow.arguments.tools", name)

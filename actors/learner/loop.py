@@ -5,8 +5,7 @@ from typing import Any
 
 from actors.learner.ppo import PPOActor
 from actors.learner.rollout import Rollout
-from actors.runtime.user_code import cause
-from actors.runtime.user_modules import import_user_module
+from actors.runtime.user_functions import load_function
 from areal_bus.errors import ConfigError
 
 Loop = Callable[[Rollout, PPOActor], Any]
@@ -26,11 +25,4 @@ def find_loop(name: str) -> Loop:
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
         raise ConfigError(f'learner.loop is "ppo" or "module:function": {name!r} is neither')
-    try:
-        module = import_user_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"learner.loop must import: {module_name!r} does not ({cause(error)})") from error
-    loop = getattr(module, function_name, None)
-    if not callable(loop):
-        raise ConfigError(f"learner.loop names a function of {module_name!r}: {function_name!r} is none")
-    return loop  # type: ignore[no-any-return]
+    return load_function("learner.loop", name)

@@ -75,7 +75,7 @@ class Arrived:
         return ReceivedWeights(self._begun.pop(0), {}, "digest", 0.0) if self._begun else None
 
     def swapped(self, received: ReceivedWeights, spare: Mapping[str, Any]) -> None:
-        """They are tensors of nobody."""
+        """Keeps no tensors for the next push."""
 
     def drop(self) -> None:
         self._begun.clear()

@@ -23,7 +23,7 @@ from actors.learner.algorithms.parts import (
     sequences_of,
 )
 from actors.runtime.user_code import cause
-from actors.runtime.user_modules import import_user_module
+from actors.runtime.user_functions import load_function
 from areal_bus.config.algorithms import correction_of, is_users, uses_teacher
 from areal_bus.config.sections import ActorConfig
 from areal_bus.errors import ConfigError
@@ -93,19 +93,6 @@ def find_algorithm(settings: ActorConfig) -> Algorithm:
 
 def find(key: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     return known[name] if name in known else load_function(key, name)
-
-
-def load_function(key: str, name: str) -> Callable[..., Any]:
-    """ "module:function" from sys.path (the folder of the config is on it). Raises ConfigError."""
-    module_name, _, function_name = name.partition(":")
-    try:
-        module = import_user_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{key} must import: {module_name!r} does not ({cause(error)})") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ConfigError(f"{key} names a function of {module_name!r}: {function_name!r} is none")
-    return function  # type: ignore[no-any-return]
 
 
 def try_parts(algorithm: Algorithm) -> tuple[str, ...]:

@@ -267,7 +267,9 @@ def test_a_rank_that_dies_at_any_point_leaves_the_new_checkpoint_whole_or_the_on
     version = check_whole(folder)
     others = [end for index, end in enumerate(ends) if index != rank]
     if version == 1:
-        assert all("whole or not at all" in end for end in others), "nobody takes it for written"
+        assert all("whole or not at all" in end for end in others), (
+            "a rank reports a checkpoint as written that is not whole"
+        )
     if rank != 0:
         assert (version == 2) == (ends[0] == "written")
     assert write_all(folder, 3, policy) == ["written"] * N_RANKS

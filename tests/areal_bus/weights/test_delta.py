@@ -265,7 +265,7 @@ def test_the_version_before_the_newest_can_be_pushed_as_well(root: Root) -> None
     delta = root.history.delta(root.kept[0], {digests[0]})
     assert delta is not None
     assert delta.bases == tuple(digests[:2])
-    assert root.history.delta(root.kept[0], {digests[2]}) is None, "nobody goes back by a delta"
+    assert root.history.delta(root.kept[0], {digests[2]}) is None, "a delta never leads to an older version"
 
 
 def test_weights_that_return_to_an_older_state_have_a_chain(root: Root) -> None:
