@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.structure import PACKAGES, Sources, cycles
+from tools.structure import PACKAGES, Sources, constructors, cycles
 
 ROOT = Path(__file__).parents[1]
 MAY = {  # package -> what it imports of ours
@@ -28,6 +28,7 @@ BUS = {  # folder of areal_bus -> the other ones that it imports; each may impor
     "storage": {"core", "wire"},
     "process": set[str](),
 }
+MOST_PARAMETERS = 6  # of a constructor
 CPU = ("actors.cpu", "actors.learner", "actors.engines.builtin")
 
 
@@ -88,6 +89,10 @@ def test_no_imports_go_round(sources: Sources) -> None:
 
 def test_a_name_means_one_class(sources: Sources) -> None:
     assert sources.repeated_classes() == {}
+
+
+def test_constructors_take_at_most_six_parameters(sources: Sources) -> None:
+    assert [where for n, where in constructors(sources.modules) if n > MOST_PARAMETERS] == []
 
 
 def test_the_launcher_and_its_children_that_need_none_bring_no_torch() -> None:

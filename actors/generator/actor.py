@@ -12,7 +12,7 @@ from actors.engines.builtin.engine import AHEAD_S
 from actors.engines.protocol import Engine
 from actors.generator.delivery import Delivery
 from actors.generator.loop import Generator, LoopRules
-from actors.generator.rollout_runner import RolloutRunner
+from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.generator.weight_updates import WeightUpdates
 from actors.models.loading import load_tokenizer
 from actors.runtime import process
@@ -64,9 +64,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, heartb
         workflow,
         tokenizer,
         config,
-        name=context.name,
-        journal=journal,
-        failures=Failures(logs, context.name, what, ends=context.incarnation == 0),
+        RolloutLog(context.name, journal, Failures(logs, context.name, what, ends=context.incarnation == 0)),
     )
     weight_updates = WeightUpdates(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
     delivery = Delivery(config.bus.resend_s, gather=together(config))

@@ -44,6 +44,15 @@ class LiveSample:
     awaits: Awaited | None = None  # an event outside the engine
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutLog:
+    """Who samples, and where that is recorded."""
+
+    name: str  # of the generator, in each trajectory
+    journal: Journal
+    failures: Failures | None = None  # records failures and successes of the workflow
+
+
 class RolloutRunner:
     """Owns the live episodes of one generator."""
 
@@ -53,14 +62,10 @@ class RolloutRunner:
         workflow: Workflow,
         tokenizer: Any,
         config: Config,
-        *,
-        name: str,
-        journal: Journal,
-        failures: Failures | None = None,
+        log: RolloutLog,
     ) -> None:
-        """`failures` records failures and successes of the workflow."""
         self._engine, self._workflow, self._tokenizer = engine, workflow, tokenizer
-        self._config, self._name, self._journal, self._failures = config, name, journal, failures
+        self._config, self._name, self._journal, self._failures = config, log.name, log.journal, log.failures
         self._controls_of_run = SamplingControls(**config.gconfig.controls())
         self._stages = stages_of(config)
         self._live: dict[Key, LiveSample] = {}

@@ -14,12 +14,12 @@ import torch
 from loguru import logger
 
 from actors.learner.batch import build
-from actors.learner.checkpoint_manager import CheckpointManager, StartPoint
+from actors.learner.checkpoint_manager import CheckpointHooks, CheckpointManager, StartPoint
 from actors.learner.frozen_model import FrozenModels, load_frozen_models
 from actors.learner.inbox import LearnerInbox, StopRun
 from actors.learner.loop import find_loop
 from actors.learner.policy import model_settings
-from actors.learner.ppo import PPOActor
+from actors.learner.ppo import PPOActor, UpdateContext
 from actors.learner.rendezvous import LearnerRanks, Rendezvous, lost_peer, meet, part
 from actors.learner.rollout import HeadFailover, Rollout
 from actors.learner.simulated_update import simulated_update
@@ -100,9 +100,8 @@ class Learner:
             config.checkpoint,
             journal=journal,
             is_root=self.is_root,
-            sealed=self._sealed,
+            hooks=CheckpointHooks(self._sealed, tick=self.inbox.check),
             best=BestRule(config.checkpoint.keep_best, config.evaluate.every_steps),
-            tick=self.inbox.check,
         )
         self.send(self._join())
 
@@ -259,12 +258,8 @@ class Learner:
         self.actor = PPOActor(
             self.policy,
             config,
-            journal=self.journal,
-            pulse=self.pulse,
-            folder=context.folder,
+            UpdateContext(self.journal, self.pulse, context.folder, publish=self._publish, tick=self.inbox.check),
             critic=critic,
-            publish=self._publish,
-            tick=self.inbox.check,
             frozen=self._load_frozen(start),
             simulated=simulated_update(config),
         )

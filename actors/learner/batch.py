@@ -1,16 +1,19 @@
-"""Builds the tensors of one rank's share of a batch and applies the staleness mask.
+"""One rank's share of a batch: builds its tensors, applies the staleness mask, divides it into minibatches, saves it.
 
 Shapes: T tokens of a trajectory (given and sampled), K of them sampled.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import Tensor
 
 from areal_bus.core.ledger import LEAST
@@ -183,3 +186,57 @@ def _repeated(runs: Sequence[tuple[int, int]], kind: type[np.generic]) -> Number
 def numbers(kind: str, raw: bytes) -> Numbers:
     """Little-endian int32 ("i") or float32 ("f") bytes as numbers; not to be written to."""
     return np.frombuffer(raw, dtype=f"<{kind}4")
+
+
+@dataclass(slots=True)
+class Minibatch:
+    """A rank's share of the data of one optimizer step."""
+
+    members: list[int] = field(default_factory=list)  # indices of the items to compute
+    n_tokens: int = 0  # not masked, with or without signal
+    n_signal_tokens: int = 0  # of those, in items that are computed
+    n_sequences: int = 0  # items with a token that is not masked
+
+
+def minibatches(batch: Batch, n: int, *, first: int) -> list[Minibatch]:
+    """Whole groups, dealt round-robin over n minibatches from number `first` on. Items without a trained token or
+    signal are counted, not computed. Raises ValueError before advantages are computed.
+    """
+    if batch.advantages is None or batch.signal is None:
+        raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
+    minibatch_of = {group: (i + first) % n for i, group in enumerate(batch.groups)}
+    parts = [Minibatch() for _ in range(n)]
+    computed = batch.signal if batch.computed is None else batch.computed
+    for index, (item, is_computed) in enumerate(zip(batch.items, computed.tolist(), strict=True)):
+        part = parts[minibatch_of[item.group]]
+        part.n_tokens += item.n_trained
+        part.n_sequences += item.n_trained > 0
+        if is_computed and item.n_trained:
+            part.members.append(index)
+            part.n_signal_tokens += item.n_trained
+    return parts
+
+
+def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
+    """Write a rank's share as batch.safetensors (tensors by item) and batch.json (the rest); returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    records = []
+    for index, item in enumerate(batch.items):
+        record = {}
+        for part in fields(Item):
+            value = getattr(item, part.name)
+            if isinstance(value, Tensor):
+                tensors[f"{index}/{part.name}"] = value.contiguous()
+            else:
+                record[part.name] = value
+        records.append(record)
+        for name in ("prox", "reference", "teacher", "token_advantages"):
+            if index in getattr(batch, name):
+                tensors[f"{index}/{name}"] = getattr(batch, name)[index].contiguous()
+    if batch.advantages is not None:
+        tensors["advantages"] = batch.advantages.contiguous()
+    save_file(tensors, str(folder / "batch.safetensors"))
+    about = {"reason": reason, "step": batch.step, "clock": batch.clock, "n_groups": batch.n_groups, "items": records}
+    (folder / "batch.json").write_text(json.dumps(about, indent=1, ensure_ascii=False))
+    return folder

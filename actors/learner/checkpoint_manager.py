@@ -125,6 +125,15 @@ class BackgroundWrite:
         self.ended = self._now()
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointHooks:
+    """What a `CheckpointManager` calls."""
+
+    sealed: Callable[[int, str], None]  # (version, folder) of each complete checkpoint
+    tick: Callable[[], None] = lambda: None  # while training waits for a write; an exception ends the wait
+    now: Callable[[], float] = time.monotonic  # a clock in seconds
+
+
 class CheckpointManager:
     """When this rank checkpoints and where it resumes. Every rank writes its part; only rank 0 (`is_root`) chooses.
 
@@ -139,27 +148,21 @@ class CheckpointManager:
         *,
         journal: Journal,
         is_root: bool,
-        sealed: Callable[[int, str], None],
+        hooks: CheckpointHooks,
         best: BestRule = NO_BEST,
-        now: Callable[[], float] = time.monotonic,
-        tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """`sealed(version, folder)` runs for each complete checkpoint; `best`: which stay for their evaluation.
-
-        `now` is a clock in seconds. `tick` runs while training waits for a write; an exception of it ends the wait.
-        """
+        """`best`: which checkpoints stay for their evaluation."""
         self.folder = ""  # of the newest known checkpoint; "" if none
         self._version: int | None = None  # its version
         self._run = run
         self._settings = settings
         self._journal = journal
         self._is_root = is_root
-        self._sealed = sealed
+        self._hooks = hooks
         self._best = best
-        self._now = now
-        self._tick = tick
+        self._now = hooks.now
         self._write: BackgroundWrite | None = None
-        self._tried = now()  # time of the last checkpoint or failure; at first the start of the process
+        self._tried = hooks.now()  # time of the last checkpoint or failure; at first the start of the process
         self._n_tried = 0  # checkpoints by time or steps of this process
         self._took_s = 0.0  # duration of the last checkpoint
 
@@ -261,7 +264,7 @@ class CheckpointManager:
         assert write is not None
         with self._journal.span("checkpoint"):
             while not write.is_done(WAIT_S):
-                self._tick()
+                self._hooks.tick()
         self._write = None
         return write
 
@@ -273,7 +276,7 @@ class CheckpointManager:
         if self._is_root:
             times = {"seconds": round(self._took_s, 6), "staged_s": round(write.staged_s, 6)}
             self._journal.write(Event.CHECKPOINT, step=write.version, folder=folder, **times)
-        self._sealed(write.version, folder)
+        self._hooks.sealed(write.version, folder)
 
     def _skip(self, error: CheckpointError) -> None:
         if self._is_root:

@@ -1,19 +1,15 @@
-"""One PPO update: learning rate, loss, backward pass, gradient clipping and optimizer step. Saves a batch whose loss or
-gradient is not finite.
-"""
+"""One PPO update: learning rate, loss, backward pass, gradient clipping and optimizer step."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from loguru import logger
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -22,48 +18,21 @@ from actors.learner.algorithms.corrections import second_moment_threshold
 from actors.learner.algorithms.fused import mismatch
 from actors.learner.algorithms.parts import Totals, sequences_of
 from actors.learner.algorithms.registry import find_algorithm
-from actors.learner.batch import Batch, Item
+from actors.learner.batch import Batch, Minibatch, minibatches, save_batch
 from actors.learner.critic import Critic, ValueFigures, ValueModel, figures
-from actors.learner.frozen_model import FrozenModel, FrozenModels, PolicyBase
+from actors.learner.forward_passes import ForwardPasses, pieces
+from actors.learner.frozen_model import FrozenModel, FrozenModels
 from actors.learner.metrics import SignalWarnings, StepMetrics, count
-from actors.learner.micro_batches import pack
 from actors.learner.objective import MicroBatchTokens, micro_batch_loss
-from actors.learner.policy import PackedModel, Policy, whole
+from actors.learner.policy import Policy, whole
 from actors.learner.simulated_update import SimulatedUpdate
-from actors.models.packed_row import SequencePiece, n_rows
 from actors.runtime.context import HeartbeatState
 from actors.runtime.stages import stages_of
 from areal_bus.config.algorithms import keeps_reference
 from areal_bus.config.sections import ActorConfig, Config
 from areal_bus.core.events import Event
-from areal_bus.core.stages import stage_at
 from areal_bus.errors import ImpossibleEvent, NonFinite
 from areal_bus.storage.journal import Journal
-
-
-def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
-    """Write a rank's share as batch.safetensors (tensors by item) and batch.json (the rest); returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    records = []
-    for index, item in enumerate(batch.items):
-        record = {}
-        for part in fields(Item):
-            value = getattr(item, part.name)
-            if isinstance(value, Tensor):
-                tensors[f"{index}/{part.name}"] = value.contiguous()
-            else:
-                record[part.name] = value
-        records.append(record)
-        for name in ("prox", "reference", "teacher", "token_advantages"):
-            if index in getattr(batch, name):
-                tensors[f"{index}/{name}"] = getattr(batch, name)[index].contiguous()
-    if batch.advantages is not None:
-        tensors["advantages"] = batch.advantages.contiguous()
-    save_file(tensors, str(folder / "batch.safetensors"))
-    about = {"reason": reason, "step": batch.step, "clock": batch.clock, "n_groups": batch.n_groups, "items": records}
-    (folder / "batch.json").write_text(json.dumps(about, indent=1, ensure_ascii=False))
-    return folder
 
 
 def learning_rate(actor: ActorConfig, *, step: int, total: int) -> float:
@@ -85,16 +54,6 @@ CLIP_EPSILON = 1e-6  # clip_grads_with_norm_ adds it to the norm
 Publish = Callable[[int, dict[str, float]], None]
 
 
-@dataclass(slots=True)
-class _Minibatch:
-    """A rank's share of the data of one optimizer step."""
-
-    members: list[int] = field(default_factory=list)  # indices of the items to compute
-    n_tokens: int = 0  # not masked, with or without signal
-    n_signal_tokens: int = 0  # of those, in items that are computed
-    n_sequences: int = 0  # items with a token that is not masked
-
-
 @dataclass(frozen=True, slots=True)
 class _OptimizerStep:
     """One optimizer step."""
@@ -105,6 +64,17 @@ class _OptimizerStep:
     critic_norm: float = 0.0  # of the critic's gradient
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateContext:
+    """Where an update reports. An exception of `publish` or `tick` ends the update."""
+
+    journal: Journal
+    pulse: HeartbeatState  # its progress grows with each micro-batch
+    folder: Path  # of the run
+    publish: Publish = lambda version, stats: None  # at the end of every update
+    tick: Callable[[], None] = lambda: None  # between micro-batches
+
+
 class PPOActor:
     """Policy, optimizer and version: `version` = number of finished updates."""
 
@@ -112,20 +82,13 @@ class PPOActor:
         self,
         policy: Policy,
         config: Config,
+        context: UpdateContext,
         *,
-        journal: Journal,
-        pulse: HeartbeatState,
-        folder: Path,
         critic: ValueModel | None = None,
-        publish: Publish = lambda version, stats: None,
-        tick: Callable[[], None] = lambda: None,
         frozen: FrozenModels | None = None,
         simulated: SimulatedUpdate | None = None,
     ) -> None:
-        """`publish(version, stats)` runs at the end of every update, `tick()` between micro-batches. An exception of
-        either ends the step. `folder` is the folder of the run. `critic`: for actor.advantage = "gae". `simulated`
-        replaces the passes and optimizer steps.
-        """
+        """`critic`: for actor.advantage = "gae". `simulated` replaces the passes and optimizer steps."""
         if (config.actor.advantage == "gae") != (critic is not None):
             raise ValueError('a critic is for actor.advantage = "gae", which needs one')
         self.policy = policy
@@ -134,17 +97,13 @@ class PPOActor:
         self._config = config
         self._settings = config.actor
         self.algorithm = find_algorithm(config.actor)
-        self._stages = stages_of(config)
+        self._passes = ForwardPasses(policy, stages_of(config), self._beat)
         self._ranks = policy.ranks
-        self._journal = journal
-        self._pulse = pulse
-        self._folder = folder
-        self._publish = publish
-        self._tick = tick
+        self._context = context
+        self._journal = context.journal
         self._watch = SignalWarnings(self._warn)
         self._simulated = simulated
         self._n_applied = 0  # optimizer steps of the current update
-        self._n_planned = 0  # tokens of the micro-batches since they were last counted
         self.critic = None if critic is None else Critic(critic, config.critic)
         self.optimizer = torch.optim.AdamW(
             list(policy.parameters().values()),
@@ -163,7 +122,7 @@ class PPOActor:
         """
         with self._journal.span("prox"):
             self._compute_frozen(batch)
-            values = None if self.critic is None else self._values(batch, self.critic)
+            values = None if self.critic is None else self._passes.values(self.critic, batch, self.version)
             fill_advantages(batch, self.algorithm, self._config, self._ranks.sum, values)
             if self.algorithm.needs_prox_pass and not self.algorithm.needs_prox_first and self._simulated is None:
                 self._compute_prox(batch)
@@ -176,24 +135,11 @@ class PPOActor:
         """
         trained = [i for i, item in enumerate(batch.items) if item.n_trained]
         if self.frozen.reference is not None:
-            batch.reference = self._logprobs(self.frozen.reference, batch, trained)
+            batch.reference = self._passes.logprobs(self.frozen.reference, batch, trained, self.version)
         if self.frozen.teacher is not None:
-            batch.teacher = self._logprobs(self.frozen.teacher, batch, trained)
+            batch.teacher = self._passes.logprobs(self.frozen.teacher, batch, trained, self.version)
         if self.algorithm.needs_prox_first:
-            batch.prox = self._logprobs(self.policy, batch, trained)
-
-    def _values(self, batch: Batch, critic: Critic) -> dict[int, Tensor]:
-        """Item index -> the critic's values of its sampled tokens, of items with a trained token."""
-        values: dict[int, Tensor] = {}
-        members = [i for i, item in enumerate(batch.items) if item.n_trained]
-        for indices in self._micro_batches(batch, members):
-            with torch.no_grad():
-                if indices:
-                    values |= critic.predict(batch, indices)
-                else:
-                    critic.model.idle_pass()
-            self._beat()
-        return values
+            batch.prox = self._passes.logprobs(self.policy, batch, trained, self.version)
 
     def ppo_update(self, batch: Batch) -> dict[str, float]:
         """One training step: an optimizer step for each minibatch that has a token to train; returns its metrics.
@@ -209,13 +155,13 @@ class PPOActor:
             )
         began = time.monotonic()
         metrics = count(batch)
-        metrics.sums.forward = self._take_planned()
+        metrics.sums.forward = self._passes.take_planned()
         metrics.user = dict.fromkeys(self.algorithm.statistics, 0.0)
         lr = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         steps = self._take_steps(batch, metrics, lr)
-        metrics.sums.computed = self._take_planned()
+        metrics.sums.computed = self._passes.take_planned()
         metrics.reduce(self._ranks)
         self._watch.look(batch, metrics, eta=self._config.rollout.max_head_offpolicyness)
         stats = metrics.flat() | {"lr": lr, "n_optimizer_steps": float(len(steps))}
@@ -228,10 +174,10 @@ class PPOActor:
         self._n_applied = 0
         self.version += 1
         self._update_reference()
-        self._publish(self.version, stats)
+        self._context.publish(self.version, stats)
         return stats
 
-    def _take_steps(self, batch: Batch, metrics: StepMetrics, lr: float) -> list["_OptimizerStep"]:
+    def _take_steps(self, batch: Batch, metrics: StepMetrics, lr: float) -> list[_OptimizerStep]:
         """The optimizer steps of an update; none if it is simulated."""
         if self._simulated is None:
             parts = self._minibatches(batch)
@@ -252,7 +198,7 @@ class PPOActor:
         if isinstance(self.frozen.reference, FrozenModel) and every and self.version % every == 0:
             self.frozen.reference.copy_from(self.policy)
 
-    def _value_stats(self, batch: Batch, steps: Sequence["_OptimizerStep"]) -> dict[str, float]:
+    def _value_stats(self, batch: Batch, steps: Sequence[_OptimizerStep]) -> dict[str, float]:
         sums = ValueFigures(*self._ranks.sum(list(astuple(figures(batch)))))
         stats = sums.flat() if sums.n else {}
         if steps:
@@ -268,24 +214,10 @@ class PPOActor:
                 f"after {self._n_applied} optimizer steps"
             )
 
-    def _minibatches(self, batch: Batch) -> list["_Minibatch"]:
-        """Whole groups, dealt round-robin. Items without a trained token or signal are skipped."""
-        if batch.advantages is None or batch.signal is None:
-            raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
-        n = self._settings.ppo_n_minibatches
-        minibatch_of = {group: (i + self._ranks.share) % n for i, group in enumerate(batch.groups)}
-        parts = [_Minibatch() for _ in range(n)]
-        computed = batch.signal if batch.computed is None else batch.computed
-        for index, (item, is_computed) in enumerate(zip(batch.items, computed.tolist(), strict=True)):
-            part = parts[minibatch_of[item.group]]
-            part.n_tokens += item.n_trained
-            part.n_sequences += item.n_trained > 0
-            if is_computed and item.n_trained:
-                part.members.append(index)
-                part.n_signal_tokens += item.n_trained
-        return parts
+    def _minibatches(self, batch: Batch) -> list[Minibatch]:
+        return minibatches(batch, self._settings.ppo_n_minibatches, first=self._ranks.share)
 
-    def _step(self, batch: Batch, part: "_Minibatch", metrics: StepMetrics) -> "_OptimizerStep | None":
+    def _step(self, batch: Batch, part: Minibatch, metrics: StepMetrics) -> _OptimizerStep | None:
         """Gradient and optimizer step of one minibatch; None if it has no token to train."""
         totals = self._totals(part)
         if totals is None:
@@ -294,7 +226,7 @@ class PPOActor:
         with self._journal.span("backward"):
             self.optimizer.zero_grad()
             loss = 0.0
-            for indices in self._micro_batches(batch, part.members):
+            for indices in self._passes.micro_batches(batch, part.members, self.version):
                 loss += self._backward(batch, indices, totals, metrics, m2_bound=bound)
                 self._beat()
         with self._journal.span("optimizer"):
@@ -313,13 +245,13 @@ class PPOActor:
         denominator = totals.n_tokens if is_by_token else totals.n_sequences
         return _OptimizerStep(norm, denominator, value_loss, critic_norm)
 
-    def _critic_step(self, batch: Batch, part: "_Minibatch", critic: Critic) -> tuple[float, float]:
+    def _critic_step(self, batch: Batch, part: Minibatch, critic: Critic) -> tuple[float, float]:
         """Gradient and step of the critic on the same minibatch; returns (value loss, gradient norm)."""
         (n_tokens,) = self._ranks.sum([float(part.n_signal_tokens)])
         with self._journal.span("critic"):
             critic.optimizer.zero_grad()
             value = 0.0
-            for indices in self._micro_batches(batch, part.members):
+            for indices in self._passes.micro_batches(batch, part.members, self.version):
                 if not indices:
                     critic.model.idle_pass()
                     continue
@@ -334,7 +266,7 @@ class PPOActor:
             critic.step(self.version, norm)
         return total, norm
 
-    def _totals(self, part: "_Minibatch") -> Totals | None:
+    def _totals(self, part: Minibatch) -> Totals | None:
         """Denominators of a minibatch over all ranks, as `loss_denominator` says; None if no rank has a token."""
         counts = [part.n_tokens, part.n_signal_tokens, part.n_sequences, len(part.members)]
         n_tokens, n_signal_tokens, n_sequences, n_members = self._ranks.sum([float(n) for n in counts])
@@ -345,7 +277,7 @@ class PPOActor:
             return Totals(n_signal_tokens, n_members)
         return Totals(n_tokens if wanted == "all" else float(wanted), n_sequences)
 
-    def _m2_bound(self, batch: Batch, part: "_Minibatch") -> float | None:
+    def _m2_bound(self, batch: Batch, part: Minibatch) -> float | None:
         """Largest (prox - sampler)^2 that M2PO trains in this minibatch; None without M2PO."""
         if self._settings.m2_threshold is None:
             return None
@@ -362,7 +294,7 @@ class PPOActor:
             self.policy.idle_pass()
             return 0.0
         logprobs_N, entropy_N = self.policy.logprobs(
-            _pieces(batch, indices), entropy=True, entropy_grad=self._settings.entropy_coef > 0
+            pieces(batch, indices), entropy=True, entropy_grad=self._settings.entropy_coef > 0
         )
         part = self._micro_batch(batch, indices, logprobs_N.device)
         done = micro_batch_loss(self.algorithm, part, logprobs_N, entropy_N, totals, m2_bound=m2_bound)
@@ -398,58 +330,15 @@ class PPOActor:
 
     def _compute_prox(self, batch: Batch) -> None:
         members = [i for part in self._minibatches(batch) for i in part.members]
-        batch.prox = self._logprobs(self.policy, batch, members)
-
-    def _logprobs(self, model: PackedModel | PolicyBase, batch: Batch, members: list[int]) -> dict[int, Tensor]:
-        """Item index -> (n_trained,) log-probs of its trained tokens by this model, on the host."""
-        found: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for indices in self._micro_batches(batch, members):
-                if not indices:
-                    model.idle_pass()
-                    continue
-                logp_N, _ = model.logprobs(_pieces(batch, indices))
-                counts = [batch.items[i].n_trained for i in indices]
-                found.update(zip(indices, torch.split(logp_N.cpu(), counts), strict=True))
-                self._beat()
-        if isinstance(model, FrozenModel):
-            model.free()
-        return found
-
-    def _micro_batches(self, batch: Batch, members: list[int]) -> list[list[int]]:
-        """Item indices by micro-batch, equally many on every rank; an empty one is an idle pass.
-
-        A group stays together, so that its prompt is computed once, unless it exceeds the token budget.
-        """
-        capacity = stage_at(self._stages, self.version).max_tokens_per_mb
-        units: list[tuple[list[int], int]] = []  # (items, tokens)
-        groups: dict[int, list[int]] = {}
-        for i in members:
-            groups.setdefault(batch.items[i].group, []).append(i)
-        for together in groups.values():
-            tokens = n_rows(_pieces(batch, together))
-            if self.policy.packed and tokens <= capacity:
-                units.append((together, tokens))
-            else:
-                units += [([i], n_rows(_pieces(batch, [i]))) for i in together]
-        self._n_planned += sum(tokens for _, tokens in units)
-        parts = pack([tokens for _, tokens in units], capacity=capacity)
-        (most,) = self._ranks.max([float(len(parts))])
-        chosen = [sorted((i for unit in part for i in units[unit][0]), key=_longest_first(batch)) for part in parts]
-        return chosen + [[] for _ in range(int(most) - len(parts))]
-
-    def _take_planned(self) -> int:
-        """Tokens of the micro-batches since the last call; those of a critic count as the policy's."""
-        n, self._n_planned = self._n_planned, 0
-        return n
+        batch.prox = self._passes.logprobs(self.policy, batch, members, self.version)
 
     def _beat(self) -> None:
-        self._pulse.progress += 1
-        self._tick()
+        self._context.pulse.progress += 1
+        self._context.tick()
 
     def _raise_nonfinite(self, batch: Batch, *, loss: float, norm: float) -> NoReturn:
         sentence = f"loss and gradient must be finite: loss {loss}, gradient norm {norm} at version {self.version}"
-        folder = self._folder / "nonfinite" / f"step-{batch.step:06d}" / f"rank-{self._ranks.index}"
+        folder = self._context.folder / "nonfinite" / f"step-{batch.step:06d}" / f"rank-{self._ranks.index}"
         try:
             save_batch(folder, batch, reason=sentence)
             evidence = f"the batch is in {folder}"
@@ -469,18 +358,8 @@ class PPOActor:
             self._journal.write(Event.NOTE, text=sentence)
 
 
-def _pieces(batch: Batch, indices: Sequence[int]) -> list[SequencePiece]:
-    items = [batch.items[i] for i in indices]
-    return [SequencePiece(item.ids_T, item.trained_places, family=item.group) for item in items]
-
-
 def _joined(by_item: Mapping[int, Tensor], indices: Sequence[int], device: torch.device) -> Tensor | None:
     """(N,) the tensors of these items; None if one of them has none."""
     if not all(i in by_item for i in indices):
         return None
     return torch.cat([by_item[i] for i in indices]).to(device)
-
-
-def _longest_first(batch: Batch) -> Callable[[int], int]:
-    """Sort key: equal lengths are adjacent, so attention processes them in one call."""
-    return lambda i: -len(batch.items[i].ids_T)

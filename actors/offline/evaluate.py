@@ -18,8 +18,8 @@ import torch
 from pydantic import ValidationError
 
 from actors.data.loading import load_problems, read_rows
-from actors.engines.builtin.engine import BuiltinEngine
-from actors.generator.rollout_runner import Outcome, RolloutRunner
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
+from actors.generator.rollout_runner import Outcome, RolloutLog, RolloutRunner
 from actors.models.loading import check_model_path, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import is_scratch_folder
 from actors.rewards.actor import scored, submit
@@ -128,7 +128,7 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
         engine = load_engine(folder, config, order.device, tokenizer)
         journal = Journal(scratch, role=NAME, index=0, incarnation=0)
         stack.callback(journal.close)
-        runner = RolloutRunner(engine, workflow, tokenizer, config, name=NAME, journal=journal)
+        runner = RolloutRunner(engine, workflow, tokenizer, config, RolloutLog(NAME, journal))
         evaluation = Evaluation(order.name, 0, config.evaluate.n_samples, [dump(row) for row in rows])
         Scorer(evaluation, runner, pool, n_slots=config.rollout.max_concurrent_rollouts).run(show)
     return evaluation
@@ -162,7 +162,7 @@ def load_engine(folder: str, config: Config, device: str, tokenizer: Any) -> Bui
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(folder, config.model.dtype, device)
     n_slots, stops = config.rollout.max_concurrent_rollouts, stop_ids(model, tokenizer)
-    return BuiltinEngine(model, stop_ids=stops, n_slots=n_slots, tokenizer=tokenizer, version=0)
+    return BuiltinEngine(model, EngineOptions(n_slots=n_slots), stop_ids=stops, tokenizer=tokenizer, version=0)
 
 
 def results_of(evaluation: Evaluation, *, seconds: float) -> Results:

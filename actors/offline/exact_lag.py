@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from actors.data.loading import load_sets
-from actors.generator.rollout_runner import RolloutRunner
+from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.head.shell import evaluation_sets
 from actors.learner.policy import Policy
 from actors.offline.synchronous_reference import ReferenceStep, SynchronousReference, check_loop, sample_share
@@ -133,8 +133,7 @@ class ExactLagLoop(SynchronousReference):
             load_workflow(self.config),
             self._tokenizer,
             self.config,
-            name="evaluator",
-            journal=self.journal,
+            RolloutLog("evaluator", self.journal),
         )
         prompts = []
         while evaluation.waiting:

@@ -25,12 +25,12 @@ from actors.data.loading import load_rows
 from actors.data.source import make_source
 from actors.engines.builtin.connect import open_builtin
 from actors.engines.protocol import Engine
-from actors.generator.rollout_runner import RolloutRunner
+from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.head.shell import declared
 from actors.learner.batch import build
 from actors.learner.frozen_model import load_frozen_models
 from actors.learner.policy import Policy, model_settings
-from actors.learner.ppo import PPOActor
+from actors.learner.ppo import PPOActor, UpdateContext
 from actors.learner.rendezvous import LearnerRanks
 from actors.learner.startup import demonstrate, load_critic, load_policy, warm_up
 from actors.models.loading import check_model_path, load_tokenizer
@@ -91,16 +91,14 @@ class SynchronousReference:
         self._actor = PPOActor(
             self._policy,
             config,
-            journal=self.journal,
-            pulse=HeartbeatState(),
-            folder=folder,
+            UpdateContext(self.journal, HeartbeatState(), folder),
             frozen=load_frozen_models(config, self._policy, model=self._model_folder, config_folder=config_folder),
             critic=load_critic(config, self._model_folder, self._settings, config_folder=config_folder),
         )
         self._engines = [self._make_engine() for _ in range(self._n_engines(n_generators))]
         workflow = load_workflow(config)
         self._runners = [
-            RolloutRunner(engine, workflow, self._tokenizer, config, name=f"generator-{i}.0", journal=self.journal)
+            RolloutRunner(engine, workflow, self._tokenizer, config, RolloutLog(f"generator-{i}.0", self.journal))
             for i, engine in enumerate(self._engines)
         ]
 

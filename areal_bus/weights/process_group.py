@@ -13,6 +13,7 @@ import re
 import socket
 import threading
 import weakref
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -100,6 +101,15 @@ class Operation:
         self._work.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """One rank's place in a named group of `size` ranks."""
+
+    name: str
+    rank: int
+    size: int
+
+
 class PushGroup:
     """Sender (rank 0) and receivers. `broadcast` sends bytes; `report` sends one status byte for each receiver.
 
@@ -107,14 +117,13 @@ class PushGroup:
     receiver dies, independent of the broadcasts.
     """
 
-    def __init__(
-        self, name: str, store: TCPStore, *, rank: int, size: int, device: Any, wake: Wakeup, timeout_s: float
-    ) -> None:
-        self._rank = rank
-        self._size = size
+    def __init__(self, place: GroupPlace, store: TCPStore, *, device: Any, wake: Wakeup, timeout_s: float) -> None:
+        """`device`: of gloo. Raises RuntimeError when the other ranks do not come within `timeout_s`."""
+        self._rank = place.rank
+        self._size = place.size
         self._wake = wake
-        self._data = gloo(PrefixStore(f"{name}/data", store), rank, size, device, timeout_s)
-        self._control = gloo(PrefixStore(f"{name}/control", store), rank, size, device, timeout_s)
+        self._data = gloo(PrefixStore(f"{place.name}/data", store), place.rank, place.size, device, timeout_s)
+        self._control = gloo(PrefixStore(f"{place.name}/control", store), place.rank, place.size, device, timeout_s)
         self._operations: list[Operation] = []  # in flight
         self._staging: list[Tensor] = []
         _alive.add(self)
@@ -163,13 +172,13 @@ def meet(name: str, store: TCPStore, waits: PushWaits, *, rank: int, size: int, 
     abandoned if the push ends first. It uses its own store connection, because a wait blocks a connection.
     """
     outcome: queue.SimpleQueue[PushGroup | Exception] = queue.SimpleQueue()
-    wake, left_s = waits.wake, waits.left_s
+    place, wake, left_s = GroupPlace(name, rank, size), waits.wake, waits.left_s
 
     def build() -> None:
         try:
             own = store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
             device = listener.device
-            outcome.put(PushGroup(name, own, rank=rank, size=size, device=device, wake=wake, timeout_s=left_s))
+            outcome.put(PushGroup(place, own, device=device, wake=wake, timeout_s=left_s))
         except Exception as error:  # noqa: BLE001  raised again below
             outcome.put(error)
         wake.set()

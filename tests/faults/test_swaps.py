@@ -7,7 +7,7 @@ from typing import Any
 from actors.engines.protocol import Completion, Request
 from actors.generator.delivery import Delivery
 from actors.generator.loop import Generator
-from actors.generator.rollout_runner import RolloutRunner
+from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.generator.weight_updates import ReceivedWeights
 from actors.runtime.context import HeartbeatState
 from actors.runtime.head_session import ActorRuntime, HeadSession
@@ -139,7 +139,7 @@ def test_row_42_a_generator_cancels_before_it_swaps_and_swaps_before_it_decodes(
     for first in ("cancel", "push"):
         mail, engine, config = Mail(), Diary(), Config()
         diary = Journal(tmp_path / first, role="generator", index=0, incarnation=0)
-        sampling = RolloutRunner(engine, Flow(config), Letters(), config, name=mail.name, journal=diary)
+        sampling = RolloutRunner(engine, Flow(config), Letters(), config, RolloutLog(mail.name, diary))
         presence = HeadSession(mail, silent_s=60.0)  # type: ignore[arg-type]
         runtime = ActorRuntime(mail, presence, diary, HeartbeatState())  # type: ignore[arg-type]
         generator = Generator(runtime, engine, sampling, Arrived(), Delivery(1.0))  # type: ignore[arg-type]

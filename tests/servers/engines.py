@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Engine, Request
 from actors.engines.servers.connect import open_engine
 from actors.engines.simulated.connect import open_simulated
@@ -149,7 +149,7 @@ class Builtin:
         tokenizer = load_tokenizer(str(self.folder))
         stops = stop_ids(empty, tokenizer)
         chosen: Any = on_update
-        engine = BuiltinEngine(empty, stop_ids=stops, n_slots=8, tokenizer=tokenizer, on_update=chosen)
+        engine = BuiltinEngine(empty, EngineOptions(n_slots=8, on_update=chosen), stop_ids=stops, tokenizer=tokenizer)
         yield Running(engine)
         engine.close()
 

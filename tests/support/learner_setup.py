@@ -12,7 +12,7 @@ from actors.learner.adapters import Adapters
 from actors.learner.critic import ValueModel
 from actors.learner.frozen_model import FrozenModel, FrozenModels, PolicyBase
 from actors.learner.policy import Policy
-from actors.learner.ppo import PPOActor
+from actors.learner.ppo import PPOActor, UpdateContext
 from actors.learner.rendezvous import LearnerRanks
 from actors.runtime.context import HeartbeatState
 from areal_bus.config.algorithms import uses_reference, uses_teacher
@@ -83,9 +83,7 @@ def tiny_actor(
     critic = None
     if config.actor.advantage == "gae":
         critic = ValueModel(tiny_model(7), ranks=policy.ranks, device="cpu", temperature=1.0, dtype=config.model.dtype)
-    return PPOActor(
-        policy, config, journal=journal, pulse=HeartbeatState(), folder=folder, frozen=frozen, critic=critic
-    )
+    return PPOActor(policy, config, UpdateContext(journal, HeartbeatState(), folder), frozen=frozen, critic=critic)
 
 
 def frozen_model(policy: Policy, *, seed: int) -> FrozenModel:

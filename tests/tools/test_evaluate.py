@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Request
 from actors.generator.rollout_runner import evaluation_number
 from actors.models.loading import load_model, load_tokenizer, stop_ids
@@ -87,7 +87,7 @@ def reward_module(folder: Path, body: str) -> Path:
 def answers_by_hand(model: Path) -> list[str]:
     """What the ring's evaluation "after" would sample: the seed of a sample is (seed, evaluation, uid, sample)."""
     tokenizer, loaded = load_tokenizer(str(model)), load_model(str(model), "float32", "cpu")
-    engine = BuiltinEngine(loaded, stop_ids=stop_ids(loaded, tokenizer), n_slots=1, version=7)
+    engine = BuiltinEngine(loaded, EngineOptions(n_slots=1), stop_ids=stop_ids(loaded, tokenizer), version=7)
     answers = []
     for uid, row in enumerate(ROWS):
         for sample in range(3):

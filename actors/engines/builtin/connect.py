@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from actors.engines.adapter_engine import with_adapters
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Engine
 from actors.models.loading import empty_model, load_base, stop_ids
 from areal_bus.config.sections import Config
@@ -24,9 +24,9 @@ def open_builtin(config: Config, folder: str, tokenizer: Any, *, device: str, ah
 def _engine(config: Config, model: Any, tokenizer: Any, ahead_s: float) -> BuiltinEngine:
     return BuiltinEngine(
         model,
+        EngineOptions(
+            n_slots=config.rollout.max_concurrent_rollouts, on_update=config.rollout.on_update, ahead_s=ahead_s
+        ),
         stop_ids=stop_ids(model, tokenizer),
-        n_slots=config.rollout.max_concurrent_rollouts,
         tokenizer=tokenizer,
-        on_update=config.rollout.on_update,
-        ahead_s=ahead_s,
     )

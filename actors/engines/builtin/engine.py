@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -38,24 +39,30 @@ AHEAD_S = 0.02  # a generator decodes for about this long before it handles mess
 MOST_AHEAD = 16  # decode steps in one call, at most
 
 
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How the engine batches requests, and what an update does to them. Times in seconds."""
+
+    n_slots: int  # requests that are decoded together
+    on_update: Literal["recompute", "keep", "drain"] = "recompute"
+    prefill_tokens: int | None = None  # per forward pass; None: by device
+    ahead_s: float = 0.0  # a `step` may decode several tokens per row for so long, if one C call can, until a row ends
+
+
 class BuiltinEngine:
     """An `Engine` over a model in this process. `version` belongs to its weights; None: it has no weights yet."""
 
     def __init__(
         self,
         model: Any,
+        options: EngineOptions,
         *,
         stop_ids: frozenset[int],
-        n_slots: int,
         tokenizer: Any = None,
-        on_update: Literal["recompute", "keep", "drain"] = "recompute",
         version: int | None = None,
-        prefill_tokens: int | None = None,
         recorder: Recorder | None = None,
-        ahead_s: float = 0.0,
     ) -> None:
-        """`recorder` records decode steps (CUDA graphs on CUDA). One `step` may decode several tokens per row for up to
-        `ahead_s` seconds if one C call can, until a row ends. `tokenizer`: for requests with stop strings. Raises
+        """`recorder` records decode steps (CUDA graphs on CUDA). `tokenizer`: for requests with stop strings. Raises
         EngineError for an unsupported model.
         """
         limits.check_supported(model.config)
@@ -69,10 +76,10 @@ class BuiltinEngine:
         has_kernels = recorder is None  # a recording holds torch operations
         self._fused = fused(model, by_kernel=has_kernels) if is_plain else None
         self._is_checked = False  # the fused forward has been compared with the model
-        self._budget = prefill_tokens or (512 if self._device.type == "cpu" else 4096)
-        self._stop_ids, self._on_update, self._tokenizer = stop_ids, on_update, tokenizer
-        self._n_slots = n_slots
-        self._cache: DenseCache | PagedCache = DenseCache(n_slots)
+        self._budget = options.prefill_tokens or (512 if self._device.type == "cpu" else 4096)
+        self._stop_ids, self._on_update, self._tokenizer = stop_ids, options.on_update, tokenizer
+        self._n_slots = options.n_slots
+        self._cache: DenseCache | PagedCache = DenseCache(options.n_slots)
         self._graphs: CudaGraphs | None = None  # recorded decode steps, on CUDA
         self._recorder = recorder
         self._weights_hash = 0  # hash of the addresses of the weights
@@ -84,7 +91,7 @@ class BuiltinEngine:
         self._holds = False  # start no new request before the next update
         self._paused = False  # decode nothing before the next update
         self._n_tokens = 0
-        self._ahead_s = ahead_s
+        self._ahead_s = options.ahead_s
         self._step_s = math.inf  # duration of the latest step without prefill
         self.prefill_s = 0.0  # seconds in prefills so far; measured on a CPU only
         self._n_decoded = 0  # rows of that step

@@ -18,9 +18,9 @@ import torch
 from actors.endpoint.http_server import SILENT_S, EndpointServer
 from actors.endpoint.openai_api import read_call
 from actors.endpoint.sessions import AgentEnded, Sessions
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion
-from actors.generator.rollout_runner import Outcome, RolloutRunner
+from actors.generator.rollout_runner import Outcome, RolloutLog, RolloutRunner
 from actors.learner.batch import Batch, build
 from actors.models.loading import load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
@@ -59,13 +59,17 @@ class Stage:
         self.tokenizer = load_tokenizer(str(folder / "model"))
         model = self.model(0)
         self.engine = BuiltinEngine(
-            model, stop_ids=stop_ids(model, self.tokenizer), n_slots=4, tokenizer=self.tokenizer, version=0
+            model,
+            EngineOptions(n_slots=4),
+            stop_ids=stop_ids(model, self.tokenizer),
+            tokenizer=self.tokenizer,
+            version=0,
         )
         self._news = threading.Event()
         self.workflow = load_workflow(self.config, wake=self._news.set)
         self.journal = Journal(folder / "journal", role="generator", index=0, incarnation=0)
         self.sampling = RolloutRunner(
-            self.engine, self.workflow, self.tokenizer, self.config, name="generator", journal=self.journal
+            self.engine, self.workflow, self.tokenizer, self.config, RolloutLog("generator", self.journal)
         )
         self.outcomes: list[Outcome] = []
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Request
 from areal_bus.messages import PushDone, Term
 from tests.actors.engines.builtin.test_engine import llama
@@ -63,7 +63,7 @@ def test_weights_that_waited_are_forgotten_when_a_new_term_takes_them_back(
 
 def test_an_engine_that_holds_begins_nothing_but_goes_on_with_episodes_and_the_update_ends_it() -> None:
     model = llama(0)
-    running = BuiltinEngine(model, stop_ids=frozenset(), n_slots=2, on_update="drain", version=0)
+    running = BuiltinEngine(model, EngineOptions(n_slots=2, on_update="drain"), stop_ids=frozenset(), version=0)
     assert not running.hold()
     running.submit(request(0))
     assert running.step() == []

@@ -49,7 +49,7 @@ def life(actor: PPOActor, *, index: int, size: int, steps: int = STEPS) -> list[
         seed=1,
         capacity=16,
         journal=actor._journal,
-        pulse=actor._pulse,
+        pulse=actor._context.pulse,
     )
     stats = []
     for step in range(steps):

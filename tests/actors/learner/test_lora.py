@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from actors.engines.adapter_engine import AdapterEngine
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.learner import checkpoint
 from actors.learner.adapters import Adapters
 from actors.learner.batch import build
@@ -102,7 +102,7 @@ def test_only_adapters_are_trained_and_pushed(tmp_path: Path) -> None:
 def test_the_engine_merges_as_peft_does_from_the_base_each_time(tmp_path: Path) -> None:
     actor = tiny_actor(tmp_path, lora_config(), model=load_model(base(tmp_path), "float32", "cpu"))
     model = load_model(base(tmp_path), "float32", "cpu")
-    inner = BuiltinEngine(model, stop_ids=frozenset({1}), n_slots=2)
+    inner = BuiltinEngine(model, EngineOptions(n_slots=2), stop_ids=frozenset({1}))
     layers = list(adapted_layers(model, ()))
     engine = AdapterEngine(
         inner, inner.parameters(), layers, LoraConfig(**LORA), base_on=torch.device("cpu"), is_live=True

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.learner.batch import build
 from actors.learner.policy import Policy
-from actors.learner.ppo import PPOActor
+from actors.learner.ppo import PPOActor, UpdateContext
 from actors.learner.rendezvous import LearnerRanks
 from actors.models.matmul import stepped
 from actors.runtime.context import HeartbeatState
@@ -54,7 +54,7 @@ def update(completions: list[int], n_samples: int, n_prompt: int, budget: int) -
     with tempfile.TemporaryDirectory() as folder:
         policy = Policy(model(), ranks=LearnerRanks(), device="cpu", temperature=1.0)
         journal = Journal(Path(folder) / "journal", role="learner", index=0, incarnation=0)
-        actor = PPOActor(policy, config, journal=journal, pulse=HeartbeatState(), folder=Path(folder))
+        actor = PPOActor(policy, config, UpdateContext(journal, HeartbeatState(), Path(folder)))
         count = PaddingCount(policy.model)
         batch = build(items, step=0, clock=0, n_groups=n_groups, eta=1, n_samples=n_samples)
         figures = actor.ppo_update(actor.compute_advantages_and_returns(batch))

@@ -281,7 +281,7 @@ def test_I12_every_token_is_trained_masked_or_skipped(tmp_path: Path) -> None:
 def test_a_batch_without_a_token_to_train_counts_a_version_and_steps_no_optimizer(tmp_path: Path) -> None:
     published: list[int] = []
     actor = at_version(tiny_actor(tmp_path), 9)
-    actor._publish = lambda version, _: published.append(version)
+    actor._context = replace(actor._context, publish=lambda version, _: published.append(version))
     before = weights(actor)
     shard = [shard_item(sample=s, reward=float(s), clock=9, spans=[[0, 4]]) for s in range(4)]
     stats = update(actor, batch_of(shard, clock=9, eta=1))
@@ -342,7 +342,7 @@ def test_what_is_not_finite_is_neither_applied_nor_published(tmp_path: Path, bro
     else:
         shard[1] = shard_item(sample=1, reward=5.0, n_groups=3, logps=[-3.0, -math.inf, -3.0, -3.0])
     actor = tiny_actor(tmp_path, model=model)
-    actor._publish = lambda *_: pytest.fail("a broken update was published")
+    actor._context = replace(actor._context, publish=lambda *_: pytest.fail("a broken update was published"))
     before = weights(actor)
     with pytest.raises(NonFinite, match="must be finite"):
         update(actor, batch_of(shard))
@@ -359,7 +359,7 @@ def test_what_is_not_finite_is_neither_applied_nor_published(tmp_path: Path, bro
 def test_what_breaks_off_halfway_is_no_version(tmp_path: Path) -> None:
     config = settings(actor=rloo(ppo_n_minibatches=2), data={"task": "sums", "batch_size": 2})
     actor = tiny_actor(tmp_path, config)
-    actor._publish = lambda *_: pytest.fail("half an update was published")
+    actor._context = replace(actor._context, publish=lambda *_: pytest.fail("half an update was published"))
     shard = [
         shard_item(group=g, sample=s, reward=float(s), n_groups=2, logps=[-3.0 if g == 0 else -math.inf] * 4)
         for g in range(2)

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from actors.learner import checkpoint
 from actors.learner.batch import build
 from actors.learner.checkpoint import PendingCheckpoint
-from actors.learner.checkpoint_manager import CheckpointManager, StartPoint, choose
+from actors.learner.checkpoint_manager import CheckpointHooks, CheckpointManager, StartPoint, choose
 from actors.learner.ppo import PPOActor
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
@@ -138,7 +138,11 @@ def test_a_checkpoint_that_stood_aside_when_its_writer_died_is_found(disk: Shelf
 def keeper_of(run: Path, actor: PPOActor, config: Config) -> CheckpointManager:
     sealed: list[int] = []
     return CheckpointManager(
-        run, config.checkpoint, journal=actor._journal, is_root=True, sealed=lambda version, _: sealed.append(version)
+        run,
+        config.checkpoint,
+        journal=actor._journal,
+        is_root=True,
+        hooks=CheckpointHooks(lambda version, _: sealed.append(version)),
     )
 
 
@@ -152,8 +156,7 @@ def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_i
         config.checkpoint,
         journal=actor._journal,
         is_root=True,
-        sealed=lambda version, _: clock.__setitem__(0, clock[0] + 50.0),
-        now=lambda: clock[0],
+        hooks=CheckpointHooks(lambda version, _: clock.__setitem__(0, clock[0] + 50.0), now=lambda: clock[0]),
     )
 
     def is_due_after(seconds: float) -> bool:
@@ -174,7 +177,7 @@ def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_i
     assert is_due_after(1.0)
     off = CheckpointManager(tmp_path, settings(checkpoint={"every_s": 0.0}).checkpoint,
                  journal=actor._journal, is_root=True,
-                 sealed=lambda version, folder: None, now=lambda: clock[0])  # fmt: skip
+                 hooks=CheckpointHooks(lambda version, folder: None, now=lambda: clock[0]))  # fmt: skip
     clock[0] += 1e6
     assert not off.is_due(actor)
 
@@ -313,9 +316,11 @@ def test_a_checkpoint_holds_the_state_at_its_version_while_training_goes_on(
         config.checkpoint,
         journal=actor._journal,
         is_root=True,
-        sealed=lambda version, _: sealed.append(version),
-        now=lambda: clock[0],
-        tick=may_write.set,  # training waits: only then
+        hooks=CheckpointHooks(
+            lambda version, _: sealed.append(version),
+            tick=may_write.set,  # training waits: only then
+            now=lambda: clock[0],
+        ),
     )
     train(actor, range(1))
     held = [p.detach().clone() for p in actor.policy.parameters().values()]

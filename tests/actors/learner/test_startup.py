@@ -23,7 +23,7 @@ def run(folder: Path, demonstrations: list[Demonstration], *, steps: int = 30, l
         seed=1,
         capacity=20,
         journal=actor._journal,
-        pulse=actor._pulse,
+        pulse=actor._context.pulse,
     )
 
 

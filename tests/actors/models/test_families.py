@@ -23,7 +23,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Request
 from actors.learner.model_part import stage_model
 from actors.learner.policy import Policy
@@ -91,7 +91,7 @@ def test_the_engine_samples_what_a_plain_forward_gives_beyond_the_window(
 ) -> None:
     folder = saved(tmp_path / "a", family, 0)
     model = load_model(folder, "float32", "cpu")
-    engine = BuiltinEngine(model, stop_ids=frozenset(), n_slots=5, version=0, on_update=on_update)  # type: ignore[arg-type]
+    engine = BuiltinEngine(model, EngineOptions(n_slots=5, on_update=on_update), stop_ids=frozenset(), version=0)  # type: ignore[arg-type]
     draw = torch.Generator().manual_seed(1)
     prompts = [torch.randint(2, V, (n,), generator=draw).tolist() for n in (1, 3, 9, 9, 20, 31)]
     for uid, ids in enumerate(prompts):

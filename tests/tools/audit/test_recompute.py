@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Request
 from actors.head.sample_log import SampleLog
 from actors.offline.recompute_logprobs import RecomputeOrder, positions, recompute
@@ -40,7 +40,9 @@ def trained_a_little(version: int) -> Any:
 
 def sample_over_versions(run: Path, *, on_update: Literal["recompute", "keep"] = "recompute") -> None:
     """Three samples, new weights after every other step; the run keeps tokens and weights as a real one does."""
-    engine = BuiltinEngine(trained_a_little(0), stop_ids=frozenset(), n_slots=4, on_update=on_update, version=0)
+    engine = BuiltinEngine(
+        trained_a_little(0), EngineOptions(n_slots=4, on_update=on_update), stop_ids=frozenset(), version=0
+    )
     prompts = [[5, 6, 7], [3, 4], [9, 10, 11, 12]]
     for i, prompt in enumerate(prompts):
         engine.submit(Request(("", i, 0, 0, 0), prompt, (1, i), LENGTH, 0.7, 1.0))

@@ -10,7 +10,7 @@ import torch
 
 from actors.learner.batch import build
 from actors.learner.policy import Policy
-from actors.learner.ppo import PPOActor
+from actors.learner.ppo import PPOActor, UpdateContext
 from actors.learner.rendezvous import LearnerRanks
 from actors.models.loading import load_model
 from actors.runtime.context import HeartbeatState
@@ -47,7 +47,7 @@ class DeltaLearner:
         }
         policy = Policy(load_model(model, "float32", "cpu"), ranks=LearnerRanks(), device="cpu", temperature=1.0)
         journal = Journal(Path(tempfile.mkdtemp()) / "journal", role="learner", index=0, incarnation=0)
-        self._actor = PPOActor(policy, config, journal=journal, pulse=HeartbeatState(), folder=Path(tempfile.mkdtemp()))
+        self._actor = PPOActor(policy, config, UpdateContext(journal, HeartbeatState(), Path(tempfile.mkdtemp())))
         self._prompts = demo_prompts(config, model, folder)
         self._kept: list[Snapshot] = []
         self._digests: list[str] = []

@@ -5,7 +5,7 @@ import time
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine
+from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine, EngineOptions
 from actors.engines.protocol import Request
 from tools.bench.generate.requests import N_NEW, SHAPE, requests
 from tools.bench.harness.worker_main import seconds, serve
@@ -18,7 +18,7 @@ model = LlamaForCausalLM(LlamaConfig(**SHAPE))
 def engine(batch: int, mixed: bool, seed: int) -> float:
     """CPU seconds a sampled token, log-probs and versions included; the engine is open, as the peer's model is."""
     asked = requests(batch, mixed=mixed, seed=seed)
-    running = BuiltinEngine(model, stop_ids=frozenset(), n_slots=batch, version=0, ahead_s=AHEAD_S)
+    running = BuiltinEngine(model, EngineOptions(n_slots=batch, ahead_s=AHEAD_S), stop_ids=frozenset(), version=0)
     began, n_tokens = time.process_time(), 0
     for number, one in enumerate(asked):
         running.submit(Request(("", number, 0, 0, 0), one.ids, (seed, number), one.n_new, 1.0, 1.0))

@@ -17,12 +17,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.data.loading import load_rows
 from actors.data.tasks import Row
-from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine
+from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine, EngineOptions
 from actors.engines.protocol import Done, Request
-from actors.generator.rollout_runner import RolloutRunner
+from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.learner.batch import Batch, build
 from actors.learner.policy import Policy
-from actors.learner.ppo import PPOActor
+from actors.learner.ppo import PPOActor, UpdateContext
 from actors.learner.rendezvous import LearnerRanks
 from actors.models.loading import load_model, load_tokenizer
 from actors.models.scratch import SCRATCH_FILE, write_scratch_folder
@@ -63,22 +63,19 @@ class Alone:
         self._model = load_model(path, "float32", "cpu")
         self._engine = BuiltinEngine(
             self._model,
+            EngineOptions(n_slots=config.rollout.max_concurrent_rollouts, ahead_s=AHEAD_S),
             stop_ids=frozenset(),
-            n_slots=config.rollout.max_concurrent_rollouts,
             version=0,
-            ahead_s=AHEAD_S,
         )
         self._tokenizer = load_tokenizer(path)
         workflow = load_workflow(config)
-        self._sampling = RolloutRunner(self._engine, workflow, self._tokenizer, config, name="alone", journal=journal)
+        self._sampling = RolloutRunner(self._engine, workflow, self._tokenizer, config, RolloutLog("alone", journal))
         self._rows = load_rows(config, ".")
         self._prompts = prompts(self._rows, config.gconfig.n_samples)
         self._actor = PPOActor(
             Policy(load_model(path, "float32", "cpu"), ranks=LearnerRanks(), device="cpu", temperature=1.0),
             config,
-            journal=journal,
-            pulse=HeartbeatState(),
-            folder=folder,
+            UpdateContext(journal, HeartbeatState(), folder),
         )
         self.recorded = self._record()  # batches to train in turn
         self._batches = itertools.cycle(self.recorded)
@@ -102,7 +99,7 @@ class Alone:
     def prefill(self) -> float:
         """Seconds a token of computing the keys of full slots anew, as at new weights; half of each sample is there."""
         n_slots, longest = self._config.rollout.max_concurrent_rollouts, self._config.gconfig.max_new_tokens
-        engine = BuiltinEngine(self._model, stop_ids=frozenset(), n_slots=n_slots, version=0)
+        engine = BuiltinEngine(self._model, EngineOptions(n_slots=n_slots), stop_ids=frozenset(), version=0)
         n_tokens = 0
         for index, (ids, n) in enumerate(itertools.islice(self._drawn(), n_slots)):
             n_done = max(1, n // 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Request
 from actors.generator.weight_updates import BrokenPush, WeightUpdates
 from actors.models.loading import empty_model
@@ -30,7 +30,9 @@ class PushGenerator:
     def __init__(self, model: str, dtype: str, endpoint: str, name: str, prompts: list[list[int]]) -> None:
         self._name, self._endpoint, self._prompts = name, endpoint, prompts
         self._store = join_store(endpoint, WAIT_S)
-        self._engine = BuiltinEngine(empty_model(model, dtype, "cpu"), stop_ids=frozenset(), n_slots=SLOTS)
+        self._engine = BuiltinEngine(
+            empty_model(model, dtype, "cpu"), EngineOptions(n_slots=SLOTS), stop_ids=frozenset()
+        )
         self._receiving = WeightUpdates(self._member, forms_of(self._engine.parameters()), lambda: None)
         self._n_asked = 0
         self._swap_s = 0.0

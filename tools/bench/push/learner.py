@@ -15,7 +15,7 @@ import torch
 from actors.data.loading import load_rows
 from actors.learner.batch import build
 from actors.learner.policy import Policy
-from actors.learner.ppo import PPOActor
+from actors.learner.ppo import PPOActor, UpdateContext
 from actors.learner.rendezvous import LearnerRanks
 from actors.learner.weight_pusher import WeightPusher
 from actors.models.loading import load_model, load_tokenizer
@@ -108,9 +108,7 @@ def open_learner(
     actor = PPOActor(
         policy,
         settings,
-        journal=Journal(folder / "journal", role="learner", index=0, incarnation=0),
-        pulse=HeartbeatState(),
-        folder=folder,
+        UpdateContext(Journal(folder / "journal", role="learner", index=0, incarnation=0), HeartbeatState(), folder),
     )
     pusher = WeightPusher(root.push, send=ended.put, failed=broken.put)
     prompts = demo_prompts(settings, model, Path(config).parent)

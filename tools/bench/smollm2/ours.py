@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine
+from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine, EngineOptions
 from actors.engines.protocol import Request
 from actors.learner.batch import build
 from actors.learner.policy import Policy
-from actors.learner.ppo import PPOActor
+from actors.learner.ppo import PPOActor, UpdateContext
 from actors.learner.rendezvous import LearnerRanks
 from actors.models.loading import load_model
 from actors.runtime.context import HeartbeatState
@@ -50,7 +50,7 @@ def load(model: str) -> None:
     folder = Path(tempfile.mkdtemp())
     policy = Policy(load_model(model, "float32", "cpu"), ranks=LearnerRanks(), device="cpu", temperature=1.0)
     journal = Journal(folder / "journal", role="learner", index=0, incarnation=0)
-    training.append(PPOActor(policy, config, journal=journal, pulse=HeartbeatState(), folder=folder))
+    training.append(PPOActor(policy, config, UpdateContext(journal, HeartbeatState(), folder)))
     sampling.append(load_model(model, "float32", "cpu"))
 
 
@@ -76,7 +76,9 @@ def greedy(seed: int, n_new: int) -> list[list[int]]:
 
 
 def run(asked: list[work.TimedRequest], seed: int, *, temperature: float) -> list[list[int]]:
-    engine = BuiltinEngine(sampling[0], stop_ids=frozenset(), n_slots=len(asked), version=0, ahead_s=AHEAD_S)
+    engine = BuiltinEngine(
+        sampling[0], EngineOptions(n_slots=len(asked), ahead_s=AHEAD_S), stop_ids=frozenset(), version=0
+    )
     for number, one in enumerate(asked):
         engine.submit(Request(("", number, 0, 0, 0), one.ids, (seed, number), one.n_new, temperature, 1.0))
     made: dict[int, list[int]] = {}

@@ -7,6 +7,7 @@ and follows terms.
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from areal_bus import messages as m
@@ -22,6 +23,14 @@ NO_BYTES = b""
 NO_REASON = "it cannot"
 
 
+@dataclass(frozen=True, slots=True)
+class SharedRecords:
+    """What all generators of a ring have in common."""
+
+    weights: Weights
+    reports: list[SimulatedReport]  # of all generators: the first "id" of a Partial is the number of its report
+
+
 class SimulatedGenerator:
     """One incarnation."""
 
@@ -31,16 +40,12 @@ class SimulatedGenerator:
         scenario: Scenario,
         name: str,
         rng: random.Random,
-        weights: Weights,
-        reports: list[SimulatedReport],
+        shared: SharedRecords,
         ended: Callable[[str], None],
     ) -> None:
-        """`ended(name)` is called when it ends by itself: it has left, or a prompt killed it.
-
-        `reports` are those of all generators: the first "id" of a Partial is the number of its report.
-        """
+        """`ended(name)` is called when it ends by itself: it has left, or a prompt killed it."""
         self.world, self.scenario, self.name, self.rng = world, scenario, name, rng
-        self._all_weights, self._reports, self._ended = weights, reports, ended
+        self._all_weights, self._reports, self._ended = shared.weights, shared.reports, ended
         self._begun: dict[Key, SimulatedReport] = {}  # by others, of samples whose prompt follows
         self.n_continued = self.n_offered = 0
         self.version: int | None = None

@@ -13,7 +13,7 @@ from areal_bus.core.state import HeadState
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
 from tools.staleness.simulator.disk import Disk, Writer
-from tools.staleness.simulator.generator import SimulatedGenerator
+from tools.staleness.simulator.generator import SharedRecords, SimulatedGenerator
 from tools.staleness.simulator.learner import Learners
 from tools.staleness.simulator.reward import SimulatedReward
 from tools.staleness.simulator.scenario import Fault, Scenario
@@ -158,9 +158,8 @@ class Ring:
             world.timer(name, self.scenario.heartbeat_s, self._beat, name)
             return
         if role is Role.GENERATOR:
-            generator = SimulatedGenerator(
-                world, self.scenario, name, self.rng, self.learners.weights, self.witness.reports, self._end_of
-            )
+            shared = SharedRecords(self.learners.weights, self.witness.reports)
+            generator = SimulatedGenerator(world, self.scenario, name, self.rng, shared, self._end_of)
             self.witness.generators[name] = world.nodes[name] = generator
         else:
             reward = SimulatedReward(world, self.scenario, name, self.rng)

@@ -14,7 +14,7 @@ from actors.cpu.decode_step import Draws
 from actors.cpu.layer_kernels import LayerKernels
 from actors.engines.builtin import engine as module
 from actors.engines.builtin import fused_llama
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.protocol import Completion, Done, Request
 from areal_bus.errors import EngineError
@@ -54,7 +54,7 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 
 
 def engine(*, ahead_s: float, stop_ids: frozenset[int] = frozenset(), **more: Any) -> BuiltinEngine:
-    return BuiltinEngine(model(0), stop_ids=stop_ids, n_slots=6, version=0, ahead_s=ahead_s, **more)
+    return BuiltinEngine(model(0), EngineOptions(n_slots=6, ahead_s=ahead_s, **more), stop_ids=stop_ids, version=0)
 
 
 def request(
@@ -230,7 +230,7 @@ def test_other_families_and_weights_as_they_lie(family: type, is_copied: bool, m
     made = kind(family(**SHAPE)).eval()
     found = []
     for ahead_s in (0.0, FOREVER):
-        running = BuiltinEngine(made, stop_ids=frozenset(), n_slots=6, version=0, ahead_s=ahead_s)
+        running = BuiltinEngine(made, EngineOptions(n_slots=6, ahead_s=ahead_s), stop_ids=frozenset(), version=0)
         for uid in range(5):
             running.submit(request(uid))
         found.append(all_of(running))

@@ -1,7 +1,7 @@
 """The builtin engine against plain forwards of the same models."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from actors.engines.builtin import block_pool
 from actors.engines.builtin import engine as module
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Done, Request
 from actors.models.matmul import stepped
 from areal_bus.errors import EngineError
@@ -60,7 +60,9 @@ def request(
 
 
 def engine(model: Any, **more: Any) -> BuiltinEngine:
-    return BuiltinEngine(model, **{"stop_ids": STOP, "n_slots": 8, "version": 0, **more})
+    names = {part.name for part in fields(EngineOptions)} & more.keys()
+    options = EngineOptions(**{"n_slots": 8} | {name: more.pop(name) for name in names})
+    return BuiltinEngine(model, options, **{"stop_ids": STOP, "version": 0, **more})
 
 
 def run_all(running: BuiltinEngine) -> dict[int, Completion]:

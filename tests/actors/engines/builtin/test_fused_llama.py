@@ -24,7 +24,7 @@ from actors.cpu.build import library
 from actors.cpu.decode_step import DecodeStep
 from actors.cpu.paged_attention import WIDEST, Decode
 from actors.engines.builtin import fused_llama as module
-from actors.engines.builtin.engine import BuiltinEngine
+from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.builtin.fused_llama import FusedLlama, NoCache, disagreement, fused, together
 from actors.engines.protocol import Request
 from actors.models.loading import load_model
@@ -205,9 +205,11 @@ def sampled(engine: BuiltinEngine) -> list[int]:
 @pytest.mark.parametrize("in_one_piece", [True, False])
 def test_new_weights_are_computed_with_wherever_they_lie(in_one_piece: bool) -> None:
     first, second = sharp(MODELS["qwen2"](), 1), sharp(MODELS["qwen2"](), 2)
-    expected = [sampled(BuiltinEngine(m, stop_ids=frozenset(), n_slots=2, version=0)) for m in (first, second)]
+    expected = [
+        sampled(BuiltinEngine(m, EngineOptions(n_slots=2), stop_ids=frozenset(), version=0)) for m in (first, second)
+    ]
     assert expected[0] != expected[1]
-    engine = BuiltinEngine(sharp(MODELS["qwen2"](), 3), stop_ids=frozenset(), n_slots=2)
+    engine = BuiltinEngine(sharp(MODELS["qwen2"](), 3), EngineOptions(n_slots=2), stop_ids=frozenset())
     for version, m in enumerate((first, second, first)):
         tensors = {name: parameter.data.clone() for name, parameter in m.named_parameters()}
         if in_one_piece:
@@ -220,6 +222,6 @@ def test_new_weights_are_computed_with_wherever_they_lie(in_one_piece: bool) -> 
 
 def test_a_forward_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sharp(MODELS["llama"]())
-    expected = sampled(BuiltinEngine(model, stop_ids=frozenset(), n_slots=2, version=0))
+    expected = sampled(BuiltinEngine(model, EngineOptions(n_slots=2), stop_ids=frozenset(), version=0))
     monkeypatch.setattr(module.MergedLinear, "added", lambda joined, x, to: to)
-    assert sampled(BuiltinEngine(model, stop_ids=frozenset(), n_slots=2, version=0)) == expected
+    assert sampled(BuiltinEngine(model, EngineOptions(n_slots=2), stop_ids=frozenset(), version=0)) == expected
