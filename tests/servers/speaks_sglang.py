@@ -104,6 +104,8 @@ class SpeaksSGLang:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+        for group in self.groups.values():  # torch keeps a group, with its sockets, until it is destroyed
+            c10d.destroy_process_group(group)
 
     # what the routes do
 
@@ -155,6 +157,7 @@ class SpeaksSGLang:
         group, _ = c10d._new_process_group_helper(
             size, rank, [], c10d.Backend("gloo"), store, group_name=body["group_name"], timeout=limit
         )
+        c10d._world.pg_group_ranks[group] = {i: i for i in range(size)}
         self.groups[body["group_name"]] = group
 
     def receive(self, body: dict[str, Any]) -> None:
