@@ -29,7 +29,7 @@ from actors.endpoint.sessions import Pending, Session, Sessions
 
 BODY_BYTES = 2 << 20  # the rendered body stays far below the limit of a bus message
 DISCARD_BYTES = 256 << 20  # read from a longer body and discarded, so that the client receives the error
-SILENT_S = 30.0  # a connection without a complete request for this long is closed
+SILENT_S = 30.0
 STOP_S = 0.1  # poll interval of the shutdown request
 CLIENT_CHECK_S = 0.5  # interval at which a waiting request checks its client
 RETRIES = "x-stainless-retry-count"  # header of OpenAI's clients: number of retries
@@ -39,8 +39,9 @@ CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 class EndpointServer:
     """Serves on threads until it is closed."""
 
-    def __init__(self, sessions: Sessions, *, model: str, n_connections: int) -> None:
-        self._http = HttpServer(sessions, model, n_connections)
+    def __init__(self, sessions: Sessions, *, model: str, n_connections: int, silent_s: float = SILENT_S) -> None:
+        """`silent_s`: a connection without a complete request for this long is closed."""
+        self._http = HttpServer(sessions, model, n_connections, silent_s)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(STOP_S,), name="endpoint", daemon=True)
         self._thread.start()
 
@@ -59,16 +60,16 @@ class HttpServer(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, sessions: Sessions, model: str, n_connections: int) -> None:
+    def __init__(self, sessions: Sessions, model: str, n_connections: int, silent_s: float) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.sessions, self.model = sessions, model
+        self.sessions, self.model, self._silent_s = sessions, model, silent_s
         self._free = threading.BoundedSemaphore(n_connections)
         self.idle: dict[socket.socket, float] = {}  # connections without a complete request -> idle since
 
     def service_actions(self) -> None:
         """Close idle connections, slow senders included. Called periodically."""
         for connection, since in list(self.idle.items()):
-            if time.monotonic() - since > SILENT_S:
+            if time.monotonic() - since > self._silent_s:
                 with contextlib.suppress(OSError):  # closed already
                     connection.shutdown(socket.SHUT_RDWR)
 

@@ -13,7 +13,6 @@ from areal_bus.weights.delta import BaseWeights
 from areal_bus.weights.receiver import WeightReceiver
 
 JOIN_S = 0.05  # interval between cancellations at close
-STUCK_S = 5.0  # a thread that still runs this long after its cancellation is in a call without a deadline
 
 Forms = Mapping[str, tuple[Sequence[int], str]]
 Outcomes = queue.SimpleQueue["ReceivedWeights | BrokenPush | Exception"]
@@ -42,8 +41,17 @@ class BrokenPush:
 class WeightUpdates:
     """Takes part in one push at a time; a newer push cancels it. `wake` is called from the thread at each outcome."""
 
-    def __init__(self, make_member: Callable[[], WeightReceiver], expect: Forms, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        make_member: Callable[[], WeightReceiver],
+        expect: Forms,
+        wake: Callable[[], None],
+        *,
+        stuck_s: float = 5.0,
+    ) -> None:
+        """A thread that still runs `stuck_s` seconds after its cancellation is in a call without a deadline."""
         self._make_member, self._expect, self._wake = make_member, expect, wake
+        self._stuck_s = stuck_s
         self._member = make_member()
         self._outcomes: Outcomes = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -109,7 +117,7 @@ class WeightUpdates:
         """Cancel the push. Repeated at each `take`: a thread that has just started may miss the first one."""
         self._cancelled_at = self._cancelled_at or time.monotonic()
         self._member.cancel()
-        if time.monotonic() - self._cancelled_at > STUCK_S:
+        if time.monotonic() - self._cancelled_at > self._stuck_s:
             self._abandon()
 
     def _abandon(self) -> None:

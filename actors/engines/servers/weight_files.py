@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from areal_bus.errors import EngineLost
 
-MEMORY = Path("/dev/shm")  # a tmpfs on Linux; elsewhere, or where it is too small, the usual temporary folder
+MEMORY = Path("/dev/shm")  # a tmpfs on Linux
 PREFIX = "areal-bus-weights-"
 FILE = "model.safetensors"
 SPARE_BYTES = 1 << 20
@@ -27,14 +27,16 @@ SPARE_BYTES = 1 << 20
 class WeightFiles:
     """The folder exists until `close`, the weights only while the server loads them."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Path = MEMORY) -> None:
+        """`memory`: a folder in memory; where it does not exist or is too small, the usual temporary folder serves."""
+        self._memory = memory
         self._folders: dict[Path, tuple[Path, int]] = {}  # of memory or disk: ours in it, and its lock
 
     @contextmanager
     def holding(self, tensors: Mapping[str, Any], file: str = FILE) -> Iterator[Path]:
         """The folder, with these tensors in a file of this name. Raises EngineLost if there is no room."""
         n_bytes = sum(tensor.nbytes for tensor in tensors.values()) + SPARE_BYTES
-        parent = _roomy(n_bytes)
+        parent = _roomy(self._memory, n_bytes)
         if parent not in self._folders:
             sweep(parent)
             self._folders[parent] = _make(parent)
@@ -82,7 +84,7 @@ def _save(tensors: Mapping[str, Any], path: Path, n_bytes: int) -> None:
         ) from None
 
 
-def _roomy(n_bytes: int) -> Path:
-    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > n_bytes:
-        return MEMORY
+def _roomy(memory: Path, n_bytes: int) -> Path:
+    if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > n_bytes:
+        return memory
     return Path(tempfile.gettempdir())

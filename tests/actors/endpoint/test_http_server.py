@@ -359,9 +359,8 @@ def test_a_call_that_is_refused_forgets_nothing_where_it_would_have_begun_anew(s
     assert sum(n for _, n in t.spans) == len(t.logps) // 4 == sum(n for _, n in t.segments) == s.engine.n_tokens
 
 
-def test_a_request_that_comes_bit_by_bit_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.endpoint.http_server.SILENT_S", 0.3)
-    with serving() as (url, _), socket.create_connection((url.hostname, url.port)) as connection:
+def test_a_request_that_comes_bit_by_bit_has_a_deadline() -> None:
+    with serving(silent_s=0.3) as (url, _), socket.create_connection((url.hostname, url.port)) as connection:
         deadline = time.monotonic() + WAIT_S
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nx: ")
         with contextlib.suppress(OSError):
@@ -370,9 +369,8 @@ def test_a_request_that_comes_bit_by_bit_has_a_deadline(monkeypatch: pytest.Monk
                 connection.sendall(b"x")
 
 
-def test_a_connection_that_waits_for_its_answer_has_no_such_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.endpoint.http_server.SILENT_S", 0.1)
-    with serving() as (url, sessions), socket.create_connection((url.hostname, url.port)) as connection:
+def test_a_connection_that_waits_for_its_answer_has_no_such_deadline() -> None:
+    with serving(silent_s=0.1) as (url, sessions), socket.create_connection((url.hostname, url.port)) as connection:
         session = sessions.open("x")
         body = b'{"messages": [{"role": "user", "content": "x"}]}'
         head = f"POST {url.path}/chat/completions HTTP/1.1\r\nAuthorization: Bearer {session.key}\r\n"
@@ -397,10 +395,10 @@ def test_a_client_that_sends_far_too_much_hears_so() -> None:
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[tuple[SplitResult, Sessions]]:
+def serving(silent_s: float = 30.0) -> Iterator[tuple[SplitResult, Sessions]]:
     """A server, and nobody who answers."""
     sessions = Sessions(lambda: None)
-    server = EndpointServer(sessions, model="any", n_connections=4)
+    server = EndpointServer(sessions, model="any", n_connections=4, silent_s=silent_s)
     try:
         yield urlsplit(server.base_url), sessions
     finally:

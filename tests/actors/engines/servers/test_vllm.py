@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from actors.engines.protocol import Done, Request, SamplingControls
+from actors.engines.servers import vllm
 from actors.engines.servers import weight_files as handover
 from actors.engines.servers.connect import open_engine
 from actors.engines.servers.engine import ServerEngine
@@ -126,7 +128,7 @@ def test_keep_drops_nothing_but_at_a_new_term(folder: Path) -> None:
 def test_weights_come_in_a_private_folder_of_memory_that_does_not_stay(
     folder: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(handover, "MEMORY", tmp_path)
+    monkeypatch.setattr(vllm, "WeightFiles", partial(WeightFiles, tmp_path))
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 2)
         (taken,) = fake.taken
@@ -149,8 +151,7 @@ def test_a_tied_weight_is_not_sent_to_a_server_that_ties_it(folder: Path) -> Non
         assert set(fake.taken[0]) == set(run.engine.parameters())
 
 
-def test_folders_of_dead_processes_are_removed_and_no_others(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(handover, "MEMORY", tmp_path)
+def test_folders_of_dead_processes_are_removed_and_no_others(tmp_path: Path) -> None:
     dead, alive = (tmp_path / f"{handover.PREFIX}{name}" for name in ("dead", "alive"))
     for path in (dead, alive):
         path.mkdir()
@@ -160,15 +161,14 @@ def test_folders_of_dead_processes_are_removed_and_no_others(tmp_path: Path, mon
     sweep(tmp_path)
     assert list(tmp_path.iterdir()) == [alive]
     os.close(lock)
-    ours = WeightFiles()
+    ours = WeightFiles(tmp_path)
     with ours.holding({"a": torch.zeros(3)}) as held:
         sweep(tmp_path)
         assert list(tmp_path.iterdir()) == [held]
     ours.close()
 
 
-def test_a_folder_is_not_removed_by_those_that_begin_at_the_same_time(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(handover, "MEMORY", tmp_path)
+def test_a_folder_is_not_removed_by_those_that_begin_at_the_same_time(tmp_path: Path) -> None:
     ended = threading.Event()
 
     def sweeps() -> None:
@@ -179,7 +179,7 @@ def test_a_folder_is_not_removed_by_those_that_begin_at_the_same_time(tmp_path: 
     thread.start()
     try:
         for _ in range(200):
-            mine = WeightFiles()
+            mine = WeightFiles(tmp_path)
             with mine.holding({"a": torch.zeros(3)}) as folder:
                 assert (folder / "model.safetensors").exists()
             mine.close()
@@ -189,9 +189,8 @@ def test_a_folder_is_not_removed_by_those_that_begin_at_the_same_time(tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_that_find_no_room_after_all_lose_the_server(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(handover, "MEMORY", tmp_path)
-    mine = WeightFiles()
+def test_weights_that_find_no_room_after_all_lose_the_server(tmp_path: Path) -> None:
+    mine = WeightFiles(tmp_path)
     with mine.holding({"a": torch.zeros(3)}) as folder:
         pass
     folder.rmdir()
@@ -202,9 +201,8 @@ def test_weights_that_find_no_room_after_all_lose_the_server(tmp_path: Path, mon
 
 
 def test_without_room_in_memory_weights_go_through_the_temporary_folder(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(handover, "MEMORY", tmp_path / "none")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    ours = WeightFiles()
+    ours = WeightFiles(tmp_path / "none")
     with ours.holding({"a": torch.zeros(3)}) as held:
         assert held.parent == tmp_path
     ours.close()
