@@ -1,16 +1,21 @@
 """Rendezvous of the ranks: rank, size and an allgather of bytes, over MPI or over ZeroMQ.
 
 `MpiBootstrap` uses MPI only for these exchanges. `EnvBootstrap` reads rank and size from the environment that the
-launcher (mpirun, srun, torchrun) sets, and exchanges over ZeroMQ without MPI_Init.
+launcher (mpirun, srun, torchrun) sets, and exchanges over ZeroMQ without MPI_Init. MPI_Init holds the GIL,
+so a forked process enforces its time limit.
 """
 
+import contextlib
 import hashlib
 import os
+import select
 import shutil
+import signal
+import socket
 import struct
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,8 +24,8 @@ import zmq
 from areal_bus.config.sections import LaunchConfig
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.process import parent_death
+from areal_bus.process.parent_death import die_with_parent
 from areal_bus.transport.listener import BACKLOG
-from launch.init_watch import bounded
 
 RANK_VARIABLES = (  # (rank, size) of each known launcher, most specific first
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -269,3 +274,44 @@ def unpack(data: bytes) -> list[bytes]:
         parts.append(data[at : at + length])
         at += length
     return parts
+
+
+@contextlib.contextmanager
+def bounded(rank: int, timeout_s: float) -> Iterator[None]:
+    """Kill this process, with a line that names the rank, unless the block ends within `timeout_s`.
+
+    It forks: enter it before MPI_Init, and before this process has threads or sockets.
+    """
+    read, write = os.pipe()
+    ours = os.getpid()
+    watcher = os.fork()
+    if not watcher:
+        os.close(write)
+        _watch(read, ours, rank, timeout_s)
+    os.close(read)
+    try:
+        yield
+    finally:
+        os.close(write)
+        os.waitpid(watcher, 0)
+
+
+def _watch(read: int, watched: int, rank: int, timeout_s: float) -> None:
+    """Body of the watcher process. Ends when the pipe closes or the watched process ends; kills it on timeout."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank handles it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        die_with_parent(watched)
+        if not select.select([read], [], [], timeout_s)[0]:
+            os.write(2, f"rank {rank}: {sentence(timeout_s, watched)}\n".encode())
+            os.kill(watched, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def sentence(timeout_s: float, process: int) -> str:
+    return (
+        f"MPI_Init must return within launch.timeout_s = {timeout_s:g}: process {process} on {socket.gethostname()} is "
+        "still in it; a rank did not start, or mpirun is gone. Start the job again, with a larger launch.timeout_s if "
+        "ranks need longer to start"
+    )

@@ -20,10 +20,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from actors.data.demonstrations import check_demonstrations
 from actors.data.fields import SOURCE
 from actors.data.loader_source import LoaderSource
-from actors.data.loading import RowWithOrigin, rows_with_origins, sets_with_origins
+from actors.data.loading import RowWithOrigin, check_demonstrations, rows_with_origins, sets_with_origins
 from actors.models.adapter_folder import is_adapter_folder
 from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
 from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actors.runtime.context import Context
-from actors.runtime.last_fault import Fault, read_fault
 from actors.runtime.process import BAD_INPUT, CRASHED, DONE, LEFT, OVER, RESTART
+from actors.runtime.user_failures import Fault, read_fault
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role

@@ -10,7 +10,7 @@ from actors.agents.calculator import calculator
 from actors.agents.multi_turn import MultiTurn
 from actors.agents.tools import Tool, ToolCalls
 from actors.rewards.loading import load_reward
-from actors.runtime.user_functions import load_function
+from actors.runtime.user_modules import load_function
 from areal_bus.errors import ConfigError
 
 Agent = Callable[[Mapping[str, Any], str, str], Any]

@@ -2,7 +2,8 @@
 
 It computes what the layer of transformers computes over a packed row, in another order of sums, for one learner in
 float32 on a CPU. The scales of both norms are multiplied into the weights that follow. C kernels compute the operations
-between the matrix products; where they do not apply, the layers of transformers run.
+between the matrix products; where they do not apply, the layers of transformers run. `Norm` is the final RMSNorm, in
+one or two passes over a row.
 
 Shapes: S tokens of the row, C channels of it, H query heads, K key heads, D head width, A = (H + 2 K) D, X = H D,
 G gates.
@@ -21,9 +22,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from actors.cpu import fused_mlp_qkv
 from actors.cpu.fused_mlp_qkv import RopeAngles
-from actors.cpu.layer_kernels import found, made
+from actors.cpu.layer_kernels import LayerKernels, found, made
 from actors.cpu.layer_ops import LayerPath, UnfusedOps
-from actors.cpu.rmsnorm import Norm
 from actors.models.packed_attention import PackedAttention
 from actors.models.packed_row import Sequences
 
@@ -227,3 +227,40 @@ def _last_norms(model: Any) -> list[Any]:
 
 def _most(gradient: Tensor | None) -> float:
     return 0.0 if gradient is None else float(gradient.abs().max())
+
+
+class Norm(nn.Module):
+    """A fused RMSNorm: replaces the class of a norm, keeps its parameter."""
+
+    plain: Any  # its original class
+    weight: Tensor
+    variance_epsilon: float
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(.., C) -> (.., C). The original forward runs where no kernels apply."""
+        x_SC = hidden_states.reshape(-1, hidden_states.shape[-1])
+        if found(x_SC) is None:
+            return self.plain.forward(self, hidden_states)  # type: ignore[no-any-return]
+        out_SC = _Normed.apply(x_SC, self.variance_epsilon, self.weight)  # type: ignore[no-untyped-call]
+        return out_SC.view(hidden_states.shape)  # type: ignore[no-any-return]
+
+
+class _Normed(torch.autograd.Function):
+    """Over the root mean square, times the scale: (S, C) -> (S, C)."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SC: Tensor, epsilon: float, scale_C: Tensor) -> Tensor:
+        normed_SC, rstd_S1 = made().norm(x_SC, epsilon)
+        ctx.save_for_backward(normed_SC, rstd_S1, scale_C)
+        return normed_SC * scale_C
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_SC: Tensor) -> tuple[Tensor, None, Tensor]:
+        """Works on a copy: other nodes may share the memory of the gradient."""
+        normed_SC, rstd_S1, scale_C = ctx.saved_tensors
+        ops: LayerKernels = made()
+        by_x_SC = grad_SC.clone(memory_format=torch.contiguous_format)
+        by_scale_C = ops.scale_back(by_x_SC, normed_SC, scale_C)
+        by_x_SC = ops.norm_back(by_x_SC, normed_SC, rstd_S1)
+        return by_x_SC, None, by_scale_C

@@ -2,9 +2,11 @@
 head.
 
 The first line of standard input is the order; each further line asks for a row, or for another state to continue from.
-Every answer is one line.
+Every answer is one line. The state of a loader is sent as JSON, without pickle: `encode` and `decode`.
 """
 
+import base64
+import importlib
 import json
 import os
 import random
@@ -14,7 +16,6 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from actors.data.loader_state import decode, encode
 from actors.data.loading import complete_row, named_row
 from actors.runtime.user_modules import add_user_folder, import_user_module
 from areal_bus.config.sections import Config
@@ -155,6 +156,53 @@ def main(parent: int) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the user's code prints goes to standard error
     serve(sys.stdin, answers)
+
+
+KIND = "kind"  # marks an object that stands for a value that JSON has not
+
+
+def encode(value: Any, path: str = "state") -> Any:
+    """JSON that `decode` reads. Raises ConfigError for a value of another type, with its place."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [encode(one, f"{path}[{i}]") for i, one in enumerate(value)]
+    if isinstance(value, tuple):
+        return {KIND: "tuple", "items": encode(list(value), path)}
+    if isinstance(value, dict):
+        return {KIND: "dict", "items": [[encode(k), encode(v, f"{path}[{k!r}]")] for k, v in value.items()]}
+    if isinstance(value, bytes):
+        return {KIND: "bytes", "data": base64.b64encode(value).decode()}
+    if isinstance(value, np.generic):
+        return encode(value.item(), path)
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        return {KIND: "array", "dtype": value.dtype.str, "shape": list(value.shape), "data": data}
+    if type(value).__module__ == "torch" and hasattr(value, "numpy"):
+        return {KIND: "tensor", "array": encode(value.detach().cpu().numpy(), path)}
+    raise ConfigError(
+        f"the state of a loader must hold plain values, bytes, arrays and tensors: {path} is a {type(value).__name__}"
+    )
+
+
+def decode(value: Any) -> Any:
+    """The value that was encoded."""
+    if isinstance(value, list):
+        return [decode(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    match value[KIND]:
+        case "tuple":
+            return tuple(decode(value["items"]))
+        case "dict":
+            return {decode(key): decode(one) for key, one in value["items"]}
+        case "bytes":
+            return base64.b64decode(value["data"])
+        case "array":
+            flat = np.frombuffer(base64.b64decode(value["data"]), np.dtype(value["dtype"]))
+            return flat.reshape(value["shape"]).copy()
+        case _:
+            return importlib.import_module("torch").from_numpy(decode(value["array"]))
 
 
 if __name__ == "__main__":

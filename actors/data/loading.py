@@ -1,11 +1,12 @@
 """Loads rows from a generated task, an environment, a local file (files.py) or a Hugging Face data set.
 
 Each loaded row is JSON-serialisable and has "question" and "answer" as text, taken from the configured fields.
+For `learner.warmup` rows have a third one, "demonstration": a right answer in full.
 """
 
 import importlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,3 +248,17 @@ def take_text(row: Row, key: str, setting: str, where: str) -> str:
 def shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_demonstrations(rows: Sequence[RowWithOrigin]) -> None:
+    """Raises ConfigError when no row has a demonstration, or for the first that is not a text."""
+    given = [placed for placed in rows if placed.row.get("demonstration")]
+    if not given:
+        raise ConfigError(
+            f"learner.warmup needs rows with a text in the field demonstration: none of the {len(rows)} rows has one; "
+            "add it, or set learner.warmup.steps = 0"
+        )
+    for placed in given:
+        if not isinstance(placed.row["demonstration"], str):
+            kind = type(placed.row["demonstration"]).__name__
+            raise ConfigError(f"the field demonstration must be a text: in {placed.where} it is of type {kind}")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actors.engines.protocol import Completion, Done, Engine, Request
 from actors.models.lora import BASE_DIGEST, adapted_layers, adapter_tensors, base_digest, merged, names_of
-from areal_bus.config.lora import LoraConfig
+from areal_bus.config.learner import LoraConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError
 

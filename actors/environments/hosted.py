@@ -1,7 +1,7 @@
 """An environment of verifiers (its API of `load_environment`) in this process: its rows, and its conversations.
 
 The package turns an exception of a reward function into a reward of 0. Here each function is wrapped, so that such a
-sample has no reward: its verdict is an error (I10).
+sample has no reward: its verdict is an error (I10). The chat client of an environment calls this generator's endpoint.
 """
 
 import asyncio
@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import httpx
 import verifiers
+from openai import AsyncOpenAI
+from verifiers.clients import OpenAIChatCompletionsClient
 
-from actors.environments.client import connect
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.rows import INPUT, Row, row_of
 from actors.runtime.user_code import describe
@@ -132,3 +134,22 @@ def rubrics(rubric: Any) -> Iterator[Any]:
         yield from rubrics(inner)
     for environment in getattr(rubric, "env_map", {}).values():
         yield from rubrics(environment.rubric)
+
+
+class EndpointClient(OpenAIChatCompletionsClient):  # type: ignore[misc]
+    """The package's own client, but an empty answer is an answer: the policy sampled it, and it is trained."""
+
+    async def raise_from_native_response(self, response: Any) -> None:
+        """Nothing: the endpoint's responses are complete, and the package would refuse empty ones."""
+
+    async def from_native_response(self, response: Any) -> Any:
+        read = await super().from_native_response(response)
+        if read.message.content is None and not read.message.tool_calls:
+            read.message.content = ""
+        return read
+
+
+def connect(base_url: str, api_key: str) -> EndpointClient:
+    """A client without time limits: the pool counts only the environment's own time."""
+    transport = httpx.AsyncClient(verify=False, trust_env=False, timeout=None)  # HTTP on 127.0.0.1
+    return EndpointClient(AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=None, http_client=transport))

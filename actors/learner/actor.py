@@ -27,11 +27,11 @@ from actors.learner.startup import load_critic, load_policy, warm
 from actors.learner.weight_pusher import WeightPusher
 from actors.models.loading import load_tokenizer
 from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
-from actors.runtime.last_fault import Fault, keep_fault
 from actors.runtime.process import leave
 from actors.runtime.stages import stages_of
 from actors.runtime.torch_profiler import TorchProfiler
 from actors.runtime.user_code import place_of
+from actors.runtime.user_failures import Fault, keep_fault
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event

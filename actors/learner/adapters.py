@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from actors.models.adapter_folder import PREFIX, WEIGHTS_FILE, is_adapter_folder, read_adapter_config
 from actors.models.lora import BASE_DIGEST, adapted_layers, base_digest, check_peft, patterns
-from areal_bus.config.lora import LoraConfig
+from areal_bus.config.learner import LoraConfig
 from areal_bus.errors import CheckpointError, ConfigError
 
 NAME = "default"  # of the one adapter in the model

@@ -5,7 +5,7 @@ from typing import Any
 
 from actors.learner.ppo import PPOActor
 from actors.learner.rollout import Rollout
-from actors.runtime.user_functions import load_function
+from actors.runtime.user_modules import load_function
 from areal_bus.errors import ConfigError
 
 Loop = Callable[[Rollout, PPOActor], Any]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from areal_bus.config.lora import LoraConfig
+from areal_bus.config.learner import LoraConfig
 from areal_bus.errors import ConfigError
 from areal_bus.weights.snapshot import digest_of
 

@@ -1,14 +1,20 @@
-"""Imports the user's modules from the folder of the config, which is the last place where Python looks.
+"""Imports the user's modules, and functions that a setting names as "module:function".
 
-So no file of that folder can hide a module of this project, of the standard library or of an installed package. A
-module that a setting names must have a name of its own. Imports without loguru, because worker processes use it.
+They are in the folder of the config, which is the last place where Python looks. So no file of that folder can hide a
+module of this project, of the standard library or of an installed package. A module that a setting names must have a
+name of its own. Imports without loguru, because worker processes use it.
 """
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from actors.runtime.user_code import cause
+from areal_bus.errors import ConfigError
 
 _folders: list[str] = []  # the one that `add_user_folder` added last in this process
 
@@ -45,3 +51,16 @@ def found_instead(name: str, own: Path) -> str:
     if spec is None or (spec.origin and Path(spec.origin).resolve() == own.resolve()):
         return ""
     return spec.origin or f"another {name}"
+
+
+def load_function(key: str, name: str) -> Callable[..., Any]:
+    """ "module:function" from sys.path, which has the config's folder. `key` is the setting. Raises ConfigError."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = import_user_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{key} must import: {module_name!r} does not ({cause(error)})") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ConfigError(f"{key} names a function of {module_name!r}: {function_name!r} is none")
+    return function  # type: ignore[no-any-return]

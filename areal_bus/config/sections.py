@@ -10,14 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from areal_bus.config.data import DataConfig
-from areal_bus.config.learner import SimulatedUpdateConfig
-from areal_bus.config.lora import LoraConfig
-from areal_bus.config.profiling import ProfileConfig
+from areal_bus.config.learner import LoraConfig, SimulatedUpdateConfig
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.section import Section
 from areal_bus.config.stages import StageConfig
 from areal_bus.config.trackers import Tracker
-from areal_bus.config.watch import WatchConfig
+from areal_bus.config.watch import ProfileConfig, WatchConfig
 from areal_bus.config.workflows import BUILT_IN, environment_of
 
 

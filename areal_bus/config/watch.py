@@ -1,4 +1,4 @@
-"""Settings of the alarms: [watch]."""
+"""Settings of the alarms, [watch], and of recordings by torch.profiler, [profile]."""
 
 from typing import Literal
 
@@ -52,3 +52,12 @@ class WatchConfig(Section):
     """starved_learner: share of its time that a learner waits for batches."""
     generator_wait_share: float = Field(0.75, gt=0, lt=1)
     """starved_generators: share of its time that a generator waits for prompts or weights."""
+
+
+class ProfileConfig(Section):
+    actor: str = Field("", pattern=r"^((learner|generator)-\d+(\.\d+)?)?$")
+    """Actor that is recorded at `steps`: "learner-0.0"; without an incarnation each of them (docs/profiling.md)."""
+    steps: tuple[int, int] | None = None
+    """First and last step that are recorded. A generator takes part in step N while it holds version N."""
+    seconds: float = Field(10.0, gt=0)
+    """Length of a recording on demand (SIGUSR2), and the longest of a generator."""

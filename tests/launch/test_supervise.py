@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from actors.runtime.context import PROGRESS_FD, TURNS_FD, Context, HeartbeatState
-from actors.runtime.last_fault import Fault, keep_fault
 from actors.runtime.process import BAD_INPUT, LEFT, OVER, RESTART, code_of
+from actors.runtime.user_failures import Fault, keep_fault
 from areal_bus import errors
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from launch.environment import actor_environment

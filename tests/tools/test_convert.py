@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from areal_bus.config.loader import load, resolve
 from areal_bus.errors import ConfigError
-from tools.convert.__main__ import SYSTEMS, main
+from tools.convert.__main__ import SYSTEMS, main, tree_of
 from tools.convert.mapping import convert
 from tools.convert.reading import leaves, read_foreign
 from tools.convert.tables import page, with_table
-from tools.convert.toml_text import tree_of
 
 VERL: dict[str, Any] = {
     "algorithm": {

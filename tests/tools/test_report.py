@@ -23,11 +23,10 @@ from areal_bus.errors import ConfigError
 from tests.tools.test_export import Ring
 from tools.breakdown.incarnations import read_all
 from tools.report import __main__ as report
-from tools.report.facts.curves import Curve
+from tools.report.facts.curves import MOST, Curve, StepBins, VersionClock
 from tools.report.facts.run_facts import RunFacts, read_facts
-from tools.report.facts.seed_groups import groups_of, mean_and_range
 from tools.report.facts.settings_rows import setting_rows
-from tools.report.facts.step_bins import MOST, StepBins, VersionClock
+from tools.report.facts.sweep_facts import groups_of, mean_and_range
 from tools.report.page.axes import y_axis
 from tools.report.page.render import render
 from tools.report.page.run_page import run_page

@@ -3,19 +3,20 @@
 import argparse
 import json
 import os
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import as_here
 from tools import run, terminal
 from tools.alarms.alarm_reader import AlarmReader, Finding, LiveAlarms, read
-from tools.alarms.report import headline, render
 from tools.command_line import run_parser
 from tools.follow import is_over, stopped_by
-from tools.run import Run
+from tools.run import Line, Run
 
 INTERVAL_S = 2.0
 EPILOG = """\
@@ -74,6 +75,47 @@ def follow(live: LiveAlarms, stopped: threading.Event, ends: Callable[[float], b
 
 def show(folder: Path, finding: Finding) -> None:
     print(headline(folder, finding), flush=True)
+
+
+def headline(folder: Path, finding: Finding) -> str:
+    """One line for the console of a job."""
+    seen = terminal.safe(finding.seen)
+    return as_here(f"alarm {finding.name} at version {finding.since}: {seen}; python -m tools.alarms {folder}")
+
+
+def render(where: Run, reader: AlarmReader, width: int) -> Iterator[str]:
+    """All alarms of a run as lines."""
+    found = reader.findings()
+    n = f"{len(found)} alarm{'' if len(found) == 1 else 's'}" if found else "no alarm"
+    yield f"{where.folder} ({where.name}): {n} in {reader.version} versions"
+    for finding in found:
+        yield ""
+        yield from _alarm(where.folder, finding, width)
+    unseen = reader.unseen()
+    if unseen:
+        yield ""
+        yield "not checked, because the journal lacks:"
+        yield from terminal.columns([(f"  {name}", needs) for name, needs in unseen.items()])
+
+
+def _alarm(folder: Path, finding: Finding, width: int) -> Iterator[str]:
+    holds = "and holds" if finding.is_active else f"held last at version {finding.last}"
+    yield f"{finding.name}: raised at version {finding.since}, {holds}"
+    for title, text in (("rule", finding.rule), ("seen", finding.seen), ("try", finding.advice)):
+        lines = textwrap.wrap(terminal.safe(text), max(width - 8, 20))
+        yield from (f"  {title if i == 0 else '':<5} {line}" for i, line in enumerate(lines))
+    if finding.samples:
+        yield as_here(f"  read  python -m tools.samples {folder} --step N --uid U")
+        yield from (f"    {_sample(sample, width - 4)}" for sample in finding.samples)
+
+
+def _sample(sample: Line, width: int) -> str:
+    reward = sample.get("reward")
+    worth = f"{reward:.3f}" if isinstance(reward, int | float) else "none"
+    head = f"step {sample['step']} uid {sample['uid']}, reward {worth}: "
+    half = max((width - len(head) - 4) // 2, 12)
+    prompt = terminal.one_line(sample["prompt"], width=half, keep_end=True)
+    return f"{head}{prompt} -> {terminal.one_line(sample['completion'], width=half)}"
 
 
 if __name__ == "__main__":

@@ -1,22 +1,24 @@
 """Writes the settings of verl, TRL or AReaL as TOML for this system, and lists what has no counterpart.
 
-The file is YAML or JSON. Its system is recognised by its keys. The TOML is checked by the loader of a start.
+The file is YAML or JSON. Its system is recognised by its keys. The TOML is checked by the loader of a start; each line
+names its origin in a comment.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from areal_bus.config.loader import resolve
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.convert.areal import AREAL
 from tools.convert.mapping import Converted, System, convert
 from tools.convert.reading import read_foreign
-from tools.convert.toml_text import toml_of, tree_of
 from tools.convert.trl import TRL
 from tools.convert.verl import VERL
 
@@ -103,6 +105,48 @@ def report(found: Converted, system: System, path: Path | None, *, with_all: boo
         lines.append(f"left out, because they place, log, save memory or are off: {len(found.unimportant)} keys{hint}")
         lines += [f"  {key}" for key in found.unimportant if with_all]
     return lines
+
+
+COLUMN = 58  # of the comments
+
+
+def toml_of(found: Converted, system: System, path: Path) -> str:
+    lines = [
+        f"# From {path.name} ({system.title}) by python -m tools.convert; each line names the key that it comes from."
+    ]
+    for section in Config.model_fields:
+        keys = [key for key in found.ours if key.partition(".")[0] == section]
+        if keys:
+            lines += ["", f"[{section}]", *(line_of(found, key) for key in keys)]
+    if found.absent:
+        lines += ["", "# No counterpart:", *(f"#   {key}: {why}" for key, why in found.absent.items())]
+    return "\n".join(lines) + "\n"
+
+
+def line_of(found: Converted, key: str) -> str:
+    line = f"{key.partition('.')[2]} = {value_text(found.ours[key])}"
+    origin = found.origins.get(key, "")
+    return f"{line.ljust(COLUMN)}  # {origin}" if origin else line
+
+
+def value_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(str(name))} = {value_text(one)}" for name, one in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(value_text, value)) + "]"
+    return json.dumps(value)
+
+
+def tree_of(found: Converted) -> dict[str, Any]:
+    """The settings as tables."""
+    tree: dict[str, Any] = {}
+    for key, value in found.ours.items():
+        *sections, last = key.split(".")
+        at = tree
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[last] = value
+    return tree
 
 
 if __name__ == "__main__":

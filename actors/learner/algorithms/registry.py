@@ -23,7 +23,7 @@ from actors.learner.algorithms.parts import (
     sequences_of,
 )
 from actors.runtime.user_code import cause
-from actors.runtime.user_functions import load_function
+from actors.runtime.user_modules import load_function
 from areal_bus.config.algorithms import correction_of, is_users, uses_teacher
 from areal_bus.config.sections import ActorConfig
 from areal_bus.errors import ConfigError

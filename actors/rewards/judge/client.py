@@ -1,4 +1,7 @@
-"""Calls of an OpenAI-compatible server: retried with back-off, within the deadline and the budget of a score."""
+"""Calls of an OpenAI-compatible server: retried with back-off, within the deadline and the budget of a score.
+
+`JudgeOptions` are the settings of the judge as a worker process has them.
+"""
 
 import os
 import random
@@ -8,8 +11,30 @@ from typing import Any
 
 import httpx2
 
-from actors.rewards.judge.options import JudgeOptions
 from actors.rewards.judge.store import JudgeStore
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeOptions:
+    """[reward.judge] and what goes with it."""
+
+    url: str
+    model: str
+    prompt: str
+    api_key_env: str = ""
+    max_score: float = 1.0
+    correct_from: float | None = None
+    temperature: float = 0.0
+    max_tokens: int = 512
+    call_timeout_s: float = 30.0
+    max_retries: int = 8
+    max_concurrent: int = 8
+    max_calls: int | None = None
+    max_budget_tokens: int | None = None
+    cache: bool = True
+    score_s: float = 8.0  # for one score: all calls and pauses
+    folder: str = ""  # of the store; "": one of this process
+
 
 RETRIED = (408, 409, 425, 429)  # and 5xx: the server may answer the same call later
 FIRST_PAUSE_S = 0.5

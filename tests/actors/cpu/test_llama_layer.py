@@ -20,8 +20,7 @@ from transformers import (
 
 from actors.cpu import build, fused_mlp_qkv, llama_layer
 from actors.cpu.layer_kernels import LayerKernels, found
-from actors.cpu.llama_layer import LlamaLayer
-from actors.cpu.rmsnorm import Norm
+from actors.cpu.llama_layer import LlamaLayer, Norm
 from actors.learner.policy import Policy
 from actors.learner.rendezvous import LearnerRanks
 from actors.models import matmul

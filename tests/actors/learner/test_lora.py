@@ -26,7 +26,7 @@ from actors.models.packed_row import SequencePiece
 from actors.models.scratch import write_scratch_folder
 from actors.offline.save_hf import SaveOrder, save_hf
 from areal_bus.config.algorithms import refusals
-from areal_bus.config.lora import LoraConfig
+from areal_bus.config.learner import LoraConfig
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import CheckpointError, ConfigError, EngineError
 from launch.prepare import check_lora

@@ -2,9 +2,14 @@
 
 A learner makes updates by AdamW in float32 and pushes each version in bfloat16 twice, as a delta and in full: to a
 member on its own host (loopback) and to one behind a link of 100 Mbit/s. The loopback member comes first, so the time
-to make the delta is in its seconds.
+to make the delta is in its seconds. The slow link lies between two network namespaces: it needs root and
+iproute2, and touches no network of the machine.
 """
 
+import contextlib
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +21,6 @@ from typing import Any
 
 from areal_bus.errors import ConfigError
 from areal_bus.messages import PushBegin
-from tools.bench.delta.link import End, link
 from tools.bench.harness import worker_process
 from tools.bench.harness.protocol import Figures
 from tools.bench.harness.worker_process import ROOT
@@ -140,3 +144,57 @@ def figures(series: Series, suffix: str) -> Figures:
         found[f"{member}_speedup"] = round(median(ratios), 2)
         found[f"{member}_speedup_low"], found[f"{member}_speedup_high"] = round(min(ratios), 2), round(max(ratios), 2)
     return {f"{name}_{suffix}": value for name, value in found.items()}
+
+
+INTERFACE = "eth0"
+NETWORK = "10.78.0"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of the link: a host of its own, with loopback."""
+
+    name: str  # of its namespace
+    address: str
+
+    @property
+    def words(self) -> list[str]:
+        """What comes before a command line that runs there."""
+        return ["ip", "netns", "exec", self.name]
+
+
+@contextlib.contextmanager
+def link(rate: str) -> Iterator[tuple[End, End]]:
+    """Two hosts whose traffic to each other is limited to this rate ("100mbit") in each direction.
+
+    Raises ConfigError where namespaces cannot be made.
+    """
+    if os.getuid() or not shutil.which("ip") or not shutil.which("tc"):
+        raise ConfigError("a link of limited rate needs root and iproute2, for network namespaces")
+    ends = [End(f"areal-bench-{os.getpid()}-{i}", f"{NETWORK}.{i + 1}") for i in range(2)]
+    try:
+        try:
+            _build(ends[0], ends[1], rate)
+        except subprocess.CalledProcessError as error:
+            raise ConfigError(f"network namespaces cannot be made here: {error.stderr.strip()}") from error
+        yield ends[0], ends[1]
+    finally:
+        for end in ends:
+            subprocess.run(["ip", "netns", "delete", end.name], capture_output=True, check=False)
+
+
+def _build(one: End, other: End, rate: str) -> None:
+    for end in (one, other):
+        _run("ip", "netns", "add", end.name)
+        _run("ip", "-n", end.name, "link", "set", "lo", "up")
+    peer = ["type", "veth", "peer", "name", INTERFACE, "netns", other.name]
+    _run("ip", "-n", one.name, "link", "add", INTERFACE, *peer)
+    for end in (one, other):
+        _run("ip", "-n", end.name, "address", "add", f"{end.address}/24", "dev", INTERFACE)
+        _run("ip", "-n", end.name, "link", "set", INTERFACE, "up")
+        limit = ["root", "tbf", "rate", rate, "burst", "32k", "latency", "400ms"]
+        _run("tc", "-n", end.name, "qdisc", "replace", "dev", INTERFACE, *limit)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, capture_output=True, text=True, check=True)

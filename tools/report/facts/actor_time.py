@@ -5,7 +5,7 @@ Pure: lines go in, in the order of their wall time; sums by version come out.
 
 from dataclasses import dataclass, field
 
-from tools.report.facts.step_bins import StepBins, VersionClock
+from tools.report.facts.curves import StepBins, VersionClock
 from tools.run import Line, is_number, skips_incomplete
 
 EVENTS = ("spans", "start", "request", "completion", "step", "update", "term")

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tools.report.facts.step_bins import StepBins
+from tools.report.facts.curves import StepBins
 from tools.run import Line, skips_incomplete
 
 EVENTS = ("start", "member", "stall", "failed", "term", "push_broken", "refund", "refused", "admit", "update")

@@ -5,13 +5,12 @@ from itertools import chain
 from statistics import fmean
 
 from tools.report.facts.run_facts import RunFacts
-from tools.report.facts.seed_groups import SeedGroup, groups_of, mean_and_range
 from tools.report.facts.settings_rows import SEED, differences
+from tools.report.facts.sweep_facts import SeedGroup, groups_of, mean_and_range
 from tools.report.page.axes import number
 from tools.report.page.charts import Layer, PlotLine, bar_rows, legend_of, line_chart
-from tools.report.page.colours import N_COLOURS, of_label, of_place
 from tools.report.page.curve_cards import HELD_OUT, PLOTS
-from tools.report.page.parts import Card, Page, PageTable, Section
+from tools.report.page.parts import N_COLOURS, Card, Page, PageTable, Section, of_label, of_place
 from tools.report.verdict.learning import METRICS, parts
 from tools.report.verdict.remarks import Grade, Remark, Verdict, seconds
 from tools.sweep.comparison import paired

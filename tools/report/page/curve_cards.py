@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from tools.report.facts.curves import Curve, CurveBin
 from tools.report.page.axes import number
 from tools.report.page.charts import PlotLine, line_chart
-from tools.report.page.colours import of_place
-from tools.report.page.parts import Card
+from tools.report.page.parts import Card, of_place
 
 Curves = Mapping[str, Curve]
 

@@ -1,19 +1,19 @@
 """The page of one run."""
 
+import re
 import time
 from collections.abc import Sequence
 
+from tools.alarms.alarm_reader import Finding
 from tools.breakdown import flops
 from tools.report.facts.curves import MAX_BINS
 from tools.report.facts.notable_samples import Notable
 from tools.report.facts.run_facts import RunFacts
 from tools.report.facts.settings_rows import setting_rows
-from tools.report.page.alarm_section import alarms_section, profiles_section
 from tools.report.page.axes import number
 from tools.report.page.charts import Layer, histogram, stacked_chart
-from tools.report.page.colours import of_place
 from tools.report.page.curve_cards import curve_cards
-from tools.report.page.parts import Card, Page, PageTable, SampleCard, Section
+from tools.report.page.parts import Card, Page, PageTable, SampleCard, Section, of_place
 from tools.report.page.time_cards import (
     edges_of,
     generator_section,
@@ -225,4 +225,50 @@ def settings_section(config: Line) -> Section:
     section.tables.append(PageTable(columns, changed, f"{len(changed)} of {len(rows)} keys differ from their defaults"))
     everything: Sequence[Sequence[str]] = [[row.key, row.value, row.default] for row in rows]
     section.tables.append(PageTable(columns[:3], everything, f"All {len(rows)} keys", is_folded=True))
+    return section
+
+
+SAMPLES = 3  # of each alarm
+PROFILE = re.compile(r"profiles/[A-Za-z0-9._-]+\.json\.gz")
+
+
+def alarms_section(facts: RunFacts) -> Section:
+    """Each alarm with its rule, what was seen, what to try, and samples to read."""
+    section = Section("alarms", "Alarms")
+    found = facts.alarms.findings() if facts.alarms is not None else []
+    rows = [[one.name, str(one.since), _until(one), one.seen, one.rule, one.advice] for one in found]
+    if rows:
+        columns = ["alarm", "since version", "until", "seen", "rule", "what to try"]
+        section.tables.append(PageTable(columns, rows, right=frozenset({1, 2})))
+    for one in found:
+        cards = [_card(sample) for sample in one.samples[:SAMPLES]]
+        section.samples += [(f"{one.name}: samples to read", cards)] if cards else []
+    unseen = facts.alarms.unseen() if facts.alarms is not None else {}
+    section.note = "" if rows else "No alarm was raised."
+    if unseen:
+        section.note = f"{section.note} Not checked, because the journal lacks its data: {', '.join(unseen)}.".strip()
+    return section
+
+
+def _until(one: Finding) -> str:
+    return "holds" if one.is_active else str(one.last)
+
+
+def _card(sample: Line) -> SampleCard:
+    reward = sample.get("reward")
+    worth = number(float(reward)) if isinstance(reward, int | float) else "none"
+    told = f"step {sample['step']}; reward {worth}; finish {sample.get('finish')}; {sample.get('n_tokens')} tokens"
+    shown = [(title, text[:MAX_TEXT]) for title, text, _ in texts(sample)]
+    return SampleCard(f"uid {sample['uid']} sample {sample['sample']}", told, shown)
+
+
+def profiles_section(facts: RunFacts) -> Section | None:
+    """Links to the recordings, relative to the run's folder; None without one."""
+    found = [line for line in facts.profiles if PROFILE.fullmatch(str(line.get("file", "")))]
+    if not found:
+        return None
+    section = Section("profiles", "Profiles", "Recordings by torch.profiler: open them in ui.perfetto.dev.")
+    for line in found:
+        about = f"{line['role']}-{line['rank']}.{line['inc']}, steps {line.get('first')} to {line.get('last')}"
+        section.links.append((str(line["file"]), about))
     return section

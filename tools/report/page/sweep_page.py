@@ -7,9 +7,8 @@ from tools.report.facts.curves import CurveBin
 from tools.report.facts.sweep_facts import SweepFacts, axis_values, best_first, name_of, short
 from tools.report.page.axes import number
 from tools.report.page.charts import PlotLine, line_chart
-from tools.report.page.colours import of_place
 from tools.report.page.comparison_page import curves_section
-from tools.report.page.parts import Card, Page, PageTable, Section
+from tools.report.page.parts import Card, Page, PageTable, Section, of_place
 from tools.report.verdict.remarks import Grade, Remark
 from tools.sweep.comparison import Cell, by_seed, mean_over, paired
 from tools.sweep.report import shown

@@ -7,14 +7,12 @@ from statistics import fmean
 from tools.breakdown.flops import FORMULA
 from tools.breakdown.steps import COLUMNS, Step, summary
 from tools.breakdown.waits import MEANING
-from tools.report.facts.curves import CurveBin
+from tools.report.facts.curves import CurveBin, StepBins
 from tools.report.facts.run_facts import Breakdown, RunFacts
-from tools.report.facts.step_bins import StepBins
 from tools.report.page.axes import number
 from tools.report.page.charts import Layer, PlotLine, bar_rows, legend_of, line_chart, stacked_chart
-from tools.report.page.colours import N_COLOURS, of_label, of_place
 from tools.report.page.curve_cards import Plot, plot_card
-from tools.report.page.parts import Card, PageTable, Section
+from tools.report.page.parts import N_COLOURS, Card, PageTable, Section, of_label, of_place
 
 MAX_ACTORS = 16  # with a chart of their own
 MAX_ROWS = 48  # actors with a bar
