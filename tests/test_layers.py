@@ -1,5 +1,6 @@
 """Which folder may import which, read from the sources; `python -m tools.structure` prints the figures."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,11 @@ def test_no_module_is_named_like_one_of_the_standard_library(sources: Sources) -
     names = {module.path.stem for module in sources.modules} - {"__init__", "__main__"}
     assert not names & set(sys.stdlib_module_names)
     assert tuple(MAY) == PACKAGES
+
+
+def test_the_docs_name_files_that_exist() -> None:
+    places = [ROOT, *(ROOT / package for package in (*PACKAGES, "tests"))]
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        named = re.findall(r"`([\w./-]+/[\w./-]+\.(?:py|toml|c|sh))`", page.read_text(encoding="utf-8"))
+        gone = [name for name in named if not any((place / name).exists() for place in places)]
+        assert gone == [], page.name

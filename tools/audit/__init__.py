@@ -1,4 +1,4 @@
-"""A run checked by its journal alone: I1 to I12 of docs/invariants.md.
+"""Checks the invariants I1 to I12 (docs/invariants.md) of a run, from its journal alone.
 
 Imports nothing of the head: the rules are written a second time from docs/journal.md. Begin with `audit.py`.
 """

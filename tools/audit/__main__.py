@@ -1,4 +1,4 @@
-"""`python -m tools.audit [RUN]`: reads the command line, and prints what the audit found."""
+"""`python -m tools.audit [RUN]`: command line and output of the audit."""
 
 import argparse
 import json

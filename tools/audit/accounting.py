@@ -78,7 +78,7 @@ class Ages:
 
 @dataclass(slots=True)
 class LengthHistogram:
-    """How many samples have how many tokens, and how many of them were cut at the limit."""
+    """Samples by number of tokens, and how many of them the length limit cut off."""
 
     n: Counter[int] = field(default_factory=Counter)
     cut: int = 0
@@ -88,7 +88,7 @@ class LengthHistogram:
         self.cut += finish == "length"
 
     def figures(self) -> dict[str, float | int | None]:
-        """Count, mean, quartiles of a kind, and the share that was cut."""
+        """Count, mean and quartiles of one kind, and the share that was cut off."""
         n = self.n.total()
         mean = sum(length * k for length, k in self.n.items()) / n if n else None
         shares = {name: quantile(self.n, share) for name, share in (("median", 0.5), ("p90", 0.9), ("max", 1.0))}
@@ -96,7 +96,7 @@ class LengthHistogram:
 
 
 def quantile(counts: Counter[int], share: float) -> int | None:
-    """The smallest value that at least this share of all does not pass; None when there is none."""
+    """The smallest value such that at least this share of all values is not larger; None without values."""
     needed, so_far = share * counts.total(), 0
     for value in sorted(counts):
         so_far += counts[value]
@@ -118,7 +118,7 @@ class Evaluated:
 
 
 class Evaluations:
-    """`scored` and `evaluation` lines of the head; a term begins an open evaluation anew."""
+    """Checks `scored` and `evaluation` lines of the head. A new term restarts an open evaluation."""
 
     def __init__(self, file: JournalFile) -> None:
         self.file = file
@@ -153,7 +153,7 @@ class Evaluations:
             self._check_metrics(line, known)
 
     def _check_metrics(self, line: Line, known: Evaluated) -> None:
-        """Each problem has all its samples or counts as failed; metrics and versions are those of the answers."""
+        """Each problem has all its samples or counts as failed. Metrics and versions match the answers."""
         k, rows, version = line["k"], list(known.rows.values()), line["version"]
         short = [uid for uid, n in known.n_by_uid.items() if n != k]
         if len(short) > line["n_failed"]:
@@ -183,10 +183,10 @@ KINDS = ("scored", "trained", "dropped")
 
 @dataclass(slots=True)
 class Tokens:
-    """Of all terms together, but for `in_batches`: batches of the surviving history."""
+    """Token counts of all terms together; `in_batches` counts batches of the surviving history only."""
 
     received: int = 0
-    found: int = 0  # lost by a term, and found again by a later one, in its frontier
+    found: int = 0  # lost in one term, restored by the head checkpoint of a later one
     in_batches: int = 0
     waiting: int = 0  # received, of prompts that are open at the last line
     dropped: Counter[str] = field(default_factory=Counter)  # by reason
@@ -195,7 +195,7 @@ class Tokens:
     n_unscored: int = 0  # samples of refunded prompts that had no verdict yet
 
     def drop(self, samples: Iterable[AcceptedSample], reason: str) -> None:
-        """Received, and never to be trained."""
+        """Count a received sample that will never be trained."""
         by_reason = self.dropped_lengths.setdefault(reason, LengthHistogram())
         for sample in samples:
             self.dropped[reason] += sample.n_tokens
@@ -209,9 +209,9 @@ class Tokens:
 
 @dataclass(slots=True)
 class Undone:
-    """What terms went back behind: work that is not in the surviving history."""
+    """Work that a later term rolled back: it is not in the surviving history."""
 
     updates: int = 0
-    prompts: int = 0  # whose uids were given again
+    prompts: int = 0  # whose uids were issued again
     trajectories: int = 0  # of batches
     tokens: int = 0  # of those trajectories

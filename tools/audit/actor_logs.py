@@ -1,6 +1,6 @@
-"""The actors' own journals as evidence for what the head writes.
+"""Evidence from the actors' own journals, to compare with the head's lines.
 
-Within one file the order is certain, so what a process held when it did something needs no clock to be known.
+The lines of one file are ordered. So the weights that a process held at an event are known without comparing clocks.
 """
 
 from collections.abc import Sequence
@@ -37,14 +37,14 @@ class Made(NamedTuple):
 
     @property
     def told(self) -> tuple[int, str, int | None, int | None]:
-        """Tokens, finish, oldest and newest version: what the head's `scored` line repeats."""
+        """Tokens, finish, oldest and newest version, which the head's `scored` line must repeat."""
         versions = self.versions
         return (self.n_tokens, self.finish, versions[0], versions[-2]) if versions else (0, self.finish, None, None)
 
 
 @dataclass(slots=True)
 class LeaseWork:
-    """What a generator does of one lease."""
+    """A generator's work on one lease."""
 
     maker: str
     held: Version  # when the first sample began
@@ -52,7 +52,7 @@ class LeaseWork:
 
 
 class HeldWeights(NamedTuple):
-    """Weights that a process says it holds."""
+    """Weights that a process reports to hold."""
 
     digest: str
     where: str
@@ -60,11 +60,11 @@ class HeldWeights(NamedTuple):
 
 @dataclass(slots=True)
 class Evidence:
-    """By ids: key(uid, sample, attempt) for samples, (uid, attempt) for leases; no two terms share one."""
+    """Evidence by id: key(uid, sample, attempt) for samples, (uid, attempt) for leases. Ids differ between terms."""
 
     terms: TermLog = field(default_factory=TermLog)
     completions: dict[int, Made] = field(default_factory=dict)  # training
-    later: dict[int, int] = field(default_factory=dict)  # the term of a completion, where its lease is of an older one
+    later: dict[int, int] = field(default_factory=dict)  # the term of a completion, if its lease is older
     n_completions: int = 0  # evaluations included
     scores: dict[int, ScoreRecord] = field(default_factory=dict)  # training: the first verdict
     more_scores: dict[int, list[ScoreRecord]] = field(default_factory=dict)  # of a sample that was sent twice
@@ -77,7 +77,9 @@ class Evidence:
     rewards: set[str] = field(default_factory=set)
     steps: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # (learner, version) -> its figures
     learners: set[str] = field(default_factory=set)  # whose own journal is there
-    outlived: list[tuple[Version, str, str]] = field(default_factory=list)  # begun with by a learner that lives, digest
+    outlived: list[tuple[Version, str, str]] = field(
+        default_factory=list
+    )  # first version of a surviving learner, digest
     cut: dict[str, float] = field(default_factory=dict)  # rewards that were killed -> wall time of the last line
 
     def scores_of(self, sample: int) -> list[ScoreRecord]:
@@ -85,17 +87,17 @@ class Evidence:
         return [] if first is None else [first, *self.more_scores.get(sample, [])]
 
     def made_in(self, sample: int) -> int:
-        """The term that its generator was in when it completed the sample."""
+        """The generator's term when it completed the sample."""
         return self.later.get(sample, attempt_of(sample) // ATTEMPTS)
 
     def surviving(self) -> dict[int, str]:
-        """The digest of each version as it is after all terms."""
+        """The digest of each version of the surviving history."""
         versions = {version for _, version in self.digests}
         made = {version: (self.terms.maker(version, before=len(self.terms.all)) or 0, version) for version in versions}
         return {version: self.digests[known].digest for version, known in made.items() if known in self.digests}
 
     def compare_bases(self, findings: Findings) -> None:
-        """The weights with which a term begins must equal, by digest, those that an earlier term made (I5)."""
+        """A term must begin with weights of an earlier term: their digests are equal (I5)."""
         for i, beginning in enumerate(self.terms.all):
             version = beginning.version
             maker = self.terms.maker(version, before=i) if version else None
@@ -144,7 +146,7 @@ class Begun(NamedTuple):
 
 
 def grows(versions: Sequence[int]) -> bool:
-    """Flat spans: whole pairs of a version and a count of at least 1, versions never decreasing (I5)."""
+    """Whether flat spans are pairs of a version and a count of at least 1, with versions that never decrease (I5)."""
     if len(versions) == 2:
         return versions[1] >= 1
     pairs = range(0, len(versions), 2)
@@ -154,7 +156,7 @@ def grows(versions: Sequence[int]) -> bool:
 
 
 class GeneratorLog:
-    """All incarnations of one generator: the weights it held, and the versions it gave to tokens (I5, I7)."""
+    """All incarnations of one generator: the weights it held, and the versions it stamped on tokens (I5, I7)."""
 
     def __init__(self, file: JournalFile, evidence: Evidence) -> None:
         self.file, self.evidence, self.name = file, evidence, intern(file.name)
@@ -197,7 +199,7 @@ class GeneratorLog:
         digest(self.file, self.evidence, line)
 
     def _forget_void(self, base: int | None, version: int) -> None:
-        """A term began at `base`: what older terms made after that version makes no token any more."""
+        """A term began at `base`: versions that older terms made after it may stamp no more tokens."""
         newest = version if base is None else base
         self.pushed = {known for known in self.pushed if known <= newest}
         self.begun = {sample: began._replace(oldest=min(began.oldest, version)) for sample, began in self.begun.items()}
@@ -244,7 +246,7 @@ class GeneratorLog:
     def _check(self, versions: list[int], n_tokens: int, begun: Begun | None, uid: int, sample: int) -> None:
         """Stamps are versions that this process held between the sample's request and its end (I5).
 
-        Those of tokens that another generator made are no newer than what this one held at the request.
+        Tokens of another generator have no newer version than this generator held at the request.
         """
         text, held = None, None if self.held is None else self.held[1]
         others, own = split(versions, begun.n_done if begun is not None else 0)
@@ -341,7 +343,7 @@ class LearnerLog:
 
 
 def digest(file: JournalFile, evidence: Evidence, line: Line) -> None:
-    """All who hold a version of a term hold the same weights (I5)."""
+    """All processes that hold a version of a term hold the same weights (I5)."""
     version = line["version"]
     evidence.n_digests += 1
     known = evidence.digests.setdefault((line.get("term", 0), version), HeldWeights(line["digest"], file.where()))

@@ -1,4 +1,4 @@
-"""One run audited: its files in the order in which evidence is needed, then the verdicts and the figures."""
+"""Audits one run: reads its files in the order in which evidence is needed, then judges and counts."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ from tools.run import Run
 
 @dataclass(slots=True)
 class Audit:
-    """Everything that came of it."""
+    """The result of an audit."""
 
     setup: RunSettings
     findings: Findings
@@ -48,7 +48,7 @@ def audit(run: Run) -> Audit:
             n_lines += file.drive(handlers_of(path.name.partition("-")[0], file, evidence))
             label(file)
     head: HeadReplay | None = None
-    for path in heads:  # last: the head's account is held against the others'
+    for path in heads:  # last: the head's lines are compared with the others'
         file = JournalFile(path, findings)
         files.append(file)
         head = head or HeadReplay(rules, file, evidence)
@@ -80,12 +80,12 @@ def label(file: JournalFile) -> None:
 
 
 def ended(head: HeadReplay) -> bool:
-    """Whether the run came to its end, so that nothing may be left open. Without a code the head ended by an error."""
+    """Whether the run ended normally, so that nothing may be open. Without an exit code the head ended by an error."""
     return head.end is not None and head.end.get("code") == 0 and not head.unseen and not is_drained(head)
 
 
 def is_drained(head: HeadReplay) -> bool:
-    """Whether its last life ended in good order, for another to go on later."""
+    """Whether its last incarnation was drained: a later one may continue."""
     return head.end is not None and str(head.end.get("reason", "")).startswith("drained")
 
 
@@ -111,7 +111,7 @@ def judge(found: Audit) -> dict[str, Judgement]:
 
 
 def _see_safety(found: Audit, head: HeadReplay, seen: Coverage) -> None:
-    """What the head's lines show as far as they go."""
+    """Checks that need the head's lines only."""
     rules, clock, prompts = found.setup, head.clock, head.prompts
     if clock.n_admitted:
         counts = states(head)
@@ -143,7 +143,7 @@ def _see_safety(found: Audit, head: HeadReplay, seen: Coverage) -> None:
 
 
 def _see_others(found: Audit, head: HeadReplay, seen: Coverage) -> None:
-    """What needs the files of the other actors."""
+    """Checks that need the files of the other actors."""
     evidence = found.evidence
     if not evidence.generators:
         seen.missing["I5"] = "the run has no file of a generator"
@@ -161,7 +161,7 @@ def _see_others(found: Audit, head: HeadReplay, seen: Coverage) -> None:
 
 
 def _see_end(found: Audit, head: HeadReplay, seen: Coverage) -> None:
-    """What only a run that came to its end can show."""
+    """Checks that need a run that ended normally."""
     if head.unseen:
         for name in ("I1", "I3", "I4", "I6", "I9", "I11"):
             seen.missing[name] = head.unseen

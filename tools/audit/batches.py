@@ -1,4 +1,4 @@
-"""Batches and what was made of them: groups, whole or short as declared (I8), and tokens that add up (I12)."""
+"""Batches and their updates: groups are complete, or short as declared (I8), and token counts add up (I12)."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ class BatchRecord:
     where: str
     n_groups: int
     n_trajectories: int
-    is_undone: bool  # a later term goes back to before it
+    is_undone: bool  # a later term begins before it
     groups: dict[int, AuditedPrompt] = field(default_factory=dict)
     samples: dict[int, set[int]] = field(default_factory=dict)
-    missing: set[tuple[int, int]] = field(default_factory=set)  # (uid, sample) that its groups go without, by its line
-    n_dropped: int = 0  # tokens of those
+    missing: set[tuple[int, int]] = field(default_factory=set)  # (uid, sample) left out of its groups, by its line
+    n_dropped: int = 0  # tokens of these
     n_seen: int = 0
     n_tokens: int = 0
     n_masked: int = 0
@@ -38,7 +38,7 @@ class BatchChecks:
         self.n_without_figures = 0
         self._training: deque[BatchRecord] = deque()
         self._short: int | None = None  # step of a short batch
-        self.is_torn = False  # the last batch has not all its lines
+        self.is_torn = False  # lines of the last batch are missing
 
     def take(self, line: Line) -> None:
         self.finish()
@@ -65,7 +65,7 @@ class BatchChecks:
             self._short = None
 
     def trajectory(self, line: Line) -> AuditedPrompt | None:
-        """The prompt that it belongs to; None when it cannot belong to any."""
+        """Its prompt; None if it belongs to none."""
         batch, uid, sample = self.current, line["uid"], line["sample"]
         if batch is None or line["step"] != batch.step:
             self.file.add("I8", "a trajectory belongs to the batch just named", uid=uid, sample=sample)
@@ -87,11 +87,11 @@ class BatchChecks:
 
     @property
     def n_groups_seen(self) -> int:
-        """Of the batch whose lines are being read."""
+        """Groups of the batch whose lines are being read."""
         return len(self.current.groups) if self.current is not None else 0
 
     def finish(self, *, torn: bool = False) -> None:
-        """The lines of a batch are over: its groups are whole. A killed head may leave the last one torn."""
+        """End of a batch's lines: its groups are complete. A killed head may leave the last batch incomplete."""
         batch, self.current = self.current, None
         if batch is None:
             return
@@ -115,7 +115,7 @@ class BatchChecks:
         self._check_left_out(batch)
 
     def _check_left_out(self, batch: BatchRecord) -> None:
-        """A group is short by declared policy, its missing samples named and their tokens counted (I8, I12)."""
+        """A group may be short by policy only; its missing samples are named and their tokens counted (I8, I12)."""
         left_out = {
             (uid, number): sample
             for uid, prompt in batch.groups.items()
@@ -135,7 +135,7 @@ class BatchChecks:
             self.file.findings.add("I12", batch.where, text, step=batch.step)
 
     def go_back(self, version: int) -> None:
-        """A term begins: what was in training is not, and the batches from `version` on were never taken."""
+        """A term begins: nothing is in training any more, and the batches from `version` on count as never taken."""
         self.finish()
         self._training.clear()
         self.is_torn = False
@@ -143,7 +143,7 @@ class BatchChecks:
             self._short = None
 
     def outlive(self, figures: Line | None) -> None:
-        """A learner that lives on has trained the batch that it had; `figures` are its own, if its journal is there."""
+        """A surviving learner has trained its batch; `figures` come from its own journal, if there is one."""
         self.finish()
         if self.is_torn:
             step = self._training[-1].step
@@ -156,7 +156,7 @@ class BatchChecks:
         """
         self.finish()
         if not self._training:
-            return  # the clock has said so
+            return  # the clock has reported it
         batch = self._training.popleft()
         for uid in batch.groups:
             self.prompts.trained(uid)

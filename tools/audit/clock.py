@@ -10,9 +10,9 @@ PUSH_SLACK_S = 10.0  # a head that is busy looks at its deadlines late
 
 
 class Clock:
-    """After a finding it continues from the journal's values, so that one error is one finding.
+    """After a finding it continues from the journal's values, so that one error gives one finding.
 
-    Times leave out the seconds in which the head was not scheduled.
+    Its times leave out the seconds in which the head was not scheduled.
     """
 
     def __init__(self, setup: RunSettings, file: JournalFile) -> None:
@@ -29,11 +29,11 @@ class Clock:
 
     @property
     def moment(self) -> int:
-        """Grows with each batch and each update: 2 V from update V until batch V is taken."""
+        """A count that grows with each batch and each update: 2 V from update V until batch V is taken."""
         return self.u + self.w
 
     def admit(self, line: Line) -> None:
-        """One prompt more: the backlog keeps within (eta + 1) * B, and the head's own counts are ours."""
+        """One more prompt: the backlog stays within (eta + 1) * B, and the head's counts equal ours."""
         self.live += 1
         self.n_admitted += 1
         self._agree(line)
@@ -56,7 +56,7 @@ class Clock:
         self.live -= 1
 
     def take(self, line: Line) -> None:
-        """Batch w is taken at u = w, of at most B prompts."""
+        """Batch w is taken at u = w and has at most B prompts."""
         n, step = line["n_groups"], line["step"]
         if not step == line["clock"] == self.w == self.u:
             text = (
@@ -82,7 +82,7 @@ class Clock:
         self._first_uids[version] = self._n_uids
 
     def outlive(self, version: int) -> bool:
-        """Whether a learner that lives on has made this version unheard, of the batch that it had."""
+        """Whether a surviving learner made this version from its batch while there was no head."""
         is_unheard = version == self.u + 1 == self.w
         if is_unheard:
             self.n_updates += 1
@@ -99,7 +99,7 @@ class Clock:
             self._pushes[version] = (line["push"], line["t"] - self.file.still_s)
 
     def publish(self, line: Line) -> None:
-        """v grows up to u, and the credits of the batches that it holds return."""
+        """v grows, to u at most. The credits of the published batches return."""
         version = line["version"]
         self.n_published += 1
         if not self.v < version <= self.u or line["v"] != version:
@@ -141,11 +141,11 @@ class Clock:
         return n_undone
 
     def forget_pushes(self) -> None:
-        """The head that began them is no more."""
+        """The head that began them has died."""
         self._pushes.clear()
 
     def close(self, t: float) -> None:
-        """At the last line of a life: a push that is still in flight is within its deadline."""
+        """At the last line of an incarnation: a push in flight is within its deadline."""
         for version, (push, began) in self._pushes.items():
             self._in_time(push, began, t - self.file.still_s, version)
 

@@ -9,18 +9,18 @@ from tools.audit.ledger import REFUNDED, AcceptedSample, AuditedPrompt, Prompts
 from tools.audit.terms import ATTEMPTS
 
 KEPT_REFUSALS = 100_000
-LAST_S = 5.0  # verdicts of the last seconds before the head, or a killed reward, ended may be lost with it
+LAST_S = 5.0  # verdicts of the last seconds of the head, or of a killed reward, may be lost
 
 
 class Agreement:
-    """Compares leases, verdicts and trajectories of the head with the lines of the actors. `term`: of the line."""
+    """Compares leases, verdicts and trajectories of the head with the lines of the actors. `term`: that of the line."""
 
     def __init__(self, file: JournalFile, evidence: Evidence) -> None:
         self.file, self.evidence = file, evidence
         self.n_leases = 0  # with lines of the generator
         self.refused: Counter[str] = Counter()
         self.without_a_file: set[str] = set()  # rewards that joined and left no journal
-        self.n_unheard = 0  # verdicts that one of those must have given
+        self.n_unheard = 0  # verdicts that must come from one of these
         self._refused_samples: set[int] = set()
 
     def join(self, name: str) -> None:
@@ -69,7 +69,7 @@ class Agreement:
             del self.evidence.evaluated[known]
 
     def _of_this_history(self, known: int, sample: AcceptedSample, term: int, ids: Mapping[str, int]) -> None:
-        """What later versions of an older term made counts no more (I6)."""
+        """Versions of an older term count only up to the version where the next term began (I6)."""
         made_in = self.evidence.made_in(known)
         base = self.evidence.terms.base(after=made_in, to=term)
         if known in self.evidence.completions and base is not None and sample.newest > base:
@@ -77,7 +77,7 @@ class Agreement:
             self.file.add("I6", f"{rule}: it has tokens of version {sample.newest}", **ids)
 
     def _as_made(self, known: int, line: Line, sample: AcceptedSample, ids: Mapping[str, int]) -> None:
-        """What is scored is what its holder completed (I5)."""
+        """A scored sample equals the sample that the lease's holder completed (I5)."""
         made = self.evidence.completions.get(known)
         if made is None:
             if sample.holder in self.evidence.generators:
@@ -92,7 +92,7 @@ class Agreement:
             self.file.add("I5", f"{rule}: {made.told}, not {told}", **ids)
 
     def _is_as_given(self, scores: Sequence[ScoreRecord], status: str, reward: float, ids: Mapping[str, int]) -> bool:
-        """The verdict is a reward's own (I10)."""
+        """The head's verdict equals the verdict that a reward gave (I10)."""
         if any(gave(score, status, reward) for score in scores):
             return True
         if scores:
@@ -105,7 +105,7 @@ class Agreement:
         return False
 
     def sampled(self, line: Line, prompt: AuditedPrompt | None, *, n_admitted: int) -> None:
-        """A generator's word that it has made a sample, maybe late: of a lease that was, and as it completed it."""
+        """A generator's report of a completed sample, perhaps late: lease and sample match its own lines."""
         uid, number, attempt = line["uid"], line["sample"], line["attempt"]
         made = self.evidence.completions.get(key(uid, number, attempt))
         newest = attempt if prompt is None else prompt.attempt
@@ -124,7 +124,7 @@ class Agreement:
         self.file.add(*broken, uid=uid, sample=number, attempt=attempt)
 
     def train(self, line: Line, *, is_undone: bool) -> None:
-        """A trajectory of a batch is as its generator made it (I5). What is undone may be trained once more."""
+        """A trajectory of a batch equals its generator's sample (I5). After a rollback it may be trained again."""
         uid, number = line["uid"], line["sample"]
         known, completions = key(uid, number, line["attempt"]), self.evidence.completions
         made = completions.get(known) if is_undone else completions.pop(known, None)
@@ -134,7 +134,7 @@ class Agreement:
             self.file.add("I5", text, uid=uid, sample=number)
 
     def forget(self, uid: int, samples: Mapping[int, AcceptedSample]) -> None:
-        """What came of these completions is known."""
+        """Forget these completions: their outcome is known."""
         for number, sample in samples.items():
             self.evidence.completions.pop(key(uid, number, sample.attempt), None)
 
@@ -145,9 +145,9 @@ class Agreement:
             self._refused_samples.add(key(line["uid"], line["sample"], line.get("attempt", 0)))
 
     def lost_verdicts(self, prompts: Prompts, *, before: float) -> None:
-        """A verdict that a reward gave, of a prompt that was not refunded, is accepted or refused, not lost (I9).
+        """A reward's verdict on a prompt that was not refunded is accepted or rejected, never lost (I9).
 
-        Those of older terms may have been lost with their head, or with the timeline that they belonged to.
+        Verdicts of older terms may be lost with their head, or in a rollback.
         """
         state = prompts.state
         for known, score in self.evidence.scores.items():
@@ -169,7 +169,7 @@ def gave(score: ScoreRecord | None, status: str, reward: float) -> bool:
 
 
 def as_scored(file: JournalFile, line: Line, sample: AcceptedSample, *, has_reward: bool) -> None:
-    """A trajectory of a batch is as its `scored` line said. `has_reward`: its verdict's own, or a declared one."""
+    """A trajectory of a batch equals its `scored` line. `has_reward`: its verdict's own reward or a declared one."""
     ids = {"uid": line["uid"], "sample": line["sample"]}
     if not has_reward:
         text = f"a {sample.status} is no number: it is trained with reward {line['reward']}"

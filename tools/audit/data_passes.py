@@ -1,21 +1,21 @@
-"""Rows of the data by pass: each is drawn once, and again only after a refund that allows it (I4); knows no prompt."""
+"""Rows of the data by pass: each row is drawn once, and again only after a refund that allows it (I4)."""
 
 from collections import Counter
 
 from tools.audit.journal_reader import JournalFile
 from tools.audit.run_settings import RunSettings
 
-FAR = 1 << 24  # a number beyond what a damaged journal may make us keep a byte for
+FAR = 1 << 24  # largest row number: a damaged journal must not make us allocate more
 MOST_AGAIN = 3
 _WAITING = range(2, 2 * MOST_AGAIN + 2, 2)
-_MOST = 250  # a byte has room for a few more
+_MOST = 250  # largest value of a row's byte
 
 Pass = tuple[str, int]  # source ("" for the only one), epoch
 Row = tuple[str, int, int]  # source, epoch, row
 
 
 class Passes:
-    """A byte a row: 2 k + 1 when it was drawn again for the k-th time, 2 k when it may be."""
+    """One byte a row: 2 k + 1 after its k-th repeated draw, 2 k when that draw is allowed."""
 
     def __init__(self, file: JournalFile, setup: RunSettings) -> None:
         self.file, self.setup = file, setup
@@ -49,7 +49,7 @@ class Passes:
         return rows[row] // 2
 
     def _take_turn(self, source: str, uid: int) -> None:
-        """The source that is furthest behind its weight gives the next row; one of a limited run may have ended."""
+        """The next row comes from the source furthest behind its weight. In a limited run a source may have ended."""
         weights = dict(self.setup.sources)
         if weights and self.setup.n_passes is None:
             due = min(weights, key=lambda name: (self._n_drawn[name] + 0.5) / weights[name])
@@ -76,7 +76,7 @@ class Passes:
     # terms
 
     def put_back(self, at: Row, *, n_before: int, is_drawn: bool) -> None:
-        """As it was when it had been drawn so many times before the draw that is undone, or done once more."""
+        """Restore a row to the state before the `n`-th draw, which is undone or repeated."""
         source, epoch, row = at
         rows = self._rows.get((source, epoch), bytearray())
         if row < len(rows):
@@ -85,7 +85,7 @@ class Passes:
             self._n_drawn[source] += rows[row] > 0
 
     def go_on_at(self, position: int) -> None:
-        """After all were put back: the next new row is the one after those that are drawn."""
+        """After all rows are restored: the next new row follows the drawn ones."""
         self._n_waiting = sum(rows.count(value) for rows in self._rows.values() for value in _WAITING)
         drawn = sum(map(_n_drawn, self._rows.values()))
         if position != drawn:
@@ -96,12 +96,12 @@ class Passes:
 
     @property
     def n_reissued(self) -> int:
-        """How often a row was given free to be drawn again."""
+        """How often a row became available again."""
         values = range(2, _MOST + 2)
         return sum(rows.count(value) * (value // 2) for rows in self._rows.values() for value in values)
 
     def close(self) -> None:
-        """Passes that a later one followed are whole."""
+        """A pass is complete if a later one followed."""
         for source in sorted({name for name, _ in self._rows}):
             begun = {epoch: rows for (name, epoch), rows in self._rows.items() if name == source and _n_drawn(rows)}
             if self.setup.window is not None and source not in self.setup.loaders:
@@ -119,7 +119,7 @@ class Passes:
                 self.file.add("I4", text, epoch=epoch)
 
     def _close_curriculum(self, source: str, begun: dict[int, bytearray], *, every: int) -> None:
-        """A pass leaves out rows whose rate was outside of the window in one of the `every - 1` passes before."""
+        """A pass leaves out rows whose pass rate was outside the window in one of the `every - 1` passes before."""
         for epoch in range(max(begun, default=0)):
             before = range(max(0, epoch - every + 1), epoch)
             drawn = begun.get(epoch, bytearray())

@@ -1,4 +1,4 @@
-"""What an audit found and how it judges each invariant; knows no rule and no journal."""
+"""Findings of an audit, and the verdict on each invariant."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ NAMES = {
 class InvariantVerdict(StrEnum):
     HOLDS = "holds"
     BROKEN = "broken"
-    NOT_SEEN = "not seen"  # the journal cannot show it
+    NOT_SEEN = "not seen"  # the journal does not show it
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One broken rule: where it shows, whom it concerns, and the rule with its values."""
+    """One broken rule: the line that shows it, the actor or prompt that it concerns, and the rule with its values."""
 
     where: str  # file:line
     text: str  # the rule first
@@ -55,7 +55,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict on one invariant, and what it rests on (or why there is none)."""
+    """The verdict on one invariant, and its basis (or why there is none)."""
 
     verdict: InvariantVerdict
     why: str
@@ -65,13 +65,13 @@ class Judgement:
 
 @dataclass(slots=True)
 class Coverage:
-    """What was checked of each invariant, and what the journal lacks for a check."""
+    """Counts of checks by invariant, and what the journal lacks for a check."""
 
     counts: dict[str, str] = field(default_factory=dict)  # invariant -> what was checked, for people
     missing: dict[str, str] = field(default_factory=dict)  # invariant -> why it cannot be judged
 
     def judge(self, findings: Findings) -> dict[str, Judgement]:
-        """A finding always means broken. What was neither checked nor explained counts as not seen."""
+        """A finding means broken. An invariant that was neither checked nor explained is "not seen"."""
         return {name: self._judge(name, findings) for name in NAMES}
 
     def _judge(self, name: str, findings: Findings) -> Judgement:

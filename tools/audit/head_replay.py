@@ -1,6 +1,6 @@
-"""The head's journal line by line: clock, members and stalls held to the rules.
+"""Replays the head's journal line by line and checks clock, prompts, batches, members and stalls.
 
-The rules of the clock, the prompts, the batches and the members are in modules of their own; here lines meet them.
+This module passes each line to the modules that hold the rules.
 """
 
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ class Stalls:
     def __init__(self, setup: RunSettings, file: JournalFile, clock: Clock, prompts: Prompts, members: Members) -> None:
         self.setup, self.file = setup, file
         self.clock, self.prompts, self.members = clock, prompts, members
-        self._heard = 0.0  # when the last event was, by the time of a head that never stood still
+        self._heard = 0.0  # time of the last event, without the seconds in which the head was not scheduled
 
     def begin(self, t: float) -> None:
         self._heard = t - self.file.still_s
 
     def hear(self, line: Line) -> None:
-        """The silence before the line. When a learner joins next, all waited for what it begins with."""
+        """Note the silence before the line. If a learner joins next, all waited for its start version."""
         patience_s = self.setup.patience_s
         t = line["t"] - self.file.still_s
         if patience_s is not None and t - self._heard > patience_s and not _is_learner_back(line):
@@ -60,7 +60,7 @@ def _is_learner_back(line: Line) -> bool:
 
 
 class HeadReplay:
-    """All lives of the head, file after file. A later life is judged from its first `term` line on."""
+    """All incarnations of the head, file after file. A later one is judged from its first `term` line on."""
 
     def __init__(self, setup: RunSettings, file: JournalFile, evidence: Evidence) -> None:
         self.setup, self.file, self.evidence, self.terms = setup, file, evidence, evidence.terms
@@ -76,12 +76,12 @@ class HeadReplay:
         self.tokens, self.undone = Tokens(), Undone()
         self.lives = 0
         self.term: int | None = None  # None before the first `term` line
-        self.unseen = ""  # why the ledger of a later life cannot be judged
-        self.end: Line | None = None  # the last line of its last life
-        self._is_judged = True  # in this life the ledger's beginning is known
+        self.unseen = ""  # why the ledger of a later incarnation cannot be judged
+        self.end: Line | None = None  # the last line of its last incarnation
+        self._is_judged = True  # the ledger's state at the beginning of this incarnation is known
 
     def handlers(self) -> dict[str, Handler]:
-        """For the lines of all lives."""
+        """Handlers of lines that are checked in every incarnation."""
         always: dict[str, Handler] = {
             "joined": self.on_joined,
             "member": self.on_member,
@@ -115,7 +115,7 @@ class HeadReplay:
         return handle
 
     def _judge(self, handler: Handler) -> Handler:
-        """Lines of the ledger, which mean something only where its beginning is known."""
+        """Handlers of lines that need the ledger's state at the beginning of the incarnation."""
 
         def handle(line: Line) -> None:
             if not self._is_judged:
@@ -127,10 +127,10 @@ class HeadReplay:
 
         return handle
 
-    # lives and terms
+    # incarnations and terms
 
     def enter(self, file: JournalFile) -> dict[str, Handler]:
-        """The next file, of a later life. Returns its handlers."""
+        """Begin the file of the next incarnation. Returns its handlers."""
         self.file = file
         ledger = (self.clock, self.prompts, self.prompts.passes, self.batches)
         for part in (*ledger, self.members, self.pushing, self.evaluations, self.agreement, self.stalls):
@@ -138,7 +138,7 @@ class HeadReplay:
         return {"start": self.on_start} | self.handlers()
 
     def leave(self) -> None:
-        """The file is over: its last life ended, or was ended, here."""
+        """End of the file: the incarnation ended or was killed."""
         self.stalls.look(self.file.last_t)
         self.clock.close(self.file.last_t)
 
@@ -184,7 +184,7 @@ class HeadReplay:
         self.tokens.found += sum(sample.n_tokens for _, found in rollback.found for sample in found.values())
 
     def _figures(self, beginning: terms.TermStart) -> Line | None:
-        """Of an update that no head has heard of: the learner that lives on has written them."""
+        """Figures of an update that no head recorded, from the journal of the surviving learner."""
         version, learner = beginning.version, self.members.root
         known = self.evidence.steps.get((learner, version))
         if known is None and (learner in self.evidence.learners or not learner):
@@ -231,7 +231,7 @@ class HeadReplay:
         self.agreement.lease(line, term=self.term or 0, v=self.clock.v)
 
     def on_sampled(self, line: Line) -> None:
-        """Before the `term` line of a life nothing is known of prompts."""
+        """Prompts are unknown before the `term` line of an incarnation."""
         if self._is_judged and not self.unseen and not line.get("evaluation", ""):
             self.agreement.sampled(line, self.prompts.open.get(line["uid"]), n_admitted=len(self.prompts.state))
 
@@ -251,7 +251,7 @@ class HeadReplay:
         self.clock.refund()
         prompt = self.prompts.refund(line)
         if prompt is None or prompt.uid in self.prompts.closed:
-            return  # what is open again in a later term was not dropped here
+            return  # a sample that is open again in a later term was not dropped
         self.tokens.n_unscored += prompt.n - len(prompt.scored)
         self._drop(prompt, prompt.scored, line["reason"])
 
@@ -278,12 +278,12 @@ class HeadReplay:
         self.agreement.train(line, is_undone=is_undone)
 
     def _leave_out(self, prompt: AuditedPrompt) -> None:
-        """Its group is trained without the samples that have no reward."""
+        """Leave the samples without a reward out of the group."""
         for number, sample in self.prompts.left_out(prompt).items():
             self._drop(prompt, {number: sample}, f"reward_{sample.status}")
 
     def _verdict(self, prompt: AuditedPrompt, line: Line) -> AcceptedSample | None:
-        """That counts for a trajectory: perhaps one that a term has lost, and a later one found again."""
+        """The verdict of a trajectory, perhaps one that a term lost and a later one restored."""
         number, attempt = line["sample"], line["attempt"]
         sample = prompt.scored.get(number)
         if sample is not None and sample.attempt != attempt:
@@ -322,7 +322,7 @@ class HeadReplay:
         self.end = line
 
     def close(self, *, ended: bool) -> None:
-        """After the last line. `ended`: the run came to its end, so nothing may be left open."""
+        """After the last line. `ended`: the run ended normally, so nothing may be open."""
         self.batches.finish(torn=not ended)
         self.prompts.close(ended=ended)
         self.evidence.compare_bases(self.file.findings)

@@ -1,7 +1,7 @@
-"""What became of each prompt, and whether each refund has a valid reason.
+"""Tracks each prompt from admission to its end, and checks the reason of each refund.
 
-Open prompts are kept whole, and those that a later term has open again; of any other a byte says how it ended, and a
-number when it left.
+It keeps full records of open prompts, and of those that a later term has open again. For other prompts it keeps a byte
+(how the prompt ended) and a number (when).
 """
 
 from array import array
@@ -15,11 +15,13 @@ from tools.audit.data_passes import FAR, Passes, Row
 from tools.audit.journal_reader import JournalFile, Line
 from tools.audit.terms import TermLog
 
-ANY_TIME = frozenset({"sampling_error", "prompt_too_long", "poison", "lost_timeline", "no_signal"})  # no_signal: below
+ANY_TIME = frozenset(
+    {"sampling_error", "prompt_too_long", "poison", "lost_timeline", "no_signal"}
+)  # more rules of no_signal are below
 
 
 def why_not(reason: str, *, born: int, failed: str, clock: Clock) -> tuple[str, str] | None:
-    """The invariant that this refund breaks, and the rule; None when it may be. `failed`: its bad verdict."""
+    """The invariant that this refund breaks, and the rule; None if the refund is valid. `failed`: its bad verdict."""
     setup, u = clock.setup, clock.u
     if failed:
         if reason == f"reward_{failed}":
@@ -62,7 +64,7 @@ class AcceptedSample(NamedTuple):
 
 @dataclass(slots=True)
 class AuditedPrompt:
-    """An admitted prompt, until it is handed to the learner or refunded for good."""
+    """An admitted prompt, until the learner gets it or it is refunded."""
 
     uid: int
     born: int
@@ -72,11 +74,11 @@ class AuditedPrompt:
     attempt: int | None = None  # None until it is leased
     holder: str = ""
     is_queued: bool = False  # its lease was lost
-    may_return: bool = False  # leased since before the term: its holder may give it back
+    may_return: bool = False  # leased since before the term: its holder may return it
     is_ready: bool = False
-    failed: str = ""  # status of a verdict without a reward, after which it must be refunded next
+    failed: str = ""  # status of a verdict without a reward: a refund must follow
     scored: dict[int, AcceptedSample] = field(default_factory=dict)
-    earlier: list[tuple[int, AcceptedSample]] = field(default_factory=list)  # verdicts that terms have lost
+    earlier: list[tuple[int, AcceptedSample]] = field(default_factory=list)  # verdicts that were lost in rollbacks
     left: int | None = None  # the clock's moment at which it was taken or refunded
     reason: str = ""  # of its refund
 
@@ -86,26 +88,26 @@ class AuditedPrompt:
 
 
 class Prompts:
-    """Admit, lease, score, ready, take, refund. Each method gets a line and reports what is wrong with it."""
+    """Admit, lease, score, ready, take, refund. Each method takes a line and reports the rules that it breaks."""
 
     def __init__(self, file: JournalFile, clock: Clock, terms: TermLog) -> None:
         self.file, self.clock, self.terms = file, clock, terms
         self.passes = Passes(file, clock.setup)
         self.open: dict[int, AuditedPrompt] = {}
-        self.closed: dict[int, AuditedPrompt] = {}  # what a later term changes
+        self.closed: dict[int, AuditedPrompt] = {}  # closed prompts that a later term opens again
         self.state = bytearray()  # by uid
-        self.left = (array("q"), array("q"))  # moments and uids, of all that left, in that order
+        self.left = (array("q"), array("q"))  # moments and uids of all closed prompts, in the order of their ends
         self.first_attempt = 0  # of the term
         self.refunds: Counter[str] = Counter()
         self.n_refilled = 0  # refunds as no_signal since the last batch or term
         self.is_at_the_end = False  # a prompt was refunded as end_of_data in this term
         self.n_ready = 0
-        self._by_age: list[tuple[int, int]] = []  # heap of (born, uid) of the ready ones, and of some that were
+        self._by_age: list[tuple[int, int]] = []  # heap of (born, uid) of the ready prompts, and of some former ones
         self.n_queued = 0
         self.n_leases = 0
         self.n_values = self.n_failed = 0  # verdicts accepted
 
-    # the ways in
+    # admission and leases
 
     def admit(self, line: Line) -> None:
         uid = line["uid"]
@@ -122,7 +124,7 @@ class Prompts:
         self.open[uid] = AuditedPrompt(uid, line["born"], row, n_before)
 
     def lease(self, line: Line) -> AuditedPrompt | None:
-        """First of its prompt, or the next attempt after the one before was lost."""
+        """The first lease of a prompt, or the next attempt after a lost lease."""
         uid, attempt = line["uid"], line["attempt"]
         self.n_leases += 1
         prompt = self.of(line, "I3", "only a live prompt is leased")
@@ -149,7 +151,7 @@ class Prompts:
         return prompt
 
     def lose(self, holder: str) -> None:
-        """Who held these is gone: they wait for another lease."""
+        """Their holder has died: these prompts wait for another lease."""
         for prompt in self.open.values():
             if prompt.holder == holder and not prompt.is_ready and not prompt.is_queued:
                 prompt.is_queued = True
@@ -191,7 +193,7 @@ class Prompts:
         return new
 
     def _fail(self, prompt: AuditedPrompt, sample: AcceptedSample, ids: dict[str, int]) -> None:
-        """A timeout or an error: it has the declared reward, or is left out of its group, or ends that (I10)."""
+        """A timeout or an error gets the declared reward, is left out of its group, or ends the group (I10)."""
         setup, status = self.clock.setup, sample.status
         declared = setup.declared(status)
         if declared is not None:
@@ -202,7 +204,7 @@ class Prompts:
             prompt.failed = status
 
     def left_out(self, prompt: AuditedPrompt) -> dict[int, AcceptedSample]:
-        """The verdicts without a reward, their own or a declared one."""
+        """The verdicts that have neither a reward nor a declared one."""
         return {number: sample for number, sample in prompt.scored.items() if not self.has_reward(sample)}
 
     def has_reward(self, sample: AcceptedSample) -> bool:
@@ -226,10 +228,10 @@ class Prompts:
         prompt.is_ready = True
         heappush(self._by_age, (prompt.born, prompt.uid))
 
-    # the ways out
+    # batches and refunds
 
     def take(self, line: Line) -> AuditedPrompt | None:
-        """The prompt of the first trajectory line of its group: from ready to training."""
+        """First trajectory line of a group: its prompt moves from ready to training."""
         uid = line["uid"]
         if 0 <= uid < len(self.state) and self.state[uid] in (TRAINING, TRAINED):
             text = f"no trajectory is trained twice: its prompt is {WORDS[self.state[uid]]}"
@@ -296,7 +298,7 @@ class Prompts:
             self.file.add("I3", text, uid=prompt.uid)
 
     def close(self, *, ended: bool) -> None:
-        """After an orderly end nothing is open."""
+        """After a normal end nothing is open."""
         self.passes.close()
         if not ended:
             return
@@ -307,17 +309,17 @@ class Prompts:
                 self.file.add("I3", "at the end every prompt is trained or refunded: no update took it in", uid=uid)
 
     def sort(self) -> None:
-        """A term began, and what is open is another set."""
+        """A term began, with another set of open prompts."""
         ready = [prompt for prompt in self.open.values() if prompt.is_ready]
         self._by_age = sorted((prompt.born, prompt.uid) for prompt in ready)
         self.n_ready = len(ready)
         self.n_refilled = 0
         self.n_queued = sum(prompt.is_queued for prompt in self.open.values())
 
-    # inside
+    # helpers
 
     def _oldest(self) -> tuple[int, int] | None:
-        """Born and uid of the ready prompt that is next."""
+        """Born and uid of the oldest ready prompt."""
         while self._by_age:
             prompt = self.open.get(self._by_age[0][1])
             if prompt is not None and prompt.is_ready:

@@ -1,4 +1,4 @@
-"""Members by the head's lines, and the version that each generator holds (I7)."""
+"""The members according to the head's lines, and the version that each generator holds (I7)."""
 
 import re
 
@@ -14,10 +14,10 @@ class Members:
     def __init__(self, file: JournalFile) -> None:
         self.file = file
         self.state: dict[str, str] = {}
-        self.version: dict[str, int] = {}  # of generators that completed a push since they were last taken for dead
+        self.version: dict[str, int] = {}  # of generators that completed a push since they were last dead
 
     def join(self, line: Line) -> list[str]:
-        """A new member. Returns older incarnations, which are gone with it, and itself when it begins anew."""
+        """A member joins. Returns its older incarnations, which end, and its own name if it joins again."""
         name = line["name"]
         older = [known for known in self.state if _place(known) == _place(name)]
         for known in older:
@@ -30,12 +30,12 @@ class Members:
         self.version.clear()
 
     def begin_life(self) -> None:
-        """A new head knows nobody."""
+        """A new head has no members."""
         self.state.clear()
         self.version.clear()
 
     def change(self, line: Line) -> str | None:
-        """A change of state. Returns the name when its bearer is gone."""
+        """A change of state. Returns the name if the member is dead."""
         name, state = line["name"], line["state"]
         if name not in self.state:
             self.file.add("I6", f"only who joined is a member: {name} did not")
@@ -55,7 +55,7 @@ class Members:
 
     @property
     def any_waits(self) -> bool:
-        """Whether a generator is there that could work."""
+        """Whether a live generator could work."""
         return bool(self.there())
 
     def there(self) -> list[str]:
@@ -63,7 +63,7 @@ class Members:
         return [name for name, s in self.state.items() if name.startswith(GENERATOR) and s in ("healthy", "stale")]
 
     def feed(self, line: Line, v: int, *, is_first: bool) -> int | None:
-        """A lease, the first of its prompt or not: its holder holds what is published (I7), in this very term.
+        """A lease, the first or a later one: its holder has the published version of this term (I7).
 
         Returns the version that it holds.
         """
@@ -82,7 +82,7 @@ class Members:
 
 
 def held_by(line: Line) -> int | None:
-    """The version of a push that its bearer has completed; None when the line says something else."""
+    """The version of the push that this member has completed; None for another line."""
     version: int | None = line.get("version")
     if version is None and (found := _HOLDS.fullmatch(line["why"])):
         version = int(found[1])

@@ -1,7 +1,7 @@
-"""Pushes counted once more from the head's lines: who completed one, and what may be published (I6); knows no credit.
+"""Recounts pushes from the head's lines: which members completed one, and what may be published (I6).
 
-A `push` line says how many its members are, not who: each of them completes it, breaks it or is gone, and all three
-have lines. What a member missed holds until it completes a later push, or until the next term.
+A `push` line has the number of its members, not their names. Each of them completes the push, breaks it or dies, and
+each of these has a line. A missed push counts until the member completes a later one, or until the next term.
 """
 
 from dataclasses import dataclass, field
@@ -13,30 +13,30 @@ from tools.audit.members import GENERATOR, Members
 
 @dataclass(slots=True)
 class LastPush:
-    """The last one of this term and life."""
+    """The last push of this term and incarnation."""
 
     id: int
     version: int
     n_members: int
     is_catch_up: bool
-    done: set[str] = field(default_factory=set)  # who completed it
-    others: set[str] = field(default_factory=set)  # who broke it, or is gone since it began: members of it or not
+    done: set[str] = field(default_factory=set)  # members that completed it
+    others: set[str] = field(default_factory=set)  # names that broke it or died since it began; not all are its members
 
     @property
     def is_over(self) -> bool:
-        """As far as members go: each has ended its part, if it can have been all of these."""
+        """Whether all members have ended their part, as far as the lines show."""
         return len(self.done | self.others) >= self.n_members
 
 
 class Pushing:
-    """Lines about pushes, in the head's order, with the members as they are after each."""
+    """Takes lines about pushes in the head's order, and the state of the members after each."""
 
     def __init__(self, file: JournalFile, members: Members, evidence: Evidence) -> None:
         self.file, self.members, self.evidence = file, members, evidence
         self.begin()
 
     def begin(self) -> None:
-        """A term, or a life of the head: no push is in flight, and nothing was missed."""
+        """A term or an incarnation of the head begins: no push is in flight, and none was missed."""
         self._push: LastPush | None = None
         self._missed: set[str] = set()
 
@@ -66,12 +66,12 @@ class Pushing:
             self._missed.add(name)
 
     def lose(self, name: str) -> None:
-        """It is gone, or begins anew."""
+        """The member died, or joins again."""
         if self._push is not None and name.startswith(GENERATOR):
             self._push.others.add(name)
 
     def publish(self, line: Line) -> None:
-        """A version is published when its push is over, or when there is nobody left to push it to."""
+        """A version is published when its push is over, or when no member is left to push to."""
         version, push = line["version"], self._push
         self._end("publish", version)
         if push is not None and push.version == version and not push.is_catch_up:

@@ -18,7 +18,7 @@ TOLERANCE = 1e-4  # largest difference of a log-prob from that of the version st
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """What actors/offline/recompute_logprobs.py told: a tally a version, and the first tokens that are off."""
+    """The result of actors/offline/recompute_logprobs.py: counts by version, and the first tokens that differ."""
 
     told: dict[str, Any]
     digests: Mapping[int, str]  # of the versions, by the journal
@@ -33,9 +33,9 @@ class Recomputed:
 
     @property
     def neighbours(self) -> list[float]:
-        """For each version and neighbour with other weights: how far the worst token is from the neighbour's log-prob.
+        """For each version and each neighbour with other weights: the largest difference from the neighbour's log-prob.
 
-        An update of a batch without a signal leaves the weights, and so the digest, as they were.
+        An update of a batch without a signal leaves weights and digest unchanged.
         """
         errors = []
         for tally in self.told["versions"]:
@@ -46,7 +46,7 @@ class Recomputed:
         return errors
 
     def sentence(self) -> str:
-        """For people, after the verdict's own words."""
+        """A sentence that follows the text of the verdict."""
         apart = sum(error > TOLERANCE for error in self.neighbours)
         words = (
             f"recomputed: {self.n_tokens} tokens within {self.max_error:.1e} of their version, "
@@ -61,7 +61,7 @@ class Recomputed:
 
 
 def recompute(run: Run, findings: Findings, digests: Mapping[int, str]) -> Recomputed:
-    """Run it, and add what is off. Raises ConfigError when tokens or weights were not kept."""
+    """Run it and add a finding for each difference. Raises ConfigError if tokens or weights were not kept."""
     skip = sorted(place + 1 for place in undone_places(run, run.tokens()))  # their weights may have been made anew
     order = json.dumps({"run": str(run.folder.resolve()), "tolerance": TOLERANCE, "skip": skip}) + "\n"
     line = [*CHILD, "actors.offline.recompute_logprobs"]

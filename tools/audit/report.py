@@ -1,4 +1,4 @@
-"""An audit for people: verdicts first, then what became of prompts and tokens."""
+"""Prints an audit: verdicts first, then counts of prompts and tokens by outcome."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ SHOWN_LAGS = 10
 
 
 def verdicts(judged: dict[str, Judgement]) -> list[str]:
-    """A row an invariant; below one that is broken, where it first shows."""
+    """One row an invariant; below a broken one, its first findings."""
     words = {
         verdict: str(verdict).upper() if verdict is InvariantVerdict.BROKEN else str(verdict)
         for verdict in InvariantVerdict
@@ -74,7 +74,7 @@ def tables(figures: dict[str, Any]) -> list[str]:
 
 
 def shares(histogram: dict[str, int]) -> str:
-    """Each lag with its share; many of them as the first few and the rest."""
+    """Each lag with its share; of many lags the first few and the rest."""
     total = sum(histogram.values())
     parts = [f"{lag}: {n / total:.1%}" for lag, n in histogram.items()]
     if len(parts) > SHOWN_LAGS:

@@ -1,6 +1,6 @@
-"""A `term` line applied to the prompts: those that its version did not know are erased, those it had open live again.
+"""Applies a `term` line to the prompts: erases those admitted after its version, reopens those that were open then.
 
-Whatever left between update V and batch V may be on either side of the line; the line says on which (I3, I4).
+A prompt that was closed between update V and batch V may be open or closed; the line states which (I3, I4).
 """
 
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from tools.audit.ledger import OPEN, REFUNDED, TRAINED, TRAINING, WORDS, AcceptedSample, AuditedPrompt, Prompts
 from tools.audit.terms import TermStart
 
-Lost = tuple[AuditedPrompt, Mapping[int, AcceptedSample]]  # a prompt, and those of its verdicts that count no more
+Lost = tuple[AuditedPrompt, Mapping[int, AcceptedSample]]  # a prompt, and its verdicts that are lost
 
 
 class Rollback:
-    """`run` once. `is_same_head`: the head has lived on, and with it the leases that nothing was lost of."""
+    """Call `run` once. `is_same_head`: the head survived, and with it the leases of which nothing was lost."""
 
     def __init__(self, prompts: Prompts, beginning: TermStart, *, is_same_head: bool) -> None:
         self.prompts, self.beginning, self.is_same_head = prompts, beginning, is_same_head
@@ -21,7 +21,7 @@ class Rollback:
         self.first = self.moment - beginning.lives_on  # between batch V - 1 and update V
         self.n_erased = 0
         self.lost: list[Lost] = []
-        self.found: list[Lost] = []  # verdicts that an earlier term had lost, and the frontier of this one has
+        self.found: list[Lost] = []  # verdicts that an earlier term lost and this term's head checkpoint contains
 
     def run(self) -> None:
         since = self._left_since()
@@ -33,7 +33,7 @@ class Rollback:
         prompts.passes.go_on_at(self.beginning.position)
 
     def _left_since(self) -> set[int]:
-        """Who left after the line that is gone back to, or may have: none is closed that was open then."""
+        """Prompts closed after the rollback point, surely or perhaps: none of them was open then."""
         moments, uids = self.prompts.left
         since, stay = set(), []
         while moments and moments[-1] >= self.first:
@@ -55,7 +55,7 @@ class Rollback:
     def _must_be_open(self, uid: int, left: int) -> None:
         version = self.beginning.version
         if left <= self.moment:
-            return  # refunded between update V and batch V: the frontier was taken after that
+            return  # refunded between update V and batch V: the head checkpoint was taken later
         if self.prompts.state[uid] in (TRAINING, TRAINED):
             text = f"what a batch >= {version} trained is undone and open again: batch {left // 2} had this prompt"
             self.file.add("I4", text, uid=uid)
@@ -63,12 +63,12 @@ class Rollback:
             self.file.add("I3", f"what was refunded after batch {version} was taken is open again", uid=uid)
 
     def _erase(self) -> None:
-        """Prompts that were admitted later: their uids and rows are free."""
+        """Erase prompts that were admitted later: their uids and rows are free again."""
         prompts, first = self.prompts, self.beginning.next_uid
         for uid in range(len(prompts.state) - 1, first - 1, -1):
             prompt = prompts.open.pop(uid, None) or prompts.closed.pop(uid, None)
             if prompt is None:
-                continue  # of a line that is damaged or lost
+                continue  # its line is damaged or lost
             if prompts.state[uid] in (TRAINING, TRAINED) and (prompt.left or 0) < self.moment:
                 rule = f"what a batch < {self.beginning.version} trained stays trained"
                 text = f"{rule}: batch {(prompt.left or 0) // 2} had this prompt, whose row is free again"
@@ -113,7 +113,7 @@ class Rollback:
             self.file.add("I4", f"what a batch < {version} trained stays trained: it is open again", uid=uid)
 
     def _revive(self, prompt: AuditedPrompt, kept: frozenset[int], *, is_live: bool) -> None:
-        """Live again, or still; leased as before when its head and all of its verdicts are."""
+        """Reopen a prompt. It keeps its lease if its head and all of its verdicts survived."""
         self._check(prompt, kept)
         gone = {number: sample for number, sample in prompt.scored.items() if number not in kept}
         if gone:
@@ -132,7 +132,7 @@ class Rollback:
     def _find_again(
         self, prompt: AuditedPrompt, number: int, *, instead_of: AcceptedSample | None
     ) -> AcceptedSample | None:
-        """The last verdict that a term has lost, and the frontier of this one may have."""
+        """The last verdict that a term lost and that this term's head checkpoint may contain."""
         version = self.beginning.version
         lost = (sample for other, sample in reversed(prompt.earlier) if other == number and sample.newest <= version)
         again = next(lost, None)
@@ -145,7 +145,7 @@ class Rollback:
         return again
 
     def _check(self, prompt: AuditedPrompt, kept: frozenset[int]) -> None:
-        """Verdicts that are kept were received, with a value, for tokens of versions that still count."""
+        """Kept verdicts were received, have a value, and their tokens have versions that still count."""
         version, prompts = self.beginning.version, self.prompts
         for number in sorted(kept):
             ids = {"uid": prompt.uid, "sample": number}

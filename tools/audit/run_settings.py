@@ -1,4 +1,4 @@
-"""What of a run's config its audit judges by; knows no journal."""
+"""The settings of a run that its audit needs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ POLICIES = ("mask", "hold", "drop", "paper")
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """B, eta and the rest; None where the config does not say."""
+    """B, eta and others; None if the config does not set them."""
 
     batch_size: int | None  # B
     eta: int | None
@@ -21,7 +21,7 @@ class RunSettings:
     total_steps: int | None
     push_timeout_s: float | None
     silent_s: float | None
-    earlier_totals: tuple[int, ...] = ()  # run.total_train_steps of lives before this one
+    earlier_totals: tuple[int, ...] = ()  # run.total_train_steps of earlier starts
     stops_early: bool = False  # evaluate.early_stop_patience is set
     on_timeout: float | None = None  # reward that is declared for such a verdict; None: "refund"
     on_error: float | None = None
@@ -33,23 +33,23 @@ class RunSettings:
     n_passes: int | None = None  # data.total_train_epochs
 
     def declared(self, status: str) -> float | None:
-        """The reward of a verdict that is no value."""
+        """The declared reward of a verdict `timeout` or `error`."""
         return self.on_timeout if status == "timeout" else self.on_error if status == "error" else None
 
     @property
     def limit(self) -> int | None:
-        """Credits in all (I1)."""
+        """Number of credits (I1)."""
         return None if self.batch_size is None or self.eta is None else (self.eta + 1) * self.batch_size
 
     @property
     def patience_s(self) -> float | None:
-        """So long the ring may stand still with nobody at work: every deadline has passed by then (I11)."""
+        """Longest standstill of a ring without work in progress: every deadline has passed by then (I11)."""
         deadlines = [s for s in (self.push_timeout_s, self.silent_s) if s is not None]
         return max(deadlines) + 10.0 if deadlines else None
 
 
 def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunSettings:
-    """From the resolved config.json, as plain JSON; {} when there is none. `earlier`: those of lives before it."""
+    """Read from the resolved config.json, as plain JSON; {} without one. `earlier`: the configs of earlier starts."""
 
     def number(section: str, key: str) -> Any:
         value = config.get(section, {}).get(key)
@@ -97,5 +97,5 @@ def _data(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def label(source: dict[str, Any]) -> str:
-    """The name of a source of config.json."""
+    """The name of a source in config.json."""
     return SourceConfig.model_validate(source).label

@@ -1,6 +1,6 @@
-"""Terms: what each begins with, and which of what comes before it will be undone; knows no prompt.
+"""Terms: the state at the beginning of each, and what a later term undoes.
 
-Every `term` line is known before the first other line is read, so what does not survive is told apart at once.
+All `term` lines are read before any other line, so that work which does not survive is recognised at once.
 """
 
 from collections import Counter
@@ -15,14 +15,14 @@ ATTEMPTS = 1000  # leases of term t have the attempts t * ATTEMPTS and up
 
 @dataclass(frozen=True, slots=True)
 class TermStart:
-    """One `term` line of the head: from here on everything is as it was when update `version` was finished."""
+    """One `term` line of the head: it restores the state at the end of update `version`."""
 
     term: int
     version: int
     next_uid: int
     position: int  # rows drawn from the data
     open: Mapping[int, frozenset[int]]  # prompt -> its samples whose verdicts are kept
-    lives_on: bool = False  # with a learner that has outlived its head: from here on all is as batch V - 1 left it
+    lives_on: bool = False  # begun by a learner that survived its head: the state is that after batch V - 1
 
 
 def read(line: Line) -> TermStart:
@@ -37,7 +37,7 @@ def read(line: Line) -> TermStart:
 
 
 class TermLog:
-    """All terms of a run, in the order of the head's lives; `begin` moves on to the next."""
+    """All terms of a run, in the order of the head's incarnations; `begin` moves on to the next."""
 
     def __init__(self, all_: Sequence[TermStart] = ()) -> None:
         self.all = tuple(all_)
@@ -51,24 +51,24 @@ class TermLog:
         self._open_later.subtract(dict.fromkeys(beginning.open, 1))
 
     def undo_step(self, step: int) -> bool:
-        """Whether a later term goes back to before this batch."""
+        """Whether a later term begins before this batch."""
         return step >= self._least_version[min(self.n_begun, len(self.all))]
 
     def undo_prompt(self, uid: int) -> bool:
-        """Whether what becomes of this prompt now does not last: a later term has it open, or does not know it."""
+        """Whether a later term undoes this end of the prompt: it has the prompt open, or erases it."""
         return uid >= self._least_uid[min(self.n_begun, len(self.all))] or self._open_later[uid] > 0
 
     def base(self, *, after: int, to: int) -> int | None:
-        """The newest version of term `after` that counts in term `to`; None when no `term` line says."""
+        """The newest version of term `after` that counts in term `to`; None without a `term` line."""
         return min((b.version for b in self.all if after < b.term <= to), default=None)
 
     def maker(self, version: int, *, before: int) -> int | None:
-        """The term in which the version was made that the surviving history has, as the first `before` terms tell."""
+        """The term that made this version of the surviving history, by the first `before` terms."""
         return next((b.term for b in reversed(self.all[:before]) if b.version < version or not version), None)
 
 
 def scan(paths: Sequence[Path]) -> TermLog:
-    """The terms that these files of the head tell of; damaged lines are passed over."""
+    """The terms in these files of the head; damaged lines are skipped."""
     found = []
     for path in paths:
         for line in find(path, "term"):
@@ -80,7 +80,7 @@ def scan(paths: Sequence[Path]) -> TermLog:
 
 
 def _least(values: Sequence[int]) -> list[float]:
-    """For each place the least value from there on, at the end infinity."""
+    """For each index the smallest value from there on; infinity at the end."""
     out: list[float] = [float("inf")]
     for value in reversed(values):
         out.append(min(out[-1], value))

@@ -1,4 +1,4 @@
-"""`python -m tools.staleness soak | replay SEED | table`: chooses; `replay` tells the story of one seed."""
+"""`python -m tools.staleness soak | replay SEED | table`: command line; `replay` prints the events of one seed."""
 
 import argparse
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def replay(seed: int, *, policy: StalenessPolicy | None, uid: int | None) -> int:
-    """Prints the story. Returns 1 when an invariant does not hold."""
+    """Print the events of the schedule. Returns 1 if an invariant does not hold."""
     scenario = draw(seed, policy)
     outcome, _ = tell(scenario)
     about = uid

@@ -25,20 +25,20 @@ SHOWN = 20  # violations printed
 
 @dataclass(slots=True)
 class SoakTally:
-    """What came of some schedules."""
+    """Totals of some schedules."""
 
     schedules: int = 0
     events: int = 0
     cpu_s: float = 0.0
     terms: int = 0  # begun, beyond the first of each schedule
-    undone: int = 0  # prompts trained in a timeline that was lost
+    undone: int = 0  # prompts whose training was rolled back
     by_policy: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     checks: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
     def add(self, line: str) -> None:
-        """One line of a process."""
+        """Add one line of a process."""
         found = json.loads(line)
         self.schedules += found["schedules"]
         self.events += found["events"]
@@ -54,7 +54,7 @@ class SoakTally:
         return json.dumps({one.name: getattr(self, one.name) for one in fields(self)})
 
     def count(self, ring: Ring, outcome: ScheduleOutcome) -> None:
-        """One schedule more."""
+        """Count one schedule."""
         scenario = ring.scenario
         self.schedules += 1
         self.events += outcome.n_events
@@ -68,7 +68,7 @@ class SoakTally:
 
 
 def run(*, n: int, first: int, n_jobs: int, as_json: bool) -> int:
-    """All policies in turn, seed by seed. Returns 1 when an invariant did not hold."""
+    """Run all policies in turn, seed by seed. Returns 1 if an invariant did not hold."""
     if n < 1 or first < 0 or n_jobs < 0:
         raise ConfigError(f"schedules >= 1, a first seed >= 0 and jobs >= 0; got {n}, {first} and {n_jobs}")
     jobs = min(n_jobs or os.cpu_count() or 1, n)
@@ -81,7 +81,7 @@ def run(*, n: int, first: int, n_jobs: int, as_json: bool) -> int:
 
 
 def one_process(n: int, first: int) -> SoakTally:
-    """Runs here; a line of figures after every chunk."""
+    """Run in this process; a line of figures after every chunk."""
     whole = SoakTally()
     for start in range(first, first + n, CHUNK):
         tally = SoakTally()
@@ -100,7 +100,7 @@ def policy_of(seed: int) -> StalenessPolicy:
 
 
 def many_processes(n: int, first: int, jobs: int) -> SoakTally:
-    """A process a share of the seeds; their lines are read as they come."""
+    """Run each share of the seeds in a process of its own; read their lines as they come."""
     bounds = [first + n * i // jobs for i in range(jobs + 1)]
     line = [*CHILD, "tools.staleness", "soak", "--json"]
     environment = os.environ | {"PYTHONPATH": child_path()}
@@ -127,7 +127,7 @@ def many_processes(n: int, first: int, jobs: int) -> SoakTally:
 
 
 def as_they_come(workers: list["subprocess.Popen[str]"]) -> Iterator[str]:
-    """Lines of all of them, each read at once: a process whose pipe is full would stand still."""
+    """Yield the lines of all processes, read at once: a process with a full pipe would stop."""
     said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def listen(worker: "subprocess.Popen[str]") -> None:
@@ -143,7 +143,7 @@ def as_they_come(workers: list["subprocess.Popen[str]"]) -> Iterator[str]:
 
 
 def report(tally: SoakTally, seconds: float) -> list[str]:
-    """For people: the last lines."""
+    """Print the last lines."""
     shares = ", ".join(f"{policy} {n}" for policy, n in sorted(tally.by_policy.items()))
     return [
         *tally.violations[:SHOWN],

@@ -1,4 +1,4 @@
-"""What a crash leaves: checkpoints that were sealed and frontiers that were synced, nothing else."""
+"""The simulated disk. After a crash it holds sealed checkpoints and synced head checkpoints, nothing else."""
 
 import random
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from tools.staleness.simulator.world import HEAD, World
 
 @dataclass(slots=True)
 class Disk:
-    """What is on disk: it outlives everybody."""
+    """The files on disk. They survive all processes."""
 
     checkpoints: dict[int, str] = field(default_factory=dict)  # version -> which weights those are
     frontiers: dict[int, HeadCheckpoint] = field(default_factory=dict)
@@ -21,55 +21,55 @@ class Disk:
 
     @property
     def usable(self) -> list[int]:
-        """Versions that can be gone back to, oldest first."""
+        """Versions from which a run can resume, oldest first."""
         return sorted(self.checkpoints.keys() & self.frontiers.keys())
 
     @property
     def newest(self) -> int:
-        """The version that a learner begins with."""
+        """The version from which a learner starts."""
         return max(self.usable, default=0)
 
     @property
     def whole(self) -> dict[int, HeadCheckpoint]:
-        """What a head that comes back knows."""
+        """The state that a restarted head reads."""
         return {**START, **self.frontiers}
 
     def mark(self, waypoint: HeadSavepoint, *, fails: bool = False) -> None:
-        """In place of the one before the last; when it fails nothing is there."""
+        """Replace the savepoint before the last one; a failed write leaves none in its place."""
         self.waypoints.pop(slot(waypoint), None)
         if not fails:
             self.waypoints[slot(waypoint)] = waypoint
 
     def seal(self, version: int, weights: str, keep: int) -> None:
-        """A checkpoint is whole; those that nobody will go back to make room."""
+        """A checkpoint is complete; those that are no longer needed are removed."""
         self.checkpoints[version] = weights
         oldest = min(self.usable[-keep:], default=0)
         self.checkpoints = {other: w for other, w in self.checkpoints.items() if other >= oldest}
 
     def tear(self) -> None:
-        """The newest checkpoint that could be gone back to is damaged, if there is an older one."""
+        """Damage the newest usable checkpoint, if there is an older one."""
         if len(self.usable) > 1:
             del self.checkpoints[self.newest]
 
 
 class Writer:
-    """The thread of one life of the head that writes frontiers, one after the other."""
+    """The thread of one incarnation of the head that writes head checkpoints, one after the other."""
 
     def __init__(self, world: World, scenario: Scenario, rng: random.Random, disk: Disk, terms: Terms) -> None:
         self.world, self.scenario, self.rng, self.disk, self.terms = world, scenario, rng, disk, terms
-        self.is_gone = False  # its head has died: nothing more comes of it
+        self.is_gone = False  # its head has died: it writes nothing more
         self.has_failed = False
         self._pending: list[Save | Discard] = []
         self._until = 0.0  # busy until then
 
     def do(self, effect: Save | Discard) -> None:
-        """In its turn."""
+        """Carry out an effect after the earlier ones."""
         self._pending.append(effect)
         self._until = max(self.world.now, self._until) + self.scenario.frontier_s * self.rng.random()
         self.world.timer(HEAD, self._until - self.world.now, self._do_next)
 
     def flush(self) -> None:
-        """A head waits until all is on disk."""
+        """The head waits until everything is on disk."""
         while self._pending:
             self._do_next()
 

@@ -1,4 +1,4 @@
-"""A generator without a model: samples take time, and each token has the version that was held when it was made.
+"""A generator without a model: samples take time, and each token has the version that the generator held then.
 
 Like the real one, it keeps a trajectory until the head acknowledges it, resends it to another reward, cancels groups
 and follows terms.
@@ -43,19 +43,19 @@ class SimulatedGenerator:
         shared: SharedRecords,
         ended: Callable[[str], None],
     ) -> None:
-        """`ended(name)` is called when it ends by itself: it has left, or a prompt killed it."""
+        """`ended(name)` is called when it ends without a fault: it left, or a prompt killed it."""
         self.world, self.scenario, self.name, self.rng = world, scenario, name, rng
         self._all_weights, self._reports, self._ended = shared.weights, shared.reports, ended
-        self._begun: dict[Key, SimulatedReport] = {}  # by others, of samples whose prompt follows
+        self._begun: dict[Key, SimulatedReport] = {}  # of other generators, for samples whose prompt follows
         self.n_continued = self.n_offered = 0
         self.version: int | None = None
-        self.weights = ""  # which weights those are
+        self.weights = ""  # their identity
         self.timeline = TermHistory()
         self.n_joins = 0  # after the first one
-        self._life: int | None = None  # of the head, as it said last
+        self._life: int | None = None  # of the head, by its last message
         self._offers = SampleOffers()
         self._is_leaving = False
-        self.finished: dict[Key, SimulatedSample] = {}  # what it truly stamped, for the witness
+        self.finished: dict[Key, SimulatedSample] = {}  # the true stamps, for the witness
         self._running: dict[Key, SimulatedSample] = {}
         self._waiting: deque[SimulatedSample] = deque()
         self._known: set[Key] = set()
@@ -63,7 +63,7 @@ class SimulatedGenerator:
         self._leases: dict[tuple[str, int, int], str] = {}  # ids by evaluation, uid and attempt
         self._n_sent: dict[Key, int] = {}
         self._rewards: list[str] = []
-        self._push: m.PushBegin | None = None  # taking part in it
+        self._push: m.PushBegin | None = None  # in progress
         self._n_pushes = 0  # the next push's number is at least this
         self._arrived: m.PushBegin | None = None  # weights are here and wait for the running samples to end
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -84,7 +84,7 @@ class SimulatedGenerator:
         self._handlers[type(message)](message)
 
     def leave(self) -> None:
-        """No further work is wanted."""
+        """Begin to drain."""
         self._is_leaving = True
         self._tell(m.LeaveRequest())
 
@@ -127,7 +127,7 @@ class SimulatedGenerator:
         self._begun["", partial.uid, partial.attempt, partial.sample] = self._reports[report_number(partial)]
 
     def _report(self) -> None:
-        """What the head may give to others, should this generator die."""
+        """Report unfinished samples, which the head gives to others if this generator dies."""
         at_least = self.scenario.report_tokens
         for sample in [*self._running.values(), *self._waiting]:
             if sample.key[0] or not 0 < at_least <= sample.made - sample.n_reported or not self.scenario.eta:
@@ -146,7 +146,7 @@ class SimulatedGenerator:
         return m.Partial(uid, index, attempt, term, [[1, n_made]], made.spans, ids, bytes(4 * n_made), lease)
 
     def _keep_offers(self) -> None:
-        """For the next head: a finished sample without its last token, and those under way."""
+        """Keep offers for the next head: finished samples without their last token, and unfinished ones."""
         if self.scenario.report_tokens and self.scenario.eta:
             self._stamp_running()
             ended = [self.finished[key] for key in self._kept]
@@ -168,7 +168,7 @@ class SimulatedGenerator:
         self._ended(self.name)
 
     def _fill(self) -> None:
-        """Start what has a free slot; without interruption weights that wait go first."""
+        """Start samples in free slots; without interruption, waiting weights go first."""
         while self._waiting and self._can_start:
             sample = self._waiting.popleft()
             sample.began = self.world.now - sample.made * self.scenario.token_s
@@ -182,7 +182,7 @@ class SimulatedGenerator:
         return len(self._running) < self.scenario.capacity and self._arrived is None and self.version is not None
 
     def _stamp(self, sample: SimulatedSample, n_tokens: int) -> None:
-        """Tokens up to n_tokens were made by the version held."""
+        """Stamp tokens up to n_tokens with the version held."""
         if self.version is None or n_tokens <= sample.made:
             return
         if sample.spans and sample.spans[-1][0] == self.version:
@@ -194,7 +194,7 @@ class SimulatedGenerator:
 
     def _finish(self, sample: SimulatedSample, n_starts: int) -> None:
         if self._running.get(sample.key) is not sample or sample.n_starts != n_starts:
-            return  # cancelled, or it stood still meanwhile
+            return  # cancelled, or stopped meanwhile
         self._stamp(sample, sample.n_tokens)
         del self._running[sample.key]
         evaluation, uid, attempt, number = sample.key
@@ -224,7 +224,7 @@ class SimulatedGenerator:
         self._offer(message.term, message.version)
 
     def _follow_term(self, term: int, base: int) -> None:
-        """What has tokens of lost versions ends; weights of such a version make no more."""
+        """Samples with tokens of lost versions end; weights of such a version sample no more."""
         if not self.timeline.begin(term, base):
             return
         self._stamp_running()
@@ -243,7 +243,7 @@ class SimulatedGenerator:
         return self.timeline.keeps(max((version for version, _ in spans), default=None))
 
     def _put_weights_away(self) -> None:
-        """Samples go on where they are once weights are here."""
+        """Drop the weights. Samples continue when new ones arrive."""
         self.version = None
         self._waiting.extendleft(reversed(self._running.values()))
         self._running.clear()
@@ -254,7 +254,7 @@ class SimulatedGenerator:
             self._rejoin()
 
     def _rejoin(self) -> None:
-        """A head that does not know us: nothing is leased to us there."""
+        """Join a head that does not know this generator: it has no lease there."""
         self._keep_offers()
         for held in (self._running, self._kept, self._waiting, self._begun):
             held.clear()
@@ -284,7 +284,7 @@ class SimulatedGenerator:
         self._follow_life(directory.life)
 
     def _deliver(self, key: Key, again: bool = True) -> None:
-        """To a reward now and, until the head acknowledges it, to the next one later."""
+        """Send to a reward, and to the next one later until the head acknowledges it."""
         trajectory = self._kept.get(key)
         if trajectory is None:
             return
@@ -307,7 +307,7 @@ class SimulatedGenerator:
             self._stamp(sample, min(made, sample.n_tokens - 1))
 
     def _follow_push(self, begin: m.PushBegin) -> None:
-        """A later push takes an earlier one's place; one announced again, or of an older term, is none."""
+        """A later push replaces an earlier one. A repeated announcement, or one of an older term, is ignored."""
         self._follow_term(begin.term, begin.base)
         self._offer(begin.term, begin.base)
         if begin.push >= self._n_pushes and begin.term == self.timeline.term:
@@ -320,9 +320,9 @@ class SimulatedGenerator:
             self._fill()
 
     def _end_push(self, begin: m.PushBegin) -> None:
-        """The weights are here, or something went wrong."""
+        """The weights have arrived, or the push failed."""
         if self._push is not begin:
-            return  # a later push took its place
+            return  # a later push replaced it
         fault = self._fault()
         if self.scenario.is_refused(begin.members, self.world.now):
             fault = {"said": "broken", "silent": "silent"}[self.scenario.refuses]
@@ -352,7 +352,7 @@ class SimulatedGenerator:
             self._swap(self._arrived)
 
     def _swap(self, begin: m.PushBegin) -> None:
-        """Between two tokens: what was made until now is by the old version."""
+        """Swap between two tokens: earlier tokens belong to the old version."""
         self._stamp_running()
         self.version, self._push, self._arrived = begin.version, None, None
         self.weights = self._all_weights.get((begin.store, begin.version), "")

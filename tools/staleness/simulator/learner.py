@@ -17,32 +17,32 @@ from tools.staleness.simulator.scenario import Scenario
 from tools.staleness.simulator.world import HEAD, World
 
 MODEL = "the model's"  # weights of version 0
-LOOK_S = 1.0  # how soon a collective breaks when another rank is gone
+LOOK_S = 1.0  # time until a collective breaks after another rank died
 Trained = Callable[[m.ShardItem, list[tuple[int, bool]]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a rank brings to the agreement: its share, or the news that there is none; None when its head is gone."""
+    """A rank's vote in the agreement: its share, or that there is none; None if its head died."""
 
     got: m.ShardEnd | m.NoBatch | None
-    life: int  # of the newest head that it has joined
+    life: int  # of the newest head that it joined
 
 
 class Learners:
-    """All ranks of all lives: an update begins when each rank of the present crew has its share."""
+    """All incarnations of all ranks. An update begins when each rank of the current group has its share."""
 
     def __init__(self, world: World, scenario: Scenario, rng: random.Random, trained: Trained, disk: Disk) -> None:
         self.world, self.scenario, self.rng, self._trained, self.disk = world, scenario, rng, trained, disk
         self.restarted: Callable[[int, int], None] = lambda index, incarnation: None
         self.weights: dict[tuple[str, int], str] = {}  # (root, version) -> which weights those are
         self.begun: tuple[int, str] = (0, MODEL)  # version and weights that a crew began with last
-        self.drained: int | None = None  # version that a crew went on to disk with, told that the job drains
+        self.drained: int | None = None  # version that the ranks saved when the job drained
         self._met: dict[int, Rank] = {}  # ranks that compute together, by index
-        self._words: dict[int, Word] = {}  # of those who wait for the others
+        self._words: dict[int, Word] = {}  # of the ranks that wait for the others
 
     def start(self, index: int, incarnation: int) -> "Rank":
-        """A process comes up; rank 0 opens a new meeting, whoever was in the old one is lost to it."""
+        """A process starts. Rank 0 opens a new rendezvous; members of the old one are lost to it."""
         rank = Rank(self, index, incarnation)
         self.world.nodes[rank.name] = rank
         rank.join()
@@ -52,7 +52,7 @@ class Learners:
         return rank
 
     def meet(self, rank: "Rank", root: str) -> None:
-        """A rank has heard where rank 0 listens."""
+        """A rank learns the address of rank 0."""
         if 0 in self._met and self._met[0].name == root and root in self.world.nodes and rank.index not in self._met:
             self._met[rank.index] = rank
             self._begin_if_met()
@@ -63,7 +63,7 @@ class Learners:
             self.world.timer(self._met[0].name, delay, self._begin, self._met[0])
 
     def _begin(self, root: "Rank") -> None:
-        """All have loaded; each says so to the head that all of them have joined."""
+        """All have loaded: each reports it to the head that all have joined."""
         crew = self._crew(root)
         version = self.disk.newest
         self.disk.checkpoints = {other: w for other, w in self.disk.checkpoints.items() if other <= version}
@@ -72,14 +72,14 @@ class Learners:
             rank.begin(version)
 
     def say_begin(self, root: "Rank", version: int, life: int, *, lives_on: bool) -> None:
-        """By rank 0: where everything goes on."""
+        """Rank 0 reports the start version."""
         weights = self.weights[root.name, version]
         self.begun = (version, weights)
         sealed = sorted(self.disk.checkpoints)
         self.world.send(root.name, HEAD, m.BeginTerm(version, weights, life, lives_on, sealed))
 
     def _crew(self, root: "Rank") -> "list[Rank]":
-        """Those who compute with this root and are there: none when one of them is not."""
+        """The live ranks that compute with this root; none if one of them is dead."""
         met = list(self._met.values())
         is_whole = self._met.get(0) is root and all(self.world.nodes.get(rank.name) is rank for rank in met)
         return met if is_whole else []
@@ -87,7 +87,7 @@ class Learners:
     # the agreement before a batch
 
     def agree(self, rank: "Rank", word: Word) -> None:
-        """One rank waits for the others; with the last one all go on. It ends when one of them is gone."""
+        """One rank waits for the others; the last one lets all continue. The wait ends if one of them dies."""
         if self._met.get(rank.index) is rank:
             self._words[rank.index] = word
             self._settle()
@@ -128,10 +128,10 @@ class Learners:
         delay = self.scenario.update_s * (0.5 + self.rng.random())
         self.world.timer(crew[0].name, delay, self._update, crew, end)
 
-    # what follows from a batch
+    # updates and checkpoints
 
     def _is_whole(self, crew: "list[Rank]") -> bool:
-        """Whether all of them are there still; else the collective breaks, and whoever is there comes back."""
+        """Whether all of them are alive; else the collective breaks, and the live ones restart."""
         is_whole = self._crew(crew[0]) == crew
         for rank in [] if is_whole else crew:
             if self.world.nodes.get(rank.name) is rank:
@@ -153,7 +153,7 @@ class Learners:
             self._go_on(crew, version, end.last)
 
     def _checkpoint(self, crew: "list[Rank]", version: int, then: Callable[[], None]) -> None:
-        """It takes a while; nothing of it is there before."""
+        """A checkpoint takes time; until then nothing of it is on disk."""
         root = crew[0]
 
         def seal() -> None:
@@ -169,7 +169,7 @@ class Learners:
                 rank.go_on(version, ended=ended)
 
     def _end(self, crew: "list[Rank]", message: m.NoBatch) -> None:
-        """No further batch: a checkpoint of what there is, if one is wanted, and the end."""
+        """No further batch: write a last checkpoint if wanted, and end."""
         version = message.step
 
         def finish() -> None:
@@ -187,7 +187,7 @@ class Learners:
     # pushes
 
     def begin_push(self, rank: "Rank", begin: m.PushBegin) -> None:
-        """The root's part. It waits for a member that says nothing until its deadline."""
+        """The root's part. It waits for a silent member until the deadline."""
         delay = self.scenario.push_s * (0.5 + self.rng.random())
         if self.scenario.refuses == "silent" and self.scenario.is_refused(begin.members, self.world.now):
             delay = begin.timeout_s
@@ -214,12 +214,12 @@ class Rank:
         self._learners = learners
         self._world = learners.world
         self._step: int | None = None  # None before it has begun
-        self._began_at = 0  # the version that it came up with
+        self._began_at = 0  # its start version
         self._items: list[m.ShardItem] = []
-        self._life: int | None = None  # of the head that it has joined
+        self._life: int | None = None  # of the head that it joined
         self._asked: int | None = None  # life of the head that all ranks ask; None before there is one
-        self._awaits: int | None = None  # a head of this life, or a later one
-        self._asks = False  # for a batch, and has no answer
+        self._awaits: int | None = None  # this incarnation of the head, or a later one
+        self._asks = False  # it waits for an answer to its batch request
         self._is_idle = False  # there is no further batch
         self._has_drained = False
 
@@ -228,13 +228,13 @@ class Rank:
         self._world.send(name, HEAD, m.Join(name, role, self.index, self.incarnation, name, 1, "", again))
 
     def begin(self, version: int) -> None:
-        """It has loaded; which head they tell is for all ranks to agree on."""
+        """The rank has loaded. All ranks agree on the head to which they report it."""
         self._step = self._began_at = version
         self._lose_head()
 
     @property
     def has_head(self) -> bool:
-        """The head that it asked is the one that is there, as far as it knows."""
+        """Whether the head that it asked is the one that it has joined."""
         return self._asked == self._life
 
     def receive(self, sender: str, message: m.Message) -> None:
@@ -259,13 +259,13 @@ class Rank:
             self._world.crash(self.name)
 
     def come_back(self) -> None:
-        """It ends, and begins anew."""
+        """Restart the rank."""
         if self._world.nodes.get(self.name) is self:
             self._world.crash(self.name)
             self._learners.restarted(self.index, self.incarnation + 1)
 
     def _hear(self, directory: m.PeerList) -> None:
-        """Of a head that it has joined."""
+        """A message of a head that it has joined."""
         is_other, self._life = self._life not in (None, directory.life), directory.life
         if self._step is not None:
             self._follow()
@@ -277,15 +277,15 @@ class Rank:
                 self._learners.meet(self, root)
 
     def _follow(self) -> None:
-        """It has joined a head, perhaps another one than it asked."""
+        """The rank has joined a head, perhaps another one than it asked."""
         if self._awaits is not None:
             self.go_over(self._awaits)
         elif (self._asks or self._is_idle) and not self.has_head:
             self._lose_head()
 
     def _lose_head(self) -> None:
-        """What came of a batch is void: the ranks agree on another head."""
-        if self._has_drained:  # what it had is on disk
+        """Drop the share of a batch: the ranks agree on another head."""
+        if self._has_drained:  # its state is on disk
             self.come_back()
             return
         self._agree(None)
@@ -296,9 +296,9 @@ class Rank:
         self._learners.agree(self, self.word)
 
     def go_over(self, life: int) -> None:
-        """All ranks ask the head of this life, once each has joined it; a later one makes that void.
+        """All ranks ask this incarnation of the head once each has joined it, unless a later one appears.
 
-        A share that this rank had, and others had not, is void.
+        A share that only some ranks had is dropped.
         """
         self._items.clear()
         if self._life is None or self._life < max(life, 0):
@@ -310,7 +310,7 @@ class Rank:
             return
         self._world.send(self.name, HEAD, m.Ready(0))
         if self.index == 0:
-            has_more = lives_on and self._now_at > self._began_at  # than any that comes up has
+            has_more = lives_on and self._now_at > self._began_at  # than a restarted rank has
             self._learners.say_begin(self, self._now_at, self._asked, lives_on=has_more)
         self._ask()
 
@@ -324,18 +324,18 @@ class Rank:
 
     def _take(self, got: m.ShardEnd | m.NoBatch) -> None:
         if isinstance(got, m.NoBatch) and not self._asks:
-            return  # the answer to a doubled question
+            return  # the answer to a doubled request
         if got.step != self._step or not self._asks:
             raise ImpossibleEvent(f"batches come in order, when asked for; {self.name} got {got} at {self._step}")
         self._agree(got)
 
     def take_items(self) -> list[m.ShardItem]:
-        """Its share, to be trained now."""
+        """Take its share, to train it now."""
         items, self._items = self._items, []
         return items
 
     def go_on(self, version: int, *, ended: bool) -> None:
-        """After an update: the next batch, or the end."""
+        """After an update: ask for the next batch, or end."""
         self._step = version
         if ended:
             self.finish(drained=False)
@@ -345,7 +345,7 @@ class Rank:
             self._lose_head()
 
     def finish(self, *, drained: bool) -> None:
-        """It has written what it had to write."""
+        """Its checkpoint is written."""
         self._has_drained = drained
         if self.has_head:
             self._is_idle = True

@@ -28,16 +28,16 @@ BEAT, DEAF = m.Heartbeat(0, None, ""), m.Heartbeat(0, None, "", hears=False)
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOutcome:
-    """What came of a schedule."""
+    """The result of a schedule."""
 
-    end: End | None  # None when it never ended
+    end: End | None  # None if the job did not end
     violations: list[Violation]
     n_events: int
     seconds: float  # virtual
 
 
 class Ring:
-    """Runs one scenario. Another head shows what a wrong rule does, another world what another order does."""
+    """Runs one scenario. Tests replace the head (to break a rule) or the world (to change the order of events)."""
 
     def __init__(
         self,
@@ -66,19 +66,19 @@ class Ring:
         self.learners.restarted = lambda index, incarnation: self._come_back(Role.LEARNER, index, incarnation)
         self.witness.learners = self.learners
         self._n_heads = 1
-        self._drains = False  # every head of the job is told to
+        self._drains = False  # the job drains: every head gets the signal
         self._writer = self._new_writer()
         self.end: End | None = None
-        self.records: list[tuple[float, Record]] | None = None  # all of them, when somebody sets a list
-        self.names: dict[tuple[Role, int], str] = {}  # who is there now
-        self.n_faults: Counter[str] = Counter()  # that found somebody to happen to
-        self._moved_s = 0.0  # when an update was finished last
+        self.records: list[tuple[float, Record]] | None = None  # all records, if a caller sets a list
+        self.names: dict[tuple[Role, int], str] = {}  # live processes
+        self.n_faults: Counter[str] = Counter()  # faults that had a live target
+        self._moved_s = 0.0  # time of the last finished update
         self.stalled: Violation | None = None
 
     # the run
 
     def run(self) -> ScheduleOutcome:
-        """To the end of the job, or until everybody waits."""
+        """Run to the end of the job, or until all actors wait."""
         self._begin()
         world = self.world
         try:
@@ -136,7 +136,7 @@ class Ring:
         world.at(WATCH_S, self._watch)
 
     def _end_of(self, name: str) -> None:
-        """A generator has left, or a prompt killed it: its place is taken by another one."""
+        """A generator left, or a prompt killed it: another one takes its place."""
         index, incarnation = (int(number) for number in name.partition("-")[2].split("."))
         if self.names.get((Role.GENERATOR, index)) == name:
             self._come_back(Role.GENERATOR, index, incarnation + 1)
@@ -203,7 +203,7 @@ class Ring:
             self.world.cut(name, fault.for_s)
 
     def _crash(self, role: Role, index: int, for_s: float) -> None:
-        """It is gone at once, and comes back as a new incarnation. The head may hear of it, or not (a host is dead)."""
+        """The process dies and restarts as a new incarnation. The head may be informed, or not (a dead host)."""
         name = self.names.pop((role, index), None)
         if name is not None:
             self.world.crash(name)
@@ -228,7 +228,7 @@ class Ring:
             self._crash_head(fault.for_s, everybody=fault.kind == "kill")
 
     def _crash_head(self, for_s: float, *, everybody: bool) -> None:
-        """What it had in memory is lost, and what was not synced."""
+        """The head loses its memory and unsynced writes."""
         self.world.crash(HEAD)
         self.world.lose_under_way(HEAD)
         self._n_heads += 1
@@ -313,14 +313,14 @@ class Ring:
             self._moved_s = self.world.now
         elif line.event is Event.TERM:
             self.disk.term = line.fields["term"]
-            self._writer.flush()  # frontiers of the lost timeline are gone before anybody hears of the term
+            self._writer.flush()  # removes head checkpoints of the lost timeline before any process receives the term
         if self.world.story is not None:
             self.world.tell(str(line.event), line.fields)
         if self.records is not None:
             self.records.append((self.world.now, line))
 
     def _on_end(self, end: End) -> None:
-        """A job that drained is started again, by the same command line."""
+        """A drained job is started again by the same command line."""
         if not self.head.state.is_draining or end.code:
             self.end = end
             return

@@ -18,22 +18,22 @@ class SimulatedSample:
     spans: list[list[int]] = field(default_factory=list)
     made_by: list[tuple[int, str]] = field(default_factory=list)  # version and weights of each run of tokens
     n_starts: int = 0
-    n_reported: int = 0  # tokens that the head was told of
-    n_done: int = 0  # tokens that others made
+    n_reported: int = 0  # tokens reported to the head
+    n_done: int = 0  # tokens of other generators
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedReport:
-    """What a generator truly had of a sample when it reported it."""
+    """The tokens that a generator had when it reported a sample."""
 
     key: Key
-    n_tokens: int  # that it will have
+    n_tokens: int  # of the finished sample
     spans: list[list[int]]
     made_by: list[tuple[int, str]]
 
 
 def report(sample: SimulatedSample, *, less: int = 0) -> SimulatedReport:
-    """What there is of a sample, but for its last `less` tokens (0 or 1)."""
+    """A report of a sample without its last `less` tokens (0 or 1)."""
     spans = [list(span) for span in sample.spans]
     if less:
         spans[-1][1] -= less
@@ -47,7 +47,7 @@ def report_number(partial: Partial) -> int:
 
 
 def begins_with(spans: list[list[int]], first: list[list[int]]) -> bool:
-    """Whether the first tokens are stamped so."""
+    """Whether the first tokens have these stamps."""
     n = len(first)
     if not n:
         return True

@@ -10,7 +10,7 @@ from areal_bus.core.mixture import Mixture, WeightedSource
 from areal_bus.core.row_order import RowOrder
 
 Key = tuple[str, int, int]  # source, pass, row
-Learned = tuple[Key, int, int]  # a group that left: its row, right samples, judged samples
+Learned = tuple[Key, int, int]  # a finished group: its row, right samples, judged samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class NumberedRows:
 
 
 def mixture(sources: Sequence[SimulatedSource], window: PassRateWindow | None, *, seed: int) -> DataSource:
-    """What a ring draws from these sources."""
+    """The mixture from which a ring draws."""
     parts = []
     for one in sources:
         own = f"{seed}:{one.name}"
@@ -57,7 +57,7 @@ def mixture(sources: Sequence[SimulatedSource], window: PassRateWindow | None, *
 
 
 class ExpectedRows:
-    """The next new row, from the rows that were drawn and the groups that left. It uses nothing of the data source."""
+    """Computes the next new row from the drawn rows and the finished groups, independently of the data source."""
 
     def __init__(self, sources: Sequence[SimulatedSource], window: PassRateWindow | None, *, seed: int) -> None:
         self._sources, self._window, self._seed = sources, window, seed

@@ -1,4 +1,4 @@
-"""Schedules of the simulator, and the story of one schedule line by line."""
+"""Runs schedules of the simulator, and prints the events of one schedule."""
 
 import dataclasses
 import gc
@@ -11,10 +11,10 @@ SWEEP = 50  # schedules between two collections
 
 
 def outcomes(plans: Iterable[Scenario]) -> Iterator[tuple[Ring, ScheduleOutcome]]:
-    """Run them. A ring is garbage as a whole: looking for some while it runs costs a seventh of the time."""
+    """Run scenarios. A ring becomes garbage as a whole: collecting while it runs costs a seventh of the time."""
     was_on = gc.isenabled()
     gc.disable()
-    gc.freeze()  # what is there is none
+    gc.freeze()  # objects that exist now are no garbage
     try:
         for i, plan in enumerate(plans):
             ring = Ring(plan)
@@ -32,7 +32,7 @@ QUIET = {"ids", "logps", "segments", "prompt_text", "text", "row", "seconds", "s
 
 
 def tell(scenario: Scenario, uid: int | None = None) -> tuple[ScheduleOutcome, list[str]]:
-    """Run the scenario again; its lines. With `uid` those of that prompt and of the clocks, else those of all."""
+    """Run the scenario again and return its lines; with `uid` those of that prompt and of the clocks only."""
     ring = Ring(scenario, keeps_story=True)
     outcome = ring.run()
     return outcome, [*_setting(scenario), *_lines(ring, uid)]

@@ -288,14 +288,14 @@ class Witness:
         generator, member = self.generators[holder], self.head.state.members.by_name[holder]
         version = generator.version
         fresh = version is not None and version >= max(self.v, prompt.born)
-        fresh = fresh or member.again < generator.n_joins  # it has joined again, and says so soon
+        fresh = fresh or member.again < generator.n_joins  # it joined again, and reports it soon
         self.check(
             "I7", fresh, "{} holds {} when {} is published, born {}", holder, version, self.v, prompt.born, uid=uid
         )
         survives = version is None or generator.weights == self.weights.get(version)
         self.check("I7", survives, "{} holds {}, of a lost timeline", holder, generator.weights, uid=uid)
         most = self.scenario.most_samples
-        batch = self.scenario.batch_size * most  # at eta = 0 shares take no heed of slots
+        batch = self.scenario.batch_size * most  # at eta = 0 shares do not depend on slots
         room = max(self.scenario.capacity, most if self.scenario.eta else batch)
         self.check(
             "I9", member.load <= room, "{} was given {} samples at once, it has {}", holder, member.load, room, uid=uid
@@ -324,7 +324,7 @@ class Witness:
             self.whole.add((prompt.born, uid))
 
     def without(self, prompt: Followed) -> set[int]:
-        """Its samples whose verdicts are not numbers, and for which none is declared (I10)."""
+        """Its samples without a reward: the verdict is no number, and none is declared (I10)."""
         failed = {sample: prompt.failures.get((sample, attempt)) for sample, attempt in prompt.accepted.items()}
         return {sample for sample, status in failed.items() if status is not None and self._declared(status) is None}
 
@@ -365,7 +365,7 @@ class Witness:
         self._count()
 
     def _reasons(self, prompt: Followed, *, is_whole: bool) -> set[str]:
-        """For which it may leave untrained at this moment."""
+        """Reasons for which the prompt may be refunded now."""
         if prompt.failed:
             return {f"reward_{prompt.failed}"}
         scenario, refund = self.scenario, m.Refund
@@ -453,7 +453,7 @@ class Witness:
         self.check("I10", given, "reward {} was never given, nor declared", item.reward, uid=uid)
 
     def lost_weights(self, key: tuple[str, int, int, int]) -> list[str]:
-        """Which of the weights that made a sample are not of the surviving history."""
+        """The weights of a sample that are not in the surviving history."""
         return [weights for version, weights in self._made(key).made_by if weights != self.weights.get(version)]
 
     def n_tokens(self, uid: int, sample: int, attempt: int) -> int:
@@ -468,7 +468,7 @@ class Witness:
         """A learner rank trains these runs of tokens."""
         scenario, uid, clock = self.scenario, item.uid, item.clock
         if (item.step, uid, item.sample) not in self.handed:
-            return  # by a learner that a newer term has replaced
+            return  # from a learner that a newer term replaced
         self.check(
             "I4", (uid, item.sample) not in self.samples_trained, "sample {} is trained again", item.sample, uid=uid
         )
@@ -563,7 +563,7 @@ class Witness:
         self.check("I3", total == ledger.next_uid, "states hold {} prompts of {}", total, ledger.next_uid)
 
     def end(self) -> None:
-        """After an orderly run nothing is open."""
+        """After a normal end nothing is open."""
         for uid, prompt in self.prompts.items():
             closed = prompt.state in ("trained", "refunded")
             self.check("I3", closed, "it is {} at the end", prompt.state, uid=uid)

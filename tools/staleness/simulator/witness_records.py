@@ -25,18 +25,18 @@ class Violation:
 
 @dataclass(slots=True)
 class Followed:
-    """One admitted prompt, as the witness knows it."""
+    """One admitted prompt, as recorded by the witness."""
 
     born: int
     row: Key  # source, epoch, row
     attempt: int = 0
     state: str = "live"  # live, training, trained, refunded
     accepted: dict[int, int] = field(default_factory=dict)  # sample -> attempt whose verdict counted
-    issue: int = 0  # times its row was issued before
-    batch: int | None = None  # that it was taken in
+    issue: int = 0  # earlier issues of its row
+    batch: int | None = None  # its batch
     tokens: dict[int, int] = field(default_factory=dict)  # sample -> tokens of the verdict that counted
     failures: dict[tuple[int, int], str] = field(default_factory=dict)  # (sample, attempt) -> verdict, if no value
-    failed: str = ""  # status of a verdict that counted, and after which only a refund can follow
+    failed: str = ""  # status of a counted verdict that must lead to a refund
     correct: dict[tuple[int, int], bool] = field(default_factory=dict)  # (sample, attempt) -> whether it is right
     rewards: dict[tuple[int, int], float] = field(default_factory=dict)  # (sample, attempt) -> reward, if it has one
     n_accounted: int = 0  # trained, masked or dropped
@@ -44,12 +44,12 @@ class Followed:
 
     @property
     def is_flat(self) -> bool:
-        """All its rewards are equal."""
+        """Whether all its rewards are equal."""
         return len({self.rewards[key] for key in self.accepted.items() if key in self.rewards}) == 1
 
     @property
     def learned(self) -> Learned:
-        """What a curriculum learns when the group leaves."""
+        """The result of the group for a curriculum."""
         judged = [self.correct[key] for key in self.accepted.items() if key in self.correct]
         return self.row, sum(judged), len(judged)
 
@@ -63,7 +63,7 @@ GENERATOR = f"{Role.GENERATOR}-"
 
 
 class Pushed:
-    """The generators by the journal: state, version held, and pushes missed."""
+    """The generators according to the journal: state, version held, pushes missed."""
 
     def __init__(self) -> None:
         self.restart()
@@ -75,19 +75,19 @@ class Pushed:
         self.begin_term(0)
 
     def begin_term(self, version: int) -> None:
-        """No push is in flight, no push was missed, and held versions after `version` are void."""
+        """No push is in flight, none was missed, and held versions after `version` do not count."""
         self._push: m.PushBegin | None = None  # the last one
         self._begun_s = 0.0  # when it began
         self._is_catch_up = False
         self._root_is_done = False
-        self._done: set[str] = set()  # who completed it
-        self._missed: dict[str, list[float]] = {}  # who -> when each push of its own began that it missed, in a row
+        self._done: set[str] = set()  # members that completed it
+        self._missed: dict[str, list[float]] = {}  # member -> begin of each own push missed in a row
         self._holds = {name: held for name, held in self._holds.items() if held <= version}
 
-    # what happens
+    # events
 
     def on_joined(self, line: dict[str, Any]) -> None:
-        """Its earlier incarnation is gone."""
+        """A member joins: its earlier incarnation has ended."""
         name = line["name"]
         if name.startswith(GENERATOR):
             actor = name.rpartition(".")[0]
@@ -114,11 +114,11 @@ class Pushed:
         self._is_catch_up = line["catch_up"]
 
     def on_root_done(self, done: m.PushDone) -> None:
-        """Its own part is whole: what a member missed from here on was that member's doing."""
+        """The root completed its part: from now on a miss is the member's own."""
         self._root_is_done |= self._push is not None and self._push.push == done.push
 
     def _close(self) -> None:
-        """Of the last push, who missed it: its own miss where it was alone, or where the root completed its part."""
+        """Count the misses of the last push: a miss is the member's own if it was alone or the root completed its part."""
         if self._push is not None:
             is_own = self._root_is_done or len(self._push.members) == 1
             for name in set(self._push.members) - self._done:
@@ -126,32 +126,32 @@ class Pushed:
         self._push, self._root_is_done = None, False
         self._done.clear()
 
-    # what is asked
+    # questions
 
     def on_publish(self, line: dict[str, Any]) -> str:
-        """What is wrong with it: a version is pushed first to everybody there who has missed no push."""
+        """The broken rule, or "": a version is pushed first to all live generators that missed no push."""
         version, push = line["version"], self._push
         if push is not None and push.version == version and not self._is_catch_up:
             n_done = len(self._done.intersection(push.members))
-            wrong = f"{line['members']} have version {version} they say, {n_done} completed its push"
+            wrong = f"the journal counts {line['members']} members with version {version}, {n_done} completed its push"
             return "" if line["members"] == n_done else wrong
-        self._close()  # a catch-up push, of this version perhaps
+        self._close()  # perhaps a catch-up push of this version
         there = [name for name, state in self._state.items() if state in THERE and name not in self._missed]
         passed_over = [name for name in there if self._holds.get(name) != version]
         return f"version {version} is published and was never pushed to {passed_over}" if passed_over else ""
 
     def hopeless(self, patience: int, before_s: float) -> int:
-        """Generators that missed so many pushes of their own in a row, none of which began later than this."""
+        """Number of generators with `patience` own misses in a row, all of pushes that began before `before_s`."""
         self._close()
         return sum(len(missed) >= patience and max(missed) < before_s for missed in self._missed.values())
 
 
 EXPECTED = (Refund.TOO_OLD, Refund.NO_SIGNAL, Refund.END_OF_DATA, Refund.END_OF_RUN)  # no failure
-PATIENCE = 5  # pushes of its own in a row that a generator may miss
+PATIENCE = 5  # own pushes in a row that a generator may miss
 
 
 class Excuses:
-    """Prompts in a row that ended without a value, generators that complete no push."""
+    """Valid reasons for a job to fail: prompts in a row without a value, generators that complete no push."""
 
     def __init__(self, scenario: Scenario, pushed: Pushed) -> None:
         self._scenario, self._pushed = scenario, pushed
@@ -168,7 +168,7 @@ class Excuses:
         self._n_failed += reason not in EXPECTED
 
     def explain(self, sentence: str) -> bool:
-        """Whether what a run that ended in error says of itself is so; faults end pushes only before the calm."""
+        """Whether the reason of a failed run is true. Faults end pushes only before the calm."""
         if "in a row ended without a reward" in sentence:
             return self._n_failed >= self._limit
         n_hopeless = self._pushed.hopeless(PATIENCE, self._scenario.calm_s)

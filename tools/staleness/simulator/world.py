@@ -34,7 +34,7 @@ class Node(Protocol):
 
 
 class World:
-    """`at` runs a call later, `send` delivers a message to a live node, `tell` records the story."""
+    """`at` runs a call later, `send` delivers a message to a live node, `tell` records a line."""
 
     def __init__(
         self, rng: random.Random, *, link_s: float, p_lost: float, p_twice: float, calm_s: float, keeps_story: bool
@@ -81,7 +81,7 @@ class World:
     # processes
 
     def timer(self, name: str, delay: float, act: Callable[..., None], *args: Any) -> None:
-        """An act of a process: not while it is stopped, never once it is gone."""
+        """Run a call of a process later: not while it is stopped, never after its death."""
         self._n_events += 1
         heappush(self._events, (self.now + delay, self._n_events, self._act, (name, act, args)))
 
@@ -107,7 +107,7 @@ class World:
         self._deaf[name] = max(self._deaf.get(name, 0.0), self.now + for_s)
 
     def break_connection(self, name: str) -> None:
-        """Break its connection to the head. It reconnects at once."""
+        """Break a process's connection to the head. It reconnects at once."""
         link, ways = {name, HEAD}, (self._arrive, self._arrive_again, self._take_held)
         self._events = [one for one in self._events if one[2] not in ways or {*one[3][:2]} != link]
         heapify(self._events)
@@ -142,7 +142,7 @@ class World:
     # links
 
     def send(self, sender: str, to: str, message: m.Message) -> None:
-        """What a process sends."""
+        """Send a message of a process."""
         now, rng = self.now, self.rng
         arrives = now + 2.0 * rng.random() * self._link_s
         is_rough = now < self._calm_s
@@ -179,10 +179,10 @@ class World:
         node.receive(sender, message)
 
     def _take_held(self, sender: str, to: str, message: m.Message, n_deaths: int) -> None:
-        """It came while the process was stopped."""
+        """Deliver a message that came while the process was stopped."""
         self._arrive_again(sender, to, message, n_deaths)
 
     def _arrive_again(self, sender: str, to: str, message: m.Message, n_deaths: int) -> None:
-        """What a stopped process has not taken, and the double of a message, reach no other life of it."""
+        """A held message, and the double of a message, reach the same incarnation only."""
         if self._n_deaths[to] == n_deaths:
             self._arrive(sender, to, message)
