@@ -159,7 +159,7 @@ def send_request(server: socket.socket) -> None:
 
 
 def receive(peer: socket.socket, n_bytes: int) -> bytes:
-    """Exactly so many bytes. Raises EOFError when the connection ends before."""
+    """Read exactly n bytes. Raises EOFError when the connection ends before."""
     data = b""
     while len(data) < n_bytes:
         part = peer.recv(n_bytes - len(data))

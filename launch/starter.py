@@ -80,7 +80,7 @@ def score(completion, row):
 
 
 def main(words: Sequence[str]) -> int:
-    """Write the starter, and say how to run it. Raises ConfigError."""
+    """Write the starter, and print how to run it. Raises ConfigError."""
     if {"-h", "--help"} & set(words):
         print(USAGE)
         return 0

@@ -1,4 +1,4 @@
-"""Supervises the actors of one rank: starts them, backoff those that die, and ends them when the job is over or fails.
+"""Supervises the actors of one rank: starts them, restarts dead ones after a pause, ends them with the job.
 
 A crashed actor is restarted as its next incarnation until it has crashed `launch.max_restarts` times in a row without
 progress; mpirun does not notice. The job is over when RUN/summary.json exists: then no actor is restarted. Exit codes:
@@ -155,7 +155,7 @@ class Supervisor:
         return self._restart(actor, describe_exit(code), crashed=code != RESTART, progressed=progressed)
 
     def _check_ticks(self, head: ActorProcess, stall_timer: StallTimer, now: float) -> int | None:
-        """Report a head whose loop stands still: its own watchdog stands still, too."""
+        """Report a head whose loop is stuck: its own watchdog is stuck, too."""
         found = stall_timer.update(now, moved=head.loop_has_ticked())
         stalled = f"head-0 has made no progress for {found.stalled_s:.0f} s"
         if found.aborts and self.watchdog.action == "abort":

@@ -1,7 +1,6 @@
 """Decode steps of a whole model in one C call, which removes the call overhead that dominates small models.
 
-The weights are kept a second time, in the order in which they are read, or read as they lie; knows no requests and no
-versions.
+Weights are either packed into a second copy, in the order in which they are read, or read in place.
 
 Shapes: n rows, E width, A channels of a row of queries, keys and values, X queries' channels, G gates, V vocabulary, D
 head width, L positions, C blocks of a pool, K key heads, P positions of a block.
@@ -27,7 +26,7 @@ _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
 class _Product(ctypes.Structure):
-    """Of decode_step.c, as those that follow."""
+    """A struct of decode_step.c, as the next ones."""
 
     _fields_ = (
         *((name, _SIZE) for name in ("n_in", "n_out")),
@@ -76,7 +75,7 @@ def _decoded_on() -> Callable[..., None]:
 
 
 class PackedWeights:
-    """A weight (F, E), its bias, and the weight once more, in panels."""
+    """A weight (F, E), its bias, and a packed copy of the weight."""
 
     def __init__(self, weight_FE: Tensor, bias_F: Tensor | None = None) -> None:
         self._n_out, self._n_in = weight_FE.shape
@@ -96,7 +95,7 @@ class PackedWeights:
 
 
 class PlainWeights:
-    """A weight (F, E) and its bias, as they lie."""
+    """A weight (F, E) and its bias, read in place."""
 
     def __init__(self, weight_FE: Tensor, bias_F: Tensor | None = None) -> None:
         if bias_F is not None:
@@ -139,7 +138,7 @@ class ModelWeights:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What tokens are drawn by, in some steps of n rows."""
+    """Sampling parameters and random numbers of some steps of n rows."""
 
     temperatures: Sequence[float]  # of each row
     uniforms: Sequence[Sequence[float]]  # of each step, of each row
@@ -147,7 +146,7 @@ class Draws:
 
 
 class DecodeStep:
-    """Decode steps with weights that stay where they are until `bind`."""
+    """Decode steps with weights whose addresses stay the same until `bind`."""
 
     def __init__(self, weights: ModelWeights) -> None:
         """Raises ValueError for shapes that do not fit together."""
@@ -219,7 +218,7 @@ class DecodeStep:
         pools: Sequence[tuple[Tensor, Tensor | None]],
         draws: Draws,
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Steps one after the other, a token for each row drawn in each: rows' tokens, and their log-probs.
+        """Run several steps, each of which samples a token for each row. Returns tokens and log-probs by row.
 
         Fewer steps where one draws a stop token: it is the last. Raises ValueError where logits are not numbers.
         """
@@ -289,6 +288,6 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def _fits(product: _Product, n_in: int, n_out: int) -> None:
-    """C knows no shapes."""
+    """Checks the shapes, because C does not."""
     if (product.n_in, product.n_out) != (n_in, n_out):
         raise ValueError(f"a product is of {n_in} and gives {n_out}, not of {product.n_in} and {product.n_out}")

@@ -1,4 +1,4 @@
-"""What a generator asks of an inference engine; knows nothing of the bus, of the ring or of rewards."""
+"""The interface of an inference engine; knows nothing of the bus, of the ring or of rewards."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came of a request."""
+    """The result of a request."""
 
     key: tuple[str, int, int, int, int]
     ids: list[int]  # sampled tokens, the stop token included

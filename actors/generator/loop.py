@@ -49,7 +49,7 @@ SEND_BYTES = 1 << 20  # of trajectories in one send
 
 @dataclass(frozen=True, slots=True)
 class LoopRules:
-    """What the settings say about the loop."""
+    """Settings of the loop."""
 
     n_slots: int = 0  # while more samples than this are live, trajectories are sent in groups; 0: never
     report_tokens: int = 0  # after a swap, samples with this many new tokens are reported to the head; 0: none

@@ -46,7 +46,7 @@ class LiveSample:
 
 @dataclass(frozen=True, slots=True)
 class RolloutLog:
-    """Who samples, and where that is recorded."""
+    """The name of a generator, its journal and its failures."""
 
     name: str  # of the generator, in each trajectory
     journal: Journal

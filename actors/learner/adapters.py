@@ -91,7 +91,7 @@ class Adapters:
         }
 
     def digest(self) -> dict[str, Tensor]:
-        """The digest of the base weights, as a push brings it. A collective if they are sharded."""
+        """The digest of the base weights, as part of a push. A collective if they are sharded."""
         return {BASE_DIGEST: base_digest(self.base())}
 
     def drop(self, is_on: bool) -> None:

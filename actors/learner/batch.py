@@ -165,7 +165,7 @@ def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> 
 
 
 def _places(segments: Sequence[Sequence[int]]) -> Numbers:
-    """Where the sampled tokens lie."""
+    """The positions of the sampled tokens."""
     places: list[Numbers] = []
     at = 0
     for n_given, n_sampled in segments:
@@ -175,7 +175,7 @@ def _places(segments: Sequence[Sequence[int]]) -> Numbers:
 
 
 def _repeated(runs: Sequence[tuple[int, int]], kind: type[np.generic]) -> Numbers:
-    """Each value so many times."""
+    """Each value repeated by its count."""
     made, at = np.empty(sum(n for _, n in runs), dtype=kind), 0
     for value, n in runs:
         made[at : at + n] = value

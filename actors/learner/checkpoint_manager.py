@@ -34,7 +34,7 @@ def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> Start
 
     Version 0 needs neither. A whole checkpoint without a frontier is one that was never finished: when it is the first
     of a run (not above `every_steps`; without those, the only one of a run without any frontier), the run begins at
-    version 0 again. Raises CheckpointError when there are checkpoints and none can be gone back to.
+    version 0 again. Raises CheckpointError if there are checkpoints and none is usable.
     """
     folder = run / "checkpoints"
     versioned_dirs.tidy(folder)

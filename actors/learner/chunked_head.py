@@ -22,7 +22,7 @@ SOFT_CAP = "final_logit_softcapping"
 
 @dataclass(frozen=True, slots=True)
 class HeadTask:
-    """What a forward pass of the model wants from its head instead of logits."""
+    """The output that a forward pass requests from the model's head instead of logits."""
 
     targets_N: Tensor
     temperature: float

@@ -29,7 +29,7 @@ def pack(lengths: Sequence[int], *, capacity: int, k_min: int = 1) -> list[list[
 
 
 def _tight(order: Sequence[int], n_long: int, lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Best fit for the first so many, which are the longest; the others fill the rooms."""
+    """Best fit for the first `n_long` sequences, the longest ones; the others fill the gaps."""
     bins = _best_fit(order[:n_long], lengths, capacity, 1)
     _fill(bins, order[n_long:], lengths, capacity)
     return bins
@@ -113,7 +113,7 @@ class _Shelf:
         return shorter
 
     def take(self, n: int) -> int:
-        """Index of a sequence of this length, which is there no more."""
+        """Remove a sequence of this length and return its index."""
         indices = self._indices[n]
         index = indices.pop()
         if not indices:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def choose(device: torch.device) -> None:
-    """For the whole process: not by cuDNN, which on a GPU makes a plan for each shape and keeps it for ever.
+    """Turn off cuDNN's attention for the whole process: on a GPU it makes a plan for each shape and never frees it.
 
     The lengths of samples, and of what a step reads, are hardly twice the same.
     """

@@ -73,7 +73,7 @@ def names_of(layer: str) -> tuple[str, str]:
 
 
 def adapter_tensors(shapes: Mapping[str, Sequence[int]], lora: LoraConfig) -> dict[str, Tensor]:
-    """What a push brings, on the meta device: float32 adapters of layers with weights (F, E), and the base's digest."""
+    """The tensors of a push, on the meta device: float32 adapters of weights (F, E), and the base's digest."""
     found = {}
     for layer, (n_out, n_in) in shapes.items():
         a, b = names_of(layer)

@@ -1,9 +1,10 @@
 """Matrix products with a weight, by oneDNN where it is faster than torch.
 
-torch multiplies float32 on a CPU by MKL, which leaves AVX-512 unused on processors that are not its maker's: oneDNN
-uses it on all. Sums come in another order, so results differ by their rounding. oneDNN compiles a product anew for each
-number of rows, for some milliseconds and half a megabyte, and keeps about a thousand: whoever can, asks for `stepped`
-numbers of rows only. Shapes: N rows, E in, F out.
+torch multiplies float32 on a CPU by MKL, which uses AVX-512 on Intel processors only. oneDNN uses it on all. Sums
+come in another order, so results differ by rounding. oneDNN compiles a product for each new number of rows (some
+milliseconds, half a megabyte) and keeps about a thousand. So callers pad to `stepped` numbers of rows where they can.
+
+Shapes: N rows, E in, F out.
 """
 
 import torch
@@ -20,7 +21,7 @@ _onto = torch.ops.mkldnn._linear_pointwise.binary
 
 
 def stepped(n: int, device: torch.device) -> int:
-    """The next number of rows from `n` on that is asked for often; `n` itself where nothing is compiled for it."""
+    """The next common number of rows from `n` on; `n` itself where nothing is compiled."""
     if not IS_FASTER or device.type != "cpu" or n < 1:
         return n
     step = max(LEAST_STEP, (1 << n.bit_length() - 1) // PARTS)
@@ -28,7 +29,7 @@ def stepped(n: int, device: torch.device) -> int:
 
 
 def is_taken(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies with it."""
+    """Whether oneDNN multiplies with this weight."""
     return IS_FASTER and weight.device.type == "cpu" and weight.dtype is torch.float32
 
 
@@ -44,7 +45,7 @@ def multiplied(x_NE: Tensor, weight_FE: Tensor, bias_F: Tensor | None = None) ->
 
 
 def added(x_NE: Tensor, weight_FE: Tensor, to_NF: Tensor) -> Tensor:
-    """The product and what there is, in one operation."""
+    """The product plus `there`, in one operation."""
     if not is_taken(weight_FE):
         return torch.addmm(to_NF, x_NE, weight_FE.t())
     sum_NF: Tensor = _onto(x_NE, to_NF, weight_FE, None, "add")
@@ -66,7 +67,7 @@ class Weight:
         return product(x_NE, self._ready_FE, self._bias_F)
 
     def added(self, x_NE: Tensor, to_NF: Tensor) -> Tensor:
-        """The product and what there is, in one operation."""
+        """The product plus `there`, in one operation."""
         if self._ready_FE is not None and len(x_NE) * self._weight_FE.numel() >= LEAST:
             sum_NF: Tensor = _onto(x_NE, to_NF, self._ready_FE, self._bias_F, "add")
             return sum_NF

@@ -1,4 +1,4 @@
-"""The reward "format": 1 for a completion of the wanted form, else 0. It says nothing about the answer."""
+"""The reward "format": 1 for a completion of the wanted form, else 0. It does not judge the answer."""
 
 import re
 from collections.abc import Callable, Mapping

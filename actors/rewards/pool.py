@@ -84,7 +84,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """What a worker process runs, and how. `function`, `folder`, `fields` and `options` as in load_reward."""
+    """The work of a worker process. `function`, `folder`, `fields` and `options` as in load_reward."""
 
     function: str
     folder: str | Path

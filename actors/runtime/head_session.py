@@ -99,7 +99,7 @@ class HeadSession:
 
 @dataclass(frozen=True, slots=True)
 class ActorRuntime:
-    """What the loop of every actor uses."""
+    """Objects that the loop of every actor uses."""
 
     bus: Bus
     session: HeadSession

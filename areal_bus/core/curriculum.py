@@ -54,7 +54,7 @@ class Curriculum:
         return self._pass, self._rows[self._at - 1]
 
     def learn(self, drawn: tuple[int, int], n_right: int, n_judged: int) -> None:
-        """The group of this draw had so many right samples. Without a judged sample nothing changes."""
+        """Record the right samples of this draw's group. Without a judged sample nothing changes."""
         pass_, row = drawn
         if not n_judged:
             return

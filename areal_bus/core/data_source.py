@@ -30,7 +30,7 @@ class DataSource(Protocol):
         """The next row; None when the data has ended."""
 
     def learn(self, row: Row, n_right: int, n_judged: int) -> None:
-        """The group of this row had so many right samples among those that were judged."""
+        """Record the right samples among the judged ones of this row's group."""
 
     def state(self) -> str:
         """What `go_to` needs beside the position, as JSON; "" for a source that needs nothing."""

@@ -18,7 +18,7 @@ class Death:
 
 
 class Deaths:
-    """`add` and `back` as they happen, `tell` at every tick."""
+    """Call `add` and `back` at each event, `tell` at every tick."""
 
     def __init__(self) -> None:
         self._new: list[Death] = []

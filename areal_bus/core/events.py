@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Event(StrEnum):
-    """Names of all events; docs/journal.md says which fields each has."""
+    """Names of all events; docs/journal.md describes the fields of each."""
 
     START = "start"  # every process: first line
     END = "end"  # every process: last line of an orderly end

@@ -15,10 +15,10 @@ ID_BYTES = 8
 
 
 class LeaseIds:
-    """Of one job: the same over all lives of its head."""
+    """The lease ids of one job: the same for all incarnations of its head."""
 
     def __init__(self, secret: bytes) -> None:
-        """Without a secret all ids are "": for heads that nobody outside reaches, as in the simulator."""
+        """Without a secret all ids are "": for heads without a network, as in the simulator."""
         self._secret = secret
 
     def of(self, evaluation: str, uid: int, attempt: int) -> str:

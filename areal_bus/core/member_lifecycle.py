@@ -174,7 +174,7 @@ class MemberLifecycle:
         return None
 
     def _part_with(self, name: str, order: m.Stop | m.Evict, why: str) -> None:
-        """It belongs to the ring no more; that is no death of which its prompts are to blame."""
+        """Remove a member that left. Its prompts are not suspected of a death."""
         self.effects.send(name, order)
         self.effects.record(Event.MEMBER, name=name, state="left", why=why)
         self._forget(name, died=False)

@@ -109,7 +109,7 @@ class ProgressTracker:
 
 
 def place(name: str) -> str:
-    """generator-1 of generator-1.0: whoever bears the name now."""
+    """The name without its incarnation: generator-1 of generator-1.0."""
     return name.rpartition(".")[0] or name
 
 

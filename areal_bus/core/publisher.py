@@ -70,7 +70,7 @@ class Publisher:
         self.effects.progress("warning", text=f"push of version {message.version}: {member.name}: {message.error}")
 
     def _check_version(self, message: m.PushDone | m.PushBroken) -> None:
-        """Whatever is in flight has one version (I5)."""
+        """All pushes in flight have one version (I5)."""
         push = self.pushes.current
         if push is not None and push.id == message.push and push.version != message.version:
             raise ImpossibleEvent(f"push {push.id} is of version {push.version}; got one of version {message.version}")
@@ -88,7 +88,7 @@ class Publisher:
             self.pushes.forget(name)
 
     def expire(self, now: float) -> None:
-        """Who has not answered by the push's deadline is waited for no longer."""
+        """At the deadline of a push, stop waiting for members that have not answered."""
         for name in self.pushes.expire(now):
             if (push := self.pushes.current) is not None:
                 error = push.broken[name]
@@ -127,7 +127,7 @@ class Publisher:
         self.effects.progress("note", name="head", text=text)
 
     def errors(self) -> dict[str, str]:
-        """Who is kept apart, and the last error of each."""
+        """Quarantined members, and the last error of each."""
         return {name: apart.error for name, apart in self.pushes.quarantined.items()}
 
     def hopeless(self) -> dict[str, str]:

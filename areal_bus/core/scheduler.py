@@ -155,7 +155,7 @@ class Scheduler:
         self.effects.send(member.name, m.Prompt(entry.uid, entry.attempt, entry.born, samples, "", row, more, lease))
 
     def _begun(self, entry: LedgerEntry, member: Member) -> list[m.Partial]:
-        """What earlier holders had of it; nothing when it may be what killed them."""
+        """Partial rollouts of earlier holders; none if the prompt may have killed them."""
         if entry.n_deaths >= POISON_THRESHOLD or member.version is None:
             self.partials.forget(entry.uid, entry.n_samples)
             return []

@@ -1,1 +1,1 @@
-"""What a process of a job needs of the operating system: import path, parent, mpirun, terminal, names of commands."""
+"""What a process needs from the operating system: import path, parent, mpirun, terminal, names of commands."""

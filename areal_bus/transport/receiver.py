@@ -92,7 +92,7 @@ class Receiver:
             self.disconnected.append(name)
 
     def _prune_names(self, router: Socket) -> None:
-        """Remove names without a connection, so that there are no more names than connections."""
+        """Remove names without a connection, so that names never outnumber connections."""
         if len(self.clients) > MAX_CONNECTIONS:
             for name in [name for name, connection in self.clients.items() if not is_connected(router, connection)]:
                 del self.clients[name]

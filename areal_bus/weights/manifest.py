@@ -95,7 +95,7 @@ class Manifest:
 
 
 def cut(n_bytes: int, bucket_bytes: int) -> list[tuple[int, int]]:
-    """(start, stop) of the buckets of so many bytes."""
+    """(start, stop) of each bucket of at most this many bytes."""
     return [(start, min(start + bucket_bytes, n_bytes)) for start in range(0, n_bytes, bucket_bytes)]
 
 

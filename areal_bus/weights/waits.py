@@ -116,7 +116,7 @@ class PushWaits:
     def __init__(
         self, what: str, watch: StoreWatch, *, timeout_s: float, cancelled: threading.Event, wake: Wakeup
     ) -> None:
-        """Who sets `cancelled` also sets `wake`."""
+        """Code that sets `cancelled` must also set `wake`."""
         self._what = what
         self._watch = watch
         self._timeout_s = timeout_s

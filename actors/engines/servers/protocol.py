@@ -1,4 +1,4 @@
-"""What the engine needs from an inference server, and the description of a kind of server."""
+"""The interface of an inference server, and the description of a kind of server."""
 
 import hashlib
 import re
@@ -30,7 +30,7 @@ class RequestPiece:
 
 @dataclass(frozen=True, slots=True)
 class PieceUpdate:
-    """What a server reported of a piece since the last update."""
+    """A server's report on a piece since the last report."""
 
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Server(Protocol):
 
     @property
     def stamps(self) -> bool:
-        """Whether it reports for each token which weights made it. If not, pieces are ended before each update."""
+        """Whether it reports the weights of each token. If not, pieces are ended before each update."""
 
     @property
     def pauses(self) -> bool:
@@ -71,7 +71,7 @@ class Server(Protocol):
         """Sample nothing before `resume`. `keep`: keep the KV cache of running pieces."""
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue sampling."""
 
     def load(self, label: str, tensors: Mapping[str, Any], *, flush: bool) -> None:
         """Load these weights under this label. `flush`: drop all KV caches of earlier weights.
@@ -87,7 +87,7 @@ class Server(Protocol):
 
 
 def controls_of(config: Config) -> SamplingControls:
-    """Those of [gconfig]; agents may ask for others, call by call."""
+    """The controls of [gconfig]; an agent's call may override them."""
     return SamplingControls(**config.gconfig.controls())
 
 
@@ -96,7 +96,7 @@ LOOPBACK = ("127.0.0.1", "lo")  # where servers of ours listen: address and inte
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """A server that answers, and what it is to serve."""
+    """A running server, and the model that it must serve."""
 
     link: HttpClient
     process: ServerProcess | None  # None: it was attached to
@@ -111,7 +111,7 @@ class ServerContext:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sample of one turn, as far as the settings tell."""
+        """Tokens of the longest sample of one turn, according to the settings."""
         return longest(self.config, self.shape.most_tokens)
 
 
@@ -157,12 +157,12 @@ def longest(config: Config, most_tokens: int) -> int:
 
 
 def seed(run_seed: int, context: Context) -> int:
-    """Another number for each generator and each of its lives: their samples of one prompt are to differ."""
+    """A different number for each incarnation of each generator, so that their samples of one prompt differ."""
     text = f"{run_seed},{context.index},{context.incarnation}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") >> 1
 
 
 def number(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with."""
+    """The leading numbers of a version string."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, found.group().split("."))) if found else ()

@@ -2,7 +2,7 @@
 
 The lengths follow a law and the seed of the request, the speeds another law and the clock, the tokens `token_law`. Of
 the weights it keeps a hash. Versions, spans and log-probs are exact, but of a distribution that is no language model.
-docs/engines.md says what such a job can show.
+docs/engines.md describes what such a job shows.
 """
 
 import math
@@ -97,7 +97,7 @@ class SimulatedEngine:
         return self._n_tokens
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises EngineError when the model cannot hold or the engine not tell it."""
+        """Queue a request. Raises EngineError for a request that the model cannot hold, or whose key is not unique."""
         if request.key in self._texts or request.key in self._waiting:
             raise EngineError(f"a request must have a key that no live request has: {request.key}")
         self._shape.check_request(request)
@@ -127,7 +127,7 @@ class SimulatedEngine:
         return ended
 
     def abort(self, key: Key) -> Completion | None:
-        """Forget a request; what it had so far, or None when it is not live."""
+        """Forget a request; its tokens so far, or None if it is not live."""
         if (request := self._waiting.pop(key, None)) is not None:
             return self._row(request, 0).completion(Finish.ABORT)
         text = self._texts.pop(key, None)
@@ -138,7 +138,7 @@ class SimulatedEngine:
         return done.spans[-1][0] if (done := self.so_far(key)) is not None else None
 
     def so_far(self, key: Key) -> Done | None:
-        """What a live request has, as a copy; None when it has no token, or is not live."""
+        """A copy of a live request's tokens; None when it has no token, or is not live."""
         if (request := self._waiting.get(key)) is not None:
             return request.done
         text = self._texts.get(key)

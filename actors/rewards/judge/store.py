@@ -1,4 +1,4 @@
-"""What the workers of one host share: replies of the judge, the budget spent, and the calls in flight.
+"""State that the workers of one host share: replies of the judge, the budget spent, and the calls in flight.
 
 Replies and budget are in an SQLite file, which outlives the run's processes. A call in flight holds the lock of one of
 `max_concurrent` files; the kernel releases it when its process is killed.
@@ -22,7 +22,7 @@ INSERT OR IGNORE INTO spent VALUES (0, 0, 0);
 
 
 class BudgetSpent(Exception):
-    """The judge may be called no more in this run."""
+    """The budget of judge calls of this run is spent."""
 
 
 class NoSlot(Exception):

@@ -159,7 +159,7 @@ class End:
 
     @property
     def words(self) -> list[str]:
-        """What comes before a command line that runs there."""
+        """Prefix of a command line that runs there."""
         return ["ip", "netns", "exec", self.name]
 
 

@@ -11,7 +11,7 @@ CORES = 2  # that a job of two halves has
 
 @contextmanager
 def on_both_cores(*, of_jobs: bool = False) -> Iterator[Measure]:
-    """Wall seconds of a product, of the slower core: whoever else runs there shows, which CPU time leaves out.
+    """Wall seconds of a product on the slower core. Unlike CPU time they show other load on the machine.
 
     Beside laps of whole jobs over a second or two, since a lap of a minute does not hear what lasts a tenth of one.
     """

@@ -16,7 +16,7 @@ RUN_S = 1e-3
 
 
 def serve(functions: Mapping[str, Callable[..., Any]], **about: Any) -> None:
-    """Send `about`, then answer requests until the input ends. An error is an answer, too.
+    """Send `about`, then answer requests until the input ends. An error is sent as an answer.
 
     Output of the functions goes to standard error; the pipe carries answers only.
     """

@@ -24,7 +24,7 @@ GROUPS = 16  # to record, at least
 
 
 class DrawnLengths:
-    """A group's samples are as long as the row's "lengths", in the order in which they are begun."""
+    """The samples of a group have the row's "lengths", in the order of their starts."""
 
     def __init__(self, config: Config) -> None:
         self._single = SingleTurn(config)
@@ -40,7 +40,7 @@ class DrawnLengths:
 
 
 def score(_prompt: str, completion: str, row: Mapping[str, Any]) -> float:
-    """From 0 to 1 by the text's checksum: no two samples of a group score alike, but those of a flat row."""
+    """From 0 to 1 by the text's checksum: samples of a group differ, except in a flat row."""
     return 0.0 if row["flat"] else zlib.crc32(completion.encode()) / 0xFFFFFFFF
 
 
@@ -65,6 +65,6 @@ def rows(
 
 
 def write_rows(path: Path, found: list[dict[str, Any]]) -> float:
-    """As JSON lines; the mean length of their samples."""
+    """Write JSON lines. Returns the mean length of their samples."""
     path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
     return fmean(n for row in found for n in row["lengths"])

@@ -44,7 +44,7 @@ class Lane:
 
     @contextmanager
     def started(self, n_updates: int) -> Iterator["Lane"]:
-        """The job, stopped after its first updates; gone afterwards."""
+        """The job, paused after its first updates; ended afterwards."""
         with self._job.started():
             try:
                 self._run_until(n_updates)
@@ -53,19 +53,19 @@ class Lane:
                 self._signal(signal.SIGCONT)
 
     def lap(self, n_updates: int) -> tuple[float, list[Line]]:
-        """So many updates more: the seconds since the last one before them, and their journal lines."""
+        """Run n more updates: the seconds since the update before, and their journal lines."""
         n_before = len(self.updates)
         self._signal(signal.SIGCONT)
         self._run_until(n_before + n_updates)
         return self.since(n_before)
 
     def since(self, n_before: int) -> tuple[float, list[Line]]:
-        """Seconds from the update before to the last one, and the lines of those between."""
+        """Seconds from the update before to the last one, and the journal lines between."""
         found = self.updates[n_before:]
         return found[-1]["clock_s"] - self.updates[n_before - 1]["clock_s"], found
 
     def _run_until(self, n_updates: int) -> None:
-        """Then stop, with the newest version published."""
+        """Run on, then pause with the newest version published."""
         deadline = time.monotonic() + PATIENCE_S
         while len(self.updates) < n_updates or self._published < self.updates[-1]["version"]:
             process = self._job.process
@@ -81,7 +81,7 @@ class Lane:
         self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To every process below mpirun, which itself waits."""
+        """Send a signal to every process below mpirun, but not to mpirun."""
         now = time.monotonic()
         if number is signal.SIGSTOP:
             self._stopped_at = now
@@ -96,7 +96,7 @@ class Lane:
                 continue
 
     def _clock(self, t: float) -> float:
-        """Seconds of its own at this moment."""
+        """The time of its own clock, in seconds."""
         return t - sum(went_on - stopped for stopped, went_on in self._stops if stopped < t)
 
     def _read(self) -> None:
@@ -117,13 +117,13 @@ class Lane:
 
 @contextmanager
 def lanes(jobs: dict[str, KilledJob], n_updates: dict[str, int]) -> Iterator[dict[str, Lane]]:
-    """Every job in its steady state, all of them stopped."""
+    """Every job in its steady state, all of them paused."""
     with ExitStack() as stack:
         yield {name: stack.enter_context(Lane(job).started(n_updates[name])) for name, job in jobs.items()}
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes below this one, wherever in their own sessions."""
+    """Descendants of this process, also those in sessions of their own."""
     parents: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

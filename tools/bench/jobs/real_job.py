@@ -48,7 +48,7 @@ class JournalTail:
         self.n_updates = 0  # over all terms
 
     def look(self) -> None:
-        """Read on."""
+        """Read new lines."""
         paths = sorted(self._folder.glob(f"{WRITERS}*.jsonl"), key=lambda path: int(path.stem.rpartition(".")[2]))
         for path in paths:
             with path.open("rb") as file:
@@ -93,7 +93,7 @@ class KilledJob:
 
     @contextmanager
     def started(self, *arguments: str) -> "Iterator[KilledJob]":
-        """The job; whatever happens, it is gone afterwards."""
+        """The running job; it is ended in any case."""
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         out = sys.stderr if self._quiet else None
         self.process = subprocess.Popen([*self._line, *arguments], cwd=demo.ROOT, env=os.environ | allowed, stdout=out)
@@ -109,7 +109,7 @@ class KilledJob:
                     self.process.wait()
 
     def finish(self) -> None:
-        """Raises ConfigError unless it ends well, by itself."""
+        """Wait for the end. Raises ConfigError unless the job ends by itself with code 0."""
         code = self.process.wait(PATIENCE_S) if self.process is not None else None
         if code != 0:
             raise ConfigError(f"the job must end with code 0 to be measured: it ended with {code} ({self.run})")
@@ -120,7 +120,7 @@ class KilledJob:
         self.finish()
 
     def until(self, is_so: Callable[[], Any], what: str) -> None:
-        """Raises ConfigError when it does not come to be, or the job ends before."""
+        """Wait for a condition. Raises ConfigError at the deadline, or if the job ends before."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             self.tail.look()

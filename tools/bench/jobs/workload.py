@@ -76,7 +76,7 @@ samples = false
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sizes of it."""
+    """Sizes of a workload."""
 
     shape: tuple[int, int, int]  # width, layers, heads
     median: float  # of the lengths, log-normal, in tokens
@@ -128,7 +128,7 @@ class PreparedWorkload:
         return round(self.mean * self.workload.n_batch)
 
     def job(self, name: str, *changes: str, ranks: int = 2, quiet: bool) -> KilledJob:
-        """One setting of it: a generator and a learner, unless the changes say otherwise."""
+        """One setting of the workload: a generator and a learner, unless the changes override it."""
         return KilledJob(
             self.folder / name, config=str(self.settings), changes=(*PATIENT, *changes), ranks=ranks, quiet=quiet
         )
@@ -153,7 +153,7 @@ class PreparedWorkload:
 
 @contextmanager
 def folder(name: str) -> Iterator[Path]:
-    """Where a bench's jobs lie, to be looked at afterwards. Raises ConfigError without mpirun."""
+    """The folder of a bench's jobs, which is kept. Raises ConfigError without mpirun."""
     mpirun()
     path = ROOT / "runs" / f"bench-{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     path.mkdir(parents=True)
@@ -187,7 +187,7 @@ def balanced(workload: Workload, at: Path, alone: Side) -> PreparedWorkload:
 
 
 def warm(made: PreparedWorkload, alone: Side) -> None:
-    """Opened, lengths spread over the slots, and each recorded batch trained: that allocates and compiles."""
+    """Open it, spread lengths over the slots, and train each recorded batch: this allocates and compiles."""
     alone.ask("opened", config=str(made.settings))
     alone.ask("generate", n_tokens=WARM * made.n_tokens)
     alone.ask("train", n_updates=lengths_reward.n_recorded(made.workload.batch_size))

@@ -118,7 +118,7 @@ class Pushed:
         self._root_is_done |= self._push is not None and self._push.push == done.push
 
     def _close(self) -> None:
-        """Count the misses of the last push: a miss is the member's own if it was alone or the root completed its part."""
+        """Count misses of the last push: a miss is the member's own if it was alone or the root completed its part."""
         if self._push is not None:
             is_own = self._root_is_done or len(self._push.members) == 1
             for name in set(self._push.members) - self._done:
