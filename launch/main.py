@@ -130,6 +130,11 @@ def check_is_ring(config: Config) -> None:
             "the lag of a ring follows from its timing: remove rollout.exact_lag, or train with the given lag in one "
             "process: python -m actors.offline.exact_lag CONFIG.toml --out FOLDER"
         )
+    if config.virtual_time.seconds is not None:
+        raise ConfigError(
+            "a ring runs in real time: remove virtual_time.seconds, or train in virtual time in one process: "
+            "python -m actors.offline.virtual_time CONFIG.toml --out FOLDER"
+        )
 
 
 class Parser(argparse.ArgumentParser):

@@ -135,7 +135,7 @@ def _state_and_sentence(head: HeadStatus, actors: list[ActorStatus], *, was_aske
     if head.end is not None:
         return "failed", f"it ended: {head.end.get('reason') or head.error or 'without a reason'}"
     if actors and all(actor.name.startswith(LOOP) for actor in actors) and actors[-1].doing == "ended":
-        return "ended", "it ended: one process, without a ring (rollout.exact_lag)"
+        return "ended", "it ended: one process, without a ring (docs/sweep.md)"
     silences = {actor.name: actor.silent_s for actor in actors}
     silent_s = next((s for name, s in silences.items() if name.startswith("head-")), None)
     running = sorted(actor.name for actor in actors if _is_running(actor))
@@ -152,7 +152,7 @@ def _state_and_sentence(head: HeadStatus, actors: list[ActorStatus], *, was_aske
     if any(actor.process == Process.GONE and actor.name.startswith("head-") for actor in actors):
         return "stalled", f"the head's process is gone; {', '.join(running[:MAX_SHOWN])} wait for its restart"
     if silent_s is None and running[0].startswith(LOOP):
-        return "alive", "it is alive: one process, without a ring (rollout.exact_lag)"
+        return "alive", "it is alive: one process, without a ring (docs/sweep.md)"
     if silent_s is None:
         return "alive", "it begins: no head has written yet"
     if silent_s > SILENT_S:

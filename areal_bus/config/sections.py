@@ -15,6 +15,7 @@ from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.section import Section
 from areal_bus.config.stages import StageConfig
 from areal_bus.config.trackers import Tracker
+from areal_bus.config.virtual_time import VirtualTimeConfig
 from areal_bus.config.watch import ProfileConfig, WatchConfig
 from areal_bus.config.workflows import BUILT_IN, environment_of
 
@@ -564,6 +565,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     workflow: WorkflowConfig = WorkflowConfig()
     rollout: RolloutConfig = RolloutConfig()
+    virtual_time: VirtualTimeConfig = VirtualTimeConfig()
     engine: EngineConfig = EngineConfig()
     gconfig: GenerationConfig = GenerationConfig()
     reward: RewardConfig = RewardConfig()

@@ -7,6 +7,8 @@ from areal_bus.core.stages import Stage, stage_at
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import VerdictStatus
 
+MAX_REISSUES = 3  # policy `drop`: how often a row is issued again
+
 
 @dataclass(frozen=True, slots=True)
 class HeadRules:
@@ -23,7 +25,7 @@ class HeadRules:
     assemble_s: float
     push_timeout_s: float
     policy: StalenessPolicy = StalenessPolicy.MASK
-    max_reissues: int = 3  # policy `drop`: how often a row is issued again
+    max_reissues: int = MAX_REISSUES
     max_refill: int = 0  # groups without signal that are replaced for a batch
     drop_last: bool = False
     checkpoint_every: int = 0  # versions between checkpoints; 0: none by steps

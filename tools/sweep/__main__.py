@@ -17,12 +17,12 @@ from tools.sweep import report
 from tools.sweep.comparison import summaries
 from tools.sweep.plan import Job, SweepFile, as_toml, jobs_of, read_sweep
 from tools.sweep.results import Result, ResultFile
-from tools.sweep.runner import Progress, SweepRunner, is_done
+from tools.sweep.runner import Progress, SweepRunner, is_done, loop_of
 
 EPILOG = """\
-A job with rollout.exact_lag runs as one process, any other as a ring with `ranks` ranks. Results are kept in
-OUT/results.jsonl after each job: start the same line again to go on after a stop. Only jobs whose settings changed, or
-which failed, run again.
+A job with rollout.exact_lag or virtual_time.seconds runs as one process, any other as a ring with `ranks` ranks.
+Results are kept in OUT/results.jsonl after each job: start the same line again to go on after a stop. Only jobs whose
+settings changed, or which failed, run again.
 
 examples:
   python -m tools.sweep configs/sweeps/lag.toml --cores 2
@@ -78,7 +78,7 @@ def list_jobs(jobs: Sequence[Job], known: dict[str, Result]) -> int:
 
 def run(sweep: SweepFile, jobs: Sequence[Job], out: Path, *, n_cores: int, keep: bool) -> dict[str, Result]:
     signal.signal(signal.SIGTERM, stop)
-    is_alone = all(job.load().rollout.lags for job in jobs if job.seed == jobs[0].seed)
+    is_alone = all(loop_of(job) for job in jobs if job.seed == jobs[0].seed)
     n_workers = max(1, n_cores if is_alone else n_cores // sweep.ranks)
     print(f"{len(jobs)} jobs, {n_workers} at once, in {out}", flush=True)
     return SweepRunner(sweep, out, n_workers=n_workers, keep=keep, show=show).run(jobs)

@@ -15,7 +15,8 @@ from tools.run import Line, Run
 from tools.sweep.plan import Job
 
 LAST_SHARE = 0.1  # part of the updates whose mean reward is `reward_last`
-MEANS = ("lag_mean", "masked_share", "clip_share", "mismatch_kl", "ess", "entropy", "grad_norm")
+MEANS = ("lag_mean", "masked_share", "clip_share", "mismatch_kl", "ess", "entropy", "grad_norm", "length_trained",
+         "length_sampled", "n_dropped")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,8 @@ class SweepRunner:
 
     def _command(self, job: Job, folder: Path) -> list[str]:
         options = [word for option in job.options for word in ("--set", option)]
-        if job.load().rollout.lags:
-            program = [*CHILD, "actors.offline.exact_lag", str(job.config), "--out", str(folder)]
+        if (loop := loop_of(job)) is not None:
+            program = [*CHILD, loop, str(job.config), "--out", str(folder)]
             return [*program, "--warm-ups", str(self._out / "warm-ups"), *options]
         options += ["--set", f"run.folder={folder.parent}", "--set", f"run.name={folder.name}"]
         program = [find_mpirun(), "-np", str(self._sweep.ranks), *CHILD, "areal_bus.launch", str(job.config)]
@@ -127,6 +127,14 @@ class SweepRunner:
             except subprocess.TimeoutExpired:
                 running.process.kill()
                 running.process.wait()
+
+
+def loop_of(job: Job) -> str | None:
+    """Module of the loop in one process that runs this job; None for a ring."""
+    config = job.load()
+    if config.virtual_time.seconds is not None:
+        return "actors.offline.virtual_time"
+    return "actors.offline.exact_lag" if config.rollout.lags else None
 
 
 def is_done(result: Result | None) -> bool:
