@@ -1,7 +1,7 @@
 """A ring in virtual time: an event queue around the production gate. One sampler with slots, one learner.
 
 Samples, updates and pushes take times that are given by [virtual_time]. The events decide which version samples each
-token and which prompts form a batch. The work itself (sampling, training) is done by the `Worker`. Pure: no torch.
+token and which prompts form a batch. A `SamplerAndLearner` does the work itself. Pure: no torch.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from areal_bus.core.gate import Gate
 Key = tuple[int, int]  # uid, sample
 
 
-class Worker(Protocol):
+class SamplerAndLearner(Protocol):
     """Samples and trains when the ring says so, with real weights."""
 
     def begin(self, n: int) -> Mapping[int, Sequence[int]]:
@@ -64,7 +64,7 @@ class Pace:
         return self.factor(key) * self._settings.token_s * _series(self._settings.token_growth, n_tokens)
 
     def begun(self, key: Key, elapsed_s: float, n_tokens: int) -> int:
-        """How many of `n_tokens` tokens began before `elapsed_s` seconds. The version of a token is that of its begin."""
+        """How many of `n_tokens` tokens began before `elapsed_s` seconds. A token has the version of its begin."""
         first_s = self.factor(key) * self._settings.token_s
         return sum(first_s * _series(self._settings.token_growth, i) < elapsed_s for i in range(n_tokens))
 
@@ -96,7 +96,14 @@ class VirtualRing:
     """Owns virtual time, the gate, and the queue of events."""
 
     def __init__(
-        self, settings: VirtualTimeConfig, gate: Gate, worker: Worker, *, slots: int, n_samples: int, seed: int
+        self,
+        settings: VirtualTimeConfig,
+        gate: Gate,
+        worker: SamplerAndLearner,
+        *,
+        slots: int,
+        n_samples: int,
+        seed: int,
     ) -> None:
         """`slots`: samples that are decoded at once. At eta = 0 a whole batch is leased whatever the slots."""
         self.now = 0.0

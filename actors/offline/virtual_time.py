@@ -10,7 +10,7 @@ python -m actors.offline.virtual_time CONFIG --out FOLDER
 writes FOLDER/config.json, FOLDER/journal (the events `update` and `evaluation`) and FOLDER/summary.json.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +213,7 @@ class LengthCount:
         """Mean number of trained tokens of the samples in batches."""
         return self._taken[1] / max(1, self._taken[0])
 
-    def begin(self, lengths: Iterator[int] | Any) -> None:
+    def begin(self, lengths: Iterable[int]) -> None:
         """Samples were begun; their lengths under the weights at their begin."""
         for length in lengths:
             for count in (self._begun, self._since_update):
@@ -221,7 +221,7 @@ class LengthCount:
                 count[1] += length
 
     def of_update(self, groups: Sequence[Group], stats: Mapping[str, float]) -> dict[str, float]:
-        """The figures of an update: `length_trained` and, of the samples begun since the one before, `length_sampled`."""
+        """Figures of an update: `length_trained` and, of the samples begun since the last one, `length_sampled`."""
         n, tokens = sum(map(len, groups)), int(stats["n_tokens"] - stats["n_tokens_masked"])
         self._taken[0] += n
         self._taken[1] += tokens

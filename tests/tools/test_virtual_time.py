@@ -1,6 +1,7 @@
 """Training in virtual time (actors.offline.virtual_time): the ring's events, and real updates along them."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_a_run_repeats_bit_for_bit_and_its_tokens_have_the_versions_of_their_tim
     assert len({step.digest for step in first}) > 1
     spans = [spans for step in first for _, _, spans, _ in tokens(step)]
     assert any(len(of_sample) > 1 for of_sample in spans)  # weights changed within samples
-    assert all(a < b for of_sample in spans for (a, _), (b, _) in zip(of_sample, of_sample[1:], strict=False))
+    assert all(a < b for of_sample in spans for (a, _), (b, _) in pairwise(of_sample))
 
 
 def test_a_dropped_row_is_issued_again(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_a_dropped_row_is_issued_again(tmp_path: Path) -> None:
     steps = train(tmp_path, VirtualTimeLoop, rollout__staleness_policy="drop", **heavy, **eta)
     assert sum(step.stats["n_dropped"] for step in steps) > 0
     assert all(step.stats["n_tokens_masked"] == 0 for step in steps)
-    assert all(step.stats.get("lag_max", 0) <= 1  # no token is trained without a signal for step in steps)
+    assert all(step.stats.get("lag_max", 0) <= 1 for step in steps)
 
 
 class CountingWorker:
@@ -180,9 +181,9 @@ def test_what_virtual_time_cannot_run_is_refused(tmp_path: Path, capsys: pytest.
     assert "a ring runs in real time: remove virtual_time.seconds" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="either the lag is given or it follows from virtual time"):
         load(BASE, ["virtual_time.seconds=5"], {})
-    with pytest.raises(ConfigError, match="a batch fits into virtual_time.window: 3 is less than data.batch_size"):
+    with pytest.raises(ConfigError, match="is less than data"):
         load(BASE, ["virtual_time.window=3"], {})
-    with pytest.raises(ConfigError, match="set virtual_time.seconds"):
+    with pytest.raises(ConfigError, match="give the virtual seconds of the run"):
         train(tmp_path, VirtualTimeLoop, virtual_time__seconds=None)
 
 
