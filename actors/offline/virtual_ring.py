@@ -56,7 +56,7 @@ class Pace:
         """The random factor of a sample."""
         settings, draw = self._settings, random.Random(f"{self._seed}/{key[0]}/{key[1]}")
         if settings.tail == "pareto":
-            return (1 - 1 / settings.exponent) * (1.0 - draw.random()) ** (-1 / settings.exponent)
+            return (1 - 1 / settings.exponent) * draw.paretovariate(settings.exponent)
         return draw.lognormvariate(-(settings.spread**2) / 2, settings.spread)
 
     def seconds(self, key: Key, n_tokens: int) -> float:
