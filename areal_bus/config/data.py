@@ -14,7 +14,7 @@ class CurriculumConfig(Section):
     high: float = Field(1.0, ge=0, le=1)
     """A row whose last group has a pass rate of at least this comes less often."""
     every: int = Field(4, ge=2)
-    """Such a row is visited in one of so many passes, all others in each."""
+    """Such a row is visited in one of this many passes, all others in each."""
 
 
 class SourceConfig(Section):

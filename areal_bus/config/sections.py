@@ -238,11 +238,11 @@ class GenerationConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling threshold; log-probs are those of the full distribution, whatever the keys below say."""
     top_k: int = Field(0, ge=0)
-    """Sample from so many likeliest tokens; 0: from all."""
+    """Sample from this many likeliest tokens; 0: from all."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Sample from tokens of at least this share of the likeliest token's probability."""
     min_new_tokens: int = Field(0, ge=0)
-    """No stop token and no stop string before so many sampled tokens."""
+    """No stop token and no stop string before this many sampled tokens."""
     repetition_penalty: float = Field(1.0, gt=0)
     """Divides positive and multiplies negative logits of tokens in prompt and completion; 1: off."""
     presence_penalty: float = Field(0.0, ge=-2, le=2)
@@ -390,7 +390,7 @@ class ReferenceConfig(Section):
     """Model that actor.kl_ctl keeps the policy close to (folder or Hugging Face id). Empty: the run's own version 0,
     with actor.lora the model without its adapters."""
     update_every: int = Field(0, ge=0)
-    """Replace the reference by a copy of the policy every so many versions; 0: it stays fixed."""
+    """Versions between two replacements of the reference by a copy of the policy; 0: it stays fixed."""
 
 
 class TeacherConfig(Section):
@@ -509,7 +509,7 @@ class EvaluateConfig(Section):
     metric_set: str = ""
     """Name of the set of `metric`; empty: the problems of `path`."""
     early_stop_patience: int = Field(0, ge=0)
-    """End the run when so many evaluations in training in a row did not exceed the best `metric`; 0: never."""
+    """End the run after this many evaluations in a row, in training, without a better `metric`; 0: never."""
     path: str = ""
     """File of problems (as data.path); empty: the held-out problems of the generated task."""
     limit: int | None = Field(None, ge=1)
