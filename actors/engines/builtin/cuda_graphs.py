@@ -18,10 +18,8 @@ from torch import Tensor
 from actors.engines.builtin.dense_cache import DecodeView, DenseCache
 from actors.engines.builtin.fused_llama import ROUGH, TOLERANCE, FusedLlama
 
-REACH = 256  # positions: attention reads so many, or a multiple
-SEEN = 4  # a step of a width and reach is recorded when it comes so often
-MOST_SEEN = 4096  # of which it is known how often they came
-KEPT = 48  # recordings at once
+REACH = 256  # attention reads a multiple of this many positions
+MOST_SEEN = 4096  # steps whose occurrences are counted
 WARM = 3  # calls before a recording: libraries make what they need
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -89,7 +87,18 @@ class CudaRecorder:
 class CudaGraphs:
     """Decodes by recordings where there is one, else by the plain forward, and records what comes often."""
 
-    def __init__(self, forward: FusedLlama, slots: DenseCache, *, dtype: torch.dtype, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        forward: FusedLlama,
+        slots: DenseCache,
+        *,
+        dtype: torch.dtype,
+        recorder: Recorder,
+        n_seen: int = 4,
+        n_kept: int = 48,
+    ) -> None:
+        """Record a step of a width and reach after `n_seen` occurrences; keep `n_kept` recordings at most."""
+        self._n_seen, self._n_kept = n_seen, n_kept
         self._forward, self._slots, self._dtype, self._record = forward, slots, dtype, recorder
         self._widths = [w for w in WIDTHS if w < slots.n_slots] + [slots.n_slots]
         self._ids: dict[int, Tensor] = {}  # by width: (n, 1)
@@ -112,7 +121,7 @@ class CudaGraphs:
         if len(self._seen) > MOST_SEEN:
             self._seen.clear()
         self._seen[key] += 1
-        if key not in self._kept and self._seen[key] < SEEN:
+        if key not in self._kept and self._seen[key] < self._n_seen:
             return None
         self._fill(width, ids, positions)
         if key in self._kept:
@@ -157,7 +166,7 @@ class CudaGraphs:
             return None
         for old in [old for old in self._kept if old[3] != memory]:
             del self._kept[old]  # what it reads and writes is no more
-        while len(self._kept) >= KEPT:
+        while len(self._kept) >= self._n_kept:
             oldest = next(iter(self._kept))
             del self._kept[oldest], self._seen[oldest]  # it has to come often again
         self._kept[key] = again

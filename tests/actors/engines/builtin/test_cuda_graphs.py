@@ -155,9 +155,7 @@ def test_a_recording_that_does_something_else_is_not_used() -> None:
     assert "slower: RuntimeError: operation not permitted when stream is capturing\n" in heard[1]
 
 
-def test_what_was_not_used_longest_makes_room_and_has_to_come_often_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "KEPT", 2)
-    monkeypatch.setattr(cuda_graphs, "SEEN", 2)
+def test_what_was_not_used_longest_makes_room_and_has_to_come_often_again() -> None:
     recorder = Traced()
     slots = SimpleNamespace(n_slots=8, n_made=1, capacity=64)
 
@@ -166,7 +164,7 @@ def test_what_was_not_used_longest_makes_room_and_has_to_come_often_again(monkey
             return ids_n1.float() * torch.ones(3)
 
     forward = cast(FusedLlama, Forward(device=torch.device("cpu"), reserve=lambda reach: 0))
-    kept = CudaGraphs(forward, cast(DenseCache, slots), dtype=torch.float32, recorder=recorder)
+    kept = CudaGraphs(forward, cast(DenseCache, slots), dtype=torch.float32, recorder=recorder, n_seen=2, n_kept=2)
 
     def decode(n: int) -> Tensor | None:
         return kept.decode([5] * n, [3] * n, 0)
