@@ -31,7 +31,8 @@ from actors.runtime.user_modules import add_user_folder
 from actors.workflows.loading import check_workflow
 from actors.workflows.prompts import Question, prompt_lengths, prompt_of
 from areal_bus.config.algorithms import is_users
-from areal_bus.config.sections import Config, LearnerConfig, WorkflowConfig
+from areal_bus.config.learner import LearnerConfig
+from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.config.stage_rules import largest
 from areal_bus.config.trackers import check_installed
 from areal_bus.errors import ArealBusError, ConfigError

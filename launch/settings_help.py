@@ -13,7 +13,7 @@ from areal_bus.errors import ConfigError
 
 HEADER = """# Settings
 
-Generated from `areal_bus/config/sections.py` by `python -m launch.settings_help`; do not edit.
+Generated from `areal_bus/config/` by `python -m launch.settings_help`; do not edit.
 
 Precedence, highest first: `--set actor.lr=1e-5`, the environment (`AREAL_BUS_ACTOR__LR=1e-5`), the TOML file, and the
 file it names with `extends = "base.toml"` (one level). The resolved settings are saved with the run as `config.json`.

@@ -14,7 +14,8 @@ from actors.learner.batch import Batch, Item
 from actors.learner.critic import fill_returns
 from actors.runtime.stages import stages_of
 from areal_bus.config.algorithms import uses_teacher
-from areal_bus.config.sections import ActorConfig, Config
+from areal_bus.config.learner import ActorConfig
+from areal_bus.config.sections import Config
 from areal_bus.core.stages import stage_at
 from areal_bus.messages import Finish
 

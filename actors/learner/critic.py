@@ -16,7 +16,7 @@ from actors.learner.batch import Batch
 from actors.learner.chunked_head import SOFT_CAP
 from actors.learner.policy import PROBE, ModelSettings, Policy, whole
 from actors.models.packed_row import SequencePiece, lay_out
-from areal_bus.config.sections import ActorConfig, CriticConfig
+from areal_bus.config.learner import ActorConfig, CriticConfig
 
 CLIP_EPSILON = 1e-6
 

@@ -29,7 +29,8 @@ from actors.learner.simulated_update import SimulatedUpdate
 from actors.runtime.context import HeartbeatState
 from actors.runtime.stages import stages_of
 from areal_bus.config.algorithms import keeps_reference
-from areal_bus.config.sections import ActorConfig, Config
+from areal_bus.config.learner import ActorConfig
+from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.errors import ImpossibleEvent, NonFinite
 from areal_bus.storage.journal import Journal

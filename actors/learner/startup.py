@@ -23,7 +23,8 @@ from actors.runtime.stages import stages_of
 from actors.workflows.prompts import prompt_ids, prompt_of
 from actors.workflows.protocol import Row
 from areal_bus.config.data import DataConfig
-from areal_bus.config.sections import Config, WarmupConfig
+from areal_bus.config.learner import WarmupConfig
+from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.stages import stage_at
 from areal_bus.errors import ConfigError, NonFinite

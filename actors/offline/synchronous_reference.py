@@ -44,8 +44,9 @@ from actors.runtime.process import leave
 from actors.runtime.stages import stages_of
 from actors.runtime.user_modules import add_user_folder
 from actors.workflows.loading import load_workflow
+from areal_bus.config.learner import LearnerConfig
 from areal_bus.config.loader import load
-from areal_bus.config.sections import Config, LearnerConfig
+from areal_bus.config.sections import Config
 from areal_bus.core.data_source import Row as DrawnRow
 from areal_bus.core.ledger import LEAST
 from areal_bus.core.stages import stage_at

@@ -6,7 +6,8 @@ of combinations from `refusals`.
 
 import difflib
 
-from areal_bus.config.sections import ActorConfig, Config
+from areal_bus.config.learner import ActorConfig
+from areal_bus.config.sections import Config
 
 ADVANTAGES = (
     "grpo",

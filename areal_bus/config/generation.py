@@ -1,6 +1,7 @@
 """Rules for generation settings and the arguments of chat templates. Pure; imports without torch."""
 
-from areal_bus.config.sections import Config, GenerationConfig, WorkflowConfig
+from areal_bus.config.rollout import GenerationConfig
+from areal_bus.config.sections import Config, WorkflowConfig
 
 MOST_BIAS = 100  # as vLLM, which cuts larger ones
 OURS = (  # parameters of transformers' apply_chat_template that are no arguments of a template

@@ -1,6 +1,7 @@
 """What docs/tolerance.md measured, as a warning at the start: a learning rate and eta at which the score fell."""
 
-from areal_bus.config.sections import ActorConfig, Config
+from areal_bus.config.learner import ActorConfig
+from areal_bus.config.sections import Config
 
 NAIVE_BORDER = 2.7e-4  # eta * lr at which naive PPO had lost a tenth of its score: share 0.9 of the fitted curve
 DECOUPLED_LR = 4e-4  # the lowest of the learning rates at which decoupled PPO lost score by a lag

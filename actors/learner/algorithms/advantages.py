@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actors.learner.algorithms.parts import Advantage, Trajectories
-from areal_bus.config.sections import ActorConfig
+from areal_bus.config.learner import ActorConfig
 
 ROUNDING = 1e-9  # a standard deviation below this share of the mean is rounding error
 

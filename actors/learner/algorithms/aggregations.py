@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from actors.learner.algorithms.parts import Aggregation, Totals
-from areal_bus.config.sections import ActorConfig
+from areal_bus.config.learner import ActorConfig
 
 
 def token_mean(lengths_M: Tensor, totals: Totals, settings: ActorConfig) -> Tensor:

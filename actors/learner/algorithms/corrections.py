@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actors.learner.algorithms.parts import Correction, Tokens, select
-from areal_bus.config.sections import ActorConfig
+from areal_bus.config.learner import ActorConfig
 
 
 @dataclass(frozen=True, slots=True)

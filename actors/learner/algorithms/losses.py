@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from actors.learner.algorithms.parts import Loss, Statistics, Tokens, select
-from areal_bus.config.sections import ActorConfig
+from areal_bus.config.learner import ActorConfig
 
 
 def clip_range(settings: ActorConfig) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from areal_bus.config.sections import ActorConfig
+from areal_bus.config.learner import ActorConfig
 
 
 @dataclass(frozen=True, slots=True)

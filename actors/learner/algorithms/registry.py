@@ -25,7 +25,7 @@ from actors.learner.algorithms.parts import (
 from actors.runtime.user_code import cause
 from actors.runtime.user_modules import load_function
 from areal_bus.config.algorithms import correction_of, is_users, uses_teacher
-from areal_bus.config.sections import ActorConfig
+from areal_bus.config.learner import ActorConfig
 from areal_bus.errors import ConfigError
 
 BUILTIN_STATISTICS = ("clip_share",)  # have a name of their own in the journal

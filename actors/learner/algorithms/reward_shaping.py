@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from areal_bus.config.sections import ActorConfig
+from areal_bus.config.learner import ActorConfig
 
 
 def shape_rewards(

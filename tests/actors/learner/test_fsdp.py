@@ -21,7 +21,8 @@ from actors.learner.rendezvous import meet, part
 from actors.learner.shards.read import ShardReader
 from actors.learner.startup import Demonstration, warm_up
 from actors.runtime.process import leave
-from areal_bus.config.sections import Config, WarmupConfig
+from areal_bus.config.learner import WarmupConfig
+from areal_bus.config.sections import Config
 from areal_bus.messages import ShardItem
 from areal_bus.weights.process_group import join_store, serve_store
 from areal_bus.weights.snapshot import digest_of, take_snapshot

@@ -14,7 +14,7 @@ from torch import Tensor
 from actors.learner.algorithms.reward_shaping import shape_rewards
 from actors.learner.batch import Batch, build
 from actors.learner.ppo import PPOActor, learning_rate
-from areal_bus.config.sections import ActorConfig
+from areal_bus.config.learner import ActorConfig
 from areal_bus.errors import ImpossibleEvent, NonFinite
 from areal_bus.messages import ShardItem
 from tests.support.learner_setup import random_shard, settings, shard_item, tiny_actor, tiny_model

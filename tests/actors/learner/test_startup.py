@@ -9,7 +9,8 @@ from actors.learner.startup import Demonstration, demonstrate, warm_up
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.data import DataConfig
-from areal_bus.config.sections import ScratchConfig, WarmupConfig
+from areal_bus.config.learner import WarmupConfig
+from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import ConfigError, NonFinite
 from tests.support.learner_setup import tiny_actor
 

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from actors.data.source import check_total
 from areal_bus.config.data import DataConfig
-from areal_bus.config.sections import Config, RolloutConfig
+from areal_bus.config.rollout import RolloutConfig
+from areal_bus.config.sections import Config
 from areal_bus.core.gate import Gate
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError, GateShut, ImpossibleEvent

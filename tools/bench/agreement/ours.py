@@ -15,7 +15,7 @@ from actors.learner.algorithms.parts import Tokens, Totals, Trajectories, select
 from actors.learner.algorithms.registry import split
 from actors.learner.algorithms.reward_shaping import overlong_penalty
 from actors.learner.critic import value_losses
-from areal_bus.config.sections import ActorConfig
+from areal_bus.config.learner import ActorConfig
 from tools.bench.agreement import inputs
 from tools.bench.agreement.inputs import Rollouts, draw
 from tools.bench.harness.worker_main import serve

@@ -17,8 +17,9 @@ from actors.learner.algorithms.corrections import CORRECTIONS
 from actors.learner.algorithms.losses import LOSSES
 from actors.learner.algorithms.registry import find_algorithm
 from actors.learner.batch import build
+from areal_bus.config.learner import ActorConfig
 from areal_bus.config.loader import load
-from areal_bus.config.sections import ActorConfig, Config
+from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
 from areal_bus.messages import ShardItem

@@ -11,7 +11,7 @@ from torch import Tensor
 from actors.learner.algorithms import advantages as estimators
 from actors.learner.algorithms.advantages import ESTIMATORS, normalize
 from actors.learner.algorithms.parts import Trajectories
-from areal_bus.config.sections import ActorConfig
+from areal_bus.config.learner import ActorConfig
 
 
 def group_advantages(

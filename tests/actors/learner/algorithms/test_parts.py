@@ -18,7 +18,7 @@ from actors.learner.algorithms.parts import Tokens, Totals, select, sequences_of
 from actors.learner.algorithms.registry import find_algorithm, split
 from actors.learner.objective import MicroBatchTokens, micro_batch_loss
 from areal_bus.config import algorithms as names
-from areal_bus.config.sections import ActorConfig
+from areal_bus.config.learner import ActorConfig
 
 LENGTHS = (3, 1, 5, 2)
 
