@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.errors import ConfigError
+from areal_bus.storage.journal_segments import NAME as JOURNAL_FILE
 
 LOCK = "lock"
 POLL_S = 0.2
@@ -97,7 +98,6 @@ def read_holder(file: int) -> str:
 
 
 CONFIG, ORIGIN, SUMMARY = "config.json", "origin.json", "summary.json"
-JOURNAL = re.compile(r"[a-z_]+-\d+\.(\d+)\.jsonl")
 
 
 def make_run_folder(parent: Path, name: str) -> Path:
@@ -191,7 +191,7 @@ def newest_checkpoint(run: Path) -> Path | None:
 def largest_incarnation(folders: Iterable[Path]) -> int:
     """Largest incarnation in the names of the journals in these folders; -1 without journals."""
     names = [path.name for folder in folders if folder.is_dir() for path in folder.iterdir()]
-    return max((int(match[1]) for name in names if (match := JOURNAL.fullmatch(name))), default=-1)
+    return max((int(match["inc"]) for name in names if (match := JOURNAL_FILE.fullmatch(name))), default=-1)
 
 
 def write_atomically(path: Path, text: str) -> None:

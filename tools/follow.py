@@ -4,6 +4,7 @@ Lines of several files are merged by wall time. A file is read up to `HOLD_S` be
 process with an earlier time is never late. An incomplete last line waits until it is complete.
 """
 
+import gzip
 import heapq
 import math
 import os
@@ -13,7 +14,9 @@ import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
+from areal_bus.storage.journal_segments import exists, open_segment, segment
 from tools import run
 from tools.run import Line, Run, event_of, is_number, parse
 
@@ -24,12 +27,35 @@ QUIET_S = 10.0  # after the head's end line other actors may write their last li
 
 
 @dataclass(slots=True)
+class Place:
+    """How far a journal is read."""
+
+    number: int = 0  # of its file
+    n_bytes: int = 0  # read of this file
+    n_lines: int = 0  # the same: a compressed file may have fewer bytes in a line
+
+    def open(self, path: Path) -> IO[bytes]:
+        """The file, where the reading goes on."""
+        file = open_segment(path, self.number)
+        if isinstance(file, gzip.GzipFile):
+            for _ in range(self.n_lines):
+                file.readline()
+        else:
+            file.seek(self.n_bytes)
+        return file
+
+    def step(self, raw: bytes) -> None:
+        self.n_bytes += len(raw)
+        self.n_lines += 1
+
+
+@dataclass(slots=True)
 class JournalFollower:
     """Follows the journal of one run. New files of later incarnations are found at every call."""
 
     where: Run
     events: Collection[str]
-    _offsets: dict[Path, int] = field(default_factory=dict)  # bytes read of each file
+    _places: dict[Path, Place] = field(default_factory=dict)  # how far each journal is read
     _wanted: frozenset[bytes] = frozenset()
 
     def __post_init__(self) -> None:
@@ -41,17 +67,22 @@ class JournalFollower:
         return heapq.merge(*streams, key=lambda line: float(line["wall"]))
 
     def _file(self, path: Path, until: float) -> Iterator[Line]:
-        with path.open("rb") as file:
-            file.seek(self._offsets.get(path, 0))
-            for raw in file:
-                if not raw.endswith(b"\n"):
-                    return  # incomplete: read again by the next call
-                line = self._parse(raw, path)
-                if line is not None and line["wall"] > until:
-                    return
-                self._offsets[path] = self._offsets.get(path, 0) + len(raw)
-                if line is not None:
-                    yield line
+        place = self._places.setdefault(path, Place())
+        is_finished = True
+        while is_finished:
+            is_finished = exists(path, place.number + 1)  # before it is read: nothing is appended to it any more
+            with place.open(path) as file:
+                for raw in file:
+                    if not raw.endswith(b"\n"):
+                        break  # incomplete: read again by the next call, unless no more follows
+                    line = self._parse(raw, path)
+                    if line is not None and line["wall"] > until:
+                        return
+                    place.step(raw)
+                    if line is not None:
+                        yield line
+            if is_finished:
+                place.number, place.n_bytes, place.n_lines = place.number + 1, 0, 0
 
     def _parse(self, raw: bytes, path: Path) -> Line | None:
         """The line if its event is wanted. A broken line is skipped with a message on standard error."""
@@ -65,7 +96,8 @@ class JournalFollower:
         if isinstance(value, dict) and is_number(value.get("wall")) and isinstance(value.get("event"), str):
             return value if value["event"] in self.events else None
         if raw.strip():
-            print(f"{path}: skipped a broken line at byte {self._offsets.get(path, 0)}", file=sys.stderr)
+            place = self._places[path]
+            print(f"{segment(path, place.number)}: skipped broken line {place.n_lines + 1}", file=sys.stderr)
         return None
 
 

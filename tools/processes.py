@@ -5,6 +5,8 @@ import socket
 from enum import StrEnum
 from pathlib import Path
 
+from areal_bus.storage.journal_segments import newest, segment
+
 PROC = Path("/proc")
 
 
@@ -16,13 +18,13 @@ class Process(StrEnum):
 
 
 def process_of(journal: Path, pid: int, host: str) -> Process:
-    """State of the process that writes this file. `host`: where it ran; "" if unknown.
+    """State of the process that writes this journal. `host`: where it ran; "" if unknown.
 
     A pid may belong to another process by now, or to one of another host: the right process has the file open.
     """
     folder = PROC / str(pid)
     try:
-        holds = any(_leads_to(link, journal) for link in (folder / "fd").iterdir())
+        holds = _holds(folder, segment(journal, newest(journal))) or _holds(folder, segment(journal, newest(journal)))
         state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
     except PermissionError:
         return Process.UNKNOWN
@@ -31,6 +33,10 @@ def process_of(journal: Path, pid: int, host: str) -> Process:
     if not holds or state in ("Z", "X"):
         return Process.GONE if host == socket.gethostname() else Process.UNKNOWN
     return Process.STOPPED if state in ("T", "t") else Process.RUNS
+
+
+def _holds(process: Path, path: Path) -> bool:
+    return any(_leads_to(link, path) for link in (process / "fd").iterdir())
 
 
 def _leads_to(link: Path, path: Path) -> bool:

@@ -6,9 +6,8 @@ import heapq
 import json
 import math
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,10 +16,11 @@ from pydantic_core import from_json
 
 from areal_bus.errors import ConfigError
 from areal_bus.storage.journal import SCHEMA
+from areal_bus.storage.journal_segments import NAME as JOURNAL_FILE
+from areal_bus.storage.journal_segments import raw_lines
 
 LATEST = Path("runs/latest")
 MARK = b'"event":"'  # quotes in texts are escaped, so the first match is the event
-_JOURNAL = re.compile(r"(?P<role>[a-z_]+)-(?P<rank>\d+)\.(?P<inc>\d+)\.jsonl")
 
 Line = dict[str, Any]
 T = TypeVar("T")
@@ -53,12 +53,16 @@ class Run:
         return read_object(self.folder / "summary.json")
 
     def journals(self, role: str | None = None) -> list[Path]:
-        """The journal's files, one for each process (of one role), ordered by role, index and incarnation."""
-        found = []
-        for path in journal_folder(self.folder).glob("*.jsonl"):
-            match = _JOURNAL.fullmatch(path.name)
+        """The first journal file of each process (of one role), ordered by role, index and incarnation.
+
+        It names the process's journal, and may be compressed by now: read it by `lines`.
+        """
+        folder, found = journal_folder(self.folder), set()
+        for name in os.listdir(folder) if folder.is_dir() else ():
+            match = JOURNAL_FILE.fullmatch(name)
             if match is not None and role in (None, match["role"]):
-                found.append((match["role"], int(match["rank"]), int(match["inc"]), path))
+                first = folder / f"{match['journal']}.jsonl"
+                found.add((match["role"], int(match["rank"]), int(match["inc"]), first))
         return [path for *_, path in sorted(found)]
 
     def events(self, *names: str, role: str | None = None) -> Iterator[Line]:
@@ -114,14 +118,16 @@ def journal_folder(folder: Path) -> Path:
 
 
 def lines(path: Path, *names: str) -> Iterator[Line]:
-    """The lines of one process, in order. With `names` only those events are parsed and returned."""
-    for line in _objects(path, frozenset(name.encode() for name in names)):
+    """The lines of one process, in order, from all its files. With `names` only those events are parsed."""
+    for line in _objects(raw_lines(path), path, frozenset(name.encode() for name in names)):
         if not names or line.get("event") in names:
             yield line
 
 
 def _read_if_exists(path: Path) -> Iterator[Line]:
-    return _objects(path, frozenset()) if path.is_file() else iter(())
+    if path.is_file():
+        with path.open("rb") as file:
+            yield from _objects(file, path, frozenset())
 
 
 def parse(raw: bytes) -> Any:
@@ -140,28 +146,27 @@ def event_of(raw: bytes) -> bytes:
     return raw.partition(MARK)[2].partition(b'"')[0]
 
 
-def _objects(path: Path, wanted: frozenset[bytes]) -> Iterator[Line]:
-    """JSON objects of a JSON-lines file. With `wanted` only lines of these events.
+def _objects(raws: Iterable[bytes], path: Path, wanted: frozenset[bytes]) -> Iterator[Line]:
+    """JSON objects of lines that were read from `path`. With `wanted` only lines of these events.
 
     A torn last line, which a killed writer leaves, is skipped silently.
     Any other broken line, or a line whose `wall` is not a number, is skipped with a message on standard error.
     """
     broken: int | None = None
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            if broken is not None:
-                print(f"{path}: skipped line {broken}, which is broken", file=sys.stderr)
-                broken = None
-            if wanted and raw.endswith(b"}\n") and (event := event_of(raw)) and event not in wanted:
-                continue
-            try:
-                value = parse(raw) if raw.endswith(b"\n") else None
-            except ValueError:
-                value = None
-            if isinstance(value, dict) and is_number(value.get("wall", 0.0)):
-                yield value
-            elif raw.strip():
-                broken = number
+    for number, raw in enumerate(raws, start=1):
+        if broken is not None:
+            print(f"{path}: skipped line {broken}, which is broken", file=sys.stderr)
+            broken = None
+        if wanted and raw.endswith(b"}\n") and (event := event_of(raw)) and event not in wanted:
+            continue
+        try:
+            value = parse(raw) if raw.endswith(b"\n") else None
+        except ValueError:
+            value = None
+        if isinstance(value, dict) and is_number(value.get("wall", 0.0)):
+            yield value
+        elif raw.strip():
+            broken = number
 
 
 def skips_incomplete(take: Callable[[T, Line], None]) -> Callable[[T, Line], None]:

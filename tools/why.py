@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from areal_bus.storage.journal_segments import tail
 from tools import run, terminal
 from tools.command_line import run_parser
 from tools.processes import Process, process_of
@@ -208,11 +209,9 @@ def _actor(place: str, starts: list[Start], head: HeadStatus, now: float) -> Act
 
 
 def _last_lines(path: Path) -> list[Line]:
-    """The complete lines in the last TAIL_BYTES of a file."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - TAIL_BYTES))
-        pieces = file.read().split(b"\n")[1 if size > TAIL_BYTES else 0 : -1]
+    """The complete lines in the last TAIL_BYTES of a journal."""
+    end = tail(path, TAIL_BYTES)
+    pieces = end.split(b"\n")[1 if len(end) == TAIL_BYTES else 0 : -1]
     found = []
     for piece in pieces:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from areal_bus.core.effects import Keep
 from areal_bus.core.reward_parts import parts_of
-from areal_bus.storage.journal import LineFile
+from areal_bus.storage.line_file import LineFile
 
 MAX_BUFFERED = 64  # samples buffered before a write
 compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

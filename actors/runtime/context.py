@@ -67,7 +67,14 @@ class Context:
 
     def journal(self, config: Config) -> Journal:
         folder = Path(config.journal.dir) if config.journal.dir else self.folder / "journal"
-        return Journal(folder, role=self.role, index=self.index, incarnation=self.incarnation)
+        return Journal(
+            folder,
+            role=self.role,
+            index=self.index,
+            incarnation=self.incarnation,
+            segment_bytes=config.journal.segment_mib << 20,
+            detail_bytes=config.journal.detail_mib << 20,
+        )
 
     def keyring(self) -> Keyring | None:
         """The keys for the Bus; None when connections are not encrypted."""

@@ -273,6 +273,12 @@ class JournalConfig(Section):
     """Keep every trained and evaluated sample (text, reward, spans) beside the journal."""
     tokens: bool = False
     """Keep the token ids and log-probs of these samples as well; `tools.audit --recompute` checks them."""
+    segment_mib: int = Field(8, ge=0)
+    """A process's journal goes on in a new file at this size, and the full file is compressed (about 9 times smaller;
+    all tools read it). 0: one file, not compressed."""
+    detail_mib: int = Field(64, ge=0)
+    """The first full files of each process, together of this size before compression, keep the times of single spans,
+    which the timeline draws. Later full files keep the seconds of each label only. All other lines are kept."""
     tracker: tuple[Tracker, ...] = ()
     """Trackers that a process beside the job feeds from the journal (docs/trackers.md). Each needs its package."""
 

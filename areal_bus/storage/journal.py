@@ -1,4 +1,4 @@
-"""The journal: one flat JSON line per event, one append-only file per process.
+"""The journal: one flat JSON line per event, appended to the files of this process.
 
 Each write appends whole lines, so written events survive kill -9 of the process. docs/journal.md has the schema.
 """
@@ -6,7 +6,6 @@ Each write appends whole lines, so written events survive kill -9 of the process
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,39 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.core.events import Event
-
-
-class LineFile:
-    """Appends lines to a file, one write per `append`. Unwritable lines are lost; the first loss is reported."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.n_lost = 0
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        size = os.fstat(self._file).st_size
-        self._is_torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"  # the last line is incomplete
-
-    def append(self, *lines: bytes) -> None:
-        """Append lines, given without newlines. After an incomplete line they start on a new line."""
-        data = b"\n".join((b"", *lines, b"") if self._is_torn else (*lines, b""))
-        try:
-            n_written = os.write(self._file, data)
-        except OSError as error:
-            self._lose(len(lines), os.strerror(error.errno or 0))
-            return
-        n_ends = data.count(b"\n", n_written)
-        self._is_torn = n_ends > 0 and data[n_written - 1 : n_written] != b"\n"
-        if n_ends:
-            self._lose(n_ends, "no space is left on the device")
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def _lose(self, n_lines: int, why: str) -> None:
-        is_first, self.n_lost = not self.n_lost, self.n_lost + n_lines
-        if is_first:
-            print(f"warning: {self.path.name} loses lines: {why}", file=sys.stderr, flush=True)
-
+from areal_bus.storage.journal_segments import SegmentedFile
 
 SCHEMA = 1
 MAX_BUFFERED = 256  # lines that are written together
@@ -59,14 +26,25 @@ compact = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
 class Journal:
     """Appends the events of one process. Not thread-safe: each process writes from one thread."""
 
-    def __init__(self, folder: Path, *, role: str, index: int, incarnation: int, term: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        role: str,
+        index: int,
+        incarnation: int,
+        term: int = 0,
+        segment_bytes: int = 0,
+        detail_bytes: int = 0,
+    ) -> None:
+        """`segment_bytes`, `detail_bytes`: as in SegmentedFile; by default the journal is one file."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{role}-{index}.{incarnation}.jsonl"
         self.term = term
         self._who = {"role": role, "rank": index, "inc": incarnation}
         self._seq = 0
         self._buffered: list[bytes] = []
-        self._file = LineFile(self.path)
+        self._file = SegmentedFile(self.path, segment_bytes=segment_bytes, detail_bytes=detail_bytes)
         self._started = self._marked = self._began = self._flushed = time.monotonic()
         self._label = "start"
         self._spans: dict[str, float] = {}

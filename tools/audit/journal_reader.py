@@ -1,4 +1,4 @@
-"""One journal file, line by line with its numbers; knows how a writer may have been stopped, and no rule of the ring.
+"""The journal of one process, line by line with its numbers, over all its files. Knows no rule of the ring.
 
 A torn last line is what a killed writer leaves and is passed over. A broken line before others, or a gap in `seq`,
 means that lines are lost: that is a finding.
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from areal_bus.storage.journal_segments import raw_lines
 from tools.audit.findings import Findings
 from tools.breakdown.incarnations import Incarnation, add_line
 
@@ -23,7 +24,7 @@ _decode = json.JSONDecoder().raw_decode
 
 @dataclass(slots=True)
 class JournalFile:
-    """Where the reading of one file is: `where()` names the line for a finding."""
+    """Where the reading is: `where()` names the line for a finding. Line numbers count over all files, from 1."""
 
     path: Path
     findings: Findings
@@ -49,22 +50,22 @@ class JournalFile:
         """Whole lines in order."""
         expected = 0
         broken = 0
-        with self.path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            for number, text in enumerate(file, start=1):
-                if broken:
-                    self.number = broken
-                    self.add("journal", "only the last line may be torn: this one is broken and others follow")
-                    broken = 0
-                line = parse(text)
-                if line is None:
-                    broken = number if text.strip() else 0
-                    continue
-                self.number = number
-                seq = line["seq"]
-                if seq != expected and line["event"] != "start":
-                    self.add("journal", f"seq counts without gaps: {seq} follows {expected - 1}", seq=seq)
-                expected = seq + 1
-                yield line
+        for number, raw in enumerate(raw_lines(self.path), start=1):
+            if broken:
+                self.number = broken
+                self.add("journal", "only the last line may be torn: this one is broken and others follow")
+                broken = 0
+            text = raw.decode(errors="surrogateescape")
+            line = parse(text)
+            if line is None:
+                broken = number if text.strip() else 0
+                continue
+            self.number = number
+            seq = line["seq"]
+            if seq != expected and line["event"] != "start":
+                self.add("journal", f"seq counts without gaps: {seq} follows {expected - 1}", seq=seq)
+            expected = seq + 1
+            yield line
         self.torn = bool(broken)
 
     def drive(self, handlers: dict[str, Handler]) -> int:
@@ -100,10 +101,9 @@ class JournalFile:
 def find(path: Path, event: str) -> Iterator[Line]:
     """Whole lines of one event, without a look at the others."""
     wanted = f'"event":"{event}"'.encode()
-    with path.open("rb") as file:
-        for raw in file:
-            if wanted in raw and (line := parse(raw.decode(errors="surrogateescape"))) is not None:
-                yield line
+    for raw in raw_lines(path):
+        if wanted in raw and (line := parse(raw.decode(errors="surrogateescape"))) is not None:
+            yield line
 
 
 def parse(text: str) -> Line | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from areal_bus.core.evaluation_plan import STEP
 from areal_bus.errors import ConfigError
-from areal_bus.storage.journal import LineFile
+from areal_bus.storage.line_file import LineFile
 from tools.run import Line, Run
 from tools.sweep.plan import Job
 

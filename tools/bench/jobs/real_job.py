@@ -84,7 +84,7 @@ class KilledJob:
 
     def __init__(self, run: Path, *, config: str, changes: tuple[str, ...], ranks: int, quiet: bool) -> None:
         self.run, self._quiet = run, quiet
-        settings = (*changes, f'run.name="{run.name}"', f'run.folder="{run.parent}"')
+        settings = (*changes, "journal.segment_mib=0", f'run.name="{run.name}"', f'run.folder="{run.parent}"')
         overrides = [word for setting in settings for word in ("--set", setting)]
         self._line = [demo.mpirun(), "--oversubscribe", "-np", str(ranks), sys.executable, "-m", "areal_bus.launch"]
         self._line += [config, *overrides]

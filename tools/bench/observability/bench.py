@@ -23,7 +23,8 @@ from typing import Any
 
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
-from areal_bus.storage.journal import Journal, LineFile, compact
+from areal_bus.storage.journal import Journal, compact
+from areal_bus.storage.line_file import LineFile
 from tools import run
 from tools.bench.harness.protocol import Figures
 from tools.bench.jobs import demo

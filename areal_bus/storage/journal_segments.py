@@ -1,0 +1,162 @@
+"""The files of one process's journal: a new one at a given size, the finished ones compressed by gzip.
+
+The first file is ROLE-RANK.INC.jsonl, the next ones ROLE-RANK.INC.1.jsonl, ROLE-RANK.INC.2.jsonl, ... A finished file
+becomes NAME.gz with the same lines. The path of the first file names the journal, also when that file is compressed.
+"""
+
+import contextlib
+import gzip
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from areal_bus.storage.line_file import LineFile
+
+PIECE_BYTES = 1 << 18  # compressed at once
+JOIN_S = 10.0  # longest wait for a compression at the end of a process
+NAME = re.compile(r"(?P<journal>(?P<role>[a-z_]+)-(?P<rank>\d+)\.(?P<inc>\d+))(?:\.\d+)?\.jsonl(?:\.gz)?")
+_TIMES = re.compile(rb',"at_[^"]*":\[[0-9,]*\]')  # a key: within a text its quotes are escaped
+
+
+class SegmentedFile:
+    """Appends lines to the newest file of a journal. Not thread-safe, except that a thread compresses."""
+
+    def __init__(self, path: Path, *, segment_bytes: int, detail_bytes: int) -> None:
+        """A file ends with the append that reaches `segment_bytes` (0: it never ends). Finished files beyond the first
+        `detail_bytes` lose the times of single spans.
+        """
+        self.path = path
+        self._segment_bytes, self._detail_bytes = segment_bytes, detail_bytes
+        self._number = newest(path)
+        self._file = LineFile(segment(path, self._number))
+        self._n_lost = 0  # of finished files
+        self._packer: threading.Thread | None = None
+
+    @property
+    def n_lost(self) -> int:
+        """Number of lines that could not be written."""
+        return self._n_lost + self._file.n_lost
+
+    def append(self, *lines: bytes) -> None:
+        """Append lines, given without newlines, to one file."""
+        self._file.append(*lines)
+        if self._segment_bytes and self._file.n_bytes >= self._segment_bytes:
+            self._begin_next()
+
+    def close(self) -> None:
+        self._file.close()
+        if self._packer is not None:
+            self._packer.join(JOIN_S)
+
+    def _begin_next(self) -> None:
+        """Go on in the next file. When it cannot be opened (no descriptor, no space), the present one grows on."""
+        try:
+            fresh = LineFile(segment(self.path, self._number + 1))
+        except OSError:
+            return
+        self._n_lost += self._file.n_lost
+        self._file.close()
+        self._file, self._number = fresh, self._number + 1
+        if self._packer is not None:
+            self._packer.join()
+        self._packer = threading.Thread(target=self._pack_finished, args=(self._number,), daemon=True)
+        self._packer.start()
+
+    def _pack_finished(self, end: int) -> None:
+        """Compress the files below `end`, also those that an earlier attempt left (a killed process, a full disk)."""
+        for number in range(end):
+            plain = segment(self.path, number)
+            if plain.exists():
+                with contextlib.suppress(OSError):  # no space: the next finished file tries again
+                    pack(plain, keeps_times=(number + 1) * self._segment_bytes <= self._detail_bytes)
+
+
+def pack(plain: Path, *, keeps_times: bool) -> None:
+    """Replace a finished file by its compressed form. At each moment at least one of the two is there as a whole."""
+    packed = packed_name(plain)
+    temporary = packed.with_name(f".{packed.name}.tmp")
+    with plain.open("rb") as source, temporary.open("wb") as target:
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=target, mtime=0) as out:
+            while piece := source.read(PIECE_BYTES):
+                piece += source.readline()
+                out.write(piece if keeps_times else _TIMES.sub(b"", piece))
+        target.flush()
+        os.fsync(target.fileno())
+    temporary.replace(packed)
+    plain.unlink()
+
+
+def segment(path: Path, number: int) -> Path:
+    """The file of this number, as it is called before it is compressed."""
+    return path.with_name(f"{path.name.removesuffix('.jsonl')}.{number}.jsonl") if number else path
+
+
+def packed_name(plain: Path) -> Path:
+    return plain.with_name(f"{plain.name}.gz")
+
+
+def exists(path: Path, number: int) -> bool:
+    plain = segment(path, number)
+    return plain.exists() or packed_name(plain).exists()
+
+
+def newest(path: Path) -> int:
+    """The number of the newest file; 0 when there is none."""
+    number = 0
+    while exists(path, number + 1):
+        number += 1
+    return number
+
+
+def open_segment(path: Path, number: int) -> IO[bytes]:
+    """A file of the journal, decompressed. Raises FileNotFoundError."""
+    plain = segment(path, number)
+    try:
+        return plain.open("rb")
+    except FileNotFoundError:  # compressed, perhaps just now
+        try:
+            return gzip.open(packed_name(plain), "rb")
+        except FileNotFoundError:
+            raise FileNotFoundError(f"no journal file {plain} or {packed_name(plain).name}") from None
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """All lines of a journal in order, with their newlines; an incomplete one is without. It may grow meanwhile."""
+    number = 0
+    while True:
+        with open_segment(path, number) as file:
+            rest = b""
+            for raw in file:
+                if raw.endswith(b"\n"):
+                    yield raw
+                else:
+                    rest = raw
+            is_finished = exists(path, number + 1)
+            if is_finished:  # lines may have been appended since the end was read
+                rest += file.readline()
+                yield from ([rest] if rest else [])
+                yield from file
+            elif rest:
+                yield rest
+        if not is_finished:
+            return
+        number += 1
+
+
+def tail(path: Path, n_bytes: int) -> bytes:
+    """At most the last `n_bytes` of a journal."""
+    found = b""
+    for number in reversed(range(newest(path) + 1)):
+        with open_segment(path, number) as file:
+            found = file.read()[-n_bytes:] + found if isinstance(file, gzip.GzipFile) else _end(file, n_bytes) + found
+        if len(found) >= n_bytes:
+            break
+    return found[-n_bytes:]
+
+
+def _end(file: IO[bytes], n_bytes: int) -> bytes:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - n_bytes))
+    return file.read()
