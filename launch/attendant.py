@@ -25,14 +25,13 @@ from areal_bus.config.packaged import find_config
 from areal_bus.errors import ConfigError
 from areal_bus.process.isolation import CHILD
 from launch.environment import actor_environment
+from launch.job_id import job_id
 from launch.rank_waiter import FORWARDED
 
-JOB_IDS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_JOBID", "TORCHELASTIC_RUN_ID")
 WAITER = str(Path(__file__).with_name("rank_waiter.py"))
 NUMBER = struct.Struct("<i")  # the supervisor's process id, and at its end its exit code
 LENGTH = struct.Struct("<I")
 CREDENTIALS = struct.Struct("3i")  # Linux: pid, uid and gid of a peer
-MAX_JOB_ID = 64  # characters; an address has at most 107
 BACKLOG = 4096  # ranks of a host that connect at once
 CONNECT_S = 10.0
 RETRY_S = 0.01
@@ -75,8 +74,7 @@ def _in_files(files: Sequence[str], run: str) -> str:
 def address(environ: Mapping[str, str] = os.environ) -> str:
     """Abstract address of the fork server: one for each job, user and host."""
     alone = f"process-{os.getpid()}" if "WORLD_SIZE" not in environ else f"parent-{os.getppid()}"
-    job = next((environ[name] for name in JOB_IDS if name in environ), alone)
-    return f"\0areal-bus-{os.getuid()}-{job[-MAX_JOB_ID:]}.{environ.get('SLURM_STEP_ID', '')}"
+    return f"\0areal-bus-{os.getuid()}-{job_id(environ, alone=alone)}"
 
 
 def main() -> int:

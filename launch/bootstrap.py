@@ -6,7 +6,6 @@ so a forked process enforces its time limit.
 """
 
 import contextlib
-import hashlib
 import os
 import select
 import shutil
@@ -26,6 +25,7 @@ from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.process import parent_death
 from areal_bus.process.parent_death import die_with_parent
 from areal_bus.transport.listener import BACKLOG
+from launch.job_id import job_id
 
 RANK_VARIABLES = (  # (rank, size) of each known launcher, most specific first
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -33,7 +33,6 @@ RANK_VARIABLES = (  # (rank, size) of each known launcher, most specific first
     ("SLURM_PROCID", "SLURM_NTASKS"),
     ("RANK", "WORLD_SIZE"),
 )
-JOB_ID_VARIABLES = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "PMI_JOBID", "TORCHELASTIC_RUN_ID")
 POLL_S = 0.002
 MAX_PART_BYTES = 1 << 20  # of one rank's message
 LINGER_MS = 2000  # time to send a rank's last message
@@ -198,9 +197,8 @@ class EnvBootstrap:
 
     def _private_folder(self, environ: Mapping[str, str]) -> Path:
         """A folder with mode 0700, the same for all ranks of this launch on this host."""
-        job = next((environ[name] for name in JOB_ID_VARIABLES if name in environ), f"parent-{parent_death.pid()}")
-        digest = hashlib.sha256(f"{job}.{environ.get('SLURM_STEP_ID', '')}".encode()).hexdigest()[:12]
-        folder = Path(tempfile.gettempdir()) / f"areal-bus-{os.getuid()}-{digest}"
+        job = job_id(environ, alone=f"parent-{parent_death.pid()}")
+        folder = Path(tempfile.gettempdir()) / f"areal-bus-{os.getuid()}-{job}"
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
             raise ConfigError(

@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -21,6 +22,7 @@ from typing import Any
 from actors.runtime.process import CRASHED, DONE, leave
 from areal_bus.errors import ConfigError
 from areal_bus.process import parent_death
+from areal_bus.process.file_limit import raise_file_limit
 from launch.attendant import LENGTH, NUMBER, pid_and_user, receive
 from launch.bootstrap import rank_and_size
 from launch.forked import KEEPS_PLACE, name_process, reset_signals
@@ -39,17 +41,25 @@ MODULES = (
 )
 REQUEST_S = 10.0  # for an attendant to send its request
 POLL_S = 1.0
+MOST_FILES = 1 << 16
 N_STREAMS = 3
+SPARE = 16  # descriptors for the streams of a rank and for opening files
 
 
 def main() -> int:
     listener, starter = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    raise_file_limit(MOST_FILES)  # a connection for each rank of the host
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     for name in MODULES:
         importlib.import_module(name)
+    importlib.import_module("areal_bus.weights.process_group").print_numeric_peers()
     gc.collect()
     gc.freeze()  # a collection in a child would write to every shared page
-    ForkServer(listener, starter).serve()
+    try:
+        ForkServer(listener, starter).serve()
+    except ConfigError as error:  # the kernel ends the ranks that have started
+        print(f"fork server: {error}", file=sys.stderr, flush=True)
+        return CRASHED
     return 0
 
 
@@ -89,6 +99,12 @@ class ForkServer:
     def _accept(self) -> None:
         """Read a request and fork. A request that is not whole is dropped: its sender has ended."""
         attendant, _ = self._listener.accept()
+        if attendant.fileno() + SPARE > (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+            raise ConfigError(
+                f'launch.start = "fork" needs a descriptor for each rank of a host: after '
+                f"{len(self._attendants) + len(self._waiting)} ranks, the limit of open files is {limit}; "
+                'raise the hard limit (ulimit -Hn), or set launch.start = "spawn"'
+            )
         streams: list[int] = []
         try:
             if pid_and_user(attendant)[1] != os.getuid():

@@ -27,12 +27,14 @@ from areal_bus.core.events import Event
 from areal_bus.messages import Failure, Ready
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
+from areal_bus.weights.process_group import print_numeric_peers
 from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.snapshot import forms_of
 
 
 def run(context: Context) -> None:
     """Sample until the head sends Stop. Raises ConfigError when model, tokenizer or workflow do not load."""
+    print_numeric_peers()
     config = context.config()
     journal = context.journal(config)
     heartbeat = HeartbeatState()

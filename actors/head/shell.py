@@ -92,7 +92,8 @@ def declared(policy: float | str) -> float | None:
     return None if isinstance(policy, str) else policy
 
 
-TICK_S = 0.1
+TICK_S = (0.1, 0.5)  # shortest and longest interval of the checks of silences and deadlines
+TICKS = 40  # of them in bus.silent_s: each wakes the head, whatever it has to do
 MAX_EFFECTS = 256  # effects, or messages, that are decided before they are carried out
 CHECKPOINTS_S = 60.0  # longest wait for pending head checkpoints
 TERM_FILE = "term.json"
@@ -160,6 +161,7 @@ class Shell:
     def serve(self, bus: Bus) -> None:
         """Handle messages and ticks until the head ends the run."""
         next_tick = time.monotonic()
+        tick_s = min(max(self.config.bus.silent_s / TICKS, TICK_S[0]), TICK_S[1])
         while self.end is None:
             self.ticker.tick()
             self.journal.mark("wait")
@@ -176,7 +178,7 @@ class Shell:
                 self._carry_out(bus, self.stall_monitor.look(self.head, now))
                 if process.drain_requested():
                     self._carry_out(bus, self.head.drain(now))
-                next_tick = now + TICK_S
+                next_tick = now + tick_s
         self._print_report()
 
     def _decide(self, bus: Bus, first: tuple[str, m.Message]) -> list[Effect]:

@@ -41,7 +41,7 @@ from areal_bus.errors import ConfigError, PushFailed, Restart
 from areal_bus.storage.best_checkpoints import BestRule
 from areal_bus.storage.journal import Journal
 from areal_bus.weights.change_history import ChangeHistory
-from areal_bus.weights.process_group import brief, serve_store
+from areal_bus.weights.process_group import brief, print_numeric_peers, serve_store
 from areal_bus.weights.route import home
 from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.shared_memory import refusal
@@ -53,6 +53,7 @@ ORDER_S = 1.0  # an ordered stop of one rank breaks the collectives of the other
 
 def run(context: Context) -> None:
     """One learner rank, from start to Stop."""
+    print_numeric_peers()
     config = context.config()
     journal = context.journal(config)
     learner = Learner(context, config, journal)

@@ -59,7 +59,7 @@ class ProgressTracker:
         moved = [
             self.ring.update(_ring(state), self.t),
             self.progress.update({x.name: (x.progress, x.ready) for x in members}, self.t),
-            self.prompts.update({x.uid: (len(x.sampled), len(x.verdicts)) for x in live}, self.t),
+            self.prompts.update({x.uid: (len(x.sampled), len(x.scored) + len(x.failed)) for x in live}, self.t),
         ]
         if any(moved):
             self.moved = self.t

@@ -22,7 +22,7 @@ from areal_bus.authorization import role_of
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.messages import Disconnected, Message, Scored, Trajectory
 from areal_bus.transport.curve import Keyring
-from areal_bus.transport.listener import LINGER_MS, Listener, Socket, connect_curve, set_limits
+from areal_bus.transport.listener import LINGER_MS, Listener, Socket, connect_curve, has_message, set_limits
 from areal_bus.transport.receive_queue import ReceiveQueue
 from areal_bus.transport.receiver import Authorise, Received, Receiver
 from areal_bus.transport.rejections import Rejection, Rejections
@@ -332,6 +332,9 @@ class Bus:
         batch: list[Received] = []
         is_all, until = False, time.monotonic() + TURN_S
         while not (is_all or self.receive_queue.is_full) and time.monotonic() < until:
+            if not has_message(socket):
+                is_all = True
+                break
             try:
                 received = (
                     self._receiver.from_client(socket) if peer is None else self._receiver.from_server(socket, peer)

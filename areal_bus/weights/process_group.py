@@ -6,8 +6,11 @@ push (`waits.py`), and a failed group is retired together with its stuck operati
 """
 
 import atexit
+import contextlib
 import ctypes
+import functools
 import ipaddress
+import os
 import queue
 import re
 import socket
@@ -27,7 +30,39 @@ from areal_bus.weights.waits import PushWaits, Wakeup
 
 WINDOW = 2  # concurrent broadcasts: one is verified and copied while the next arrives
 STORE_TIMEOUT_S = 30.0  # time limit of one store request
+NAMELESS = "127.83.71.3"  # a loopback address without a name in /etc/hosts
 BACKLOG = 4096  # connections that wait to be accepted: a view's members come all at once
+
+
+@functools.cache
+def print_numeric_peers() -> None:
+    """Keep torch from asking a name server for the names of its peers. Call it before the process has other threads.
+
+    torch.distributed looks up the name of each peer of a TCPStore, for its log. Without an answer the first look-up of
+    a process takes 10 s; then torch prints addresses only (seen with torch 2.13). So its first look-up, of an address
+    that has no name, fails at once here: the resolver of its thread may not ask. Forks inherit the outcome.
+    """
+    before, stderr, null = os.environ.get("RES_OPTIONS"), os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.environ["RES_OPTIONS"] = "attempts:0"  # read by glibc at the first look-up of each thread
+    os.dup2(null, 2)  # torch warns of it
+    try:
+        connection = threading.Thread(target=_connect_to_itself)
+        connection.start()
+        connection.join()
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
+        del os.environ["RES_OPTIONS"]
+        if before is not None:
+            os.environ["RES_OPTIONS"] = before
+
+
+def _connect_to_itself() -> None:
+    with contextlib.suppress(ConfigError, PushFailed):  # no such address: names are looked up as before
+        store, endpoint = serve_store(NAMELESS)
+        join_store(endpoint, 1.0)
+        del store
 
 
 def serve_store(address: str) -> tuple[TCPStore, str]:

@@ -7,7 +7,7 @@ ends a job when less than 4 GiB of memory are free. Linux only.
 
 import argparse
 import contextlib
-import json
+import itertools
 import os
 import signal
 import statistics
@@ -18,13 +18,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from areal_bus.process.mpirun import find_mpirun, mpirun_variables
 from tools.audit.audit import audit, judge
 from tools.audit.findings import InvariantVerdict
 from tools.bench.jobs.paused_jobs import descendants
-from tools.run import Run
+from tools.run import Run, lines
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "sim512.toml"
@@ -79,17 +78,8 @@ class Job:
 
     def pid_of(self, actor: str) -> int:
         """The process of the newest incarnation."""
-        pids = [line["pid"] for path in self.run.journals(actor.partition("-")[0]) for line in starts(path, actor)]
-        return int(pids[-1])
-
-
-def starts(path: Path, actor: str) -> list[dict[str, Any]]:
-    """The first line of this actor's journal file; [] for the file of another one."""
-    if not path.name.startswith(f"{actor}."):
-        return []
-    with path.open() as file:
-        line = file.readline()
-    return [json.loads(line)] if line.endswith("\n") else []
+        own = [path for path in self.run.journals(actor.partition("-")[0]) if path.name.startswith(f"{actor}.")]
+        return int([line["pid"] for path in own for line in itertools.islice(lines(path), 1)][-1])
 
 
 def cpu_s(pid: int) -> float:
@@ -177,7 +167,7 @@ def row(n_ranks: int, job: Job) -> list[str]:
         f"{1000 * (cpu_1 - cpu_0) / max(1, n_1 - n_0):.2f}",
         f"{len(scored) / (scored[-1] - scored[0]):.0f}",
         str(len(dead)),
-        f"{sum(path.stat().st_size for path in job.run.journals()) / MIB:.1f}",
+        f"{sum(path.stat().st_size for path in (job.run.folder / 'journal').iterdir()) / MIB:.1f}",
         "broken" if InvariantVerdict.BROKEN in verdicts else "clean",
     ]
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from areal_bus.config.sections import LaunchConfig
 from areal_bus.errors import ConfigError
 from launch.bootstrap import EnvBootstrap, RanksMissing, pack, rank_and_size, unpack
+from launch.job_id import job_id
 
 ROOT = Path(__file__).parents[2]
 ALLGATHER_PROGRAM = """
@@ -55,6 +56,26 @@ def test_a_rendezvous_leaves_no_folder(tmp_path: Path) -> None:
     assert alone.allgather(b"x") == [b"x"]
     alone.close()
     assert rendezvous_sockets() <= left
+
+
+def test_two_launches_of_a_user_on_one_host_have_two_ids_and_their_ranks_one() -> None:
+    """torchrun without --rdzv-id gives all its jobs the run id "none"; they differ in the port of their store."""
+    torchrun = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "localhost"}
+    launches: list[list[dict[str, str]]] = [
+        [torchrun | {"MASTER_PORT": "29500", "RANK": rank} for rank in "01"],
+        [torchrun | {"MASTER_PORT": "29501", "RANK": "0"}],
+        [torchrun | {"TORCHELASTIC_RUN_ID": "mine", "MASTER_PORT": "29500"}],
+        [{"TORCHELASTIC_RUN_ID": "mine"}],
+        [{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": step, "SLURM_PROCID": rank} for step in "0" for rank in "01"],
+        [{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}],
+        [{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"} | torchrun | {"MASTER_PORT": port} for port in ("29500",)],
+        [{"PMIX_NAMESPACE": "prterun-host-1@1", "OMPI_COMM_WORLD_RANK": rank} for rank in "01"],
+        [{}, {"RANK": "1", "MASTER_PORT": "29500"}, {"TORCHELASTIC_RUN_ID": "none"}],
+    ]
+    ids = [{job_id(environ, alone="parent-1") for environ in ranks} for ranks in launches]
+    assert [len(of_ranks) for of_ranks in ids] == [1] * len(launches)
+    assert len(set.union(*ids)) == len(launches)
+    assert job_id({}, alone="parent-1") != job_id({}, alone="parent-2")
 
 
 def rendezvous_sockets() -> set[Path]:

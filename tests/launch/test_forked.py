@@ -16,7 +16,8 @@ import pytest
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
 from launch import attendant
-from launch.attendant import JOB_IDS, VARIABLE, is_wanted
+from launch.attendant import VARIABLE, is_wanted
+from launch.job_id import LAUNCHERS, TORCHRUN
 from launch.memory import ATTENDANT
 
 ROOT = Path(__file__).parents[2]
@@ -183,7 +184,7 @@ parent_death.die_with_connection(ours, os.getppid(), launcher=0)
 
 def attended(code: str, *words: str, **environ: str) -> "subprocess.Popen[str]":
     """A rank whose starter is a shell, which this process has started."""
-    outer = {name: value for name, value in os.environ.items() if name not in JOB_IDS} | environ
+    outer = {name: value for name, value in os.environ.items() if name not in (*LAUNCHERS, *TORCHRUN)} | environ
     line = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", ATTENDED + code, *words]
     return subprocess.Popen(line, cwd=ROOT, env=outer, stdout=subprocess.PIPE, text=True)
 
@@ -292,3 +293,22 @@ def test_a_fork_server_whose_starter_ended_before_it_could_serve_ends() -> None:
         "ForkServer(listener, starter=1 << 22).serve(); print('ended')"
     )
     assert run_python(code).stdout == "ended\n"
+
+
+def test_a_fork_server_raises_its_limit_of_files_and_says_when_it_is_reached() -> None:
+    code = (
+        "import resource, socket\n"
+        "from areal_bus.process.file_limit import raise_file_limit\n"
+        "from launch.fork_server import ForkServer\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 60))\n"
+        "assert raise_file_limit(40) == resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 40\n"
+        "assert raise_file_limit(1000) == resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 60\n"
+        "listener = socket.socket(socket.AF_UNIX); listener.bind(''); listener.listen()\n"
+        "server = ForkServer(listener, starter=1)\n"
+        "ranks = [open('/dev/null') for _ in range(40)]\n"
+        "rank = socket.socket(socket.AF_UNIX); rank.connect(listener.getsockname())\n"
+        "server._accept()"
+    )
+    done = run_python(code)
+    assert "needs a descriptor for each rank of a host" in done.stderr
+    assert "the limit of open files is 60; raise the hard limit (ulimit -Hn)" in done.stderr
