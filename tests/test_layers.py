@@ -22,10 +22,10 @@ TORCH = ("areal_bus.weights", "actors.cpu", "actors.engines", "actors.generator"
 BUS = {  # folder of areal_bus -> the other ones that it imports; each may import messages, errors and authorization
     "core": set[str](),
     "wire": set[str](),
-    "transport": {"wire"},
+    "transport": {"wire", "process"},
     "native": set[str](),
     "config": set[str](),
-    "weights": {"config", "native"},
+    "weights": {"config", "native", "process"},
     "storage": {"core", "wire"},
     "process": set[str](),
 }

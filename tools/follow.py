@@ -13,8 +13,8 @@ import sys
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
 
 from areal_bus.storage.journal_segments import exists, open_segment, segment
 from tools import run
@@ -34,7 +34,7 @@ class Place:
     n_bytes: int = 0  # read of this file
     n_lines: int = 0  # the same: a compressed file may have fewer bytes in a line
 
-    def open(self, path: Path) -> IO[bytes]:
+    def open(self, path: Path) -> BufferedIOBase:
         """The file, where the reading goes on."""
         file = open_segment(path, self.number)
         if isinstance(file, gzip.GzipFile):

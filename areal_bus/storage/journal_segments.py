@@ -10,8 +10,8 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
 
 from areal_bus.storage.line_file import LineFile
 
@@ -111,7 +111,7 @@ def newest(path: Path) -> int:
     return number
 
 
-def open_segment(path: Path, number: int) -> IO[bytes]:
+def open_segment(path: Path, number: int) -> BufferedIOBase:
     """A file of the journal, decompressed. Raises FileNotFoundError."""
     plain = segment(path, number)
     try:
@@ -157,6 +157,6 @@ def tail(path: Path, n_bytes: int) -> bytes:
     return found[-n_bytes:]
 
 
-def _end(file: IO[bytes], n_bytes: int) -> bytes:
+def _end(file: BufferedIOBase, n_bytes: int) -> bytes:
     file.seek(max(0, file.seek(0, os.SEEK_END) - n_bytes))
     return file.read()

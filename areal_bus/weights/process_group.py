@@ -26,11 +26,13 @@ from torch import Tensor
 from torch.distributed import BroadcastOptions, GatherOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import ConfigError, PushFailed
+from areal_bus.process.file_limit import raise_file_limit
 from areal_bus.weights.waits import PushWaits, Wakeup
 
 WINDOW = 2  # concurrent broadcasts: one is verified and copied while the next arrives
 STORE_TIMEOUT_S = 30.0  # time limit of one store request
 NAMELESS = "127.83.71.3"  # a loopback address without a name in /etc/hosts
+MOST_FILES = 1 << 16
 BACKLOG = 4096  # connections that wait to be accepted: a view's members come all at once
 
 
@@ -71,6 +73,7 @@ def serve_store(address: str) -> tuple[TCPStore, str]:
     TCPStore alone listens on every interface, so it is given a socket that is already bound.
     """
     ip = _numeric(address)
+    raise_file_limit(MOST_FILES)  # each member has several connections
     listener = socket.socket(socket.AF_INET6 if ip.version == 6 else socket.AF_INET)
     try:
         listener.bind((str(ip), 0))

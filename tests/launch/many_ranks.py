@@ -1,6 +1,7 @@
 """Measures jobs of configs/sim512.toml with many ranks on this machine: `python -m tests.launch.many_ranks 64 128`.
 
 Each job keeps the proportions of the config: a quarter of the ranks learn, a reward for 32 ranks, generators of 8.
+With `--members` one rank learns, and every other rank is a generator, so that a push goes to all of them.
 Three actors are killed: a generator, a reward and a learner. Prints a row for each job as soon as it has ended, and
 ends a job when less than 4 GiB of memory are free. Linux only.
 """
@@ -106,18 +107,30 @@ def memory_mib(pids: list[int]) -> tuple[float, float]:
     return private, everything
 
 
-def measure(n_ranks: int, folder: Path, steps: int, changes: list[str]) -> list[str]:
+def proportions(n_ranks: int) -> dict[str, float]:
+    """The settings of a job with the proportions of the config."""
+    learners = n_ranks // 4
+    rewards = max(1, n_ranks // 32)
+    return {"topology.learners": learners, "topology.rewards": rewards, "data.batch_size": learners}
+
+
+def all_members(n_ranks: int) -> dict[str, float]:
+    """The settings of a job whose ranks are generators but one. Each has one sample or none, and decodes slowly."""
+    slow = {"engine.simulated.decode_tokens_per_s": 15.0, "learner.simulated.update_s": 6.0}
+    small = {"data.batch_size": 16, "rollout.max_concurrent_rollouts": 4}
+    return {"topology.learners": 1, "topology.rewards": 2, "topology.tensor_parallel": 1, **small, **slow}
+
+
+def measure(n_ranks: int, shape: dict[str, float], folder: Path, steps: int, changes: list[str]) -> list[str]:
     """Run a job with its kills; returns its row. Raises SystemExit when it does not end well."""
     folder = Path(tempfile.mkdtemp(prefix="job-", dir=folder))
-    name, learners = f"ranks-{n_ranks}", n_ranks // 4
+    name = f"ranks-{n_ranks}"
     settings = {
         "run.name": name,
         "run.folder": folder,
         "run.total_train_steps": steps,
         "topology.ranks": n_ranks,
-        "topology.learners": learners,
-        "topology.rewards": max(1, n_ranks // 32),
-        "data.batch_size": learners,
+        **shape,
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     words += [word for change in changes for word in ("--set", change)]
@@ -175,6 +188,7 @@ def row(n_ranks: int, job: Job) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.launch.many_ranks", description=__doc__.split("\n")[0])
     parser.add_argument("ranks", nargs="+", type=int, help="numbers of ranks, multiples of 32")
+    parser.add_argument("--members", action="store_true", help="all ranks but one are generators of one rank each")
     parser.add_argument("--steps", type=int, default=12, help="updates of each job")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
     parser.add_argument("--folder", type=Path, help="of the runs; default: a temporary folder")
@@ -184,7 +198,8 @@ def main() -> None:
         for n_ranks in options.ranks:
             folder = options.folder or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            print("| " + " | ".join(measure(n_ranks, folder, options.steps, options.set)) + " |", flush=True)
+            shape = all_members(n_ranks) if options.members else proportions(n_ranks)
+            print("| " + " | ".join(measure(n_ranks, shape, folder, options.steps, options.set)) + " |", flush=True)
 
 
 if __name__ == "__main__":
