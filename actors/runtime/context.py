@@ -13,6 +13,7 @@ from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.messages import Heartbeat, PushDone
 from areal_bus.storage.journal import Journal
+from areal_bus.storage.journal_segments import FileSizes
 from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
 from areal_bus.transport.curve import KeyPair, Keyring
 
@@ -72,8 +73,7 @@ class Context:
             role=self.role,
             index=self.index,
             incarnation=self.incarnation,
-            segment_bytes=config.journal.segment_mib << 20,
-            detail_bytes=config.journal.detail_mib << 20,
+            sizes=FileSizes(config.journal.segment_mib << 20, config.journal.detail_mib << 20),
         )
 
     def keyring(self) -> Keyring | None:

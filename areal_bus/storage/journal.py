@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.core.events import Event
-from areal_bus.storage.journal_segments import SegmentedFile
+from areal_bus.storage.journal_segments import ONE_FILE, FileSizes, SegmentedFile
 
 SCHEMA = 1
 MAX_BUFFERED = 256  # lines that are written together
@@ -34,17 +34,16 @@ class Journal:
         index: int,
         incarnation: int,
         term: int = 0,
-        segment_bytes: int = 0,
-        detail_bytes: int = 0,
+        sizes: FileSizes = ONE_FILE,
     ) -> None:
-        """`segment_bytes`, `detail_bytes`: as in SegmentedFile; by default the journal is one file."""
+        """Open its newest file for appending, and write the start line."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{role}-{index}.{incarnation}.jsonl"
         self.term = term
         self._who = {"role": role, "rank": index, "inc": incarnation}
         self._seq = 0
         self._buffered: list[bytes] = []
-        self._file = SegmentedFile(self.path, segment_bytes=segment_bytes, detail_bytes=detail_bytes)
+        self._file = SegmentedFile(self.path, sizes)
         self._started = self._marked = self._began = self._flushed = time.monotonic()
         self._label = "start"
         self._spans: dict[str, float] = {}

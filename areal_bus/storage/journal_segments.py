@@ -10,6 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 
@@ -21,15 +22,25 @@ NAME = re.compile(r"(?P<journal>(?P<role>[a-z_]+)-(?P<rank>\d+)\.(?P<inc>\d+))(?
 _TIMES = re.compile(rb',"at_[^"]*":\[[0-9,]*\]')  # a key: within a text its quotes are escaped
 
 
+@dataclass(frozen=True, slots=True)
+class FileSizes:
+    """A file ends with the append that reaches `segment_bytes` (0: it never ends). Finished files beyond the first
+    `detail_bytes` lose the times of single spans.
+    """
+
+    segment_bytes: int = 0
+    detail_bytes: int = 0
+
+
+ONE_FILE = FileSizes()
+
+
 class SegmentedFile:
     """Appends lines to the newest file of a journal. Not thread-safe, except that a thread compresses."""
 
-    def __init__(self, path: Path, *, segment_bytes: int, detail_bytes: int) -> None:
-        """A file ends with the append that reaches `segment_bytes` (0: it never ends). Finished files beyond the first
-        `detail_bytes` lose the times of single spans.
-        """
+    def __init__(self, path: Path, sizes: FileSizes) -> None:
         self.path = path
-        self._segment_bytes, self._detail_bytes = segment_bytes, detail_bytes
+        self._sizes = sizes
         self._number = newest(path)
         self._file = LineFile(segment(path, self._number))
         self._n_lost = 0  # of finished files
@@ -43,7 +54,7 @@ class SegmentedFile:
     def append(self, *lines: bytes) -> None:
         """Append lines, given without newlines, to one file."""
         self._file.append(*lines)
-        if self._segment_bytes and self._file.n_bytes >= self._segment_bytes:
+        if 0 < self._sizes.segment_bytes <= self._file.n_bytes:
             self._begin_next()
 
     def close(self) -> None:
@@ -69,9 +80,10 @@ class SegmentedFile:
         """Compress the files below `end`, also those that an earlier attempt left (a killed process, a full disk)."""
         for number in range(end):
             plain = segment(self.path, number)
+            keeps_times = (number + 1) * self._sizes.segment_bytes <= self._sizes.detail_bytes
             if plain.exists():
                 with contextlib.suppress(OSError):  # no space: the next finished file tries again
-                    pack(plain, keeps_times=(number + 1) * self._segment_bytes <= self._detail_bytes)
+                    pack(plain, keeps_times=keeps_times)
 
 
 def pack(plain: Path, *, keeps_times: bool) -> None:

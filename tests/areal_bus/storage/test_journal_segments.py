@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from areal_bus.core.events import Event
 from areal_bus.storage import journal_segments
 from areal_bus.storage.journal import Journal
-from areal_bus.storage.journal_segments import SegmentedFile, newest, raw_lines, segment, tail
+from areal_bus.storage.journal_segments import FileSizes, SegmentedFile, newest, raw_lines, segment, tail
 from launch.runs import largest_incarnation
 from tools.audit.audit import audit, figures, judge
 from tools.breakdown.incarnations import read_all
@@ -37,7 +37,8 @@ import sys
 from pathlib import Path
 from areal_bus.core.events import Event
 from areal_bus.storage.journal import Journal
-book = Journal(Path(sys.argv[1]), role="head", index=0, incarnation=0, segment_bytes=2000, detail_bytes=4000)
+from areal_bus.storage.journal_segments import FileSizes
+book = Journal(Path(sys.argv[1]), role="head", index=0, incarnation=0, sizes=FileSizes(2000, 4000))
 n = int(sys.argv[2])
 while True:
     for _ in range(n % 5):
@@ -63,7 +64,7 @@ def test_lines_are_the_same_in_one_file_and_in_many(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "head-0.0.jsonl"
         whole: list[bytes] = []
-        file = SegmentedFile(path, segment_bytes=segment_bytes, detail_bytes=detail_bytes)
+        file = SegmentedFile(path, FileSizes(segment_bytes, detail_bytes))
         for sizes in appends:
             lines = [
                 b'{"k":%d,"text":"%s","at_x":[1,2],"z":0}' % (len(whole) + i, b"x" * n) for i, n in enumerate(sizes)
@@ -122,7 +123,7 @@ def test_a_compression_that_stops_at_any_step_loses_nothing_and_is_made_good(
         with pytest.raises(Killed):
             journal_segments.pack(plain, keeps_times=True)
     assert b"".join(raw_lines(plain)) == lines
-    file = SegmentedFile(plain, segment_bytes=1, detail_bytes=0)
+    file = SegmentedFile(plain, FileSizes(1, 0))
     file.append(b'{"seq":2}')
     file.close()
     assert b"".join(raw_lines(plain)) == lines + b'{"seq":2}\n'
@@ -134,7 +135,7 @@ def test_a_compression_that_stops_at_any_step_loses_nothing_and_is_made_good(
 
 def test_without_a_new_file_the_old_one_grows_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "head-0.0.jsonl"
-    file = SegmentedFile(path, segment_bytes=10, detail_bytes=0)
+    file = SegmentedFile(path, FileSizes(10, 0))
     (tmp_path / "head-0.0.1.jsonl").mkdir()  # cannot be opened for writing
     file.append(b'{"seq":0}')
     file.append(b'{"seq":1}')
@@ -143,7 +144,7 @@ def test_without_a_new_file_the_old_one_grows_on(tmp_path: Path, monkeypatch: py
 
 
 def test_a_journal_names_its_process_when_its_first_file_is_compressed(tmp_path: Path) -> None:
-    book = Journal(tmp_path / "journal", role="generator", index=3, incarnation=2, segment_bytes=300)
+    book = Journal(tmp_path / "journal", role="generator", index=3, incarnation=2, sizes=FileSizes(300))
     for k in range(20):
         book.write(Event.NOTE, k=k)
     book.close()
@@ -164,7 +165,7 @@ def test_every_tool_finds_the_same_in_a_run_with_many_files(tmp_path: Path, deta
     shutil.copytree(one.folder, many.folder)
     for path in one.journals():
         (copy := many.folder / "journal" / path.name).unlink()
-        file = SegmentedFile(copy, segment_bytes=4096, detail_bytes=detail_bytes)
+        file = SegmentedFile(copy, FileSizes(4096, detail_bytes))
         for line in path.read_bytes().splitlines():
             file.append(line)
         file.close()
