@@ -4,6 +4,9 @@ In doubt they differ: units must be equal if both have one, brackets and bases m
 not leave computations that the gold answer has evaluated.
 """
 
+import re
+from fractions import Fraction
+
 from actors.rewards.mathematics import expressions
 from actors.rewards.mathematics.expressions import Formula, values
 from actors.rewards.mathematics.kinds import (
@@ -13,6 +16,7 @@ from actors.rewards.mathematics.kinds import (
     Inequality,
     Matrix,
     Quantity,
+    Ratio,
     Several,
     Words,
 )
@@ -31,6 +35,8 @@ def equal(gold: Answer, given: Answer) -> bool:
         return certainly_interval(gold) and equal(gold, given.interval)
     if isinstance(gold, Several) or isinstance(given, Several):
         return several(gold, given)
+    if isinstance(gold, Ratio) or isinstance(given, Ratio):
+        return ratios(gold, given)
     return type(gold) is type(given) and same_kind(gold, given)
 
 
@@ -74,7 +80,7 @@ def quantities(gold: Quantity, given: Quantity) -> bool:
 
 def equations(gold: Equation, given: Equation) -> bool:
     """Whether two equations are equal up to a factor, or give the same name the same value."""
-    if gold.name and gold.name == given.name:
+    if gold.name and (gold.name == given.name or graphs(gold.name, given.name)):
         return equal(gold.right, given.right)
     sides = [side.formula if isinstance(side, Quantity) else None for side in (gold.right, given.right)]
     if gold.left is None or given.left is None or sides[0] is None or sides[1] is None:
@@ -89,18 +95,51 @@ def equations(gold: Equation, given: Equation) -> bool:
     return all(expressions.close(a * second, b * first) for a, b in rest)
 
 
+def graphs(one: str, other: str) -> bool:
+    """Whether one is y and the other a function of x: y = 2x and f(x) = 2x are the same graph."""
+    return "y" in (one, other) and any(re.fullmatch(r"[fgh]\(x\)", name) for name in (one, other))
+
+
 def difference(left: Formula, right: Formula) -> Formula:
     return expressions.add(left, expressions.negative(right))
+
+
+def ratios(gold: Answer, given: Answer) -> bool:
+    """Whether the parts are proportional. A ratio of two parts equals a fraction, but no whole number."""
+    ours, theirs = as_ratio(gold), as_ratio(given)
+    if ours is None or theirs is None or len(ours.parts) != len(theirs.parts):
+        return False
+    return all(a * theirs.parts[0] == b * ours.parts[0] for a, b in zip(ours.parts, theirs.parts, strict=True))
+
+
+def as_ratio(answer: Answer) -> Ratio | None:
+    if isinstance(answer, Quantity) and not answer.unit and not answer.percent and not answer.formula.decimal:
+        number = answer.formula.literal
+        if number is not None and number > 0 and number.denominator > 1 and not answer.formula.unevaluated:
+            return Ratio((Fraction(number.numerator), Fraction(number.denominator)))
+    return answer if isinstance(answer, Ratio) else None
 
 
 def several(gold: Answer, given: Answer) -> bool:
     ours, theirs = as_several(gold), as_several(given)
     if ours is None or theirs is None or len(ours.items) != len(theirs.items):
         return False
+    if {ours.brackets, theirs.brackets} == {"", "()"}:
+        ours, theirs = as_point(ours), as_point(theirs)
     both = (ours.brackets, theirs.brackets)
     if (both[0] in COLLECTIONS and both[1] in COLLECTIONS) or both == ("∪", "∪"):
         return same_items(ours.items, theirs.items)
     return both[0] == both[1] and all(map(equal, ours.items, theirs.items))
+
+
+def as_point(answer: Several) -> Several:
+    """x=2, y=3 as (2, 3): only for names in alphabetical order, because the order of others is not known."""
+    equations = [item for item in answer.items if isinstance(item, Equation)]
+    names = [item.name for item in equations]
+    in_order = all(len(name) == 1 for name in names) and names == sorted(set(names))
+    if answer.brackets or len(equations) < len(answer.items) or not in_order:
+        return answer
+    return Several("()", tuple(item.right for item in equations))
 
 
 def as_several(answer: Answer) -> Several | None:

@@ -15,6 +15,7 @@ from typing import Final
 LARGEST_BITS: Final = 20_000  # of a numerator or denominator
 LARGEST_TEN: Final = 1000  # exponent of scientific notation
 N_POINTS: Final = 5
+MOST_FACTORS: Final = 10  # of a binomial coefficient of symbols, as a polynomial
 CLOSE: Final = 1e-11  # relative tolerance for values that are not fractions
 
 Value = Fraction | complex
@@ -198,7 +199,11 @@ def factorial(one: Formula) -> Formula:
 def binomial(one: Formula, other: Formula) -> Formula:
     def value(point: int) -> Value:
         n, k = one.value(point), other.value(point)
-        if not (isinstance(n, Fraction) and isinstance(k, Fraction) and n.denominator == k.denominator == 1):
+        if not (isinstance(n, Fraction) and isinstance(k, Fraction) and k.denominator == 1):
+            raise Unreadable("a binomial coefficient is of whole numbers")
+        if one.names and not other.names and 0 <= k <= MOST_FACTORS:
+            return math.prod((n - i for i in range(int(k))), start=Fraction(1)) / math.factorial(int(k))
+        if n.denominator != 1:
             raise Unreadable("a binomial coefficient is of whole numbers")
         if not 0 <= k <= n <= 1000:
             raise Unreadable("a binomial coefficient is of whole numbers up to 1000")

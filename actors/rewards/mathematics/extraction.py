@@ -13,8 +13,12 @@ THOUGHT = re.compile(r"<(/?)(?:think|thinking|thought|thoughts|reasoning|reflect
 TAG = re.compile(r"<(/?)(?:answer|final_answer)>", re.IGNORECASE)
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 BARE_BOX = re.compile(r"[^\s${}\\.,;]+")
+BETWEEN = r"(?:[\s$~]|\\[,;:! ]|\\q?quad(?![A-Za-z]))*"
 JOINED_BOXES = re.compile(
-    r"[\s$]*(?:,|;|\band\b|\bor\b|\\text\s*\{\s*(?:and|or)\s*\}|,\s*(?:and|or)\b)\s*(?:[A-Za-z]\s*=\s*)?[\s$]*"
+    BETWEEN
+    + r"(?:,|;|\band\b|\bor\b|\\text\s*\{\s*(?:and|or)\s*\}|,\s*(?:and|or)\b)"
+    + BETWEEN
+    + r"(?:[A-Za-z]\s*=\s*)?[\s$]*"
 )
 HASHES = "####"
 VALUE = re.compile(r"[\d$\\]")

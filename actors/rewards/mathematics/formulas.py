@@ -51,10 +51,11 @@ FUNCTIONS: Mapping[str, Callable[[complex], complex]] = {
     "sec": lambda x: 1 / cmath.cos(x),
     "csc": lambda x: 1 / cmath.sin(x),
 }
+INVERSES = ("sin", "cos", "tan")
 TOKEN = re.compile(
     r"\s*(?:(?P<mixed>(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.]))"
     r"|(?P<science>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+|\s*(?:\\times|\\cdot|\*|x(?=\s*10\s*\^))\s*10\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|-?\d+)))"
-    r"|(?P<number>\d+\.?\d*|\.\d+)|(?P<command>\\(?:[A-Za-z]+|[{}|]))|(?P<word>[A-Za-z]+)|(?P<sign>\*\*|[^\sA-Za-z\d\\]))"
+    r"|(?P<repeating>\d*\.\d*\\(?:overline|bar)\s*\{\s*\d+\s*\})|(?P<number>\d+\.?\d*|\.\d+)|(?P<command>\\(?:[A-Za-z]+|[{}|]))|(?P<word>[A-Za-z]+)|(?P<sign>\*\*|[^\sA-Za-z\d\\]))"
 )
 EXPONENT = re.compile(r"(?:[eE]|10\s*\^\s*\{?\s*)([+-]?\d+)\s*\}?$")
 GREEK = {
@@ -68,7 +69,7 @@ MULTIPLY, DIVIDE = {"*", r"\times", r"\cdot"}, {"/", r"\div"}
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    kind: str  # mixed, science, number, command, word, sign, end
+    kind: str  # mixed, science, repeating, number, command, word, sign, end
     text: str
 
 
@@ -89,7 +90,9 @@ def tokens(text: str) -> list[Token]:
         match = TOKEN.match(text, at)
         if not match or not match[0].isascii():
             raise Unreadable(f"no part of a formula: {text[at : at + 10]!r}")
-        kind = next(name for name in ("mixed", "science", "number", "command", "word", "sign") if match[name])
+        kind = next(
+            name for name in ("mixed", "science", "repeating", "number", "command", "word", "sign") if match[name]
+        )
         if kind == "word" and len(match[kind]) > 3 and match[kind] not in FUNCTIONS and match[kind] != "sqrt":
             raise Unreadable(f"a word: {match[kind]}")
         if kind == "word" and match[kind] not in FUNCTIONS and match[kind] not in ("pi", "sqrt"):
@@ -159,7 +162,7 @@ class Reader:
 
     def begins_factor(self) -> bool:
         kind, text = self.next.kind, self.next.text
-        if kind in ("number", "science", "mixed"):
+        if kind in ("number", "science", "mixed", "repeating"):
             return False  # "5 5" and "x2" are ambiguous
         return kind == "word" or (kind == "command" and text not in (r"\}", r"\|")) or text in ("(", "{", "[")
 
@@ -206,6 +209,8 @@ class Reader:
             return scientific(token.text)
         if token.kind == "mixed":
             return mixed_number(token.text)
+        if token.kind == "repeating":
+            return repeating(token.text)
         if token.kind == "word" or token.kind == "command":
             return self.name(token.text.removeprefix("\\"), depth)
         if token.text == "|":
@@ -230,8 +235,7 @@ class Reader:
         if name in FUNCTIONS:
             return self.function(name, depth)
         if name in CONSTANTS:
-            value = CONSTANTS[name]
-            return Formula(lambda point: value)
+            return constant_named(name)
         if name in GREEK or len(name) == 1:
             return self.symbol(name)
         raise Unreadable(f"no part of a formula: {name}")
@@ -250,7 +254,11 @@ class Reader:
         if self.next.text == "^":
             self.take()
             exponent = self.argument(depth + 1)
+        if exponent and exponent.literal == -1 and name in INVERSES:
+            name, exponent = f"arc{name}", None  # \\sin^{-1} x
         inner = self.group(depth + 1) if self.next.text in ("(", "{") else self.bare_argument(depth + 1)
+        if name == "exp" and exponent is None:
+            return raise_to(constant_named("e"), inner)
         found = apply(inner, FUNCTIONS["ln" if base else name])
         if base:
             found = divide(found, apply(base, cmath.log))
@@ -283,6 +291,11 @@ class Reader:
         return Formula(lambda point: value_of(name, point), names=frozenset((name,)))
 
 
+def constant_named(name: str) -> Formula:
+    value = CONSTANTS[name]
+    return Formula(lambda point: value)
+
+
 def number(text: str) -> Formula:
     if len(text) > MOST_DIGITS:
         raise Unreadable(f"a number has at most {MOST_DIGITS} digits")
@@ -296,6 +309,15 @@ def scientific(text: str) -> Formula:
         raise Unreadable(f"an exponent of ten is at most {LARGEST_TEN}")
     read = number(mantissa[0]).literal
     return constant((read or Fraction(0)) * Fraction(10) ** int(found[1]), decimal=True)
+
+
+def repeating(text: str) -> Formula:
+    r"""0.1\overline{6} is 1/6."""
+    if len(text) > MOST_DIGITS:
+        raise Unreadable(f"a number has at most {MOST_DIGITS} digits")
+    whole, after, repeated = re.findall(r"^\d*|(?<=\.)\d*(?=\\)|\d+(?=\s*\}$)", text)
+    period = Fraction(int(repeated), 10 ** len(repeated) - 1)
+    return constant(int(whole or 0) + (int(after or 0) + period) / 10 ** len(after))
 
 
 def mixed_number(text: str) -> Formula:

@@ -1,6 +1,7 @@
 """The kinds of answers, as records."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from actors.rewards.mathematics.expressions import Formula
 
@@ -23,6 +24,13 @@ class Quantity:
 class InBase:
     digits: str
     base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """a:b or a:b:c; the parts are positive."""
+
+    parts: tuple[Fraction, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +64,4 @@ class Inequality:
     interval: Several
 
 
-Answer = Words | Quantity | InBase | Several | Matrix | Equation | Inequality
+Answer = Words | Quantity | InBase | Ratio | Several | Matrix | Equation | Inequality

@@ -42,6 +42,7 @@ SIGNS = {
     "λ": r" \lambda ",
     "φ": r" \phi ",
     "ω": r" \omega ",
+    "∛": r" \sqrt[3] ",
     "½": r" \frac{1}{2} ",
     "¼": r" \frac{1}{4} ",
     "¾": r" \frac{3}{4} ",
@@ -56,7 +57,7 @@ SIGNS = {
 TABLE = str.maketrans(SIGNS)
 POWERS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+", strict=True))
 BELOW = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
-ROOT_SIGN = re.compile(r"√\s*([0-9]+|[A-Za-z])")
+ROOT_SIGN = re.compile(r"([√∛])\s*([0-9]+|[A-Za-z])")
 RAISED = re.compile(f"[{''.join(POWERS)}]+")
 LOWERED = re.compile(f"[{''.join(BELOW)}]+")
 
@@ -66,7 +67,18 @@ SIZES = re.compile(
 FONTS = re.compile(
     r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)?|mbox|hbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|operatorname\*?)\s*\{"
 )
-FRACTIONS = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+FRACTIONS = re.compile(r"\\(?:[dtc]frac|nicefrac|sfrac|xfrac)(?![A-Za-z])")
+OVER = re.compile(r"\\over(?![A-Za-z])")
+COLOURS = re.compile(r"\\(?:text)?color\s*(?:\[\w+\])?\s*\{[\w!]*\}")
+LETTER_SIZES = re.compile(
+    r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|underline)(?![A-Za-z])"
+)
+CONSTANT = re.compile(r"\\(?:mathrm|operatorname|text|rm)\s*\{\s*([ei])\s*\}")  # upright e and i
+FUNCTION = re.compile(
+    r"\\(?:mathrm|operatorname|text|rm)\s*\{\s*((?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp)\s*\}"
+)
+PUNCTUATION = re.compile(r"\\(?:text|mbox|mathrm)\s*\{(\s*[,.;:]\s*)\}")
+RAISED_O = re.compile(r"(?<=[\d}])\s*\^\s*\{?\s*(?:\\(?:text|mathrm)\s*\{\s*)?o\s*\}?\s*\}?(?![A-Za-z}])")
 JOINED_COMMA = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\!\s*,)\s*(?=\d{3}(?!\d))")
 NOTHING = re.compile(r"\\!|\\allowbreak|\\nobreak|\\relax|\\strut|\\null")
 SPACES = re.compile(r"(?<!\\)\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|,)(?![A-Za-z])")
@@ -94,6 +106,8 @@ NAMES = {
     r"\lparen": "(",
     r"\rparen": ")",
     r"\dots": r"\ldots",
+    r"\colon": ":",
+    r"\mid": "|",
     r"\R": r"\mathbb{R}",
     r"\Reals": r"\mathbb{R}",
     r"\infin": r"\infty",
@@ -112,6 +126,7 @@ COMMAND = re.compile(r"\\[A-Za-z]+")
 COMMAS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 GAPS = re.compile(r"(?<![\d.])(?<!\d[ ,])[1-9]\d{0,2}(?: \d{3})+(?![\d ]*[\d/])")
 NEEDLESS = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
+MOST_OVERS = 8
 MARKS = ("$$", "$", "**", "__", "`", '"', "''", "*")
 DELIMITED = ((r"\(", r"\)"), (r"\[", r"\]"))
 PRICE = re.compile(r"^(-?)\$(?= ?[\d.])")
@@ -120,17 +135,34 @@ DOLLARS = re.compile(r"(?<!\\)\$")
 
 def clean(text: str) -> str:
     """`text` in normal notation, without decoration. `\\$` marks money, `\\text{...}` marks words."""
-    text = undecorated(ROOT_SIGN.sub(r"\\sqrt{\1}", text).translate(TABLE))
+    text = undecorated(ROOT_SIGN.sub(written_root, text).translate(TABLE))
     text = RAISED.sub(lambda found: "^{" + "".join(POWERS[c] for c in found[0]) + "}", text)
     text = LOWERED.sub(lambda found: "_{" + "".join(BELOW[c] for c in found[0]) + "}", text)
-    text = SIZES.sub("", text)
+    text = PUNCTUATION.sub(r"\1", LETTER_SIZES.sub("", COLOURS.sub("", SIZES.sub("", text))))
+    text = RAISED_O.sub(r"^\\circ ", FUNCTION.sub(r"\\\1 ", CONSTANT.sub(r"{\1}", text)))
     text = JOINED_COMMA.sub("", text)
     text = SPACES.sub(" ", NOTHING.sub("", text))
     text = FRACTIONS.sub(r"\\frac", FONTS.sub(r"\\text{", text))
     text = COMMAND.sub(lambda found: NAMES.get(found[0], found[0]), text)
     text = undecorated(MANY.sub(" ", text))
     text = PRICE.sub(r"\1\\$", text) if text.count("$") == 1 else text
-    return without_separators(DOLLARS.sub("", text))
+    return without_separators(fractions_of(DOLLARS.sub("", text)))
+
+
+def written_root(found: re.Match[str]) -> str:
+    return f"\\sqrt{'[3]' if found[1] == '∛' else ''}{{{found[2]}}}"
+
+
+def fractions_of(text: str) -> str:
+    r"""`a \\over b` as `\\frac{a}{b}`, within the braces around it."""
+    for _ in range(MOST_OVERS):
+        if not (found := OVER.search(text)):
+            break
+        opened, closed = opening_brace(text, found.start()), closing_brace(text, found.end())
+        begin, end = (0 if opened is None else opened + 1), (len(text) if closed is None else closed)
+        over, under = text[begin : found.start()].strip(), text[found.end() : end].strip()
+        text = f"{text[:begin]}\\frac{{{over}}}{{{under}}}{text[end:]}"
+    return text
 
 
 def undecorated(text: str) -> str:
@@ -163,6 +195,18 @@ def inside(text: str, opening: str) -> str | None:
     if text.startswith(opening) and closing_brace(text, len(opening)) == len(text) - 1:
         return text[len(opening) : -1].strip()
     return None
+
+
+def opening_brace(text: str, end: int) -> int | None:
+    """Index of the brace that is open at `end`, or None. Ignores escaped braces."""
+    opened: list[int] = []
+    for i in range(end):
+        if text[i] in "{}" and text[i - 1 : i] != "\\":
+            if text[i] == "{":
+                opened.append(i)
+            elif opened:
+                opened.pop()
+    return opened[-1] if opened else None
 
 
 def closing_brace(text: str, start: int) -> int | None:

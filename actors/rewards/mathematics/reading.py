@@ -11,19 +11,37 @@ from functools import lru_cache
 
 from actors.rewards.mathematics.expressions import Formula, Unreadable, constant, same_values
 from actors.rewards.mathematics.formulas import LONGEST, read_formula
-from actors.rewards.mathematics.kinds import Answer, Equation, InBase, Inequality, Matrix, Quantity, Several, Words
+from actors.rewards.mathematics.kinds import (
+    Answer,
+    Equation,
+    InBase,
+    Inequality,
+    Matrix,
+    Quantity,
+    Ratio,
+    Several,
+    Words,
+)
 from actors.rewards.mathematics.notation import clean
 from actors.rewards.mathematics.quantities import read_quantity
+from actors.rewards.mathematics.ranges import read_range, unturned
 
 DEEPEST = 6  # answers within answers
 MOST_ITEMS = 100
 
 
 EMPTY = Several("{}", ())
-NO_SOLUTION = {r"\emptyset", r"\{\}", "{}", "empty set", "no solution", "no solutions"}
+NO_SOLUTION = {
+    *(r"\emptyset", r"\{\}", "{}", "empty set", "no solution", "no solutions", "no real solution", "no real solutions"),
+    *("no solution exists", "no solutions exist", "there is no solution", "there are no solutions"),
+}
 REALS = {r"\mathbb{R}", "all real numbers", "all reals", "set of real numbers"}
 PLAIN = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{1,40})?|\.\d{1,40})", re.ASCII)
-IN_BASE = re.compile(r"([0-9A-Fa-f]+)\s*_\s*(?:(\d)|\{\s*(?:\\text\s*\{\s*)?(\w+)\s*\}?\s*\}|\\text\s*\{\s*(\w+)\s*\})")
+RATIO = re.compile(r"([\d.]+(?:\s*:\s*[\d.]+)+)|(\d+)\s*(?:\\text\s*\{\s*)?to(?:\s*\}|(?![A-Za-z]))\s*(\d+)")
+CLOCK = re.compile(r"\d{1,2}:\d\d(?::\d\d)?")
+IN_BASE = re.compile(
+    r"\(?([0-9A-Fa-f]+)\)?\s*_\s*(?:(\d)|\{\s*(?:\\text\s*\{\s*)?(\w+)\s*\}?\s*\}|\\text\s*\{\s*(\w+)\s*\})"
+)
 BASE_WORDS = re.compile(
     r"([0-9A-F]+)\s*(?:\\text\s*\{)?\s*\(?\s*(?:in\s+)?base[\s-]+\{?(\w+)\}?\)?\s*\}?", re.IGNORECASE
 )
@@ -75,19 +93,22 @@ def read_kind(text: str, depth: int) -> Answer:
         return Several("()", (read_clean(r"-\infty", depth + 1), read_clean(r"\infty", depth + 1)))
     if number := in_base(text):
         return number
+    if ratio := read_ratio(text):
+        return ratio
     if matrix := MATRIX.fullmatch(BRACKETED_MATRIX.sub(r"\1", text)):
         return read_matrix(matrix[1], matrix[2], depth)
+    if found := read_range(text, lambda part: read_clean(part.strip(), depth + 1)):
+        return found
     if member := MEMBER.match(text):
         inner = read_clean(text[member.end() :].strip(), depth + 1)
         if isinstance(inner, Several) and inner.brackets:
             return inner
         raise Unreadable("what a symbol is in must be a set or an interval")
+    text = unturned(text)
     if r"\cup" in text and len(parts := split(text, re.compile(r"\\cup(?![A-Za-z])"))) > 1:
         return Several("∪", tuple(read_item(part, depth) for part in parts))
-    if found := read_list(text, depth):
-        return found
-    if found := read_brackets(text, depth):
-        return found
+    if several := read_list(text, depth) or read_brackets(text, depth):
+        return several
     if RELATION.search(text) or ABOUT.search(text):
         return read_relation(text, depth)
     if SIGN_CHOICE.search(text):
@@ -118,6 +139,17 @@ def in_base(text: str) -> InBase | None:
     if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in found[1]):
         raise Unreadable(f"{found[1]} is no number in base {named}")
     return InBase(found[1].upper().lstrip("0") or "0", base)
+
+
+def read_ratio(text: str) -> Ratio | None:
+    """Parse 3:2, 1:2:3 or "3 to 2"; a time of day is no ratio."""
+    found = None if CLOCK.fullmatch(text) else RATIO.fullmatch(text)
+    if not found:
+        return None
+    parts = tuple(Fraction(part) for part in (found[1].split(":") if found[1] else found.groups()[1:]))
+    if not all(parts):
+        raise Unreadable("a ratio has no part that is zero")
+    return Ratio(parts)
 
 
 def read_matrix(name: str, content: str, depth: int) -> Matrix:

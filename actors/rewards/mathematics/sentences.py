@@ -16,7 +16,7 @@ NUMBER = re.compile(
     r"(?<![\w.\\^_{])(?P<value>(?:(?<![\w)\]}])[-−+])?[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
     r"(?:\s+\d+/\d+|/\d+|[eE][+-]?\d+)?(?:\s*(?:%|percent\b|°))?)(?P<unit>\s+[A-Za-z]+)?",
 )
-OPERATED = re.compile(r"[\^!/*×÷_]|\s*[+*/×÷=]\s*[\d$(]|\s-\s*[\d$(]|-\d|\s+\d")
+OPERATED = re.compile(r"[\^!*×÷_]|/(?![A-Za-z]{3})|\s*[+*/×÷=]\s*[\d$(]|\s-\s*[\d$(]|-\d|\s+\d")
 VERB = re.compile(
     r"\b(?:is|are|was|were|be|equals?|gives?|gets?|got|makes?|made|has|have|need(?:s|ed)?|total of)\b|[:=]"
 )

@@ -108,6 +108,41 @@ RIGHT = {
     "2^{10}": ["1024", "2^{10}"],
     "p - q": ["p-q", "-q + p"],
     "3:4": ["3:4", r"\boxed{3:4}", "3 : 4"],
+    # as models and data sets write them: fonts, colours, ranges, ratios, points
+    r"-\frac{3}{4}": [
+        *("-0.75", r"\frac{-3}{4}", r"\frac{3}{-4}", "−3/4", r"-{3 \over 4}", r"-\nicefrac{3}{4}"),
+        *(r"\textcolor{red}{-\frac34}", r"\boxed{\color{blue}{-\frac34}}", r"\boxed{\Large -\frac34}"),
+        *(r"\underline{-\frac{3}{4}}", r"\boxed{\text{Slope} = -\frac34}", r"\boxed{-{{3}\over{4}}}"),
+        r"\boxed{-\sfrac34}",
+    ],
+    "12": [
+        *(r"\boxed{12\text{.}}", "So she earns $12/day.", r"$N = \boxed{12}$", "\\boxed{\n12\n}"),
+        *("The final answer is $12$. I hope it is correct.", "**Answer:** $\\boxed{12}$ dollars"),
+    ],
+    r"\frac{1}{6}": [r"0.1\overline{6}", r"0.1\bar{6}", r"16\frac{2}{3}\%"],
+    r"\{1,2,3\}": [r"1\text{, }2\text{, }3", r"\boxed{1}, \boxed{2} and \boxed{3}", r"\lbrace 3,2,1 \rbrace"],
+    "-2, 3": [r"\boxed{-2} \quad \text{and} \quad \boxed{3}", r"x_1=-2,\ x_2=3", "$x=-2$ or $x=3$"],
+    r"(-\infty, 0) \cup (2, \infty)": [
+        *("x < 0 or x > 2", r"x<0\text{ or }x>2", r"\{x \mid x<0 \lor x>2\}", r"]-\infty,0[ \cup ]2,\infty["),
+        r"\{x \in \mathbb{R} : x<0\text{ or }x>2\}",
+    ],
+    r"(-\infty,3)\cup(3,\infty)": [
+        *(r"x \neq 3", r"\mathbb{R}\setminus\{3\}", r"\{x \mid x\neq 3\}", r"x\in\mathbb{R}, x\ne 3"),
+        r"\boxed{\text{all real numbers except }3}",
+    ],
+    r"(-\infty,-2)\cup(-2,3)\cup(3,\infty)": [r"x\ne 3, -2", r"x\ne -2\text{ and }x\ne 3"],
+    "[0,1)": ["[0,1[", r"x\ge 0\text{ and }x<1", r"\{x\mid 0\le x<1\}", "1 > x \\ge 0"],
+    r"\sin^2 x": [r"1-\cos^2 x", r"\operatorname{sin}^2 x"],
+    r"\arctan 2": [r"\tan^{-1} 2", r"\operatorname{arctan}(2)"],
+    "e^2": [r"\exp(2)", r"\mathrm{e}^{2}"],
+    "2+3i": [r"2+3\mathrm{i}", r"2 + 3\operatorname{i}"],
+    r"\frac{n(n+1)}{2}": [r"\binom{n+1}{2}", r"\frac{n^2+n}{2}"],
+    "4210_5": ["(4210)_5", r"(4210)_{5}"],
+    "3:2": ["6:4", "3 to 2", r"3\text{ to }2", r"\frac{3}{2}", r"3\colon 2"],
+    "1:2:3": ["2:4:6"],
+    "(2,3)": ["x=2, y=3", "x = 2 and y = 3"],
+    "x=2, y=3": ["(2,3)", "(x,y)=(2,3)", "y=3, x=2"],
+    "f(x) = 2x+1": ["y = 2x+1"],
 }  # fmt: skip
 
 WRONG = {
@@ -174,7 +209,7 @@ WRONG = {
     r"\infty": [r"-\infty", "0", "99999999999"],
     r"-\infty": [r"\infty"],
     r"\pm 3": ["3", "-3", r"\pm 4"],
-    "3": [r"\pm 3", "3, -3"],
+    "3": [r"\pm 3", "3, -3", "3:1", "6:2", r"x \ne 3"],
     r"1 \pm \sqrt{19}": [r"1 + \sqrt{19}", r"1 \pm \sqrt{18}", r"-1 \pm \sqrt{19}"],
     r"2\sqrt{3}": ["3.4641", "3.46410161513775", r"2\sqrt{2}", r"\sqrt{3}", "2", r"\sqrt{10+2}"],
     r"\pi": ["3.14", "3.14159265358979", "22/7", "pie"],
@@ -197,6 +232,16 @@ WRONG = {
     "x^3+3x-6": ["x^3+3x+6", "x^3+3x", "-6"],
     "72": ["It is 71 or 72", "72 and 71", "2 72s", "7 2", "7.2e2", "9 * 8", "There are 72 apples and 3 pears."],
     "3:4": ["4:3", "3", "3:5"],
+    r"(-\infty,3)\cup(3,\infty)": [r"x=3", r"x\ne 4", r"\mathbb{R}", r"\mathbb{R}\setminus\{3,4\}", "x>3", "3"],
+    r"(-\infty, 0) \cup (2, \infty)": ["x<0 and x>2", "0<x<2", r"x\le 0 or x>2", r"x<0\text{ or }y>2"],
+    "[0,1)": ["]0,1]", "]0,1[", "x>0 and x<1", "x>=0 or x<1"],
+    r"\frac{1}{6}": [r"0.\overline{16}", r"0.1\overline{5}", r"0.6\overline{1}"],
+    "3:2": ["2:3", "1.5", "3", "3:2:1", "2 to 3", "6:40"],
+    "6:30": ["1:5", "6:3", "1/5"],
+    "(2,3)": ["y=2, x=3", "x=2, x=3", "x=3, y=2", "x=2"],
+    "x=2, y=3": ["(3,2)", "x=3, y=2", "[2,3]"],
+    "f(x) = 2x+1": ["x = 2x+1", "f(x) = 2x", "f(y) = 2x+1"],
+    r"\tan^{-1} 2": [r"\frac{1}{\tan 2}", r"\tan 2"],
 }  # fmt: skip
 
 
