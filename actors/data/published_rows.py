@@ -30,9 +30,25 @@ def first(row: Row, *names: str) -> Any:
 
 
 def math(row: Row) -> tuple[str, str]:
-    answer = first(row, "answer", "Answer")
+    """Without a field for the answer (math-ai/aime24, MATH), it is in the last box of the solution."""
+    answer = next((row[name] for name in ("answer", "Answer") if row.get(name) not in (None, "")), None)
+    if answer is None:
+        answer = boxed(str(first(row, "solution", "Solution", "answer", "Answer")))
+    if not answer and answer != 0:
+        raise ValueError("no box in the solution")
     is_whole = isinstance(answer, float) and answer.is_integer()  # AMC: 27.0
     return str(first(row, "problem", "question", "Problem")), str(int(answer) if is_whole else answer)
+
+
+def boxed(text: str) -> str | None:
+    """The content of the last closed box."""
+    _, mark, rest = text.rpartition("\\boxed{")
+    depth = 1
+    for at, character in enumerate(rest if mark else ""):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return rest[:at].strip()
+    return None
 
 
 def gsm8k(row: Row) -> tuple[str, str]:

@@ -4,13 +4,15 @@ Reads a TaskCheckOrder as one JSON line; `tools/tasks.py` is its command line.
 """
 
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.data.loading import load_rows
 from actors.rewards.loading import load_reward, reward_options
@@ -24,6 +26,7 @@ from areal_bus.errors import ArealBusError, ConfigError
 SHOW_S = 5.0  # interval between two lines of progress
 N_GENERATED = 50  # problems of a generated task, without a limit
 NONSENSE = ("", "wrong zzz", "I do not know.", "[]", "-1 -1 -1")  # no task's answer
+N_NONSENSE_OF_CODE = 2  # of them: each costs the start of two processes
 MAX_NAMED = 5  # rows that the report names
 
 Row = dict[str, Any]
@@ -40,32 +43,74 @@ class TaskCheckOrder:
     json: bool
 
 
+class Answers(NamedTuple):
+    """The completions that a row's reward is tried with."""
+
+    gold: Sequence[str]  # forms of its gold answer; empty if it has none
+    nonsense: Sequence[str]
+    other: str | None  # another row's gold answer
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRow:
+    """What the reward says of a row's answers."""
+
+    index: int
+    has_gold: bool
+    gold_right: bool
+    wrong_right: bool
+    nonsense_right: bool
+    has_error: bool  # a score failed
+
+
 def check_task(order: TaskCheckOrder, show: Callable[[int, int], None]) -> dict[str, Any]:
     """Counts over the rows. Raises ConfigError for a file that is not of the task."""
     config = configure(order)
     rows = load_rows(config, Path.cwd())
     score = scorer(config)
-    gold_wrong: list[int] = []
-    wrong_right: list[int] = []
-    nonsense_right = [index for index, row in enumerate(rows) if any(score(text, row) for text in NONSENSE)]
     golden = [index for index, row in enumerate(rows) if has_gold(order.task, row)]
-    for done, index in enumerate(golden):
-        row = rows[index]
-        if not all(score(form, row) for form in forms(order.task, row)):
-            gold_wrong.append(index)
-        other = other_answer(order.task, rows, golden, done)
-        if other is not None and score(forms(order.task, other)[0], row):
-            wrong_right.append(index)
-        show(done + 1, len(golden))
+    at = {index: place for place, index in enumerate(golden)}
+    is_code = config.reward.function == "code"
+    nonsense = NONSENSE[:N_NONSENSE_OF_CODE] if is_code else NONSENSE
+
+    def check(index: int) -> CheckedRow:
+        other = other_answer(order.task, rows, golden, at[index]) if index in at else None
+        answers = Answers(
+            forms(order.task, rows[index]) if index in at else (), nonsense, other and forms(order.task, other)[0]
+        )
+        return check_row(rows[index], index, answers, score)
+
+    checked = []
+    with ThreadPoolExecutor(os.cpu_count() if is_code else 1) as threads:  # code runs in other processes
+        for row in threads.map(check, range(len(rows))):
+            checked.append(row)
+            show(len(checked), len(rows))
+    return counts(order.task, checked)
+
+
+def check_row(row: Row, index: int, answers: Answers, score: Score) -> CheckedRow:
+    gold = [score(form, row) for form in answers.gold]
+    wrong = False if answers.other is None else score(answers.other, row)
+    silly = [score(text, row) for text in answers.nonsense]
+    return CheckedRow(index, bool(gold), all(gold), bool(wrong), any(silly), None in (*gold, wrong, *silly))
+
+
+def counts(task: str, checked: Sequence[CheckedRow]) -> dict[str, Any]:
+    golden = [row for row in checked if row.has_gold]
+    wrong = [row.index for row in golden if not row.gold_right]
+    right = [row.index for row in golden if row.wrong_right]
+    errors = [row.index for row in checked if row.has_error]
     return {
-        "task": order.task,
-        "n": len(rows),
+        "task": task,
+        "n": len(checked),
         "n_gold": len(golden),
-        "gold_right": len(golden) - len(gold_wrong),
-        "wrong_right": len(wrong_right),
-        "nonsense_right": len(nonsense_right),
-        "gold_wrong_rows": gold_wrong[:MAX_NAMED],
-        "wrong_right_rows": wrong_right[:MAX_NAMED],
+        "gold_right": len(golden) - len(wrong),
+        "wrong_right": len(right),
+        "nonsense_right": sum(row.nonsense_right for row in checked),
+        "n_errors": len(errors),
+        "gold_wrong_rows": wrong[:MAX_NAMED],
+        "wrong_right_rows": right[:MAX_NAMED],
+        "error_rows": errors[:MAX_NAMED],
     }
 
 
@@ -138,6 +183,10 @@ def report(found: dict[str, Any], seconds: float) -> Iterator[str]:
     yield f"gold answers right   {found['gold_right']} of {n}" + named(found["gold_wrong_rows"], "wrong")
     yield f"other answers right  {found['wrong_right']} of {n}" + named(found["wrong_right_rows"], "right")
     yield f"nonsense right       {found['nonsense_right']} of {found['n']}"
+    if found["n_errors"]:
+        yield f"no score             {found['n_errors']} of {found['n']}" + named(
+            found["error_rows"], "the reward failed"
+        )
 
 
 def named(rows: Sequence[int], what: str) -> str:

@@ -5,7 +5,7 @@ evaluation. `actors/data/published_rows.py` reads its rows.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,13 @@ class NamedTask:
     n_samples: int = 1  # of an evaluation, for each problem
     temperature: float = 0.0  # of an evaluation
     timeout_s: float = 10.0  # of a score
+    memory_mib: int | None = None  # of a program
 
     def keys(self) -> dict[Key, Any]:
         """The settings that it stands for."""
+        memory = {} if self.memory_mib is None else {"reward.code.memory_mib": self.memory_mib}
         return {
+            **memory,
             "data.path": self.hub,
             "data.split": self.split,
             "data.prompt": self.prompt,
@@ -59,9 +62,11 @@ def _math(about: str, hub: str, split: str, n_samples: int, max_new_tokens: int)
     return NamedTask(about, hub, split, "math", MATH_PROMPT, max_new_tokens, n_samples, temperature)
 
 
-def _code(about: str, hub: str, split: str, prompt: str, max_new_tokens: int, n_samples: int = 1) -> NamedTask:
+def _code(
+    about: str, hub: str, split: str, prompt: str, max_new_tokens: int, n_samples: int = 1, timeout_s: float = 30.0
+) -> NamedTask:
     temperature = 0.0 if n_samples == 1 else 0.2
-    return NamedTask(about, hub, split, "code", prompt, max_new_tokens, n_samples, temperature, timeout_s=30.0)
+    return NamedTask(about, hub, split, "code", prompt, max_new_tokens, n_samples, temperature, timeout_s, 2048)
 
 
 NAMED_TASKS: Mapping[str, NamedTask] = {
@@ -72,10 +77,10 @@ NAMED_TASKS: Mapping[str, NamedTask] = {
     "amc23": _math("AMC 2023, 40 problems", "math-ai/amc23", "test", 32, 16384),
     "deepscaler": _math("40,000 problems for training", "agentica-org/DeepScaleR-Preview-Dataset", "train", 1, 8192),
     "humaneval": _code("164 Python functions", "openai/openai_humaneval", "test", CODE_PROMPT, 1024),
-    "mbpp": _code("Python functions, MBPP or MBPP+", "evalplus/mbppplus", "test", CODE_PROMPT, 1024),
+    "mbpp": _code("Python functions, MBPP or MBPP+", "evalplus/mbppplus", "test", CODE_PROMPT, 1024, timeout_s=60.0),
     "livecodebench": _code("contest problems since 2023", "", "test", CODE_PROMPT, 8192, n_samples=10),
     "codecontests": _code("contest problems (AlphaCode)", "deepmind/code_contests", "train", STDIN_PROMPT, 8192),
-    "codeforces": _code("Codeforces problems", "open-r1/codeforces", "train", STDIN_PROMPT, 8192),
+    "codeforces": _code("Codeforces problems", "open-r1/codeforces:verifiable", "train", STDIN_PROMPT, 8192),
 }
 GENERATED = ("sums", "reverse")
 REASONING_GYM: Mapping[Key, Any] = {  # "reasoning-gym:NAME"
@@ -94,7 +99,9 @@ def is_generated(task: str) -> bool:
     return task in GENERATED or bool(reasoning_gym.task_of(task) or workflows.environment_of(task))
 
 
-SHARED = ("data.max_prompt_tokens", "reward.timeout_s", "gconfig.max_new_tokens")  # by all sources of a run
+SHARED = (  # by all sources of a run
+    *("data.max_prompt_tokens", "reward.timeout_s", "reward.code.memory_mib", "gconfig.max_new_tokens"),
+)
 
 
 def check_name(name: str) -> None:
@@ -125,10 +132,19 @@ def fill(tree: dict[str, Any]) -> None:
     if name not in NAMED_TASKS and not reasoning_gym.task_of(name):
         return
     for key, value in (NAMED_TASKS[name].keys() if name in NAMED_TASKS else REASONING_GYM).items():
-        section, _, last = key.partition(".")
-        found = tree.setdefault(section, {})
-        if isinstance(found, dict) and not (section == "data" and last == "split" and "path" in found):
+        *sections, last = key.split(".")
+        if isinstance(found := section_of(tree, sections), dict) and not (key == "data.split" and "path" in found):
             found.setdefault(last, value)
+
+
+def section_of(tree: dict[str, Any], names: Sequence[str]) -> Any:
+    """The section of that name within others, made if it is missing; another value is the schema's to refuse."""
+    found: Any = tree
+    for name in names:
+        if not isinstance(found, dict):
+            break
+        found = found.setdefault(name, {})
+    return found
 
 
 def fill_sources(tree: dict[str, Any], sources: list[dict[str, Any]]) -> None:
@@ -143,9 +159,9 @@ def fill_sources(tree: dict[str, Any], sources: list[dict[str, Any]]) -> None:
             tasks.append(NAMED_TASKS[name].keys() if name in NAMED_TASKS else REASONING_GYM)
             _fill_source(source, tasks[-1])
     for key in SHARED:
-        section, _, last = key.partition(".")
+        *sections, last = key.split(".")
         values = [keys[key] for keys in tasks if key in keys]
-        if values and isinstance(found := tree.setdefault(section, {}), dict):
+        if values and isinstance(found := section_of(tree, sections), dict):
             found.setdefault(last, max(values))
 
 

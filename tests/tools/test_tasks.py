@@ -75,6 +75,29 @@ def test_gold_answers_are_right_and_those_of_other_rows_wrong(name: str, tmp_pat
     assert (found["n"], found["n_gold"], found["gold_right"], found["wrong_right"]) == (len(rows), n_gold, n_gold, 0)
 
 
+OTHER_FORMS = [  # of the same sets, by other publishers: question and answer
+    ("aime24", {"id": 60, "problem": "Q", "solution": r"\\boxed{204}", "url": ""}, "204"),  # math-ai
+    ("aime24", {"ID": "2024-I-4", "Problem": "Q", "Solution": "...", "Answer": 116}, "116"),  # Maxwell-Jia
+    ("aime25", {"question": "Q", "answer": "70"}, "70"),  # opencompass
+    ("amc23", {"id": 0, "problem": "Q", "answer": 142.0, "url": ""}, "142"),  # AI-MO
+    ("math500", {"problem": "Q", "solution": r"So \\boxed{\\frac{1}{2}}$ or $\\boxed{\\{3\\}}$."}, r"\\{3\\}"),  # MATH
+    ("deepscaler", {"problem": "Q", "answer": r"\\frac{3}{2}", "solution": ""}, r"\\frac{3}{2}"),
+    (
+        "mbpp",
+        {"prompt": "Q", "code": "def f(): pass", "test_list": ["assert f() is None"], "test_imports": []},
+        "def f(): pass",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "answer"), OTHER_FORMS)
+def test_other_published_forms_are_read(name: str, row: dict[str, Any], answer: str, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(f'[model]\npath = "m"\n[data]\ntask = "{name}"\npath = "{write(tmp_path, [row])}"\n')
+    (found,) = load_rows(load(config, (), {}), tmp_path)
+    assert (found["question"][0], found["answer"]) == ("Q", answer)
+
+
 def test_a_name_fills_in_what_is_not_set(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('[model]\npath = "m"\n[data]\ntask = "aime24"\nprompt = "{question} ?"\n')
@@ -82,6 +105,8 @@ def test_a_name_fills_in_what_is_not_set(tmp_path: Path) -> None:
     assert (config.data.path, config.data.split) == ("HuggingFaceH4/aime_2024", "train")
     assert (config.reward.function, config.evaluate.n_samples, config.evaluate.temperature) == ("math", 32, 0.6)
     assert (config.data.prompt, config.gconfig.max_new_tokens) == ("{question} ?", 99)
+    code = load(file, ["data.task=mbpp", "reward.code.test_timeout_s=3"], {}).reward
+    assert (code.code.memory_mib, code.code.test_timeout_s, code.timeout_s) == (2048, 3.0, 60.0)
 
 
 def test_the_prompt_of_a_row_is_filled(tmp_path: Path) -> None:
@@ -112,7 +137,8 @@ def test_a_wrong_task_is_refused(changes: list[str], sentence: str, tmp_path: Pa
     ("name", "row", "sentence"),
     [
         ("gsm8k", {"question": "?", "answer": "4"}, 'a row of gsm8k .*rows.jsonl:1 has question, answer .*no "####"'),
-        ("math500", {"question": "?"}, "a row of math500 .*none of answer, Answer"),
+        ("math500", {"question": "?"}, "a row of math500 .*none of solution, Solution, answer, Answer"),
+        ("aime24", {"problem": "?", "solution": "It is 5."}, "a row of aime24 .*no box in the solution"),
         ("mbpp", {"text": "?", "code": ""}, "a row of mbpp .*test_list"),
         ("humaneval", ["?"], "one JSON object: .*rows.jsonl:1 is a list"),
     ],

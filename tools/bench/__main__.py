@@ -10,6 +10,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.bench.agreement import bench as agreement
+from tools.bench.code import bench as code
 from tools.bench.delta import bench as delta
 from tools.bench.e2e import bench as e2e
 from tools.bench.eta0 import bench as eta0
@@ -30,6 +31,7 @@ BENCHES: Mapping[str, Bench] = {
     "agreement": agreement.Agreement(),
     "async": async_speedup.Asynchrony(),
     "bound": throughput_bound.Bound(),
+    "code": code.CodeBench(),
     "delta": delta.DeltaBench(),
     "demo": demo.Demo(),
     "e2e": e2e.WALL,

@@ -5,7 +5,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+from actors.rewards.code.compressed_tests import unpacked
 
 Row = Mapping[str, Any]
 LISTS = ("tests", "official_tests", "input_output", "public_test_cases", "private_test_cases")
@@ -17,6 +20,7 @@ class StdinTest:
 
     given: str
     expected: str
+    checker: str = ""  # program that compares the output, where several are right
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,9 @@ def read_tests(row: Row) -> list[StdinTest] | FunctionTests:
     if "plus_input" in row and "canonical_solution" in row:
         return _reference_tests(row)
     if "test_list" in row:
-        asserts = [str(text) for text in [*row["test_list"], *(row.get("challenge_test_list") or [])]]
-        return FunctionTests(
-            {"kind": "asserts", "setup": row.get("test_setup_code") or "", "asserts": asserts}, len(asserts)
-        )
+        return _mbpp_tests(row)
+    if row.get("interaction_format") or row.get("input_mode") == "file":
+        raise ValueError("the reward code runs programs on standard input: this row is interactive, or reads a file")
     tests = [test for key in LISTS if row.get(key)
              for test in _listed(key, row[key])]  # fmt: skip
     tests += [test for key in ("public_tests", "private_tests", "generated_tests") if row.get(key)
@@ -52,6 +55,15 @@ def read_tests(row: Row) -> list[StdinTest] | FunctionTests:
             f"public_tests or public_test_cases; it has {', '.join(sorted(row)) or 'nothing'}"
         )
     return _by_kind(tests, row)
+
+
+def _mbpp_tests(row: Row) -> FunctionTests:
+    """Assert statements; the text `test` of EvalPlus has more inputs, and counts as one test."""
+    setup = "\n".join([str(row.get("test_setup_code") or ""), *map(str, row.get("test_imports") or [])])
+    if row.get("test"):
+        return FunctionTests({"kind": "script", "setup": setup, "test": str(row["test"])}, 1)
+    asserts = [str(text) for text in [*row["test_list"], *(row.get("challenge_test_list") or [])]]
+    return FunctionTests({"kind": "asserts", "setup": setup, "asserts": asserts}, len(asserts))
 
 
 def closed(prompt: str) -> str:
@@ -105,15 +117,26 @@ def _parsed(key: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return _parsed_text(value, packed=key == "private_test_cases")
     except ValueError as error:
         raise ValueError(f"{key} must be JSON: {error}") from None
+
+
+@lru_cache(maxsize=4)  # the samples of a group have the same tests
+def _parsed_text(text: str, *, packed: bool) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        if not packed or text.lstrip()[:1] in ("[", "{"):
+            raise
+    return json.loads(unpacked(text))
 
 
 def _by_kind(tests: Sequence[Listed], row: Row) -> list[StdinTest] | FunctionTests:
     functional = [test for test in tests if test[0]]
     if not functional:
-        return [StdinTest(_text(given), _text(expected)) for _, given, expected in tests]
+        checker = str(row.get("generated_checker") or "")
+        return [StdinTest(_text(given), _text(expected), checker) for _, given, expected in tests]
     name = functional[0][0] if functional[0][0] != "*" else _function_name(row)
     calls = [(_arguments(given), _expected(expected)) for _, given, expected in functional]
     return FunctionTests({"kind": "calls", "name": name, "calls": calls}, len(calls), name=name)

@@ -12,12 +12,15 @@ from typing import Any, Literal
 from actors.rewards import sandbox
 from actors.rewards.code.row_tests import FunctionTests, StdinTest, closed, read_tests
 from actors.rewards.protocol import Score
-from actors.rewards.sandbox import SandboxLimits
+from actors.rewards.sandbox import Level, SandboxLimits
 from areal_bus.errors import ConfigError
 
 FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+CONTAINED = {"solution_server": ("plain_values",), "test_program": ("plain_values", "small_numpy"), "checker": ()}
 HERE = Path(__file__).parent
-CODEC = "actors.rewards.code.plain_values"
+LARGEST_FILE = 64 << 20  # bytes, of a checker
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+FOLDER = "actors.rewards.code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,14 @@ def score_share(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
 
 
 def run_tests(
-    completion: str, row: Mapping[str, Any], options: CodeOptions | None = None, *, needs_all: bool = False
+    completion: str,
+    row: Mapping[str, Any],
+    options: CodeOptions | None = None,
+    *,
+    needs_all: bool = False,
+    level: Level | None = None,
 ) -> list[bool]:
-    """Whether each test passes; with `needs_all` none is run after a failure on standard input.
+    """Whether each test passes; with `needs_all` none is run after a failure on standard input. `level`: the strongest.
 
     An exception is no verdict on the completion: ValueError for tests that cannot be read, RuntimeError for tests that
     do not run, OSError when the sandbox does not start.
@@ -72,8 +80,8 @@ def run_tests(
         memory_bytes=options.memory_mib << 20,
     )
     if isinstance(tests, list):
-        return _run_stdin(code_of(completion), tests, limits, options, needs_all=needs_all)
-    return _run_functions(program_of(completion, tests), tests, limits, options)
+        return _run_stdin(code_of(completion), tests, limits, options, needs_all=needs_all, level=level)
+    return _run_functions(program_of(completion, tests), tests, limits, options, level)
 
 
 def code_of(completion: str) -> str:
@@ -91,7 +99,13 @@ def program_of(completion: str, tests: FunctionTests) -> str:
 
 
 def _run_stdin(
-    code: str, tests: list[StdinTest], limits: SandboxLimits, options: CodeOptions, *, needs_all: bool
+    code: str,
+    tests: list[StdinTest],
+    limits: SandboxLimits,
+    options: CodeOptions,
+    *,
+    needs_all: bool,
+    level: Level | None,
 ) -> list[bool]:
     """One run a test; tests that no time is left for fail."""
     began = time.monotonic()
@@ -101,10 +115,29 @@ def _run_stdin(
         if left <= 0 or (needs_all and not all(passed)):
             passed.append(False)
             continue
-        outcome = sandbox.run(code, test.given.encode(), replace(limits, wall_s=min(options.test_s, left)))
+        own = replace(limits, wall_s=min(options.test_s, left), output_bytes=most_printed(test, limits))
+        outcome = sandbox.run(code, test.given.encode(), own, level=level)
         ended = outcome.end == "exit" and outcome.exit_code == 0
-        passed.append(ended and same_output(outcome.stdout.decode(errors="replace"), test.expected))
+        passed.append(ended and is_right(outcome.stdout.decode(errors="replace"), test, limits, level))
     return passed
+
+
+def most_printed(test: StdinTest, limits: SandboxLimits) -> int:
+    return max(limits.output_bytes, 2 * len(test.expected))
+
+
+def is_right(printed: str, test: StdinTest, limits: SandboxLimits, level: Level | None = None) -> bool:
+    """Whether the output is the expected one, or the row's checker accepts it. Raises RuntimeError if that fails."""
+    if not test.checker or same_output(printed, test.expected):
+        return same_output(printed, test.expected)
+    files = json.dumps({"input.txt": test.given, "correct_output.txt": test.expected, "output.txt": printed})
+    own = replace(limits, file_bytes=LARGEST_FILE, disk_bytes=3 * LARGEST_FILE)
+    outcome = sandbox.run(standalone("checker", test.checker), files.encode(), own, level=level)
+    words = outcome.stdout.decode(errors="replace").split()
+    if outcome.end != "exit" or outcome.exit_code or not words or not NUMBER.fullmatch(words[-1]):
+        end = outcome.stderr.decode(errors="replace").strip().rpartition("\n")[2] or outcome.end
+        raise RuntimeError(f"the checker of the row does not run: {end}")
+    return float(words[-1]) >= 1.0
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -126,26 +159,31 @@ def _same_number(a: str, b: str) -> bool:
         return False
 
 
-def _run_functions(code: str, tests: FunctionTests, limits: SandboxLimits, options: CodeOptions) -> list[bool]:
+def _run_functions(
+    code: str, tests: FunctionTests, limits: SandboxLimits, options: CodeOptions, level: Level | None
+) -> list[bool]:
     solution = standalone("solution_server", code, options.test_s)
     tester = standalone("test_program", json.dumps({**tests.spec, "call_s": options.test_s}))
-    outcome = sandbox.run_connected(tester, solution, limits)
+    outcome = sandbox.run_connected(tester, solution, limits, level=level)
     results = outcome.stderr.decode(errors="replace").splitlines()
     if broken := next((line for line in results if line.startswith("broken ")), None):
         raise RuntimeError(f"the tests of the row do not run: {broken.removeprefix('broken ')}")
     passed = [line == "pass" for line in results if line == "pass" or line.startswith("fail ")]
-    if outcome.end == "exit" and len(passed) != tests.n:
+    n = tests.n - results.count("skip")
+    if not n:
+        raise RuntimeError("the tests of the row do not run: its reference solution has no result within its limits")
+    if outcome.end == "exit" and len(passed) != n:
         raise RuntimeError(
             f"the tests of the row ended early: {' '.join(results[-3:]) or f'exit code {outcome.exit_code}'}"
         )
-    return [*passed, *[False] * (tests.n - len(passed))]  # no time was left for the others
+    return [*passed, *[False] * (n - len(passed))]  # no time was left for the others
 
 
 def standalone(module: str, *arguments: object) -> str:
-    """The text of a program of this folder that imports nothing but the standard library and contains the codec."""
-    codec, program = (HERE / f"{name}.py" for name in ("plain_values", module))
+    """The text of a program of this folder that contains the modules that it imports from here."""
+    modules = {f"{FOLDER}.{name}": (HERE / f"{name}.py").read_text() for name in CONTAINED[module]}
     return (
-        f"import sys, types\nsys.modules[{CODEC!r}] = types.ModuleType({CODEC!r})\n"
-        f"exec({codec.read_text()!r}, sys.modules[{CODEC!r}].__dict__)\n"
-        f"{program.read_text()}\nmain({', '.join(map(repr, arguments))})\n"
+        f"import sys, types\nfor name, text in {modules!r}.items():\n"
+        "    sys.modules[name] = types.ModuleType(name)\n    exec(text, sys.modules[name].__dict__)\n"
+        f"{(HERE / f'{module}.py').read_text()}\nmain({', '.join(map(repr, arguments))})\n"
     )

@@ -1,7 +1,8 @@
 """The program in the sandbox that runs the tests. It calls the model's code in another process, through two pipes.
 
-It prints a line a test to standard error: "pass", or "fail" with the reason. A line "broken" means that the tests
-themselves do not run. The model's code cannot reach this process: only plain values come from it.
+It prints a line a test to standard error: "pass", "fail" with the reason, or "skip" where the reference solution has no
+result within its limits. A line "broken" means that the tests themselves do not run. The model's code cannot reach this
+process: only plain values come from it.
 """
 
 import ast
@@ -10,18 +11,29 @@ import json
 import math
 import os
 import select
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TextIO
 
 from actors.rewards.code.plain_values import decode, encode
+from actors.rewards.code.small_numpy import install
 
 REASON_CHARACTERS = 200
 PLAIN = (int, float, complex, str, bytes, list, tuple, set, frozenset, dict, type(None))
+REFERENCE_S = 0.5  # CPU seconds of the reference solution for one input
+REFERENCES_S = 4.0  # and for all inputs of a row
+LARGEST_RESULT = 4 << 20  # characters of an encoded result of the reference solution
 LATE_S = 1.0  # the other process ends a call itself after call_s
 
 Spec = dict[str, Any]
 Test = Callable[[], object]  # raises when it fails
+
+
+class NoReference(Exception):
+    """The reference solution has no result for an input within its limits."""
 
 
 class SolutionFailed(Exception):
@@ -74,8 +86,8 @@ def main(text: str) -> None:
     for file in (0, 1):
         os.dup2(nowhere, file)
     sys.set_int_max_str_digits(0)
-    kinds = {"check": check_tests, "asserts": assert_tests, "calls": call_tests, "reference": reference_tests}
-    tests = kinds[spec["kind"]](spec, solution)
+    install()
+    tests = KINDS[spec["kind"]](spec, solution)
     while True:
         try:
             test = next(tests)
@@ -86,6 +98,8 @@ def main(text: str) -> None:
             return
         try:
             test()
+        except NoReference:
+            say(results, "skip")
         except Exception as error:  # noqa: BLE001
             say(results, f"fail {type(error).__name__}: {error}")
         else:
@@ -115,6 +129,33 @@ def assert_tests(spec: Spec, solution: Solution) -> Iterator[Test]:
         yield lambda text=text, ours=ours: run_text(text, {**names, **ours})  # type: ignore[misc]
 
 
+def script_test(spec: Spec, solution: Solution) -> Iterator[Test]:
+    """MBPP+ as a program: names that it uses but does not define are functions of the model's code."""
+    names: dict[str, Any] = {"__name__": "tests"}
+    run_text(spec["setup"], names)
+    tree = ast.parse(spec["test"])
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    for name in used - defined(tree) - names.keys():
+        if not hasattr(builtins, name):
+            names[name] = solution[name]
+    yield lambda: run_text(spec["test"], names)
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """The names that a program binds anywhere."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+    return found
+
+
 def call_tests(spec: Spec, solution: Solution) -> Iterator[Test]:
     """Arguments and the expected result."""
     for arguments, expected in spec["calls"]:
@@ -127,12 +168,52 @@ def reference_tests(spec: Spec, solution: Solution) -> Iterator[Test]:
     run_text(spec["reference"], names)
     kinds = kinds_by_depth(spec["assertion"], spec["name"])
     read = complex_numbers if takes_complex(names[spec["name"]], spec["inputs"], kinds) else as_it_is
+    began = time.process_time()
     for arguments in spec["inputs"]:
         text = json.dumps(arguments)
-        expected = names[spec["name"]](*as_kinds(read(json.loads(text)), kinds))
+        try:
+            left_s = began + REFERENCES_S - time.process_time()
+            expected = limited_reference(names[spec["name"]], as_kinds(read(json.loads(text)), kinds), left_s)
+        except NoReference as error:
+            yield partial(must_skip, error)
+            continue
         yield lambda t=text, e=expected: must_equal(  # type: ignore[misc]
             solution.call(spec["name"], tuple(as_kinds(read(json.loads(t)), kinds))), e, spec["atol"]
         )
+
+
+def limited_reference(function: Callable[..., Any], arguments: list[Any], left_s: float) -> Any:
+    """The result of the reference solution. Raises NoReference if it takes too long or is too large to be compared."""
+    if left_s <= 0:
+        raise NoReference("no time is left for the result")
+    signal.signal(signal.SIGPROF, end_reference)
+    signal.setitimer(signal.ITIMER_PROF, min(REFERENCE_S, left_s))
+    try:
+        expected = function(*arguments)
+        if len(encode(expected)) > LARGEST_RESULT:
+            raise NoReference("the result is too large")
+    except MemoryError:
+        raise NoReference("the result takes too much memory") from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return expected
+
+
+def end_reference(number: int, frame: Any) -> None:
+    raise NoReference(f"the result takes more than {REFERENCE_S:g} s, or those of a row {REFERENCES_S:g} s")
+
+
+def must_skip(error: NoReference) -> None:
+    raise error
+
+
+KINDS: dict[str, Callable[[Spec, Solution], Iterator[Test]]] = {
+    "check": check_tests,
+    "script": script_test,
+    "asserts": assert_tests,
+    "calls": call_tests,
+    "reference": reference_tests,
+}
 
 
 def takes_complex(function: Callable[..., Any], inputs: list[Any], kinds: list[list[type]]) -> bool:

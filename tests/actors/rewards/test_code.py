@@ -1,6 +1,10 @@
 """The rewards "code" and "code_share": forms of tests, and programs that try to win without passing them."""
 
+import base64
+import contextlib
 import json
+import pickle
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ from hypothesis import strategies as st
 
 from actors.rewards import sandbox
 from actors.rewards.code import score, score_share, scoring
+from actors.rewards.code.compressed_tests import unpacked
 from actors.rewards.code.plain_values import Other, decode, encode
 from actors.rewards.code.row_tests import read_tests
 from actors.rewards.code.scoring import CodeOptions, configure, run_tests, same_output
@@ -48,6 +53,28 @@ CODECONTESTS = {
     "private_tests": {"input": [], "output": []},
     "generated_tests": {"input": ["5 5"], "output": ["10"]},
 }
+PLUS = """import numpy as np
+def is_floats(x): return isinstance(x, float) or isinstance(x, np.ndarray)
+def assertion(out, exp, atol):
+    atol = 1e-6 if atol == 0 and is_floats(exp) else atol
+    if out != exp and atol != 0:
+        assert np.allclose(out, exp, rtol=1e-07, atol=atol)
+    else:
+        assert out == exp
+inputs = [[1], [2.5], [[3]]]
+results = [2, 5.0000001, [3, 3]]
+"""
+LOOP = "for i, (inp, exp) in enumerate(zip(inputs, results)):\n    "
+MBPP_HUB = {"code": "", "test_imports": ["import math"], "test_list": ["assert f(1) == 2"],
+            "test": f"{PLUS}{LOOP}assertion(f(*inp), exp, 0)\n"}  # fmt: skip
+HUMANEVAL_PLUS = {"prompt": "def f(x):\n", "entry_point": "f",
+                  "test": f"{PLUS}def check(candidate):\n  {LOOP}  assertion(candidate(*inp), exp, 0)\n"}  # fmt: skip
+MANY_RIGHT = {  # Codeforces: any divisor
+    "official_tests": [{"input": "6\n", "output": "2\n"}, {"input": "35\n", "output": "5\n"}],
+    "input_mode": "stdio", "interaction_format": None,
+    "generated_checker": "import sys\nn, _, out = (open(p).read() for p in sys.argv[1:])\n"
+    "try: print(int(1 < int(out) < int(n) and int(n) % int(out) == 0))\nexcept ValueError: print(0)\n",
+}  # fmt: skip
 ADD = "print(sum(map(int, input().split())))"
 
 
@@ -62,19 +89,82 @@ ADD = "print(sum(map(int, input().split())))"
         (STDIN, f"```py\n{ADD}\n```", "print(3)"),
         (LIVECODEBENCH, "class Solution:\n    def total(self, xs, y): return sum(xs) + y", "def total(*xs): return 0"),
         (CODECONTESTS, ADD, "print(10)"),
+        (MBPP_HUB, "def f(x): return x * 2", "def f(x): return 2"),
+        (HUMANEVAL_PLUS, "    return 2 * x", "    return x"),
+        (MANY_RIGHT, "n = int(input())\nprint(max(d for d in range(1, n) if n % d == 0))", "print(2)"),
+        (MANY_RIGHT, "n = int(input())\nprint(min(d for d in range(2, n) if n % d == 0))", "print('1\\n1')"),
     ],
-    ids=["continues", "fenced", "asserts", "reference", "calls", "stdin", "method", "contests"],
+    ids=["continues", "fenced", "asserts", "reference", "calls", "stdin", "method", "contests", "mbpp", "plus",
+         "checker", "checked"],
 )  # fmt: skip
 def test_each_form_of_tests_scores_a_right_and_a_wrong_program(row: dict[str, Any], right: str, wrong: str) -> None:
     assert score("", right, row).reward == 1.0
     assert score("", wrong, row).correct is False
 
 
+def packed(tests: object) -> str:
+    """Private tests as LiveCodeBench publishes them."""
+    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(tests)))).decode()
+
+
+def test_compressed_private_tests_are_read_without_unpickling(tmp_path: Path) -> None:
+    tests = [{"input": f"{n} 2", "output": str(n + 2), "testtype": "stdin"} for n in range(3)] + [
+        {"input": "x" * 70_000, "output": "0", "testtype": "stdin"}  # a frame of its own
+    ]
+    row = {"public_test_cases": json.dumps(tests[:1]), "private_test_cases": packed(tests[1:])}
+    assert read_tests(row) == [scoring.StdinTest(test["input"], test["output"]) for test in tests]
+    for protocol in range(2, 6):
+        text = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(tests), protocol))).decode()
+        assert json.loads(unpacked(text)) == tests
+
+    class Hostile:
+        def __reduce__(self) -> object:
+            return Path.touch, (tmp_path / "hacked",)
+
+    for hostile in (Hostile(), [json.dumps(tests), Hostile()], ["a", "b"], {"a": 1}, b"[]", 3):
+        for protocol in range(6):
+            text = base64.b64encode(zlib.compress(pickle.dumps(hostile, protocol))).decode()
+            with pytest.raises(ValueError, match="compressed tests must be one pickled string"):
+                unpacked(text)
+    assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["no base64!", "aGVsbG8=", packed([1])[:-8], base64.b64encode(zlib.compress(b"")).decode(), ""]
+)
+def test_compressed_tests_that_are_damaged_are_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"private_test_cases must be JSON|needs tests"):
+        read_tests({"private_test_cases": text})
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_are_more_than_a_string_or_an_error(pickled: bytes) -> None:
+    text = base64.b64encode(zlib.compress(pickled)).decode()
+    with contextlib.suppress(ValueError):
+        assert isinstance(unpacked(text), str)
+
+
+def test_inputs_that_are_too_much_for_the_reference_are_no_tests() -> None:
+    reference = "def f(n):\n    while n > 9: pass\n    return list(range(10 ** 7)) if n == 9 else [0] * 10 ** (2 * n)\n"
+    row = {
+        "entry_point": "f",
+        "canonical_solution": reference,
+        "base_input": [[1], [99], [9]],
+        "plus_input": [[8], [0]],
+    }
+    patient = CodeOptions(score_s=60.0)
+    assert run_tests("def f(n): return [0] * 10 ** (2 * n)", row, patient) == [True, True]
+    with pytest.raises(RuntimeError, match="its reference solution has no result"):
+        run_tests(reference, {**row, "base_input": [[99]], "plus_input": []}, patient)
+
+
 def test_the_share_counts_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[bytes] = []
     original = sandbox.run
     monkeypatch.setattr(
-        scoring.sandbox, "run", lambda code, given, limits: runs.append(given) or original(code, given, limits)
+        scoring.sandbox,
+        "run",
+        lambda code, given, limits, **kw: runs.append(given) or original(code, given, limits, **kw),
     )
     assert score("", "print(4)", STDIN).correct is False
     assert runs == [b"1 2\n"]  # none after a failure
@@ -129,6 +219,8 @@ def test_a_program_on_stdin_is_bounded(program: str) -> None:
         ({"input_output": "{no json"}, "input_output must be JSON"),
         ({"input_output": {"inputs": [1], "outputs": []}}, "of the same length"),
         ({"tests": [{"input": "1"}]}, "tests with input and output"),
+        ({"tests": [1], "interaction_format": "The judge guesses."}, "this row is interactive"),
+        ({"tests": [1], "input_mode": "file"}, "or reads a file"),
         ({"public_tests": [1]}, "lists input and output"),
         ({"public_test_cases": [{"input": "1", "output": "1", "testtype": "functional"}]}, "name of the function"),
     ],
@@ -199,16 +291,13 @@ def test_other_objects_are_true_and_equal_nothing() -> None:
 @pytest.mark.soak
 @needs_bubblewrap
 @pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data holds the published files")
-@pytest.mark.parametrize(
-    ("file", "n", "outside"),
-    [("humaneval/HumanEval.jsonl", 164, set()), ("mbppplus/test.jsonl", 399, {"Mbpp/255", "Mbpp/599"})],
-)
-def test_canonical_solutions_pass(file: str, n: int, outside: set[str]) -> None:
+@pytest.mark.parametrize(("file", "n"), [("humaneval/HumanEval.jsonl", 164), ("mbppplus/test.jsonl", 399)])
+def test_canonical_solutions_pass(file: str, n: int) -> None:
     rows = [json.loads(line) for line in (DATA / file).read_text().splitlines()]
     assert len(rows) == n
-    options = CodeOptions(score_s=60.0, memory_mib=4096)
+    options = CodeOptions(score_s=60.0, test_s=20.0)
     failed = {row["task_id"] for row in rows if not all(run_tests(row["canonical_solution"], row, options))}
-    assert failed <= outside  # their references take minutes, or gigabytes
+    assert not failed
 
 
 @needs_bubblewrap
