@@ -23,12 +23,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal
 
+from actors.rewards import syscall_filter
+from actors.rewards.process_memory import resident_bytes
 from actors.rewards.worker_process import MARK, REAP_S, kill_marked
 
 Level = Literal["bubblewrap", "rlimits"]
 NOBODY = 65534
 FIRST_UID = 1_900_000_000  # started by root, a program runs as FIRST_UID + pid: RLIMIT_NPROC counts by user
 READ_BYTES = 64 << 10
+LOOK_S = 0.1
 PROBE = "import json, socket; print(open('/proc/self/stat').read() and 7 * 191)"
 WEAKER = (
     "the sandbox of model-written code uses rlimits only, which is weaker: no namespaces, so code can use the network "
@@ -58,17 +61,21 @@ class SandboxLimits:
     wall_s: float = 10.0
     cpu_s: int = 10  # of one process
     memory_bytes: int = 1 << 30  # address space of one process
+    all_memory_bytes: int = 2 << 30  # resident, of all processes together; looked at every LOOK_S
     file_bytes: int = 1 << 20  # of one file
     disk_bytes: int = 16 << 20  # of /tmp, "bubblewrap" only
     n_processes: int = 64  # "bubblewrap" only: elsewhere the kernel counts all processes of this user
     output_bytes: int = 1 << 20  # of stdout, and of stderr
 
 
+End = Literal["exit", "timeout", "output", "memory"]  # the last two: it exceeded a limit and was killed
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a program ended. `exit_code` is valid only for "exit"; a signal gives 128 + its number."""
 
-    end: Literal["exit", "timeout", "output"]  # "output": it printed more than the limit and was killed
+    end: "End"
     exit_code: int
     stdout: bytes  # at most SandboxLimits.output_bytes
     stderr: bytes
@@ -107,7 +114,7 @@ def run_connected(
         for end in (calls, call_end, answers, answer_end):  # else the end of one program would not be seen by the other
             end.close()
         serving.wait_start()
-        outcome = watch(started.process, limits)
+        outcome = watch(started.process, limits, serving.process)
     started.check(outcome)
     return outcome
 
@@ -142,9 +149,14 @@ class Program:
             started, informed = starting.fileno(), informing.fileno()
             source = stack.enter_context(memory_file(self._program.encode(errors="replace")))
             self._mark = uuid.uuid4().hex
+            passed = [source, started]
             if level == "bubblewrap":
+                passed += [
+                    informed,
+                    *(stack.enter_context(memory_file(text)) for text in [syscall_filter.program()] if text),
+                ]
                 walled = inner(limits, "/main.py", started, private=True)
-                command, folder = [*walls(limits, source, informed), *walled], "/"
+                command, folder = [*walls(limits, source, *passed[2:]), *walled], "/"
             else:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="areal-bus-code-"))
                 command = inner(limits, f"/proc/self/fd/{source}", started, private=False)
@@ -153,7 +165,7 @@ class Program:
                 stdin=self._stdin,
                 stdout=self._stdout,
                 stderr=self._stderr,
-                pass_fds=(source, started, informed) if level == "bubblewrap" else (source, started),
+                pass_fds=passed,
                 env={MARK: self._mark, "PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0"},
                 cwd=folder,
                 start_new_session=True,
@@ -200,7 +212,7 @@ def inner(limits: SandboxLimits, source: str, started: int, *, private: bool) ->
     return [interpreter(), "-s", "-S", "-P", "-B", "-c", PRELUDE, *map(str, numbers), source]
 
 
-def walls(limits: SandboxLimits, source: int, informed: int) -> list[str]:
+def walls(limits: SandboxLimits, source: int, informed: int, system_calls: int | None = None) -> list[str]:
     """bubblewrap: a read-only root with the interpreter and the system's libraries, and a small private /tmp."""
     program = shutil.which("bwrap")
     if program is None:
@@ -208,6 +220,7 @@ def walls(limits: SandboxLimits, source: int, informed: int) -> list[str]:
     command = [program, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     command += ["--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox", "--cap-drop", "ALL"]
     command += ["--info-fd", str(informed)]
+    command += [] if system_calls is None else ["--seccomp", str(system_calls)]
     if os.getuid() == 0:  # no user namespace: a limit of processes does not bind a process that is root outside
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
@@ -259,17 +272,19 @@ def memory_file(content: bytes) -> Iterator[int]:
         os.close(file)
 
 
-def watch(process: subprocess.Popen[bytes], limits: SandboxLimits) -> Outcome:
-    """Read the pipes of standard output and error until the process ends or reaches a limit."""
-    began = time.monotonic()
+def watch(
+    process: subprocess.Popen[bytes], limits: SandboxLimits, other: subprocess.Popen[bytes] | None = None
+) -> Outcome:
+    """Read the pipes of standard output and error until the process ends, or it or `other` reaches a limit."""
+    began = looked = time.monotonic()
     printed = {pipe.fileno(): bytearray() for pipe in (process.stdout, process.stderr) if pipe is not None}
     process_end = os.pidfd_open(process.pid)  # not the end of the pipes: a child may keep them open
-    outcome: Literal["exit", "timeout", "output"] = "timeout"
+    outcome: End = "timeout"
     with os.fdopen(process_end), selectors.DefaultSelector() as selector:
         for file in (*printed, process_end):
             selector.register(file, selectors.EVENT_READ)
         while (left := began + limits.wall_s - time.monotonic()) > 0:
-            ready = {key.fd for key, _ in selector.select(left)}
+            ready = {key.fd for key, _ in selector.select(min(left, LOOK_S))}
             for file in ready & set(printed):
                 if not read_some(file, printed[file]):
                     selector.unregister(file)
@@ -279,6 +294,11 @@ def watch(process: subprocess.Popen[bytes], limits: SandboxLimits) -> Outcome:
             if ready == {process_end}:  # and nothing is left in the pipes
                 outcome = "exit"
                 break
+            if time.monotonic() >= looked + LOOK_S:
+                looked = time.monotonic()
+                if any(resident_bytes(one.pid) > limits.all_memory_bytes for one in (process, other) if one):
+                    outcome = "memory"
+                    break
     out, err = (bytes(printed[pipe.fileno()][: limits.output_bytes]) if pipe is not None else b""
                 for pipe in (process.stdout, process.stderr))  # fmt: skip
     return Outcome(outcome, exit_code(process) if outcome == "exit" else 0, out, err, time.monotonic() - began)

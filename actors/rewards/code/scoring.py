@@ -78,6 +78,7 @@ def run_tests(
         wall_s=options.score_s,
         cpu_s=max(1, int(options.score_s) + 1),
         memory_bytes=options.memory_mib << 20,
+        all_memory_bytes=2 * options.memory_mib << 20,
     )
     if isinstance(tests, list):
         return _run_stdin(code_of(completion), tests, limits, options, needs_all=needs_all, level=level)

@@ -192,11 +192,34 @@ ATTACKS = {
     "ignores its alarm": "from signal import *\nsignal(SIGALRM, SIG_IGN)\ndef f(a, b):\n    while True: pass",
     "answers without being asked": "import os\nfor n in range(3, 9):\n    try: os.write(n, b'{\"value\": \"1\"}\\n')\n"
     "    except OSError: pass\ndef f(a, b):\n    return 0",
+    "a huge repr": "class R:\n    def __repr__(self): return 'x' * (1 << 30)\ndef f(a, b): return R()",
+    "contains itself": "def f(a, b):\n    x = []\n    x.append({1: x})\n    return x",
+    "is deep": "def f(a, b):\n    x = []\n    for _ in range(10 ** 5): x = [x]\n    return x",
+    "reduces to a call": "class R:\n    def __reduce__(self): return print, ('pass',)\ndef f(a, b): return R()",
+    "an int of 10 ** 9 bits": "def f(a, b): return 1 << 10 ** 9",
+    "a string of 1 GB": "def f(a, b): return 'x' * (1 << 30)",
+    "traces the server": "import sys\ndef trace(frame, event, argument):\n    while frame:\n"
+    "        frame.f_locals.update(answer={'value': '1'}, broken={'value': '1'})\n        frame = frame.f_back\n"
+    "    return trace\nsys.settrace(trace); sys.setprofile(trace)\ndef f(a, b): return 0",
+    "finds the server's files": "import gc, io\ndef f(a, b):\n    for o in gc.get_objects():\n"
+    "        if isinstance(o, io.TextIOWrapper):\n            try: o.write('{\"value\": \"1\"}\\npass\\n'); o.flush()\n"
+    "            except (OSError, ValueError): pass\n    return 0",
+    "writes to files in /proc": "import os\ndef f(a, b):\n    for p in filter(str.isdecimal, os.listdir('/proc')):\n"
+    "        for n in range(20):\n            try: open(f'/proc/{p}/fd/{n}', 'wb', 0).write(b'pass\\npass\\n')\n"
+    "            except OSError: pass\n    return 0",
+    "leaves an orphan that answers": "import os, time\ndef f(a, b):\n    if os.fork() == 0:\n        os.setsid()\n"
+    "        while os.fork() == 0:\n            for n in range(3, 20):\n"
+    "                try: os.write(n, b'{\"value\": \"1\"}\\n')\n                except OSError: pass\n"
+    "            time.sleep(0.02)\n        os._exit(0)\n    return 0",
+    "patches json": "import json\njson.dumps = lambda *a, **k: '{\"value\": \"1\"}'\ndef f(a, b): return 0",
+    "recurses for ever": "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(a, b): return f(a, b)",
+    "stops itself": "import os\ndef f(a, b): os.kill(os.getpid(), 19)",
+    "kills all": "import os\ndef f(a, b): os.kill(-1, 9)",
     "reads the tests": "import glob, os\ndef f(a, b):\n    text = ''.join(open(p, errors='ignore').read() for p in\n"
     "        glob.glob('/main.py') + glob.glob('/proc/*/cmdline'))\n    return 30516 + (str(30516 + 1) in text)",
 }  # fmt: skip
 ATTACKED = {"input_output": {"fn_name": "f", "inputs": [[1, 2], [3, 4]], "outputs": [30517, 40519]}}
-QUICK = CodeOptions(test_s=1.0, score_s=6.0)
+QUICK = CodeOptions(test_s=1.0, score_s=6.0, memory_mib=256)
 
 
 @needs_bubblewrap

@@ -1,12 +1,15 @@
 """Attacks of docs/sandbox.md: each row is a test here. Those of the level bubblewrap skip where it does not run."""
 
 import os
+import platform
 import socket
+import struct
 import sys
 from pathlib import Path
 
 import pytest
 
+from actors.rewards import syscall_filter
 from actors.rewards.sandbox import Outcome, SandboxLimits, find_level, run
 
 SMALL = SandboxLimits(wall_s=8.0, cpu_s=2)
@@ -145,6 +148,98 @@ def test_the_program_has_no_rights_and_is_not_root() -> None:
     )
     assert outcome.stdout == b"['0000000000000000', '0000000000000000', '1']\nFalse\n"
     assert b"PermissionError" in outcome.stderr
+
+
+LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("libc.unshare(0x10000000)", "libc.unshare(0x20000)", "libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0)"),
+        *("libc.shmget(0, 1 << 20, 0o1600)", "libc.mount(b't', b'/tmp', b'tmpfs', 0, b'size=10g')", "libc.ptrace(0)"),
+        *(
+            "libc.syscall(250, 0, -3, 1, 0, 0)",
+            "libc.socket(40, 1, 0)",
+            "libc.socket(16, 3, 0)",
+            "libc.syscall(425, 4, 0)",
+        ),
+    ],
+)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86-64")
+def test_system_calls_around_the_limits_fail(call: str) -> None:
+    outcome = attack(f"{LIBC}print({call}, ctypes.get_errno())")
+    assert outcome.stdout in (b"-1 1\n", b"-1 97\n")  # EPERM, EAFNOSUPPORT
+
+
+@needs_bubblewrap
+def test_the_filter_of_system_calls_leaves_threads_processes_and_sockets() -> None:
+    outcome = attack(
+        "import socket, subprocess, sys, threading\nthread = threading.Thread(target=print, args=('thread',))\n"
+        "thread.start(); thread.join()\nsys.stdout.flush()\n"
+        "subprocess.run([sys.executable, '-S', '-c', 'print(1)'], check=True)\na, b = socket.socketpair()\n"
+        "a.send(b'pair'); print(b.recv(9)); socket.socket()"
+    )
+    assert (outcome.exit_code, outcome.stdout) == (0, b"thread\n1\nb'pair'\n")
+
+
+def verdict_of(program: bytes, architecture: int, number: int, argument: int = 0) -> int:
+    """What a filter returns: an interpreter of its five instructions."""
+    steps = list(struct.iter_unpack("=HBBI", program))
+    data = {0: number, 4: architecture, 16: argument}
+    at = loaded = 0
+    while True:
+        code, if_true, if_false, operand = steps[at]
+        at += 1
+        if code == 0x06:
+            return int(operand)
+        if code == 0x20:
+            loaded = data[operand]
+        else:
+            is_true = {0x15: loaded == operand, 0x35: loaded >= operand, 0x45: bool(loaded & operand)}[code]
+            at += if_true if is_true else if_false
+
+
+@pytest.mark.parametrize("machine", syscall_filter.NUMBERS)
+def test_the_filter_denies_what_it_names_and_nothing_else(machine: str) -> None:
+    program, numbers = syscall_filter.program(machine), syscall_filter.NUMBERS[machine]
+    assert program is not None
+    denied = {*numbers.denied, *syscall_filter.SINCE_5_1}
+    for number in range(600):
+        found = verdict_of(program, numbers.architecture, number, 2)
+        expected = 0x50001 if number in denied else 0x50026 if number == syscall_filter.CLONE3 else 0x7FFF0000
+        assert found == expected, number
+    assert verdict_of(program, numbers.architecture, numbers.clone, 0x10000011) == 0x50001
+    assert verdict_of(program, numbers.architecture, numbers.socket, 40) == 0x50061
+    assert verdict_of(program, 0x40000003, 20) == 0x50001  # 32-bit calls have other numbers
+    assert verdict_of(program, numbers.architecture, 0x40000000 | 272) == 0x50001
+    assert syscall_filter.program("riscv64") is None
+
+
+@pytest.mark.parametrize("level", [pytest.param("bubblewrap", marks=needs_bubblewrap), "rlimits"])
+def test_the_memory_of_all_processes_together_is_bounded(level: str) -> None:
+    limits = SandboxLimits(wall_s=20.0, all_memory_bytes=200 << 20)
+    outcome = run(
+        "import os, time\nfor _ in range(5):\n    if os.fork() == 0: break\nx = bytearray(os.urandom(1) * (60 << 20))\n"
+        "time.sleep(15)",
+        limits=limits,
+        level=level,  # type: ignore[arg-type]
+    )
+    assert outcome.end == "memory"
+
+
+@needs_bubblewrap
+def test_the_files_and_memory_of_other_processes_are_closed() -> None:
+    outcome = attack(
+        "import os\nfor path in ('/proc/1/root', '/proc/1/cwd', '/proc/1/fd', '/proc/1/environ', '/proc/1/mem'):\n"
+        "    try: print(os.listdir(path) if os.path.isdir(path) else open(path, 'rb').read(1))\n"
+        "    except OSError: pass\nprint(sorted(os.listdir('/proc/self/root')))\n"
+        "os.symlink('/proc/self/root/etc/passwd', '/tmp/link'); print(os.path.exists('/tmp/link'))"
+    )
+    root, link = outcome.stdout.decode().splitlines()
+    assert "etc" not in root
+    assert link == "False"
 
 
 @needs_bubblewrap

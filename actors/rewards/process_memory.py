@@ -1,0 +1,27 @@
+"""Memory of a process and of all below it, read from /proc."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+RESIDENT = 1  # field of /proc/PID/statm
+
+
+def resident_bytes(root: int) -> int:
+    """Resident bytes of the process `root` and its descendants; memory that they share counts for each."""
+    total = 0
+    for pid in descendants(root):
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[RESIDENT]) * PAGE_BYTES
+    return total
+
+
+def descendants(root: int) -> Iterator[int]:
+    """`root`, its children, their children, ..."""
+    yield root
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{root}/task"):
+            for child in Path(f"/proc/{root}/task/{thread}/children").read_text().split():
+                yield from descendants(int(child))
