@@ -17,6 +17,7 @@ from actors.data.tasks import Problems, Row, make_problems
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.problems import environment_problems
 from areal_bus.config.data import DataConfig, SourceConfig
+from areal_bus.config.named_tasks import evaluation_split
 from areal_bus.config.sections import Config
 from areal_bus.config.workflows import environment_of
 from areal_bus.errors import ConfigError
@@ -37,7 +38,7 @@ def load_rows(config: Config, config_folder: str | Path) -> list[Row]:
 
 
 def load_problems(config: Config, config_folder: str | Path) -> list[Row]:
-    """The evaluation problems: evaluate.path (a Hugging Face id: its "test" split), else the held-out rows, else [].
+    """The evaluation problems: evaluate.path (a Hugging Face id: evaluation_split), else the held-out rows, else [].
 
     Raises ConfigError as load_rows does.
     """
@@ -78,7 +79,7 @@ def problems_with_origins(config: Config, config_folder: str | Path) -> list[Row
     """The problems of load_problems with their origins."""
     data = config.data
     if config.evaluate.path:
-        rows = read_with_origins(config.evaluate.path, data, config_folder, split="test")
+        rows = read_with_origins(config.evaluate.path, data, config_folder, split=evaluation_split(data.task))
     elif data.is_generated:
         rows = held_out(config, data, config_folder)
     else:
@@ -115,7 +116,10 @@ def sets_with_origins(config: Config, config_folder: str | Path) -> dict[str, li
         if source.label in config.data.evaluated:
             found[source.label] = problems_of_source(config, source, config_folder)[: config.evaluate.limit]
     for problems in config.evaluate.sets:
-        rows = read_with_origins(problems.path, config.data, config_folder, split="test")
+        data = config.data
+        if problems.task:
+            data = data.model_copy(update={"task": problems.task, "question_key": "question", "answer_key": "answer"})
+        rows = read_with_origins(problems.path, data, config_folder, split=evaluation_split(problems.task or data.task))
         found[problems.name] = rows[: problems.limit]
     return found
 
@@ -124,7 +128,8 @@ def problems_of_source(config: Config, source: SourceConfig, config_folder: str 
     """evaluate_path of a [[data.source]], else the held-out problems of its generated task."""
     own = config.data.of(source.label)
     if source.evaluate_path:
-        return named(read_with_origins(source.evaluate_path, own, config_folder, split="test"), source.label)
+        rows = read_with_origins(source.evaluate_path, own, config_folder, split=evaluation_split(own.task))
+        return named(rows, source.label)
     return named(held_out(config, own, config_folder), source.label)
 
 

@@ -29,6 +29,7 @@ from actors.runtime.context import dump
 from actors.runtime.process import leave
 from actors.runtime.user_modules import add_user_folder
 from actors.workflows.loading import close_workflow, load_workflow
+from areal_bus.config.named_tasks import evaluation_split
 from areal_bus.config.sections import Config
 from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.reward_parts import mean_fields
@@ -138,7 +139,8 @@ def find_rows(order: EvaluateOrder, config: Config) -> list[dict[str, Any]]:
     """The problems of the file, else those that the generated task holds out. Raises ConfigError."""
     if not order.data:
         return load_problems(config, order.folder)
-    return read_rows(order.data, config.data, Path.cwd(), split="test")[: config.evaluate.limit]
+    split = evaluation_split(config.data.task)
+    return read_rows(order.data, config.data, Path.cwd(), split=split)[: config.evaluate.limit]
 
 
 def configure(order: EvaluateOrder) -> Config:

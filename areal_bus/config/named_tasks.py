@@ -83,6 +83,7 @@ NAMED_TASKS: Mapping[str, NamedTask] = {
     "codeforces": _code("Codeforces problems", "open-r1/codeforces:verifiable", "train", STDIN_PROMPT, 8192),
 }
 GENERATED = ("sums", "reverse")
+WITH_TEST = ("gsm8k", "codecontests", "codeforces")  # published with a split "test" beside the one for training
 REASONING_GYM: Mapping[Key, Any] = {  # "reasoning-gym:NAME"
     "data.prompt": REASONING_PROMPT,
     "data.held_out": reasoning_gym.HELD_OUT,
@@ -92,6 +93,11 @@ REASONING_GYM: Mapping[Key, Any] = {  # "reasoning-gym:NAME"
     "evaluate.n_samples": 1,
     "evaluate.temperature": 0.0,
 }
+
+
+def evaluation_split(task: str) -> str:
+    """The split of a Hugging Face data set that an evaluation reads."""
+    return "test" if task in WITH_TEST or task not in NAMED_TASKS else NAMED_TASKS[task].split
 
 
 def is_generated(task: str) -> bool:
@@ -120,6 +126,7 @@ def check_name(name: str) -> None:
 def fill(tree: dict[str, Any]) -> None:
     """Set the keys of the tree's environment and named task that are not set. Raises ConfigError for unknown ones."""
     workflows.fill(tree)
+    fill_sets(tree)
     data = tree.get("data")
     if not isinstance(data, dict):
         return
@@ -145,6 +152,22 @@ def section_of(tree: dict[str, Any], names: Sequence[str]) -> Any:
             break
         found = found.setdefault(name, {})
     return found
+
+
+def fill_sets(tree: dict[str, Any]) -> None:
+    """File and protocol of the sets in [[evaluate.sets]] that name a task."""
+    evaluate = tree.get("evaluate")
+    sets = evaluate.get("sets") if isinstance(evaluate, dict) else None
+    for problems in sets if isinstance(sets, list) else []:
+        name = problems.get("task") if isinstance(problems, dict) else None
+        if not name or not isinstance(name, str):
+            continue
+        check_name(name)
+        if name not in NAMED_TASKS:
+            raise ConfigError(f"a set of [[evaluate.sets]] is read from a file: its task {name!r} is generated")
+        task = NAMED_TASKS[name]
+        for key, value in (("path", task.hub), ("n_samples", task.n_samples), ("temperature", task.temperature)):
+            problems.setdefault(key, value)
 
 
 def fill_sources(tree: dict[str, Any], sources: list[dict[str, Any]]) -> None:

@@ -203,8 +203,11 @@ class CheckpointConfig(Section):
 class EvaluateSet(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the set in the journal and the table."""
-    path: str
-    """File of problems (as data.path)."""
+    task: str = ""
+    """A named task ("aime24": docs/tasks.md): the form of its rows, and its path, n_samples and temperature where they
+    are not set."""
+    path: str = ""
+    """File of problems (as data.path); needed without a task."""
     limit: int | None = Field(None, ge=1)
     """Use only the first problems."""
     n_samples: int | None = Field(None, ge=1)
@@ -223,8 +226,8 @@ class EvaluateConfig(Section):
     slots_share: float = Field(0.25, gt=0, le=1)
     """Part of each generator's slots that an evaluation in training may hold (eta > 0); at least one problem's."""
     sets: tuple[EvaluateSet, ...] = ()
-    """Further sets, each a table [[evaluate.sets]] with name, path, and optionally limit, n_samples, temperature. They
-    use the prompt and the reward of the run."""
+    """Further sets, each a table [[evaluate.sets]] with name, path or task, and optionally limit, n_samples and
+    temperature. They use the prompt and the reward of the run."""
     metric: Literal["avg_at_k", "maj_at_k", "pass_at_k", "accuracy", "reward"] = "avg_at_k"
     """Metric of early_stop_patience and checkpoint.keep_best; larger is better."""
     metric_set: str = ""

@@ -7,6 +7,7 @@ from areal_bus.config.data import DataConfig
 from areal_bus.config.data_rules import data_rules
 from areal_bus.config.generation import generation_rules
 from areal_bus.config.gpu_memory import gib_of, nearest
+from areal_bus.config.named_tasks import NAMED_TASKS
 from areal_bus.config.reward_rules import reward_rules
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.config.stage_rules import settings_by_stage, stage_rules
@@ -131,7 +132,16 @@ def _evaluations(c: Config) -> list[Rule]:
     names = [problems.name for problems in evaluate.sets]
     known = [*names, *c.data.evaluated]
     most = max([evaluate.n_samples, *(problems.n_samples or 0 for problems in evaluate.sets)])
+    no_file = [problems.name for problems in evaluate.sets if not problems.path]
+    ours = c.reward.function.removesuffix("_share")
+    others = [p.name for p in evaluate.sets if p.task and {ours, NAMED_TASKS[p.task].reward} == {"math", "code"}]
     return [
+        (bool(no_file), f"the sets of [[evaluate.sets]] need a path: {', '.join(no_file)} has none"),
+        (
+            bool(others),
+            f"the sets of [[evaluate.sets]] are scored by reward.function = {c.reward.function!r}: the task of "
+            f"{', '.join(others)} has another reward; use evaluate_path of a [[data.source]], or tools.evaluate --task",
+        ),
         (len(set(names)) < len(names), f"the sets of [[evaluate.sets]] need different names: {', '.join(names)}"),
         (
             evaluate.early_stop_patience > 0 and not evaluate.every_steps,

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from actors.data.loading import load_problems, load_rows
+from actors.data.loading import load_problems, load_rows, load_sets
 from actors.data.reasoning_gym_rows import data_set
 from actors.offline.check_task import TaskCheckOrder, check_task
 from actors.rewards import sandbox
 from actors.rewards.loading import load_reward
 from areal_bus.config.loader import load, resolve
-from areal_bus.config.named_tasks import NAMED_TASKS
+from areal_bus.config.named_tasks import NAMED_TASKS, evaluation_split
 from areal_bus.config.reasoning_gym import REFUSED
 from areal_bus.errors import ConfigError
 from tools import evaluate, tasks
@@ -107,6 +107,43 @@ def test_a_name_fills_in_what_is_not_set(tmp_path: Path) -> None:
     assert (config.data.prompt, config.gconfig.max_new_tokens) == ("{question} ?", 99)
     code = load(file, ["data.task=mbpp", "reward.code.test_timeout_s=3"], {}).reward
     assert (code.code.memory_mib, code.code.test_timeout_s, code.timeout_s) == (2048, 3.0, 60.0)
+
+
+def test_a_set_of_an_evaluation_may_be_another_named_task(tmp_path: Path) -> None:
+    files = {}
+    for name in ("gsm8k", "aime24"):
+        (tmp_path / name).mkdir()
+        files[name] = write(tmp_path / name, PUBLISHED[name])
+    config = tmp_path / "c.toml"
+    sets = [f'{{name = "aime", task = "aime24", path = "{files["aime24"]}"}}', '{name = "hub", task = "amc23"}']
+    config.write_text(
+        f'[model]\npath = "m"\n[data]\ntask = "gsm8k"\npath = "{files["gsm8k"]}"\n'
+        f"[evaluate]\nafter = true\nn_samples = 2\nsets = [{', '.join(sets)}]\n"
+    )
+    found = load(config, (), {})
+    assert [(one.path, one.n_samples, one.temperature) for one in found.evaluate.sets] == [
+        (str(files["aime24"]), 32, 0.6),
+        ("math-ai/amc23", 32, 0.6),
+    ]
+    alone = found.model_copy(update={"evaluate": found.evaluate.model_copy(update={"sets": found.evaluate.sets[:1]})})
+    assert [row["answer"] for row in load_sets(alone, tmp_path)["aime"]] == ["033", "204"]
+    for change, sentence in (
+        ('{name = "x", task = "humaneval"}', "the task of x has another reward"),
+        ('{name = "x", task = "aime-24"}', "the nearest is 'aime24'"),
+        ('{name = "x", task = "sums"}', "its task 'sums' is generated"),
+        ('{name = "x"}', "need a path: x has none"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            load(config, [f"evaluate.sets=[{change}]"], {})
+
+
+def test_an_evaluation_reads_the_split_that_the_set_has() -> None:
+    assert [evaluation_split(name) for name in ("gsm8k", "aime24", "codeforces", "")] == [
+        "test",
+        "train",
+        "test",
+        "test",
+    ]
 
 
 def test_the_prompt_of_a_row_is_filled(tmp_path: Path) -> None:
