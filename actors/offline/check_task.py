@@ -75,9 +75,8 @@ def check_task(order: TaskCheckOrder, show: Callable[[int, int], None]) -> dict[
 
     def check(index: int) -> CheckedRow:
         other = other_answer(order.task, rows, golden, at[index]) if index in at else None
-        answers = Answers(
-            forms(order.task, rows[index]) if index in at else (), nonsense, other and forms(order.task, other)[0]
-        )
+        gold = forms(order.task, rows[index]) if index in at else ()
+        answers = Answers(gold, nonsense, None if other is None else forms(order.task, other)[0])
         return check_row(rows[index], index, answers, score)
 
     checked = []
