@@ -3,6 +3,7 @@
 `HYPOTHESIS_PROFILE=new` draws new examples in each run. No example has a deadline.
 """
 
+import gc
 import os
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ settings.register_profile("new", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+MOST_LEFT_OPEN = 32  # descriptors that a test file may leave: torch keeps some sockets of groups that it has dropped
 LONGEST = "tests/test_tiny.py"  # the real ring of `make test`
 
 
@@ -50,6 +52,21 @@ def no_stale_mpirun_sessions() -> None:
     for folder in Path(tempfile.gettempdir()).glob("ompi.*"):
         if not Path("/proc", folder.suffix[1:]).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_descriptors_are_left() -> Iterator[None]:
+    """A worker of xdist runs a hundred files: what each leaves open adds up, and select takes 1,023 descriptors."""
+    before = n_descriptors()
+    yield
+    if n_descriptors() - before > MOST_LEFT_OPEN:
+        gc.collect()  # owners in cycles
+        left = n_descriptors() - before
+        assert left <= MOST_LEFT_OPEN, f"this file leaves {left} descriptors open: close journals, sockets and groups"
+
+
+def n_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture

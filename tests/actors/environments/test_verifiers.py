@@ -191,6 +191,7 @@ def test_a_conversation_that_cannot_go_on_fails_its_sample_and_one_at_its_limit_
 
 
 @needs_package
+@pytest.mark.slow
 def test_a_conversation_whose_process_is_killed_begins_anew_in_its_place(folder: Path) -> None:
     with talking(folder, settings("odd_environment")) as talk:
         row = row_of("word", "dies once", info={"number": 1, "died": str(folder / "died")})
@@ -204,6 +205,7 @@ def test_a_conversation_whose_process_is_killed_begins_anew_in_its_place(folder:
 
 
 @needs_package
+@pytest.mark.slow
 def test_an_environment_brings_its_rows_and_holds_some_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "actors").mkdir()
     (folder / "actors" / "__init__.py").write_text("raise RuntimeError('a package of the user')")
@@ -221,6 +223,7 @@ def test_an_environment_brings_its_rows_and_holds_some_out(folder: Path, monkeyp
 
 
 @needs_package
+@pytest.mark.slow
 def test_a_taskset_of_the_newer_api_runs_by_its_own_chat_loop(folder: Path) -> None:
     config = settings("word-taskset", words="abc defg hij klm nop qrs", agent={"max_tokens": 60})
     rows, problems = load_rows(config, folder), load_problems(config, folder)

@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 import re
@@ -47,6 +48,14 @@ def test_every_line_says_who_wrote_it_and_counts_without_gaps(tmp_path: Path) ->
     assert lines[0]["schema"] == journal.SCHEMA
     assert lines[0]["pid"] == os.getpid()
     assert lines[1]["text"] == 'a "quoted" line\nand another'
+
+
+def test_a_journal_that_is_dropped_leaves_no_descriptor(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for index in range(10):
+        Journal(tmp_path, role="generator", index=index, incarnation=0).write(Event.NOTE, text="dropped without an end")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_labels_sum_to_the_wall_time(tmp_path: Path, clock: Clock) -> None:
