@@ -36,7 +36,8 @@ class Root:
 
     def __init__(self, store: TCPStore, begin: PushBegin, pids: dict[str, int]) -> None:
         wake = Wakeup()
-        watch = StoreWatch(StoreConnections(store), [all_of(begin, REPORT)], wake, timeout_s=WAIT_S)
+        self._store, self._key = store, all_of(begin, REPORT)
+        watch = StoreWatch(StoreConnections(store), [self._key], wake, timeout_s=WAIT_S)
         self.reports = CompletionReports(store, watch, begin, pids)
         self._waits = PushWaits("a push", watch, timeout_s=WAIT_S, cancelled=threading.Event(), wake=wake)
 
@@ -49,6 +50,7 @@ class Root:
 
     def __exit__(self, *_: object) -> None:
         self.reports.__exit__(None, None, None)
+        self._store.set(self._key, "")  # ends the watch, which keeps the store
 
 
 @pytest.fixture
@@ -156,7 +158,7 @@ def test_where_the_kernel_tells_of_no_process_reports_are_waited_for(
     """Whoever ends then is told by the head, which calls the push off."""
 
     def refuse(_: int) -> int:
-        raise error
+        raise type(error)(*error.args)  # a new one: its traceback would keep the store
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     begin = PushBegin(7, 3, 1, [A], "", 10.0)
