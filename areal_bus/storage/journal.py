@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.core.events import Event
+from areal_bus.storage.cpu_times import CpuTimes
 from areal_bus.storage.journal_segments import ONE_FILE, FileSizes, SegmentedFile
+
 
 SCHEMA = 1
 MAX_BUFFERED = 256  # lines that are written together
@@ -49,7 +51,8 @@ class Journal:
         self._spans: dict[str, float] = {}
         self._parts: dict[str, float] = {}  # LABEL:PART -> seconds counted by `count_part`
         self._timed: dict[str, list[int]] = {}  # label -> begin, length, ... in microseconds of this window
-        self.write(Event.START, schema=SCHEMA, pid=os.getpid(), host=socket.gethostname())
+        self._cpu = CpuTimes()
+        self.write(Event.START, schema=SCHEMA, pid=os.getpid(), host=socket.gethostname(), cores=n_cores())
 
     def write(self, event: Event, **fields: Any) -> None:
         """Write one line, after the buffered ones. `fields` are flat: numbers, strings or short lists of numbers.
@@ -140,7 +143,12 @@ class Journal:
         self._spans, self._parts, self._timed = {}, {}, {}
         if spent:
             rounded = {key: round(seconds, 6) for key, seconds in (spent | causes).items()}
-            self.write(Event.SPANS, **rounded, **timed, rss_bytes=resident_bytes())
+            self.write(Event.SPANS, **rounded, **timed, **self._cpu.since_last(), rss_bytes=resident_bytes())
+
+
+def n_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resident_bytes() -> int:

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -227,3 +228,20 @@ def test_a_spans_line_has_the_causes_of_waiting_and_the_times_of_long_spans(tmp_
     assert second["s_idle"] == 0.5
     assert second["at_idle:prompt"] == [0, 500_000]
     assert second["rss_bytes"] > 1 << 20
+
+
+def test_a_spans_line_has_the_cpu_time_of_the_process_and_of_its_children(tmp_path: Path) -> None:
+    book = Journal(tmp_path, role="reward", index=0, incarnation=0)
+    spins = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    child = subprocess.Popen([sys.executable, "-c", spins], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None and child.stdout is not None
+    child.stdout.readline()
+    while time.process_time() < book._cpu._own_s + 0.2:
+        pass
+    book.close()
+    child.communicate(b"\n")
+    (line,) = run.lines(book.path, "spans")
+    assert 0.45 < line["cpu_s"] < 1.5
+    assert 0.0 <= line["cpu_wait_s"] <= line["s_start"]
+    (start,) = run.lines(book.path, "start")
+    assert start["cores"] >= 1

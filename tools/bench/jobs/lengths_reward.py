@@ -39,7 +39,7 @@ class DrawnLengths:
         return Episode(text=turn.text, prompt_text=text)
 
 
-def score(_prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+def score(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
     """From 0 to 1 by the text's checksum: samples of a group differ, except in a flat row."""
     return 0.0 if row["flat"] else zlib.crc32(completion.encode()) / 0xFFFFFFFF
 
