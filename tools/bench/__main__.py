@@ -18,12 +18,13 @@ from tools.bench.faults import bench as faults
 from tools.bench.gate import bench as gate
 from tools.bench.generate import bench as generate
 from tools.bench.harness.protocol import Bench
-from tools.bench.jobs import async_speedup, demo, interrupt, simulator_accuracy, throughput_bound
+from tools.bench.jobs import async_speedup, demo, interrupt, throughput_bound
 from tools.bench.loss import bench as loss
 from tools.bench.observability import bench as observability
 from tools.bench.pack import bench as pack
 from tools.bench.push import bench as push
 from tools.bench.reward import bench as reward
+from tools.bench.simulate import bench as simulate
 from tools.bench.smollm2 import bench as smollm2
 from tools.bench.wire import bench as wire
 
@@ -46,7 +47,7 @@ BENCHES: Mapping[str, Bench] = {
     "pack": pack.PackBench(),
     "push": push.PushBench(),
     "reward": reward.RewardBench(),
-    "simulate": simulator_accuracy.SimulateBench(),
+    "simulate": simulate.SimulateBench(),
     "smollm2": smollm2.SmolLM2Bench(),
     "wire": wire.WireBench(),
 }

@@ -1,26 +1,29 @@
-"""Measures speeds and lengths in the journal of a run, as input of a schedule, and the throughput of the run.
+"""Fits speeds to the observations of a run, as input of a schedule.
 
-A generator's speed is fitted to its samples: the time of each by the number of live samples. So the speed includes
-prefills, and predictions for a very different split or number of slots are extrapolations.
+A generator's decode speed is fitted to its samples: the time of each by the number of live samples. Where the engine
+does not measure prefills, the speed includes them, and predictions for a very different split or number of slots are
+extrapolations.
 """
 
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from areal_bus.config.capacity import slots
 from areal_bus.config.sections import Config
 from areal_bus.core.workload import SpeedLaw
 from areal_bus.errors import ConfigError
-from tools import run
-from tools.run import Line, Run
+from tools.run import Run
+from tools.simulate.cores import Cores
+from tools.simulate.generator_history import HALF_SLOTS, Exposure, fit_prefill
+from tools.simulate.recording import Recording, record
 from tools.simulate.schedule import ObservedLengths
 
-WARM_UP_UPDATES = 3  # not measured, and eta more
-MIN_UPDATES = 5  # measured
+USUAL_SLOWDOWN = 0.15  # of a generator beside busy cores, where a run does not show it: caches and memory are shared
+LEARNER_SLOWDOWN = 0.04  # of a learner beside busy cores: an update takes 1.03 to 1.06 times as long (performance.md)
+MOST_SLOWDOWN = 0.5
+SHOWS = 0.02  # of the variance of the crowded time that its samples must show beside their time
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,147 +36,99 @@ class Measured:
     step_s: float
     push_s: float
     reward_s: float
+    prompt_tokens: int
+    cores: Cores | None  # None: the journal has no CPU times, or the actors are on several hosts
     n_generators: int
     n_learners: int
     n_updates: int  # measured
     tokens_per_s: float  # consumed by the measured updates
+    lag_mean: float
 
 
 def measure(where: Run, config: Config) -> Measured:
     """Raises ConfigError for a run that is too short, or in which the head or a learner was restarted."""
-    generators, learners = where.journals("generator"), where.journals("learner")
-    heads = where.journals("head")
-    if len(heads) != 1 or len({path.stem.partition(".")[0] for path in learners}) != len(learners):
-        raise ConfigError(
-            f"head and learners must have one incarnation each: {where.folder} has {len(heads)} of the head and "
-            f"{len(learners)} of learners"
-        )
-    head = list(run.lines(heads[0], "batch", "update", "push", "publish", "trajectory", "scored"))
-    settle = WARM_UP_UPDATES + config.rollout.max_head_offpolicyness
-    updates = [line for line in head if line["event"] == "update"][settle:]
-    if len(updates) <= MIN_UPDATES:
-        raise ConfigError(
-            f"a measurement needs more than {MIN_UPDATES} updates after a warm-up of {settle}: {where.folder} has "
-            f"{len(updates)}"
-        )
-    each = [list(run.lines(path, "request", "completion", "pushed")) for path in generators]
-    steps = batch_times(head)
-    check_parts(where, learners, steps, head, each)
-    stall_s = fmean(line["stall_s"] for lines in each for line in lines if line["event"] == "pushed")
-    step_s, token_s = fit_line([(n, s, 1.0) for n, s in steps])
-    n_tokens = {line["version"]: line["n_tokens"] for line in updates}
+    return fit(record(where, config))
+
+
+def fit(seen: Recording) -> Measured:
+    """The speeds that explain the observations."""
+    prefill_s, update_s = fit_prefill(seen.prefills, seen.prompt_tokens)
+    limit, half_slots, slowdown = fit_decoding(seen.exposures)
+    stall_s = fmean(seen.stalls_s)
+    step_s, token_s = fit_steps(seen)
+    begins_s, takes_s = zip(*seen.pushes_s, strict=True)
     return Measured(
-        lengths=ObservedLengths(sorted(x["n_tokens"] for lines in each for x in lines if is_finished(x))),
-        speeds=fit_speeds(each, slots(config), stall_s),
+        lengths=ObservedLengths(sorted(seen.lengths)),
+        speeds=SpeedLaw(
+            decode_tokens_per_s=limit,
+            half_slots=half_slots,
+            prefill_tokens_per_s=1 / prefill_s if prefill_s > 0 else math.inf,
+            update_s=stall_s + update_s,
+        ),
         train_tokens_per_s=1 / max(token_s, 1e-12),
         step_s=step_s,
-        push_s=max(0.0, mean_push_s(head) - stall_s),
-        reward_s=median_scoring_s(head, each),
-        n_generators=len({path.stem.partition(".")[0] for path in generators}),
-        n_learners=len(learners),
-        n_updates=len(updates) - 1,
-        tokens_per_s=sum(n_tokens[line["version"]] for line in updates[1:]) / (updates[-1]["t"] - updates[0]["t"]),
+        push_s=max(0.0, median(begins_s) + fmean(takes_s) - stall_s),
+        reward_s=max(0.0, median(seen.scoring_s)),
+        prompt_tokens=round(seen.prompt_tokens),
+        cores=cores_of(seen, slowdown),
+        n_generators=seen.n_generators,
+        n_learners=seen.n_learners,
+        n_updates=seen.n_updates,
+        tokens_per_s=seen.tokens_per_s,
+        lag_mean=seen.lag_mean,
     )
 
 
-def check_parts(
-    where: Run,
-    learners: Sequence[Path],
-    steps: Sequence[tuple[int, float]],
-    head: Sequence[Line],
-    each: Sequence[Sequence[Line]],
-) -> None:
-    """Raises ConfigError when a journal is missing, for example that of a host with a local journal.dir."""
-    whole = {sample_key(line) for lines in each for line in lines if is_finished(line)}
-    parts = [
-        ("journal of a learner", bool(learners)),
-        ("batch with its update", bool(steps)),
-        ("push that was published", {"push", "publish"} <= {line["event"] for line in head}),
-        ("push that a generator received", any(line["event"] == "pushed" for lines in each for line in lines)),
-        ("sample with its verdict", any(line["event"] == "scored" and sample_key(line) in whole for line in head)),
+def cores_of(seen: Recording, slowdown: float) -> Cores | None:
+    cpu = seen.cpu
+    if cpu is None:
+        return None
+    return Cores(cpu.n_cores, cpu.generator, cpu.learner, seen.n_learners, cpu.sample_s, slowdown, LEARNER_SLOWDOWN)
+
+
+def fit_steps(seen: Recording) -> tuple[float, float]:
+    """(fixed seconds of a training step, seconds a token), prompts counted.
+
+    By the labels of the learner where it has them, else by a line through the steps.
+    """
+    points = [
+        (
+            step.n_tokens + step.n_groups * seen.prompt_tokens,
+            step.seconds * (1 - LEARNER_SLOWDOWN * step.crowded),
+            1.0,
+        )
+        for step in seen.steps
     ]
-    for part, is_there in parts:
-        if not is_there:
-            raise ConfigError(
-                f"a measurement needs the journals of all actors in one folder: {where.folder} has no {part}"
-            )
+    if seen.by_tokens is None:
+        return fit_line(points)
+    total_s, n_tokens = sum(seconds for _, seconds, _ in points), sum(n for n, _, _ in points)
+    return (1 - seen.by_tokens) * total_s / len(points), seen.by_tokens * total_s / n_tokens
 
 
-def is_finished(line: Line) -> bool:
-    """Whether it is a training sample that ended with an end token or at its length limit."""
-    return line["event"] == "completion" and not line.get("evaluation") and line["finish"] != "abort"
+def fit_decoding(seen: Sequence[Exposure]) -> tuple[float, float, float]:
+    """(limit of tokens/s, half_slots, slowdown beside busy cores): least squares of the tokens of each sample."""
+    fits = [fit_at(at, seen) for at in range(len(HALF_SLOTS))]
+    _, at, limit, slowdown = min((error, at, *found) for at, (error, *found) in enumerate(fits))
+    return limit, HALF_SLOTS[at], slowdown
 
 
-def batch_times(head: Iterable[Line]) -> list[tuple[int, float]]:
-    """(tokens, seconds from the batch to its update) of each batch."""
-    taken: dict[int, float] = {}
-    found = []
-    for line in head:
-        if line["event"] == "batch":
-            taken[line["step"] + 1] = line["t"]
-        elif line["event"] == "update" and line["version"] in taken:
-            found.append((line["n_tokens"], line["t"] - taken[line["version"]]))
-    return found
-
-
-def mean_push_s(head: Iterable[Line]) -> float:
-    """Mean time from an update to the publication of its version, over versions with a push of their own."""
-    at: dict[tuple[str, int], float] = {}
-    for line in head:
-        if line["event"] in ("update", "push", "publish"):
-            at.setdefault((line["event"], line["version"]), line["t"])
-    pushed = [version for event, version in at if event == "push" and ("update", version) in at]
-    pushed = [version for version in pushed if ("publish", version) in at]
-    begins_s: float = median(at["push", version] - at["update", version] for version in pushed)
-    return begins_s + fmean(at["publish", version] - at["push", version] for version in pushed)
-
-
-def median_scoring_s(head: Iterable[Line], each: Sequence[Sequence[Line]]) -> float:
-    """Median time from a sample's end to its verdict in the head."""
-    ended = {sample_key(line): line["wall"] for lines in each for line in lines if is_finished(line)}
-    scored = [(line["wall"], sample_key(line)) for line in head if line["event"] == "scored"]
-    took_s: list[float] = [wall - ended[key] for wall, key in scored if key in ended]
-    return max(0.0, median(took_s))
-
-
-def sample_key(line: Line) -> tuple[str, int, int, int]:
-    return line.get("evaluation") or "", line["uid"], line["sample"], line["attempt"]
-
-
-def fit_speeds(each: Sequence[Sequence[Line]], n_slots: int, stall_s: float) -> SpeedLaw:
-    """Fit seconds a token as a linear function of the number of live samples."""
-    fixed_s, live_s = fit_line([point for lines in each for point in sample_paces(lines, n_slots)])
-    return SpeedLaw(
-        decode_tokens_per_s=1 / max(live_s, 1e-12),
-        half_slots=fixed_s / max(live_s, 1e-12),
-        prefill_tokens_per_s=math.inf,  # the seconds a token include it
-        update_s=stall_s,
+def fit_at(at: int, seen: Sequence[Exposure]) -> tuple[float, float, float]:
+    """(weighted squared error, limit, slowdown) for the h at this place: tokens = limit (alone - slowdown crowded)."""
+    rows = [(one.alone[at], one.crowded[at], 1 / one.n_tokens) for one in seen]
+    n_tokens, n_crowded = sum(t for t, _, _ in rows), sum(c for _, c, _ in rows)
+    tt, tc, cc = (
+        sum(t * t * w for t, _, w in rows),
+        sum(t * c * w for t, c, w in rows),
+        sum(c * c * w for _, c, w in rows),
     )
-
-
-def sample_paces(lines: Sequence[Line], n_slots: int) -> list[tuple[float, float, float]]:
-    """(mean number of live samples, seconds a token, tokens) of each sample of one generator."""
-    begun: dict[tuple[str, int, int, int], tuple[float, float, float]] = {}  # time, live seconds, stalls by then
-    waiting: deque[tuple[str, int, int, int]] = deque()
-    now, live_s, stalled_s = lines[0]["t"] if lines else 0.0, 0.0, 0.0
-    found = []
-    for line in lines:
-        live_s += (line["t"] - now) * len(begun)
-        now = line["t"]
-        if line["event"] == "pushed":
-            stalled_s += line["stall_s"]
-        elif line["event"] == "request":
-            waiting.append(sample_key(line))
-        elif sample_key(line) in begun:
-            began, live_before, stalled_before = begun.pop(sample_key(line))
-            seconds = now - began - (stalled_s - stalled_before)
-            if line["n_tokens"] > 0 and now > began and seconds > 0:
-                found.append(((live_s - live_before) / (now - began), seconds / line["n_tokens"], line["n_tokens"]))
-        elif sample_key(line) in waiting:
-            waiting.remove(sample_key(line))
-        while waiting and len(begun) < n_slots:
-            begun[waiting.popleft()] = now, live_s, stalled_s
-    return found
+    slowdown = USUAL_SLOWDOWN
+    if tt * cc - tc * tc > SHOWS * tt * cc:
+        slowdown = (tc * n_tokens - tt * n_crowded) / max(1e-12, cc * n_tokens - tc * n_crowded)
+        slowdown = min(MOST_SLOWDOWN, max(0.0, slowdown))
+    base = [(t - slowdown * c, w) for t, c, w in rows]
+    limit = sum(1 / w for _, w in base) / sum(x for x, _ in base)
+    error = sum((1 / w - limit * x) ** 2 * w for x, w in base)
+    return error, limit, slowdown
 
 
 def fit_line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

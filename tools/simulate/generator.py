@@ -37,7 +37,7 @@ class PlannedGenerator:
         self.index = index
         self.version = 0
         self.pending: int | None = None  # a version that waits for the end of the live samples (drain)
-        self.speed = 1.0  # below 1 while the learner uses the device, too
+        self.speed = 1.0  # below 1 while others use its core or device, too
         self.live_s = self.idle_s = 0.0  # sum of seconds over samples; seconds without a sample
         self.n_tokens = 0  # of complete samples
         self._schedule = schedule
@@ -47,7 +47,8 @@ class PlannedGenerator:
         self._waiting: deque[PlannedSample] = deque()
         self._prompts: Counter[int] = Counter()  # uid -> live samples
         self._updates: list[tuple[float, int]] = [(0.0, 0)]  # (progress at which the version was loaded, version)
-        self._progress = self._since = self._stalled_until = 0.0
+        self._progress = self._since = 0.0
+        self._stall_s = 0.0  # of work at full speed, before it decodes again
         self._sequence = 0  # samples begun
 
     @property
@@ -66,19 +67,19 @@ class PlannedGenerator:
     def advance(self, now: float) -> None:
         begin, self._since = self._since, now
         self.live_s += (now - begin) * len(self._live)
+        worked_s = (now - begin) * self.speed
         if not self._live:
             self.idle_s += now - begin
-            return
-        decoded_s = now - max(begin, self._stalled_until)
-        if decoded_s > 0:
-            self._progress += decoded_s / self._seconds_per_token()
+        elif worked_s > self._stall_s:
+            self._progress += (worked_s - self._stall_s) / self._step_s()
+        self._stall_s = max(0.0, self._stall_s - worked_s)
 
     def next_end(self) -> float | None:
         """Time at which the first of its samples ends, at the current speed."""
         if not self._live:
             return None
         left = max(0.0, self._live[0][0] - self._progress)
-        return max(self._since, self._stalled_until) + left * self._seconds_per_token()
+        return self._since + (self._stall_s + left * self._step_s()) / self.speed
 
     def lease(self, samples: list[PlannedSample]) -> None:
         self._waiting.extend(samples)
@@ -108,7 +109,7 @@ class PlannedGenerator:
         if schedule.on_update == "recompute":
             again = self.live_tokens() + len(self._prompts) * schedule.prompt_tokens
             cost_s += schedule.speeds.prefill_s(round(again))
-        self._stall(cost_s)
+        self._stall_s += cost_s
         self._updates.append((self._progress, version))
         self.version = version
         self._begin()
@@ -119,18 +120,14 @@ class PlannedGenerator:
         while self._waiting and len(self._live) < self._schedule.slots and self.pending is None:
             sample = self._waiting.popleft()
             if not self._prompts[sample.uid]:
-                self._stall(self._schedule.speeds.prefill_s(self._schedule.prompt_tokens))
+                self._stall_s += self._schedule.speeds.prefill_s(self._schedule.prompt_tokens)
             self._prompts[sample.uid] += 1
             self._sequence += 1
             heapq.heappush(self._live, (self._progress + sample.length, self._sequence, self._progress, sample))
 
-    def _stall(self, seconds: float) -> None:
-        """Stop decoding for this time."""
-        self._stalled_until = max(self._stalled_until, self._since) + seconds / self.speed
-
-    def _seconds_per_token(self) -> float:
-        """Time of one decode step: one token for each live sample."""
-        return self._schedule.speeds.step_s(len(self._live)) / self.speed
+    def _step_s(self) -> float:
+        """Time of one decode step at full speed: one token for each live sample."""
+        return self._schedule.speeds.step_s(len(self._live))
 
     def _spans(self, begin: float, length: int) -> list[list[int]]:
         """Version spans of a sample that began at this progress."""

@@ -1,8 +1,8 @@
 """A discrete-event model of a ring for the planner: generators, rewards and a learner around the production gate.
 
 As in production: groups go to the least loaded generator with room, at eta = 0 a whole batch in equal shares; the B
-oldest complete groups form a batch; at most one push is in flight, and its publication returns the credits. Not
-modelled: failures, a queue at the rewards, and the head's own time.
+oldest complete groups form a batch; at most one push is in flight, and its publication returns the credits. Actors
+on shared cores slow each other down (`cores.py`). Not modelled: failures, and a queue at the rewards.
 """
 
 import heapq
@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 
 from areal_bus.core.gate import Gate
 from areal_bus.core.staleness import runs_under
+from tools.simulate.cores import Speeds, Work
 from tools.simulate.generator import CompletedSample, PlannedGenerator, PlannedSample
 from tools.simulate.schedule import Schedule
-
-SHARED_SPEED = 0.5  # relative speed of each half while both use one device
 
 
 @dataclass(slots=True)
@@ -75,7 +74,9 @@ class RingModel:
         self._next_end_event: dict[int, int] = {}  # generator -> number of the event of its next completed sample
         self._pushing: int | None = None
         self._training: tuple[float, list[PlannedGroup]] | None = None
-        self._learner_left_s, self._learner_time, self._update_event = 0.0, 0.0, -1
+        self._learner, self._update_event = Work(), -1
+        self._background, self._background_event = Work(), -1  # of head and rewards
+        self._speeds = Speeds()
 
     def run(self, n_steps: int) -> None:
         """Run until `n_steps` updates are finished."""
@@ -97,6 +98,10 @@ class RingModel:
                 self._finish_update()
             elif what == "arrived":
                 touched |= self._receive_weights()
+            elif what == "served":
+                if number != self._background_event:
+                    continue
+                self._background.left_s, self._background_event = 0.0, -1
             else:
                 self.gate.publish(which)
                 self._pushing = None
@@ -109,6 +114,7 @@ class RingModel:
             group = self._groups[sampled.sample.uid]
             group.done.append(sampled)
             self._add_event(self.now + self.schedule.reward_s, "scored", group.uid)
+            self._serve()
         if generator.pending is not None and not generator.is_busy:
             generator.update(generator.pending)
             self._publish_when_updated()
@@ -170,8 +176,8 @@ class RingModel:
         if self._pushing is None and self.gate.u > self.gate.v:
             self._pushing = self.gate.u
             self._add_event(self.now + self.schedule.push_s, "arrived", self.gate.u)
-        if self.schedule.shares_device:
-            touched |= self._share_device()
+        if self.schedule.cores is not None:
+            touched |= self._share_cores()
         for generator in sorted(touched, key=lambda x: x.index):  # a set has no reproducible order
             self._plan(generator)
 
@@ -193,9 +199,8 @@ class RingModel:
         groups = [group for _, _, group in taken]
         self._training = self.now, groups
         n_tokens = sum(group.n_tokens for group in groups)
-        self._learner_left_s = self.schedule.step_s + n_tokens / self.schedule.train_tokens_per_s
-        self._learner_time = self.now
-        self._update_event = self._add_event(self.now + self._learner_left_s, "trained", 0)
+        self._learner.left_s, self._learner.since = self.schedule.training_s(n_tokens, size), self.now
+        self._update_event = self._add_event(self._learner.end(self._speeds.learner), "trained", 0)
 
     def _admit(self) -> set[PlannedGenerator]:
         """Lease groups to the least loaded generators while the gate is open; at eta = 0 equal shares of a batch."""
@@ -241,22 +246,33 @@ class RingModel:
 
     # time
 
-    def _share_device(self) -> set[PlannedGenerator]:
-        """Halve the speed of generator and learner while both use the device."""
-        (generator,) = self.generators
-        both = generator.is_busy and self._training is not None
-        if both == (generator.speed < 1.0):
+    def _serve(self) -> None:
+        """Head and rewards have work for one more sample."""
+        cores = self.schedule.cores
+        if cores is not None and cores.sample_s:
+            self._background.add(cores.sample_s, self.now, self._speeds.background)
+            self._background_event = self._add_event(self._background.end(self._speeds.background), "served", 0)
+
+    def _share_cores(self) -> set[PlannedGenerator]:
+        """Change the speeds to those of the actors that compute now. Returns the generators with another speed."""
+        assert self.schedule.cores is not None
+        busy = sum(generator.is_busy for generator in self.generators)
+        trains, serves = self._training is not None, self._background_event >= 0
+        speeds = self.schedule.cores.speeds(generators=busy, trains=trains, background=serves)
+        before, self._speeds = self._speeds, speeds
+        if speeds == before:
             return set()
-        self._advance(generator)
-        if self._training is not None:
-            self._learner_left_s -= (self.now - self._learner_time) * generator.speed
-            self._learner_time = self.now
-        generator.speed = SHARED_SPEED if both else 1.0
-        if self._training is not None:
-            self._update_event = self._add_event(
-                self.now + max(0.0, self._learner_left_s) / generator.speed, "trained", 0
-            )
-        return {generator}
+        if trains:
+            self._learner.advance(self.now, before.learner)
+            self._update_event = self._add_event(self._learner.end(speeds.learner), "trained", 0)
+        if serves:
+            self._background.advance(self.now, before.background)
+            self._background_event = self._add_event(self._background.end(speeds.background), "served", 0)
+        if speeds.generator == before.generator:
+            return set()
+        for generator in self.generators:
+            self._advance(generator).speed = speeds.generator
+        return set(self.generators)
 
     def _advance(self, generator: PlannedGenerator) -> PlannedGenerator:
         generator.advance(self.now)

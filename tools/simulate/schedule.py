@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.workload import SpeedLaw
+from tools.simulate.cores import Cores
 
 
 class LengthModel(Protocol):
@@ -51,7 +52,7 @@ class Schedule:
     push_s: float  # from the end of an update to the arrival of its weights
     reward_s: float  # from a sample's last token to its score
     groups_waiting: int = 2  # at most, in addition to the samples in the slots
-    shares_device: bool = False  # generator and learner share one device, at half speed while both work
+    cores: Cores | None = None  # that the actors share; None: each has its own device and enough cores
 
     @property
     def max_load(self) -> int:
@@ -71,10 +72,24 @@ class Schedule:
     def training_alone(self) -> float:
         """Tokens a second of the learner when a batch is always ready."""
         batch = self.batch_size * self.n_samples * self.lengths.mean(self.max_tokens)
-        return batch / (self.step_s + batch / self.train_tokens_per_s)
+        return batch / self.training_s(batch, self.batch_size)
+
+    def training_s(self, n_tokens: float, n_groups: int) -> float:
+        """Time of a training step over these sampled tokens and the prompts of their groups."""
+        return self.step_s + (n_tokens + n_groups * self.prompt_tokens) / self.train_tokens_per_s
 
     @property
     def bound(self) -> float:
-        """Upper bound of the throughput for every eta. On one shared device the times of both halves add."""
-        halves = self.generation_alone, self.training_alone
-        return 1 / sum(1 / half for half in halves) if self.shares_device else min(halves)
+        """Upper bound of the throughput for every eta. On shared cores, at most what all cores can do."""
+        alone = min(self.generation_alone, self.training_alone)
+        return min(alone, 1 / self.core_s_per_token * self.cores.n) if self.cores is not None else alone
+
+    @property
+    def core_s_per_token(self) -> float:
+        """Core seconds of all actors for each token, with full slots. 0 without shared cores."""
+        cores = self.cores
+        if cores is None:
+            return 0.0
+        of_generators = cores.generator * self.n_generators / self.generation_alone
+        of_learners = cores.learner * cores.learners / self.training_alone
+        return of_generators + of_learners + cores.sample_s / self.lengths.mean(self.max_tokens)

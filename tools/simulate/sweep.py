@@ -1,7 +1,7 @@
 """Makes the schedules of a sweep from settings and speeds: one for each split of the devices and each eta."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from areal_bus.config.capacity import groups_waiting, slots
 from areal_bus.config.sections import Config
@@ -9,6 +9,7 @@ from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.workload import LengthLaw, SpeedLaw
 from areal_bus.errors import ConfigError
 from tools.simulate.calibration import Measured
+from tools.simulate.cores import Cores
 from tools.simulate.schedule import LengthModel, Schedule
 
 LEARNER_SPEED_FACTOR = (
@@ -40,6 +41,7 @@ class RingSpeed:
     push_s: float
     reward_s: float
     prompt_tokens: int
+    cores: Cores | None = None  # `learners` is that of the split
 
 
 def assumed_speed(
@@ -61,7 +63,8 @@ def measured_speed(seen: Measured) -> RingSpeed:
         step_s=seen.step_s,
         push_s=seen.push_s,
         reward_s=seen.reward_s,
-        prompt_tokens=0,  # the measured decode speed includes prefills
+        prompt_tokens=seen.prompt_tokens,
+        cores=seen.cores,
     )
 
 
@@ -118,6 +121,13 @@ def schedules(
                     step_s=pace.step_s,
                     push_s=pace.push_s,
                     reward_s=pace.reward_s,
-                    shares_device=split.shares_device,
+                    cores=cores_of(split, pace),
                 ),
             )
+
+
+def cores_of(split: Split, pace: RingSpeed) -> Cores | None:
+    """The cores that a split shares. One shared device is like one core: half speed while both halves work."""
+    if split.shares_device:
+        return Cores(1.0)
+    return replace(pace.cores, learners=split.learners) if pace.cores is not None else None

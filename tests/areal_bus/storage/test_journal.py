@@ -234,7 +234,8 @@ def test_a_spans_line_has_the_cpu_time_of_the_process_and_of_its_children(tmp_pa
     book = Journal(tmp_path, role="reward", index=0, incarnation=0)
     spins = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
     child = subprocess.Popen([sys.executable, "-c", spins], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdin is not None and child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
     child.stdout.readline()
     while time.process_time() < book._cpu._own_s + 0.2:
         pass

@@ -17,6 +17,7 @@ from areal_bus.core.workload import LengthLaw, SpeedLaw
 from areal_bus.errors import ConfigError
 from tools.simulate import __main__ as tool
 from tools.simulate import calibration
+from tools.simulate.cores import Cores, equal_share
 from tools.simulate.generator import PlannedGenerator, PlannedSample
 from tools.simulate.outcome import simulate
 from tools.simulate.ring import RingModel
@@ -146,7 +147,7 @@ def test_eta_0_is_the_synchronous_schedule(n_generators: int, slots: int) -> Non
     read = sum(len({i // schedule.n_samples for i in range(w * slots, w * slots + n)}) for w, n in enumerate(waves))
     sampling_s = speeds.prefill_s(read * schedule.prompt_tokens) + sum(length * speeds.step_s(n) for n in waves)
     n_tokens = schedule.batch_size * schedule.n_samples * length
-    training_s = schedule.step_s + n_tokens / schedule.train_tokens_per_s
+    training_s = schedule.training_s(n_tokens, schedule.batch_size)
     step_s = sampling_s + schedule.reward_s + training_s + schedule.push_s + speeds.update_s
     outcome = simulate(schedule, n_steps=6, n_settle=1)
     # between updates lies what follows one: push, swap, which stands at the head of the next sampling
@@ -182,8 +183,8 @@ def test_one_device_halves_both_speeds_while_both_work() -> None:
         reward_s=0.0,
         speeds=replace(BASE.speeds, update_s=0.0),
     )
-    shared = simulate(replace(alone, shares_device=True), n_steps=60, n_settle=15)
-    schedule = replace(alone, shares_device=True)
+    shared = simulate(replace(alone, cores=Cores(1.0)), n_steps=60, n_settle=15)
+    schedule = replace(alone, cores=Cores(1.0))
     assert shared.tokens_per_s == pytest.approx(schedule.bound, rel=0.06)
     assert shared.tokens_per_s < 0.8 * simulate(alone, n_steps=60, n_settle=15).tokens_per_s
 

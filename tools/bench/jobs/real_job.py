@@ -114,6 +114,15 @@ class KilledJob:
         if code != 0:
             raise ConfigError(f"the job must end with code 0 to be measured: it ended with {code} ({self.run})")
 
+    def ended(self, patience_s: float) -> None:
+        """Raises ConfigError unless it ends with success within this time."""
+        try:
+            if self.process is not None:
+                self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"the job must end within {patience_s:g} s: {self.run} has not") from None
+        self.finish()
+
     def drain(self) -> None:
         if self.process is not None:
             self.process.send_signal(signal.SIGUSR1)

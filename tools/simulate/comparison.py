@@ -1,0 +1,64 @@
+"""Compares a run with its prediction from the speeds of another run, or of itself."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from areal_bus.config.sections import Config
+from tools.simulate.calibration import Measured
+from tools.simulate.intervals import Prediction, Range, predict
+from tools.simulate.schedule import LengthModel, Schedule
+from tools.simulate.sweep import Split, measured_speed, schedules
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """A run and its prediction."""
+
+    split: Split
+    eta: int
+    measured: float  # tokens/s
+    measured_lag: float
+    n_updates: int
+    predicted: Prediction
+
+    @property
+    def error(self) -> float:
+        """Relative error of the predicted throughput."""
+        return self.predicted.outcome.tokens_per_s / self.measured - 1
+
+    @property
+    def lag_error(self) -> float:
+        """In versions."""
+        return self.predicted.outcome.lag_mean - self.measured_lag
+
+
+def compare_with_run(
+    config: Config,
+    speeds: Measured,
+    seen: Measured,
+    *,
+    n_steps: int,
+    lengths: LengthModel | None = None,
+    repeated: Iterable[Measured] = (),
+    seed: int = 0,
+) -> RunComparison:
+    """Predict the run `seen`, which had these settings, from the speeds of `speeds` and its lengths or `lengths`."""
+    split, eta = split_of(seen), config.rollout.max_head_offpolicyness
+
+    def schedule_of(measured: Measured) -> Schedule:
+        pace = measured_speed(measured)
+        ((_, _, schedule),) = schedules(config, replace(pace, lengths=lengths or pace.lengths), [split], [eta])
+        return schedule
+
+    predicted = predict(schedule_of, speeds, repeated, n_steps=n_steps, seed=seed)
+    return RunComparison(split, eta, seen.tokens_per_s, seen.lag_mean, seen.n_updates, predicted)
+
+
+def split_of(seen: Measured) -> Split:
+    """The split of a run. The speeds of a run on one shared device already include the sharing."""
+    return Split(seen.n_learners, seen.n_generators)
+
+
+def plus_minus(value: float, interval: Range | None) -> str:
+    """The half-width of an interval as a share of the value; "" without one."""
+    return f"± {(interval.high - interval.low) / 2 / value:.0%}" if interval is not None and value else ""

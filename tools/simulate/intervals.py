@@ -1,0 +1,93 @@
+"""Intervals of a prediction: the calibration repeated on resampled observations (bootstrap), each with new lengths.
+
+They contain what steps, lengths and decoding of the calibration run show of chance, and the chance of the predicted
+updates themselves. They do not contain errors of the model.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, stdev
+from typing import TypeVar
+
+from tools.simulate.calibration import Measured, fit
+from tools.simulate.outcome import Outcome, simulate_steady_state
+from tools.simulate.recording import Recording
+from tools.simulate.schedule import Schedule
+
+REPLICATES = 12
+COVERS = 0.9  # of the interval
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """An interval."""
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+def resampled(seen: Recording, dice: random.Random) -> Recording:
+    """The observations drawn anew, with replacement. CPU times and counts stay."""
+
+    def drawn(items: Sequence[Item]) -> list[Item]:
+        return dice.choices(items, k=len(items)) if items else []
+
+    return replace(
+        seen,
+        lengths=sorted(drawn(seen.lengths)),
+        exposures=drawn(seen.exposures),
+        prefills=drawn(seen.prefills),
+        stalls_s=drawn(seen.stalls_s),
+        steps=drawn(seen.steps),
+        pushes_s=drawn(seen.pushes_s),
+        scoring_s=drawn(seen.scoring_s),
+    )
+
+
+def replicas(seen: Recording, n: int, *, seed: int = 0) -> Iterator[Measured]:
+    """`n` calibrations on resampled observations."""
+    for index in range(n):
+        yield fit(resampled(seen, random.Random(seed * 1000 + index)))
+
+
+def around(value: float, repeated: Sequence[float]) -> Range | None:
+    """The interval around a prediction, as wide as its repetitions scatter. None without two of them."""
+    if len(repeated) < 2:
+        return None
+    reach = NormalDist().inv_cdf(0.5 + COVERS / 2) * stdev(repeated)
+    return Range(value - reach, value + reach)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The predicted outcome of one schedule, and the intervals of its throughput and mean lag."""
+
+    outcome: Outcome
+    tokens_per_s: Range | None = None
+    lag_mean: Range | None = None
+
+
+def predict(
+    schedule_of: Callable[[Measured], Schedule],
+    measured: Measured,
+    repeated: Iterable[Measured],
+    *,
+    n_steps: int,
+    seed: int = 0,
+) -> Prediction:
+    """Simulate the schedule with the measured speeds, and with each repetition of them."""
+    outcome = simulate_steady_state(schedule_of(measured), n_steps=n_steps, seed=seed)
+    others = [
+        simulate_steady_state(schedule_of(one), n_steps=n_steps, seed=seed + index)
+        for index, one in enumerate(repeated, start=1)
+    ]
+    return Prediction(
+        outcome,
+        around(outcome.tokens_per_s, [one.tokens_per_s for one in others]),
+        around(outcome.lag_mean, [one.lag_mean for one in others]),
+    )
