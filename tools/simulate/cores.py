@@ -37,13 +37,17 @@ class Cores:
         """Speeds while so many generators are busy, the learner ranks train, and head and rewards have work."""
         learners = self.learners if trains else 0
         wanted = [self.generator] * generators + [self.learner] * learners + [1.0] * background
-        share = equal_share(wanted, self.n)
+        share = self.share(wanted)
         crowded = min(1.0, max(0, generators + learners - 1) / max(1.0, self.n - 1))
         return Speeds(
             of_share(share, self.generator) * (1 - self.generator_slowdown * crowded),
             of_share(share, self.learner) * (1 - self.learner_slowdown * crowded),
             of_share(share, 1.0),
         )
+
+    def share(self, wanted: Sequence[float]) -> float:
+        """The most cores that each of these processes gets; inf if there is enough."""
+        return equal_share(wanted, self.n)
 
 
 def of_share(share: float, wanted: float) -> float:

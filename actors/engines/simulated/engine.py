@@ -83,6 +83,7 @@ class SimulatedEngine:
         self._holds = False  # no further request is begun before the next update
         self._rests = False  # nothing is sampled before the next update
         self._n_tokens = 0
+        self.prefill_s = 0.0  # seconds of prefills and of pauses at updates so far
 
     @property
     def version(self) -> int | None:
@@ -184,6 +185,7 @@ class SimulatedEngine:
         self._key = key_of(tensors)
         self._held, self._holds, self._rests = (term, version), False, False
         self._due = max(self._due, self._clock()) + cost_s
+        self.prefill_s += cost_s
         return tensors
 
     def _read_again(self, version: int) -> int:
@@ -210,7 +212,9 @@ class SimulatedEngine:
         for key in taken:
             text = self._texts[key] = self._text(self._waiting.pop(key), version)
             shared = text.row.prompt in prompts and not text.row.sampled
-            self._due += 0.0 if shared else self._speeds.prefill_s(text.row.length)
+            cost_s = 0.0 if shared else self._speeds.prefill_s(text.row.length)
+            self._due += cost_s
+            self.prefill_s += cost_s
             prompts.add(text.row.prompt)
         if is_first:
             self._due += self._speeds.step_s(len(self._texts))

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from tools.bench.jobs.simulator_accuracy import CONFIG, figures
 
 from areal_bus.config import loader as settings
 from areal_bus.core.workload import SpeedLaw
 from tools.bench import __main__ as bench
-from tools.bench.jobs.simulator_accuracy import CONFIG, figures
 from tools.simulate.__main__ import compare_with_run
 from tools.simulate.calibration import Measured
 from tools.simulate.schedule import ObservedLengths

@@ -16,8 +16,8 @@ from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.workload import LengthLaw, SpeedLaw
 from areal_bus.errors import ConfigError
 from tools.simulate import __main__ as tool
-from tools.simulate import calibration
-from tools.simulate.cores import Cores, equal_share
+from tools.simulate import calibration, recording
+from tools.simulate.cores import Cores
 from tools.simulate.generator import PlannedGenerator, PlannedSample
 from tools.simulate.outcome import simulate
 from tools.simulate.ring import RingModel
@@ -60,6 +60,16 @@ rings = st.builds(
     step_s=st.floats(0, 2),
     push_s=st.floats(0, 4),
     reward_s=st.floats(0, 2),
+    cores=st.none()
+    | st.builds(
+        Cores,
+        st.integers(1, 4),
+        st.floats(0, 1.2),
+        st.floats(0, 1.2),
+        st.integers(1, 2),
+        st.floats(0, 0.05),
+        st.floats(0, 0.3),
+    ),
 )
 
 
@@ -215,37 +225,6 @@ def test_a_line_is_fitted_to_points_and_is_never_below_0() -> None:
     assert calibration.fit_line([(1, 1, 1), (2, 4, 1)])[0] >= 0
 
 
-def test_a_generators_speed_is_fitted_to_its_samples_and_the_number_of_live_ones() -> None:
-    speeds, slots = SpeedLaw(400.0, 8.0, math.inf, 0.0), 6
-    schedule = replace(BASE, speeds=speeds, slots=slots, prompt_tokens=0, on_update="keep")
-    generator, lines, now = PlannedGenerator(schedule, 0), [], 0.0
-    for uid in range(120):
-        lengths = [20 + 7 * ((uid * 4 + sample) % 13) for sample in range(4)]
-        generator.advance(now)
-        generator.lease([PlannedSample(uid * 4 + sample, length) for sample, length in enumerate(lengths)])
-        lines += [
-            {"event": "request", "t": now, "uid": uid * 4 + sample, "sample": 0, "attempt": 0} for sample in range(4)
-        ]
-        until = now + (0.2 if uid % 3 else 2.0)
-        while (end := generator.next_end()) is not None and end < until:
-            generator.advance(end)
-            lines += [
-                {
-                    "event": "completion",
-                    "t": end,
-                    "uid": x.sample.uid,
-                    "sample": 0,
-                    "attempt": 0,
-                    "n_tokens": x.sample.length,
-                }
-                for x in generator.collect()
-            ]
-        now = until
-    found = calibration.fit_speeds([lines], slots, 0.0)
-    assert found.decode_tokens_per_s == pytest.approx(400.0, rel=0.05)  # the mean over time is not that over tokens
-    assert found.half_slots == pytest.approx(8.0, rel=0.1)
-
-
 HEAD = [
     {"event": "batch", "t": 10.0, "step": 0},
     {"event": "scored", "wall": 9.5, "t": 9.5, "uid": 1, "sample": 0, "attempt": 0},
@@ -281,10 +260,9 @@ COMPLETIONS = [
 RECEIVED = {"event": "pushed", "t": 9.5, "wall": 9.5, "version": 1, "stall_s": 0.1}
 
 
-def test_steps_pushes_and_scores_are_timed_by_the_journals_lines() -> None:
-    assert calibration.batch_times(HEAD) == [(100, 2.0), (200, 3.0)]
-    assert calibration.mean_push_s(HEAD) == pytest.approx(0.6)
-    assert calibration.median_scoring_s(HEAD, [COMPLETIONS]) == pytest.approx(0.2)
+def test_pushes_and_scores_are_timed_by_the_journals_lines() -> None:
+    assert recording.push_times(HEAD) == [(pytest.approx(0.1), pytest.approx(0.5))]
+    assert recording.scoring_times(HEAD, [COMPLETIONS]) == pytest.approx([0.2])
 
 
 def journals(folder: Path, **lines_of: list[dict[str, Any]]) -> Path:
@@ -308,7 +286,7 @@ def test_the_output_names_the_origin_of_the_split() -> None:
     each = [Split(1, 3)]
     args = tool.parser().parse_args([CONFIG, "--from", "runs/mine"])
     assert tool.split_line(each, args) == (
-        f"split      1 + 3: that of runs/mine, not that of {CONFIG} (--gpus N: all splits of N devices)"
+        f"split      1 + 3: that of runs/mine, not that of {CONFIG} (--split L+G, or --gpus N: all splits of N devices)"
     )
     args = tool.parser().parse_args([CONFIG, "--from", "runs/mine", "--gpus", "4"])
     assert tool.split_line(each, args) == "split      all splits of 4 devices"
@@ -359,7 +337,7 @@ def test_the_table_has_each_split_and_eta(capsys: pytest.CaptureFixture[str]) ->
     assert tool.main([CONFIG, "--etas", "1", "--steps", "5"]) == 0
     text = capsys.readouterr().out
     assert "simulated, not measured" in text
-    assert f"split      1 + 6: that of {CONFIG} (--gpus N: all splits of N devices)" in text
+    assert f"split      1 + 6: that of {CONFIG} (--split L+G, or --gpus N: all splits of N devices)" in text
     assert tool.main([CONFIG, "--gpus", "1", "--etas", "1", "--steps", "5"]) == 0
     assert "shared" in capsys.readouterr().out
 
@@ -369,6 +347,11 @@ def test_the_table_has_each_split_and_eta(capsys: pytest.CaptureFixture[str]) ->
     [
         ([], "give a CONFIG.toml"),
         ([CONFIG, "--gpus", "0"], "--gpus must be 1 or more"),
+        ([CONFIG, "--split", "1-3"], "--split must be two whole numbers"),
+        ([CONFIG, "--split", "1+3", "--gpus", "4"], "give either --gpus"),
+        ([CONFIG, "--lengths", "60"], "--lengths must be a median"),
+        ([CONFIG, "--cores", "2"], "--cores needs a run with --from"),
+        (["--from", "runs", "--replicates", "-1"], "--replicates must be 0 or more"),
         ([CONFIG, "--steps", "0"], "--steps must be 1 or more"),
         ([CONFIG, "--push-s", "-1"], "0 or more"),
         ([CONFIG, "--train-tokens-per-s", "0"], "must be above 0"),

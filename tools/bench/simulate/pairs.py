@@ -27,7 +27,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        parts = self.engine, f"{self.learners}+{self.generators}", f"eta{self.eta}", f"B{self.batch_size}", self.law
+        parts = self.engine, f"{self.learners}-{self.generators}", f"eta{self.eta}", f"B{self.batch_size}", self.law
         return "-".join(parts)
 
     @property
@@ -49,6 +49,7 @@ def simulated(learners: int, generators: int, eta: int, batch_size: int, law: st
 
 ALONE = builtin(1, 1, 0, 32, "medium")  # the halves take turns
 CROWDED = builtin(1, 2, 1, 32, "medium")  # three processes compute on two cores
+TWO_RANKS = builtin(2, 1, 1, 32, "medium")  # FSDP2 over gloo: its waits are in the run
 LONG = builtin(1, 1, 2, 16, "long")
 MADE_UP = simulated(1, 3, 0, 16, "medium")
 MADE_UP_ASYNC = simulated(1, 3, 2, 16, "medium")
@@ -61,7 +62,7 @@ PAIRS: Sequence[tuple[Job, Job]] = (
     (ALONE, builtin(1, 1, 1, 16, "medium")),
     (CROWDED, ALONE),
     (CROWDED, builtin(1, 3, 1, 32, "medium")),
-    (CROWDED, builtin(2, 1, 1, 32, "medium")),
+    (TWO_RANKS, builtin(2, 2, 1, 32, "medium")),
     (CROWDED, builtin(1, 2, 1, 16, "medium")),
     (CROWDED, builtin(1, 2, 2, 48, "medium")),
     (CROWDED, builtin(1, 2, 1, 32, "long")),

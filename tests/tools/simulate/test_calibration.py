@@ -1,0 +1,213 @@
+"""What a calibration finds in the journal of a ring of known speeds, and what it predicts."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from areal_bus.config.sections import Config
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.workload import LengthLaw, SpeedLaw
+from tests.tools.simulate.recorded_ring import RecordedRing
+from tools.run import Run
+from tools.simulate import __main__ as tool
+from tools.simulate.calibration import config_of, fit, measure
+from tools.simulate.comparison import compare_with_run
+from tools.simulate.cores import Cores, equal_share
+from tools.simulate.generator_history import Prefill, fit_prefill
+from tools.simulate.intervals import around, replicas
+from tools.simulate.outcome import simulate_steady_state
+from tools.simulate.recording import record
+from tools.simulate.schedule import Schedule
+from tools.simulate.work_time import Crowd, WorkClock, windows
+
+TRUE = Schedule(
+    batch_size=16,
+    n_samples=4,
+    eta=1,
+    policy=StalenessPolicy.MASK,
+    on_update="keep",
+    n_generators=2,
+    slots=24,
+    lengths=LengthLaw(60, 0.5),
+    max_tokens=300,
+    prompt_tokens=0,
+    speeds=SpeedLaw(2000.0, 10.0, float("inf"), 0.0),
+    train_tokens_per_s=3000.0,
+    step_s=0.0,
+    push_s=0.05,
+    reward_s=0.02,
+    cores=Cores(2, sample_s=0.003, generator_slowdown=0.15, learner_slowdown=0.04),
+)
+SETTINGS = {
+    "data": {"batch_size": 16},
+    "rollout": {"on_update": "keep", "max_concurrent_rollouts": 24},
+    "gconfig": {"n_samples": 4, "max_new_tokens": 300},
+}
+
+
+def config(schedule: Schedule) -> Config:
+    changed = {**SETTINGS["rollout"], "max_head_offpolicyness": schedule.eta}
+    return Config.model_validate(SETTINGS | {"rollout": changed, "data": {"batch_size": schedule.batch_size}})
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Schedule], Run]:
+    """Runs a ring of known speeds and writes its journal."""
+    made: dict[str, Run] = {}
+
+    def run(schedule: Schedule) -> Run:
+        if repr(schedule) not in made:
+            ring = RecordedRing(schedule, seed=1)
+            ring.run(30 + schedule.eta)
+            folder = tmp_path_factory.mktemp("runs") / "run"
+            made[repr(schedule)] = Run(ring.write(folder, config(schedule)))
+        return made[repr(schedule)]
+
+    return run
+
+
+# cores
+
+
+def test_processes_share_the_cores_and_one_that_needs_little_gets_it_all() -> None:
+    assert equal_share([1.0, 1.0], 2) == float("inf")
+    assert equal_share([1.0, 1.0], 1) == 0.5
+    assert equal_share([1.0, 1.0, 1.0], 2) == pytest.approx(2 / 3)
+    assert equal_share([1.0, 1.0, 0.2], 2) == pytest.approx(0.9)
+    assert equal_share([], 1) == float("inf")
+
+
+def test_on_one_core_each_half_runs_at_half_speed_while_both_work() -> None:
+    cores = Cores(1)
+    assert cores.speeds(generators=1, trains=True, background=False).generator == 0.5
+    assert cores.speeds(generators=1, trains=True, background=False).learner == 0.5
+    assert cores.speeds(generators=1, trains=False, background=False).generator == 1.0
+    assert cores.speeds(generators=0, trains=True, background=True).learner == 0.5
+
+
+def test_a_generator_that_waits_for_a_gpu_does_not_slow_the_learner() -> None:
+    on_gpu = Cores(1, generator=0.0)
+    assert on_gpu.speeds(generators=4, trains=True, background=False).learner == 1.0
+
+
+def test_more_processes_than_cores_bring_no_more_than_all_cores_can_do() -> None:
+    """Three busy processes on two cores: the sum of their core seconds is two a second."""
+    schedule = replace(TRUE, n_generators=3, eta=2)
+    outcome = simulate_steady_state(schedule, n_steps=40)
+    tokens_per_core_s = 2 / outcome.tokens_per_s
+    least = 1 / 3000 + (24 + 10) / 24 / 2000 + 0.003 / schedule.lengths.mean(300)
+    assert tokens_per_core_s > least
+    free = simulate_steady_state(replace(schedule, cores=None), n_steps=40)
+    assert outcome.tokens_per_s < 0.8 * free.tokens_per_s
+
+
+# calibration
+
+
+@pytest.mark.parametrize(("eta", "n_generators"), [(0, 1), (1, 2), (2, 3)])
+def test_a_calibration_finds_the_speeds_that_actors_would_have_alone(
+    run_of: Callable[[Schedule], Run], eta: int, n_generators: int
+) -> None:
+    run = run_of(replace(TRUE, eta=eta, n_generators=n_generators))
+    found = measure(run, config_of(run))
+    assert found.cores is not None
+    assert found.cores.n == 2
+    assert found.cores.generator == pytest.approx(1.0, rel=0.02)
+    assert found.cores.learner == pytest.approx(1.0, rel=0.02)
+    assert found.cores.sample_s == pytest.approx(0.003, rel=0.05)
+    assert found.train_tokens_per_s == pytest.approx(3000, rel=0.06)
+    assert found.speeds.tokens_per_s(16) == pytest.approx(TRUE.speeds.tokens_per_s(16), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"eta": 4},
+        {"n_generators": 1},
+        {"n_generators": 3, "eta": 2},
+        {"batch_size": 32},
+        {"lengths": LengthLaw(120, 0.4)},
+    ],
+    ids=["eta", "split", "split and eta", "B", "lengths"],
+)
+def test_a_calibration_predicts_another_ring_on_the_same_cores(
+    run_of: Callable[[Schedule], Run], change: dict[str, object]
+) -> None:
+    source, other = run_of(TRUE), run_of(replace(TRUE, **change))  # type: ignore[arg-type]
+    config_there = config_of(other)
+    seen = measure(other, config_there)
+    lengths = TRUE.lengths if "lengths" not in change else LengthLaw(120, 0.4)
+    found = compare_with_run(config_there, measure(source, config_of(source)), seen, n_steps=40, lengths=lengths)
+    assert abs(found.error) < 0.1
+    assert abs(found.lag_error) < 0.25
+
+
+def test_without_shared_cores_the_same_ring_would_be_predicted_far_too_fast(run_of: Callable[[Schedule], Run]) -> None:
+    run = run_of(replace(TRUE, n_generators=3, eta=2))
+    seen = measure(run, config_of(run))
+    free = compare_with_run(config_of(run), replace(seen, cores=None), seen, n_steps=40)
+    assert free.error > 0.25
+
+
+def test_prefills_are_fitted_by_tokens_and_updates() -> None:
+    dice = random.Random(0)
+    rows = [(dice.randrange(9), dice.randrange(900), dice.randrange(3)) for _ in range(40)]
+    seen = [Prefill(n, tokens, updates, (n * 24 + tokens) / 5000 + 0.1 * updates) for n, tokens, updates in rows]
+    assert fit_prefill(seen, 24) == pytest.approx((1 / 5000, 0.1))
+    assert fit_prefill([], 24) == (0.0, 0.0)
+    assert fit_prefill([Prefill(0, 10.0, 1, 0.1)], 0) == (pytest.approx(0.01), 0.0)
+
+
+def test_a_second_without_a_core_is_no_work() -> None:
+    spans = {"event": "spans", "s_generate": 0.8, "s_idle": 0.2, "cpu_s": 0.4}
+    over = windows([spans | {"t": 1.0, "cpu_wait_s": 0.4}, spans | {"t": 2.0, "cpu_wait_s": 0.0}], "generator")
+    assert [window.work_s for window in over] == pytest.approx([0.4, 0.8])
+    clock = WorkClock(over, [window.rate for window in over])
+    assert clock.between(0.5, 1.5) == pytest.approx(0.75)
+    assert clock.between(1.5, 3.0) == pytest.approx(1.5)
+
+
+def test_a_crowd_is_the_share_of_the_other_cores_that_is_busy() -> None:
+    crowd = Crowd([(1.0, 1), (2.0, 1), (3.0, -1), (4.0, 1), (4.0, 1)], n_cores=3)
+    assert [crowd.share(t) for t in (0.5, 1.5, 2.5, 3.5, 4.5)] == [0.0, 0.0, 0.5, 0.0, 1.0]
+    assert crowd.mean_share(1.0, 3.0) == pytest.approx(0.25)
+
+
+# intervals
+
+
+def test_an_interval_is_as_wide_as_its_repetitions_scatter() -> None:
+    assert around(10.0, [9.0]) is None
+    interval = around(10.0, [8.0, 10.0, 12.0])
+    assert interval is not None
+    assert (interval.low, interval.high) == pytest.approx((6.71, 13.29), abs=0.01)
+
+
+def test_replicas_scatter_around_the_calibration(run_of: Callable[[Schedule], Run]) -> None:
+    run = run_of(TRUE)
+    seen = record(run, config_of(run))
+    whole, repeated = fit(seen), list(replicas(seen, 6))
+    speeds = [one.train_tokens_per_s for one in repeated]
+    assert len(set(speeds)) > 1
+    assert max(speeds) == pytest.approx(whole.train_tokens_per_s, rel=0.1)
+    assert [one.lengths for one in replicas(seen, 2)] == [one.lengths for one in repeated[:2]]
+
+
+def test_the_command_prints_intervals_and_cores_of_a_run(
+    run_of: Callable[[Schedule], Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(run_of(TRUE).folder)
+    line = ["--from", folder, "--split", "1+3", "--etas", "1", "--steps", "8", "--replicates", "3"]
+    assert tool.main(line) == 0
+    text = capsys.readouterr().out
+    assert "cores      2: a busy generator uses 1.0" in text
+    assert "± " in text
+    rows = {}
+    for cores in ("1", "2", "0"):
+        assert tool.main([*line, "--cores", cores, "--json"]) == 0
+        (rows[cores],) = json.loads(capsys.readouterr().out)["rows"]
+    assert rows["1"]["tokens_per_s"] < 0.7 * rows["2"]["tokens_per_s"] < rows["0"]["tokens_per_s"]
+    assert rows["2"]["interval"]["low"] < rows["2"]["tokens_per_s"] < rows["2"]["interval"]["high"]
