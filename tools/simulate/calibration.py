@@ -22,7 +22,7 @@ from tools.simulate.schedule import ObservedLengths
 
 USUAL_SLOWDOWN = 0.15  # of a generator beside busy cores, where a run does not show it: caches and memory are shared
 LEARNER_SLOWDOWN = 0.04  # of a learner beside busy cores: an update takes 1.03 to 1.06 times as long (performance.md)
-MOST_SLOWDOWN = 0.5
+SLOWDOWNS = 0.05, 0.25  # least and most of a generator
 SHOWS = 0.02  # of the variance of the crowded time that its samples must show beside their time
 
 
@@ -108,14 +108,15 @@ def fit_steps(seen: Recording) -> tuple[float, float]:
 def fit_decoding(seen: Sequence[Exposure]) -> tuple[float, float, float]:
     """(limit of tokens/s, half_slots, slowdown beside busy cores): least squares of the tokens of each sample."""
     fits = [fit_at(at, seen) for at in range(len(HALF_SLOTS))]
-    _, at, limit, slowdown = min((error, at, *found) for at, (error, *found) in enumerate(fits))
-    return limit, HALF_SLOTS[at], slowdown
+    best = min(range(len(fits)), key=lambda at: fits[at][0])
+    _, limit, slowdown = fits[best]
+    return limit, HALF_SLOTS[best], slowdown
 
 
 def fit_at(at: int, seen: Sequence[Exposure]) -> tuple[float, float, float]:
     """(weighted squared error, limit, slowdown) for the h at this place: tokens = limit (alone - slowdown crowded)."""
     rows = [(one.alone[at], one.crowded[at], 1 / one.n_tokens) for one in seen]
-    n_tokens, n_crowded = sum(t for t, _, _ in rows), sum(c for _, c, _ in rows)
+    t1, c1 = sum(t for t, _, _ in rows), sum(c for _, c, _ in rows)
     tt, tc, cc = (
         sum(t * t * w for t, _, w in rows),
         sum(t * c * w for t, c, w in rows),
@@ -123,8 +124,8 @@ def fit_at(at: int, seen: Sequence[Exposure]) -> tuple[float, float, float]:
     )
     slowdown = USUAL_SLOWDOWN
     if tt * cc - tc * tc > SHOWS * tt * cc:
-        slowdown = (tc * n_tokens - tt * n_crowded) / max(1e-12, cc * n_tokens - tc * n_crowded)
-        slowdown = min(MOST_SLOWDOWN, max(0.0, slowdown))
+        slowdown = (tc * t1 - tt * c1) / (cc * t1 - tc * c1) if cc * t1 > tc * c1 else 0.0
+        slowdown = min(SLOWDOWNS[1], max(SLOWDOWNS[0], slowdown))
     base = [(t - slowdown * c, w) for t, c, w in rows]
     limit = sum(1 / w for _, w in base) / sum(x for x, _ in base)
     error = sum((1 / w - limit * x) ** 2 * w for x, w in base)

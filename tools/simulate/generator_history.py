@@ -93,10 +93,8 @@ class GeneratorHistory:
             if t > last and live:
                 worked_s = self._clock.between(last, t)
                 decoded_s, owed_s = max(0.0, worked_s - owed_s), max(0.0, owed_s - worked_s)
-                sums = tuple(
-                    [total + weight * decoded_s / (live + half) for total, half in zip(each, HALF_SLOTS, strict=True)]
-                    for each, weight in zip(sums, (1.0, crowd.share(last)), strict=True)
-                )
+                crowded_s = decoded_s * crowd.share(last)
+                sums = plus(sums[0], decoded_s, live), plus(sums[1], crowded_s, live)
             live, owed_s, last = live + change, owed_s + pause_s, t
             at[t] = sums
         return [
@@ -108,8 +106,9 @@ class GeneratorHistory:
     def prefills(self, began: float, ended: float) -> list[Prefill]:
         """What was prefilled in each window. Empty if the engine does not measure it."""
         found = []
+        begins = self._prompt_begins()
         for window in within(self.windows, began, ended):
-            prompts = sum(window.begin < t <= window.end for t in self._prompt_begins())
+            prompts = sum(window.begin < t <= window.end for t in begins)
             again = [self._read_again(t) for t, _ in self._stalls if window.begin < t <= window.end]
             n_prompts, n_tokens = prompts + sum(n for n, _ in again), sum(n for _, n in again)
             seconds = window.worked_s("p_generate:prefill")
@@ -153,6 +152,11 @@ def fit_prefill(over: Sequence[Prefill], prompt_tokens: float) -> tuple[float, f
         if token_s > 0 and update_s > 0:
             return token_s, update_s
     return sum(y) / sum(x), 0.0
+
+
+def plus(sums: Sequence[float], seconds: float, n_live: int) -> list[float]:
+    """The integrals after so many seconds more with so many live samples."""
+    return [total + seconds / (n_live + half) for total, half in zip(sums, HALF_SLOTS, strict=True)]
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> list[float]:

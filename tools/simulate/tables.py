@@ -72,7 +72,7 @@ def core_line(pace: RingSpeed, where: Run | None) -> list[str]:
 
 
 def table(rows: Sequence[SweepCell]) -> list[str]:
-    cells = [TITLES]
+    cells: list[tuple[str, ...]] = [TITLES]
     for row in rows:
         o = row.predicted.outcome
         cells.append((

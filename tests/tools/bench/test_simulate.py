@@ -1,44 +1,67 @@
-"""Bench `simulate`: its figures for runs of known throughput."""
+"""Bench `simulate`: its pairs, settings, figures and table."""
 
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from tools.bench.jobs.simulator_accuracy import CONFIG, figures
 
 from areal_bus.config import loader as settings
-from areal_bus.core.workload import SpeedLaw
+from areal_bus.config.sections import Config
 from tools.bench import __main__ as bench
-from tools.simulate.__main__ import compare_with_run
-from tools.simulate.calibration import Measured
-from tools.simulate.schedule import ObservedLengths
-
-SEEN = Measured(
-    lengths=ObservedLengths([20, 40, 60, 120]),
-    speeds=SpeedLaw(decode_tokens_per_s=400.0, half_slots=8.0, prefill_tokens_per_s=float("inf"), update_s=0.1),
-    train_tokens_per_s=1000.0,
-    step_s=0.1,
-    push_s=0.1,
-    reward_s=0.01,
-    n_generators=2,
-    n_learners=1,
-    n_updates=10,
-    tokens_per_s=300.0,
-)
+from tools.bench.jobs import lengths_reward
+from tools.bench.simulate.bench import CONFIG, Pair, changes, figures, markdown, settings_text
+from tools.bench.simulate.pairs import ALONE, CROWDED, LAWS, PAIRS, Job, jobs
+from tools.simulate.comparison import RunComparison
+from tools.simulate.intervals import Prediction, Range
+from tools.simulate.outcome import Outcome
+from tools.simulate.recording import MIN_UPDATES, WARM_UP_UPDATES
+from tools.simulate.sweep import Split
 
 
-def test_errors_are_of_the_speeds_at_eta_0_and_the_largest_is_named() -> None:
-    config = settings.load(CONFIG)
-    true = {eta: compare_with_run(config, SEEN, SEEN, eta=eta, n_steps=100).simulated.tokens_per_s for eta in (0, 2)}
-    other = replace(SEEN.speeds, decode_tokens_per_s=1.0)  # of no account: speeds are those at eta 0
-    seen = {
-        0: replace(SEEN, tokens_per_s=true[0]),
-        2: replace(SEEN, tokens_per_s=true[2] / 1.25, speeds=other),
-    }
-    found = figures(config, seen)
-    assert found["error_eta0"] == pytest.approx(0.0)
-    assert found["error_eta2"] == found["errors"] == pytest.approx(0.25)
-    assert true[2] > true[0]
+def test_there_are_20_pairs_of_different_jobs_with_enough_updates_to_measure() -> None:
+    assert len(PAIRS) == len(set(PAIRS)) == 20
+    for source, target in PAIRS:
+        assert source != target
+        assert source.engine == target.engine
+        changed = [name for name in ("eta", "batch_size", "law") if getattr(source, name) != getattr(target, name)]
+        assert changed or (source.learners, source.generators) != (target.learners, target.generators)
+    for job in jobs():
+        assert job.n_steps - WARM_UP_UPDATES - job.eta > MIN_UPDATES
+    assert sum(target.engine == "builtin" for _, target in PAIRS) == 15
+
+
+@pytest.mark.parametrize("job", jobs(), ids=lambda job: job.name)
+def test_the_settings_of_a_job_are_valid_and_its_own(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    if job.engine == "builtin":
+        (tmp_path / "rows.jsonl").touch()
+        path.write_text(settings_text(tmp_path, tmp_path / "rows.jsonl", LAWS[job.law][1]))
+    config: Config = settings.load(str(path) if job.engine == "builtin" else CONFIG, list(changes(job)))
+    assert config.rollout.max_head_offpolicyness == job.eta
+    assert (config.topology.learners, config.data.batch_size) == (job.learners, job.batch_size)
+    assert config.gconfig.max_new_tokens == LAWS[job.law][1]
+
+
+def test_rows_of_a_law_have_its_lengths() -> None:
+    for law, most in LAWS.values():
+        rows = lengths_reward.rows(400, 4, median=law.median, sigma=law.sigma, longest=most)
+        drawn = [n for row in rows for n in row["lengths"]]
+        assert sum(drawn) / len(drawn) == pytest.approx(law.mean(most), rel=0.06)
+
+
+def pair(predicted: float, lag: float) -> Pair:
+    outcome = Outcome(predicted, 0.0, 0.0, 1.0, lag, 1, 0.0, 0.0)
+    told = Prediction(outcome, Range(predicted - 5, predicted + 5), None)
+    return Pair(ALONE, CROWDED, RunComparison(Split(1, 2), 1, 100.0, 0.9, 20, told))
+
+
+def test_figures_count_what_is_within_the_bounds_and_the_table_has_a_row_a_pair() -> None:
+    found = figures([pair(109.0, 1.0), pair(80.0, 0.5)])
+    assert (found["pairs"], found["within_10_percent"], found["lag_within_a_quarter"]) == (2, 1, 1)
+    assert (found["mean_error"], found["largest_error"], found["largest_lag_error"]) == (0.145, 0.2, 0.4)
+    *_, row = markdown([pair(109.0, 1.0)])
+    assert row == ("| 1 + 1, eta 0, B 32, medium | 1 + 2, eta 1, B 32, medium | 100 | 109 ± 5% | +9% | 0.90 | 1.00 |")
+    assert figures([])["largest_error"] is None
 
 
 def test_the_bench_is_in_the_list() -> None:
-    assert "simulated engine" in bench.catalogue()
+    assert "20 pairs of jobs" in bench.catalogue()

@@ -80,11 +80,15 @@ def prepare(folder: Path, maker: worker_process.Side) -> None:
         rows = folder / f"{name}.jsonl"
         drawn = lengths_reward.rows(N_ROWS, N_SAMPLES, median=law.median, sigma=law.sigma, longest=most)
         lengths_reward.write_rows(rows, list(drawn))
-        text = workload.SETTINGS.format(
-            model=model, rows=rows, batch_size=32, n_prompt=lengths_reward.N_PROMPT, n_slots=N_SLOTS["builtin"],
-            n_samples=N_SAMPLES, longest=most, max_tokens_per_mb=4096,
-        )  # fmt: skip
-        (folder / f"{name}.toml").write_text(text, encoding="utf-8")
+        (folder / f"{name}.toml").write_text(settings_text(model, rows, most), encoding="utf-8")
+
+
+def settings_text(model: Path, rows: Path, longest: int) -> str:
+    """The settings of builtin jobs with these rows."""
+    return workload.SETTINGS.format(
+        model=model, rows=rows, batch_size=32, n_prompt=lengths_reward.N_PROMPT, n_slots=N_SLOTS["builtin"],
+        n_samples=N_SAMPLES, longest=longest, max_tokens_per_mb=4096,
+    )  # fmt: skip
 
 
 def changes(job: Job) -> tuple[str, ...]:
