@@ -16,12 +16,13 @@ from areal_bus.core.workload import SpeedLaw
 from areal_bus.errors import ConfigError
 from tools.run import Run
 from tools.simulate.cores import Cores
-from tools.simulate.generator_history import HALF_SLOTS, Exposure, fit_prefill
+from tools.simulate.generator_history import HALF_SLOTS, Exposure, prefill_token_s
 from tools.simulate.recording import Recording, record
 from tools.simulate.schedule import ObservedLengths
 
 USUAL_SLOWDOWN = 0.15  # of a generator beside busy cores, where a run does not show it: caches and memory are shared
 LEARNER_SLOWDOWN = 0.04  # of a learner beside busy cores: an update takes 1.03 to 1.06 times as long (performance.md)
+ABOUT_AS_WELL = 1.05  # squared error
 SLOWDOWNS = 0.05, 0.25  # least and most of a generator
 SHOWS = 0.02  # of the variance of the crowded time that its samples must show beside their time
 
@@ -52,8 +53,8 @@ def measure(where: Run, config: Config) -> Measured:
 
 def fit(seen: Recording) -> Measured:
     """The speeds that explain the observations."""
-    prefill_s, update_s = fit_prefill(seen.prefills, seen.prompt_tokens)
-    limit, half_slots, slowdown = fit_decoding(seen.exposures)
+    prefill_s = prefill_token_s(seen.prefills, seen.prompt_tokens)
+    limit, half_slots, slowdown = fit_decoding(seen.exposures, seen.n_slots)
     stall_s = fmean(seen.stalls_s)
     step_s, token_s = fit_steps(seen)
     begins_s, takes_s = zip(*seen.pushes_s, strict=True)
@@ -63,7 +64,7 @@ def fit(seen: Recording) -> Measured:
             decode_tokens_per_s=limit,
             half_slots=half_slots,
             prefill_tokens_per_s=1 / prefill_s if prefill_s > 0 else math.inf,
-            update_s=stall_s + update_s,
+            update_s=stall_s,
         ),
         train_tokens_per_s=1 / max(token_s, 1e-12),
         step_s=step_s,
@@ -105,10 +106,16 @@ def fit_steps(seen: Recording) -> tuple[float, float]:
     return (1 - seen.by_tokens) * total_s / len(points), seen.by_tokens * total_s / n_tokens
 
 
-def fit_decoding(seen: Sequence[Exposure]) -> tuple[float, float, float]:
-    """(limit of tokens/s, half_slots, slowdown beside busy cores): least squares of the tokens of each sample."""
+def fit_decoding(seen: Sequence[Exposure], n_slots: int) -> tuple[float, float, float]:
+    """(limit of tokens/s, half_slots, slowdown beside busy cores): least squares of the tokens of each sample.
+
+    Of values of half_slots that fit about as well, as in a run whose slots are always full, the one nearest to a
+    quarter of the slots.
+    """
     fits = [fit_at(at, seen) for at in range(len(HALF_SLOTS))]
-    best = min(range(len(fits)), key=lambda at: fits[at][0])
+    least = min(error for error, _, _ in fits)
+    good = [at for at, (error, _, _) in enumerate(fits) if error <= ABOUT_AS_WELL * least]
+    best = min(good, key=lambda at: abs(math.log((HALF_SLOTS[at] + 0.1) / (n_slots / 4))))
     _, limit, slowdown = fits[best]
     return limit, HALF_SLOTS[best], slowdown
 

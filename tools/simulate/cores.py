@@ -30,7 +30,7 @@ class Cores:
     learner: float = 1.0  # of each learner rank
     learners: int = 1
     sample_s: float = 0.0  # CPU seconds of the head and the rewards for each sample
-    generator_slowdown: float = 0.0  # share of its speed that it loses while all other cores are busy
+    generator_slowdown: float = 0.0  # share of its speed that it loses while all other cores are busy, if it computes
     learner_slowdown: float = 0.0
 
     def speeds(self, *, generators: int, trains: bool, background: bool) -> Speeds:
@@ -40,8 +40,8 @@ class Cores:
         share = self.share(wanted)
         crowded = min(1.0, max(0, generators + learners - 1) / max(1.0, self.n - 1))
         return Speeds(
-            of_share(share, self.generator) * (1 - self.generator_slowdown * crowded),
-            of_share(share, self.learner) * (1 - self.learner_slowdown * crowded),
+            of_share(share, self.generator) * (1 - self.generator_slowdown * crowded * min(1.0, self.generator)),
+            of_share(share, self.learner) * (1 - self.learner_slowdown * crowded * min(1.0, self.learner)),
             of_share(share, 1.0),
         )
 

@@ -33,7 +33,6 @@ class Prefill:
 
     n_prompts: int
     n_tokens: float  # of live samples, read again after an update
-    n_updates: int
     seconds: float
 
 
@@ -79,8 +78,11 @@ class GeneratorHistory:
     def _changes(self) -> list[tuple[float, int]]:
         return sorted(change for one in self._samples for change in ((one.begin, 1), (one.end, -1)))
 
-    def exposures(self, token_s: float, n_prompt: float, crowd: "Crowd") -> list[Exposure]:
-        """Of each sample, without prefills (`token_s` a token), stalls and waits for a core."""
+    def exposures(self, token_s: float, n_prompt: float, crowd: Crowd, computes: float) -> list[Exposure]:
+        """Of each sample, without prefills (`token_s` a token), stalls and waits for a core.
+
+        `computes`: share of its busy time that the generator computes on a core.
+        """
         owed = [(t, 0, n_prompt * token_s) for t in self._prompt_begins()]
         for t, stall_s in self._stalls:
             n_prompts, n_tokens = self._read_again(t)
@@ -93,7 +95,7 @@ class GeneratorHistory:
             if t > last and live:
                 worked_s = self._clock.between(last, t)
                 decoded_s, owed_s = max(0.0, worked_s - owed_s), max(0.0, owed_s - worked_s)
-                crowded_s = decoded_s * crowd.share(last)
+                crowded_s = decoded_s * computes * crowd.share(last)
                 sums = plus(sums[0], decoded_s, live), plus(sums[1], crowded_s, live)
             live, owed_s, last = live + change, owed_s + pause_s, t
             at[t] = sums
@@ -112,7 +114,7 @@ class GeneratorHistory:
             again = [self._read_again(t) for t, _ in self._stalls if window.begin < t <= window.end]
             n_prompts, n_tokens = prompts + sum(n for n, _ in again), sum(n for _, n in again)
             seconds = window.worked_s("p_generate:prefill")
-            found.append(Prefill(n_prompts, n_tokens, len(again), seconds))
+            found.append(Prefill(n_prompts, n_tokens, seconds))
         return found if any(one.seconds for one in found) else []
 
     def _prompt_begins(self) -> list[float]:
@@ -136,22 +138,10 @@ class GeneratorHistory:
         )
 
 
-def fit_prefill(over: Sequence[Prefill], prompt_tokens: float) -> tuple[float, float]:
-    """(seconds of a prefilled token, fixed seconds of an update); 0 and 0 if the engine does not measure prefills.
-
-    Least squares of the seconds by tokens and updates, neither below 0.
-    """
-    x = [one.n_prompts * prompt_tokens + one.n_tokens for one in over]
-    u, y = [float(one.n_updates) for one in over], [one.seconds for one in over]
-    xx, xu, uu, xy, uy = sumprod(x, x), sumprod(x, u), sumprod(u, u), sumprod(x, y), sumprod(u, y)
-    if not xx:
-        return 0.0, 0.0
-    determinant = xx * uu - xu * xu
-    if determinant > 1e-9 * xx * uu:
-        token_s, update_s = (uu * xy - xu * uy) / determinant, (xx * uy - xu * xy) / determinant
-        if token_s > 0 and update_s > 0:
-            return token_s, update_s
-    return sum(y) / sum(x), 0.0
+def prefill_token_s(over: Sequence[Prefill], prompt_tokens: float) -> float:
+    """Seconds of a prefilled token; 0 if the engine does not measure prefills."""
+    n_tokens = sum(one.n_prompts * prompt_tokens + one.n_tokens for one in over)
+    return sum(one.seconds for one in over) / n_tokens if n_tokens else 0.0
 
 
 def plus(sums: Sequence[float], seconds: float, n_live: int) -> list[float]:
@@ -161,10 +151,6 @@ def plus(sums: Sequence[float], seconds: float, n_live: int) -> list[float]:
 
 def difference(before: Sequence[float], after: Sequence[float]) -> list[float]:
     return [b - a for a, b in zip(before, after, strict=True)]
-
-
-def sumprod(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
 
 
 def samples_in_slots(lines: Sequence[Line], n_slots: int) -> list[Lived]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from areal_bus.config.capacity import slots
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import run
@@ -15,8 +16,8 @@ from tools.simulate.generator_history import (
     Exposure,
     GeneratorHistory,
     Prefill,
-    fit_prefill,
     is_finished,
+    prefill_token_s,
     sample_key,
 )
 from tools.simulate.work_time import Crowd, Window, WorkClock, clock_of, windows, within
@@ -61,6 +62,7 @@ class Recording:
     prompt_tokens: float  # mean; 0: not known
     cpu: CpuUse | None
     n_generators: int
+    n_slots: int  # of a generator
     n_learners: int
     n_updates: int
     tokens_per_s: float  # consumed by the measured updates
@@ -81,13 +83,14 @@ def record(where: Run, config: Config) -> Recording:
     cpu = cpu_use(where, of_learner, histories, head, began, ended)
     trains = [(t, change * len(learners)) for a, b in batch_times(head) for t, change in ((a["t"], 1), (b["t"], -1))]
     crowd = Crowd([*trains, *(one for history in histories for one in history.busy)], cpu.n_cores if cpu else 0)
-    steps = training_steps(head, clock, crowd, began)
+    steps = training_steps(head, clock, crowd, began, computes=min(1.0, cpu.learner) if cpu is not None else 0.0)
+    computes = min(1.0, cpu.generator) if cpu is not None else 0.0
     n_prompt = prompt_tokens(learners[0], head)
     prefills = [one for history in histories for one in history.prefills(began, ended)]
-    token_s, _ = fit_prefill(prefills, n_prompt)
+    token_s = prefill_token_s(prefills, n_prompt)
     return Recording(
         lengths=sorted(x["n_tokens"] for lines in each for x in lines if is_finished(x)),
-        exposures=[one for history in histories for one in history.exposures(token_s, n_prompt, crowd)],
+        exposures=[one for history in histories for one in history.exposures(token_s, n_prompt, crowd, computes)],
         prefills=prefills,
         stalls_s=[line["stall_s"] for lines in each for line in lines if line["event"] == "pushed"],
         steps=steps,
@@ -97,6 +100,7 @@ def record(where: Run, config: Config) -> Recording:
         prompt_tokens=n_prompt,
         cpu=cpu,
         n_generators=len({path.stem.partition(".")[0] for path in where.journals("generator")}),
+        n_slots=slots(config),
         n_learners=len(learners),
         n_updates=len(updates) - 1,
         tokens_per_s=sum(line["n_tokens"] for line in updates[1:]) / (ended - began),
@@ -161,7 +165,9 @@ def batch_times(head: Iterable[Line]) -> list[tuple[Line, Line]]:
     return found
 
 
-def training_steps(head: Sequence[Line], clock: WorkClock, crowd: Crowd, began: float) -> list[Step]:
+def training_steps(
+    head: Sequence[Line], clock: WorkClock, crowd: Crowd, began: float, *, computes: float
+) -> list[Step]:
     """Each training step since then, from the batch to its update; of all steps if there is none."""
     each = batch_times(head)
     return [
@@ -169,7 +175,7 @@ def training_steps(head: Sequence[Line], clock: WorkClock, crowd: Crowd, began: 
             update["n_tokens"],
             batch.get("n_groups", 0),
             clock.between(batch["t"], update["t"]),
-            crowd.mean_share(batch["t"], update["t"]),
+            computes * crowd.mean_share(batch["t"], update["t"]),
         )
         for batch, update in [pair for pair in each if pair[0]["t"] >= began] or each
     ]
@@ -189,16 +195,17 @@ def share_by_tokens(over: Sequence[Window], steps: Sequence[Step], interval_s: f
 def prompt_tokens(learner: Sequence[Line], head: Iterable[Line]) -> float:
     """Mean tokens of a prompt, from the tokens that updates computed: a shared prompt once, no last tokens.
 
-    0 if no update trained all its tokens.
+    Groups without a signal are not computed. 0 if no update trained a group without masked tokens.
     """
     batches = {batch["step"] + 1: batch for batch, _ in batch_times(head)}
     found = []
     for line in learner:
         batch = batches.get(line["version"]) if line["event"] == "step" else None
-        whole = line.get("n_tokens_trained") == line.get("n_tokens")
-        if batch is not None and whole and line.get("n_tokens_computed") and batch.get("n_trajectories"):
-            n_read = line["n_tokens_computed"] - line["n_tokens"] + batch["n_trajectories"]
-            found.append(n_read / batch["n_groups"])
+        computed = 1 - line.get("zero_advantage_share", 0.0)
+        if batch is None or not line.get("n_tokens_computed") or line.get("n_tokens_masked") or computed <= 0:
+            continue
+        n_read = line["n_tokens_computed"] - line["n_tokens_trained"] + computed * batch["n_trajectories"]
+        found.append(n_read / (computed * batch["n_groups"]))
     return max(0.0, fmean(found)) if found else 0.0
 
 

@@ -30,8 +30,12 @@ class Window:
 
     @property
     def rate(self) -> float:
-        """Work done in a second of busy time."""
-        return max(LEAST_RATE, 1 - self.queued_s / self.busy_s) if self.busy_s > 0 else 1.0
+        """Work done in a second of busy time. A wait for a core costs an actor that sleeps meanwhile nothing."""
+        if self.busy_s <= 0:
+            return 1.0
+        had_core_s = max(1e-9, self.busy_s - self.queued_s)
+        computes = 1.0 if self.cpu_s is None else min(1.0, self.cpu_s / had_core_s)
+        return max(LEAST_RATE, 1 - computes * self.queued_s / self.busy_s)
 
     @property
     def work_s(self) -> float:

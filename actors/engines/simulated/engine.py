@@ -83,7 +83,7 @@ class SimulatedEngine:
         self._holds = False  # no further request is begun before the next update
         self._rests = False  # nothing is sampled before the next update
         self._n_tokens = 0
-        self.prefill_s = 0.0  # seconds of prefills and of pauses at updates so far
+        self.prefill_s = 0.0  # seconds of prefills so far
 
     @property
     def version(self) -> int | None:
@@ -179,13 +179,13 @@ class SimulatedEngine:
                 f"{self._held[1]} of term {self._held[0]}"
             )
         self._shape.check_weights(tensors)
-        cost_s = self._speeds.update_s
+        prefill_s = 0.0
         if self._on_update != "keep" or self._held is None or term > self._held[0]:  # of lost weights nothing is kept
-            cost_s += self._speeds.prefill_s(self._read_again(version))
+            prefill_s = self._speeds.prefill_s(self._read_again(version))
         self._key = key_of(tensors)
         self._held, self._holds, self._rests = (term, version), False, False
-        self._due = max(self._due, self._clock()) + cost_s
-        self.prefill_s += cost_s
+        self._due = max(self._due, self._clock()) + self._speeds.update_s + prefill_s
+        self.prefill_s += prefill_s
         return tensors
 
     def _read_again(self, version: int) -> int:

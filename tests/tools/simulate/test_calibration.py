@@ -1,7 +1,6 @@
 """What a calibration finds in the journal of a ring of known speeds, and what it predicts."""
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from tools.simulate import __main__ as tool
 from tools.simulate.calibration import config_of, fit, measure
 from tools.simulate.comparison import compare_with_run
 from tools.simulate.cores import Cores, equal_share
-from tools.simulate.generator_history import Prefill, fit_prefill
+from tools.simulate.generator_history import Prefill, prefill_token_s
 from tools.simulate.intervals import around, replicas
 from tools.simulate.outcome import simulate_steady_state
 from tools.simulate.recording import record
@@ -152,13 +151,11 @@ def test_without_shared_cores_the_same_ring_would_be_predicted_far_too_fast(run_
     assert free.error > 0.25
 
 
-def test_prefills_are_fitted_by_tokens_and_updates() -> None:
-    dice = random.Random(0)
-    rows = [(dice.randrange(9), dice.randrange(900), dice.randrange(3)) for _ in range(40)]
-    seen = [Prefill(n, tokens, updates, (n * 24 + tokens) / 5000 + 0.1 * updates) for n, tokens, updates in rows]
-    assert fit_prefill(seen, 24) == pytest.approx((1 / 5000, 0.1))
-    assert fit_prefill([], 24) == (0.0, 0.0)
-    assert fit_prefill([Prefill(0, 10.0, 1, 0.1)], 0) == (pytest.approx(0.01), 0.0)
+def test_a_prefilled_token_takes_the_same_time_in_a_prompt_and_after_an_update() -> None:
+    rows = [(3, 0.0), (0, 700.0), (5, 90.0)]
+    seen = [Prefill(n, tokens, (n * 24 + tokens) / 5000) for n, tokens in rows]
+    assert prefill_token_s(seen, 24) == pytest.approx(1 / 5000)
+    assert prefill_token_s([], 24) == 0.0
 
 
 def test_a_second_without_a_core_is_no_work() -> None:
