@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 
 from areal_bus.config.sections import Config
 from areal_bus.core.workload import SpeedLaw
@@ -23,6 +23,8 @@ from tools.simulate.schedule import ObservedLengths
 USUAL_SLOWDOWN = 0.15  # of a generator beside busy cores, where a run does not show it: caches and memory are shared
 LEARNER_SLOWDOWN = 0.04  # of a learner beside busy cores: an update takes 1.03 to 1.06 times as long (performance.md)
 ABOUT_AS_WELL = 1.05  # squared error
+USUAL_HALF = 1 / 3  # of the slots: half_slots where a run does not show it
+VARIES = 0.15  # least standard deviation of the number of live samples, over its mean
 SLOWDOWNS = 0.05, 0.25  # least and most of a generator
 SHOWS = 0.02  # of the variance of the crowded time that its samples must show beside their time
 
@@ -109,15 +111,24 @@ def fit_steps(seen: Recording) -> tuple[float, float]:
 def fit_decoding(seen: Sequence[Exposure], n_slots: int) -> tuple[float, float, float]:
     """(limit of tokens/s, half_slots, slowdown beside busy cores): least squares of the tokens of each sample.
 
-    Of values of half_slots that fit about as well, as in a run whose slots are always full, the one nearest to a
-    quarter of the slots.
+    Of values of half_slots that fit about as well, the one nearest to USUAL_HALF of the slots. That one itself where
+    the number of live samples hardly varies, as in a run whose slots are always full.
     """
-    fits = [fit_at(at, seen) for at in range(len(HALF_SLOTS))]
-    least = min(error for error, _, _ in fits)
-    good = [at for at, (error, _, _) in enumerate(fits) if error <= ABOUT_AS_WELL * least]
-    best = min(good, key=lambda at: abs(math.log((HALF_SLOTS[at] + 0.1) / (n_slots / 4))))
+    usual = USUAL_HALF * n_slots
+    by_distance = sorted(range(len(HALF_SLOTS)), key=lambda at: abs(math.log((HALF_SLOTS[at] + 0.1) / usual)))
+    fits = {at: fit_at(at, seen) for at in (by_distance if varies(seen) else by_distance[:1])}
+    least = min(error for error, _, _ in fits.values())
+    best = next(at for at in by_distance if at in fits and fits[at][0] <= ABOUT_AS_WELL * least)
     _, limit, slowdown = fits[best]
     return limit, HALF_SLOTS[best], slowdown
+
+
+def varies(seen: Sequence[Exposure]) -> bool:
+    """Whether the mean number of live samples differs among the samples enough to fit half_slots."""
+    at = len(HALF_SLOTS) // 2
+    shares = [one.alone[at] / one.alone[0] for one in seen if one.alone[0] > 0]  # live / (live + h)
+    n_live = [HALF_SLOTS[at] * share / (1 - share) for share in shares]
+    return len(n_live) > 1 and pstdev(n_live) >= VARIES * fmean(n_live)
 
 
 def fit_at(at: int, seen: Sequence[Exposure]) -> tuple[float, float, float]:

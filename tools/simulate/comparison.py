@@ -50,7 +50,7 @@ def compare_with_run(
         ((_, _, schedule),) = schedules(config, replace(pace, lengths=lengths or pace.lengths), [split], [eta])
         return schedule
 
-    predicted = predict(schedule_of, speeds, repeated, n_steps=n_steps, seed=seed)
+    predicted = predict(schedule_of, speeds, repeated, n_steps=n_steps, n_repeated=seen.n_updates, seed=seed)
     return RunComparison(split, eta, seen.tokens_per_s, seen.lag_mean, seen.n_updates, predicted)
 
 

@@ -7,6 +7,7 @@ updates themselves. They do not contain errors of the model.
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import NormalDist, stdev
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from tools.simulate.recording import Recording
 from tools.simulate.schedule import Schedule
 
 REPLICATES = 12
+BLOCKS = 8
 COVERS = 0.9  # of the interval
 Item = TypeVar("Item")
 
@@ -32,20 +34,29 @@ class Range:
 
 
 def resampled(seen: Recording, dice: random.Random) -> Recording:
-    """The observations drawn anew, with replacement. CPU times and counts stay."""
+    """The observations drawn anew, with replacement. CPU times and counts stay.
+
+    What has an order in time is drawn in blocks, so that slow changes of a machine count.
+    """
 
     def drawn(items: Sequence[Item]) -> list[Item]:
         return dice.choices(items, k=len(items)) if items else []
 
+    def in_blocks(items: Sequence[Item]) -> list[Item]:
+        n = min(BLOCKS, len(items))
+        edges = [len(items) * i // n for i in range(n + 1)] if n else [0]
+        blocks = [items[a:b] for a, b in pairwise(edges)]
+        return [item for block in drawn(blocks) for item in block]
+
     return replace(
         seen,
         lengths=sorted(drawn(seen.lengths)),
-        exposures=drawn(seen.exposures),
-        prefills=drawn(seen.prefills),
-        stalls_s=drawn(seen.stalls_s),
-        steps=drawn(seen.steps),
-        pushes_s=drawn(seen.pushes_s),
-        scoring_s=drawn(seen.scoring_s),
+        exposures=in_blocks(seen.exposures),
+        prefills=in_blocks(seen.prefills),
+        stalls_s=in_blocks(seen.stalls_s),
+        steps=in_blocks(seen.steps),
+        pushes_s=in_blocks(seen.pushes_s),
+        scoring_s=in_blocks(seen.scoring_s),
     )
 
 
@@ -78,12 +89,13 @@ def predict(
     repeated: Iterable[Measured],
     *,
     n_steps: int,
+    n_repeated: int | None = None,
     seed: int = 0,
 ) -> Prediction:
-    """Simulate the schedule with the measured speeds, and with each repetition of them."""
+    """Simulate the schedule with the measured speeds, and with each repetition of them over `n_repeated` updates."""
     outcome = simulate_steady_state(schedule_of(measured), n_steps=n_steps, seed=seed)
     others = [
-        simulate_steady_state(schedule_of(one), n_steps=n_steps, seed=seed + index)
+        simulate_steady_state(schedule_of(one), n_steps=n_repeated or n_steps, seed=seed + index)
         for index, one in enumerate(repeated, start=1)
     ]
     return Prediction(
