@@ -16,7 +16,6 @@ from areal_bus.core.events import Event
 from areal_bus.storage.cpu_times import CpuTimes
 from areal_bus.storage.journal_segments import ONE_FILE, FileSizes, SegmentedFile
 
-
 SCHEMA = 1
 MAX_BUFFERED = 256  # lines that are written together
 WINDOW_S = 1.0  # about the time between two spans lines
