@@ -51,6 +51,7 @@ class Journal:
         self._parts: dict[str, float] = {}  # LABEL:PART -> seconds counted by `count_part`
         self._timed: dict[str, list[int]] = {}  # label -> begin, length, ... in microseconds of this window
         self._cpu = CpuTimes()
+        self._cpu_s: dict[str, float] = {}  # counted and not written
         self.write(Event.START, schema=SCHEMA, pid=os.getpid(), host=socket.gethostname(), cores=n_cores())
 
     def write(self, event: Event, **fields: Any) -> None:
@@ -103,6 +104,7 @@ class Journal:
             self._began = now
         self._marked, self._label = now, label
         if is_over:
+            self._count_cpu()
             self._write_spans(now)
 
     def count_part(self, label: str, part: str, seconds: float) -> None:
@@ -123,10 +125,15 @@ class Journal:
 
     def close(self, **fields: Any) -> None:
         """Write the last spans and the END line."""
+        self._count_cpu()  # before the last mark: it takes a part of a millisecond
         self.mark("end")
         self._write_spans(time.monotonic())
         self.write(Event.END, wall_s=round(time.monotonic() - self._started, 6), **fields)
         self._file.close()
+
+    def _count_cpu(self) -> None:
+        for name, seconds in self._cpu.since_last().items():
+            self._cpu_s[name] = round(self._cpu_s.get(name, 0.0) + seconds, 6)
 
     def _write_spans(self, now: float) -> None:
         spent: dict[str, float] = {}
@@ -142,7 +149,8 @@ class Journal:
         self._spans, self._parts, self._timed = {}, {}, {}
         if spent:
             rounded = {key: round(seconds, 6) for key, seconds in (spent | causes).items()}
-            self.write(Event.SPANS, **rounded, **timed, **self._cpu.since_last(), rss_bytes=resident_bytes())
+            self.write(Event.SPANS, **rounded, **timed, **self._cpu_s, rss_bytes=resident_bytes())
+            self._cpu_s = {}
 
 
 def n_cores() -> int:
