@@ -6,9 +6,11 @@ import pytest
 
 from areal_bus.config import loader as settings
 from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
 from tools.bench import __main__ as bench
 from tools.bench.jobs import lengths_reward
 from tools.bench.simulate.bench import CONFIG, Pair, changes, figures, markdown, settings_text
+from tools.bench.simulate.bench import main as again
 from tools.bench.simulate.pairs import ALONE, CROWDED, LAWS, PAIRS, Job, jobs
 from tools.simulate.comparison import RunComparison
 from tools.simulate.intervals import Prediction, Range
@@ -61,6 +63,11 @@ def test_figures_count_what_is_within_the_bounds_and_the_table_has_a_row_a_pair(
     *_, row = markdown([pair(109.0, 1.0)])
     assert row == ("| 1 + 1, eta 0, B 32, medium | 1 + 2, eta 1, B 32, medium | 100 | 109 ± 5% | +9% | 0.90 | 1.00 |")
     assert figures([])["largest_error"] is None
+
+
+def test_an_earlier_bench_without_a_finished_job_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has none that has ended"):
+        again([str(tmp_path)])
 
 
 def test_the_bench_is_in_the_list() -> None:

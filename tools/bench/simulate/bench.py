@@ -1,5 +1,9 @@
-"""Runs the jobs, predicts each from the journal of another one, and writes the table."""
+"""Runs the jobs, predicts each from the journal of another one, and writes the table.
 
+`python -m tools.bench.simulate.bench FOLDER` predicts again from the journals of an earlier bench.
+"""
+
+import argparse
 import json
 import sys
 import time
@@ -10,6 +14,7 @@ from statistics import fmean
 
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from tools import terminal
 from tools.bench.harness import worker_process
 from tools.bench.harness.protocol import Figures
 from tools.bench.jobs import lengths_reward, workload
@@ -61,13 +66,9 @@ class SimulateBench:
                     seen[job] = observed(job, folder)
                 except ConfigError as error:
                     print(f"left out: {error}", file=sys.stderr, flush=True)
-            pairs = compared(seen)
-            found = figures(pairs) | {"seconds": round(time.monotonic() - began, 1), "folder": str(folder)}
-            lines = markdown(pairs)
-            (folder / "pairs.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            (folder / "pairs.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+            found, lines = results(seen, folder)
         print("\n".join(lines), file=sys.stderr if quiet else sys.stdout)
-        return found
+        return found | {"seconds": round(time.monotonic() - began, 1), "folder": str(folder)}
 
 
 def prepare(folder: Path, maker: worker_process.Side) -> None:
@@ -117,9 +118,23 @@ def observed(job: Job, folder: Path) -> tuple[Config, Recording]:
     )
     with started.started():
         started.ended(PATIENCE_S)
-    where = Run(started.run)
+    return read(started.run)
+
+
+def read(folder: Path) -> tuple[Config, Recording]:
+    """Settings and observations of a finished job. Raises ConfigError for one that cannot be measured."""
+    where = Run(folder)
     settings = config_of(where)
     return settings, record(where, settings)
+
+
+def results(seen: Mapping[Job, tuple[Config, Recording]], folder: Path) -> tuple[Figures, list[str]]:
+    """Figures and table of the pairs, also written to `pairs.json` and `pairs.md`."""
+    pairs = compared(seen)
+    found, lines = figures(pairs), markdown(pairs)
+    (folder / "pairs.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "pairs.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+    return found, lines
 
 
 def compared(seen: Mapping[Job, tuple[Config, Recording]]) -> list[Pair]:
@@ -189,3 +204,21 @@ def markdown(pairs: Sequence[Pair]) -> list[str]:
 def described(job: Job) -> str:
     engine = "" if job.engine == "builtin" else ", simulated engine"
     return f"{job.learners} + {job.generators}, eta {job.eta}, B {job.batch_size}, {job.law}{engine}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(
+        "python -m tools.bench.simulate.bench", description="Predict the jobs of an earlier bench again."
+    )
+    p.add_argument("folder", type=Path, metavar="FOLDER", help="runs/bench-simulate-...")
+    folder = p.parse_args(argv).folder
+    ended = [job for job in jobs() if (folder / job.name / "summary.json").is_file()]
+    if not ended:
+        raise ConfigError(f"a bench leaves its jobs in a folder: {folder} has none that has ended")
+    found, lines = results({job: read(folder / job.name) for job in ended}, folder)
+    print("\n".join([*lines, json.dumps(found)]))
+    return 0
+
+
+if __name__ == "__main__":
+    terminal.end(main)
