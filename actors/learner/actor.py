@@ -83,7 +83,7 @@ class Learner:
         sends_deltas = self.is_root and config.weights.delta_push == "auto" and config.actor.lora is None
         self.changes = ChangeHistory(config.weights.delta_versions) if sends_deltas else None
         if self.is_root:
-            store, self.endpoint = serve_store(context.address)
+            store, self.endpoint = serve_store(context.address, n_members=context.n_generators)
             self.root = WeightSender(
                 store,
                 interface=context.interface,

@@ -33,6 +33,8 @@ WINDOW = 2  # concurrent broadcasts: one is verified and copied while the next a
 STORE_TIMEOUT_S = 30.0  # time limit of one store request
 NAMELESS = "127.83.71.3"  # a loopback address without a name in /etc/hosts
 MOST_FILES = 1 << 16
+FILES_A_MEMBER = 4  # three connections to the store, and those of gloo while a view meets
+OTHER_FILES = 128
 BACKLOG = 4096  # connections that wait to be accepted: a view's members come all at once
 
 
@@ -67,13 +69,19 @@ def _connect_to_itself() -> None:
         del store
 
 
-def serve_store(address: str) -> tuple[TCPStore, str]:
-    """A TCPStore that listens on `address` only, and its "host:port". Raises ConfigError for an invalid address.
+def serve_store(address: str, *, n_members: int = 0) -> tuple[TCPStore, str]:
+    """A TCPStore that listens on `address` only, and its "host:port". Raises ConfigError for an invalid address, and
+    when `n_members` need more open files than this process may have.
 
     TCPStore alone listens on every interface, so it is given a socket that is already bound.
     """
     ip = _numeric(address)
-    raise_file_limit(MOST_FILES)  # each member has several connections
+    needed, limit = OTHER_FILES + FILES_A_MEMBER * n_members, raise_file_limit(MOST_FILES)
+    if needed > limit:
+        raise ConfigError(
+            f"learner 0 needs {needed} open files to push weights to {n_members} generators: the limit is {limit}; "
+            "raise the hard limit (ulimit -Hn)"
+        )
     listener = socket.socket(socket.AF_INET6 if ip.version == 6 else socket.AF_INET)
     try:
         listener.bind((str(ip), 0))

@@ -63,9 +63,7 @@ class Job:
     head: list[tuple[float, int]] = field(default_factory=list)  # (CPU seconds of the head, trajectories that it has)
 
     def look(self) -> None:
-        """Kill who is due, and measure once half of the kills are done. Raises SystemExit when memory ends."""
-        if free_mib() < LEAST_FREE_MIB:
-            raise SystemExit(f"fewer than {LEAST_FREE_MIB} MiB are free: {self.run.folder} is ended")
+        """Kill who is due, and measure once half of the kills are done."""
         events = Counter(line["event"] for line in self.run.events("update", "scored", role="head"))
         for n, victim in VICTIMS.items():
             if events["update"] >= n and victim not in self.killed:
@@ -115,10 +113,15 @@ def proportions(n_ranks: int) -> dict[str, float]:
 
 
 def all_members(n_ranks: int) -> dict[str, float]:
-    """The settings of a job whose ranks are generators but one. Each has one sample or none, and decodes slowly."""
-    slow = {"engine.simulated.decode_tokens_per_s": 15.0, "learner.simulated.update_s": 6.0}
-    small = {"data.batch_size": 16, "rollout.max_concurrent_rollouts": 4}
-    return {"topology.learners": 1, "topology.rewards": 2, "topology.tensor_parallel": 1, **small, **slow}
+    """The settings of a job whose ranks are generators but one; at most 40 of them have work at a time."""
+    return {
+        "topology.learners": 1,
+        "topology.rewards": 2,
+        "topology.tensor_parallel": 1,
+        "data.batch_size": 8,
+        "rollout.max_concurrent_rollouts": 4,
+        "learner.simulated.update_s": 4.0,
+    }
 
 
 def measure(n_ranks: int, shape: dict[str, float], folder: Path, steps: int, changes: list[str]) -> list[str]:
@@ -145,6 +148,8 @@ def measure(n_ranks: int, shape: dict[str, float], folder: Path, steps: int, cha
         deadline = time.monotonic() + LIMIT_S
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(LOOK_S)
+            if free_mib() < LEAST_FREE_MIB:
+                raise SystemExit(f"fewer than {LEAST_FREE_MIB} MiB are free: {name} is ended")
             if job.run.journals("head"):
                 job.look()
     finally:

@@ -85,3 +85,16 @@ def test_a_store_asks_no_name_server_for_its_peers(tmp_path: Path) -> None:
     assert alone > 0
     assert with_ours == 0
     port.close()
+
+
+def test_a_store_names_the_limit_of_open_files_that_its_members_exceed() -> None:
+    code = (
+        "import resource\n"
+        "from areal_bus.weights.process_group import serve_store\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1024))\n"
+        "serve_store('127.0.0.1', n_members=224)\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024\n"
+        "serve_store('127.0.0.1', n_members=225)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "needs 1028 open files to push weights to 225 generators: the limit is 1024" in done.stderr
