@@ -34,7 +34,22 @@ class Place:
     n_bytes: int = 0  # read of this file
     n_lines: int = 0  # the same: a compressed file may have fewer bytes in a line
 
-    def open(self, path: Path) -> BufferedIOBase:
+    def lines(self, path: Path) -> Iterator[bytes]:
+        """New whole lines over all files. A line counts as read when the next one is asked for."""
+        is_finished = True
+        while is_finished:
+            is_finished = exists(path, self.number + 1)  # before it is read: nothing is appended to it any more
+            with self._open(path) as file:
+                for raw in file:
+                    if not raw.endswith(b"\n"):
+                        break  # incomplete: read again by the next call, unless another file follows
+                    yield raw
+                    self.n_bytes += len(raw)
+                    self.n_lines += 1
+            if is_finished:
+                self.number, self.n_bytes, self.n_lines = self.number + 1, 0, 0
+
+    def _open(self, path: Path) -> BufferedIOBase:
         """The file, where the reading goes on."""
         file = open_segment(path, self.number)
         if isinstance(file, gzip.GzipFile):
@@ -43,10 +58,6 @@ class Place:
         else:
             file.seek(self.n_bytes)
         return file
-
-    def step(self, raw: bytes) -> None:
-        self.n_bytes += len(raw)
-        self.n_lines += 1
 
 
 @dataclass(slots=True)
@@ -67,22 +78,12 @@ class JournalFollower:
         return heapq.merge(*streams, key=lambda line: float(line["wall"]))
 
     def _file(self, path: Path, until: float) -> Iterator[Line]:
-        place = self._places.setdefault(path, Place())
-        is_finished = True
-        while is_finished:
-            is_finished = exists(path, place.number + 1)  # before it is read: nothing is appended to it any more
-            with place.open(path) as file:
-                for raw in file:
-                    if not raw.endswith(b"\n"):
-                        break  # incomplete: read again by the next call, unless no more follows
-                    line = self._parse(raw, path)
-                    if line is not None and line["wall"] > until:
-                        return
-                    place.step(raw)
-                    if line is not None:
-                        yield line
-            if is_finished:
-                place.number, place.n_bytes, place.n_lines = place.number + 1, 0, 0
+        for raw in self._places.setdefault(path, Place()).lines(path):
+            line = self._parse(raw, path)
+            if line is not None and line["wall"] > until:
+                return
+            if line is not None:
+                yield line
 
     def _parse(self, raw: bytes, path: Path) -> Line | None:
         """The line if its event is wanted. A broken line is skipped with a message on standard error."""

@@ -30,6 +30,7 @@ from tests.launch.test_bootstrap import MPI
 from tools import run as runs
 from tools.audit.audit import audit, judge
 from tools.audit.findings import InvariantVerdict, Judgement
+from tools.follow import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).with_name("ring.toml")
@@ -358,16 +359,11 @@ class JournalFile:
     """A growing journal file. Each call of `read` parses only what is new, so that a test can poll it."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._lines = path, 0, list[Line]()
+        self._path, self._place, self._lines = path, Place(), list[Line]()
 
     def read(self) -> list[Line]:
         """Its whole lines so far. A broken line, which a killed writer leaves, is skipped."""
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for raw in whole.splitlines():
+        for raw in self._place.lines(self._path):
             with contextlib.suppress(ValueError):
                 self._lines.append(runs.parse(raw))
         return self._lines

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class Job:
     killed: list[str] = field(default_factory=list)
     private_mib: float = 0.0  # of all processes below mpirun
     all_mib: float = 0.0  # with shared pages and page tables
+    measuring: threading.Thread | None = None
     head: list[tuple[float, int]] = field(default_factory=list)  # (CPU seconds of the head, trajectories that it has)
 
     def look(self) -> None:
@@ -72,8 +74,12 @@ class Job:
                     self.killed.append(victim)
         if events["update"] >= 2 and Path(f"/proc/{self.pid_of('head-0')}").exists():
             self.head.append((cpu_s(self.pid_of("head-0")), events["scored"]))
-        if events["update"] >= 3 and not self.private_mib:
-            self.private_mib, self.all_mib = memory_mib(descendants(self.process.pid))
+        if events["update"] >= 3 and self.measuring is None:
+            self.measuring = threading.Thread(target=self._measure_memory)  # takes long on a loaded machine
+            self.measuring.start()
+
+    def _measure_memory(self) -> None:
+        self.private_mib, self.all_mib = memory_mib(descendants(self.process.pid))
 
     def pid_of(self, actor: str) -> int:
         """The process of the newest incarnation."""
@@ -120,7 +126,7 @@ def all_members(n_ranks: int) -> dict[str, float]:
         "topology.tensor_parallel": 1,
         "data.batch_size": 8,
         "rollout.max_concurrent_rollouts": 4,
-        "learner.simulated.update_s": 4.0,
+        "learner.simulated.update_s": 6.0,
     }
 
 
