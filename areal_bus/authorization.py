@@ -40,6 +40,7 @@ SENDERS: dict[type, dict[Role, frozenset[Role]]] = {  # message type -> receiver
     # commands and reports of the head
     m.HeadHeartbeat: dict.fromkeys(_ANY, _HEAD),
     m.Rejoin: dict.fromkeys(_ANY, _HEAD),
+    m.Reassign: dict.fromkeys(_PUSHED, _HEAD),
     m.PeerList: dict.fromkeys(_ANY, _HEAD),
     m.Stop: dict.fromkeys(_ANY, _HEAD),
     m.Evict: {Role.GENERATOR: _HEAD},

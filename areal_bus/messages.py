@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
-PROTOCOL = 14  # incremented with every change of a record, of the wire format or of a checksum
+PROTOCOL = 15  # incremented with every change of a record, of the wire format or of a checksum
 
 ATTEMPTS = 1000  # attempts of a prompt in one term; separates the results of different terms
 MAX_PARTS = 32  # rewards by name that one score reports
@@ -82,6 +82,7 @@ class Join:
     pid: int
     host: str
     again: int = 0  # incremented with each Rejoin received; a duplicate Join has the same number
+    split: int = 0  # number of the split of ranks that its supervisor knew when it started it
 
 
 @record
@@ -144,6 +145,13 @@ class Rejoin:
     reason: str
     life: int = 0  # incarnation of the head
     anew: bool = False
+
+
+@record
+class Reassign:
+    """The split of ranks has changed: exit for a restart. The supervisor starts the actor of the new split."""
+
+    reason: str
 
 
 @record
@@ -449,6 +457,7 @@ Message = (
     | HeadHeartbeat
     | Term
     | Rejoin
+    | Reassign
     | LeaveRequest
     | PeerList
     | Prompt

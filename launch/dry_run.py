@@ -27,9 +27,10 @@ from launch.memory import (
 )
 from launch.prepare import count_tokens, render_prompt
 from launch.resume import preview_resume
+from launch.seats import plan_ranks
 from launch.settings_help import as_toml
 from launch.stages import stage_lines
-from launch.topology import RankPlan, check_route, min_ranks, plan, planned_hosts, ranks_by_gpu
+from launch.topology import RankPlan, check_route, min_ranks, planned_hosts, ranks_by_gpu
 
 FORMULA = """memory: the peak, every completion at full length; with [[run.stage]] that of the largest stage.
 learner: 12 bytes a parameter (float32: itself, two AdamW moments) / learners of a copy; in a step the activations
@@ -71,7 +72,7 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
     `size` None: topology.ranks, or the smallest possible number of ranks. Raises ConfigError.
     """
     resumed = preview_resume(config, file)
-    places = plan(config.topology, planned_hosts(config.topology, size or min_ranks(config.topology)))
+    places = plan_ranks(config.topology, planned_hosts(config.topology, size or min_ranks(config.topology)))
     check_route(config, places)
     shape = find_shape(config, file.resolve().parent)
     check_generation(config, shape, file.resolve().parent)

@@ -24,7 +24,8 @@ from launch.memory import (
     Need,
     estimate,
 )
-from launch.topology import RankPlan, check_route, min_ranks, plan, planned_hosts, ranks_by_gpu
+from launch.seats import plan_ranks
+from launch.topology import RankPlan, check_route, min_ranks, planned_hosts, ranks_by_gpu
 
 CUDA = 768 * MIB  # context, kernels and workspaces of a process
 NCCL = 1 * GIB  # buffers of one process group
@@ -43,7 +44,7 @@ class Proposal:
     def places(self) -> tuple[RankPlan, ...]:
         """Raises ConfigError when the ranks do not fit the topology, or weights.route is impossible."""
         topology = self.config.topology
-        places = plan(topology, planned_hosts(topology, self.size or min_ranks(topology)))
+        places = plan_ranks(topology, planned_hosts(topology, self.size or min_ranks(topology)))
         check_route(self.config, places)
         return places
 

@@ -14,6 +14,7 @@ from typing import Any
 from actors.runtime.context import Context
 from actors.runtime.process import leave
 from areal_bus.config.sections import Config
+from areal_bus.core.split import Split
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Role
 from areal_bus.process import parent_death
@@ -37,8 +38,10 @@ from launch.prepare import prepare_in_subprocess
 from launch.process import block_drain_signal, is_under_mpirun, print_to_mpirun
 from launch.resume import AUTO, AlreadyFinished, choose_run, exclusive_choice, new_run_line
 from launch.runs import Lock, PidFile, largest_incarnation
+from launch.seats import all_places, most_generators, plan_ranks, seat_of
+from launch.splits import first_split
 from launch.supervise import Supervisor
-from launch.topology import ActorId, RankPlan, check_route, count_actors, plan
+from launch.topology import ActorId, RankPlan, check_route
 
 RANK_0_FIRST_S = 2.0  # the other ranks exit later than rank 0: mpirun ends the job at the first exit
 
@@ -72,7 +75,7 @@ def start_rank(config: Config, file: Path) -> tuple[Bootstrap, int]:
         reports = [json.loads(part) for part in bootstrap.allgather(mine)]
         facts = [HostFacts(**part["facts"]) for part in reports]
         hosts = [fact.host for fact in facts]
-        places = plan(config.topology, hosts)
+        places = plan_ranks(config.topology, hosts)
         check_route(config, places)
         check_gpus(config.topology.gpus_per_host, hosts, [tuple(part["gpus"]) for part in reports])
         addresses = choose_interfaces(config.bus.interface, facts)
@@ -108,6 +111,7 @@ def run_actors(
         at_poll=followers.check,
     )
     try:
+        hosts = [place.host for place in places]
         answer = prepare_run(config, file, cleanup, facts=facts, address=addresses[0][1]) if rank == 0 else {}
         guest = new_pair()  # for generators that join later; rank 0's is used
         answer |= {"guest": guest.public}
@@ -124,15 +128,27 @@ def run_actors(
         has_mpirun = supervisor.waits_for_job or is_under_mpirun()
         supervisor.n_ranks = len(places) if has_mpirun and len(places) > 1 else 0
         is_encrypted = uses_curve(config.bus, facts, addresses)
-        for plain in actor_contexts(config, file, places[rank], len(places), addresses[rank], start):
-            context = with_keys(plain, key_pair, places, facts, guests=start["guest"]) if is_encrypted else plain
+        split = Split(**start["split"])
+        places, peers = plan_ranks(config.topology, hosts, learners=split.learners), all_places(config.topology, hosts)
+        supervisor.seat = seat = seat_of(rank, config.topology, hosts)
+        parked = None if seat is None else seat.parked(split)
+        for plain in actor_contexts(config, file, places[rank], split, addresses[rank], start, parked=parked):
+            changes = seat is not None and plain.role in (Role.LEARNER, Role.GENERATOR)
+            keyed = with_keys(plain, key_pair, peers, facts, guests=start["guest"], may_sample=changes)
+            context = keyed if is_encrypted else plain
             if context.role == Role.HEAD:
                 device = "cuda" if config.topology.gpus_per_host else "cpu"
-                of_a_guest = replace(plain, role=str(Role.GENERATOR), rank=len(places), device=device)
-                write_invitation(with_keys(of_a_guest, guest, places, facts) if is_encrypted else of_a_guest)
+                n = most_generators(config.topology, len(places))
+                of_a_guest = replace(
+                    plain, role=str(Role.GENERATOR), rank=len(places), device=device, n_generators=n, split=0
+                )
+                write_invitation(with_keys(of_a_guest, guest, peers, facts) if is_encrypted else of_a_guest)
                 cleanup.append(PidFile(supervisor.run))
                 followers.start(supervisor.run, config.journal.tracker, alarms=config.watch.console)
-            supervisor.start(context, places[rank].gpus if context.device == "cuda" else ())
+            if parked is not None and (context.role, context.index) == (parked.role, parked.index):
+                supervisor.park(context)
+            else:
+                supervisor.start(context, places[rank].gpus if context.device == "cuda" else ())
         return supervisor.wait() if supervisor.actors or not parent_death.has_attendant() else KEEPS_PLACE
     except ArealBusError as error:  # a rank is missing: each rank names those that it waits for
         print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
@@ -167,7 +183,8 @@ def prepare_run(
                 Lock(Path(made.run_folder))
         for line in (new_run_line(config, name),) if config.run.resume == AUTO and chosen is None else made.notes:
             print(line, flush=True)
-        return asdict(made) | {"job": uuid.uuid4().hex[:12], "head": endpoint.url}
+        split = first_split(config, Path(made.run_folder), len(facts))
+        return asdict(made) | {"split": split, "job": uuid.uuid4().hex[:12], "head": endpoint.url}
     except AlreadyFinished as done:
         print(done, flush=True)
         return {"code": 0}
@@ -176,11 +193,19 @@ def prepare_run(
 
 
 def actor_contexts(
-    config: Config, file: Path, place: RankPlan, size: int, address: tuple[str, str], start: dict[str, Any]
+    config: Config,
+    file: Path,
+    place: RankPlan,
+    split: Split,
+    address: tuple[str, str],
+    start: dict[str, Any],
+    *,
+    parked: ActorId | None = None,
 ) -> list[Context]:
-    """The Context of each actor of this rank."""
-    n = count_actors(config.topology, size)
-    on_gpu = {Role.LEARNER, Role.GENERATOR} if place.gpus else set()
+    """The Context of each actor of this rank, and of the one that it runs in other splits only."""
+    on_gpu = (
+        {Role.LEARNER, Role.GENERATOR} if place.gpus or (parked is not None and place.own_gpu is not None) else set()
+    )
     return [
         Context(
             role=str(actor.role),
@@ -192,23 +217,33 @@ def actor_contexts(
             address=address[1],
             interface=address[0],
             device="cuda" if actor.role in on_gpu else "cpu",
-            n_generators=n.generators,
-            n_rewards=n.rewards,
-            n_learners=n.learners,
+            n_generators=split.generators,
+            n_rewards=config.topology.rewards,
+            n_learners=split.learners,
+            split=split.number,
             run_folder=start["run_folder"],
             config_folder=str(file.resolve().parent),
             model_folder=start["model_folder"],
             lease_secret=secrets.token_hex(16) if actor.role == Role.HEAD else "",
         )
-        for actor in place.actors
+        for actor in (*place.actors, *([parked] if parked is not None else []))
     ]
 
 
 def with_keys(
-    context: Context, key_pair: KeyPair, places: Sequence[RankPlan], facts: Sequence[HostFacts], *, guests: str = ""
+    context: Context,
+    key_pair: KeyPair,
+    places: Sequence[RankPlan],
+    facts: Sequence[HostFacts],
+    *,
+    guests: str = "",
+    may_sample: bool = False,
 ) -> Context:
-    """Add the rank's key pair and its peers' public keys. `guests`: public key of generators that join later."""
-    keys = peer_keys(ActorId(Role(context.role), context.index), places, facts)
+    """Add the rank's key pair and its peers' public keys. `guests`: public key of generators that join later;
+    `may_sample`: this actor may become a generator.
+    """
+    role = Role.GENERATOR if may_sample else Role(context.role)
+    keys = peer_keys(ActorId(role, context.index), places, facts)
     if guests and context.role in (Role.HEAD, Role.REWARD):
         keys[GUEST_IDENTITY] = guests
     return replace(context, public_key=key_pair.public, secret_key=key_pair.secret, keys=keys)

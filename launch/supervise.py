@@ -27,6 +27,8 @@ from areal_bus.process.isolation import CHILD
 from launch.process import ActorProcess, Signals, print_to_mpirun, resume_hint, start_actor
 from launch.restart_policy import RestartBackoff, StallTimer
 from launch.runs import SUMMARY
+from launch.seats import Seat
+from launch.splits import belongs, present_context
 
 KILL_S = 2.0  # wait after SIGKILL
 HEAD_ENDS_S = 3.0  # for the head to end the job and report it, when an actor of its rank has ended for good
@@ -39,6 +41,7 @@ class SupervisorTimes:
 
     poll_s: float = 1.0  # between checks of the run's folder and of the parent
     summary_s: float = 2.0  # a network file system may show RUN/summary.json this much later than the actors' Stop
+    reassign_s: float = 30.0  # an actor that a change of the split ends, and that does not end, gets SIGKILL
     over_s: float = 10.0  # after the job's end remaining actors get SIGTERM: they may wait for a head that is gone
 
 
@@ -54,6 +57,8 @@ class SupervisedActor:
     due: float = 0.0  # time of the restart
     stopped: bool | None = None  # it ended with 0 and waits for RUN/summary.json; the value: whether it progressed
     is_done: bool = False
+    is_parked: bool = False  # this rank runs no learner or generator in the present split
+    misplaced_since: float | None = None  # when the split was seen to have another actor here
     fault: Fault | None = None  # where in the user's code the incarnation before ended, if it did
 
     @property
@@ -74,6 +79,7 @@ class Supervisor:
     at_end: Callable[[], None] = lambda: None  # called after SIGTERM to the actors
     at_poll: Callable[[], None] = lambda: None  # called about once a second
     waits_for_job: bool = False  # also without actors: a rank that waits in MPI_Finalize instead would spin
+    seat: Seat | None = None  # who runs here in each split of ranks; None: the split is fixed
     is_guest: bool = False  # its actor joined a running job: the first signal asks it to leave
     times: SupervisorTimes = SupervisorTimes()
     actors: list[SupervisedActor] = field(default_factory=list)
@@ -85,6 +91,12 @@ class Supervisor:
         actor = SupervisedActor(context, gpus, RestartBackoff(self.launch.max_restarts), StallTimer(self.watchdog))
         self.actors.append(actor)
         actor.child = start_actor(context, gpus, self._command)
+
+    def park(self, context: Context) -> None:
+        """This rank runs no learner or generator in the present split, but may in another one."""
+        actor = SupervisedActor(context, (), RestartBackoff(self.launch.max_restarts), StallTimer(self.watchdog))
+        actor.is_parked = True
+        self.actors.append(actor)
 
     def wait(self) -> int:
         """Wait until all actors are done, one has failed for good, or a signal ends the rank. Exit code of the rank."""
@@ -134,11 +146,15 @@ class Supervisor:
         if actor.child is None:
             if self._is_over(now):
                 actor.is_done = True
+            elif actor.is_parked:
+                if self._take_seat(actor):
+                    actor.due = now
             elif now >= actor.due:
                 return self._start_next(actor, now) if actor.stopped is None else self._restart_early_exit(actor)
             return None
         code = actor.child.process.poll()
         if code is None:
+            self._check_place(actor, actor.child, now)
             return self._check_ticks(actor.child, actor.stall_timer, now) if actor.is_head else None
         progressed = actor.child.has_progressed()
         actor.child.close()
@@ -148,6 +164,12 @@ class Supervisor:
             return code if code == BAD_INPUT else CRASHED
         if code == LEFT or self._is_over(now) or (code == DONE and actor.is_head):
             actor.is_done = True
+            return None
+        before = actor.context
+        if not self._take_seat(actor):
+            return None
+        if actor.context is not before:
+            actor.due = now
             return None
         if code == DONE:
             actor.stopped, actor.due = progressed, now + self.times.summary_s
@@ -166,6 +188,39 @@ class Supervisor:
         if found.recovered:
             self._print(f"head-0 makes progress again, after {found.stalled_s:.0f} s")
         return None
+
+    def _take_seat(self, actor: SupervisedActor) -> bool:
+        """Give an actor that does not run the place that the present split has here, as its next incarnation where that
+        is another place. False: there is none, and the actor is parked.
+        """
+        if self.seat is None or actor.context.role not in (Role.LEARNER, Role.GENERATOR):
+            return True
+        now = present_context(actor.context, self.seat)
+        if now is None:
+            if not actor.is_parked:
+                self._print(f"{actor.context.role}-{actor.context.index} gives its rank to a generator")
+            actor.is_parked, actor.misplaced_since = True, None
+            return False
+        if belongs(actor.context, now) and not actor.is_parked:
+            return True
+        self._print(f"runs {now.role}-{now.index} from now on", f"{actor.context.role}-{actor.context.index}")
+        actor.context = replace(now, incarnation=actor.context.incarnation + 1)
+        actor.gpus = self.seat.gpus(Role(now.role)) if now.device == "cuda" else ()
+        actor.backoff = RestartBackoff(self.launch.max_restarts)
+        actor.is_parked, actor.misplaced_since, actor.fault, actor.stopped = False, None, None, None
+        return True
+
+    def _check_place(self, actor: SupervisedActor, child: ActorProcess, now: float) -> None:
+        """Kill an actor that has no place in the present split and does not end: the head has told it to."""
+        if self.seat is None or actor.context.role not in (Role.LEARNER, Role.GENERATOR):
+            return
+        if belongs(actor.context, present_context(actor.context, self.seat)):
+            actor.misplaced_since = None
+        elif actor.misplaced_since is None:
+            actor.misplaced_since = now
+        elif now - actor.misplaced_since > self.times.reassign_s:
+            self._print(f"{actor.context.name} does not end for the new split: it is killed")
+            child.process.send_signal(signal.SIGKILL)
 
     def _restart(self, actor: SupervisedActor, how: str, *, crashed: bool, progressed: bool) -> int | None:
         """Plan the next incarnation. Exit code when the job must end instead."""
@@ -197,6 +252,8 @@ class Supervisor:
         return self._restart(actor, how, crashed=True, progressed=progressed)
 
     def _start_next(self, actor: SupervisedActor, now: float) -> int | None:
+        if not self._take_seat(actor):
+            return None
         try:
             actor.child = start_actor(actor.context, actor.gpus, self._command)
             actor.stall_timer = StallTimer(self.watchdog)

@@ -24,6 +24,7 @@ from actors.workflows.loading import close_workflow, continues, load_workflow
 from areal_bus.config.capacity import capacity, slots, together
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
+from areal_bus.errors import Restart
 from areal_bus.messages import Failure, Ready
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
@@ -41,6 +42,9 @@ def run(context: Context) -> None:
     bus = open_bus(context, config, heartbeat)
     try:
         reason = sample_until_stop(context, config, journal, heartbeat, bus)
+    except Restart as error:  # no failure
+        journal.close(reason=str(error))
+        raise
     except Exception as error:
         journal.write(Event.FAILED, error=f"{type(error).__name__}: {error}")
         bus.send(HEAD, Failure(error=f"{type(error).__name__}: {error}"))

@@ -20,7 +20,7 @@ from actors.runtime.head_session import HEAD, ActorRuntime
 from areal_bus.core.events import Event
 from areal_bus.core.partial_rollouts import SampleOffers
 from areal_bus.core.terms import TermHistory
-from areal_bus.errors import EngineError, Evicted
+from areal_bus.errors import EngineError, Evicted, Restart
 from areal_bus.messages import (
     Ack,
     Cancel,
@@ -34,6 +34,7 @@ from areal_bus.messages import (
     PushBegin,
     PushBroken,
     PushDone,
+    Reassign,
     Refund,
     Rejoin,
     Sampled,
@@ -183,6 +184,8 @@ class Generator:
                 self.stopped = message.reason
             case Evict():
                 raise Evicted(message.reason)
+            case Reassign():
+                raise Restart(f"the split of ranks has changed: {message.reason}")
             case HeadHeartbeat() | Rejoin():
                 pass  # handled by `HeadSession`; pushes carry the published version, too
 

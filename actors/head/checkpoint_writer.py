@@ -13,6 +13,8 @@ from areal_bus.core.terms import slot
 from areal_bus.errors import CheckpointError
 from areal_bus.storage.head_checkpoints import discard, load, mark, path_of, save, tidy, usable, versions, waypoints
 
+SETTLE_S = 60.0  # longest wait for the writes before
+
 
 class HeadCheckpointWriter:
     """Writes RUN/frontiers while the head continues: head checkpoints are immutable."""
@@ -53,6 +55,15 @@ class HeadCheckpointWriter:
 
     def do(self, effect: Save | Discard) -> None:
         self._work.put(effect)
+
+    def save_now(self, checkpoint: HeadCheckpoint) -> None:
+        """Write it, after all others, before returning. Raises CheckpointError if the write fails."""
+        self.settle(SETTLE_S, version=checkpoint.version)
+        path = path_of(self._folder, checkpoint.version)
+        try:
+            save(path, checkpoint)
+        except OSError as error:
+            raise CheckpointError(f"a change of the split needs a head checkpoint: {path}: {error}") from error
 
     def settle(self, timeout_s: float, *, version: int) -> None:
         """Finish all writes and delete checkpoints after `version`. Raises CheckpointError on failure or timeout.

@@ -27,7 +27,7 @@ from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_
 from actors.runtime.stages import stages_of
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
-from areal_bus.core.effects import Discard, Effect, End, Keep, Mark, Progress, Record, Save, Send
+from areal_bus.core.effects import Discard, Divide, Effect, End, Keep, Mark, Progress, Record, Save, Send
 from areal_bus.core.evaluation_plan import EvaluationSet, best, history, name_of
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
@@ -36,7 +36,7 @@ from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState
 from areal_bus.errors import ActorFailed, CheckpointError
 from areal_bus.process.commands import as_here
-from areal_bus.storage import best_checkpoints
+from areal_bus.storage import best_checkpoints, split_file
 from areal_bus.storage.head_checkpoints import sync_folder
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
@@ -75,6 +75,23 @@ def rules_of(context: Context, config: Config, sets: Mapping[str, list[dict[str,
         partial_groups=config.reward.partial_groups,
         stages=stages_of(config),
         context_parallel=config.actor.context_parallel,
+        schedule=config.topology.adapt.schedule,
+    )
+
+
+def with_split(rules: HeadRules, run: Path) -> HeadRules:
+    """The rules with the split that holds now, where it may change. Raises CheckpointError."""
+    found = split_file.read(run)
+    if found is None:
+        return rules
+    pool, split = found
+    return replace(
+        rules,
+        pool=pool,
+        n_learners=split.learners,
+        n_generators=split.generators,
+        split_number=split.number,
+        split_since=split.since,
     )
 
 
@@ -142,7 +159,8 @@ class Shell:
         sets = load_sets(config, context.config_folder)
         self._save_problems(sets)
         self.checkpoints = HeadCheckpointWriter(self.folder / "frontiers")
-        rules = rules_of(context, config, sets)
+        rules = with_split(rules_of(context, config, sets), self.folder)
+        self.pool = rules.pool
         self.state = HeadState(
             rules if rules.lease_secret else replace(rules, lease_secret=secrets.token_bytes(16)),
             source,
@@ -212,6 +230,9 @@ class Shell:
             elif isinstance(effect, Mark):
                 self._send_pending(bus, pending)
                 self.checkpoints.mark(effect.savepoint)
+            elif isinstance(effect, Divide):
+                self._send_pending(bus, pending)
+                self._divide(effect)
             elif isinstance(effect, Record):
                 if effect.event is Event.TERM:
                     self._send_pending(bus, pending)
@@ -260,6 +281,12 @@ class Shell:
         write_atomic(self.folder / TERM_FILE, json.dumps({"term": term}) + "\n")
         self.journal.term = term
         self._note_best()  # evaluations after `version` do not count any more
+
+    def _divide(self, effect: Divide) -> None:
+        """The checkpoint that the next learners begin from, then the split that supervisors and the next head read."""
+        self.checkpoints.save_now(effect.checkpoint)
+        if self.pool is not None:
+            split_file.write(self.folder, self.pool, effect.split)
 
     def _note_best(self) -> None:
         """Write RUN/best.json, and RUN/best, for checkpoint.keep_best."""

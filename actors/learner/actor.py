@@ -198,6 +198,7 @@ class Learner:
             endpoint=self.endpoint,
             pid=os.getpid(),
             host=socket.gethostname(),
+            split=context.split,
         )
 
     def _meet(self) -> tuple[LearnerRanks, StartPoint]:

@@ -18,6 +18,7 @@ from areal_bus.messages import (
     PeerList,
     PushBegin,
     PushBroken,
+    Reassign,
     Rejoin,
     ShardEnd,
     ShardItem,
@@ -57,6 +58,7 @@ class LearnerInbox:
         self._letters: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._stop: Stop | None = None
         self._rejoin: Rejoin | None = None
+        self._reassign: Reassign | None = None
         self._join: Callable[[int], None] | None = None  # set if the learner can continue with a restarted head
         self._is_bound = False
         self._has_pushed = False
@@ -95,12 +97,14 @@ class LearnerInbox:
 
     def check(self) -> None:
         """Raises the error of another thread of this learner, StopRun after a Stop of the head, and Restart after a
-        Rejoin to a learner that is bound.
+        Reassign, or after a Rejoin to a learner that is bound.
         """
         if self._error is not None:
             raise self._error
         if self._stop is not None:
             raise StopRun(self._stop.reason)
+        if self._reassign is not None:
+            raise Restart(f"the split of ranks has changed: {self._reassign.reason}")
         if self._rejoin is not None and self._is_bound:
             raise Restart(f"a learner unknown to the head restarts from its checkpoint: {self._rejoin.reason}")
 
@@ -166,6 +170,9 @@ class LearnerInbox:
                 self._end_soon(codes.DONE, STOP_GRACE_S)
             case Rejoin():
                 self._join_or_end(message)
+            case Reassign():
+                self._reassign = message
+                self._end_soon(codes.RESTART, self._rejoin_grace_s)
             case PeerList():
                 self.life = message.life
                 self._letters.put(message)

@@ -45,6 +45,7 @@ class Context:
     secret_key: str = field(default="", repr=False)
     keys: dict[str, str] = field(default_factory=dict, repr=False)  # public keys of its peers
     lease_secret: str = field(default="", repr=False)  # head only: key from which it derives lease ids
+    split: int = 0  # number of the split of ranks that its numbers of learners and generators are of
     is_guest: bool = False  # a generator that joined a running job; no supervisor of the job ends it
 
     @property

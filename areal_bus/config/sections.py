@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from areal_bus.config.adapt import AdaptSettings
 from areal_bus.config.data import DataConfig
 from areal_bus.config.learner import ActorConfig, CriticConfig, LearnerConfig, ReferenceConfig, TeacherConfig
 from areal_bus.config.rewards import RewardConfig
@@ -80,6 +81,8 @@ class TopologyConfig(Section):
     """Memory of one host in GiB for --dry-run. Empty: that of this machine, for plans of one host without GPUs."""
     ranks_per_gpu: int = Field(1, ge=1)
     """Ranks per GPU, assigned round-robin. Two learners, or two ranks of one generator, cannot share a GPU."""
+    adapt: AdaptSettings = AdaptSettings()
+    """Ranks that change between learning and sampling while the job runs."""
 
 
 class BusConfig(Section):

@@ -2,6 +2,7 @@
 
 import re
 
+from areal_bus.config.adapt_rules import adapt_rules, is_adaptive, settings_by_split
 from areal_bus.config.algorithms import GROUP_BASELINES, refusals
 from areal_bus.config.data import DataConfig
 from areal_bus.config.data_rules import data_rules
@@ -23,6 +24,7 @@ RENDEZVOUS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}|ipc
 def check(config: Config) -> None:
     """Check all rules that span several keys, in each stage. Raises ConfigError with the first violation's text."""
     _check(stage_rules(config))
+    _check(adapt_rules(config))
     for start, settings in settings_by_stage(config).items():
         try:
             _check_settings(settings)
@@ -30,6 +32,12 @@ def check(config: Config) -> None:
             raise ConfigError(
                 f"{error} (from step {start}, [[run.stage]])" if config.run.stage else str(error)
             ) from None
+    if is_adaptive(config.topology):
+        for learners, settings in settings_by_split(next(iter(settings_by_stage(config).values()))).items():
+            try:
+                _check_settings(settings)
+            except ConfigError as error:
+                raise ConfigError(f"{error} (with {learners} learners, topology.adapt)") from None
 
 
 def _check(rules: list[Rule]) -> None:

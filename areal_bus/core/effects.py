@@ -7,6 +7,7 @@ from typing import Any
 from areal_bus import messages as m
 from areal_bus.core.events import Event
 from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint
+from areal_bus.core.split import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,21 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Divide:
+    """Effect: write this head checkpoint, then this split, before the effects that follow (docs/adapt.md)."""
+
+    split: Split
+    checkpoint: HeadCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
 class Discard:
     """Effect: delete the head checkpoints of these versions."""
 
     versions: tuple[int, ...]
 
 
-Effect = Send | Record | Keep | Progress | Save | Mark | Discard | End
+Effect = Send | Record | Keep | Progress | Save | Mark | Divide | Discard | End
 
 
 class Effects:
@@ -99,6 +108,9 @@ class Effects:
 
     def mark(self, savepoint: HeadSavepoint) -> None:
         self._out.append(Mark(savepoint))
+
+    def divide(self, split: Split, checkpoint: HeadCheckpoint) -> None:
+        self._out.append(Divide(split, checkpoint))
 
     def discard(self, versions: Iterable[int]) -> None:
         if gone := tuple(versions):

@@ -17,6 +17,7 @@ class Event(StrEnum):
     MEMBER = "member"  # a change of state
     # head: terms
     TERM = "term"  # a term of the learner begins: the version and the open prompts that it starts from
+    SPLIT = "split"  # how many ranks learn and sample, from this version on
     STAGE = "stage"  # a stage of [[run.stage]] begins, or a term begins within it
     # head: prompts
     ADMIT = "admit"

@@ -18,6 +18,7 @@ from areal_bus.core.phases import Phases
 from areal_bus.core.publisher import Publisher
 from areal_bus.core.rollouts import Rollouts
 from areal_bus.core.scheduler import Scheduler
+from areal_bus.core.split_changes import SplitChanges
 from areal_bus.core.state import HeadState, Phase
 from areal_bus.core.training import Training
 from areal_bus.errors import ImpossibleEvent, LateEvent
@@ -43,7 +44,8 @@ class Head:
         self.publisher = Publisher(state, self._effects)
         self.lifecycle = MemberLifecycle(state, self._effects, self.rollouts, self.publisher)
         self.phases = Phases(state, self._effects, self.rollouts)
-        self.training = Training(state, self._effects, self.rollouts, self.publisher, self.phases)
+        self.split_changes = SplitChanges(state, self._effects, self.rollouts, self.lifecycle)
+        self.training = Training(state, self._effects, self.rollouts, self.publisher, self.phases, self.split_changes)
         self._assembling_since = self._last_event = now
         self._n_rejected: Counter[tuple[str, str]] = Counter()  # by sender and message type
         self._n_late: Counter[tuple[str, str]] = Counter()  # of those
@@ -161,7 +163,8 @@ class Head:
         state = self.state
         if state.phase is not Phase.STOPPING:
             self.publisher.close(now)
-            hopeless = self.lifecycle.dismiss(state.rules.n_generators) if state.pushes.quarantined else None
+            self.split_changes.advance()
+            hopeless = self.lifecycle.dismiss(state.split.generators) if state.pushes.quarantined else None
             if hopeless is None:
                 self.publisher.begin(now)
             else:

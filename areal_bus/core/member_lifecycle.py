@@ -4,13 +4,14 @@ The work of a lost member is leased to others (I4). Learner ranks compute togeth
 """
 
 from areal_bus import messages as m
+from areal_bus.authorization import role_of
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
 from areal_bus.core.membership import Member, MemberState
 from areal_bus.core.publisher import Publisher
 from areal_bus.core.rollouts import Rollouts
 from areal_bus.core.state import HeadState
-from areal_bus.errors import ImpossibleEvent
+from areal_bus.errors import ImpossibleEvent, LateEvent
 from areal_bus.messages import Role
 
 TELL_AGAIN_S = 2.0
@@ -37,8 +38,17 @@ class MemberLifecycle:
             if len(self._told) >= MOST_STRANGERS:
                 self._told.clear()
             self._told[sender] = now
-            self.effects.send(sender, m.Rejoin("only a member may speak", self.state.incarnation))
+            why = self._stranger_is_misplaced(sender)
+            order = m.Reassign(why) if why else m.Rejoin("only a member may speak", self.state.incarnation)
+            self.effects.send(sender, order)
         raise ImpossibleEvent(f"only members may send messages; {sender!r} has not joined")
+
+    def _stranger_is_misplaced(self, sender: str) -> str:
+        """`_misplaced` for an actor of which the name is known."""
+        role = role_of(sender)
+        if role in (Role.GENERATOR, Role.LEARNER):
+            return self._misplaced(role, int(sender.rpartition(".")[0].rpartition("-")[2]))
+        return ""
 
     def heard(self, sender: str, message: m.Message, now: float) -> tuple[Member, bool]:
         """A sign of life of a member. Returns whether something follows from it.
@@ -106,6 +116,9 @@ class MemberLifecycle:
         """A new member, or a known one that forgot everything. Raises ImpossibleEvent for an older incarnation."""
         if sender != message.name:
             raise ImpossibleEvent(f"a member joins under its own name; {sender} claims to be {message.name}")
+        if why := self._misplaced(Role(message.role), message.index, message.split):
+            self.effects.send(sender, m.Reassign(why))
+            raise LateEvent(f"{sender} has no place in this split of ranks: {why}")
         before = self.members.of(Role(message.role), index=message.index)
         member = self.members.join(message, now)
         if all(other is not member for other in before):
@@ -115,6 +128,16 @@ class MemberLifecycle:
             if member.role is Role.LEARNER:
                 self._join_crew(member, is_new=bool(before))
         self.send_directory()
+
+    def _misplaced(self, role: Role, index: int, split: int | None = None) -> str:
+        """Why this actor has no place in the split of ranks; "" if it has one. `split`: the number that it knows."""
+        pool, current = self.state.rules.pool, self.state.split
+        if pool is None or role is Role.REWARD:
+            return ""
+        is_outdated = role is Role.LEARNER and split is not None and split != current.number
+        if is_outdated or not pool.has_place(role, index, current):
+            return f"split {current.number} has {current}"
+        return ""
 
     def _join_crew(self, member: Member, *, is_new: bool) -> None:
         """Learner ranks share collectives: if one restarts, all restart from the checkpoint.
@@ -151,7 +174,7 @@ class MemberLifecycle:
                 self._leaving.discard(name)
             elif not member.leased and not self.rollouts.holds_any(member.name):
                 self._leaving.discard(name)
-                self._part_with(member.name, m.Stop("it has left"), "it holds nothing")
+                self.part_with(member.name, m.Stop("it has left"), "it holds nothing")
 
     def dismiss(self, n_generators: int) -> str | None:
         """Generators that miss every push of their own go, and their supervisors start them anew, while there is hope
@@ -170,10 +193,10 @@ class MemberLifecycle:
         for name, error in hopeless.items():
             why = f"it missed {patience} pushes of its own in a row; the last error: {error}"
             self.effects.progress("warning", text=f"{name} must go: {why}")
-            self._part_with(name, m.Evict(why), why)
+            self.part_with(name, m.Evict(why), why)
         return None
 
-    def _part_with(self, name: str, order: m.Stop | m.Evict, why: str) -> None:
+    def part_with(self, name: str, order: m.Stop | m.Evict | m.Reassign, why: str) -> None:
         """Remove a member that left. Its prompts are not suspected of a death."""
         self.effects.send(name, order)
         self.effects.record(Event.MEMBER, name=name, state="left", why=why)

@@ -52,7 +52,7 @@ class Phases:
 
     def _advance_to_the_end(self) -> None:
         state, gate = self.state, self.gate
-        has_finished = len(self.terms.finished) == self.rules.n_learners
+        has_finished = len(self.terms.finished) == self.state.split.learners
         if state.is_draining and state.phase in (Phase.CLOSING, Phase.AFTER) and has_finished:
             self.end(0, f"drained at version {gate.u}")
         if state.phase is Phase.CLOSING and gate.v == gate.u and self._may_evaluate():
@@ -70,16 +70,18 @@ class Phases:
 
     def _is_complete(self) -> bool:
         """All learners, one reward and one generator are ready; at eta = 0 all generators that get a share."""
-        rules, members = self.rules, self.state.members
+        rules, members, split = self.rules, self.state.members, self.state.split
         n_eligible = len(self.state.eligible_generators())
-        excluded = [x for x in self.state.excluded_generators() if x.index < rules.n_generators]
+        excluded = [x for x in self.state.excluded_generators() if x.index < split.generators]
         return (
-            n_eligible >= (max(1, rules.n_generators - len(excluded)) if rules.eta == 0 else 1)
+            n_eligible >= (max(1, split.generators - len(excluded)) if rules.eta == 0 else 1)
             and bool(members.of(Role.REWARD, MemberState.HEALTHY))
-            and len(members.of(Role.LEARNER, MemberState.HEALTHY)) == rules.n_learners
+            and len(members.of(Role.LEARNER, MemberState.HEALTHY)) == split.learners
         )
 
     def _is_trained(self) -> bool:
+        if self.state.change.is_handing_over:
+            return False  # the learners that follow end the run
         if self.gate.u >= self.rules.total_steps or (self.gate.u == self.gate.w and self._stops_early()):
             return True
         return self.state.rows.is_exhausted and self.gate.u == self.gate.w and not self.state.ledger.n_live
@@ -205,8 +207,8 @@ class Phases:
         if self.state.is_draining:
             self._end_drained()
             return
-        rules = self.rules
-        wanted = {Role.LEARNER: rules.n_learners, Role.REWARD: rules.n_rewards, Role.GENERATOR: rules.n_generators}
+        rules, split = self.rules, self.state.split
+        wanted = {Role.LEARNER: split.learners, Role.REWARD: rules.n_rewards, Role.GENERATOR: split.generators}
         awaited = self.state.members.awaited(wanted, errors)
         self.end(1, f"the ring must be complete within {rules.assemble_s:g} s; {awaited}")
 

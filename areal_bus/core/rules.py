@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from areal_bus.core.evaluation_plan import EvaluationSet
+from areal_bus.core.split import RankPool, Split
 from areal_bus.core.stages import Stage, stage_at
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import VerdictStatus
@@ -44,11 +45,20 @@ class HeadRules:
     on_error: float | None = None
     partial_groups: bool = False  # samples without a reward are left out, the others of their group may be trained
     context_parallel: int = 1  # learner ranks that train one share of a batch together
+    pool: RankPool | None = None  # ranks that may change their role; None: the split stays
+    split_number: int = 0  # of the split that this head starts with ...
+    split_since: int = 0  # ... and the version at which it began
+    schedule: tuple[tuple[int, int], ...] = ()  # (step, learners), by step: splits that are wanted from a step on
     stages: tuple[Stage, ...] = ()  # by their first version; empty: n_samples holds throughout
 
     def samples_at(self, version: int) -> int:
         """Samples of a group whose prompt is admitted at this version."""
         return stage_at(self.stages, version).n_samples if self.stages else self.n_samples
+
+    @property
+    def split(self) -> Split:
+        """The split that this head starts with."""
+        return Split(self.n_learners, self.n_generators, self.split_number, self.split_since)
 
     @property
     def least_samples(self) -> int:

@@ -5,6 +5,7 @@ and phases. Each part checks its own transitions.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from areal_bus.core.data_source import DataCursor, DataSource
@@ -34,6 +35,15 @@ class Phase(StrEnum):
     STOPPING = "stopping"
 
 
+@dataclass(slots=True)
+class SplitChange:
+    """A change of the split that is under way (core/split_changes.py)."""
+
+    target: int | None = None  # learner ranks that are wanted; None: no change is under way
+    is_handing_over: bool = False  # the learners write the checkpoint from which the next ones go on
+    handed_over: int | None = None  # the version that the next learners begin at; None: they have begun
+
+
 class HeadState:
     """Everything that one incarnation of the head knows. A restarted head gets what its predecessor wrote to disk."""
 
@@ -50,6 +60,8 @@ class HeadState:
         newest = checkpoints[max(checkpoints)]
         self.rules = rules
         self.incarnation = incarnation
+        self.split = rules.split
+        self.change = SplitChange()
         self.phase = Phase.ASSEMBLING
         self.is_draining = False
         self.gate = Gate(batch_size=rules.batch_size, eta=rules.eta, policy=rules.policy)

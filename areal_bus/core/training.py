@@ -13,6 +13,7 @@ from areal_bus.core.phases import Phases
 from areal_bus.core.publisher import Publisher
 from areal_bus.core.refill import Refill
 from areal_bus.core.rollouts import Rollouts
+from areal_bus.core.split_changes import SplitChanges
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState, Phase
 from areal_bus.errors import ImpossibleEvent
@@ -23,13 +24,20 @@ class Training:
     """Handles the messages of learner ranks and the requests that wait."""
 
     def __init__(
-        self, state: HeadState, effects: Effects, rollouts: Rollouts, publisher: Publisher, phases: Phases
+        self,
+        state: HeadState,
+        effects: Effects,
+        rollouts: Rollouts,
+        publisher: Publisher,
+        phases: Phases,
+        split_changes: SplitChanges,
     ) -> None:
         self.state, self.effects = state, effects
         self.rules, self.gate, self.terms = state.rules, state.gate, state.terms
         self.rollouts = rollouts
         self.publisher = publisher
         self.phases = phases
+        self.split_changes = split_changes
         self.batcher = Batcher(state, effects)
         self.refill = Refill(state)
 
@@ -44,6 +52,7 @@ class Training:
         self._check_incarnation(message)
         if self.state.phase is Phase.STOPPING:
             return
+        self._take_over(message)
         survivor = member.name if message.lives_on else None
         checkpoint = self.terms.begin(message.version, outlived=survivor, sealed=message.sealed)
         if checkpoint is not None:
@@ -52,6 +61,12 @@ class Training:
             self._send_back(member, message.version)
         else:
             self.phases.end(1, f"{member.name} begins at version {message.version}, whose frontier is not there")
+
+    def _take_over(self, message: m.BeginTerm) -> None:
+        """After a change of the split nothing is lost: the term begins with all that the head has now."""
+        handed_over, self.state.change.handed_over = self.state.change.handed_over, None
+        if handed_over is not None and message.version == handed_over == self.gate.u == self.gate.w:
+            self.phases.save_checkpoint()
 
     def _begin_term(self, root: Member, message: m.BeginTerm, checkpoint: HeadCheckpoint) -> None:
         term, version, state = self.terms.term, message.version, self.state
@@ -145,7 +160,7 @@ class Training:
     def finished(self, member: Member, message: m.Finished) -> None:
         """A learner rank has written its last files."""
         is_over = self.state.phase in (Phase.CLOSING, Phase.AFTER)
-        if self.gate.w < self.rules.total_steps and not is_over:
+        if self.gate.w < self.rules.total_steps and not (is_over or self.state.change.is_handing_over):
             raise ImpossibleEvent(f"a learner finishes after the last batch; {member.name} has after {self.gate.w}")
         self.terms.finished[member.index] = message
 
@@ -157,7 +172,7 @@ class Training:
         gate, steps = self.gate, self.terms.requests
         if not steps or gate.w != gate.u or self.state.phase is not Phase.TRAINING:
             return False
-        return len(steps) == self.rules.n_learners and all(step == gate.w for step in steps.values())
+        return len(steps) == self.state.split.learners and all(step == gate.w for step in steps.values())
 
     def drop_too_old(self) -> None:
         """Refund groups that the next batch would take and that are too old; their rows are issued again."""
@@ -176,9 +191,13 @@ class Training:
         if not self.terms.requests or root is None:
             return
         learners = self.state.members.of(Role.LEARNER, MemberState.HEALTHY)
-        if self._wants_batch and len(learners) == self.rules.n_learners:
-            self._hand_out(learners, root)
-        elif self.state.phase in (Phase.CLOSING, Phase.AFTER) and len(self.terms.requests) == self.rules.n_learners:
+        n_learners = self.state.split.learners
+        if self._wants_batch and len(learners) == n_learners:
+            if self.split_changes.is_due:
+                self.split_changes.hand_over(learners)
+            else:
+                self._hand_out(learners, root)
+        elif self.state.phase in (Phase.CLOSING, Phase.AFTER) and len(self.terms.requests) == n_learners:
             for learner in learners:  # all ranks receive the same answer
                 self.effects.send(learner.name, m.NoBatch(self.gate.w, self.state.is_draining))
             self.terms.requests.clear()

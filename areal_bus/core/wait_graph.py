@@ -83,13 +83,13 @@ class _Moment:
     # the ring and its members
 
     def _assembly(self) -> Wait:
-        rules, missing = self.rules, []
+        rules, split, missing = self.rules, self.state.split, []
         fed = {x.name for x in self.state.eligible_generators()}
-        needed = {Role.LEARNER: rules.n_learners}
+        needed = {Role.LEARNER: split.learners}
         if not self.members.of(Role.REWARD, MemberState.HEALTHY):
             needed[Role.REWARD] = rules.n_rewards
         if not fed or rules.eta == 0:
-            needed[Role.GENERATOR] = rules.n_generators
+            needed[Role.GENERATOR] = split.generators
         left_out = {x.name for x in self.state.excluded_generators()} if fed else set()
         for role, n in needed.items():
             known = {x.index: x for x in self.members.of(role)}
@@ -163,7 +163,7 @@ class _Moment:
         """The learner has requested a batch that is not complete."""
         if not self._is_asked:
             return None
-        who = "learner-0" if self.rules.n_learners == 1 else "learners"
+        who = "learner-0" if self.state.split.learners == 1 else "learners"
         under_way = [x for x in self.ledger.live() if x.state is not PromptState.READY]
         under_way.sort(key=lambda entry: (entry.born, entry.uid))
         n_ready, size = len(self.ledger.ready), self.rules.batch_size
@@ -222,7 +222,7 @@ class _Moment:
     @property
     def _is_asked(self) -> bool:
         trains = self.state.phase is Phase.TRAINING and self.gate.w == self.gate.u
-        return trains and len(self.state.terms.requests) == self.rules.n_learners
+        return trains and len(self.state.terms.requests) == self.state.split.learners
 
     def _request(self) -> Wait | None:
         """A learner rank neither trains nor requests a batch; for example, it writes a checkpoint."""
@@ -230,7 +230,9 @@ class _Moment:
         if not is_due or self._is_asked:
             return None
         late = [x for x in self.members.of(Role.LEARNER) if x.index not in self.state.terms.requests]
-        missing = [f"learner-{i}" for i in range(self.rules.n_learners) if not self.members.of(Role.LEARNER, index=i)]
+        missing = [
+            f"learner-{i}" for i in range(self.state.split.learners) if not self.members.of(Role.LEARNER, index=i)
+        ]
         on = (*(x.name for x in late), *missing)
         for_what = f"{_some([place(name) for name in on])} to ask for it"
         since_s = min(self._age("asked"), self._age("u"))
@@ -266,7 +268,7 @@ class _Moment:
         return Wait(who, f"a push of version {self.gate.u}", on, max(ages, default=self._age("u")), "none is in flight")
 
     def _end(self) -> Wait | None:
-        state, n_learners = self.state, self.rules.n_learners
+        state, n_learners = self.state, self.state.split.learners
         if state.phase is not Phase.AFTER or self.evaluation is not None or len(state.terms.finished) == n_learners:
             return None
         late = [x for x in self.members.of(Role.LEARNER) if x.index not in state.terms.finished]
