@@ -85,14 +85,7 @@ def with_split(rules: HeadRules, run: Path) -> HeadRules:
     if found is None:
         return rules
     pool, split = found
-    return replace(
-        rules,
-        pool=pool,
-        n_learners=split.learners,
-        n_generators=split.generators,
-        split_number=split.number,
-        split_since=split.since,
-    )
+    return replace(rules.in_split(split), pool=pool)
 
 
 def evaluation_sets(config: Config, sets: Mapping[str, list[dict[str, Any]]]) -> tuple[EvaluationSet, ...]:

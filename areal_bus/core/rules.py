@@ -1,6 +1,6 @@
 """Settings of the head: the part of the config that it uses."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from areal_bus.core.evaluation_plan import EvaluationSet
 from areal_bus.core.split import RankPool, Split
@@ -59,6 +59,16 @@ class HeadRules:
     def split(self) -> Split:
         """The split that this head starts with."""
         return Split(self.n_learners, self.n_generators, self.split_number, self.split_since)
+
+    def in_split(self, split: Split) -> "HeadRules":
+        """The rules of a head that starts with this split."""
+        return replace(
+            self,
+            n_learners=split.learners,
+            n_generators=split.generators,
+            split_number=split.number,
+            split_since=split.since,
+        )
 
     @property
     def least_samples(self) -> int:

@@ -112,7 +112,7 @@ class SplitChanges:
     def _has_handed_over(self) -> bool:
         """All learner ranks have written their part, and no push is in flight that the change would break."""
         state = self.state
-        has_written = len(self.terms.finished) == state.split.learners and self.terms.is_sealed(self.gate.u)
+        has_written = len(self.terms.finished) == state.split.learners
         return state.change.is_handing_over and has_written and state.pushes.current is None
 
     def _withdraw(self, pool: RankPool) -> None:
@@ -129,6 +129,7 @@ class SplitChanges:
         state.split = Split(target, pool.generators_at(target), state.split.number + 1, version)
         checkpoint = state.checkpoint(version)
         self.terms.checkpoints[version] = checkpoint
+        self.terms.checkpointed(version)
         self.effects.divide(state.split, checkpoint)
         self.terms.saved(checkpoint)
         self._record(state.split, why="change")

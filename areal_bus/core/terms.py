@@ -91,10 +91,6 @@ class Terms:
         """The checkpoint of `version` is on disk."""
         self._sealed.add(version)
 
-    def is_sealed(self, version: int) -> bool:
-        """Whether the learners have written a checkpoint of this version."""
-        return version in self._sealed
-
     def hand_out(self) -> None:
         """A batch is sent to the ranks that requested it."""
         self.requests.clear()

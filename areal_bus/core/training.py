@@ -172,6 +172,8 @@ class Training:
         gate, steps = self.gate, self.terms.requests
         if not steps or gate.w != gate.u or self.state.phase is not Phase.TRAINING:
             return False
+        if self.state.change.is_handing_over:
+            return False  # a repeated request of a learner that writes its checkpoint
         return len(steps) == self.state.split.learners and all(step == gate.w for step in steps.values())
 
     def drop_too_old(self) -> None:

@@ -3,8 +3,9 @@
 import random
 from dataclasses import dataclass, field
 
-from areal_bus.core.effects import Discard, Save
+from areal_bus.core.effects import Discard, Divide, Save
 from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
+from areal_bus.core.split import Split
 from areal_bus.core.terms import Terms, slot
 from tools.staleness.simulator.scenario import Scenario
 from tools.staleness.simulator.world import HEAD, World
@@ -18,6 +19,7 @@ class Disk:
     frontiers: dict[int, HeadCheckpoint] = field(default_factory=dict)
     waypoints: dict[int, HeadSavepoint] = field(default_factory=dict)  # the two newest, by `terms.slot`
     term: int | None = None  # newest term that was begun
+    split: Split | None = None  # of the ranks that may change; None before the first one was written
 
     @property
     def usable(self) -> list[int]:
@@ -39,6 +41,11 @@ class Disk:
         self.waypoints.pop(slot(waypoint), None)
         if not fails:
             self.waypoints[slot(waypoint)] = waypoint
+
+    def divide(self, effect: Divide) -> None:
+        """A change of the split: its frontier, then the split; both are synced."""
+        self.frontiers[effect.checkpoint.version] = effect.checkpoint
+        self.split = effect.split
 
     def seal(self, version: int, weights: str, keep: int) -> None:
         """A checkpoint is complete; those that are no longer needed are removed."""

@@ -78,6 +78,7 @@ class SimulatedGenerator:
             m.PeerList: self._follow,
             m.Stop: lambda _: self._stop(),
             m.Evict: lambda _: self._die(),
+            m.Reassign: lambda _: self._die(),
         }
 
     def receive(self, sender: str, message: m.Message) -> None:

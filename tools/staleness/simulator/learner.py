@@ -53,19 +53,20 @@ class Learners:
 
     def meet(self, rank: "Rank", root: str) -> None:
         """A rank learns the address of rank 0."""
-        if 0 in self._met and self._met[0].name == root and root in self.world.nodes and rank.index not in self._met:
+        is_there = 0 in self._met and self._met[0].name == root and root in self.world.nodes
+        if is_there and rank.index not in self._met and rank.split == self._met[0].split:
             self._met[rank.index] = rank
             self._begin_if_met()
 
     def _begin_if_met(self) -> None:
-        if len(self._met) == self.scenario.n_learners:
+        if len(self._met) == self._met[0].n_learners:
             delay = 1.0 + self.rng.random()
             self.world.timer(self._met[0].name, delay, self._begin, self._met[0])
 
     def _begin(self, root: "Rank") -> None:
         """All have loaded: each reports it to the head that all have joined."""
         crew = self._crew(root)
-        version = self.disk.newest
+        version, self.drained = self.disk.newest, None
         self.disk.checkpoints = {other: w for other, w in self.disk.checkpoints.items() if other <= version}
         self.weights[root.name, version] = self.disk.checkpoints.get(version, MODEL)
         for rank in crew:
@@ -103,7 +104,7 @@ class Learners:
 
     def _settle(self) -> None:
         crew = self._crew(self._met[0])
-        if len(self._words) < self.scenario.n_learners or not crew:
+        if len(self._words) < self._met[0].n_learners or not crew:
             return
         words, self._words = list(self._words.values()), {}
         ends = [word.got for word in words if word.got is not None]
@@ -210,6 +211,8 @@ class Rank:
     def __init__(self, learners: Learners, index: int, incarnation: int) -> None:
         self.index, self.incarnation = index, incarnation
         self.name = f"{Role.LEARNER}-{index}.{incarnation}"
+        split = learners.disk.split or learners.scenario.rules.split
+        self.split, self.n_learners = split.number, split.learners  # as its supervisor knew them
         self.word: Word | None = None  # while it waits for the others
         self._learners = learners
         self._world = learners.world
@@ -225,7 +228,7 @@ class Rank:
 
     def join(self, *, again: int = 0) -> None:
         name, role = self.name, Role.LEARNER
-        self._world.send(name, HEAD, m.Join(name, role, self.index, self.incarnation, name, 1, "", again))
+        self._world.send(name, HEAD, m.Join(name, role, self.index, self.incarnation, name, 1, "", again, self.split))
 
     def begin(self, version: int) -> None:
         """The rank has loaded. All ranks agree on the head to which they report it."""
@@ -255,6 +258,8 @@ class Rank:
                 self.come_back()
             else:
                 self.join(again=message.life)
+        elif isinstance(message, m.Reassign):
+            self.come_back()
         elif isinstance(message, m.Stop):
             self._world.crash(self.name)
 

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from areal_bus import messages as m
-from areal_bus.core.effects import Discard, Effect, End, Mark, Record, Save, Send
+from areal_bus.core.effects import Discard, Divide, Effect, End, Mark, Record, Save, Send
 from areal_bus.core.evaluation_plan import has_stopped_improving, history
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
@@ -60,6 +60,7 @@ class Ring:
         self.disk = Disk()
         self._head_class = head_class
         self._rules = replace(scenario.rules, lease_secret=b"simulated")
+        self.disk.split = self._rules.split
         self.head = head_class(HeadState(self._rules, scenario.data_source()), now=0.0)
         self.witness = Witness(scenario, self.head)
         self.learners = Learners(self.world, scenario, self.rng, self.witness.trained, self.disk)
@@ -147,8 +148,17 @@ class Ring:
         self.names.pop((role, index), None)
         self.world.at(self.world.now + delay, self._start, role, index, incarnation)
 
+    def _seated(self, role: Role, index: int) -> tuple[Role, int]:
+        """Who runs at the place of this actor, in the split that is on disk."""
+        pool, split = self.scenario.pool, self.disk.split
+        if pool is None or split is None or pool.has_place(role, index, split):
+            return role, index
+        other = Role.GENERATOR if role is Role.LEARNER else Role.LEARNER
+        return other, pool.learners + pool.generators - 1 - index
+
     def _start(self, role: Role, index: int, incarnation: int) -> None:
         """A process comes up: Join at once, Ready when it has loaded."""
+        role, index = self._seated(role, index)
         name = f"{role}-{index}.{incarnation}"
         world = self.world
         if role is Role.LEARNER:
@@ -244,7 +254,7 @@ class Ring:
         now = self.world.now
         self.head = self._head_class(
             HeadState(
-                self._rules,
+                self._rules if self.disk.split is None else self._rules.in_split(self.disk.split),
                 source,
                 incarnation=self._n_heads - 1,
                 term=term,
@@ -302,6 +312,9 @@ class Ring:
                 self._record(effect)
             elif isinstance(effect, Save | Discard):
                 self._writer.do(effect)
+            elif isinstance(effect, Divide):
+                self._writer.flush()
+                self.disk.divide(effect)
             elif isinstance(effect, Mark):
                 fails = self.scenario.p_disk > 0 and self.rng.random() < self.scenario.p_disk
                 self.disk.mark(effect.savepoint, fails=fails)

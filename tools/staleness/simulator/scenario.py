@@ -8,6 +8,7 @@ from areal_bus.core.curriculum import PassRateWindow
 from areal_bus.core.data_source import DataSource, Row
 from areal_bus.core.evaluation_plan import EvaluationSet
 from areal_bus.core.rules import HeadRules
+from areal_bus.core.split import RankPool
 from areal_bus.core.stages import Stage
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Role
@@ -74,6 +75,7 @@ class Scenario:
     n_generators: int = 2
     n_rewards: int = 1
     n_learners: int = 1
+    schedule: tuple[tuple[int, int], ...] = ()  # (step, learner ranks): the split changes from a step on
     capacity: int = 8  # samples a generator decodes at once
     lengths: ScenarioLengths = ScenarioLengths(Tail.UNIFORM, 6.0, 0.0, 60)
     token_s: float = 1.0
@@ -125,6 +127,14 @@ class Scenario:
     patience_s: float = 4000.0  # without an update, after calm: everyone waits (I11)
 
     @property
+    def pool(self) -> RankPool | None:
+        """The ranks that may change their role; None where the split is fixed."""
+        if not self.schedule:
+            return None
+        least = min(self.n_learners, *(learners for _, learners in self.schedule))
+        return RankPool(least, self.n_generators + self.n_learners - least)
+
+    @property
     def rules(self) -> HeadRules:
         return HeadRules(
             batch_size=self.batch_size,
@@ -154,6 +164,8 @@ class Scenario:
             partial_groups=self.partial_groups,
             max_refill=self.max_refill,
             stages=self.stages,
+            pool=self.pool,
+            schedule=self.schedule,
         )
 
     def samples_at(self, born: int) -> int:
@@ -220,6 +232,10 @@ class Numbers:
 
 def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
     """The schedule of this seed: small, and with faults of every kind in about half of the seeds."""
+    return _with_splits(_draw(seed, policy), random.Random(f"splits of {seed}"))
+
+
+def _draw(seed: int, policy: StalenessPolicy | None) -> Scenario:
     rng, more = random.Random(seed), random.Random(f"more of {seed}")
     scenario = _with_times(_with_sizes(seed, policy, rng), rng)
     scenario = _with_later_options(_with_storage_and_reports(scenario, more))
@@ -325,6 +341,20 @@ def _with_sources(scenario: Scenario, rng: random.Random) -> Scenario:
     sources = tuple(SimulatedSource(name, rng.choice(weights), rng.randint(1, 5)) for name in names)
     window = PassRateWindow(rng.choice((0.0, 0.3)), rng.choice((0.7, 1.0)), rng.choice((2, 3, 4)))
     return replace(scenario, sources=sources, window=window if rng.random() < 0.8 else None)
+
+
+def _with_splits(scenario: Scenario, rng: random.Random) -> Scenario:
+    """In 25 % of the schedules with two generators or more: one to three changes of the split."""
+    if scenario.n_generators < 2 or rng.random() >= 0.25:
+        return scenario
+    return splitting(scenario, rng)
+
+
+def splitting(scenario: Scenario, rng: random.Random) -> Scenario:
+    """With one to three changes of the split; a generator is always left."""
+    most = scenario.n_learners + scenario.n_generators - 1
+    steps = sorted(rng.sample(range(1, scenario.total_steps), min(rng.randint(1, 3), scenario.total_steps - 1)))
+    return replace(scenario, schedule=tuple((step, rng.randint(1, most)) for step in steps))
 
 
 def _with_refills(scenario: Scenario, rng: random.Random) -> Scenario:

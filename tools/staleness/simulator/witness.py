@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from areal_bus import messages as m
-from areal_bus.core.effects import Effect, Record, Save, Send
+from areal_bus.core.effects import Divide, Effect, Record, Save, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.staleness import StalenessPolicy
@@ -90,7 +90,7 @@ class Witness:
                 handler(effect.fields)
         elif type(effect) is Send and type(effect.message) in WATCHED:
             self._on_send(effect.to, effect.message)
-        elif type(effect) is Save:
+        elif isinstance(effect, Save | Divide):
             live = ((uid, prompt) for uid, prompt in self.prompts.items() if prompt.state == "live")
             self.saved[effect.checkpoint.version] = {uid: dict(prompt.accepted) for uid, prompt in live}
 
