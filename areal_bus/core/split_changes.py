@@ -45,7 +45,7 @@ class SplitChanges:
         if why := pool.refusal(learners):
             raise ImpossibleEvent(why)
         if learners != state.split.learners:
-            state.change.target = learners
+            state.change.target, state.change.wanted_at = learners, self.gate.u
             wanted = Split(learners, pool.generators_at(learners))
             text = f"the split changes after an update: {state.split} become {wanted}"
             self.effects.progress("note", name="head", text=text)
@@ -75,16 +75,16 @@ class SplitChanges:
     @property
     def is_due(self) -> bool:
         """Whether the learners, which all wait for a batch, are to write the checkpoint now."""
-        state, pool = self.state, self.pool
-        if pool is None or state.change.target is None or state.change.is_handing_over or state.is_draining:
+        state, pool, change = self.state, self.pool, self.state.change
+        if pool is None or change.target is None or state.is_draining or self.gate.u < change.wanted_at:
             return False
-        return state.evaluations.open is None and not any(
-            map(self._is_at_work, self._leaving(pool, state.change.target))
-        )
+        return state.evaluations.open is None and not any(map(self._is_at_work, self._leaving(pool, change.target)))
 
     def hand_over(self, learners: list[Member]) -> None:
-        """The learners get no batch: they write a checkpoint of their version and wait."""
+        """The learners get no batch: they write a checkpoint of their version and wait. The head writes one, too."""
         self.state.change.is_handing_over = True
+        checkpoint = self.terms.checkpoints[self.gate.u] = self.state.checkpoint(self.gate.u)
+        self.effects.save(checkpoint)
         for learner in learners:  # all ranks receive the same answer
             self.effects.send(learner.name, m.NoBatch(self.gate.w, drained=True))
         self.terms.requests.clear()

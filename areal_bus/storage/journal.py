@@ -52,7 +52,9 @@ class Journal:
         self._timed: dict[str, list[int]] = {}  # label -> begin, length, ... in microseconds of this window
         self._cpu = CpuTimes()
         self._cpu_s: dict[str, float] = {}  # counted and not written
-        self.write(Event.START, schema=SCHEMA, pid=os.getpid(), host=socket.gethostname(), cores=n_cores())
+        began = {"t": round(self._started, 6)}  # labels count from here: a busy machine may stop us before the line
+        about = {"pid": os.getpid(), "host": socket.gethostname(), "cores": n_cores()}
+        self.write(Event.START, **began, schema=SCHEMA, **about)
 
     def write(self, event: Event, **fields: Any) -> None:
         """Write one line, after the buffered ones. `fields` are flat: numbers, strings or short lists of numbers.

@@ -134,6 +134,7 @@ def actor(module: Any) -> None:
 
 
 def learner(module: Any) -> None:
+    before(module.Learner, "_load", "loading")
     before(module.Learner, "_publish", "updated")
     after(module.Learner, "_snapshot", "snapshot")
     before(module.Learner, "_sealed", "checkpoint-renamed")
@@ -250,6 +251,8 @@ def frontiers(module: Any) -> None:
 
 def head(module: Any) -> None:
     after(module.Shell, "_begin_term", "term")
+    before(module.Shell, "_divide", "dividing")
+    after(module.Shell, "_divide", "divided")
     before(module.Shell, "_summarize", "ending")
     after(module.Shell, "_summarize", "ended")
 
