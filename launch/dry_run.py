@@ -7,9 +7,11 @@ from pathlib import Path
 
 from actors.data.loading import rows_with_origins
 from actors.engines.servers.server_process import installed, interpreter
+from areal_bus.config.adapt_rules import is_adaptive, rank_pool, settings_by_split
 from areal_bus.config.loader import extending
 from areal_bus.config.sections import Config
 from areal_bus.config.stage_rules import largest
+from areal_bus.core.split import Split
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_bus.process import terminal
@@ -77,7 +79,7 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
     shape = find_shape(config, file.resolve().parent)
     check_generation(config, shape, file.resolve().parent)
     n_prompt = longest_prompt(config, file.resolve().parent)
-    fit = compare(Proposal(config, size, shape, n_prompt)) if shape else Fit()
+    fit = compare_splits(config, len(places), shape, n_prompt) if shape else Fit()
     plan_lines = [
         *base_lines(config, file),
         headline(config, places, shape),
@@ -92,6 +94,20 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
     else:
         rest = ["# changed settings; --all: every setting, and the memory formula", changed(config)]
     return PlanPage("\n".join([*resumed, *plan_lines, "", *rest]), fit.is_too_large)
+
+
+def compare_splits(config: Config, size: int, shape: DecoderShape, n_prompt: int) -> Fit:
+    """`compare`, for each split that topology.adapt may reach."""
+    if not is_adaptive(config.topology):
+        return compare(Proposal(config, size, shape, n_prompt))
+    lines: list[str] = []
+    is_too_large = False
+    pool = rank_pool(config.topology, size)
+    for learners, settings in settings_by_split(config).items():
+        fit = compare(Proposal(settings, size, shape, n_prompt))
+        lines += [f"topology.adapt: a split of {Split(learners, pool.generators_at(learners))}", *fit.lines]
+        is_too_large = is_too_large or fit.is_too_large
+    return Fit(tuple(lines), is_too_large)
 
 
 def headline(config: Config, places: Sequence[RankPlan], shape: DecoderShape | None) -> str:

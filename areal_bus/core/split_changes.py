@@ -147,6 +147,7 @@ class SplitChanges:
             split=split.number,
             learners=split.learners,
             generators=split.generators,
+            most_generators=0 if self.pool is None else self.pool.generators,
             version=split.since,
             why=why,
         )

@@ -51,6 +51,8 @@ def test_a_job_changes_its_split_twice_and_trains_each_prompt_once(tmp_path: Pat
         [[2, 2], [4, 1]],
         "run.total_train_steps=6",
         "rollout.max_head_offpolicyness=0",
+        "bus.transport='tcp'",
+        "bus.curve='on'",
         "launch.max_restarts=0",
     )
     with ring.started():

@@ -17,6 +17,7 @@ from tools.audit.members import Members, held_by
 from tools.audit.pushes import Pushing
 from tools.audit.rollback import Rollback
 from tools.audit.run_settings import RunSettings
+from tools.audit.splits import Splits
 from tools.audit.terms import ATTEMPTS
 
 
@@ -68,6 +69,7 @@ class HeadReplay:
         self.prompts = Prompts(file, self.clock, self.terms)
         self.batches = BatchChecks(setup, file, self.prompts, self.terms)
         self.members = Members(file)
+        self.splits = Splits(file, self.clock, self.members)
         self.pushing = Pushing(file, self.members, evidence)
         self.evaluations = Evaluations(file)
         self.agreement = Agreement(file, evidence)
@@ -88,6 +90,7 @@ class HeadReplay:
             "refused": self.agreement.refuse,
             "evaluation": self.evaluations.close,
             "term": self.on_term,
+            "split": self.splits.begin,
             "end": self.on_end,
             "sampled": self.on_sampled,
             "push_broken": self.pushing.break_,
@@ -133,7 +136,7 @@ class HeadReplay:
         """Begin the file of the next incarnation. Returns its handlers."""
         self.file = file
         ledger = (self.clock, self.prompts, self.prompts.passes, self.batches)
-        for part in (*ledger, self.members, self.pushing, self.evaluations, self.agreement, self.stalls):
+        for part in (*ledger, self.members, self.splits, self.pushing, self.evaluations, self.agreement, self.stalls):
             part.file = file
         return {"start": self.on_start} | self.handlers()
 
@@ -149,6 +152,7 @@ class HeadReplay:
         if self.lives > 1:
             self._is_judged = False
             self.members.begin_life()
+            self.splits.begin_life()
             self.pushing.begin()
             self.evaluations.go_back()
             self.batches.finish(torn=True)
@@ -204,6 +208,7 @@ class HeadReplay:
 
     def on_joined(self, line: Line) -> None:
         self.agreement.join(line["name"])
+        self.splits.join(line)
         for name in self.members.join(line):
             self.pushing.lose(name)
             self.prompts.lose(name)
@@ -228,6 +233,7 @@ class HeadReplay:
         is_first = known is not None and known.attempt is None
         self.prompts.lease(line)
         self.members.feed(line, self.clock.v, is_first=is_first)
+        self.splits.lease(line)
         self.agreement.lease(line, term=self.term or 0, v=self.clock.v)
 
     def on_sampled(self, line: Line) -> None:
@@ -259,6 +265,7 @@ class HeadReplay:
 
     def on_batch(self, line: Line) -> None:
         self.clock.take(line)
+        self.splits.batch(line)
         self.batches.take(line)
 
     def on_trajectory(self, line: Line) -> None:

@@ -56,6 +56,7 @@ class Witness:
         self.whole: set[tuple[int, int]] = set()  # born and uid of live prompts whose samples all have a value
         self.saved: dict[int, dict[int, dict[int, int]]] = {}  # version -> uid -> samples accepted when it was saved
         self.is_same_head = True  # since the last term, or the beginning
+        self.handed_over: int | None = None  # version at which the split changed, until learners begin with it
         self.n_terms = 0
         self._max_reissues = scenario.rules.max_reissues
         self.n_masked = 0  # tokens handed to learners that are too old to be trained
@@ -93,6 +94,8 @@ class Witness:
         elif isinstance(effect, Save | Divide):
             live = ((uid, prompt) for uid, prompt in self.prompts.items() if prompt.state == "live")
             self.saved[effect.checkpoint.version] = {uid: dict(prompt.accepted) for uid, prompt in live}
+            if type(effect) is Divide:
+                self.handed_over = effect.checkpoint.version
 
     def _on_send(self, to: str, message: m.Message) -> None:
         if isinstance(message, m.ShardItem):

@@ -20,6 +20,7 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
         _finish(witness, version)
     witness.begin_term(version, n_live=len(kept))
     _check_weights(witness, version)
+    _check_change(witness, version)
     for uid in sorted((uid for uid in witness.prompts if uid >= next_uid), reverse=True):  # a row's later issues first
         _erase(witness, uid)
     n_known = len(witness.prompts)
@@ -58,6 +59,13 @@ def _check_weights(witness: "Witness", version: int) -> None:
     begun = witness.learners.begun if witness.learners is not None else None
     survives = begun == (version, witness.weights.get(version))
     witness.check("I6", survives, "a term at {} begins with {}, version {} was made otherwise", version, begun, version)
+
+
+def _check_change(witness: "Witness", version: int) -> None:
+    """Learners of a new split begin at the version of those before them, unless the checkpoint was damaged since."""
+    due, witness.handed_over = witness.handed_over, None
+    if due is not None and all(fault.kind != "tear" for fault in witness.scenario.faults):
+        witness.check("I4", version == due, "the split changed at version {}, its learners begin at {}", due, version)
 
 
 def _erase(witness: "Witness", uid: int) -> None:

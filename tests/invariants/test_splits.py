@@ -1,0 +1,97 @@
+"""The invariants hold while the split of ranks changes, with actors and heads that die during the changes."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from areal_bus.core.events import Event
+from areal_bus.core.member_lifecycle import MemberLifecycle
+from areal_bus.core.split_changes import SplitChanges
+from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.messages import Role
+from tools.staleness.simulator.ring import Ring
+from tools.staleness.simulator.scenario import Fault, Scenario, draw, splitting
+
+N_SCHEDULES = 20  # a policy
+KINDS = ("crash", "crash", "stop", "cut")
+ROLES = (Role.LEARNER, Role.GENERATOR, Role.HEAD)
+
+
+def changing(seed: int, policy: StalenessPolicy = StalenessPolicy.MASK, *, is_rough: bool = True) -> Scenario:
+    """Up to three changes, and up to twelve more faults than the schedule of this seed has."""
+    rng = random.Random(f"changing {seed}")
+    plan = draw(seed, policy)
+    more = [
+        Fault(rng.choice(KINDS), rng.choice(ROLES), rng.randrange(3), rng.uniform(5, 200), rng.choice((1.0, 5.0, 20.0)))
+        for _ in range(rng.randint(0, 12))
+    ]
+    faults = (*plan.faults, *more) if is_rough else ()
+    sizes = {"n_generators": rng.randint(2, 4), "n_learners": rng.choice((1, 1, 2)), "total_steps": rng.choice((4, 8))}
+    still: dict[str, Any] = {} if is_rough else {"p_lost": 0.0, "p_twice": 0.0, "p_push_fault": 0.0, "p_disk": 0.0}
+    plan = replace(plan, **sizes, **still, n_rows=None, poison=frozenset(), p_error=0.0, p_unsampled=0.0, joins_s=())
+    return splitting(replace(plan, faults=faults, calm_s=200.0 if faults else 0.0), rng)
+
+
+def run(plan: Scenario) -> Ring:
+    ring = Ring(plan)
+    ring.records = []
+    outcome = ring.run()
+    assert not outcome.violations, (plan.seed, plan.policy, outcome.violations[0])
+    assert outcome.end is not None
+    assert outcome.end.code == 0, (plan.seed, outcome.end)
+    return ring
+
+
+def lines(ring: Ring, event: Event) -> list[dict[str, Any]]:
+    return [record.fields for _, record in ring.records or () if record.event is event]
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+def test_the_invariants_hold_over_changes_of_the_split_and_deaths(policy: StalenessPolicy) -> None:
+    n: Counter[str] = Counter()
+    for seed in range(N_SCHEDULES):
+        ring = run(changing(seed, policy))
+        n["changes"] += sum(line["why"] == "change" for line in lines(ring, Event.SPLIT))
+        n.update(ring.n_faults)
+    assert n["changes"] > N_SCHEDULES
+    assert min(n["crash of learner"], n["crash of generator"], n["crash of head"]) > 5
+
+
+def test_without_faults_a_change_undoes_nothing() -> None:
+    """No prompt is admitted twice, none is trained again, and each change begins where the learners had come to."""
+    for seed in range(N_SCHEDULES):
+        ring = run(changing(seed, is_rough=False))
+        uids = [line["uid"] for line in lines(ring, Event.ADMIT)]
+        assert len(set(uids)) == len(uids), seed
+        assert ring.witness.n_undone == 0
+        changes = [line for line in lines(ring, Event.SPLIT) if line["why"] == "change"]
+        assert len(lines(ring, Event.TERM)) == 1 + len(changes)
+
+
+def nobody_is_misplaced(*_: object) -> str:
+    return ""
+
+
+def at_once(self: SplitChanges) -> bool:
+    return self.state.change.is_handing_over
+
+
+@pytest.mark.parametrize(
+    ("owner", "rule", "broken", "invariant"),
+    [(MemberLifecycle, "_misplaced", nobody_is_misplaced, "I11"), (SplitChanges, "_has_handed_over", at_once, "I4")],
+)
+def test_a_rule_that_is_left_out_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, owner: type, rule: str, broken: Callable[..., object], invariant: str
+) -> None:
+    """Learners of an older split come in; the split changes before the checkpoint is written."""
+    monkeypatch.setattr(owner, rule, broken)
+    for seed in range(200):
+        outcome = Ring(replace(changing(seed), patience_s=400.0)).run()
+        if outcome.violations:
+            assert outcome.violations[0].invariant == invariant
+            return
+    pytest.fail("no schedule of 200 notices it")
