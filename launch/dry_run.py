@@ -7,7 +7,7 @@ from pathlib import Path
 
 from actors.data.loading import rows_with_origins
 from actors.engines.servers.server_process import installed, interpreter
-from areal_bus.config.adapt_rules import is_adaptive, rank_pool, settings_by_split
+from areal_bus.config.adapt_rules import is_adaptive, settings_by_split
 from areal_bus.config.loader import extending
 from areal_bus.config.sections import Config
 from areal_bus.config.stage_rules import largest
@@ -29,7 +29,7 @@ from launch.memory import (
 )
 from launch.prepare import count_tokens, render_prompt
 from launch.resume import preview_resume
-from launch.seats import plan_ranks
+from launch.seats import plan_ranks, rank_pool
 from launch.settings_help import as_toml
 from launch.stages import stage_lines
 from launch.topology import RankPlan, check_route, min_ranks, planned_hosts, ranks_by_gpu

@@ -1,9 +1,10 @@
 """Which actor a rank runs in each split of ranks, where the split may change (topology.adapt). Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from areal_bus.config.adapt_rules import is_adaptive, learner_counts, rank_pool, with_learners
+from areal_bus.config.adapt_rules import is_adaptive, learner_counts, with_learners
 from areal_bus.config.sections import TopologyConfig
 from areal_bus.core.split import RankPool, Split
 from areal_bus.errors import ConfigError
@@ -36,6 +37,14 @@ class Seat:
     def gpus(self, role: Role) -> tuple[int, ...]:
         """GPUs of the actor of this role."""
         return self.learner_gpus if role is Role.LEARNER else self.generator_gpus
+
+
+def rank_pool(topology: TopologyConfig, n_ranks: int, *, context_parallel: int = 1) -> RankPool:
+    """The ranks of a job of so many ranks, and which splits there are."""
+    least, rewards = learner_counts(topology)[0], topology.rewards if topology.reward == "rank" else 0
+    generators = (n_ranks - least - rewards) // topology.tensor_parallel
+    divisor = math.lcm(topology.replicas, context_parallel)
+    return RankPool(least, generators, topology.tensor_parallel, divisor)
 
 
 def seats(places: Sequence[RankPlan], pool: RankPool) -> list[Seat | None]:

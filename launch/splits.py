@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from actors.runtime.context import Context
-from areal_bus.config.adapt_rules import is_adaptive, rank_pool
+from areal_bus.config.adapt_rules import is_adaptive
 from areal_bus.config.sections import Config
 from areal_bus.core.split import Split
 from areal_bus.errors import CheckpointError
 from areal_bus.messages import Role
 from areal_bus.storage import split_file
-from launch.seats import Seat
+from launch.seats import Seat, rank_pool
 from launch.topology import count_actors
 
 

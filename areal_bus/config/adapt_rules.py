@@ -1,9 +1,6 @@
 """Rules of [topology.adapt], and the settings of each split that it may reach. Pure: no I/O."""
 
-import math
-
 from areal_bus.config.sections import Config, TopologyConfig
-from areal_bus.core.split import RankPool
 
 Rule = tuple[bool, str]  # (whether it is violated, error text)
 
@@ -29,14 +26,6 @@ def settings_by_split(config: Config) -> dict[int, Config]:
     """Number of learner ranks -> the settings with that split."""
     counts = learner_counts(config.topology)
     return {n: config.model_copy(update={"topology": with_learners(config.topology, n)}) for n in counts}
-
-
-def rank_pool(topology: TopologyConfig, n_ranks: int, *, context_parallel: int = 1) -> RankPool:
-    """The ranks of a job of so many ranks, and which splits there are."""
-    least, rewards = learner_counts(topology)[0], topology.rewards if topology.reward == "rank" else 0
-    generators = (n_ranks - least - rewards) // topology.tensor_parallel
-    divisor = math.lcm(topology.replicas, context_parallel)
-    return RankPool(least, generators, topology.tensor_parallel, divisor)
 
 
 def adapt_rules(c: Config) -> list[Rule]:

@@ -415,3 +415,37 @@ def test_32_2_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> Non
     reward = load(write(tmp_path, SMALL), [], {}).reward
     assert (reward.on_timeout, reward.on_error, reward.partial_groups) == ("refund", "refund", False)
     assert load(write(tmp_path, SMALL), ["reward.on_error=-1"], {}).reward.on_error == -1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["topology.adapt.schedule=[[3, 2], [2, 1]]"], "with ascending steps from 1 to 9: its steps are [3, 2]"),
+        (["topology.adapt.schedule=[[0, 2]]"], "with ascending steps from 1 to 9: its steps are [0]"),
+        (["topology.adapt.schedule=[[10, 2]]"], "with ascending steps from 1 to 9: its steps are [10]"),
+        (["topology.adapt.schedule=[[3, 0]]"], "at least one rank learns; it has 0 learners"),
+        (["topology.adapt.schedule=[[3, 3]]", "topology.generators=2"], "at least one generator must be left; 3"),
+        (
+            ["topology.adapt.schedule=[[3, 4]]", "topology.tensor_parallel=2", "rollout.engine=vllm"],
+            "differ by multiples of it, and 4, 1 do not",
+        ),
+        (
+            ["topology.adapt.schedule=[[3, 3]]", "topology.learners=2", "topology.replicas=2"],
+            "(with 3 learners, topology",
+        ),
+        (
+            ["topology.adapt.schedule=[[3, 3]]", "topology.learners=2", "actor.context_parallel=2"],
+            "3 learners are no groups of 2 ranks that share a sequence (with 3 learners, topology.adapt)",
+        ),
+        (
+            ["topology.adapt.schedule=[[3, 2]]", "rollout.engine=vllm", "engine.urls=['http://a:1', 'http://b:1']"],
+            "servers of engine.urls do not end with a rank",
+        ),
+        (
+            ["topology.adapt.schedule=[[3, 2]]", "topology.gpus_per_host=1", "topology.ranks_per_gpu=3"],
+            "a GPU holds one role at a time",
+        ),
+    ],
+)
+def test_33_3_a_split_that_cannot_change_so_is_refused(changes: list[str], sentence: str, tmp_path: Path) -> None:
+    assert sentence in refusal(write(tmp_path, SMALL), *changes)
