@@ -1,4 +1,4 @@
-"""Row 51: the split of ranks changes while the job runs, and actors are killed during the change."""
+"""Row 43: the split of ranks changes while the job runs, and actors are killed during the change."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def check_weights(ring: Ring) -> None:
         ring.check({x["digest"] for x in roots} == {made[line["version"]]}, f"they are those that were made: {roots}")
 
 
-def test_a_job_changes_its_split_twice_and_trains_each_prompt_once(tmp_path: Path) -> None:
+def test_row_43_a_job_changes_its_split_twice_and_trains_each_prompt_once(tmp_path: Path) -> None:
     """At eta = 0 no sample is under way at the change, and the weights before and after it are equal, bit for bit."""
     ring = changing(
         tmp_path,
@@ -66,7 +66,7 @@ def test_a_job_changes_its_split_twice_and_trains_each_prompt_once(tmp_path: Pat
     assert json.loads((ring.run / "split.json").read_text())["number"] == 2
 
 
-def test_a_split_survives_kills_at_every_step_of_its_change(tmp_path: Path) -> None:
+def test_row_43_a_split_survives_kills_at_every_step_of_its_change(tmp_path: Path) -> None:
     """A learner while it writes the checkpoint, the head before and after the split is on disk, a generator that is
     told to learn, a learner that was a generator while it loads: each ends in exactly one of both splits.
     """
