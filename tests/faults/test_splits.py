@@ -10,6 +10,7 @@ from tools import run as runs
 
 pytestmark = pytest.mark.slow
 
+LONG_S = 300.0  # for starts on a loaded machine
 N_RANKS = 5  # one learner, one reward, three generators
 
 
@@ -56,7 +57,7 @@ def test_row_43_a_job_changes_its_split_twice_and_trains_each_prompt_once(tmp_pa
         "launch.max_restarts=0",
     )
     with ring.started():
-        ring.finish()
+        ring.finish(timeout_s=LONG_S)
     history = ring.check_survived()
     assert splits(ring) == [(2, 2, 2), (4, 1, 3)]
     assert history.n_terms == 3
@@ -90,21 +91,21 @@ def test_row_43_a_split_survives_kills_at_every_step_of_its_change(tmp_path: Pat
             ring.until("split", split=k + 1, after=since)
             ring.until("update", version=schedule[k][0] + 2, after=since)
         ring.hold(None)
-        ring.finish()
+        ring.finish(timeout_s=LONG_S)
     ring.check_survived()
     assert [x[1] for x in splits(ring)] == [2, 1, 2, 1, 2]
     check_weights(ring)
 
 
 def test_a_resumed_run_goes_on_with_its_split(tmp_path: Path) -> None:
-    """It was drained with two learners; the settings begin with one."""
+    """It was killed while two ranks learned; the settings begin with one. Only the change had written a checkpoint."""
     ring = changing(tmp_path, [[2, 2]], "run.total_train_steps=6")
     ring.hold(4)
     with ring.started():
         ring.until("update", version=4)
         ring.kill_all()
         ring.hold(None)
-        ring.start("--resume", str(ring.run)).finish()
+        ring.start("--resume", str(ring.run)).finish(timeout_s=LONG_S)
     ring.check_survived()
     assert "goes on with the split of version 2: 2 learners, 2 generators" in ring.output
     starts = ring.lines("split", role="head", why="start")
