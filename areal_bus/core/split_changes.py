@@ -90,10 +90,10 @@ class SplitChanges:
         self.terms.requests.clear()
 
     def _consult(self) -> None:
-        """Look up the schedule once at each version."""
+        """Look up the schedule once at each version, but for the one at which the split changed last."""
         state, version = self.state, self.gate.u
         is_ready = self.terms.begun_by is not None and not state.is_draining and state.change.target is None
-        if not is_ready or version == self._consulted or version < max(1, state.split.since):
+        if not is_ready or version == self._consulted or version <= state.split.since:
             return
         self._consulted = version
         wanted = scheduled(state.rules.schedule, version)
