@@ -11,6 +11,7 @@ import pytest
 
 from areal_bus.config.loader import load
 from areal_bus.config.sections import BusConfig, Config
+from areal_bus.core.split import Split
 from areal_bus.errors import ConfigError
 from launch.bootstrap import RANK_VARIABLES
 from launch.main import main
@@ -204,7 +205,7 @@ def test_each_actor_gets_its_context(file: Path) -> None:
     start = {"job": "j", "head": "ipc:///x", "run_folder": "/r", "model_folder": "/m"} | {
         "incarnation": 3,
     }
-    told = [c for p in places for c in actor_contexts(config, file, p, 2, ("lo", "127.0.0.1"), start)]
+    told = [c for p in places for c in actor_contexts(config, file, p, Split(1, 1), ("lo", "127.0.0.1"), start)]
     assert [(c.name, c.rank, c.device) for c in told] == [
         ("head-0.3", 0, "cpu"),
         ("learner-0.3", 0, "cuda"),
