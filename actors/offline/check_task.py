@@ -175,12 +175,11 @@ def plain(answer: str) -> str:
 def report(found: dict[str, Any], seconds: float) -> Iterator[str]:
     n = found["n_gold"]
     yield f"{found['task']}: {found['n']} rows, {n} with a gold answer, {seconds:.0f} s"
-    if not n:
+    if n:
+        yield f"gold answers right   {found['gold_right']} of {n}" + named(found["gold_wrong_rows"], "wrong")
+        yield f"other answers right  {found['wrong_right']} of {n}" + named(found["wrong_right_rows"], "right")
+    else:
         yield "no row has a solution: its tests were read, and only nonsense was scored"
-        yield f"nonsense right       {found['nonsense_right']} of {found['n']}"
-        return
-    yield f"gold answers right   {found['gold_right']} of {n}" + named(found["gold_wrong_rows"], "wrong")
-    yield f"other answers right  {found['wrong_right']} of {n}" + named(found["wrong_right_rows"], "right")
     yield f"nonsense right       {found['nonsense_right']} of {found['n']}"
     if found["n_errors"]:
         yield f"no score             {found['n_errors']} of {found['n']}" + named(

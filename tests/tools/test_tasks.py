@@ -98,6 +98,18 @@ def test_other_published_forms_are_read(name: str, row: dict[str, Any], answer: 
     assert (found["question"][0], found["answer"]) == ("Q", answer)
 
 
+def test_a_row_whose_tests_cannot_be_read_is_counted_and_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = {**PUBLISHED["livecodebench"][0], "private_test_cases": "{no json"}
+    file = write(tmp_path, [*PUBLISHED["livecodebench"], broken])
+    assert tasks.main(["check", "livecodebench", "--data", str(file), "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["n_errors"] == 1
+    assert "no score             1 of 2 (the reward failed: row 1)" in err
+    assert "private_test_cases must be JSON" in err
+
+
 def test_a_name_fills_in_what_is_not_set(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('[model]\npath = "m"\n[data]\ntask = "aime24"\nprompt = "{question} ?"\n')
