@@ -133,7 +133,7 @@ def test_a_config_of_stages_shows_the_memory_of_each(name: str, context: list[in
     assert re.search(rf"generator-0.* {generator:g} GiB ", output)
 
 
-@pytest.mark.parametrize("size", ["1.5b", "7b", "14b", "32b", "deepscaler", "deepcoder"])
+@pytest.mark.parametrize("size", ["1.5b", "7b", "14b", "32b", "llama-8b", "deepscaler", "deepcoder"])
 def test_a_config_of_a_published_run_names_its_card_and_fits_it(size: str) -> None:
     """7b's generators, 14b's and 32b's learners did not fit cards of 80 GB."""
     file = FOLDER / f"{size}.toml"
