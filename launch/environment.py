@@ -14,10 +14,7 @@ RENDEZVOUS_VARIABLES = {
     "MASTER_ADDR",
     "MASTER_PORT",
 }
-MALLOC_VARIABLES = {  # glibc keeps an update's activations for the next update instead of returning them to the kernel
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-}
+LARGE_BYTES, LARGE_BYTES_SHARDED = 32 << 20, 4 << 20  # of an allocation that glibc returns to the kernel when freed
 UNBUFFERED = "PYTHONUNBUFFERED"  # print() would write text and newline separately: lines of several ranks would mix
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -38,6 +35,15 @@ def actor_environment(outer: Mapping[str, str], *, gpus: Sequence[int], cpu: boo
         inner.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     inner[VISIBLE_DEVICES] = ",".join(cuda_device(gpu, outer) for gpu in gpus)
     return inner
+
+
+def malloc_variables(n_learners: int) -> dict[str, str]:
+    """Of a learner: glibc keeps an update's activations for the next update instead of returning them to the kernel.
+
+    The layers that several ranks gather leave holes in such a heap: with the larger limit a gigabyte (SmolLM2).
+    """
+    large = LARGE_BYTES if n_learners == 1 else LARGE_BYTES_SHARDED
+    return {"MALLOC_MMAP_THRESHOLD_": str(large), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
 
 def cuda_device(gpu: int, outer: Mapping[str, str]) -> str:

@@ -23,6 +23,7 @@ from launch.memory import (
     DecoderShape,
     Need,
     estimate,
+    root_numbers,
 )
 from launch.seats import plan_ranks
 from launch.topology import RankPlan, check_route, min_ranks, planned_hosts, ranks_by_gpu
@@ -166,7 +167,7 @@ def gpu_overhead(config: Config, place: RankPlan, shape: DecoderShape) -> int:
 def fsdp_bytes(config: Config, shape: DecoderShape) -> int:
     """Layers that FSDP2 gathers at the peak, with the logits: embedding, head and two layers, without gradients."""
     one = BYTES[config.model.dtype]
-    root = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    root = root_numbers(shape)
     layer = (shape.n_parameters - root) // shape.layers
     return one * (root + 2 * layer)
 

@@ -2,11 +2,13 @@
 
 A learner keeps parameters and two AdamW moments in float32 whatever model.dtype is: 12 bytes a parameter, sharded over
 the learners of a copy (topology.replicas). A step adds the activations of a micro-batch and gradients (4 bytes a
-parameter). With one micro-batch the larger of the two counts, with several their sum. Frozen models (reference,
-teacher) add their weights in model.dtype, sharded, too. With actor.lora the model's own weights are frozen as well, and
-12 and 4 bytes count for the numbers of the adapters only. A generator keeps the weights twice (live and receive buffer;
-with actor.lora live and base) and the KV cache of all slots at full length. The memory of libraries was measured on
-CPU. With checkpoint.async_save, or on a GPU, each learner rank copies what it writes of a checkpoint to the host.
+parameter). With one micro-batch the larger of the two counts, with several their sum. On a CPU several ranks also keep
+room for the layers that FSDP2 has gathered (`gathered`). Loading a model takes its file and a copy. Frozen models
+(reference, teacher) add their weights in model.dtype, sharded, too. With actor.lora the model's own weights are frozen
+as well, and 12 and 4 bytes count for the numbers of the adapters only. A generator keeps the weights twice (live and
+receive buffer; with actor.lora live and base) and the KV cache of all slots at full length. The memory of libraries was
+measured on CPU. With checkpoint.async_save, or on a GPU, each learner rank copies what it writes of a checkpoint to the
+host.
 """
 
 import json
@@ -27,6 +29,7 @@ STATE_BYTES = 3 * BYTES["float32"]  # a parameter and two moments
 GRADIENT_BYTES = BYTES["float32"]
 SQRT_BYTES = BYTES["float32"]  # torch on a GPU computes the square roots of all second moments at once
 N_SNAPSHOTS = 2  # kept by actors/learner/weight_pusher.py
+N_LOADED = 2  # a model's file and its copy in memory, before training begins
 N_BUCKETS = 2  # receive buckets of a push
 MAX_DELTA_SHARE = 0.5  # areal_bus/weights/change_history.py
 N_LOGITS = 3  # logits, softmax and gradient of a trained token; float32
@@ -109,6 +112,7 @@ KNOWN_SHAPES = {  # from the published config.json of these models
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": DecoderShape(3584, 28, 18944, 28, 4, 128, 152064, False, True),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": DecoderShape(5120, 48, 13824, 40, 8, 128, 152064, False, True),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": DecoderShape(5120, 64, 27648, 40, 8, 128, 152064, False, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": DecoderShape(4096, 32, 14336, 32, 8, 128, 128256, False, True),
     "Qwen/Qwen2.5-0.5B-Instruct": DecoderShape(896, 24, 4864, 14, 2, 64, 151936, True, True),
     "Qwen/Qwen2.5-1.5B-Instruct": DecoderShape(1536, 28, 8960, 12, 2, 128, 151936, True, True),
     "Qwen/Qwen2.5-7B-Instruct": DecoderShape(3584, 28, 18944, 28, 4, 128, 152064, False, True),
@@ -269,7 +273,8 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     learners, sharers, one = config.topology.learners, n_sharers(config), BYTES[config.model.dtype]
     counts, batch = ParameterCounts.of(config, shape), MicroBatch.of(config, n_prompt)
     gradients, active = GRADIENT_BYTES * counts.trained // sharers, activations(config, shape, batch)
-    step = gradients + active if batch.n > 1 else max(gradients, active)
+    step = gradients + active if batch.n > 1 else max(gradients + last_layer(config, shape, batch), active)
+    step = max(step, gradients + saved_bytes(config, counts))
     rounded = one * counts.trained if learners == 1 and config.model.dtype != "float32" else 0
     snapshots = N_SNAPSHOTS * counts.pushed_bytes if index == 0 else 0
     changes = root_delta_bytes(config, counts) if index == 0 else 0
@@ -279,19 +284,47 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     kept += critic_need(config, shape) + away // shape.layers
     host = libraries(config, Role.LEARNER)
     if config.learner.simulated is not None:
-        return Need(BYTES["float32"] * shape.n_parameters, host + snapshots)
+        return Need(BYTES["float32"] * shape.n_parameters, host + snapshots + simulated_bytes(config, counts, index))
     host += staged_bytes(config, shape, counts)
     if config.topology.gpus_per_host == 0:
-        return Need(kept + rounded + step, host + snapshots + changes)
+        host += snapshots + changes
+        least = libraries(config, Role.LEARNER) + N_LOADED * loaded_bytes(config, shape) - host
+        return Need(max(kept + rounded + gathered(config, shape) + step, least), host)
     device = kept + max(rounded + step, gradients + SQRT_BYTES * counts.trained // sharers)
-    policy = one * counts.frozen or BYTES["float32"] * shape.n_parameters
-    loaded = max(policy, one * shape.n_frozen)  # each rank loads models on the host
+    loaded = max(loaded_bytes(config, shape), one * shape.n_frozen)  # each rank loads models on the host
     place = home(config, on_gpu=True)
     if place == "device":
         return Need(device + snapshots, host + loaded)
     if place == "private" and snapshots:  # pinned memory: torch rounds it up to a power of two
         snapshots = N_SNAPSHOTS * (1 << (counts.pushed_bytes - 1).bit_length())
     return Need(device, host + max(loaded, snapshots + changes))
+
+
+def loaded_bytes(config: Config, shape: DecoderShape) -> int:
+    """Bytes of the policy as every learner rank loads it: float32, with adapters model.dtype."""
+    return shape.n_parameters * BYTES["float32" if config.actor.lora is None else config.model.dtype]
+
+
+def root_numbers(shape: DecoderShape) -> int:
+    """Numbers outside the decoder layers: embedding and head."""
+    return shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+
+
+def gathered(config: Config, shape: DecoderShape) -> int:
+    """Bytes on a CPU of what FSDP2 gathers from other ranks; 0 for one rank.
+
+    All layers: each is freed after its use, but its place in the heap lies between activations and is filled by smaller
+    tensors. The root twice, since it is gathered through a buffer. Measured with SmolLM2 (docs/notes/benchmarks.md).
+    """
+    if config.topology.learners == 1:
+        return 0
+    return BYTES[config.model.dtype] * (shape.n_parameters + root_numbers(shape))
+
+
+def last_layer(config: Config, shape: DecoderShape, batch: "MicroBatch") -> int:
+    """Bytes beside all gradients at the end of a backward pass: a layer's activations, the embedding's gradient."""
+    by_embedding = 0 if config.actor.lora is not None else shape.vocabulary * shape.hidden * GRADIENT_BYTES
+    return by_embedding + layer_bytes(config, shape, batch)
 
 
 def payload_bytes(config: Config, counts: ParameterCounts) -> int:
@@ -323,6 +356,25 @@ def staged_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -
     return numbers // config.topology.learners
 
 
+def saved_bytes(config: Config, counts: ParameterCounts) -> int:
+    """Bytes of a rank's share of the weights while a checkpoint is written and training waits, on a CPU: gathered from
+    all ranks, or rounded. 0 where they are copied in any case (`staged_bytes`), or written from where they are.
+    """
+    if config.checkpoint.async_save or config.topology.gpus_per_host or config.actor.lora is not None:
+        return 0
+    is_whole = config.topology.learners == 1 and config.model.dtype == "float32"
+    return 0 if is_whole else counts.pushed_bytes // config.topology.learners
+
+
+def simulated_bytes(config: Config, counts: ParameterCounts, index: int) -> int:
+    """Bytes of a checkpoint of a learner without passes: there are no moments, and float32 weights are rank 0's."""
+    is_rounded = config.model.dtype != "float32"
+    if not (config.checkpoint.async_save or is_rounded):
+        return 0
+    masters = BYTES["float32"] * counts.trained if is_rounded and config.checkpoint.async_save and index == 0 else 0
+    return masters + counts.pushed_bytes // config.topology.learners
+
+
 def learner_activation_numbers(config: Config, shape: DecoderShape) -> tuple[int, int]:
     """`DecoderShape.activation_numbers` for the learner of these settings."""
     topology = config.topology
@@ -342,19 +394,28 @@ def adapter_activation_numbers(config: Config, shape: DecoderShape) -> int:
 
 def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
     """Bytes of a micro-batch's activations and logits, and of the first gradient, that of the embedding."""
-    one = BYTES[config.model.dtype]
-    width = config.actor.context_parallel
-    rows, wanted = -(-batch.rows // width), -(-batch.wanted // width)  # of this rank
-    row, seen = learner_activation_numbers(config, shape)
-    attended = batch.seen * seen if width == 1 else shared_attention_numbers(config, shape, batch)
-    layer = (rows * row + attended) * one
-    kept = shape.layers * layer
-    if config.learner.gradient_checkpointing:  # a layer's input, and one layer at a time
-        kept = shape.layers * rows * shape.hidden * one + layer
+    wanted = -(-batch.wanted // config.actor.context_parallel)  # of this rank
     at_once = logits_chunk(wanted, shape.vocabulary, config.learner.max_logits_mib) or wanted
     logits = N_LOGITS * at_once * shape.vocabulary * BYTES["float32"]
     by_embedding = 0 if config.actor.lora is not None else shape.vocabulary * shape.hidden * GRADIENT_BYTES
-    return kept + logits + by_embedding
+    return kept_bytes(config, shape, batch) + logits + by_embedding
+
+
+def layer_bytes(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
+    """Bytes of the activations of one decoder layer on this rank."""
+    width = config.actor.context_parallel
+    row, seen = learner_activation_numbers(config, shape)
+    attended = batch.seen * seen if width == 1 else shared_attention_numbers(config, shape, batch)
+    return (-(-batch.rows // width) * row + attended) * BYTES[config.model.dtype]
+
+
+def kept_bytes(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
+    """Bytes of all layers' activations; with checkpointing of each layer's input, and of one layer at a time."""
+    layer = layer_bytes(config, shape, batch)
+    if not config.learner.gradient_checkpointing:
+        return shape.layers * layer
+    rows = -(-batch.rows // config.actor.context_parallel)
+    return shape.layers * rows * shape.hidden * BYTES[config.model.dtype] + layer
 
 
 def shared_attention_numbers(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:

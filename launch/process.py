@@ -23,7 +23,7 @@ from areal_bus.messages import Role
 from areal_bus.process import parent_death
 from areal_bus.process.commands import resume_command
 from areal_bus.process.terminal import STYLED
-from launch.environment import MALLOC_VARIABLES, actor_environment
+from launch.environment import actor_environment, malloc_variables
 from launch.forked import ForkedProcess
 from launch.runs import newest_checkpoint
 
@@ -72,7 +72,7 @@ def start_actor(context: Context, gpus: Sequence[int], command: Sequence[str] | 
     numbers = {name: str(descriptor) for name, descriptor in inherited.items()}
     inner = actor_environment(os.environ, gpus=gpus, cpu=context.device == "cpu") | numbers
     if context.role == Role.LEARNER:
-        inner = MALLOC_VARIABLES | inner
+        inner = malloc_variables(context.n_learners) | inner
 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     try:

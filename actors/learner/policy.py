@@ -3,6 +3,8 @@
 Shapes: S tokens of a packed row, N wanted tokens of it, V words.
 """
 
+import contextlib
+import ctypes
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Required, TypedDict, Unpack
@@ -91,6 +93,8 @@ class PackedModel:
         if ranks.size > 1:
             shard(self.model, self.dtype if self.casts else None, self.device, replicas=ranks.replicas)
         self._parameters = dict(self.model.named_parameters())
+        if self.device.type == "cpu":
+            _return_freed_memory()
 
     def _fuse(self) -> None:
         """Replace the layers of a Llama-like model by fused ones on CPU, if they compute the same."""
@@ -319,6 +323,12 @@ def shard(model: Any, dtype: torch.dtype | None, device: torch.device, *, replic
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+
+
+def _return_freed_memory() -> None:
+    """Give the kernel back what glibc keeps: the model of which a rank holds a shard now, and trial gradients."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -1,11 +1,7 @@
-"""The memory estimate of a dry run: the parts of its formula, and the real peak of the demo (`make soak`)."""
+"""The memory estimate of a dry run: the parts of its formula. Real peaks: test_measured_memory.py (`make soak`)."""
 
-import json
-import os
 import re
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,19 +30,16 @@ from launch.memory import (
     activations,
     estimate,
     find_shape,
+    layer_bytes,
     read_shape,
+    saved_bytes,
 )
 from launch.topology import plan
-from tests.launch.test_bootstrap import MPIRUN
-from tools.bench.jobs.demo import command
 
 ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "configs" / "demo.toml"
 SHAPE = DecoderShape(8, 2, 16, 2, 1, 4, 10, True)
 N = 2 * (8 * 4 * 2 * 3 + 3 * 8 * 16) + 80  # its parameters
 WAITS = {"checkpoint": {"async_save": False}}
-STEPS = 3  # enough for the peak: with moments, two snapshots and a push beside a step
-NEAR = 0.10
 
 
 def config(**sections: dict[str, Any]) -> Config:
@@ -115,11 +108,47 @@ def test_a_learner_needs_gradients_or_activations_and_with_several_micro_batches
     assert need(several, Role.LEARNER).device == 12 * N + 4 * N + passing[several]
     assert need(one, Role.LEARNER, index=1).host == LIBRARIES[Role.LEARNER]
     large = DecoderShape(64, 2, 16, 2, 1, 4, 10, True)  # gradients are more than what so few tokens leave
-    little = config(data={"task": "sums", "batch_size": 1})
-    found = estimate(little, large, Role.LEARNER, 0, n_prompt=1)
-    assert found.device == 12 * large.n_parameters + max(
-        4 * large.n_parameters, activations(little, large, MicroBatch.of(little, 1))
-    )
+    little = config(data={"task": "sums", "batch_size": 1}, gconfig={"n_samples": 2, "max_new_tokens": 1})
+    found, batch = estimate(little, large, Role.LEARNER, 0, n_prompt=1), MicroBatch.of(little, 1)
+    at_the_end = 4 * large.n_parameters + 10 * 64 * 4 + layer_bytes(little, large, batch)
+    assert found.device == 12 * large.n_parameters + at_the_end > activations(little, large, batch)
+
+
+def test_ranks_on_a_cpu_keep_room_for_gathered_layers_and_loading_takes_a_model_twice() -> None:
+    two = config(topology={"learners": 2}, data={"task": "sums", "batch_size": 8})
+    passing = activations(two, SHAPE, MicroBatch.of(two, 10))
+    assert need(two, Role.LEARNER).device == 12 * N // 2 + 4 * (N + 80) + passing
+    on_gpu = config(topology={"learners": 2, "gpus_per_host": 2}, data={"task": "sums", "batch_size": 8})
+    assert need(on_gpu, Role.LEARNER).device == 12 * N // 2 + passing
+    wide = DecoderShape(640, 2, 16, 2, 1, 4, 10_000, True)
+    lora = config(actor={"lora": {"rank": 1, "target_modules": ["k_proj"]}}, data={"task": "sums", "batch_size": 1})
+    loading = estimate(lora, wide, Role.LEARNER, 1, n_prompt=1)
+    assert loading.device + loading.host == LIBRARIES[Role.LEARNER] + 2 * 4 * wide.n_parameters
+
+
+def test_a_checkpoint_that_training_waits_for_gathers_or_rounds_its_weights() -> None:
+    counts = ParameterCounts(N, 0, 2 * N)
+    two = {"topology": {"learners": 2}}
+    rounded = {"model": {"scratch": {}, "dtype": "bfloat16"}}
+    assert saved_bytes(config(), counts) == 0
+    assert saved_bytes(config(**rounded), counts) == 2 * N
+    assert saved_bytes(config(**two), counts) == saved_bytes(config(**two, **rounded), counts) == N
+    assert saved_bytes(config(**two, checkpoint={"async_save": True}), counts) == 0, "copied in any case"
+    assert saved_bytes(config(**two, actor={"lora": {}}), counts) == 0
+
+
+def test_a_simulated_learner_stages_weights_and_no_moments() -> None:
+    sections: dict[str, Any] = {"learner": {"simulated": {}}, "rollout": {"engine": "simulated"}}
+    for bytes_a_number, dtype in ((4, "float32"), (2, "bfloat16")):
+        made = {"model": {"scratch": {}, "dtype": dtype}, "topology": {"learners": 2}, **sections}
+        copied, waiting = (config(**made, checkpoint={"async_save": is_beside}) for is_beside in (True, False))
+        masters = 0 if dtype == "float32" else 4 * N
+        rank_1 = need(copied, Role.LEARNER, index=1)
+        assert rank_1 == Need(4 * N, LIBRARIES[Role.LEARNER] + bytes_a_number * N // 2)
+        rank_0 = LIBRARIES[Role.LEARNER] + 2 * bytes_a_number * N + bytes_a_number * N // 2
+        assert need(copied, Role.LEARNER).host == rank_0 + masters
+        gathered = 0 if dtype == "float32" else N
+        assert need(waiting, Role.LEARNER, index=1).host == LIBRARIES[Role.LEARNER] + gathered
 
 
 def test_a_checkpoint_beside_training_needs_a_copy_of_what_a_rank_writes() -> None:
@@ -408,59 +437,3 @@ def test_a_dry_run_reports_whether_the_servers_interpreter_is_installed(tmp_path
 
 def need(config: Config, role: Role, *, index: int = 0) -> Need:
     return estimate(config, SHAPE, role, index, n_prompt=10)
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
-@pytest.mark.parametrize("trains", [(), ("actor.lora.rank=16",)], ids=["all-weights", "adapters"])
-def test_the_peak_memory_of_the_demo_is_as_predicted(tmp_path: Path, trains: tuple[str, ...]) -> None:
-    """The peak of each actor's process (VmHWM)."""
-    changes = {"run.folder": f'"{tmp_path}"', "run.total_train_steps": STEPS}
-    changes |= {"evaluate.before": "false", "evaluate.after": "false"}
-    trains = (*trains, "checkpoint.async_save=false")  # the copy of a checkpoint may not meet the peak of a step
-    changed = [*trains, *(f"{key}={value}" for key, value in changes.items())]
-    line = command("demo") + [word for change in changed for word in ("--set", change)]
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    peaks: dict[str, int] = {}
-    with subprocess.Popen(line, cwd=ROOT, env=os.environ | allowed, stdout=subprocess.DEVNULL) as job:
-        try:
-            while job.poll() is None:
-                for name, pid in actors(tmp_path / "demo" / "journal").items():
-                    peaks[name] = max(peaks.get(name, 0), peak(pid))
-                time.sleep(0.2)
-        finally:
-            job.terminate()
-    assert job.returncode == 0
-    settings = load(DEMO, trains, {})
-    shape, n_prompt = find_shape(settings, DEMO.parent), longest_prompt(settings, DEMO.parent)
-    assert shape is not None
-    output = {}
-    for name, measured in peaks.items():
-        role, _, index = name.partition("-")
-        found = estimate(settings, shape, Role(role), int(index), n_prompt=n_prompt)
-        predicted = found.device + found.host - (REWARD_WORKER if role == "reward" else 0)  # a process of its own
-        output[name] = (predicted / measured - 1, predicted / MIB, measured / MIB)
-    print(output)
-    assert set(output) == {"head-0", "learner-0", "generator-0", "generator-1", "reward-0"}
-    assert {name: what for name, what in output.items() if abs(what[0]) > NEAR} == {}
-
-
-def actors(journal: Path) -> dict[str, int]:
-    """The process of each started actor, by name."""
-    found = {}
-    for file in journal.glob("*.jsonl"):
-        with file.open() as lines:
-            first = lines.readline()
-        if first.endswith("\n"):
-            start = json.loads(first)
-            found[f"{start['role']}-{start['rank']}"] = start["pid"]
-    return found
-
-
-def peak(pid: int) -> int:
-    """Peak resident bytes so far; 0 for a process that is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
