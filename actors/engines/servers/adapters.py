@@ -32,7 +32,8 @@ def why_merged(met: ServerContext, routes: AdapterRoutes, server: Server) -> str
     rank = 0 if config.actor.lora is None else config.actor.lora.rank
     try:
         paths = set(met.link.call("GET", "/openapi.json", timeout_s=timeout_s)["paths"])
-        most = routes.largest_rank(met.link.call("GET", routes.info, timeout_s=timeout_s))
+        settings = met.link.call("GET", routes.info, timeout_s=timeout_s)
+        most, is_untied = routes.largest_rank(settings), routes.is_untied(settings)
     except (ServerRejected, AttributeError, KeyError, TypeError, ValueError) as error:
         return f"it does not say which adapters it takes ({error!r})"
     rules = [
@@ -41,6 +42,8 @@ def why_merged(met: ServerContext, routes: AdapterRoutes, server: Server) -> str
         (most < rank, f"it takes adapters up to rank {most}, not {rank} (--max-lora-rank)"),
         (met.process is not None and "--load-format" not in config.engine.arguments, "it was started without weights; "
          "engine.arguments with --load-format auto lets it load the base"),
+        (bool(met.shape.tied) and is_untied, "its output layer is apart from the embedding, and the model's files have "
+         "one for both"),
         (urlsplit(met.link.url).hostname not in HERE, "it is on another machine, and adapters go through a folder"),
         (config.rollout.on_update == "keep", 'rollout.on_update = "keep" keeps samples under way'),
         (not server.stamps, "it is too old"),

