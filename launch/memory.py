@@ -33,6 +33,7 @@ N_LOADED = 2  # a model's file and its copy in memory, before training begins
 N_BUCKETS = 2  # receive buckets of a push
 MAX_DELTA_SHARE = 0.5  # areal_bus/weights/change_history.py
 N_LOGITS = 3  # logits, softmax and gradient of a trained token; float32
+N_LOGITS_PLAIN = 2  # logits and softmax, whose memory the gradient takes; see `has_plain_logits`
 N_SAMPLED = 3  # logits of a slot and two temporaries of sampling; float64
 SLOT_STEP = 64  # positions; slots grow by a quarter, to a multiple of it (actors/engines/builtin/dense_cache.py)
 LIBRARIES = {  # code and own allocations of libraries, torch 2.13 on CPU
@@ -396,9 +397,16 @@ def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
     """Bytes of a micro-batch's activations and logits, and of the first gradient, that of the embedding."""
     wanted = -(-batch.wanted // config.actor.context_parallel)  # of this rank
     at_once = logits_chunk(wanted, shape.vocabulary, config.learner.max_logits_mib) or wanted
-    logits = N_LOGITS * at_once * shape.vocabulary * BYTES["float32"]
+    n = N_LOGITS_PLAIN if at_once == wanted and has_plain_logits(config) else N_LOGITS
+    logits = n * at_once * shape.vocabulary * BYTES["float32"]
     by_embedding = 0 if config.actor.lora is not None else shape.vocabulary * shape.hidden * GRADIENT_BYTES
     return kept_bytes(config, shape, batch) + logits + by_embedding
+
+
+def has_plain_logits(config: Config) -> bool:
+    """Whether the model's logits are used as they are: neither cast nor divided; the entropy has no gradient."""
+    is_cast = config.model.dtype != "float32" or config.topology.gpus_per_host > 0
+    return not is_cast and config.gconfig.temperature in (0.0, 1.0) and config.actor.entropy_coef == 0
 
 
 def layer_bytes(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
