@@ -153,13 +153,14 @@ def test_a_simulated_learner_stages_weights_and_no_moments() -> None:
 
 
 def test_a_checkpoint_beside_training_needs_a_copy_of_what_a_rank_writes() -> None:
-    beside = {"checkpoint": {"async_save": True}, "topology": {"learners": 2}}
-    for bytes_a_number, sections in (
+    beside: dict[str, Any] = {"checkpoint": {"async_save": True}, "topology": {"learners": 2}}
+    cases: list[tuple[int, dict[str, Any]]] = [
         (12, {}),
         (12 + 2, {"model": {"scratch": {}, "dtype": "bfloat16"}}),
         (24, {"actor": {"advantage": "gae"}}),
         (16, {"actor": {"kl_ctl": 0.1}, "reference": {"update_every": 3}}),
-    ):
+    ]
+    for bytes_a_number, sections in cases:
         kept, alone = (need(config(**beside | other, **sections), Role.LEARNER, index=1) for other in ({}, WAITS))
         assert (kept.host - alone.host, kept.device) == (bytes_a_number * N // 2, alone.device)
     gpus = {"learners": 2, "gpus_per_host": 2}
