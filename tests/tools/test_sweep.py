@@ -234,6 +234,16 @@ def test_the_border_of_scores_that_follow_it_is_found(x: float, power: float) ->
     assert found.error < 1e-6
 
 
+def test_the_border_of_the_published_table_is_that_of_one_task() -> None:
+    table = ROOT / "docs" / "tolerance" / "runs.csv"
+    with pytest.raises(ConfigError, match="choose by a column, for example --where task=reverse"):
+        border.read_scores(table, "rloo-naive")
+    scores = border.read_scores(table, "rloo-naive", {"task": "reverse", "family": "llama"})
+    found = border.fit(border.shares(scores, [1, 2, 3, 4, 5]))
+    assert found.x == pytest.approx(1.57e-3, rel=0.01)  # docs/tolerance.md
+    assert found.error < 0.05
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_ends_with_table_csv_and_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -39,19 +39,27 @@ class Fit:
         return 1 / (1 + float((product / self.x) ** self.power))
 
 
-def read_scores(path: Path, algorithm: str) -> Scores:
-    """Raises ConfigError for a table without these columns or this algorithm."""
+def read_scores(path: Path, algorithm: str, where: Mapping[str, str] | None = None) -> Scores:
+    """Scores of the rows with these values in these columns. Raises ConfigError for a table without the columns or such
+    rows, and for two rows of one lag, learning rate and seed.
+    """
+    where = where or {}
     found: dict[tuple[float, float], dict[int, float]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            missing = {"exact_lag", "lr", "algorithm", "seed", "score"} - row.keys()
+            missing = {"exact_lag", "lr", "algorithm", "seed", "score", *where} - row.keys()
             if missing:
                 raise ConfigError(f"{path} must be the runs.csv of a sweep over lag and lr: it lacks {sorted(missing)}")
-            if row["algorithm"] == algorithm and row["score"]:
+            if row["algorithm"] == algorithm and row["score"] and all(row[name] == x for name, x in where.items()):
                 cell = found.setdefault((float(row["exact_lag"]), float(row["lr"])), {})
+                if int(row["seed"]) in cell:
+                    raise ConfigError(
+                        f"{path} has two runs of lag {row['exact_lag']}, lr {row['lr']} and seed {row['seed']}: choose "
+                        "by a column, for example --where task=reverse --where family=llama"
+                    )
                 cell[int(row["seed"])] = float(row["score"])
     if not found:
-        raise ConfigError(f"{path} has no run of the algorithm {algorithm!r}")
+        raise ConfigError(f"{path} has no run of the algorithm {algorithm!r} with {dict(where)}")
     return found
 
 
@@ -95,8 +103,9 @@ def main() -> int:
     p.add_argument("table", type=Path, metavar="RUNS.CSV", help="runs.csv of a sweep with exact_lag, lr and algorithm")
     p.add_argument("--algorithm", required=True, metavar="NAME", help="value of the column algorithm")
     p.add_argument("--lr", type=float, action="append", metavar="X", help="only this learning rate (may repeat)")
+    p.add_argument("--where", action="append", default=[], metavar="COLUMN=VALUE", help="only these rows (may repeat)")
     args = p.parse_args()
-    scores = read_scores(args.table, args.algorithm)
+    scores = read_scores(args.table, args.algorithm, dict(text.partition("=")[::2] for text in args.where))
     if args.lr:
         scores = {(lag, lr): cell for (lag, lr), cell in scores.items() if lr in args.lr}
     points = shares(scores, sorted({seed for cell in scores.values() for seed in cell}))
