@@ -1,6 +1,6 @@
 """Adapters on servers of the test's own: taken by name where a server can, else merged and pushed whole.
 
-`make test-vllm` has a real server take them by name.
+`make test-sglang` and `make test-vllm` have real servers take them by name.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from actors.models.lora import BASE_DIGEST, adapted_layers, base_digest, merged,
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tests.servers import speaks_vllm
-from tests.servers.engines import Running, context_of, model, model_folder, vllm_python, worst
+from tests.servers.engines import Running, context_of, model, model_folder, sglang_python, vllm_python, worst
 from tests.servers.speaks_sglang import SpeaksSGLang, V, speaking
 from tests.servers.speaks_vllm import SpeaksVLLM
 
@@ -120,8 +120,10 @@ def test_a_server_with_a_head_apart_from_a_tied_embedding_is_sent_merged_weights
         assert set(fake.taken[-1]) == {*weights, "lm_head.weight"}
 
 
-@pytest.mark.vllm
-def test_a_real_server_samples_with_the_adapter_of_each_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [pytest.param("sglang", marks=pytest.mark.sglang), pytest.param("vllm", marks=pytest.mark.vllm)]
+)
+def test_a_real_server_samples_with_the_adapter_of_each_version(tmp_path: Path, kind: str) -> None:
     """A base of its own head, which the server loads; two updates while samples are under way."""
     folder = model_folder(tmp_path / "model", hidden_size=128)
     base = model(folder, 1)
@@ -132,8 +134,14 @@ def test_a_real_server_samples_with_the_adapter_of_each_version(tmp_path: Path) 
         "model": {"path": str(folder)},
         "data": {"task": "sums", "max_prompt_tokens": 64},
         "gconfig": {"max_new_tokens": 128},
-        "rollout": {"engine": "vllm", "max_concurrent_rollouts": 8},
-        "engine": {"python": vllm_python(), "start_timeout_s": 500.0, "arguments": TAKES_ADAPTERS},
+        "rollout": {"engine": kind, "max_concurrent_rollouts": 8},
+        "engine": {
+            "python": sglang_python() if kind == "sglang" else vllm_python(),
+            "start_timeout_s": 500.0,
+            "call_timeout_s": 200.0,
+            "silent_s": 200.0,
+            "arguments": TAKES_ADAPTERS + (SGLANG_ON_CPU if kind == "sglang" else ()),
+        },
         "actor": {"lora": LORA},
     })  # fmt: skip
     engine = open_engine(context_of(folder), config, load_tokenizer(str(folder)))
@@ -160,6 +168,7 @@ def test_a_real_server_samples_with_the_adapter_of_each_version(tmp_path: Path) 
 
 
 TAKES_ADAPTERS = ("--load-format", "auto", "--enable-lora", "--max-lora-rank", "8")
+SGLANG_ON_CPU = ("--lora-target-modules", "q_proj", "down_proj", "--lora-backend", "torch_native")
 ENDLESS = SamplingControls(ignore_eos=True)
 
 

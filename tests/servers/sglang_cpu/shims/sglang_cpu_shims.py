@@ -8,8 +8,9 @@ does not use these.
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
@@ -35,4 +36,29 @@ def declare(folder: str) -> None:
             torch.library.define(f"torchvision::{name}", SCHEMA)
 
 
-sys.meta_path.insert(0, BeforeTorchvision())
+class BeforeAdapters(importlib.abc.MetaPathFinder):
+    """Finds nothing; acts once, when SGLang's adapters are looked for: they ask for pinned memory on every device."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname == "sglang.srt.lora":
+            sys.meta_path.remove(self)
+            pin_nothing()
+
+
+def pin_nothing() -> None:
+    """Pinned memory needs an accelerator: make plain memory instead."""
+    import torch
+
+    def plain(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*given: Any, **more: Any) -> Any:
+            more.pop("pin_memory", None)
+            return make(*given, **more)
+
+        return made
+
+    for name in ("tensor", "empty", "zeros", "ones", "full"):
+        setattr(torch, name, plain(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *given: self  # type: ignore[method-assign]
+
+
+sys.meta_path[:0] = [BeforeTorchvision(), BeforeAdapters()]
