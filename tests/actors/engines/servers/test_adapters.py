@@ -142,7 +142,7 @@ def test_a_real_server_samples_with_the_adapter_of_each_version(tmp_path: Path, 
             "silent_s": 200.0,
             "arguments": TAKES_ADAPTERS + (SGLANG_ON_CPU if kind == "sglang" else ()),
         },
-        "actor": {"lora": LORA},
+        "actor": {"lora": WITH_VALUES},
     })  # fmt: skip
     engine = open_engine(context_of(folder), config, load_tokenizer(str(folder)))
     try:
@@ -168,7 +168,8 @@ def test_a_real_server_samples_with_the_adapter_of_each_version(tmp_path: Path, 
 
 
 TAKES_ADAPTERS = ("--load-format", "auto", "--enable-lora", "--max-lora-rank", "8")
-SGLANG_ON_CPU = ("--lora-target-modules", "q_proj", "down_proj", "--lora-backend", "torch_native")
+SGLANG_ON_CPU = ("--lora-target-modules", "q_proj", "v_proj", "down_proj", "--lora-backend", "torch_native")
+WITH_VALUES = LORA | {"target_modules": ["q_proj", "v_proj", "down_proj"]}  # SGLang refuses queries without values
 ENDLESS = SamplingControls(ignore_eos=True)
 
 
@@ -186,7 +187,7 @@ def with_drawn(folder: Path, engine: Engine, version: int) -> Any:
     made, tensors = load_model(str(folder), "float32", "cpu"), drawn(engine, version)
     weights = dict(made.named_parameters())
     with torch.no_grad():
-        for layer in adapted_layers(made, LORA["target_modules"]):  # type: ignore[arg-type]
+        for layer in adapted_layers(made, WITH_VALUES["target_modules"]):  # type: ignore[arg-type]
             a_RE, b_FR = (tensors[name] for name in names_of(layer))
             weight = weights[f"{layer}.weight"]
             weight.copy_(merged(weight, a_RE, b_FR, 1.0))  # alpha = rank
