@@ -34,6 +34,7 @@ COMMANDS = {
     "convert": ("tools.convert", "write the settings of verl, TRL or AReaL as TOML, and list what has no counterpart"),
     "audit": ("tools.audit", "check a run's journal against the invariants"),
     "simulate": ("tools.simulate", "predict throughput and lag for each split and eta, in virtual time"),
+    "adapt": ("tools.adapt", "simulate the planner of the split against fixed splits and a clairvoyant schedule"),
     "sweep": ("tools.sweep", "run a grid of settings with several seeds and compare the cells"),
     "staleness": ("tools.staleness", "simulate rings with faults under each staleness policy"),
     "bench": ("tools.bench", "run a benchmark; the last line is one JSON object"),

@@ -20,6 +20,7 @@ class PlannedSample:
 
     uid: int
     length: int  # tokens
+    number: int = 0  # in its group
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class PlannedGenerator:
         self._live: list[
             tuple[float, int, float, PlannedSample]
         ] = []  # heap of (progress at its end, number, progress at its start, sample)
+        self._begins = 0.0  # sum of the progress at which the live samples began
         self._waiting: deque[PlannedSample] = deque()
         self._prompts: Counter[int] = Counter()  # uid -> live samples
         self._updates: list[tuple[float, int]] = [(0.0, 0)]  # (progress at which the version was loaded, version)
@@ -62,7 +64,7 @@ class PlannedGenerator:
 
     def live_tokens(self) -> float:
         """Tokens of the samples that are not complete."""
-        return sum(self._progress - begin for _, _, begin, _ in self._live)
+        return max(0.0, len(self._live) * self._progress - self._begins)
 
     def advance(self, now: float) -> None:
         begin, self._since = self._since, now
@@ -71,7 +73,7 @@ class PlannedGenerator:
         if not self._live:
             self.idle_s += now - begin
         elif worked_s > self._stall_s:
-            self._progress += (worked_s - self._stall_s) / self._step_s()
+            self._progress += self._tokens_in(worked_s - self._stall_s)
         self._stall_s = max(0.0, self._stall_s - worked_s)
 
     def next_end(self) -> float | None:
@@ -79,7 +81,7 @@ class PlannedGenerator:
         if not self._live:
             return None
         left = max(0.0, self._live[0][0] - self._progress)
-        return self._since + (self._stall_s + left * self._step_s()) / self.speed
+        return self._since + (self._stall_s + self._seconds_for(left)) / self.speed
 
     def lease(self, samples: list[PlannedSample]) -> None:
         self._waiting.extend(samples)
@@ -90,6 +92,7 @@ class PlannedGenerator:
         ended = []
         while self._live and self._live[0][0] <= self._progress + EPSILON_TOKENS:
             _, _, begin, sample = heapq.heappop(self._live)
+            self._begins -= begin
             self._prompts[sample.uid] -= 1
             if not self._prompts[sample.uid]:
                 del self._prompts[sample.uid]
@@ -123,11 +126,20 @@ class PlannedGenerator:
                 self._stall_s += self._schedule.speeds.prefill_s(self._schedule.prompt_tokens)
             self._prompts[sample.uid] += 1
             self._sequence += 1
+            self._begins += self._progress
             heapq.heappush(self._live, (self._progress + sample.length, self._sequence, self._progress, sample))
 
     def _step_s(self) -> float:
         """Time of one decode step at full speed: one token for each live sample."""
         return self._schedule.speeds.step_s(len(self._live))
+
+    def _tokens_in(self, seconds: float) -> float:
+        """Tokens that each live sample gets in this time at full speed."""
+        return seconds / self._step_s()
+
+    def _seconds_for(self, n_tokens: float) -> float:
+        """Time at full speed in which each live sample gets so many tokens."""
+        return n_tokens * self._step_s()
 
     def _spans(self, begin: float, length: int) -> list[list[int]]:
         """Version spans of a sample that began at this progress."""

@@ -83,29 +83,35 @@ class RingModel:
         self._apply_transitions(set(self.generators))
         while self.gate.u < n_steps:
             self.now, number, what, which = heapq.heappop(self._events)
-            touched: set[PlannedGenerator] = set()
-            if what == "sampled":
-                if self._next_end_event.get(which) != number:
-                    continue
-                touched.add(self._advance(self.generators[which]))
-                self._collect(self.generators[which])
-            elif what == "scored":
-                if not self._count_score(which):
-                    continue
-            elif what == "trained":
-                if number != self._update_event:
-                    continue
-                self._finish_update()
-            elif what == "arrived":
-                touched |= self._receive_weights()
-            elif what == "served":
-                if number != self._background_event:
-                    continue
-                self._background.left_s, self._background_event = 0.0, -1
-            else:
-                self.gate.publish(which)
-                self._pushing = None
-            self._apply_transitions(touched)
+            touched = self._handle(number, what, which)
+            if touched is not None:
+                self._apply_transitions(touched)
+
+    def _handle(self, number: int, what: str, which: int) -> set[PlannedGenerator] | None:
+        """Handle one event. Returns the generators that it concerns; None for an event that changes nothing."""
+        touched: set[PlannedGenerator] = set()
+        if what == "sampled":
+            if self._next_end_event.get(which) != number:
+                return None
+            touched.add(self._advance(self.generators[which]))
+            self._collect(self.generators[which])
+        elif what == "scored":
+            if not self._count_score(which):
+                return None
+        elif what == "trained":
+            if number != self._update_event:
+                return None
+            self._finish_update()
+        elif what == "arrived":
+            touched |= self._receive_weights()
+        elif what == "served":
+            if number != self._background_event:
+                return None
+            self._background.left_s, self._background_event = 0.0, -1
+        else:
+            self.gate.publish(which)
+            self._pushing = None
+        return touched
 
     # events
 
@@ -235,7 +241,7 @@ class RingModel:
         self.gate.admit(generator.version)
         uid, n = next(self._uids), self.schedule.n_samples
         self._groups[uid] = PlannedGroup(uid, generator.version, n)
-        self._advance(generator).lease([PlannedSample(uid, self._length(uid * n + sample)) for sample in range(n)])
+        self._advance(generator).lease([PlannedSample(uid, self._length(uid * n + i), i) for i in range(n)])
         return generator
 
     def _length(self, index: int) -> int:

@@ -1,0 +1,67 @@
+"""The planner in virtual time: near the clairvoyant schedule, and above fixed splits where lengths change."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tools.adapt.__main__ import main
+from tools.adapt.compare import compare, run_planner, stay
+from tools.adapt.ring import AdaptiveRing
+from tools.adapt.scenario import Workload, draw
+from tools.simulate.ring import RingModel
+
+SMALL = 90  # updates
+
+
+def test_the_planner_is_near_the_clairvoyant_schedule_and_above_every_fixed_split() -> None:
+    found = compare(replace(draw(2), change_s=0.5))
+    assert found.of_clairvoyant >= 0.95
+    assert found.adaptive > max(found.fixed.values())
+    assert found.clairvoyant >= max(found.fixed.values())
+    assert len(found.changes) > 2
+
+
+def test_a_wrong_split_is_left_early() -> None:
+    load = draw(2, n_updates=SMALL)
+    steady = replace(load, phase_starts=(0, 10_000, 20_000))
+    rings = {learners: AdaptiveRing(steady, learners=learners) for learners in steady.splits}
+    fixed = {learners: ring.run_all(stay) for learners, ring in rings.items()}
+    wrong = min(fixed, key=fixed.__getitem__)
+    throughput, changes = run_planner(steady, learners=wrong, every_steps=5)
+    assert min(step for step in changes if step) <= 10
+    last = changes[max(changes)]
+    assert fixed[last] >= 0.95 * max(fixed.values())
+    assert throughput > 1.2 * fixed[wrong]
+
+
+def count(load: Workload, ring: RingModel) -> tuple[int, int]:
+    """(groups, samples) that were trained."""
+    groups = len(ring.batches) * load.schedule.batch_size
+    return groups, groups * load.schedule.n_samples
+
+
+def test_a_change_loses_no_sample_and_costs_its_time() -> None:
+    load = draw(2, n_updates=30)
+    still, moved = AdaptiveRing(load, learners=3), AdaptiveRing(load, learners=3)
+    still.run_all(stay)
+    moved.run_all(lambda step: {10: 4, 20: 3}.get(step))
+    assert moved.n_changes == 2
+    assert count(load, moved) == count(load, still)
+    pause = moved.update_ends[10] - moved.update_ends[9]
+    assert pause >= load.change_s
+    assert not moved._queued
+    assert moved.gate.in_training + moved.gate.live <= moved.gate.limit
+
+
+def test_a_split_without_a_generator_is_refused() -> None:
+    load = draw(2, n_updates=30)
+    with pytest.raises(ValueError, match="a learner and a generator"):
+        AdaptiveRing(load, learners=3).change(load.n_ranks)
+
+
+def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--workloads", "1", "--first", "2", "--json"]) == 0
+    (each,) = json.loads(capsys.readouterr().out)["workloads"]
+    assert each["seed"] == 2
+    assert each["adaptive"] > 0
