@@ -26,12 +26,15 @@ from actors.runtime import process
 from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_seldom, dump, journal_rejections
 from actors.runtime.stages import stages_of
 from areal_bus import messages as m
+from areal_bus.config.capacity import slots
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Discard, Divide, Effect, End, Keep, Mark, Progress, Record, Save, Send
 from areal_bus.core.evaluation_plan import EvaluationSet, best, history, name_of
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.rules import HeadRules
+from areal_bus.core.split import RankPool
+from areal_bus.core.split_planner import PlannerRules
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState
 from areal_bus.errors import ActorFailed, CheckpointError
@@ -86,6 +89,31 @@ def with_split(rules: HeadRules, run: Path) -> HeadRules:
         return rules
     pool, split = found
     return replace(rules.in_split(split), pool=pool)
+
+
+def planner_rules(config: Config, pool: RankPool | None) -> PlannerRules | None:
+    """Rules of the head's planner; None where it is off. `pool`: the ranks that may change; None: the split stays."""
+    adapt = config.topology.adapt
+    if not adapt.every_steps:
+        return None
+    generators_at: dict[int, int] = {}
+    if pool is not None:
+        most = adapt.max_learners or max(pool.choices())
+        generators_at = {n: pool.generators_at(n) for n in pool.choices() if n <= most}
+    return PlannerRules(
+        every_steps=adapt.every_steps,
+        total_steps=config.run.total_train_steps,
+        eta=config.rollout.max_head_offpolicyness,
+        generators_at=generators_at,
+        slots=slots(config),
+        eta_min=adapt.eta_min,
+        hysteresis=adapt.hysteresis,
+    )
+
+
+def with_planner(rules: HeadRules, config: Config) -> HeadRules:
+    """The rules with those of the planner, where it is on."""
+    return replace(rules, planner=planner_rules(config, rules.pool))
 
 
 def evaluation_sets(config: Config, sets: Mapping[str, list[dict[str, Any]]]) -> tuple[EvaluationSet, ...]:
@@ -152,7 +180,7 @@ class Shell:
         sets = load_sets(config, context.config_folder)
         self._save_problems(sets)
         self.checkpoints = HeadCheckpointWriter(self.folder / "frontiers")
-        rules = with_split(rules_of(context, config, sets), self.folder)
+        rules = with_planner(with_split(rules_of(context, config, sets), self.folder), config)
         self.pool = rules.pool
         self.state = HeadState(
             rules if rules.lease_secret else replace(rules, lease_secret=secrets.token_bytes(16)),

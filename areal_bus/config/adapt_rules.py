@@ -1,5 +1,6 @@
 """Rules of [topology.adapt], and the settings of each split that it may reach. Pure: no I/O."""
 
+from areal_bus.config.adapt import AdaptSettings
 from areal_bus.config.sections import Config, TopologyConfig
 
 Rule = tuple[bool, str]  # (whether it is violated, error text)
@@ -7,12 +8,15 @@ Rule = tuple[bool, str]  # (whether it is violated, error text)
 
 def is_adaptive(topology: TopologyConfig) -> bool:
     """Whether ranks may change between learning and sampling."""
-    return bool(topology.adapt.schedule)
+    adapt = topology.adapt
+    return bool(adapt.schedule) or (adapt.every_steps > 0 and adapt.min_learners != adapt.max_learners)
 
 
 def learner_counts(topology: TopologyConfig) -> list[int]:
     """The numbers of learner ranks that the job may have, in ascending order."""
-    return sorted({topology.learners, *(learners for _, learners in topology.adapt.schedule)})
+    adapt = topology.adapt
+    planned = {adapt.min_learners, adapt.max_learners or topology.learners} if adapt.every_steps else set()
+    return sorted({topology.learners, *planned, *(learners for _, learners in adapt.schedule)})
 
 
 def with_learners(topology: TopologyConfig, learners: int) -> TopologyConfig:
@@ -29,26 +33,73 @@ def settings_by_split(config: Config) -> dict[int, Config]:
 
 
 def adapt_rules(c: Config) -> list[Rule]:
-    """Rules for a split that changes."""
+    """Rules for a split or an eta that changes."""
+    return [*_planner(c), *(_split(c) if is_adaptive(c.topology) else [])]
+
+
+def _planner(c: Config) -> list[Rule]:
+    topology, adapt, eta = c.topology, c.topology.adapt, c.rollout.max_head_offpolicyness
+    off = AdaptSettings()
+    unused = [name for name in ("min_learners", "max_learners", "hysteresis", "eta_min")
+              if getattr(adapt, name) != getattr(off, name)]  # fmt: skip
+    most = adapt.max_learners or max(topology.learners, adapt.min_learners)
+    return [
+        (
+            bool(adapt.schedule) and adapt.every_steps > 0,
+            "the split follows either topology.adapt.schedule or the planner: remove it, or topology.adapt.every_steps",
+        ),
+        (
+            bool(unused) and not adapt.every_steps,
+            f"topology.adapt.{unused and unused[0]} needs topology.adapt.every_steps above 0, for example 20",
+        ),
+        (
+            adapt.min_learners > most,
+            f"topology.adapt.min_learners must not exceed max_learners: they are {adapt.min_learners} and {most}",
+        ),
+        (
+            adapt.every_steps > 0 and not adapt.min_learners <= topology.learners <= most,
+            f"a job begins with a split that it may have: topology.learners = {topology.learners} is not in "
+            f"topology.adapt.min_learners..max_learners = {adapt.min_learners}..{most}",
+        ),
+        (
+            adapt.eta_min is not None and adapt.eta_min > eta,
+            f"topology.adapt.eta_min = {adapt.eta_min} must not exceed rollout.max_head_offpolicyness = {eta}, the "
+            "largest eta (eta = 0 is synchronous and does not change)",
+        ),
+        (
+            adapt.every_steps > 0 and adapt.min_learners == adapt.max_learners and adapt.eta_min is None,
+            "topology.adapt.every_steps needs something that may change: set topology.adapt.eta_min, or different "
+            "min_learners and max_learners",
+        ),
+    ]
+
+
+def _most_learners(topology: TopologyConfig) -> int | None:
+    """Learner ranks that leave one generator; None where the number of ranks is not set."""
+    width = topology.tensor_parallel
+    if topology.generators is not None:
+        return topology.learners + (topology.generators - 1) * width
+    rewards = topology.rewards if topology.reward == "rank" else 0
+    return None if topology.ranks is None else topology.ranks - rewards - width
+
+
+def _split(c: Config) -> list[Rule]:
     topology = c.topology
-    if not is_adaptive(topology):
-        return []
     steps = [step for step, _ in topology.adapt.schedule]
     counts, width = learner_counts(topology), topology.tensor_parallel
     uneven = [n for n in counts if (n - counts[0]) % width]
-    most = None if topology.generators is None else topology.learners + (topology.generators - 1) * width
-    key = "topology.adapt.schedule"
+    most = _most_learners(topology)
+    key = "topology.adapt.schedule" if steps else "topology.adapt"
     return [
         (
-            steps != sorted(set(steps)) or steps[0] < 1 or steps[-1] >= c.run.total_train_steps,
+            bool(steps) and (steps != sorted(set(steps)) or steps[0] < 1 or steps[-1] >= c.run.total_train_steps),
             f"{key} has pairs [step, learners] with ascending steps from 1 to {c.run.total_train_steps - 1}: its steps "
             f"are {steps}",
         ),
         (counts[0] < 1, f"{key}: at least one rank learns; it has {counts[0]} learners"),
         (
             most is not None and counts[-1] > most,
-            f"{key}: at least one generator must be left; {counts[-1]} learners leave none of "
-            f"{topology.learners} + {topology.generators} x {width} ranks",
+            f"{key}: at least one generator must be left; {counts[-1]} learners leave none: {most} may learn",
         ),
         (
             bool(uneven),

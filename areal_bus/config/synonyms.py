@@ -56,7 +56,7 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "rollout.engine": "backend inference_engine inference_backend rollout_backend gen_backend",
     "rollout.max_concurrent_rollouts": "max_num_seqs max_concurrency max_running_requests max_concurrent_requests",
     "rollout.max_head_offpolicyness": "eta max_staleness staleness_threshold max_off_policy_steps async_level"
-    " max_async_level off_policy_steps staleness",
+    " max_async_level off_policy_steps staleness eta_max",
     "run.folder": "output_dir save_path default_local_dir fileroot",
     "run.name": "experiment_name trial_name project_name run_name job_name",
     "run.resume": "resume_from_checkpoint resume_mode load_checkpoint_path recover_mode",

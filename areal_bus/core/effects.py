@@ -1,6 +1,6 @@
 """Effects: the decisions of the head, as records. The shell (`actors/head/shell.py`) carries them out in order."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,12 +90,15 @@ class Effects:
 
     def __init__(self) -> None:
         self._out: list[Effect] = []
+        self.on_record: Callable[[Event, Mapping[str, Any]], None] | None = None  # is called with every journal line
 
     def send(self, to: str, message: m.Message) -> None:
         self._out.append(Send(to, message))
 
     def record(self, event: Event, **fields: Any) -> None:
         self._out.append(Record(event, fields))
+        if self.on_record is not None:
+            self.on_record(event, fields)
 
     def progress(self, kind: str, **fields: Any) -> None:
         self._out.append(Progress(kind, fields))

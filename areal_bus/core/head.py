@@ -10,6 +10,7 @@ from typing import Any
 
 from areal_bus import messages as m
 from areal_bus.authorization import check_sender
+from areal_bus.core.adaptation import Adaptation
 from areal_bus.core.effects import Effect, Effects
 from areal_bus.core.events import Event
 from areal_bus.core.member_lifecycle import MemberLifecycle
@@ -44,7 +45,8 @@ class Head:
         self.publisher = Publisher(state, self._effects)
         self.lifecycle = MemberLifecycle(state, self._effects, self.rollouts, self.publisher)
         self.phases = Phases(state, self._effects, self.rollouts)
-        self.split_changes = SplitChanges(state, self._effects, self.rollouts, self.lifecycle)
+        self.adaptation = Adaptation(state, self._effects) if state.rules.planner is not None else None
+        self.split_changes = SplitChanges(state, self._effects, self.rollouts, self.lifecycle, self.adaptation)
         self.training = Training(state, self._effects, self.rollouts, self.publisher, self.phases, self.split_changes)
         self._assembling_since = self._last_event = now
         self._n_rejected: Counter[tuple[str, str]] = Counter()  # by sender and message type
@@ -123,6 +125,8 @@ class Head:
         It counts a little, so that a head that is always late still detects dead members.
         """
         gap_s, self._last_event = now - self._last_event, now
+        if self.adaptation is not None:
+            self.adaptation.now = now
         silent_s = self.state.rules.silent_s
         if gap_s > silent_s / LATE:
             self.state.members.slept(gap_s - silent_s / COUNTS, now)

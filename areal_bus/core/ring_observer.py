@@ -22,7 +22,7 @@ STEADY = (
 )
 
 
-class Begun(NamedTuple):
+class DecodeStart(NamedTuple):
     """A sample that a generator decodes."""
 
     at: float
@@ -102,7 +102,7 @@ class WatchedGroup:
 
     holder: str
     missing: int
-    begun: deque[Begun] = field(default_factory=deque)
+    begun: deque[DecodeStart] = field(default_factory=deque)
     longest: int = 0
     last_s: float = 0.0
 
@@ -262,5 +262,5 @@ class RingObserver:
         while decoder.waiting and decoder.live < self._slots:
             uid = decoder.waiting.popleft()
             if (group := self._groups.get(uid)) is not None:
-                group.begun.append(Begun(now, decoder.live_s))
+                group.begun.append(DecodeStart(now, decoder.live_s))
                 decoder.live += 1

@@ -51,6 +51,7 @@ class Rollouts:
             self.gate.admit(entry.born)
             self.rows.issue(entry.uid, prompt.issue)
             self.ledger.reopen(entry)
+        self.gate.set_eta(self.rules.eta_after(checkpoint.eta))
         self.partials.begin_term(checkpoint.version, set(self.ledger.open))
         self._release(known)
         return {uid: list(entry.verdicts) for uid, entry in self.ledger.open.items()}

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from areal_bus.core.evaluation_plan import EvaluationSet
 from areal_bus.core.split import RankPool, Split
+from areal_bus.core.split_planner import PlannerRules
 from areal_bus.core.stages import Stage, stage_at
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import VerdictStatus
@@ -48,12 +49,24 @@ class HeadRules:
     pool: RankPool | None = None  # ranks that may change their role; None: the split stays
     split_number: int = 0  # of the split that this head starts with ...
     split_since: int = 0  # ... and the version at which it began
+    planner: PlannerRules | None = None  # of [topology.adapt]; None: nothing adapts
     schedule: tuple[tuple[int, int], ...] = ()  # (step, learners), by step: splits that are wanted from a step on
     stages: tuple[Stage, ...] = ()  # by their first version; empty: n_samples holds throughout
 
     def samples_at(self, version: int) -> int:
         """Samples of a group whose prompt is admitted at this version."""
         return stage_at(self.stages, version).n_samples if self.stages else self.n_samples
+
+    @property
+    def adapts_eta(self) -> bool:
+        """Whether eta may change between updates."""
+        return self.planner is not None and self.planner.eta_min is not None
+
+    def eta_after(self, saved: int | None) -> int:
+        """The eta in force in a term that begins at a checkpoint with this one."""
+        if self.planner is None or self.planner.eta_min is None or saved is None:
+            return self.eta
+        return min(self.eta, max(self.planner.eta_min, saved))
 
     @property
     def split(self) -> Split:

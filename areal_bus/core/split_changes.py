@@ -10,6 +10,7 @@ brings the change back to step 1.
 """
 
 from areal_bus import messages as m
+from areal_bus.core.adaptation import Adaptation
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
 from areal_bus.core.member_lifecycle import MemberLifecycle
@@ -24,8 +25,15 @@ from areal_bus.messages import Role
 class SplitChanges:
     """Takes a change from the wish to the new split. Owns `state.split` and `state.change`."""
 
-    def __init__(self, state: HeadState, effects: Effects, rollouts: Rollouts, lifecycle: MemberLifecycle) -> None:
-        self.state, self.effects = state, effects
+    def __init__(
+        self,
+        state: HeadState,
+        effects: Effects,
+        rollouts: Rollouts,
+        lifecycle: MemberLifecycle,
+        adaptation: Adaptation | None = None,
+    ) -> None:
+        self.state, self.effects, self.adaptation = state, effects, adaptation
         self.pool, self.terms, self.gate = state.rules.pool, state.terms, state.gate
         self.rollouts = rollouts
         self.lifecycle = lifecycle
@@ -51,7 +59,7 @@ class SplitChanges:
             self.effects.progress("note", name="head", text=text)
 
     def advance(self) -> None:
-        """After each event: consult the schedule, let generators leave, commit a change whose checkpoint is written."""
+        """After each event: ask schedule or planner, let generators leave, commit a change that is written."""
         if self.pool is None or self.state.phase is not Phase.TRAINING:
             return
         self._consult()
@@ -90,13 +98,15 @@ class SplitChanges:
         self.terms.requests.clear()
 
     def _consult(self) -> None:
-        """Look up the schedule once at each version, but for the one at which the split changed last."""
+        """Ask schedule or planner once at each version, but not at the one at which the split changed last."""
         state, version = self.state, self.gate.u
         is_ready = self.terms.begun_by is not None and not state.is_draining and state.change.target is None
         if not is_ready or version == self._consulted or version <= state.split.since:
             return
         self._consulted = version
         wanted = scheduled(state.rules.schedule, version)
+        if wanted is None and self.adaptation is not None:
+            wanted = self.adaptation.wanted_learners(version)
         if wanted is not None and wanted != state.split.learners and version < state.rules.total_steps:
             self.begin(wanted)
 

@@ -39,7 +39,7 @@ class PlannerRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class SplitPrediction:
     """A split and its predicted throughput."""
 
     learners: int
@@ -99,7 +99,7 @@ class SplitPlanner:
             correction = self._corrections.setdefault(learners, Correction())
             correction.add(1 / self._predict(figures, learners), interval_s, figures.mean_tokens)
 
-    def decide(self, step: int, figures: RingFigures | None, learners: int) -> Prediction | None:
+    def decide(self, step: int, figures: RingFigures | None, learners: int) -> SplitPrediction | None:
         """The split to change to after update `step`; None: stay at `learners`."""
         rules = self.rules
         if figures is None or learners not in rules.generators_at or step - self._last_change < rules.every_steps:
@@ -142,7 +142,7 @@ class SplitPlanner:
         self._last_eta = step
         return eta + (1 if good > eta else -1)
 
-    def predictions(self, figures: RingFigures, learners: int) -> list[Prediction]:
+    def predictions(self, figures: RingFigures, learners: int) -> list[SplitPrediction]:
         """Every split with its throughput, by learner ranks; `learners`: those of now.
 
         A split that was not measured has the correction of the split of now.
@@ -150,11 +150,11 @@ class SplitPlanner:
         factors = {n: found.factor(figures.mean_tokens) for n, found in self._corrections.items()}
         of_now = factors.get(learners) or 1.0
         return [
-            Prediction(n, self._predict(figures, n) * (factors.get(n) or of_now))
+            SplitPrediction(n, self._predict(figures, n) * (factors.get(n) or of_now))
             for n in sorted(self.rules.generators_at)
         ]
 
-    def _doubted(self, prediction: Prediction, learners: int) -> float:
+    def _doubted(self, prediction: SplitPrediction, learners: int) -> float:
         """The prediction less its likely error, which grows with the distance from the split of now."""
         generators_at = self.rules.generators_at
         ratios = prediction.learners / learners, generators_at[prediction.learners] / generators_at[learners]

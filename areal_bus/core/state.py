@@ -112,5 +112,13 @@ class HeadState:
         )
         rows, figures = self.rows, dict(self.figures)
         return HeadCheckpoint(
-            version, self.ledger.next_uid, rows.position, rows.waiting, open_prompts, figures, self.max_lag, rows.state
+            version,
+            self.ledger.next_uid,
+            rows.position,
+            rows.waiting,
+            open_prompts,
+            figures,
+            self.max_lag,
+            rows.state,
+            self.gate.eta_in_force if self.rules.adapts_eta else None,
         )

@@ -86,6 +86,7 @@ class Training:
             open=list(kept),
             kept=list(kept.values()),
             lives_on=message.lives_on,
+            **({"eta": self.gate.eta_in_force} if self.rules.adapts_eta else {}),
         )
         self.publisher.record_stage(version)
         self._write_savepoint(version, root.name)

@@ -154,6 +154,7 @@ def _pack(checkpoint: HeadCheckpoint) -> Iterator[bytes]:
         "results": checkpoint.results,
         "max_lag": checkpoint.max_lag,
         "source": checkpoint.source,
+        "eta": checkpoint.eta,
         "open": [_about(prompt) for prompt in checkpoint.open],
     }
     yield json.dumps(about).encode() + b"\n"
@@ -188,7 +189,7 @@ def _unpack(body: bytes) -> HeadCheckpoint:
         prompts.append(OpenPrompt(**found, issue=issue, scored=tuple(next(scored) for _ in range(n_scored))))
     again = tuple(_issue(issue) for issue in about["again"])
     version, next_uid, position = about["version"], about["next_uid"], about["position"]
-    further = about["results"], about.get("max_lag"), about.get("source", "")  # older files lack the last two
+    further = about["results"], about.get("max_lag"), about.get("source", ""), about.get("eta")  # older: only the first
     return HeadCheckpoint(version, next_uid, position, again, tuple(prompts), *further)
 
 

@@ -8,7 +8,7 @@ import pytest
 from tools.adapt.__main__ import main
 from tools.adapt.compare import compare, run_planner, stay
 from tools.adapt.ring import AdaptiveRing
-from tools.adapt.scenario import Workload, draw
+from tools.adapt.scenario import ShiftingWorkload, draw
 from tools.simulate.ring import RingModel
 
 SMALL = 90  # updates
@@ -35,7 +35,7 @@ def test_a_wrong_split_is_left_early() -> None:
     assert throughput > 1.2 * fixed[wrong]
 
 
-def count(load: Workload, ring: RingModel) -> tuple[int, int]:
+def count(load: ShiftingWorkload, ring: RingModel) -> tuple[int, int]:
     """(groups, samples) that were trained."""
     groups = len(ring.batches) * load.schedule.batch_size
     return groups, groups * load.schedule.n_samples

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from areal_bus.core.ring_observer import RingObserver
 from areal_bus.core.split_planner import PlannerRules, SplitPlanner
 from tools.adapt.ring import AdaptiveRing, Wish
-from tools.adapt.scenario import Workload
+from tools.adapt.scenario import ShiftingWorkload
 
 EVERY_STEPS = 10
 
@@ -15,7 +15,7 @@ EVERY_STEPS = 10
 class Comparison:
     """Throughputs in trained tokens a second."""
 
-    workload: Workload
+    workload: ShiftingWorkload
     fixed: dict[int, float]  # learner ranks -> throughput
     clairvoyant: float
     plan: dict[int, int]  # step -> learner ranks, of the clairvoyant schedule
@@ -36,7 +36,7 @@ class Comparison:
         return self.adaptive / self.fixed[self.best_fixed] - 1
 
 
-def compare(workload: Workload, *, every_steps: int = EVERY_STEPS) -> Comparison:
+def compare(workload: ShiftingWorkload, *, every_steps: int = EVERY_STEPS) -> Comparison:
     """Simulate the workload with each."""
     rings = {learners: AdaptiveRing(workload, learners=learners) for learners in workload.plausible_splits}
     fixed = {learners: ring.run_all(stay) for learners, ring in rings.items()}
@@ -45,7 +45,7 @@ def compare(workload: Workload, *, every_steps: int = EVERY_STEPS) -> Comparison
     return Comparison(workload, fixed, clairvoyant, plan, adaptive, changes)
 
 
-def first_split(workload: Workload, rings: dict[int, AdaptiveRing]) -> int:
+def first_split(workload: ShiftingWorkload, rings: dict[int, AdaptiveRing]) -> int:
     """Learner ranks of the best split for the lengths at first, as `tools.simulate` finds it before a job starts."""
     return min(rings, key=lambda learners: rings[learners].update_ends[workload.phase_starts[1] - 1])
 
@@ -55,7 +55,7 @@ def stay(step: int) -> None:
 
 
 def best_schedule(
-    workload: Workload, rings: dict[int, AdaptiveRing], fixed: dict[int, float]
+    workload: ShiftingWorkload, rings: dict[int, AdaptiveRing], fixed: dict[int, float]
 ) -> tuple[float, dict[int, int]]:
     """The clairvoyant schedule: (throughput, {step: learner ranks}).
 
@@ -74,7 +74,7 @@ def best_schedule(
     return found
 
 
-def shortest(workload: Workload, rings: dict[int, AdaptiveRing], *, n: int = 2) -> list[tuple[int, ...]]:
+def shortest(workload: ShiftingWorkload, rings: dict[int, AdaptiveRing], *, n: int = 2) -> list[tuple[int, ...]]:
     """The n sequences of splits, one for each phase, with the least sum of times."""
     ends = [*workload.phase_starts[1:], workload.n_updates]
     times = {}
@@ -93,7 +93,7 @@ def follow(plan: dict[int, int]) -> Wish:
     return lambda step: plan.get(step)
 
 
-def run_planner(workload: Workload, *, learners: int, every_steps: int) -> tuple[float, dict[int, int]]:
+def run_planner(workload: ShiftingWorkload, *, learners: int, every_steps: int) -> tuple[float, dict[int, int]]:
     """The production planner, from this split on: (throughput, {step: learner ranks})."""
     schedule = workload.schedule
     observer = RingObserver(batch_size=schedule.batch_size, n_samples=schedule.n_samples, slots=schedule.slots)

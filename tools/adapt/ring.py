@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from areal_bus.core.ring_observer import RingObserver
-from tools.adapt.scenario import Workload
+from tools.adapt.scenario import ShiftingWorkload
 from tools.simulate.generator import PlannedGenerator, PlannedSample
 from tools.simulate.ring import PlannedGroup, RingModel
 from tools.simulate.schedule import Schedule
@@ -56,7 +56,7 @@ class ContextGenerator(PlannedGenerator):
 class AdaptiveRing(RingModel):
     """One ring with the workload's lengths. `generators` holds one per rank; only some of them get work."""
 
-    def __init__(self, workload: Workload, *, learners: int, observer: RingObserver | None = None) -> None:
+    def __init__(self, workload: ShiftingWorkload, *, learners: int, observer: RingObserver | None = None) -> None:
         super().__init__(workload.schedule, seed=workload.seed)
         self.workload, self.learners, self.observer = workload, learners, observer
         self.generators = [

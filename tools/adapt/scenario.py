@@ -15,7 +15,7 @@ MAX_FACTOR = 8  # the limit of an answer, in medians of the first phase
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class ShiftingWorkload:
     """One drawn workload: a ring of `n_ranks` ranks, whose lengths change at the steps `phase_starts`.
 
     A decode step slows down with the contexts of the live samples, because it reads their KV caches. So long answers
@@ -60,7 +60,7 @@ class Workload:
         return float(min((self.n_ranks - learners) * slots / step_s, batch / train_s))
 
 
-def draw(seed: int, *, n_updates: int = N_UPDATES) -> Workload:
+def draw(seed: int, *, n_updates: int = N_UPDATES) -> ShiftingWorkload:
     """The workload of this seed. Speeds are such that one split or another is the best."""
     rng = random.Random(f"adapt {seed}")
     n_ranks, n_samples, eta = rng.choice((8, 10, 12, 16)), rng.choice((2, 4, 8)), rng.choice((2, 3, 4))
@@ -89,7 +89,7 @@ def draw(seed: int, *, n_updates: int = N_UPDATES) -> Workload:
         push_s=batch_s * rng.uniform(0.02, 0.1),
         reward_s=batch_s * rng.uniform(0.0, 0.02),
     )
-    return Workload(
+    return ShiftingWorkload(
         seed=seed,
         n_ranks=n_ranks,
         n_updates=n_updates,

@@ -96,6 +96,7 @@ class HeadReplay:
             "push_broken": self.pushing.break_,
         }
         ledger: dict[str, Handler] = {
+            "adapt": self.clock.adapt,
             "admit": self.on_admit,
             "lease": self.on_lease,
             "scored": self.on_scored,

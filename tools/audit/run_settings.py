@@ -31,6 +31,7 @@ class RunSettings:
     loaders: tuple[str, ...] = ()  # names of the sources that are loaders
     window: PassRateWindow | None = None  # of the curriculum
     n_passes: int | None = None  # data.total_train_epochs
+    eta_min: int | None = None  # topology.adapt; None: eta does not change
 
     def declared(self, status: str) -> float | None:
         """The declared reward of a verdict `timeout` or `error`."""
@@ -38,8 +39,12 @@ class RunSettings:
 
     @property
     def limit(self) -> int | None:
-        """Number of credits (I1)."""
-        return None if self.batch_size is None or self.eta is None else (self.eta + 1) * self.batch_size
+        """Number of credits (I1), with the largest eta."""
+        return self.limit_at(self.eta)
+
+    def limit_at(self, eta: int | None) -> int | None:
+        """Number of credits with this eta in force."""
+        return None if self.batch_size is None or eta is None else (eta + 1) * self.batch_size
 
     @property
     def patience_s(self) -> float | None:
@@ -69,6 +74,7 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunS
         on_timeout=number("reward", "on_timeout"),
         on_error=number("reward", "on_error"),
         max_refill=config["data"].get("max_refill", 0) if "data" in config else None,
+        eta_min=config.get("topology", {}).get("adapt", {}).get("eta_min"),
         partial_groups=config.get("reward", {}).get("partial_groups") is True,
         **_data(config.get("data", {})),
     )

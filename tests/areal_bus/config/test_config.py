@@ -420,6 +420,30 @@ def test_32_2_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        (["topology.adapt.eta_min=1"], "topology.adapt.eta_min needs topology.adapt.every_steps above 0"),
+        (["topology.adapt.max_learners=2"], "topology.adapt.max_learners needs topology.adapt.every_steps above 0"),
+        (["topology.adapt.every_steps=5", "topology.adapt.eta_min=2"], "eta_min = 2 must not exceed rollout.max_head"),
+        (
+            ["topology.adapt.every_steps=5", "topology.adapt.eta_min=1", "rollout.max_head_offpolicyness=0"],
+            "eta = 0 is synchronous and does not change",
+        ),
+        (
+            ["topology.adapt.every_steps=5", "topology.adapt.min_learners=3", "topology.adapt.max_learners=2"],
+            "min_learners must not exceed max_learners: they are 3 and 2",
+        ),
+        (
+            ["topology.adapt.every_steps=5", "topology.adapt.max_learners=2", "topology.learners=3"],
+            "topology.learners = 3 is not in topology.adapt.min_learners..max_learners = 1..2",
+        ),
+        (
+            ["topology.adapt.every_steps=5", "topology.adapt.max_learners=3", "topology.ranks=4"],
+            "at least one generator must be left; 3 learners leave none: 2 may learn",
+        ),
+        (["topology.adapt.every_steps=5", "topology.adapt.max_learners=1"], "needs something that may change"),
+        (
+            ["topology.adapt.every_steps=5", "topology.adapt.schedule=[[3, 2]]"],
+            "either topology.adapt.schedule or the planner",
+        ),
         (["topology.adapt.schedule=[[3, 2], [2, 1]]"], "with ascending steps from 1 to 9: its steps are [3, 2]"),
         (["topology.adapt.schedule=[[0, 2]]"], "with ascending steps from 1 to 9: its steps are [0]"),
         (["topology.adapt.schedule=[[10, 2]]"], "with ascending steps from 1 to 9: its steps are [10]"),

@@ -172,7 +172,7 @@ def play(observer: RingObserver, *, n_updates: int, length: Callable[[int], int]
 
 def test_the_observer_measures_lengths_speeds_and_pushes() -> None:
     observer = RingObserver(batch_size=2, n_samples=4, slots=8)
-    assert observer.figures is None
+    assert RingObserver(batch_size=2, n_samples=4, slots=8).figures is None
     play(observer, n_updates=30, length=lambda version: 100 if version <= 15 else 200)
     figures = observer.figures
     assert figures is not None

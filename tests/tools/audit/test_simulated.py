@@ -1,8 +1,10 @@
 """tools.audit over simulated schedules with all kinds of faults: the journals of the production head are clean."""
 
 import json
+import random
+import re
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from areal_bus.core.effects import End, Record
 from areal_bus.core.events import Event
+from areal_bus.core.split_planner import PlannerRules, SplitPlanner
 from areal_bus.messages import Role
 from tools.audit.audit import Audit, audit
 from tools.run import Run
@@ -81,6 +84,7 @@ def journal(folder: Path, scenario: Scenario, ring: Recorded) -> Path:
         },
         "rollout": {"max_head_offpolicyness": scenario.eta, "staleness_policy": str(scenario.policy)},
         "gconfig": {"n_samples": scenario.n_samples},
+        "topology": {"adapt": {"eta_min": scenario.planner.eta_min if scenario.planner is not None else None}},
         "weights": {"timeout_s": scenario.push_timeout_s},
         "bus": {"silent_s": scenario.silent_s},
         "reward": {
@@ -139,3 +143,22 @@ def test_what_heads_write_over_several_terms_is_clean(tmp_path: Path) -> None:
         seen["verdicts kept"] += any(kept for beginning in beginnings for kept in beginning.open.values())
     enough = {"later terms": 80, "later heads": 40, "undone batches": 12, "open again": 5, "verdicts kept": 2}
     assert all(seen[name] >= n for name, n in enough.items()), seen
+
+
+def test_the_audit_holds_each_admission_to_the_eta_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its journals are clean, and not when their changes name a smaller eta."""
+    rng = random.Random(3)
+    monkeypatch.setattr(SplitPlanner, "choose_eta", lambda self, *_: rng.randint(1, self.rules.eta))
+    n_noticed = 0
+    for seed in range(12):
+        rules = PlannerRules(every_steps=1, total_steps=20, eta=4, generators_at={}, eta_min=1)
+        scenario = replace(draw(seed), eta=4, planner=rules, total_steps=20, n_rows=None)
+        ring = Recorded(scenario)
+        ring.run()
+        folder = journal(tmp_path, scenario, ring)
+        found = audit(Run(folder))
+        assert not found.findings.first, (seed, found.findings.first)
+        for path in (folder / "journal").glob("head-*"):
+            path.write_text(re.sub(r'"eta":[0-9],"before":[0-9]', '"eta":1,"before":1', path.read_text()))
+        n_noticed += "I1" in audit(Run(folder)).findings.first
+    assert n_noticed > 2

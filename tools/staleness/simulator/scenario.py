@@ -9,6 +9,7 @@ from areal_bus.core.data_source import DataSource, Row
 from areal_bus.core.evaluation_plan import EvaluationSet
 from areal_bus.core.rules import HeadRules
 from areal_bus.core.split import RankPool
+from areal_bus.core.split_planner import PlannerRules
 from areal_bus.core.stages import Stage
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Role
@@ -124,11 +125,15 @@ class Scenario:
     resend_s: float = 12.0
     report_tokens: int = 0  # new tokens of a live sample, reported on a weight update; 0: no reports
     report_bytes: int = 1 << 20  # of these reports that the head keeps
+    planner: PlannerRules | None = None  # of a split or an eta that adapts
     patience_s: float = 4000.0  # without an update, after calm: everyone waits (I11)
 
     @property
     def pool(self) -> RankPool | None:
         """The ranks that may change their role; None where the split is fixed."""
+        if self.planner is not None and self.planner.generators_at:
+            least = min(self.planner.generators_at)
+            return RankPool(least, self.planner.generators_at[least])
         if not self.schedule:
             return None
         least = min(self.n_learners, *(learners for _, learners in self.schedule))
@@ -148,6 +153,7 @@ class Scenario:
             assemble_s=self.calm_s + 1000.0,
             push_timeout_s=self.push_timeout_s,
             policy=self.policy,
+            planner=self.planner,
             drop_last=self.drop_last,
             checkpoint_every=self.checkpoint_every,
             checkpoint_keep=self.checkpoint_keep,

@@ -63,6 +63,7 @@ class Witness:
         self.n_undone = 0  # prompts that were trained, and are not in the surviving history
         self.handed: set[tuple[int, int, int]] = set()  # (step, uid, sample) sent to learners in this term
         self._leased: set[tuple[int, int]] = set()  # (uid, attempt) of all terms
+        self.eta = scenario.eta  # in force
         self.weights: dict[int, str] = {0: MODEL}  # version -> which weights, in the surviving history
         self.learners: Learners | None = None
         self._push: m.PushBegin | None = None  # the last one
@@ -70,6 +71,7 @@ class Witness:
         self.excuses = Excuses(scenario, self.pushed)
         self._handlers = {
             Event.TERM: lambda line: go_back(self, line),
+            Event.ADAPT: self._on_adapt,
             Event.ADMIT: self._on_admit,
             Event.LEASE: self._on_lease,
             Event.SCORED: self._on_scored,
@@ -135,11 +137,18 @@ class Witness:
 
     # prompts
 
+    def _on_adapt(self, line: dict[str, Any]) -> None:
+        if "eta" in line:
+            planner = self.scenario.planner
+            is_allowed = planner is not None and (planner.eta_min or planner.eta) <= line["eta"] <= self.scenario.eta
+            self.check("I1", is_allowed and line["before"] == self.eta, "eta {} becomes {}", self.eta, line["eta"])
+            self.eta = line["eta"]
+
     def _on_admit(self, line: dict[str, Any]) -> None:
         uid, scenario = line["uid"], self.scenario
         self.n_live += 1
         in_training = sum(len(prompts) for prompts in self.taken.values())
-        limit = (scenario.eta + 1) * scenario.batch_size
+        limit = (self.eta + 1) * scenario.batch_size
         backlog = self.n_live + in_training
         self.check("I1", backlog <= limit, "{} live + {} in training over {}", self.n_live, in_training, limit, uid=uid)
         told = line["live"] + line["in_training"]
