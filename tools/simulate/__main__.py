@@ -29,18 +29,18 @@ from tools.simulate.sweep import (
     schedules,
     splits,
 )
-from tools.simulate.tables import SweepCell, as_json, comparison_lines, heading, table
+from tools.simulate.tables import SweepCell, as_json, comparison_lines, heading, overlap_warning, table
 
 ETAS = "0,1,2,4,8"
 EPILOG = """\
 The figures come from a model in virtual time with the production gate. Lengths and the generators' speed are those of
 [engine.simulated] (change them with --set), the learner's speed that of the options; with --from all are measured in a
 run. tokens/s: sampled tokens that updates consume in a second; 90 %: its interval, from the variation within the run
-and of so many updates, without errors of the model. bound: the slower half alone. slots: share of slots with a live
-sample. *: the smallest eta within 2 % of the best of its split, without masked tokens. The model assumes that training
-speed is proportional to the learner ranks, that long contexts do not slow decoding, and that nothing fails. Actors of
-a measured run share the cores of its host (--cores). On one shared device both halves run at half speed while both
-work."""
+and of so many updates, and the usual error of the model. bound: the slower half alone. slots: share of slots with a
+live sample. *: the smallest eta within 2 % of the best of its split, without masked tokens. The model assumes that
+training speed is proportional to the learner ranks, that long contexts do not slow decoding, and that nothing fails.
+Actors of a measured run share the cores of its host (--cores). On one shared device both halves run at half speed
+while both work."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -98,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(as_json(pace, rows, itself)))
     else:
         each = each_split(config, args, rows[0].split)
-        lines = [*heading(config, pace, where), split_line(each, args), "", *table(rows), *comparison_lines(itself)]
-        print("\n".join(lines))
+        lines = [*heading(config, pace, where), split_line(each, args), *overlap_warning(pace, rows), "", *table(rows)]
+        print("\n".join([*lines, *comparison_lines(itself)]))
     return 0
 
 

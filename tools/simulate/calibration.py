@@ -26,6 +26,8 @@ ABOUT_AS_WELL = 1.05  # squared error
 USUAL_HALF = 1 / 3  # of the slots: half_slots where a run does not show it
 VARIES = 0.15  # least standard deviation of the number of live samples, over its mean
 SLOWDOWNS = 0.05, 0.25  # least and most of a generator
+COMPUTES = 0.5  # least cores of a busy generator that others slow down
+OVERLAPS = 0.1  # least share of the work beside busy cores that shows what it costs
 SHOWS = 0.02  # of the variance of the crowded time that its samples must show beside their time
 
 
@@ -46,6 +48,12 @@ class Measured:
     n_updates: int  # measured
     tokens_per_s: float  # consumed by the measured updates
     lag_mean: float
+    crowded: float = 1.0  # share of the generators' work beside busy cores
+
+    @property
+    def shows_no_overlap(self) -> bool:
+        """Whether generators compute on cores, and never while other cores were busy."""
+        return self.cores is not None and self.cores.generator >= COMPUTES and self.crowded < OVERLAPS
 
 
 def measure(where: Run, config: Config) -> Measured:
@@ -53,10 +61,11 @@ def measure(where: Run, config: Config) -> Measured:
     return fit(record(where, config))
 
 
-def fit(seen: Recording) -> Measured:
-    """The speeds that explain the observations."""
-    prefill_s = prefill_token_s(seen.prefills, seen.prompt_tokens)
-    limit, half_slots, slowdown = fit_decoding(seen.exposures, seen.n_slots)
+def fit(seen: Recording, *, usual_slowdown: float = USUAL_SLOWDOWN) -> Measured:
+    """The speeds that explain the observations; a slowdown that the run does not show is `usual_slowdown`."""
+    limit, half_slots, slowdown = fit_decoding(seen.exposures, seen.n_slots, usual_slowdown)
+    crowded = crowded_share(seen.exposures)
+    prefill_s = prefill_token_s(seen.prefills, seen.prompt_tokens) * (1 - slowdown * crowded)
     stall_s = fmean(seen.stalls_s)
     step_s, token_s = fit_steps(seen)
     begins_s, takes_s = zip(*seen.pushes_s, strict=True)
@@ -79,6 +88,7 @@ def fit(seen: Recording) -> Measured:
         n_updates=seen.n_updates,
         tokens_per_s=seen.tokens_per_s,
         lag_mean=seen.lag_mean,
+        crowded=crowded,
     )
 
 
@@ -108,7 +118,16 @@ def fit_steps(seen: Recording) -> tuple[float, float]:
     return (1 - seen.by_tokens) * total_s / len(points), seen.by_tokens * total_s / n_tokens
 
 
-def fit_decoding(seen: Sequence[Exposure], n_slots: int) -> tuple[float, float, float]:
+def crowded_share(seen: Sequence[Exposure]) -> float:
+    """Share of the decode time in which the other cores were busy, if the generator computes on its own."""
+    at = len(HALF_SLOTS) // 2
+    alone = sum(one.alone[at] for one in seen)
+    return sum(one.crowded[at] for one in seen) / alone if alone else 0.0
+
+
+def fit_decoding(
+    seen: Sequence[Exposure], n_slots: int, usual_slowdown: float = USUAL_SLOWDOWN
+) -> tuple[float, float, float]:
     """(limit of tokens/s, half_slots, slowdown beside busy cores): least squares of the tokens of each sample.
 
     Of values of half_slots that fit about as well, the one nearest to USUAL_HALF of the slots. That one itself where
@@ -116,7 +135,7 @@ def fit_decoding(seen: Sequence[Exposure], n_slots: int) -> tuple[float, float, 
     """
     usual = USUAL_HALF * n_slots
     by_distance = sorted(range(len(HALF_SLOTS)), key=lambda at: abs(math.log((HALF_SLOTS[at] + 0.1) / usual)))
-    fits = {at: fit_at(at, seen) for at in (by_distance if varies(seen) else by_distance[:1])}
+    fits = {at: fit_at(at, seen, usual_slowdown) for at in (by_distance if varies(seen) else by_distance[:1])}
     least = min(error for error, _, _ in fits.values())
     best = next(at for at in by_distance if at in fits and fits[at][0] <= ABOUT_AS_WELL * least)
     _, limit, slowdown = fits[best]
@@ -131,8 +150,11 @@ def varies(seen: Sequence[Exposure]) -> bool:
     return len(n_live) > 1 and pstdev(n_live) >= VARIES * fmean(n_live)
 
 
-def fit_at(at: int, seen: Sequence[Exposure]) -> tuple[float, float, float]:
-    """(weighted squared error, limit, slowdown) for the h at this place: tokens = limit (alone - slowdown crowded)."""
+def fit_at(at: int, seen: Sequence[Exposure], slowdown: float) -> tuple[float, float, float]:
+    """(weighted squared error, limit, slowdown) for the h at this place: tokens = limit (alone - slowdown crowded).
+
+    The given slowdown stays where the samples do not show one.
+    """
     rows = [(one.alone[at], one.crowded[at], 1 / one.n_tokens) for one in seen]
     t1, c1 = sum(t for t, _, _ in rows), sum(c for _, c, _ in rows)
     tt, tc, cc = (
@@ -140,7 +162,6 @@ def fit_at(at: int, seen: Sequence[Exposure]) -> tuple[float, float, float]:
         sum(t * c * w for t, c, w in rows),
         sum(c * c * w for _, c, w in rows),
     )
-    slowdown = USUAL_SLOWDOWN
     if tt * cc - tc * tc > SHOWS * tt * cc:
         slowdown = (tc * t1 - tt * c1) / (cc * t1 - tc * c1) if cc * t1 > tc * c1 else 0.0
         slowdown = min(SLOWDOWNS[1], max(SLOWDOWNS[0], slowdown))

@@ -1,9 +1,10 @@
 """Intervals of a prediction: the calibration repeated on resampled observations (bootstrap), each with new lengths.
 
-They contain what steps, lengths and decoding of the calibration run show of chance, and the chance of the predicted
-updates themselves. They do not contain errors of the model.
+They contain what steps, lengths and decoding of the calibration run show of chance, the range of a slowdown that the
+run does not show, the chance of the predicted updates themselves, and the usual error of the model's throughput.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from itertools import pairwise
 from statistics import NormalDist, stdev
 from typing import TypeVar
 
-from tools.simulate.calibration import Measured, fit
+from tools.simulate.calibration import SLOWDOWNS, Measured, fit
 from tools.simulate.outcome import Outcome, simulate_steady_state
 from tools.simulate.recording import Recording
 from tools.simulate.schedule import Schedule
@@ -19,6 +20,7 @@ from tools.simulate.schedule import Schedule
 REPLICATES = 12
 BLOCKS = 8
 COVERS = 0.9  # of the interval
+MODEL_ERROR = 0.07  # of tokens/s: root mean square over pairs of runs, docs/choosing.md
 Item = TypeVar("Item")
 
 
@@ -61,16 +63,20 @@ def resampled(seen: Recording, dice: random.Random) -> Recording:
 
 
 def replicas(seen: Recording, n: int, *, seed: int = 0) -> Iterator[Measured]:
-    """`n` calibrations on resampled observations."""
+    """`n` calibrations on resampled observations, each with another slowdown where the run shows none."""
     for index in range(n):
-        yield fit(resampled(seen, random.Random(seed * 1000 + index)))
+        dice = random.Random(seed * 1000 + index)
+        yield fit(resampled(seen, dice), usual_slowdown=dice.uniform(*SLOWDOWNS))
 
 
-def around(value: float, repeated: Sequence[float]) -> Range | None:
-    """The interval around a prediction, as wide as its repetitions scatter. None without two of them."""
+def around(value: float, repeated: Sequence[float], *, model_error: float = 0.0) -> Range | None:
+    """The interval around a prediction, from the scatter of its repetitions and the relative error of the model.
+
+    None without two repetitions.
+    """
     if len(repeated) < 2:
         return None
-    reach = NormalDist().inv_cdf(0.5 + COVERS / 2) * stdev(repeated)
+    reach = NormalDist().inv_cdf(0.5 + COVERS / 2) * math.hypot(stdev(repeated), model_error * value)
     return Range(value - reach, value + reach)
 
 
@@ -100,6 +106,6 @@ def predict(
     ]
     return Prediction(
         outcome,
-        around(outcome.tokens_per_s, [one.tokens_per_s for one in others]),
+        around(outcome.tokens_per_s, [one.tokens_per_s for one in others], model_error=MODEL_ERROR),
         around(outcome.lag_mean, [one.lag_mean for one in others]),
     )

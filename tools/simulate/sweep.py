@@ -42,6 +42,7 @@ class RingSpeed:
     reward_s: float
     prompt_tokens: int
     cores: Cores | None = None  # `learners` is that of the split
+    shows_no_overlap: bool = False  # the measured halves never computed at once
 
 
 def assumed_speed(
@@ -65,6 +66,7 @@ def measured_speed(seen: Measured) -> RingSpeed:
         reward_s=seen.reward_s,
         prompt_tokens=seen.prompt_tokens,
         cores=seen.cores,
+        shows_no_overlap=seen.shows_no_overlap,
     )
 
 

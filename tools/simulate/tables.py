@@ -71,6 +71,21 @@ def core_line(pace: RingSpeed, where: Run | None) -> list[str]:
     ]
 
 
+def overlap_warning(pace: RingSpeed, rows: Sequence[SweepCell]) -> list[str]:
+    """A line where a plan needs what busy cores cost each other and its run does not show it."""
+    if pace.cores is None or not pace.shows_no_overlap or not any(overlaps(row) for row in rows):
+        return []
+    return [
+        f"warning    generators of this run never compute beside busy cores: a slowdown of "
+        f"{pace.cores.generator_slowdown:.0%} is assumed; measure a run at eta 1 or more"
+    ]
+
+
+def overlaps(row: SweepCell) -> bool:
+    """Whether several actors compute at once in this cell. One generator and the learner take turns at eta 0."""
+    return row.eta > 0 or row.split.generators > 1
+
+
 def table(rows: Sequence[SweepCell]) -> list[str]:
     cells: list[tuple[str, ...]] = [TITLES]
     for row in rows:
@@ -115,6 +130,7 @@ def as_json(pace: RingSpeed, rows: Sequence[SweepCell], itself: RunComparison | 
         "reward_s": pace.reward_s,
         "prompt_tokens": pace.prompt_tokens,
         "cores": asdict(pace.cores) if pace.cores is not None else None,
+        "warnings": overlap_warning(pace, rows),
         "run": asdict(itself) | {"error": itself.error} if itself is not None else None,
         "rows": [
             asdict(row.split)

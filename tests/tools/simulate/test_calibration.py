@@ -12,7 +12,7 @@ from areal_bus.core.workload import LengthLaw, SpeedLaw
 from tests.tools.simulate.recorded_ring import RecordedRing
 from tools.run import Run
 from tools.simulate import __main__ as tool
-from tools.simulate.calibration import config_of, fit, measure
+from tools.simulate.calibration import SLOWDOWNS, USUAL_SLOWDOWN, config_of, fit, measure
 from tools.simulate.comparison import compare_with_run
 from tools.simulate.cores import Cores, equal_share
 from tools.simulate.generator_history import Prefill, prefill_token_s
@@ -173,6 +173,35 @@ def test_a_crowd_is_the_share_of_the_other_cores_that_is_busy() -> None:
     assert crowd.mean_share(1.0, 3.0) == pytest.approx(0.25)
 
 
+def test_a_prefill_beside_busy_cores_is_slowed_down_as_decoding_is(run_of: Callable[[Schedule], Run]) -> None:
+    """The simulation slows it down again: its speed alone is needed."""
+    run = run_of(TRUE)
+    seen, alone_s = record(run, config_of(run)), 24 / 5000
+    crowded = fit(seen).crowded
+    assert crowded > 0.8
+    slowed = [Prefill(1, 0.0, alone_s / (1 - USUAL_SLOWDOWN * crowded))]
+    found = fit(replace(seen, prompt_tokens=24, prefills=slowed))
+    assert found.speeds.prefill_tokens_per_s == pytest.approx(5000, rel=0.1)
+
+
+def test_a_run_without_overlap_says_so_and_its_slowdown_is_uncertain(
+    run_of: Callable[[Schedule], Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_turns, at_once = run_of(replace(TRUE, eta=0, n_generators=1)), run_of(TRUE)
+    seen = record(in_turns, config_of(in_turns))
+    assert fit(seen).shows_no_overlap
+    assert not measure(at_once, config_of(at_once)).shows_no_overlap
+    slowdowns = [one.cores.generator_slowdown for one in replicas(seen, 6) if one.cores is not None]
+    assert len(set(slowdowns)) == 6
+    assert all(SLOWDOWNS[0] <= one <= SLOWDOWNS[1] for one in slowdowns)
+    for run, eta, warns in ((in_turns, 1, True), (in_turns, 0, False), (at_once, 1, False)):
+        line = ["--from", str(run.folder), "--etas", str(eta), "--steps", "5", "--replicates", "0"]
+        assert tool.main(line) == 0
+        assert ("measure a run at eta 1 or more" in capsys.readouterr().out) == warns
+        assert tool.main([*line, "--json"]) == 0
+        assert bool(json.loads(capsys.readouterr().out)["warnings"]) == warns
+
+
 # intervals
 
 
@@ -181,6 +210,9 @@ def test_an_interval_is_as_wide_as_its_repetitions_scatter() -> None:
     interval = around(10.0, [8.0, 10.0, 12.0])
     assert interval is not None
     assert (interval.low, interval.high) == pytest.approx((6.71, 13.29), abs=0.01)
+    certain = around(10.0, [10.0, 10.0], model_error=0.1)
+    assert certain is not None
+    assert (certain.low, certain.high) == pytest.approx((8.36, 11.64), abs=0.01)
 
 
 def test_replicas_scatter_around_the_calibration(run_of: Callable[[Schedule], Run]) -> None:
