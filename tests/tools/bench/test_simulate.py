@@ -1,5 +1,9 @@
 """Bench `simulate`: its pairs, settings, figures and table."""
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,8 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools.bench import __main__ as bench
 from tools.bench.jobs import lengths_reward
-from tools.bench.simulate.bench import CONFIG, Pair, changes, figures, markdown, settings_text
+from tools.bench.simulate import other_work as machine
+from tools.bench.simulate.bench import CONFIG, Pair, changes, figures, markdown, other_lines, settings_text
 from tools.bench.simulate.bench import main as again
 from tools.bench.simulate.pairs import ALONE, CROWDED, LAWS, PAIRS, Job, jobs
 from tools.simulate.comparison import RunComparison
@@ -53,7 +58,7 @@ def test_rows_of_a_law_have_its_lengths() -> None:
 def pair(predicted: float, lag: float) -> Pair:
     outcome = Outcome(predicted, 0.0, 0.0, 1.0, lag, 1, 0.0, 0.0)
     told = Prediction(outcome, Range(predicted - 5, predicted + 5), None)
-    return Pair(ALONE, CROWDED, RunComparison(Split(1, 2), 1, 100.0, 0.9, 20, told))
+    return Pair(ALONE, CROWDED, RunComparison(Split(1, 2), 1, 100.0, 0.9, 20, told), 0.02)
 
 
 def test_figures_count_what_is_within_the_bounds_and_the_table_has_a_row_a_pair() -> None:
@@ -61,8 +66,31 @@ def test_figures_count_what_is_within_the_bounds_and_the_table_has_a_row_a_pair(
     assert (found["pairs"], found["within_10_percent"], found["lag_within_a_quarter"]) == (2, 1, 1)
     assert (found["mean_error"], found["largest_error"], found["largest_lag_error"]) == (0.145, 0.2, 0.4)
     *_, row = markdown([pair(109.0, 1.0)])
-    assert row == ("| 1 + 1, eta 0, B 32, medium | 1 + 2, eta 1, B 32, medium | 100 | 109 ± 5% | +9% | 0.90 | 1.00 |")
+    assert row == (
+        "| 1 + 1, eta 0, B 32, medium | 1 + 2, eta 1, B 32, medium | 100 | 109 ± 5% | +9% | +2% | 0.90 | 1.00 |"
+    )
     assert figures([])["largest_error"] is None
+
+
+def test_other_work_is_what_the_machine_did_beside_the_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(machine, "STAT", stat)
+    hertz = os.sysconf("SC_CLK_TCK")
+    stat.write_text("cpu 500 0 100 9000 80 0 0 0 70 0\ncpu0 1 1 1 1\n")
+    began = time.monotonic()
+    with machine.other_work() as found:
+        burn = "import time\nwhile time.process_time() < 0.2: pass"
+        subprocess.run([sys.executable, "-S", "-c", burn], check=True)
+        stat.write_text(f"cpu 500 {4 * hertz} 100 99000 80 0 0 {hertz} 70 0\n")  # nice and steal count, idle does not
+    assert found.cores is not None
+    assert 3.5 < found.cores * (time.monotonic() - began) < 5.0 - 0.15
+    stat.unlink()
+    with machine.other_work() as found:
+        pass
+    assert found.cores is None
+    assert other_lines({"a": 0.3, "b": 0.05})[-1].endswith("beside a (0.30)")
 
 
 def test_an_earlier_bench_without_a_finished_job_is_refused(tmp_path: Path) -> None:

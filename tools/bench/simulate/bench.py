@@ -19,6 +19,7 @@ from tools.bench.harness import worker_process
 from tools.bench.harness.protocol import Figures
 from tools.bench.jobs import lengths_reward, workload
 from tools.bench.jobs.real_job import KilledJob
+from tools.bench.simulate.other_work import QUIET, other_work
 from tools.bench.simulate.pairs import LAWS, N_SAMPLES, PAIRS, Job, jobs
 from tools.run import Run
 from tools.simulate.calibration import Measured, config_of, fit
@@ -38,6 +39,7 @@ FASTER = (
     "engine.simulated.update_s=0.03",
     "model.scratch.max_positions=600",
 )  # than CONFIG, for short jobs
+OTHERS = "other_work.json"
 MAY_BE_OFF, MAY_LAG = 0.10, 0.25  # relative error of the throughput; error of the mean lag, in versions
 
 
@@ -48,6 +50,13 @@ class Pair:
     source: Job
     target: Job
     comparison: RunComparison
+    itself: float  # error of the target's prediction from its own journal: what its own speeds do not explain
+
+    @property
+    def in_interval(self) -> bool:
+        """Whether the interval of the throughput contains the measured one."""
+        interval = self.comparison.predicted.tokens_per_s
+        return interval is not None and self.comparison.measured in interval
 
 
 class SimulateBench:
@@ -116,9 +125,17 @@ def observed(job: Job, folder: Path) -> tuple[Config, Recording]:
     started = KilledJob(
         folder / job.name, config=config, changes=changes(job), ranks=job.learners + job.generators, quiet=True
     )
-    with started.started():
+    with other_work() as others, started.started():
         started.ended(PATIENCE_S)
+    if others.cores is not None:
+        (started.run / OTHERS).write_text(json.dumps({"cores": round(others.cores, 3)}) + "\n", encoding="utf-8")
     return read(started.run)
+
+
+def other_cores(job: Job, folder: Path) -> float | None:
+    """Cores that other programs used while this job ran. None if that was not measured."""
+    path = folder / job.name / OTHERS
+    return float(json.loads(path.read_text(encoding="utf-8"))["cores"]) if path.is_file() else None
 
 
 def read(folder: Path) -> tuple[Config, Recording]:
@@ -131,7 +148,8 @@ def read(folder: Path) -> tuple[Config, Recording]:
 def results(seen: Mapping[Job, tuple[Config, Recording]], folder: Path) -> tuple[Figures, list[str]]:
     """Figures and table of the pairs, also written to `pairs.json` and `pairs.md`."""
     pairs = compared(seen)
-    found, lines = figures(pairs), markdown(pairs)
+    others = {job.name: cores for job in seen if (cores := other_cores(job, folder)) is not None}
+    found, lines = figures(pairs) | {"other_cores": others}, [*markdown(pairs), *other_lines(others)]
     (folder / "pairs.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "pairs.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
     return found, lines
@@ -144,12 +162,13 @@ def compared(seen: Mapping[Job, tuple[Config, Recording]]) -> list[Pair]:
         if source in seen and target in seen:
             config, recording = seen[target]
             measured = fit(recording)
+            itself = compare_with_run(config, measured, measured, n_steps=STEPS).error
             lengths = None if source.law == target.law else LAWS[target.law][0]
             comparison = compare_with_run(
                 config, fit(seen[source][1]), measured, n_steps=STEPS, lengths=lengths,
                 repeated=repeated(seen[source][1]),
             )  # fmt: skip
-            found.append(Pair(source, target, comparison))
+            found.append(Pair(source, target, comparison, itself))
     return found
 
 
@@ -166,6 +185,7 @@ def figures(pairs: Sequence[Pair]) -> Figures:
         "pairs": len(pairs),
         "within_10_percent": sum(error <= MAY_BE_OFF for error in errors),
         "lag_within_a_quarter": sum(lag <= MAY_LAG for lag in lags),
+        "in_interval": sum(pair.in_interval for pair in pairs),
         "mean_error": round(fmean(errors), 3) if errors else None,
         "largest_error": round(max(errors), 3) if errors else None,
         "largest_lag_error": round(max(lags), 3) if lags else None,
@@ -174,6 +194,8 @@ def figures(pairs: Sequence[Pair]) -> Figures:
                 "measured": round(pair.comparison.measured, 1),
                 "predicted": round(pair.comparison.predicted.outcome.tokens_per_s, 1),
                 "error": round(pair.comparison.error, 3),
+                "error_from_itself": round(pair.itself, 3),
+                "in_interval": pair.in_interval,
                 "measured_lag": round(pair.comparison.measured_lag, 3),
                 "predicted_lag": round(pair.comparison.predicted.outcome.lag_mean, 3),
                 "updates": pair.comparison.n_updates,
@@ -186,8 +208,9 @@ def figures(pairs: Sequence[Pair]) -> Figures:
 def markdown(pairs: Sequence[Pair]) -> list[str]:
     """The table of docs/choosing.md."""
     lines = [
-        "| calibrated from | predicted | measured tokens/s | predicted | error | lag measured | lag predicted |",
-        "|---|---|---|---|---|---|---|",
+        "| calibrated from | predicted | measured tokens/s | predicted | error | from itself | lag measured | "
+        "lag predicted |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for pair in pairs:
         one = pair.comparison
@@ -195,10 +218,16 @@ def markdown(pairs: Sequence[Pair]) -> list[str]:
         reach = plus_minus(outcome.tokens_per_s, one.predicted.tokens_per_s)
         lines.append(
             f"| {described(pair.source)} | {described(pair.target)} | {one.measured:,.0f} | "
-            f"{outcome.tokens_per_s:,.0f} {reach} | {one.error:+.0%} | {one.measured_lag:.2f} | "
+            f"{outcome.tokens_per_s:,.0f} {reach} | {one.error:+.0%} | {pair.itself:+.0%} | {one.measured_lag:.2f} | "
             f"{outcome.lag_mean:.2f} |"
         )
     return lines
+
+
+def other_lines(others: Mapping[str, float]) -> list[str]:
+    """Lines on the jobs beside which other programs used the cores."""
+    busy = [f"{job} ({n:.2f})" for job, n in others.items() if n > QUIET]
+    return ["", f"not quiet: cores that other programs used beside {', '.join(busy)}"] if busy else []
 
 
 def described(job: Job) -> str:
