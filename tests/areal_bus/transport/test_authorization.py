@@ -27,9 +27,9 @@ ALLOWED = {  # receiver -> sender -> what it may send there; written out once mo
         "learner": "Join Ready Heartbeat Failure BeginTerm Checkpointed BatchRequest UpdateDone Finished PushDone "
         "PushBroken",
     },
-    "generator": {"head": f"{COMMANDS} Evict Term Prompt Partial Ack Cancel PushBegin"},
+    "generator": {"head": f"{COMMANDS} Reassign Evict Term Prompt Partial Ack Cancel PushBegin"},
     "reward": {"head": f"{COMMANDS} Cancel", "generator": "Trajectory"},
-    "learner": {"head": f"{COMMANDS} PushBegin PushBroken ShardItem ShardEnd NoBatch"},
+    "learner": {"head": f"{COMMANDS} Reassign PushBegin PushBroken ShardItem ShardEnd NoBatch"},
 }
 NAMES = {"head": "head", "generator": "generator-0.0", "reward": "reward-0.0", "learner": "learner-0.0"}
 SENDERS_OF = NAMES | {"guest": "generator-66.0", "another reward": "reward-1.0", "nobody": "x-0.0"}
