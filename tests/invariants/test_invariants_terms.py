@@ -16,6 +16,7 @@ from areal_bus.core import head_checkpoint, rollouts
 from areal_bus.core.batcher import Batcher
 from areal_bus.core.curriculum import Curriculum, PassRateWindow
 from areal_bus.core.data_source import DataCursor
+from areal_bus.core.gate import Gate
 from areal_bus.core.head_checkpoint import HeadCheckpoint, OpenPrompt
 from areal_bus.core.ledger import Ledger
 from areal_bus.core.partial_rollouts import PartialRollouts
@@ -262,13 +263,18 @@ def away_in_a_term(seed: int) -> Scenario:
 def test_open_prompts_that_cost_no_credit_in_the_new_term_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def costs_nothing(patch: pytest.MonkeyPatch) -> None:
         begin_term = Rollouts.begin_term
+        uncounted: dict[Gate, int] = {}
 
         def wrongly(self: Any, term: int, right: HeadCheckpoint) -> dict[int, list[int]]:
             kept = begin_term(self, term, right)
-            self.gate.limit = (self.rules.eta + 1) * self.rules.batch_size + len(kept)
+            uncounted[self.gate] = len(kept)
             return kept
 
+        def limit(self: Gate) -> int:
+            return (self.eta_in_force + 1) * self.batch_size + uncounted.get(self, 0)
+
         patch.setattr(Rollouts, "begin_term", wrongly)
+        patch.setattr(Gate, "limit", property(limit))
 
     assert first_break(monkeypatch, costs_nothing).startswith("I1 ")
 

@@ -228,9 +228,10 @@ def test_the_plan_of_512_ranks_prints_without_mpirun(
 
 
 def test_parameters_are_counted_as_published() -> None:
-    sizes = {name.partition("Qwen")[2]: shape.n_parameters / 1e9 for name, shape in KNOWN_SHAPES.items()}
-    published = {"-1.5B": 1.777, "-7B": 7.615, "-14B": 14.77, "-32B": 32.76}
-    published |= {"/Qwen2.5-0.5B-Instruct": 0.494, "/Qwen2.5-1.5B-Instruct": 1.544, "/Qwen2.5-7B-Instruct": 7.615}
+    sizes = {name.partition("/")[2]: shape.n_parameters / 1e9 for name, shape in KNOWN_SHAPES.items()}
+    distilled = {"Qwen-1.5B": 1.777, "Qwen-7B": 7.615, "Qwen-14B": 14.77, "Qwen-32B": 32.76, "Llama-8B": 8.030}
+    published = {f"DeepSeek-R1-Distill-{name}": size for name, size in distilled.items()}
+    published |= {"Qwen2.5-0.5B-Instruct": 0.494, "Qwen2.5-1.5B-Instruct": 1.544, "Qwen2.5-7B-Instruct": 7.615}
     assert sizes == pytest.approx(published, rel=2e-3)
 
 
