@@ -1,0 +1,115 @@
+"""Memory of a learner rank: weights, optimizer state, a step, checkpoints and what it pushes."""
+
+from areal_bus.config.algorithms import keeps_reference
+from areal_bus.config.sections import Config
+from areal_bus.messages import Role
+from areal_bus.weights.route import home
+from launch.memory.host import libraries
+from launch.memory.micro_batch import GRADIENT_BYTES, MicroBatch, activations, last_layer
+from launch.memory.parameters import ParameterCounts, loaded_bytes, payload_bytes
+from launch.memory.shape import DecoderShape, root_numbers
+from launch.memory.units import BYTES, Need
+
+STATE_BYTES = 3 * BYTES["float32"]  # a parameter and two moments
+SQRT_BYTES = BYTES["float32"]  # torch on a GPU computes the square roots of all second moments at once
+N_SNAPSHOTS = 2  # kept by actors/learner/weight_pusher.py
+N_LOADED = 2  # a model's file and its copy in memory, before training begins
+
+
+def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int) -> Need:
+    learners, sharers, one = config.topology.learners, n_sharers(config), BYTES[config.model.dtype]
+    counts, batch = ParameterCounts.of(config, shape), MicroBatch.of(config, n_prompt)
+    gradients, active = GRADIENT_BYTES * counts.trained // sharers, activations(config, shape, batch)
+    step = gradients + active if batch.n > 1 else max(gradients + last_layer(config, shape, batch), active)
+    step = max(step, gradients + saved_bytes(config, counts))
+    rounded = one * counts.trained if learners == 1 and config.model.dtype != "float32" else 0
+    snapshots = N_SNAPSHOTS * counts.pushed_bytes if index == 0 else 0
+    changes = root_delta_bytes(config, counts) if index == 0 else 0
+    offloads = config.actor.lora is not None and config.actor.lora.offload
+    away = one * counts.adapted if offloads else 0  # in host memory; on the GPU the weights of one layer
+    kept = (STATE_BYTES * counts.trained + one * (counts.frozen + shape.n_frozen) - away) // sharers
+    kept += critic_need(config, shape) + away // shape.layers
+    host = libraries(config, Role.LEARNER)
+    if config.learner.simulated is not None:
+        return Need(BYTES["float32"] * shape.n_parameters, host + snapshots + simulated_bytes(config, counts, index))
+    host += staged_bytes(config, shape, counts)
+    if config.topology.gpus_per_host == 0:
+        host += snapshots + changes
+        least = libraries(config, Role.LEARNER) + N_LOADED * loaded_bytes(config, shape) - host
+        return Need(max(kept + rounded + gathered(config, shape) + step, least), host)
+    device = kept + max(rounded + step, gradients + SQRT_BYTES * counts.trained // sharers)
+    loaded = max(loaded_bytes(config, shape), one * shape.n_frozen)  # each rank loads models on the host
+    place = home(config, on_gpu=True)
+    if place == "device":
+        return Need(device + snapshots, host + loaded)
+    if place == "private" and snapshots:  # pinned memory: torch rounds it up to a power of two
+        snapshots = N_SNAPSHOTS * (1 << (counts.pushed_bytes - 1).bit_length())
+    return Need(device, host + max(loaded, snapshots + changes))
+
+
+def n_sharers(config: Config) -> int:
+    """Learner ranks that share one copy of the model."""
+    return config.topology.learners // config.topology.replicas
+
+
+def critic_need(config: Config, shape: DecoderShape) -> int:
+    """Bytes of a critic of the policy's size on a learner rank: weights, gradients and optimizer state. 0 without one.
+
+    Its activations are gone when the policy's are there.
+    """
+    if config.actor.advantage != "gae":
+        return 0
+    learners, sharers = config.topology.learners, n_sharers(config)
+    rounded = shape.n_parameters * BYTES[config.model.dtype] if config.model.dtype != "float32" and learners == 1 else 0
+    return (STATE_BYTES + GRADIENT_BYTES) * shape.n_parameters // sharers + rounded
+
+
+def gathered(config: Config, shape: DecoderShape) -> int:
+    """Bytes on a CPU of what FSDP2 gathers from other ranks; 0 for one rank.
+
+    All layers: each is freed after its use, but its place in the heap lies between activations and is filled by smaller
+    tensors. The root twice, since it is gathered through a buffer. Measured with SmolLM2 (docs/notes/benchmarks.md).
+    """
+    if config.topology.learners == 1:
+        return 0
+    return BYTES[config.model.dtype] * (shape.n_parameters + root_numbers(shape))
+
+
+def root_delta_bytes(config: Config, counts: ParameterCounts) -> int:
+    """At most: a payload, and the changes of each version as a bitmap of its numbers of two bytes."""
+    payload = payload_bytes(config, counts)
+    return payload + (config.weights.delta_versions * counts.pushed_bytes // 16 if payload else 0)
+
+
+def staged_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -> int:
+    """Bytes of the copy of a checkpoint on a learner rank's host: moments, float32 parameters where the model's are
+    rounded, the model as it is pushed, and those of a critic and of a reference model that checkpoints hold.
+    """
+    if not config.checkpoint.async_save and config.topology.gpus_per_host == 0:
+        return 0
+    is_rounded = config.actor.lora is None and config.model.dtype != "float32"
+    numbers = (STATE_BYTES if is_rounded else STATE_BYTES - BYTES["float32"]) * counts.trained + counts.pushed_bytes
+    if config.actor.advantage == "gae":
+        numbers += STATE_BYTES * shape.n_parameters
+    if keeps_reference(config) and config.actor.lora is None:
+        numbers += BYTES[config.model.dtype] * shape.n_parameters
+    return numbers // config.topology.learners
+
+
+def saved_bytes(config: Config, counts: ParameterCounts) -> int:
+    """Bytes of a rank's share of the weights while a checkpoint is written and training waits, on a CPU: gathered from
+    all ranks, or rounded. 0 where they are copied in any case (`staged_bytes`), or written from where they are.
+    """
+    if config.checkpoint.async_save or config.topology.gpus_per_host or config.actor.lora is not None:
+        return 0
+    is_whole = config.topology.learners == 1 and config.model.dtype == "float32"
+    return 0 if is_whole else counts.pushed_bytes // config.topology.learners
+
+
+def simulated_bytes(config: Config, counts: ParameterCounts, index: int) -> int:
+    """Bytes of a checkpoint of a learner without passes: there are no moments, and float32 weights are rank 0's."""
+    is_rounded = config.model.dtype != "float32"
+    if not (config.checkpoint.async_save or is_rounded):
+        return 0
+    masters = BYTES["float32"] * counts.trained if is_rounded and config.checkpoint.async_save and index == 0 else 0
+    return masters + counts.pushed_bytes // config.topology.learners

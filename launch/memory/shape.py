@@ -1,0 +1,136 @@
+"""The sizes of a model, from its config.json or of a known Hugging Face id."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from actors.models.adapter_folder import base_of, is_adapter_folder
+from areal_bus.config.algorithms import uses_reference, uses_teacher
+from areal_bus.config.sections import Config
+
+OUR_MODEL_TYPES = ("llama", "mistral", "qwen2")  # actors/cpu/llama_layer.py computes their layers
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """The sizes of a decoder of the Llama and Qwen family."""
+
+    hidden: int
+    layers: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    is_ours: bool = False  # a learner of one rank in float32 on a CPU uses actors/cpu for the layers
+    n_frozen: int = 0  # parameters of the reference model and the teacher, in shares on all learners
+
+    @property
+    def n_parameters(self) -> int:
+        """Parameters without norms and biases, which are below 0.1 %."""
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        layer = attention + 3 * self.hidden * self.intermediate
+        return self.layers * layer + self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """Name -> (outputs, inputs) of the linear layers of one decoder layer."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (query, self.hidden),
+            "k_proj": (key, self.hidden),
+            "v_proj": (key, self.hidden),
+            "o_proj": (self.hidden, query),
+            "gate_proj": (self.intermediate, self.hidden),
+            "up_proj": (self.intermediate, self.hidden),
+            "down_proj": (self.hidden, self.intermediate),
+        }
+
+    @property
+    def kv_per_token(self) -> int:
+        """Numbers of one token in the KV cache."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def activation_numbers(self, *, by_us: bool) -> tuple[int, int]:
+        """Numbers that a layer keeps for the backward pass: (per row, per attended token).
+
+        transformers' layers: two norms (input, normalised, scaled), the input of the output projection; gate, its
+        activation, up and their product; per attended token query, output, key and value. actors/cpu: two norms, all
+        heads, the attention output, gate and up.
+        """
+        heads = self.head_dim * (self.heads + self.kv_heads)
+        if by_us:
+            return 2 * self.hidden + 2 * heads + 2 * self.intermediate, 0
+        return 6 * self.hidden + self.heads * self.head_dim + 4 * self.intermediate, 2 * heads
+
+
+KNOWN_SHAPES = {  # from the published config.json of these models
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": DecoderShape(1536, 28, 8960, 12, 2, 128, 151936, False, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": DecoderShape(3584, 28, 18944, 28, 4, 128, 152064, False, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": DecoderShape(5120, 48, 13824, 40, 8, 128, 152064, False, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": DecoderShape(5120, 64, 27648, 40, 8, 128, 152064, False, True),
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": DecoderShape(4096, 32, 14336, 32, 8, 128, 128256, False, True),
+    "Qwen/Qwen2.5-0.5B-Instruct": DecoderShape(896, 24, 4864, 14, 2, 64, 151936, True, True),
+    "Qwen/Qwen2.5-1.5B-Instruct": DecoderShape(1536, 28, 8960, 12, 2, 128, 151936, True, True),
+    "Qwen/Qwen2.5-7B-Instruct": DecoderShape(3584, 28, 18944, 28, 4, 128, 152064, False, True),
+}
+
+
+def find_shape(config: Config, config_folder: Path) -> DecoderShape | None:
+    """From [model.scratch], the folder's config.json or KNOWN_SHAPES; None for an unknown shape.
+
+    A frozen model of unknown shape counts as large as the policy.
+    """
+    shape = shape_of_policy(config, config_folder)
+    if shape is None:
+        return None
+    is_base = config.actor.lora is not None and not config.reference.path  # the policy without its adapters
+    paths = [config.reference.path] if uses_reference(config.actor) and not is_base else []
+    paths += [config.teacher.path] if uses_teacher(config.actor) else []
+    frozen = [(shape_at(path, config_folder) if path else None) or shape for path in paths]
+    return replace(shape, n_frozen=sum(one.n_parameters for one in frozen))
+
+
+def shape_of_policy(config: Config, config_folder: Path) -> DecoderShape | None:
+    if (scratch := config.model.scratch) is not None:
+        width = scratch.hidden_size
+        head_dim = width // scratch.heads
+        size = len(set(scratch.characters)) + 3
+        return DecoderShape(width, scratch.layers, 4 * width, scratch.heads, scratch.heads, head_dim, size, True, True)
+    return shape_at(config.model.path, config_folder)
+
+
+def shape_at(path: str, config_folder: Path) -> DecoderShape | None:
+    """Of a model's folder, relative to the working directory or the config's, or of a known Hugging Face id."""
+    for folder in (Path(path), config_folder / path):
+        if is_adapter_folder(folder):
+            return shape_at(base_of(str(folder)), config_folder)
+        if (folder / "config.json").is_file():
+            return read_shape(json.loads((folder / "config.json").read_text()))
+    return KNOWN_SHAPES.get(path)
+
+
+def read_shape(published: dict[str, Any]) -> DecoderShape | None:
+    """From the fields of a config.json; None for another model family."""
+    try:
+        hidden, heads = published["hidden_size"], published["num_attention_heads"]
+        return DecoderShape(
+            hidden=hidden,
+            layers=published["num_hidden_layers"],
+            intermediate=published["intermediate_size"],
+            heads=heads,
+            kv_heads=published.get("num_key_value_heads") or heads,
+            head_dim=published.get("head_dim") or hidden // heads,
+            vocabulary=published["vocab_size"],
+            tied=bool(published.get("tie_word_embeddings", False)),
+            is_ours=published.get("model_type") in OUR_MODEL_TYPES,
+        )
+    except KeyError:
+        return None
+
+
+def root_numbers(shape: DecoderShape) -> int:
+    """Numbers outside the decoder layers: embedding and head."""
+    return shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
