@@ -156,13 +156,14 @@ class RingObserver:
         self._begin(decoder, now)
 
     def ready(self, uid: int, now: float) -> None:
-        """All samples of a group are scored."""
-        group = self._groups.pop(uid, None)
+        """All samples of a group are scored. Those that were not seen to end free their slots."""
+        group = self._groups.get(uid)
         if group is not None and not group.missing:
             self._reward.add(max(0.0, now - group.last_s))
+        self.released(uid, now)
 
     def released(self, uid: int, now: float) -> None:
-        """The lease of a group has ended: refunded, or lost by its generator."""
+        """The lease of a group has ended: complete, refunded, or lost by its generator."""
         group = self._groups.pop(uid, None)
         if group is None or not group.missing:
             return

@@ -244,6 +244,18 @@ def test_the_border_of_the_published_table_is_that_of_one_task() -> None:
     assert found.error < 0.05
 
 
+def test_what_the_border_cannot_read_is_named(tmp_path: Path) -> None:
+    table = ROOT / "docs" / "tolerance" / "runs.csv"
+    with pytest.raises(ConfigError, match="there is no "):
+        border.read_scores(tmp_path / "gone.csv", "rloo-naive")
+    with pytest.raises(ConfigError, match="has no run of algorithm = rloo-naive, task = none"):
+        border.read_scores(table, "rloo-naive", {"task": "none"})
+    for text in ("task", "=reverse"):
+        with pytest.raises(ConfigError, match="--where must be COLUMN=VALUE"):
+            border.chosen(["family=llama", text])
+    assert border.chosen(["task=reverse", "family=a=b"]) == {"task": "reverse", "family": "a=b"}
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_ends_with_table_csv_and_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

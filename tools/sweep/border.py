@@ -40,10 +40,12 @@ class Fit:
 
 
 def read_scores(path: Path, algorithm: str, where: Mapping[str, str] | None = None) -> Scores:
-    """Scores of the rows with these values in these columns. Raises ConfigError for a table without the columns or such
-    rows, and for two rows of one lag, learning rate and seed.
+    """Scores of the rows with these values in these columns. Raises ConfigError without a table, for one without the
+    columns or such rows, and for two rows of one lag, learning rate and seed.
     """
     where = where or {}
+    if not path.is_file():
+        raise ConfigError(f"RUNS.CSV must be a file, the runs.csv of a sweep over lag and lr: there is no {path}")
     found: dict[tuple[float, float], dict[int, float]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -59,7 +61,19 @@ def read_scores(path: Path, algorithm: str, where: Mapping[str, str] | None = No
                     )
                 cell[int(row["seed"])] = float(row["score"])
     if not found:
-        raise ConfigError(f"{path} has no run of the algorithm {algorithm!r} with {dict(where)}")
+        rows = "".join(f", {name} = {value}" for name, value in where.items())
+        raise ConfigError(f"{path} has no run of algorithm = {algorithm}{rows}")
+    return found
+
+
+def chosen(each: Iterable[str]) -> dict[str, str]:
+    """Column -> value of the options --where. Raises ConfigError for one without a column or "="."""
+    found = dict[str, str]()
+    for text in each:
+        column, equals, value = text.partition("=")
+        if not (column and equals):
+            raise ConfigError(f"--where must be COLUMN=VALUE, as in task=reverse: it is {text!r}")
+        found[column] = value
     return found
 
 
@@ -105,7 +119,7 @@ def main() -> int:
     p.add_argument("--lr", type=float, action="append", metavar="X", help="only this learning rate (may repeat)")
     p.add_argument("--where", action="append", default=[], metavar="COLUMN=VALUE", help="only these rows (may repeat)")
     args = p.parse_args()
-    scores = read_scores(args.table, args.algorithm, dict(text.partition("=")[::2] for text in args.where))
+    scores = read_scores(args.table, args.algorithm, chosen(args.where))
     if args.lr:
         scores = {(lag, lr): cell for (lag, lr), cell in scores.items() if lr in args.lr}
     points = shares(scores, sorted({seed for cell in scores.values() for seed in cell}))

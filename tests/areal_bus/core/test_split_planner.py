@@ -198,3 +198,28 @@ def test_a_lost_lease_frees_its_slots() -> None:
     figures = observer.figures
     assert figures is not None
     assert figures.step_s(4) == pytest.approx(0.2)  # 2 s for 10 tokens, not 7 s
+
+
+def test_a_complete_group_frees_the_slots_of_samples_that_were_not_seen_to_end() -> None:
+    """A sample that ends while the observer takes it for a waiting one, or that fails, leaves no live sample behind."""
+    observer = RingObserver(batch_size=1, n_samples=2, slots=2)
+    for uid in range(4):
+        observer.leased(2 * uid, "generator-0.0", 2, 10.0 * uid)
+        observer.leased(2 * uid + 1, "generator-0.0", 2, 10.0 * uid)  # waits
+        observer.sampled(2 * uid + 1, 10, 10.0 * uid + 1)  # the generator took it first
+        for end in (2, 2):
+            observer.sampled(2 * uid, 10, 10.0 * uid + end)
+        observer.sampled(2 * uid + 1, 10, 10.0 * uid + 4)
+        observer.ready(2 * uid, 10.0 * uid + 5)
+        observer.ready(2 * uid + 1, 10.0 * uid + 5)
+    observer.interrupted([], 50.0)  # what was measured above does not count
+    observer.leased(8, "generator-0.0", 2, 50.0)
+    for _ in range(2):
+        observer.sampled(8, 10, 52.0)
+    observer.taken(1, 52.0)
+    for version in (1, 2, 3):
+        observer.updated(version, 20, 52.0 + version)
+        observer.taken(1, 52.0 + version)
+    figures = observer.figures
+    assert figures is not None
+    assert figures.step_s(2) == pytest.approx(0.2)  # 2 s for 10 tokens of two live samples
