@@ -42,8 +42,9 @@ received as weights.staging says; a server's in host memory), keys and values of
 tensor_parallel.
 A server takes what its arguments allow; the simulated engine has in host memory what it receives, and nothing else.
 Snapshots, activations and generators are in model.dtype; a lone learner in bfloat16 also rounds its parameters. Host
-memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On CPU both columns add up. The comparison
-with a GPU's memory adds 0.75 GiB for CUDA (each rank on a GPU) and, with several learners, 1 GiB for NCCL and what FSDP
+memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On CPU both columns add up, and several
+learners keep room for what FSDP gathers: the model in model.dtype, embedding and head once more. The comparison with a
+GPU's memory adds 0.75 GiB for CUDA (each rank on a GPU) and, with several learners, 1 GiB for NCCL and what FSDP
 gathers: embedding, head and two layers in model.dtype. With actor.context_parallel a rank has its part of the tokens of
 a micro-batch, and the keys and values of all. With actor.lora the 12 and 4 bytes are those of the adapters'
 numbers, and the model itself is in model.dtype; a generator keeps base and merged weights, and receives adapters. A
