@@ -82,7 +82,8 @@ class Schedule:
     def bound(self) -> float:
         """Upper bound of the throughput for every eta. On shared cores, at most what all cores can do."""
         alone = min(self.generation_alone, self.training_alone)
-        return min(alone, 1 / self.core_s_per_token * self.cores.n) if self.cores is not None else alone
+        core_s = self.core_s_per_token
+        return min(alone, self.cores.n / core_s) if self.cores is not None and core_s > 0 else alone
 
     @property
     def core_s_per_token(self) -> float:

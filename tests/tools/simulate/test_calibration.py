@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from areal_bus.config.sections import Config
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.workload import LengthLaw, SpeedLaw
+from areal_bus.errors import ConfigError
 from tests.tools.simulate.recorded_ring import RecordedRing
 from tools.run import Run
 from tools.simulate import __main__ as tool
@@ -240,3 +242,28 @@ def test_the_command_prints_intervals_and_cores_of_a_run(
         (rows[cores],) = json.loads(capsys.readouterr().out)["rows"]
     assert rows["1"]["tokens_per_s"] < 0.7 * rows["2"]["tokens_per_s"] < rows["0"]["tokens_per_s"]
     assert rows["2"]["interval"]["low"] < rows["2"]["tokens_per_s"] < rows["2"]["interval"]["high"]
+
+
+def test_a_journal_without_cpu_times_is_planned_with_enough_cores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As older versions wrote it."""
+    ring = RecordedRing(TRUE, seed=1)
+    ring.run(20)
+    for lines in ring.lines.values():
+        for line in lines:
+            for name in ("cpu_s", "cpu_wait_s", "cores"):
+                line.pop(name, None)
+    folder = ring.write(tmp_path / "run", config(TRUE))
+    assert measure(Run(folder), config(TRUE)).cores is None
+    line = ["--from", str(folder), "--etas", "1", "--steps", "8", "--replicates", "0"]
+    assert tool.main(line) == 0
+    assert "cores      enough for all actors" in capsys.readouterr().out
+    assert tool.main([*line, "--cores", "0"]) == 0
+    with pytest.raises(ConfigError, match="--cores needs a run whose journal has CPU times"):
+        tool.main([*line, "--cores", "4"])
+
+
+def test_actors_that_compute_nothing_on_cores_are_not_bound_by_them() -> None:
+    idle = replace(TRUE, cores=Cores(2, generator=0.0, learner=0.0))
+    assert idle.bound == replace(TRUE, cores=None).bound
