@@ -79,7 +79,9 @@ def problems_with_origins(config: Config, config_folder: str | Path) -> list[Row
     """The problems of load_problems with their origins."""
     data = config.data
     if config.evaluate.path:
-        rows = read_with_origins(config.evaluate.path, data, config_folder, split=evaluation_split(data.task))
+        rows = read_with_origins(
+            config.evaluate.path, data, config_folder, split=evaluation_split(config.evaluate.path)
+        )
     elif data.is_generated:
         rows = held_out(config, data, config_folder)
     else:
@@ -119,7 +121,7 @@ def sets_with_origins(config: Config, config_folder: str | Path) -> dict[str, li
         data = config.data
         if problems.task:
             data = data.model_copy(update={"task": problems.task, "question_key": "question", "answer_key": "answer"})
-        rows = read_with_origins(problems.path, data, config_folder, split=evaluation_split(problems.task or data.task))
+        rows = read_with_origins(problems.path, data, config_folder, split=evaluation_split(problems.path))
         found[problems.name] = rows[: problems.limit]
     return found
 
@@ -128,7 +130,7 @@ def problems_of_source(config: Config, source: SourceConfig, config_folder: str 
     """evaluate_path of a [[data.source]], else the held-out problems of its generated task."""
     own = config.data.of(source.label)
     if source.evaluate_path:
-        rows = read_with_origins(source.evaluate_path, own, config_folder, split=evaluation_split(own.task))
+        rows = read_with_origins(source.evaluate_path, own, config_folder, split=evaluation_split(source.evaluate_path))
         return named(rows, source.label)
     return named(held_out(config, own, config_folder), source.label)
 

@@ -139,7 +139,7 @@ def find_rows(order: EvaluateOrder, config: Config) -> list[dict[str, Any]]:
     """The problems of the file, else those that the generated task holds out. Raises ConfigError."""
     if not order.data:
         return load_problems(config, order.folder)
-    split = evaluation_split(config.data.task)
+    split = evaluation_split(order.data)
     return read_rows(order.data, config.data, Path.cwd(), split=split)[: config.evaluate.limit]
 
 

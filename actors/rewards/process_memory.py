@@ -19,9 +19,11 @@ def resident_bytes(root: int) -> int:
 
 
 def descendants(root: int) -> Iterator[int]:
-    """`root`, its children, their children, ..."""
-    yield root
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{root}/task"):
-            for child in Path(f"/proc/{root}/task/{thread}/children").read_text().split():
-                yield from descendants(int(child))
+    """`root`, its children, their children, ... Not recursive: a program decides how deep they are."""
+    left = [root]
+    while left:
+        pid = left.pop()
+        yield pid
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                left += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())

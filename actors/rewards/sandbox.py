@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from actors.rewards.worker_process import MARK, REAP_S, kill_marked
 
 Level = Literal["bubblewrap", "rlimits"]
 NOBODY = 65534
-FIRST_UID = 1_900_000_000  # started by root, a program runs as FIRST_UID + pid: RLIMIT_NPROC counts by user
+FIRST_UID = 1_900_000_000  # started by root, a program runs as FIRST_UID + thread id: RLIMIT_NPROC counts by user
 READ_BYTES = 64 << 10
 LOOK_S = 0.1
 PROBE = "import json, socket; print(open('/proc/self/stat').read() and 7 * 191)"
@@ -200,7 +201,7 @@ class Program:
 
 def inner(limits: SandboxLimits, source: str, started: int, *, private: bool) -> list[str]:
     """The interpreter with the limits; `private`: in namespaces of its own."""
-    uid = FIRST_UID + os.getpid() if private and os.getuid() == 0 else 0
+    uid = FIRST_UID + threading.get_native_id() if private and os.getuid() == 0 else 0
     numbers = (
         limits.cpu_s,
         limits.memory_bytes,

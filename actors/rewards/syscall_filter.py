@@ -1,8 +1,8 @@
 """The seccomp filter of the sandbox: system calls that would lead around its limits fail.
 
-Namespaces and mounts (a new file system has no size limit), System V memory (not in the address space), sockets other
-than Unix and IP (AF_VSOCK reaches the host of a virtual machine from any network namespace), and parts of the kernel
-that programs do not need. Classic BPF: linux/filter.h, linux/seccomp.h.
+Namespaces and mounts (a new file system has no size limit), System V memory and files in memory (in no process's
+memory while they are not mapped), sockets other than Unix and IP (AF_VSOCK reaches the host of a virtual machine from
+any network namespace), and parts of the kernel that programs do not need. Classic BPF: linux/filter.h, linux/seccomp.h.
 """
 
 import errno
@@ -17,7 +17,8 @@ ALLOW, FAIL = 0x7FFF0000, 0x00050000
 NAMESPACES: Final = 0x7E020000  # all CLONE_NEW* flags of clone
 X32: Final = 0x40000000  # the other numbers of x86-64
 FAMILIES: Final = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
-SINCE_5_1: Final = (425, *range(428, 434), 442)  # io_uring_setup; the new mount calls. The same numbers everywhere
+# io_uring_setup; the new mount calls; memfd_secret. The same numbers everywhere
+SINCE_5_1: Final = (425, *range(428, 434), 442, 447)
 
 
 class Numbers(NamedTuple):
@@ -34,7 +35,7 @@ NUMBERS: Mapping[str, Numbers] = {
         0xC000003E,
         (
             *(272, 308, 165, 166, 155),  # unshare, setns, mount, umount2, pivot_root
-            *(29, 30, 31, 64, 68),  # shmget, shmat, shmctl, semget, msgget
+            *(29, 30, 31, 64, 68, 319),  # shmget, shmat, shmctl, semget, msgget, memfd_create
             *(248, 249, 250, 321, 298, 323),  # add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd
             *(101, 310, 311, 304),  # ptrace, process_vm_readv, process_vm_writev, open_by_handle_at
         ),
@@ -43,7 +44,7 @@ NUMBERS: Mapping[str, Numbers] = {
     ),
     "aarch64": Numbers(
         0xC00000B7,
-        (97, 268, 40, 39, 41, 194, 196, 195, 190, 186, 217, 218, 219, 280, 241, 282, 117, 270, 271, 265),
+        (97, 268, 40, 39, 41, 194, 196, 195, 190, 186, 279, 217, 218, 219, 280, 241, 282, 117, 270, 271, 265),
         clone=220,
         socket=198,
     ),

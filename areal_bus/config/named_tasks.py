@@ -84,6 +84,7 @@ NAMED_TASKS: Mapping[str, NamedTask] = {
 }
 GENERATED = ("sums", "reverse")
 WITH_TEST = ("gsm8k", "codecontests", "codeforces")  # published with a split "test" beside the one for training
+ANSWER_REWARDS = ("exact", "sums", "reverse", "math", "code", "reasoning_gym")  # each needs its own form of answers
 REASONING_GYM: Mapping[Key, Any] = {  # "reasoning-gym:NAME"
     "data.prompt": REASONING_PROMPT,
     "data.held_out": reasoning_gym.HELD_OUT,
@@ -95,9 +96,17 @@ REASONING_GYM: Mapping[Key, Any] = {  # "reasoning-gym:NAME"
 }
 
 
-def evaluation_split(task: str) -> str:
-    """The split of a Hugging Face data set that an evaluation reads."""
-    return "test" if task in WITH_TEST or task not in NAMED_TASKS else NAMED_TASKS[task].split
+def evaluation_split(path: str) -> str:
+    """The split of the Hugging Face data set `path` that an evaluation reads: "test", or what a named task says."""
+    own = (task.split for name, task in NAMED_TASKS.items() if task.hub == path and name not in WITH_TEST)
+    return next(own, "test")
+
+
+def is_scored_by(task: str, reward: str, *, is_set: bool) -> bool:
+    """Whether this reward function of a run may score the named task. `is_set`: the user has set it."""
+    ours = reward.removesuffix("_share")
+    is_chosen = ours not in ANSWER_REWARDS or (ours == "exact" and is_set)
+    return is_chosen or ours == NAMED_TASKS[task].reward
 
 
 def is_generated(task: str) -> bool:

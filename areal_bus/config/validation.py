@@ -8,7 +8,7 @@ from areal_bus.config.data import DataConfig
 from areal_bus.config.data_rules import data_rules
 from areal_bus.config.generation import generation_rules
 from areal_bus.config.gpu_memory import gib_of, nearest
-from areal_bus.config.named_tasks import NAMED_TASKS
+from areal_bus.config.named_tasks import is_scored_by
 from areal_bus.config.reward_rules import reward_rules
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.config.stage_rules import settings_by_stage, stage_rules
@@ -141,14 +141,15 @@ def _evaluations(c: Config) -> list[Rule]:
     known = [*names, *c.data.evaluated]
     most = max([evaluate.n_samples, *(problems.n_samples or 0 for problems in evaluate.sets)])
     no_file = [problems.name for problems in evaluate.sets if not problems.path]
-    ours = c.reward.function.removesuffix("_share")
-    others = [p.name for p in evaluate.sets if p.task and {ours, NAMED_TASKS[p.task].reward} == {"math", "code"}]
+    is_set = "function" in c.reward.model_fields_set
+    others = [p.name for p in evaluate.sets if p.task and not is_scored_by(p.task, c.reward.function, is_set=is_set)]
     return [
         (bool(no_file), f"the sets of [[evaluate.sets]] need a path: {', '.join(no_file)} has none"),
         (
             bool(others),
             f"the sets of [[evaluate.sets]] are scored by reward.function = {c.reward.function!r}: the task of "
-            f"{', '.join(others)} has another reward; use evaluate_path of a [[data.source]], or tools.evaluate --task",
+            f"{', '.join(others)} has another reward; set that as reward.function, or use evaluate_path of a "
+            "[[data.source]], or tools.evaluate --task",
         ),
         (len(set(names)) < len(names), f"the sets of [[evaluate.sets]] need different names: {', '.join(names)}"),
         (

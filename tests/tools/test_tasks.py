@@ -1,19 +1,22 @@
 """Named tasks: rows in their published forms, the settings that a name fills in, and the check of a file."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.data import loading
 from actors.data.loading import load_problems, load_rows, load_sets
 from actors.data.reasoning_gym_rows import data_set
 from actors.offline.check_task import TaskCheckOrder, check_task
 from actors.rewards import sandbox
 from actors.rewards.loading import load_reward
 from areal_bus.config.loader import load, resolve
-from areal_bus.config.named_tasks import NAMED_TASKS, evaluation_split
+from areal_bus.config.named_tasks import NAMED_TASKS, evaluation_split, fill
 from areal_bus.config.reasoning_gym import REFUSED
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import evaluate, tasks
 
@@ -150,12 +153,47 @@ def test_a_set_of_an_evaluation_may_be_another_named_task(tmp_path: Path) -> Non
 
 
 def test_an_evaluation_reads_the_split_that_the_set_has() -> None:
-    assert [evaluation_split(name) for name in ("gsm8k", "aime24", "codeforces", "")] == [
-        "test",
-        "train",
-        "test",
-        "test",
-    ]
+    named = [evaluation_split(NAMED_TASKS[name].hub) for name in ("gsm8k", "aime24", "codeforces")]
+    assert named == ["test", "train", "test"]
+    assert [evaluation_split(path) for path in ("math-ai/aime24", "mine.jsonl", "")] == ["test"] * 3
+
+
+def test_the_split_is_that_of_the_evaluated_set_and_not_of_the_training_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, str] = {}
+
+    def read(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
+        asked[path] = split
+        yield path, PUBLISHED["math500"][0]
+
+    monkeypatch.setattr(loading, "read_hub", read)
+    sets = [{"name": "a", "task": "aime24"}, {"name": "b", "task": "aime24", "path": "math-ai/aime24"}]
+    tree: dict[str, Any] = {
+        "data": {"task": "deepscaler"},
+        "evaluate": {"path": "HuggingFaceH4/MATH-500", "sets": sets},
+    }
+    fill(tree)
+    load_sets(Config.model_validate(tree), Path.cwd())
+    assert asked == {"HuggingFaceH4/MATH-500": "test", "HuggingFaceH4/aime_2024": "train", "math-ai/aime24": "test"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        'task = "sums"',
+        'task = "reasoning-gym:chain_sum"',
+        'path = "a.jsonl"',
+        'source = [{task = "gsm8k", path = "a.jsonl", weight = 1}, {task = "math500", path = "b.jsonl", weight = 1}]',
+    ],
+)
+def test_a_set_is_not_scored_by_the_reward_of_other_answers(data: str, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f'[model]\npath = "m"\n[data]\n{data}\n[evaluate]\nafter = true\nsets = [{{name = "a", task = "aime24"}}]\n'
+    )
+    with pytest.raises(ConfigError, match="the task of a has another reward; set that"):
+        load(config, (), {})
+    assert load(config, ["reward.function=math"], {}).evaluate.sets[0].task == "aime24"
+    assert load(config, ["reward.function=mine:score"], {}).evaluate.sets[0].task == "aime24"
 
 
 def test_the_prompt_of_a_row_is_filled(tmp_path: Path) -> None:

@@ -60,9 +60,11 @@ def read_tests(row: Row) -> list[StdinTest] | FunctionTests:
 def _mbpp_tests(row: Row) -> FunctionTests:
     """Assert statements; the text `test` of EvalPlus has more inputs, and counts as one test."""
     setup = "\n".join([str(row.get("test_setup_code") or ""), *map(str, row.get("test_imports") or [])])
-    if row.get("test"):
+    if str(row.get("test") or "").strip():
         return FunctionTests({"kind": "script", "setup": setup, "test": str(row["test"])}, 1)
     asserts = [str(text) for text in [*row["test_list"], *(row.get("challenge_test_list") or [])]]
+    if not asserts:
+        raise ValueError("test_list must have at least one assert statement")
     return FunctionTests({"kind": "asserts", "setup": setup, "asserts": asserts}, len(asserts))
 
 

@@ -119,7 +119,8 @@ def _run_stdin(
         own = replace(limits, wall_s=min(options.test_s, left), output_bytes=most_printed(test, limits))
         outcome = sandbox.run(code, test.given.encode(), own, level=level)
         ended = outcome.end == "exit" and outcome.exit_code == 0
-        passed.append(ended and is_right(outcome.stdout.decode(errors="replace"), test, limits, level))
+        check = Check(test, replace(limits, wall_s=options.test_s), began + options.score_s, level)
+        passed.append(ended and check.is_right(outcome.stdout.decode(errors="replace")))
     return passed
 
 
@@ -127,18 +128,48 @@ def most_printed(test: StdinTest, limits: SandboxLimits) -> int:
     return max(limits.output_bytes, 2 * len(test.expected))
 
 
-def is_right(printed: str, test: StdinTest, limits: SandboxLimits, level: Level | None = None) -> bool:
-    """Whether the output is the expected one, or the row's checker accepts it. Raises RuntimeError if that fails."""
-    if not test.checker or same_output(printed, test.expected):
-        return same_output(printed, test.expected)
-    files = json.dumps({"input.txt": test.given, "correct_output.txt": test.expected, "output.txt": printed})
-    own = replace(limits, file_bytes=LARGEST_FILE, disk_bytes=3 * LARGEST_FILE)
-    outcome = sandbox.run(standalone("checker", test.checker), files.encode(), own, level=level)
-    words = outcome.stdout.decode(errors="replace").split()
-    if outcome.end != "exit" or outcome.exit_code or not words or not NUMBER.fullmatch(words[-1]):
-        end = outcome.stderr.decode(errors="replace").strip().rpartition("\n")[2] or outcome.end
-        raise RuntimeError(f"the checker of the row does not run: {end}")
-    return float(words[-1]) >= 1.0
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Compares what a program printed."""
+
+    test: StdinTest
+    limits: SandboxLimits
+    end: float  # time.monotonic() at which the tests of the completion end
+    level: Level | None
+
+    def is_right(self, printed: str) -> bool:
+        """Whether the output is the expected one, or the row's checker accepts it.
+
+        A checker without a verdict on it may have failed because of the output, which is then wrong. Raises
+        RuntimeError if it has none on the expected output either.
+        """
+        if same_output(printed, self.test.expected):
+            return True
+        if not self.test.checker:
+            return False
+        verdict = self.verdict(printed)
+        reason = self.verdict(self.test.expected) if isinstance(verdict, str) else None
+        if isinstance(reason, str) and time.monotonic() < self.end:
+            raise RuntimeError(f"the checker of the row does not run: {reason}")
+        return verdict is True
+
+    def verdict(self, printed: str) -> bool | str:
+        """That of the checker; why it has none. Its last line is 1 for a right output, else another number."""
+        if (left := self.end - time.monotonic()) <= 0:
+            return "no time is left"
+        files = {"input.txt": self.test.given, "correct_output.txt": self.test.expected, "output.txt": printed}
+        own = replace(
+            self.limits,
+            wall_s=min(self.limits.wall_s, left),
+            file_bytes=LARGEST_FILE,
+            disk_bytes=3 * LARGEST_FILE,
+        )
+        program = standalone("checker", self.test.checker)
+        outcome = sandbox.run(program, json.dumps(files).encode(), own, level=self.level)
+        last = outcome.stdout.decode(errors="replace").strip().rpartition("\n")[2].strip()
+        if outcome.end != "exit" or outcome.exit_code or not NUMBER.fullmatch(last):
+            return outcome.stderr.decode(errors="replace").strip().rpartition("\n")[2] or outcome.end
+        return float(last) == 1.0
 
 
 def same_output(printed: str, expected: str) -> bool:

@@ -15,16 +15,14 @@ class ndarray:
 
 
 def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    """|a - b| <= atol + rtol * |b| for all numbers. Raises ValueError for different shapes."""
+    """|a - b| <= atol + rtol * |b| for all numbers. Raises ValueError for different shapes.
+
+    numpy repeats a number to the shape of the other side, so that the answer [] is close to any number. Not here.
+    """
     if isinstance(b, list | tuple) or isinstance(a, list | tuple):
-        if not (isinstance(a, list | tuple) and isinstance(b, list | tuple)):
-            whole, one = (a, b) if isinstance(a, list | tuple) else (b, a)
-            pairs = [(item, one) if whole is a else (one, item) for item in whole]
-        elif len(a) != len(b):
-            raise ValueError(f"shapes {len(a)} and {len(b)} differ")
-        else:
-            pairs = list(zip(a, b, strict=True))
-        return all(allclose(x, y, rtol, atol, equal_nan) for x, y in pairs)
+        if not (isinstance(a, list | tuple) and isinstance(b, list | tuple)) or len(a) != len(b):
+            raise ValueError(f"the shapes of {a!r} and {b!r} differ")
+        return all(allclose(x, y, rtol, atol, equal_nan) for x, y in zip(a, b, strict=True))
     if a == b or (equal_nan and a != a and b != b):
         return True
     return bool(abs(a - b) <= atol + rtol * abs(b)) and not math.isinf(abs(b))

@@ -116,7 +116,8 @@ def check_tests(spec: Spec, solution: Solution) -> Iterator[Test]:
     run_text(spec["prompt"], names)
     names[spec["name"]] = solution[spec["name"]]
     run_text(spec["test"], names)
-    yield lambda: names["check"](solution[spec["name"]])
+    check = names["check"]
+    yield lambda: check(solution[spec["name"]])
 
 
 def assert_tests(spec: Spec, solution: Solution) -> Iterator[Test]:

@@ -22,6 +22,7 @@ from actors.rewards.mathematics.kinds import (
 )
 
 COLLECTIONS = ("", "{}")  # a list of solutions may be written as a set
+TURNED_POINT = re.compile(r"\(y,x\)|\((?!x,y,z)[xyz],[xyz],[xyz]\)")  # (y,x)=(2,3) is not the point (2,3)
 
 
 def equal(gold: Answer, given: Answer) -> bool:
@@ -56,8 +57,14 @@ def same_kind(gold: Answer, given: Answer) -> bool:
 
 
 def named(given: Equation) -> bool:
-    """Whether the left side only names the value: a name, or an equal number."""
-    return bool(given.name) or (given.left is not None and not given.left.names)
+    """Whether the left side only names the value: a name that the value does not have in it, or an equal number."""
+    if given.name:
+        return given.name not in symbols(given.right) and not TURNED_POINT.fullmatch(given.name)
+    return given.left is not None and not given.left.names
+
+
+def symbols(answer: Answer) -> frozenset[str]:
+    return answer.formula.names if isinstance(answer, Quantity) else frozenset()
 
 
 def quantities(gold: Quantity, given: Quantity) -> bool:
@@ -133,11 +140,14 @@ def several(gold: Answer, given: Answer) -> bool:
 
 
 def as_point(answer: Several) -> Several:
-    """x=2, y=3 as (2, 3): only for names in alphabetical order, because the order of others is not known."""
+    """x=2, y=3 as (2, 3): only for names in alphabetical order, because the order of others is not known.
+
+    "x=2 or y=3" is no point.
+    """
     equations = [item for item in answer.items if isinstance(item, Equation)]
     names = [item.name for item in equations]
     in_order = all(len(name) == 1 for name in names) and names == sorted(set(names))
-    if answer.brackets or len(equations) < len(answer.items) or not in_order:
+    if answer.brackets or answer.either or len(equations) < len(answer.items) or not in_order:
         return answer
     return Several("()", tuple(item.right for item in equations))
 

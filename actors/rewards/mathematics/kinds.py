@@ -39,6 +39,7 @@ class Several:
 
     brackets: str
     items: "tuple[Answer, ...]"
+    either: bool = False  # a list with "or"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,14 @@ Read = Callable[[str], Answer]  # a part of the answer
 MOST_PARTS = 8
 SYMBOL = r"(?:\\?[A-Za-z]+(?:_\{?\w\}?)?)"
 IN_REALS = r"(?:\s*\\in\s*\\mathbb\s*\{?\s*R\s*\}?)"
-BUILDER = re.compile(rf"\\\{{\s*{SYMBOL}{IN_REALS}?\s*(?:\||:)\s*(.+?)\s*\\\}}", re.DOTALL)
-IN_REALS_FIRST = re.compile(rf"{SYMBOL}{IN_REALS}\s*,\s*(.+)", re.DOTALL)
+BUILDER = re.compile(rf"\\\{{\s*({SYMBOL}){IN_REALS}?\s*(?:\||:)\s*(.+?)\s*\\\}}", re.DOTALL)
+IN_REALS_FIRST = re.compile(rf"({SYMBOL}){IN_REALS}\s*,\s*(.+)", re.DOTALL)
 EXCEPT = re.compile(
     r"\\text\s*\{\s*all real numbers(?: \w)?,? except(?: for)?\s*\}(.+)|all real numbers(?: \w)?,? except(?: for)?(.+)",
     re.IGNORECASE | re.DOTALL,
 )
 REALS_BELOW = re.compile(
-    rf"(.+?)\s*,?\s*(?:\\text\s*\{{\s*(?:and|where|for)\s*\}})?\s*{SYMBOL}{IN_REALS}\s*", re.DOTALL
+    rf"(.+?)\s*,?\s*(?:\\text\s*\{{\s*(?:and|where|for)\s*\}})?\s*({SYMBOL}){IN_REALS}\s*", re.DOTALL
 )
 OR = re.compile(r",?\s*(?:\\text\s*\{\s*,?\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z]))")
 AND = re.compile(r",?\s*(?:\\text\s*\{\s*,?\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z]))")
@@ -41,13 +41,16 @@ def unturned(text: str) -> str:
 def read_range(text: str, read: Read) -> Inequality | None:
     """None for a text of another form. Raises Unreadable for a range that is none, or of several symbols."""
     if found := BUILDER.fullmatch(text):
-        inner = read(found[1])
+        inner = read(found[2])
         if not isinstance(inner, Inequality):
             raise Unreadable("a set is built by inequalities")
-        return inner
-    if found := IN_REALS_FIRST.fullmatch(text) or REALS_BELOW.fullmatch(text):
+        return about(inner, found[1])
+    if found := IN_REALS_FIRST.fullmatch(text):
+        inner = read(found[2])
+        return about(inner, found[1]) if isinstance(inner, Inequality) else None
+    if found := REALS_BELOW.fullmatch(text):
         inner = read(found[1])
-        return inner if isinstance(inner, Inequality) else None
+        return about(inner, found[2]) if isinstance(inner, Inequality) else None
     if found := WITHOUT.fullmatch(text):
         return left_out(found[1] or "x", found[2].strip(), read)
     if found := EXCEPT.fullmatch(text):
@@ -55,6 +58,12 @@ def read_range(text: str, read: Read) -> Inequality | None:
     if OR.search(text):
         return joined(parts_of(text, OR, read))
     return both(parts_of(text, AND, read)) if AND.search(text) else None
+
+
+def about(inner: Inequality, name: str) -> Inequality:
+    if inner.name != name:
+        raise Unreadable("a range is about one symbol")
+    return inner
 
 
 def parts_of(text: str, at: re.Pattern[str], read: Read) -> list[Inequality] | None:

@@ -24,7 +24,7 @@ from actors.rewards.mathematics.kinds import (
 )
 from actors.rewards.mathematics.notation import clean
 from actors.rewards.mathematics.quantities import read_quantity
-from actors.rewards.mathematics.ranges import read_range, unturned
+from actors.rewards.mathematics.ranges import OR, read_range, unturned
 
 DEEPEST = 6  # answers within answers
 MOST_ITEMS = 100
@@ -190,7 +190,7 @@ def read_list(text: str, depth: int) -> Several | None:
     items = spread(read_item(part, depth) for part in parts)
     if len({isinstance(item, Words) for item in items}) > 1:
         raise Unreadable("a list has no words among its formulas")
-    return Several("", items)
+    return Several("", items, either=len(split(text, OR)) > 1)
 
 
 def spread(items: Iterable[Answer]) -> tuple[Answer, ...]:

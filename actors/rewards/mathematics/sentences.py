@@ -8,6 +8,10 @@ import re
 from actors.rewards.mathematics.units import ALTERING, MULTIPLIERS, SHORT, is_known
 
 KEPT = {*ALTERING, *MULTIPLIERS, "%", r"\%", "°", "percent", "or"}
+DIVISORS = (  # 12/day is a value with a unit, 12/three and 12/sin x are computations
+    *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty"),
+    *("seventh", "ninth", "twelfth", "twelfths", "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "abs"),
+)
 SPAN = re.compile(
     r"\$\$(?P<two>[^$]+)\$\$|(?<!\\)\$(?P<one>[^$\n]+?)(?<!\\)\$(?!\d)|\\\((?P<round>.+?)\\\)|\\\[(?P<square>.+?)\\\]"
 )
@@ -16,7 +20,10 @@ NUMBER = re.compile(
     r"(?<![\w.\\^_{])(?P<value>(?:(?<![\w)\]}])[-−+])?[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
     r"(?:\s+\d+/\d+|/\d+|[eE][+-]?\d+)?(?:\s*(?:%|percent\b|°))?)(?P<unit>\s+[A-Za-z]+)?",
 )
-OPERATED = re.compile(r"[\^!*×÷_]|/(?![A-Za-z]{3})|\s*[+*/×÷=]\s*[\d$(]|\s-\s*[\d$(]|-\d|\s+\d")
+NO_RATE = "|".join((*sorted(ALTERING), *sorted(MULTIPLIERS), *DIVISORS))
+OPERATED = re.compile(
+    rf"[\^!*×÷_]|/(?!(?!(?:{NO_RATE})\b)[A-Za-z]{{3,}}\b)|\s*[+*/×÷=]\s*[\d$(]|\s-\s*[\d$(]|-\d|\s+\d"
+)
 VERB = re.compile(
     r"\b(?:is|are|was|were|be|equals?|gives?|gets?|got|makes?|made|has|have|need(?:s|ed)?|total of)\b|[:=]"
 )

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import pickle
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,38 @@ def test_inputs_that_are_too_much_for_the_reference_are_no_tests() -> None:
         run_tests(reference, {**row, "base_input": [[99]], "plus_input": []}, patient)
 
 
+@pytest.mark.parametrize("wrong", ["[]", "[2.5] * 3", "(2.5,)", "float('nan')", "float('inf')", "'2.5'", "{}", "None"])
+def test_an_answer_of_another_shape_is_not_close(wrong: str) -> None:
+    """numpy repeats a number: np.allclose([], 2.5) is true."""
+    row = {**MBPP_HUB, "test": f"{PLUS}assertion(f(2), 2.5, 0)\n"}
+    assert run_tests("def f(x): return 2.5 + 1e-9", row) == [True]
+    assert run_tests(f"def f(x): return {wrong}", row) == [False]
+
+
+def test_output_that_breaks_the_checker_is_wrong_and_a_broken_checker_an_error() -> None:
+    patient = CodeOptions(score_s=20.0, test_s=1.0)
+    files = "import sys\nn, right, out = (open(p).read() for p in sys.argv[1:])\n"
+    for checker, printed, passed in [
+        (f"{files}print(int(int(n) % int(out) == 0))", "abc", False),
+        (f"{files}print(int(int(n) % int(out) == 0))", "3", True),
+        (f"{files}print('seen', out)\nwhile out.strip() != right.strip(): pass\nprint(1)", "1", False),
+        (f"{files}print('found', out, 'points:', 0.5, sep='\\n')", "1", False),
+    ]:
+        row = {"official_tests": [{"input": "6\n", "output": "2\n"}], "generated_checker": checker}
+        assert run_tests(f"print({printed!r})", row, patient) == [passed], checker
+    for checker in ("import nothing", f"{files}print('wrong: expected', right.strip(), 'found', out)", "while True: 1"):
+        row = {"official_tests": [{"input": "6\n", "output": "2\n"}], "generated_checker": checker}
+        with pytest.raises(RuntimeError, match="the checker of the row does not run"):
+            run_tests("print(1)", row, patient)
+
+
+def test_the_checker_ends_with_the_tests_of_the_completion() -> None:
+    row = {"official_tests": [{"input": "", "output": "2"}] * 3, "generated_checker": "while True: 1"}
+    began = time.monotonic()
+    assert run_tests("print(1)", row, CodeOptions(score_s=1.5, test_s=60.0)) == [False, False, False]
+    assert time.monotonic() - began < 6.0
+
+
 def test_the_share_counts_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[bytes] = []
     original = sandbox.run
@@ -242,6 +275,7 @@ def test_a_program_on_stdin_is_bounded(program: str) -> None:
         ({"input_output": "{no json"}, "input_output must be JSON"),
         ({"input_output": {"inputs": [1], "outputs": []}}, "of the same length"),
         ({"tests": [{"input": "1"}]}, "tests with input and output"),
+        ({"test_list": [], "test": " "}, "at least one assert"),
         ({"tests": [1], "interaction_format": "The judge guesses."}, "this row is interactive"),
         ({"tests": [1], "input_mode": "file"}, "or reads a file"),
         ({"public_tests": [1]}, "lists input and output"),
@@ -254,7 +288,8 @@ def test_tests_that_cannot_be_read_are_an_error_and_no_verdict(row: dict[str, An
 
 
 @pytest.mark.parametrize("row", [{**MBPP_PLUS, "canonical_solution": "def f(t): return t.none"},
-                                 {**HUMANEVAL, "test": "def check(candidate) pass"}])  # fmt: skip
+                                 {**HUMANEVAL, "test": "def check(candidate) pass"},
+                                 {**HUMANEVAL, "test": "def chek(candidate): pass"}])  # fmt: skip
 def test_tests_that_do_not_run_are_an_error_and_no_verdict(row: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match="the tests of the row do not run"):
         score("", "def f(x): return x", row)

@@ -5,11 +5,12 @@ import platform
 import socket
 import struct
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from actors.rewards import syscall_filter
+from actors.rewards import process_memory, syscall_filter
 from actors.rewards.sandbox import Outcome, SandboxLimits, find_level, run
 
 SMALL = SandboxLimits(wall_s=8.0, cpu_s=2)
@@ -164,6 +165,7 @@ LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
             "libc.socket(40, 1, 0)",
             "libc.socket(16, 3, 0)",
             "libc.syscall(425, 4, 0)",
+            "libc.memfd_create(b'', 0)",
         ),
     ],
 )
@@ -227,6 +229,29 @@ def test_the_memory_of_all_processes_together_is_bounded(level: str) -> None:
         level=level,  # type: ignore[arg-type]
     )
     assert outcome.end == "memory"
+
+
+def test_processes_may_be_deeper_than_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of processes at the level rlimits, where their number is not limited."""
+    deep = 3000
+    monkeypatch.setattr(process_memory.os, "listdir", lambda path: [path.split("/")[2]])
+    monkeypatch.setattr(
+        process_memory.Path,
+        "read_text",
+        lambda path: "" if int(path.parts[2]) == deep else f"{int(path.parts[2]) + 1} ",
+    )
+    assert list(process_memory.descendants(1)) == list(range(1, deep + 1))
+
+
+@needs_bubblewrap
+def test_programs_at_the_same_time_do_not_share_their_number_of_processes() -> None:
+    program = (
+        "import os, time\nfor _ in range(30):\n    if os.fork() == 0:\n        time.sleep(1.5)\n        os._exit(0)\n"
+        "print(1, flush=True)\ntime.sleep(1)"
+    )
+    with ThreadPoolExecutor(3) as threads:
+        outcomes = list(threads.map(attack, [program] * 3))
+    assert [(one.exit_code, one.stdout) for one in outcomes] == [(0, b"1\n")] * 3
 
 
 @needs_bubblewrap
