@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from actors.rewards.mathematics.extraction import boxes_of
 from areal_bus.errors import ConfigError
 
 Row = Mapping[str, Any]
@@ -41,14 +42,9 @@ def math(row: Row) -> tuple[str, str]:
 
 
 def boxed(text: str) -> str | None:
-    """The content of the last closed box."""
-    _, mark, rest = text.rpartition("\\boxed{")
-    depth = 1
-    for at, character in enumerate(rest if mark else ""):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return rest[:at].strip()
-    return None
+    r"""The content of the last box: \boxed{5}, \boxed 5 or \fbox{5}; None if it is not closed."""
+    boxes = boxes_of(text)
+    return boxes[-1][2].strip() if boxes else None
 
 
 def gsm8k(row: Row) -> tuple[str, str]:

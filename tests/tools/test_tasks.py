@@ -79,12 +79,14 @@ def test_gold_answers_are_right_and_those_of_other_rows_wrong(name: str, tmp_pat
 
 
 OTHER_FORMS = [  # of the same sets, by other publishers: question and answer
-    ("aime24", {"id": 60, "problem": "Q", "solution": r"\\boxed{204}", "url": ""}, "204"),  # math-ai
+    ("aime24", {"id": 60, "problem": "Q", "solution": r"\boxed{204}", "url": ""}, "204"),  # math-ai
     ("aime24", {"ID": "2024-I-4", "Problem": "Q", "Solution": "...", "Answer": 116}, "116"),  # Maxwell-Jia
     ("aime25", {"question": "Q", "answer": "70"}, "70"),  # opencompass
     ("amc23", {"id": 0, "problem": "Q", "answer": 142.0, "url": ""}, "142"),  # AI-MO
-    ("math500", {"problem": "Q", "solution": r"So \\boxed{\\frac{1}{2}}$ or $\\boxed{\\{3\\}}$."}, r"\\{3\\}"),  # MATH
-    ("deepscaler", {"problem": "Q", "answer": r"\\frac{3}{2}", "solution": ""}, r"\\frac{3}{2}"),
+    ("math500", {"problem": "Q", "solution": r"So \boxed{\frac{1}{2}}$ or $\boxed{\{3\}}$."}, r"\{3\}"),  # MATH
+    ("math500", {"problem": "Q", "solution": r"First $\boxed{1}$, so $\boxed 2$."}, "2"),
+    ("math500", {"problem": "Q", "solution": r"It is $\boxed{1}$, in all $\fbox {\text{a}}$."}, r"\text{a}"),
+    ("deepscaler", {"problem": "Q", "answer": r"\frac{3}{2}", "solution": ""}, r"\frac{3}{2}"),
     (
         "mbpp",
         {"prompt": "Q", "code": "def f(): pass", "test_list": ["assert f() is None"], "test_imports": []},

@@ -13,14 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.data.loading import load_rows
 from actors.rewards import sandbox
 from actors.rewards.code import score, score_share, scoring
 from actors.rewards.code.compressed_tests import unpacked
 from actors.rewards.code.plain_values import Other, decode, encode
 from actors.rewards.code.row_tests import read_tests
 from actors.rewards.code.scoring import CodeOptions, configure, run_tests, same_output
+from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
 
+CONFIGS = Path(__file__).parents[3] / "configs"
 DATA = Path(__file__).parents[3] / ".." / "shared" / "data"
 needs_bubblewrap = pytest.mark.skipif(
     sandbox.find_level() != "bubblewrap", reason="bubblewrap is not installed, or namespaces are not allowed here"
@@ -189,6 +192,16 @@ def test_the_checker_ends_with_the_tests_of_the_completion() -> None:
     began = time.monotonic()
     assert run_tests("print(1)", row, CodeOptions(score_s=1.5, test_s=60.0)) == [False, False, False]
     assert time.monotonic() - began < 6.0
+
+
+@pytest.mark.parametrize("name", ["14b", "32b", "deepcoder"])
+def test_the_rows_that_a_config_asks_for_are_loaded_and_scored(name: str, tmp_path: Path) -> None:
+    """The file that its comments describe: "tests" is JSON text, because it is the answer, too."""
+    file = tmp_path / "deepcoder.jsonl"
+    file.write_text(json.dumps({"problem": "Add.", "tests": json.dumps(STDIN["tests"])}) + "\n")
+    (row,) = load_rows(load(CONFIGS / f"{name}.toml", [f"data.path={file}"], {}), tmp_path)
+    assert score("", ADD, row).correct is True
+    assert score("", "print(3)", row).correct is False
 
 
 def test_the_share_counts_tests(monkeypatch: pytest.MonkeyPatch) -> None:
