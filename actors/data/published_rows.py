@@ -1,12 +1,14 @@
 """Rows of the named tasks: the published fields to "question" and "answer". The other fields stay for the reward."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actors.rewards.mathematics.extraction import boxes_of
 from areal_bus.errors import ConfigError
 
 Row = Mapping[str, Any]
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+BARE = re.compile(r"[^\s${}\\.,;]+")
 PYTHON3 = 3  # of the languages of CodeContests
 
 
@@ -43,8 +45,17 @@ def math(row: Row) -> tuple[str, str]:
 
 def boxed(text: str) -> str | None:
     r"""The content of the last box: \boxed{5}, \boxed 5 or \fbox{5}; None if it is not closed."""
-    boxes = boxes_of(text)
-    return boxes[-1][2].strip() if boxes else None
+    boxes = list(BOX.finditer(text))
+    rest = text[boxes[-1].end() :] if boxes else ""
+    if not rest.startswith("{"):
+        bare = BARE.match(rest)
+        return bare[0] if bare else None
+    depth = 0
+    for at, character in enumerate(rest):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return rest[1:at].strip()
+    return None
 
 
 def gsm8k(row: Row) -> tuple[str, str]:

@@ -171,7 +171,7 @@ def test_the_split_is_that_of_the_evaluated_set_and_not_of_the_training_set(monk
     sets = [{"name": "a", "task": "aime24"}, {"name": "b", "task": "aime24", "path": "math-ai/aime24"}]
     tree: dict[str, Any] = {
         "data": {"task": "deepscaler"},
-        "evaluate": {"path": "HuggingFaceH4/MATH-500", "sets": sets},
+        "evaluate": {"after": True, "path": "HuggingFaceH4/MATH-500", "sets": sets},
     }
     fill(tree)
     load_sets(Config.model_validate(tree), Path.cwd())
