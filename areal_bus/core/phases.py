@@ -110,6 +110,8 @@ class Phases:
         if phase is Phase.AFTER and rules.evaluate_after:
             found = plan.first_missing("after", sets, figures)
             return None if found is None else ("after", found)
+        if phase is Phase.TRAINING and self.state.change.is_next:
+            return None  # it would begin anew after the change, and could put it off for ever
         if phase in (Phase.TRAINING, Phase.AFTER):
             return plan.due(self.gate.v, every=rules.evaluate_every, sets=sets, figures=figures)
         return None

@@ -17,7 +17,7 @@ from areal_bus.core.member_lifecycle import MemberLifecycle
 from areal_bus.core.membership import Member, MemberState
 from areal_bus.core.rollouts import Rollouts
 from areal_bus.core.split import RankPool, Split, scheduled
-from areal_bus.core.state import HeadState, Phase
+from areal_bus.core.state import HeadState, Phase, SplitChange
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Role
 
@@ -60,33 +60,36 @@ class SplitChanges:
 
     def advance(self) -> None:
         """After each event: ask schedule or planner, let generators leave, commit a change that is written."""
-        if self.pool is None or self.state.phase is not Phase.TRAINING:
+        change = self.state.change
+        if self.pool is None:
+            return
+        if self.state.phase in (Phase.CLOSING, Phase.AFTER) and change.target is not None:
+            self._withdraw(self.pool)  # its generators may evaluate
+        if self.state.phase is not Phase.TRAINING:
             return
         self._consult()
-        change = self.state.change
         if change.target is None:
             return
         if change.is_handing_over and self.terms.begun_by is None:
-            change.is_handing_over = False  # a learner died: once more after the next update
+            change.is_handing_over = False  # a learner died: once more when the next ones ask for a batch
         if self.state.is_draining:
             if not change.is_handing_over:
                 self._withdraw(self.pool)
             return
-        for member in self._leaving(self.pool, change.target):
+        leaving = self._leaving(self.pool, change.target)
+        for member in leaving:
             if not member.leaving:
                 member.leaving = True
                 why = "its rank will learn"
                 self.effects.record(Event.MEMBER, name=member.name, state=str(member.standing), why=why)
+        change.is_next = self.gate.u >= change.wanted_at and not any(map(self._is_at_work, leaving))
         if self._has_handed_over():
             self._commit(self.pool, change.target)
 
     @property
     def is_due(self) -> bool:
         """Whether the learners, which all wait for a batch, are to write the checkpoint now."""
-        state, pool, change = self.state, self.pool, self.state.change
-        if pool is None or change.target is None or state.is_draining or self.gate.u < change.wanted_at:
-            return False
-        return state.evaluations.open is None and not any(map(self._is_at_work, self._leaving(pool, change.target)))
+        return self.state.change.is_next and self.state.evaluations.open is None
 
     def hand_over(self, learners: list[Member]) -> None:
         """The learners get no batch: they write a checkpoint of their version and wait. The head writes one, too."""
@@ -126,11 +129,11 @@ class SplitChanges:
         return state.change.is_handing_over and has_written and state.pushes.current is None
 
     def _withdraw(self, pool: RankPool) -> None:
-        """The run drains with the split that it has."""
+        """The run drains or ends with the split that it has."""
         change = self.state.change
         for member in [] if change.target is None else self._leaving(pool, change.target):
             member.leaving = False
-        change.target = None
+        self.state.change = SplitChange()
 
     def _commit(self, pool: RankPool, target: int) -> None:
         """The new split holds from here. Whoever must restart for it is told so, and is a member no more."""
@@ -144,7 +147,7 @@ class SplitChanges:
         self.terms.saved(checkpoint)
         self._record(state.split, why="change")
         self.effects.progress("note", name="head", text=f"from version {version} on: {state.split}")
-        state.change.target, state.change.is_handing_over, state.change.handed_over = None, False, version
+        state.change = SplitChange(handed_over=version)
         self.terms.break_crew()
         why = f"split {state.split.number} has {state.split}"
         for member in gone:

@@ -41,6 +41,7 @@ class SplitChange:
 
     target: int | None = None  # learner ranks that are wanted; None: no change is under way
     wanted_at: int = 0  # version at which it was wanted: it does not begin below that
+    is_next: bool = False  # it follows the update in progress: no evaluation begins before it
     is_handing_over: bool = False  # the learners write the checkpoint from which the next ones go on
     handed_over: int | None = None  # the version that the next learners begin at; None: they have begun
 

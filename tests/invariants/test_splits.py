@@ -72,6 +72,15 @@ def test_without_faults_a_change_undoes_nothing() -> None:
         assert len(lines(ring, Event.TERM)) == 1 + len(changes)
 
 
+def test_evaluations_one_after_the_other_do_not_put_a_change_off() -> None:
+    """A new one is due at each version, and takes several updates: the change follows one that is open."""
+    for seed in range(N_SCHEDULES):
+        sizes = {"n_learners": 1, "n_generators": 3, "total_steps": 60, "eta": 4}
+        plan = replace(changing(seed, is_rough=False), schedule=((3, 2),), evaluate_every=1, n_problems=6, **sizes)
+        (change,) = [line for line in lines(run(plan), Event.SPLIT) if line["why"] == "change"]
+        assert change["version"] < 30, seed
+
+
 def nobody_is_misplaced(*_: object) -> str:
     return ""
 

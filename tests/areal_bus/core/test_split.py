@@ -10,11 +10,22 @@ from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.head_checkpoint import START
 from areal_bus.core.split import RankPool, Split, scheduled
-from areal_bus.core.state import HeadState
+from areal_bus.core.state import HeadState, Phase
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Role
 from tests.areal_bus.core.test_head import push_done, refused, scored, sent
-from tests.areal_bus.core.test_terms import LEARNER, end_of, join, leases, lines, saved, say, score, trained_head
+from tests.areal_bus.core.test_terms import (
+    LEARNER,
+    end_of,
+    join,
+    leases,
+    lines,
+    saved,
+    say,
+    score,
+    train_one,
+    trained_head,
+)
 from tools.staleness.simulator.scenario import Numbers
 
 SECOND = "generator-1.0"
@@ -161,6 +172,17 @@ def test_a_learner_that_dies_while_it_writes_puts_the_change_off() -> None:
 def test_a_run_that_drains_keeps_its_split() -> None:
     head = changing()
     head.drain(0.0)
+    assert head.state.change.target is None
+    assert not head.state.members.by_name[SECOND].leaving
+
+
+def test_a_run_that_ends_before_its_change_evaluates_on_all_generators() -> None:
+    head, _ = trained_head(n_generators=2, schedule=((1, 2),), total_steps=2)
+    assert head.state.members.by_name[SECOND].leaving
+    uid = next(entry.uid for entry in head.state.ledger.live() if entry.holder != SECOND)
+    train_one(head, 1, uid)
+    assert head.state.phase is Phase.CLOSING
+    head.tick(0.0)
     assert head.state.change.target is None
     assert not head.state.members.by_name[SECOND].leaving
 
