@@ -90,14 +90,18 @@ def pack(plain: Path, *, keeps_times: bool) -> None:
     """Replace a finished file by its compressed form. At each moment at least one of the two is there as a whole."""
     packed = packed_name(plain)
     temporary = packed.with_name(f".{packed.name}.tmp")
-    with plain.open("rb") as source, temporary.open("wb") as target:
-        with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=target, mtime=0) as out:
-            while piece := source.read(PIECE_BYTES):
-                piece += source.readline()
-                out.write(piece if keeps_times else _TIMES.sub(b"", piece))
-        target.flush()
-        os.fsync(target.fileno())
-    temporary.replace(packed)
+    try:
+        with plain.open("rb") as source, temporary.open("wb") as target:
+            with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=target, mtime=0) as out:
+                while piece := source.read(PIECE_BYTES):
+                    piece += source.readline()
+                    out.write(piece if keeps_times else _TIMES.sub(b"", piece))
+            target.flush()
+            os.fsync(target.fileno())
+        temporary.replace(packed)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk needs its space
+        raise
     plain.unlink()
 
 

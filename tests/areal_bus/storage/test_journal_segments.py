@@ -1,5 +1,6 @@
 """Journals over several files: no line is lost, doubled or out of order, whoever reads or dies meanwhile."""
 
+import errno
 import gzip
 import json
 import os
@@ -131,6 +132,17 @@ def test_a_compression_that_stops_at_any_step_loses_nothing_and_is_made_good(
         "reward-0.0.1.jsonl",
         "reward-0.0.jsonl.gz",
     ]
+
+
+def test_a_compression_without_space_gives_back_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    file = SegmentedFile(tmp_path / "head-0.0.jsonl", FileSizes(1, 0))
+    file.append(b'{"seq":0}')
+    file.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head-0.0.1.jsonl", "head-0.0.jsonl"]
 
 
 def test_without_a_new_file_the_old_one_grows_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
