@@ -15,7 +15,11 @@ class Splits:
         self._learners = self._generators = self._most = 0
 
     def begin_life(self) -> None:
-        """A new head says with which split it starts, if it may change."""
+        """A new head says with which split it starts, if it may change. After a start whose split is fixed, the numbers
+        begin anew.
+        """
+        if self._number is None:
+            self._newest = None
         self._number = None
 
     def begin(self, line: Line) -> None:

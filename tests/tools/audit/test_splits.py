@@ -10,6 +10,12 @@ import pytest
 from tests.invariants.test_splits import changing
 from tests.tools.audit.test_simulated import Recorded, journal
 from tools.audit.audit import audit
+from tools.audit.clock import Clock
+from tools.audit.findings import Findings
+from tools.audit.journal_reader import JournalFile
+from tools.audit.members import Members
+from tools.audit.run_settings import read
+from tools.audit.splits import Splits
 from tools.run import Run
 
 Line = dict[str, Any]
@@ -60,3 +66,18 @@ def test_a_lease_to_a_generator_whose_rank_learns_is_found(run: Path) -> None:
     gone = f"generator-{split['most_generators'] - 1}.0"
     found = forge(run, lambda line: line.update(holder=gone), "lease", seq=lease["seq"])
     assert any(f"a holder of prompts has a place in the split: {gone} has none" in one for one in found), found
+
+
+@pytest.mark.parametrize(("is_fixed_between", "n"), [(True, 0), (False, 1)])
+def test_numbers_begin_anew_only_after_a_start_with_a_fixed_split(
+    tmp_path: Path, is_fixed_between: bool, n: int
+) -> None:
+    """A head had [topology.adapt] and split 2; the last one begins with split 0."""
+    file, settings = JournalFile(tmp_path / "head-0.0.jsonl", Findings()), read({})
+    splits = Splits(file, Clock(settings, file), Members(file))
+    line = {"why": "start", "version": 0, "learners": 1, "generators": 2, "most_generators": 2}
+    splits.begin(line | {"split": 2})
+    for _ in range(1 + is_fixed_between):
+        splits.begin_life()
+    splits.begin(line | {"split": 0})
+    assert file.findings.n["I6"] == n
