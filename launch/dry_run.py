@@ -105,6 +105,8 @@ def compare_splits(config: Config, size: int, shape: DecoderShape, n_prompt: int
     is_too_large = False
     pool = rank_pool(config.topology, size)
     for learners, settings in settings_by_split(config).items():
+        if pool.refusal(learners):
+            continue
         fit = compare(Proposal(settings, size, shape, n_prompt))
         lines += [f"topology.adapt: a split of {Split(learners, pool.generators_at(learners))}", *fit.lines]
         is_too_large = is_too_large or fit.is_too_large

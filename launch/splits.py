@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.runtime.context import Context
-from areal_bus.config.adapt_rules import is_adaptive
+from areal_bus.config.adapt_rules import is_adaptive, may_have
 from areal_bus.config.sections import Config
 from areal_bus.core.split import Split
 from areal_bus.errors import CheckpointError
@@ -21,18 +21,19 @@ def first_split(config: Config, run: Path, n_ranks: int) -> dict[str, Any]:
     """
     counts = count_actors(config.topology, n_ranks)
     split = Split(counts.learners, counts.generators)
-    found = split_file.read(run)
     if not is_adaptive(config.topology):
         split_file.remove(run)
         return asdict(split)
+    found = split_file.read(run)
     pool = rank_pool(config.topology, n_ranks, context_parallel=config.actor.context_parallel)
     if found is not None:
         before_pool, before = found
-        if before_pool == pool:
+        if before_pool == pool and may_have(config.topology, before.learners):
             print(f"topology.adapt: goes on with the split of version {before.since}: {before}", flush=True)
             return asdict(before)
         split = replace(split, number=before.number + 1)
-        print(f"topology.adapt: other ranks than before, so the split of the settings holds: {split}", flush=True)
+        why = "other ranks than before" if before_pool != pool else f"{before} are no longer allowed"
+        print(f"topology.adapt: {why}, so the split of the settings holds: {split}", flush=True)
     split_file.write(run, pool, split)
     return asdict(split)
 

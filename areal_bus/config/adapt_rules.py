@@ -1,5 +1,7 @@
 """Rules of [topology.adapt], and the settings of each split that it may reach. Pure: no I/O."""
 
+import math
+
 from areal_bus.config.adapt import AdaptSettings
 from areal_bus.config.sections import Config, TopologyConfig
 
@@ -19,6 +21,14 @@ def learner_counts(topology: TopologyConfig) -> list[int]:
     return sorted({topology.learners, *planned, *(learners for _, learners in adapt.schedule)})
 
 
+def may_have(topology: TopologyConfig, learners: int) -> bool:
+    """Whether schedule or planner allow so many learner ranks, where there are ranks for them."""
+    adapt = topology.adapt
+    if not adapt.every_steps:
+        return learners in learner_counts(topology)
+    return adapt.min_learners <= learners <= (adapt.max_learners or learners)
+
+
 def with_learners(topology: TopologyConfig, learners: int) -> TopologyConfig:
     """The topology of one split, which stays: all other ranks sample."""
     return topology.model_copy(
@@ -27,8 +37,12 @@ def with_learners(topology: TopologyConfig, learners: int) -> TopologyConfig:
 
 
 def settings_by_split(config: Config) -> dict[int, Config]:
-    """Number of learner ranks -> the settings with that split."""
-    counts = learner_counts(config.topology)
+    """Number of learner ranks -> the settings with that split; of a planner without a maximum also a larger one."""
+    topology, counts = config.topology, learner_counts(config.topology)
+    if topology.adapt.every_steps and topology.adapt.max_learners is None:
+        step = math.lcm(topology.tensor_parallel, topology.replicas, config.actor.context_parallel)
+        most = _most_learners(topology)
+        counts += [n for n in (topology.learners + step,) if most is None or n <= most]
     return {n: config.model_copy(update={"topology": with_learners(config.topology, n)}) for n in counts}
 
 

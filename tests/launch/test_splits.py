@@ -83,8 +83,23 @@ def test_a_resumed_run_goes_on_with_its_split_while_its_ranks_are_the_same(
     assert "goes on with the split of version 3: 2 learners, 2 generators" in capsys.readouterr().out
     assert Split(**first_split(config, tmp_path, 6)) == Split(1, 4, 2)
     assert "other ranks than before, so the split of the settings holds" in capsys.readouterr().out
+    split_file.write(tmp_path, POOL, Split(3, 1, 4, 9))
+    assert Split(**first_split(config, tmp_path, 5)) == Split(1, 3, 5)
+    assert (
+        "3 learners, 1 generator are no longer allowed, so the split of the settings holds" in capsys.readouterr().out
+    )
+    (tmp_path / split_file.FILE).write_text("{")
     assert Split(**first_split(Config(), tmp_path, 5)) == Split(1, 3)
     assert split_file.read(tmp_path) is None
+
+
+def test_a_planner_goes_on_with_each_split_that_it_may_choose(tmp_path: Path) -> None:
+    def resumed(most: int | None) -> int:
+        config = Config(topology=TopologyConfig(adapt=AdaptSettings(every_steps=5, max_learners=most)))
+        split_file.write(tmp_path, POOL, Split(3, 1, 4, 9))
+        return int(first_split(config, tmp_path, 5)["learners"])
+
+    assert [resumed(most) for most in (None, 3, 2)] == [3, 3, 1]
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -441,6 +441,13 @@ def test_32_2_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> Non
         ),
         (["topology.adapt.every_steps=5", "topology.adapt.max_learners=1"], "needs something that may change"),
         (
+            [
+                *("topology.adapt.every_steps=5", "topology.gpus_per_host=4", "actor.lora.offload=true"),
+                "learner.gradient_checkpointing=true",
+            ],
+            "actor.lora.offload is for one learner on a GPU",
+        ),
+        (
             ["topology.adapt.every_steps=5", "topology.adapt.schedule=[[3, 2]]"],
             "either topology.adapt.schedule or the planner",
         ),
