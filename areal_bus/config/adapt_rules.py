@@ -43,7 +43,8 @@ def settings_by_split(config: Config) -> dict[int, Config]:
         step = math.lcm(topology.tensor_parallel, topology.replicas, config.actor.context_parallel)
         most = _most_learners(topology)
         counts += [n for n in (topology.learners + step,) if most is None or n <= most]
-    return {n: config.model_copy(update={"topology": with_learners(config.topology, n)}) for n in counts}
+    fixed = config.model_copy(update={"profile": type(config.profile)()})  # an actor of any split
+    return {n: fixed.model_copy(update={"topology": with_learners(topology, n)}) for n in counts}
 
 
 def adapt_rules(c: Config) -> list[Rule]:

@@ -286,6 +286,8 @@ def _profile(c: Config) -> list[Rule]:
     actor, steps = c.profile.actor, c.profile.steps
     role, _, number = actor.partition(".")[0].partition("-")
     n = {"learner": c.topology.learners, "generator": c.topology.generators}.get(role)
+    if is_adaptive(c.topology):
+        n = None  # another split has others
     return [
         (
             bool(actor) != (steps is not None),

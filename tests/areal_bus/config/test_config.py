@@ -480,3 +480,8 @@ def test_32_2_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> Non
 )
 def test_33_3_a_split_that_cannot_change_so_is_refused(changes: list[str], sentence: str, tmp_path: Path) -> None:
     assert sentence in refusal(write(tmp_path, SMALL), *changes)
+
+
+def test_33_3_an_actor_that_another_split_has_may_be_recorded(tmp_path: Path) -> None:
+    changes = ["topology.adapt.schedule=[[3, 2]]", "profile.actor=learner-1.1", "profile.steps=[4, 5]"]
+    assert load(write(tmp_path, SMALL), changes).profile.actor == "learner-1.1"
