@@ -31,7 +31,7 @@ class RunSettings:
     loaders: tuple[str, ...] = ()  # names of the sources that are loaders
     window: PassRateWindow | None = None  # of the curriculum
     n_passes: int | None = None  # data.total_train_epochs
-    eta_min: int | None = None  # topology.adapt; None: eta does not change
+    eta_min: int | None = None  # topology.adapt, the smallest of all starts; None: eta never changes
 
     def declared(self, status: str) -> float | None:
         """The declared reward of a verdict `timeout` or `error`."""
@@ -55,6 +55,7 @@ class RunSettings:
 
 def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunSettings:
     """Read from the resolved config.json, as plain JSON; {} without one. `earlier`: the configs of earlier starts."""
+    earlier = tuple(earlier)
 
     def number(section: str, key: str) -> Any:
         value = config.get(section, {}).get(key)
@@ -74,10 +75,16 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunS
         on_timeout=number("reward", "on_timeout"),
         on_error=number("reward", "on_error"),
         max_refill=config["data"].get("max_refill", 0) if "data" in config else None,
-        eta_min=config.get("topology", {}).get("adapt", {}).get("eta_min"),
+        eta_min=min((eta for start in (config, *earlier) if (eta := _eta_min(start)) is not None), default=None),
         partial_groups=config.get("reward", {}).get("partial_groups") is True,
         **_data(config.get("data", {})),
     )
+
+
+def _eta_min(config: dict[str, Any]) -> int | None:
+    """The smallest eta of a start; a resumed run may have another."""
+    least = config.get("topology", {}).get("adapt", {}).get("eta_min")
+    return least if isinstance(least, int) else None
 
 
 def _group_sizes(config: dict[str, Any], first: int | None) -> int | str | None:

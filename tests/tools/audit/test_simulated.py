@@ -15,6 +15,7 @@ from areal_bus.core.events import Event
 from areal_bus.core.split_planner import PlannerRules, SplitPlanner
 from areal_bus.messages import Role
 from tools.audit.audit import Audit, audit
+from tools.audit.run_settings import read
 from tools.run import Run
 from tools.staleness.simulator.ring import Ring, ScheduleOutcome
 from tools.staleness.simulator.scenario import Scenario, draw
@@ -162,3 +163,14 @@ def test_the_audit_holds_each_admission_to_the_eta_in_force(tmp_path: Path, monk
             path.write_text(re.sub(r'"eta":[0-9],"before":[0-9]', '"eta":1,"before":1', path.read_text()))
         n_noticed += "I1" in audit(Run(folder)).findings.first
     assert n_noticed > 2
+
+
+def test_an_eta_that_an_earlier_start_allowed_is_allowed() -> None:
+    """A resumed run may have another topology.adapt.eta_min, or none."""
+
+    def start(eta_min: int | None) -> dict[str, Any]:
+        return {"topology": {"adapt": {"eta_min": eta_min}}}
+
+    assert read(start(None), [start(2), {}, start(3)]).eta_min == 2
+    assert read(start(1), [start(None)]).eta_min == 1
+    assert read({}, []).eta_min is None
