@@ -41,13 +41,14 @@ def first_split(config: Config, run: Path, n_ranks: int) -> dict[str, Any]:
 def present_context(context: Context, seat: Seat) -> Context | None:
     """The Context of the actor that this rank runs in the split of RUN/split.json; None if it runs none now.
 
-    A file that cannot be read leaves the actor as it is: the head sends one of another split back.
+    A file that cannot be read, or that a network file system shows as it was, leaves the actor as it is: the head sends
+    one of another split back.
     """
     try:
         found = split_file.read(context.folder)
     except CheckpointError:
         return context
-    if found is None:
+    if found is None or found[1].number < context.split:
         return context
     split = found[1]
     actor = seat.actor(split)

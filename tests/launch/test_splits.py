@@ -3,6 +3,7 @@
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.messages import Role
 from areal_bus.storage import split_file
 from launch.seats import Seat, all_places, most_generators, plan_ranks, rank_pool, seat_of
-from launch.splits import first_split
+from launch.splits import first_split, present_context
 from launch.supervise import SupervisorTimes
 from launch.topology import ActorId
 from tests.launch.test_supervise import READ, WAIT, context, make
@@ -134,6 +135,18 @@ def test_a_supervisor_starts_the_actor_of_the_new_split_and_counts_no_crash(
     out, err = capfd.readouterr()
     assert out.split("\n")[:3] == ["generator 2 0 1", "learner 1 1 2", "generator 2 2 1"]
     assert "(generator-2): runs learner-1 from now on" in err
+
+
+def test_an_older_file_than_the_split_of_an_actor_does_not_move_it(tmp_path: Path) -> None:
+    """A network file system may show the file late."""
+    split_file.write(tmp_path, POOL, Split(2, 2, 1, 3))
+    started = [replace(context(index=2, role="generator", run=tmp_path), split=split) for split in (0, 1, 2)]
+    found = [present_context(one, Seat(1, 2)) for one in started]
+    assert [(one.role, one.index) for one in found if one is not None] == [
+        ("learner", 1),
+        ("learner", 1),
+        ("generator", 2),
+    ]
 
 
 def test_an_actor_that_does_not_end_for_the_new_split_is_killed(
