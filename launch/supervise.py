@@ -196,7 +196,7 @@ class Supervisor:
         if self.seat is None or actor.context.role not in (Role.LEARNER, Role.GENERATOR):
             return True
         now = present_context(actor.context, self.seat)
-        if now is None:
+        if now is None or (actor.is_parked and now is actor.context):  # the file tells nothing new
             if not actor.is_parked:
                 self._print(f"{actor.context.role}-{actor.context.index} gives its rank to a generator")
             actor.is_parked, actor.misplaced_since = True, None

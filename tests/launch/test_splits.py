@@ -162,6 +162,19 @@ def test_an_actor_that_does_not_end_for_the_new_split_is_killed(
     assert "generator-2.0 does not end for the new split: it is killed" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["{", None])
+def test_a_rank_that_only_gives_its_gpu_stays_so_when_the_file_tells_nothing(tmp_path: Path, text: str | None) -> None:
+    """A damaged file, or none."""
+    if text is not None:
+        (tmp_path / split_file.FILE).write_text(text)
+    supervisor = make(run=tmp_path)
+    supervisor.seat = Seat(2, None)
+    supervisor.park(context(index=2, role="learner", run=tmp_path))
+    (actor,) = supervisor.actors
+    assert not supervisor._take_seat(actor)
+    assert actor.is_parked
+
+
 def test_a_rank_that_only_gives_its_gpu_waits_until_it_learns(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
