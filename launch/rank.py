@@ -100,9 +100,8 @@ def run_actors(
     key_pair: KeyPair,
 ) -> int:
     """Start the actors of this rank and wait for them. Exit code."""
-    rank = bootstrap.rank
+    rank, followers = bootstrap.rank, Followers()
     cleanup: list[HeadEndpoint | PidFile] = []  # removed at the end of the job
-    followers = Followers()
     supervisor = Supervisor(
         rank=rank,
         launch=config.launch,
@@ -114,19 +113,15 @@ def run_actors(
         hosts = [place.host for place in places]
         answer = prepare_run(config, file, cleanup, facts=facts, address=addresses[0][1]) if rank == 0 else {}
         guest = new_pair()  # for generators that join later; rank 0's is used
-        answer |= {"guest": guest.public}
-        answer["incarnations"] = largest_incarnation(journal_folders(config, answer))
-        answers = [json.loads(part) for part in bootstrap.allgather(json.dumps(answer).encode())]
-        bootstrap.finish_exchanges()
-        start = answers[0]
+        answer |= {"guest": guest.public, "incarnations": largest_incarnation(journal_folders(config, answer))}
+        start = exchange(bootstrap, answer)
         if "code" in start:
             time.sleep(RANK_0_FIRST_S if rank else 0)
             return int(start["code"])
-        start["incarnation"] = 1 + max(part["incarnations"] for part in answers) if start["resumed"] else 0
         supervisor.run = Path(start["run_folder"])
         supervisor.waits_for_job = config.launch.bootstrap == "mpi"
-        has_mpirun = supervisor.waits_for_job or is_under_mpirun()
-        supervisor.n_ranks = len(places) if has_mpirun and len(places) > 1 else 0
+        if supervisor.waits_for_job or is_under_mpirun():
+            supervisor.n_ranks = len(places) if len(places) > 1 else 0
         is_encrypted = uses_curve(config.bus, facts, addresses)
         split = Split(**start["split"])
         places, peers = plan_ranks(config.topology, hosts, learners=split.learners), all_places(config.topology, hosts)
@@ -137,11 +132,7 @@ def run_actors(
             keyed = with_keys(plain, key_pair, peers, facts, guests=start["guest"], may_sample=changes)
             context = keyed if is_encrypted else plain
             if context.role == Role.HEAD:
-                device = "cuda" if config.topology.gpus_per_host else "cpu"
-                n = most_generators(config.topology, len(places))
-                of_a_guest = replace(
-                    plain, role=str(Role.GENERATOR), rank=len(places), device=device, n_generators=n, split=0
-                )
+                of_a_guest = guest_context(plain, config, len(places))
                 write_invitation(with_keys(of_a_guest, guest, peers, facts) if is_encrypted else of_a_guest)
                 cleanup.append(PidFile(supervisor.run))
                 followers.start(supervisor.run, config.journal.tracker, alarms=config.watch.console)
@@ -157,6 +148,28 @@ def run_actors(
     finally:
         remove_all(cleanup)
         followers.end()
+
+
+def exchange(bootstrap: Bootstrap, answer: dict[str, Any]) -> dict[str, Any]:
+    """The last exchange of the ranks: what rank 0 has prepared, with the next incarnation of every actor."""
+    answers = [json.loads(part) for part in bootstrap.allgather(json.dumps(answer).encode())]
+    bootstrap.finish_exchanges()
+    start: dict[str, Any] = answers[0]
+    if "code" not in start:
+        start["incarnation"] = 1 + max(part["incarnations"] for part in answers) if start["resumed"] else 0
+    return start
+
+
+def guest_context(head: Context, config: Config, n_ranks: int) -> Context:
+    """The Context of a generator that joins the running job, from that of the head."""
+    return replace(
+        head,
+        role=str(Role.GENERATOR),
+        rank=n_ranks,
+        device="cuda" if config.topology.gpus_per_host else "cpu",
+        n_generators=most_generators(config.topology, n_ranks),
+        split=0,
+    )
 
 
 def journal_folders(config: Config, start: dict[str, Any]) -> list[Path]:
