@@ -30,7 +30,7 @@ class Seat:
         return None
 
     def parked(self, split: Split) -> ActorId | None:
-        """Who runs here in other splits, where nobody does in this one."""
+        """The learner that other splits start on this rank, if this split starts no actor here; else None."""
         is_empty = self.actor(split) is None and self.learner is not None
         return ActorId(Role.LEARNER, self.learner) if is_empty and self.learner is not None else None
 

@@ -1,4 +1,4 @@
-"""The interface of an inference engine; knows nothing of the bus, of the ring or of rewards."""
+"""The interface of an inference engine. It does not depend on the bus, the head or the rewards."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

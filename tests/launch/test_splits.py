@@ -112,8 +112,8 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_a_supervisor_starts_the_actor_of_the_new_split_and_counts_no_crash(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No restart is allowed. Each actor writes who it is; the generator ends for the new split, the learner is killed
-    by its own change, and the run is over.
+    """`max_restarts` is 0, so a counted crash would end the rank. The generator changes the split and ends. The learner
+    that follows changes it back and exits with 1. The next generator ends the run.
     """
     report = (
         READ + "x = json.loads(line); print(x['role'], x['index'], x['incarnation'], x['n_learners'], flush=True); "

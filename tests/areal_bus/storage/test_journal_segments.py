@@ -1,4 +1,4 @@
-"""Journals over several files: no line is lost, doubled or out of order, whoever reads or dies meanwhile."""
+"""Journals of several files. Readers get each line once and in order, also while the writer is killed or compresses."""
 
 import errno
 import gzip

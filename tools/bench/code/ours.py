@@ -18,7 +18,7 @@ OPTIONS = CodeOptions(score_s=60.0, test_s=20.0, memory_mib=4096)
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PARENT, USER, SYSTEM = 1, 11, 12  # fields of /proc/PID/stat after the name
 kill = sandbox.kill
-killed_s = 0.0  # CPU seconds of processes that were killed with their namespace: nobody waits for them
+killed_s = 0.0  # CPU seconds of processes killed with their namespace: os.wait does not report them
 
 
 def levels() -> list[str]:
