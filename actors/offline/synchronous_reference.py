@@ -69,11 +69,12 @@ class ReferenceStep:
 
 
 class SynchronousReference:
-    """Policy and engines of one run, on the CPU of this process."""
+    """Policy and engines of one run, in this process: on the first GPU with topology.gpus_per_host, else on the CPU."""
 
     def __init__(self, config: Config, config_folder: Path, folder: Path, *, n_generators: int) -> None:
         """`folder`: the run's folder. Raises ConfigError for a config that is not synchronous or does not load."""
         self._check(config, n_generators)
+        self._device = find_device(config)
         add_user_folder(config_folder)
         self.config = config
         self.journal = Journal(folder / "journal", role="reference", index=0, incarnation=0)
@@ -87,7 +88,7 @@ class SynchronousReference:
         self._next_uid = 0
         self._drawn: dict[int, DrawnRow] = {}  # uid -> its row, until its group is trained or replaced
         self._has_ended = False  # the data
-        self._settings = model_settings(config, LearnerRanks(), "cpu")
+        self._settings = model_settings(config, LearnerRanks(), self._device)
         self._policy = self._make_policy()
         self._actor = PPOActor(
             self._policy,
@@ -162,7 +163,7 @@ class SynchronousReference:
         )
 
     def _make_engine(self) -> Engine:
-        return open_builtin(self.config, self._model_folder, self._tokenizer, device="cpu")
+        return open_builtin(self.config, self._model_folder, self._tokenizer, device=self._device)
 
     def _weights(self) -> dict[str, Tensor]:
         """A copy of the tensors of a push."""
@@ -249,6 +250,18 @@ class SynchronousReference:
             print(f"no score of prompt {trajectory.uid}, sample {trajectory.sample}: {why}", file=sys.stderr)
             return None
         return result["reward"], result["correct"]
+
+
+def find_device(config: Config) -> str:
+    """Raises ConfigError for a config with GPUs where torch finds none."""
+    if not config.topology.gpus_per_host:
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"topology.gpus_per_host = {config.topology.gpus_per_host} needs a GPU, and torch ({torch.__version__}) "
+            "finds none: run on a machine that has one, or compute on the CPU (--set topology.gpus_per_host=0)"
+        )
+    return "cuda"
 
 
 def check(config: Config, n_generators: int) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,6 +81,26 @@ def test_without_lag_it_is_the_synchronous_reference_bit_for_bit(tmp_path: Path)
     config = load(BASE, options(rollout__max_head_offpolicyness=0), {})
     reference = SynchronousReference(config, BASE.parent, tmp_path / "reference", n_generators=1)
     assert [step.digest for step in reference.run()] == [step.digest for step in steps]
+
+
+def test_a_config_with_a_gpu_is_refused_where_torch_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        ConfigError, match=r"gpus_per_host = 1 needs a GPU, .* finds none: run on a machine that has one"
+    ):
+        train(tmp_path, topology__gpus_per_host=1)
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_the_same_first_update(tmp_path: Path) -> None:
+    """Other samples may follow: a GPU rounds in another order."""
+    warm_ups = tmp_path / "weights"
+    (cpu, *_), _ = train(tmp_path / "cpu", warm_ups=warm_ups, rollout__exact_lag=2)
+    (gpu, *_), loop = train(tmp_path / "gpu", warm_ups=warm_ups, rollout__exact_lag=2, topology__gpus_per_host=1)
+    assert loop._policy.device.type == "cuda"
+    assert versions(gpu) == versions(cpu)
+    assert gpu.stats["grad_norm"] > 0
+    assert gpu.stats["mismatch_kl"] < 1e-4
 
 
 def test_runs_with_the_same_warm_up_share_its_weights(tmp_path: Path) -> None:
