@@ -4,6 +4,7 @@ A fork server of the host (launch/fork_server.py) makes the rank's supervisor. T
 environment and standard streams. Then it becomes launch/rank_waiter.py, which passes signals on to the supervisor and
 ends with its exit code. It imports the standard library only.
 The first one of a host starts the server. Its address is an abstract socket, which one process can bind.
+`job_attendant.py` does the same for a job of a sweep, whose server the sweep has started.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -79,13 +80,19 @@ def address(environ: Mapping[str, str] = os.environ) -> str:
 
 def main() -> int:
     """Exit code when the rank does not start; else this process becomes another one."""
+    return attend(lambda: connect(address()))
+
+
+def attend(connected: Callable[[], socket.socket]) -> int:
+    """Have this server run the arguments of this process in a fork, and wait for it. Returns as `main` does."""
     try:
-        server = connect(address())
+        server = connected()
+        check_user(server)
         send_request(server)
         wait_for_rank(server)
     except (OSError, EOFError) as error:
         why = str(error) or "its connection ended"
-        print(f'launch.start = "fork": the fork server of this host is lost: {why}', file=sys.stderr, flush=True)
+        print(f"error: the fork server of this host is lost: {why}", file=sys.stderr, flush=True)
         return 1
 
 
@@ -102,8 +109,6 @@ def connect(name: str) -> socket.socket:
                 raise
             if not start_server(name):
                 time.sleep(RETRY_S)
-    if pid_and_user(server)[1] != os.getuid():
-        raise PermissionError("another user has its address")
     return server
 
 
@@ -130,6 +135,12 @@ def pid_and_user(peer: socket.socket) -> tuple[int, int]:
     """Process id and user id of the process at the other end."""
     pid, user, _ = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
     return pid, user
+
+
+def check_user(server: socket.socket) -> None:
+    """Raises PermissionError when the process at the other end is of another user."""
+    if pid_and_user(server)[1] != os.getuid():
+        raise PermissionError("another user has its address")
 
 
 def send_request(server: socket.socket) -> None:

@@ -4,6 +4,7 @@ Its children are the supervisors of the host's ranks; a supervisor forks its act
 the imports, and none imports again. A process forks only while it has a single thread, and before it has a ZeroMQ
 context. `attendant.py` is the other side: the process that the launcher started for the rank.
 When this process ends, the kernel ends its supervisors, and they end their actors.
+`job_server.py` forks the jobs of a sweep in the same way.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from actors.runtime.process import CRASHED, DONE, leave
@@ -50,35 +51,55 @@ def main() -> int:
     listener, starter = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     raise_file_limit(MOST_FILES)  # a connection for each rank of the host
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
-    for name in MODULES:
-        importlib.import_module(name)
+    import_once(MODULES)
     importlib.import_module("areal_bus.weights.process_group").print_numeric_peers()
+    return serve(ForkServer(listener, starter))
+
+
+def import_once(modules: Iterable[str]) -> None:
+    """Import what all children share."""
+    for name in modules:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a child would write to every shared page
+
+
+def serve(server: "ForkServer") -> int:
+    """Exit code of a fork server."""
     try:
-        ForkServer(listener, starter).serve()
+        server.serve()
     except ConfigError as error:  # the kernel ends the ranks that have started
         print(f"fork server: {error}", file=sys.stderr, flush=True)
         return CRASHED
     return 0
 
 
-class ForkServer:
-    """Forks a supervisor for each request, and reports the end of each to its attendant."""
+Request = dict[str, Any]  # an attendant's arguments, environment, folder, cores: attendant.send_request
+Run = Callable[[socket.socket, list[int], Request], int]  # attendant, its standard streams, request -> exit code
 
-    def __init__(self, listener: socket.socket, starter: int) -> None:
-        """`starter`: the process that started this one. It may have ended by now."""
+
+class ForkServer:
+    """Forks a process for each request, and reports the end of each to its attendant."""
+
+    def __init__(
+        self, listener: socket.socket, starter: int, *, run: Run | None = None, ends_when_idle: bool = True
+    ) -> None:
+        """`starter`: the process that started this one. It may have ended by now. `run`: the work of a child; by
+        default it becomes the supervisor of a rank. `ends_when_idle`: end with the last child, not with the starter.
+        """
         self._listener = listener
         self._starter = starter
+        self._run = run or run_rank
+        self._ends_when_idle = ends_when_idle
         self._pid = os.getpid()
-        self._attendants: dict[int, socket.socket] = {}  # by process id of the supervisor
+        self._attendants: dict[int, socket.socket] = {}  # by process id of the child
         self._waiting: list[socket.socket] = []  # attendants of ranks without actors
         self._has_served = False
         self._wakeup, self._write = socket.socketpair()
         self._write.setblocking(False)
 
     def serve(self) -> None:
-        """Serve until all supervisors have ended; if none came, until the process that started this one has ended."""
+        """Serve until all children have ended; if none came, until the process that started this one has ended."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         while not self._is_over():
@@ -94,7 +115,7 @@ class ForkServer:
     def _is_over(self) -> bool:
         if self._attendants or select.select([self._listener], [], [], 0)[0]:
             return False
-        return self._has_served or os.getppid() != self._starter
+        return (self._has_served and self._ends_when_idle) or os.getppid() != self._starter
 
     def _accept(self) -> None:
         """Read a request and fork. A request that is not whole is dropped: its sender has ended."""
@@ -120,14 +141,14 @@ class ForkServer:
             attendant.sendall(NUMBER.pack(pid))
         except (OSError, EOFError, ValueError) as error:
             if not isinstance(error, EOFError):
-                print(f"fork server: a rank was not started: {error}", file=sys.stderr, flush=True)
+                print(f"fork server: a process was not started: {error}", file=sys.stderr, flush=True)
             if attendant not in self._attendants.values():
                 attendant.close()
         finally:
             for stream in streams:
                 os.close(stream)
 
-    def _fork(self, attendant: socket.socket, streams: list[int], request: dict[str, Any]) -> int:
+    def _fork(self, attendant: socket.socket, streams: list[int], request: Request) -> int:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         pid = os.fork()
@@ -138,7 +159,7 @@ class ForkServer:
             reset_signals()
             parent_death.die_with_parent(self._pid)
             self._close()
-            code = rank_code(lambda: run_rank(attendant, streams, request))
+            code = rank_code(lambda: self._run(attendant, streams, request))
         finally:
             leave(code)
 
@@ -150,7 +171,7 @@ class ForkServer:
         self._waiting.clear()
 
     def _report_ends(self) -> None:
-        """Send the exit code of each supervisor that has ended to its attendant."""
+        """Send the exit code of each child that has ended to its attendant."""
         while self._attendants:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
@@ -168,7 +189,7 @@ def answer(attendant: socket.socket, code: int) -> None:
         attendant.sendall(NUMBER.pack(code))
 
 
-def run_rank(attendant: socket.socket, streams: list[int], request: dict[str, Any]) -> int:
+def run_rank(attendant: socket.socket, streams: list[int], request: Request) -> int:
     """In a child: the rank of an attendant. Exit code."""
     become_rank(attendant, streams, request)
     with contextlib.suppress(ConfigError):  # the rank prints it
@@ -177,7 +198,7 @@ def run_rank(attendant: socket.socket, streams: list[int], request: dict[str, An
     return code
 
 
-def become_rank(attendant: socket.socket, streams: list[int], request: dict[str, Any]) -> None:
+def become_rank(attendant: socket.socket, streams: list[int], request: Request) -> None:
     """In a child: take what the attendant has sent and its standard streams, and end with it."""
     os.setsid()
     for number, stream in enumerate(streams):

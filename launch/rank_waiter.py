@@ -11,7 +11,7 @@ import sys
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 NUMBER_BYTES = 4
-LOST = b'launch.start = "fork": the fork server of this host is lost: its connection ended\n'
+LOST = b"error: the fork server of this host is lost: its connection ended\n"
 
 
 def main(server: int, process: int) -> int:

@@ -58,5 +58,10 @@ class ExactLagLoop(EvaluatedLoop):
             del self._kept[version]
 
 
+def main() -> int:
+    """The command line. Exit code."""
+    return run_command(ExactLagLoop, module="actors.offline.exact_lag", description=__doc__ or "")
+
+
 if __name__ == "__main__":
-    leave(run_command(ExactLagLoop, module="actors.offline.exact_lag", description=__doc__ or ""))
+    leave(main())

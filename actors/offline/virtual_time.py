@@ -268,5 +268,10 @@ def check_one_turn(t: Trajectory) -> None:
         )
 
 
+def main() -> int:
+    """The command line. Exit code."""
+    return run_command(VirtualTimeLoop, module="actors.offline.virtual_time", description=__doc__ or "")
+
+
 if __name__ == "__main__":
-    leave(run_command(VirtualTimeLoop, module="actors.offline.virtual_time", description=__doc__ or ""))
+    leave(main())
