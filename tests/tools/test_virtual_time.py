@@ -21,7 +21,7 @@ from areal_bus.errors import ConfigError
 from launch.main import main as launch
 from tests.tools.test_sweep import BASE, SMALL
 from tools.sweep.plan import jobs_of, read_sweep
-from tools.sweep.runner import loop_of
+from tools.sweep.starting import loop_of
 
 N_SAMPLES = 2
 KEYS: dict[str, object] = {
@@ -190,5 +190,5 @@ def test_what_virtual_time_cannot_run_is_refused(tmp_path: Path, capsys: pytest.
 def test_the_shipped_sweep_of_policies_runs_in_virtual_time() -> None:
     file = BASE.with_name("policies.toml")
     jobs = jobs_of(read_sweep(file), file)
-    assert {loop_of(job) for job in jobs if job.seed == 1} == {"actors.offline.virtual_time"}
+    assert {loop_of(job.load()) for job in jobs if job.seed == 1} == {"actors.offline.virtual_time"}
     assert {job.load().rollout.staleness_policy for job in jobs if job.seed == 1} == {"mask", "hold", "drop", "paper"}

@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -12,20 +13,25 @@ from typing import NoReturn
 from areal_bus.config.packaged import find_and_announce
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
+from areal_bus.process.mpirun import find_mpirun
 from tools import terminal
 from tools.sweep import report
 from tools.sweep.comparison import summaries
-from tools.sweep.plan import Job, SweepFile, as_toml, jobs_of, read_sweep
+from tools.sweep.plan import Job, SweepFile, as_toml, jobs_of, plot_axis, read_sweep, with_seeds
+from tools.sweep.progress import SweepProgress
 from tools.sweep.results import Result, ResultFile
-from tools.sweep.runner import Progress, SweepRunner, is_done, loop_of
+from tools.sweep.runner import SweepRunner, is_done
+from tools.sweep.starting import start_of
 
 EPILOG = """\
 A job with rollout.exact_lag or virtual_time.seconds runs as one process, any other as a ring with `ranks` ranks.
-Results are kept in OUT/results.jsonl after each job: start the same line again to go on after a stop. Only jobs whose
-settings changed, or which failed, run again.
+Results are kept in OUT/results.jsonl after each job: start the same line again to go on after a stop (Ctrl-C, kill).
+Only jobs that have no result, whose settings changed, or which failed, run again. Exit code: 0; 1 if a job failed;
+2 for wrong input; 130 after a stop. The keys of SWEEP.toml: docs/sweep.md.
 
 examples:
   python -m tools.sweep configs/sweeps/lag.toml --cores 2
+  python -m tools.sweep configs/sweeps/lag.toml --seeds 1     a first look
   python -m tools.sweep configs/sweeps/lag.toml --report      the table and the plot of what is there
   python -m tools.sweep configs/sweeps/lag.toml --dry-run     the jobs, without running any"""
 
@@ -39,12 +45,19 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("sweep", type=Path, metavar="SWEEP.toml", help="config, seeds, [grid], [variants.NAME], [[block]]")
     p.add_argument("--out", type=Path, metavar="DIR", help="folder of the sweep (runs/sweeps/NAME)")
-    p.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="cores to use (all)")
-    p.add_argument("--seeds", type=int, metavar="N", help="seeds 1 to N instead of those of the file")
+    p.add_argument("--cores", type=count, default=len(os.sched_getaffinity(0)), metavar="N", help="cores to use (all)")
+    p.add_argument("--seeds", type=count, metavar="N", help="seeds 1 to N instead of those of the file")
     p.add_argument("--keep", action="store_true", help="keep the run folders of finished jobs (journals, logs)")
-    p.add_argument("--report", action="store_true", help="run nothing; write the table and the plot again")
-    p.add_argument("--dry-run", action="store_true", help="list the jobs and what is left to do")
+    what = p.add_mutually_exclusive_group()
+    what.add_argument("--report", action="store_true", help="run nothing; write the table and the plot again")
+    what.add_argument("--dry-run", action="store_true", help="list the jobs and what is left to do")
     return p
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"a number of at least 1, not {text!r}")
+    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,12 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.sweep = find_and_announce(str(args.sweep))
     sweep = read_sweep(args.sweep)
     if args.seeds is not None:
-        sweep = sweep.model_copy(update={"seeds": args.seeds})
+        sweep = with_seeds(sweep, args.seeds)
     jobs = jobs_of(sweep, args.sweep)
     out = args.out or sweep.out or Path("runs/sweeps") / args.sweep.stem
     known = ResultFile(out / "results.jsonl").read()
     if args.dry_run:
-        return list_jobs(jobs, known)
+        return list_jobs(jobs, known, ranks=sweep.ranks)
     if not args.report:
         known = run(sweep, jobs, out, n_cores=args.cores, keep=args.keep)
     results = [known[job.digest] for job in jobs if job.digest in known]
@@ -68,41 +81,74 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(result.error for result in results) else 0
 
 
-def list_jobs(jobs: Sequence[Job], known: dict[str, Result]) -> int:
+def list_jobs(jobs: Sequence[Job], known: dict[str, Result], *, ranks: int) -> int:
+    states: Counter[str] = Counter()
     for job in jobs:
-        print(f"{'done' if is_done(known.get(job.digest)) else 'to do'}  {job.name}")
-    n_done = sum(is_done(known.get(job.digest)) for job in jobs)
-    print(f"{len(jobs)} jobs, {n_done} done, {len(jobs) - n_done} to do")
+        result = known.get(job.digest)
+        state = "to do" if result is None else "failed" if result.error else "done"
+        states[state] += 1
+        print(f"{state:<6}  {job.name}")
+    n_rings = sum(start_of(job, ranks=ranks).loop is None for job in jobs)
+    kinds = {"in one process": len(jobs) - n_rings, f"rings of {ranks} ranks": n_rings}
+    how = ", ".join(f"{n} {kind}" for kind, n in kinds.items() if n)
+    again = f", {states['failed']} failed that run again" if states["failed"] else ""
+    print(f"{len(jobs)} jobs ({how}): {states['done']} done, {states['to do']} to do{again}")
     return 0
 
 
 def run(sweep: SweepFile, jobs: Sequence[Job], out: Path, *, n_cores: int, keep: bool) -> dict[str, Result]:
+    """Raises KeyboardInterrupt at SIGINT and SIGTERM, after the end of the running jobs."""
     signal.signal(signal.SIGTERM, stop)
-    is_alone = all(loop_of(job) for job in jobs if job.seed == jobs[0].seed)
-    n_workers = max(1, n_cores if is_alone else n_cores // sweep.ranks)
-    print(f"{len(jobs)} jobs, {n_workers} at once, in {out}", flush=True)
-    return SweepRunner(sweep, out, n_workers=n_workers, keep=keep, show=show).run(jobs)
+    if any(start_of(job, ranks=sweep.ranks).loop is None for job in jobs):
+        find_mpirun()
+    runner = SweepRunner(sweep, out, n_cores=n_cores, keep=keep, view=Lines())
+    n_done = n_with_result(jobs, out)
+    print(f"{len(jobs)} jobs, {n_done} done before, on {n_cores} cores, in {out}", flush=True)
+    try:
+        return runner.run(jobs)
+    except KeyboardInterrupt:
+        n_done = n_with_result(jobs, out)
+        print(f"stopped: {n_done} of {len(jobs)} jobs are done; the same line goes on", file=sys.stderr, flush=True)
+        raise
+
+
+def n_with_result(jobs: Sequence[Job], out: Path) -> int:
+    known = ResultFile(out / "results.jsonl").read()
+    return sum(is_done(known.get(job.digest)) for job in jobs)
 
 
 def stop(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def show(progress: Progress, result: Result, job: Job) -> None:
-    """A line for each job that ended."""
-    left = "" if progress.left_s is None else f", {progress.left_s / 60:.0f} min left"
-    outcome = f"failed: {result.error}" if result.error else f"score {result.score:.4f}"
-    print(f"[{progress.n_done}/{progress.n_jobs}] {job.name}: {outcome}, {result.wall_s:.0f} s{left}", flush=True)
+class Lines:
+    """Prints a line for each job that ended, and now and then for those that run."""
+
+    def ended(self, job: Job, result: Result, progress: SweepProgress, left_s: float | None) -> None:
+        left = "" if left_s is None or progress.n_done == progress.n_jobs else f", {duration(left_s)} left"
+        outcome = f"failed: {result.error}" if result.error else f"score {result.score:.4f}"
+        where = f"[{progress.n_done}/{progress.n_jobs}]"
+        print(f"{where} {job.name}: {outcome}, {duration(result.wall_s)}{left}", flush=True)
+
+    def running(self, job: Job, elapsed_s: float, line: str) -> None:
+        print(f"running for {duration(elapsed_s)}: {job.name}: {terminal.one_line(line)}", flush=True)
+
+
+def duration(seconds: float) -> str:
+    """In seconds below two minutes, in minutes below two hours, else in hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def write_report(sweep: SweepFile, results: Sequence[Result], out: Path, *, n_missing: int) -> None:
     baseline = {axis: as_toml(value) for axis, value in sweep.baseline.items()}
     found = summaries(results, baseline)
-    lines = report.table(found)
-    print("\n".join(lines))
-    (out / "table.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = report.rows(found)
+    print("\n".join(report.drawn(rows)))
+    (out / "table.txt").write_text("\n".join(report.plain(rows)) + "\n", encoding="utf-8")
     report.write_csv(out / "runs.csv", results)
-    x = sweep.x or next(iter(sweep.grid), "")
+    x = plot_axis(sweep)
     has_plot = bool(x) and report.write_plot(out / "plot.svg", found, x=x, metric=sweep.metric)
     if x and not has_plot:
         print('no plot: it needs matplotlib (pip install "areal-bus[plot]")', file=sys.stderr)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -23,6 +23,7 @@ from areal_bus.errors import ConfigError
 Setting = bool | int | float | str | list[Any] | dict[str, Any]
 Keys = dict[str, Setting]  # config key -> value
 MAX_NAME = 120  # characters of a job's folder
+METRICS = ("avg_at_k", "maj_at_k", "pass_at_k", "accuracy", "reward")  # of an evaluation; "reward:NAME" for a part
 
 
 class Block(BaseModel):
@@ -119,17 +120,48 @@ def read_sweep(path: Path) -> SweepFile:
 
 def jobs_of(sweep: SweepFile, path: Path) -> list[Job]:
     """All jobs, seeds outermost: a sweep that is cut short has few seeds of all cells. A job that two blocks name is
-    run once. Raises ConfigError for a cell that no run accepts.
+    run once. Raises ConfigError for a cell that no run accepts, and for names that fit no cell.
     """
     found: dict[str, Job] = {}
     for block in sweep.block or [Block()]:
         for job in _block_jobs(sweep, block, path.parent):
             found.setdefault(job.digest, job)
     jobs = sorted(found.values(), key=lambda job: job.seed)
-    for job in jobs:
-        if job.seed == jobs[0].seed:
-            job.load()
+    _check_names(sweep, jobs)
+    for cell in {tuple(job.cell.items()): job for job in reversed(jobs)}.values():
+        if not cell.load().evaluate.after:
+            raise ConfigError(f"the score of a job is that of its last evaluation: set evaluate.after = true ({path})")
     return jobs
+
+
+def with_seeds(sweep: SweepFile, seeds: int) -> SweepFile:
+    """The sweep with these seeds in all blocks."""
+    blocks = [block.model_copy(update={"seeds": None}) for block in sweep.block]
+    return sweep.model_copy(update={"seeds": seeds, "block": blocks})
+
+
+def plot_axis(sweep: SweepFile) -> str:
+    """The axis of the plot; "" without one."""
+    return sweep.x or next((axis for grid in (sweep.grid, *(b.grid for b in sweep.block)) for axis in grid), "")
+
+
+def _check_names(sweep: SweepFile, jobs: Sequence[Job]) -> None:
+    """Raises ConfigError for a metric, axis or value that is not there: the table would only lack a column."""
+    if sweep.metric not in METRICS and not sweep.metric.startswith("reward:"):
+        raise ConfigError(f"metric is one of {', '.join(METRICS)} or reward:NAME: it is {sweep.metric!r}")
+    values: dict[str, dict[str, None]] = {}  # axis -> its values, in order
+    for job in jobs:
+        for axis, value in job.cell.items():
+            values.setdefault(axis, {})[value] = None
+    for name, axes in (("baseline", [*sweep.baseline]), ("x", [sweep.x] if sweep.x else [])):
+        for axis in axes:
+            if axis not in values:
+                raise ConfigError(f"{name} must name an axis: {axis!r} is none of {', '.join(values)}")
+    for axis, value in sweep.baseline.items():
+        if as_toml(value) not in values[axis]:
+            raise ConfigError(
+                f"baseline must be a value of {axis}: {as_toml(value)} is none of {', '.join(values[axis])}"
+            )
 
 
 def _block_jobs(sweep: SweepFile, block: Block, folder: Path) -> Iterator[Job]:
@@ -138,6 +170,8 @@ def _block_jobs(sweep: SweepFile, block: Block, folder: Path) -> Iterator[Job]:
         key: [(as_toml(value), {key: value}) for value in values] for key, values in (sweep.grid | block.grid).items()
     }
     points |= {axis: list(variants.items()) for axis, variants in (sweep.variants | block.variants).items()}
+    if empty := [axis for axis, values in points.items() if not values]:
+        raise ConfigError(f"an axis needs at least one value: {empty[0]} has none")
     labels: list[tuple[str, str, Keys]] = [(axis, value, {}) for axis, value in (sweep.labels | block.labels).items()]
     for chosen in product(*[[(axis, name, keys) for name, keys in values] for axis, values in points.items()]):
         cell = {axis: name for axis, name, _ in [*labels, *chosen]}
@@ -149,8 +183,11 @@ def _block_jobs(sweep: SweepFile, block: Block, folder: Path) -> Iterator[Job]:
 
 
 def seeds_of(seeds: int | list[int]) -> list[int]:
-    """A number n means seeds 1 to n."""
-    return list(range(1, seeds + 1)) if isinstance(seeds, int) else seeds
+    """A number n means seeds 1 to n. Raises ConfigError when there is none."""
+    found = list(range(1, seeds + 1)) if isinstance(seeds, int) else seeds
+    if not found:
+        raise ConfigError(f"a sweep has at least one seed: seeds = {seeds}")
+    return found
 
 
 def _job(config: Path, cell: Mapping[str, str], keys: Keys, seed: int) -> Job:

@@ -9,22 +9,37 @@ from tools.sweep.comparison import CellSummary, Difference, Mean
 from tools.sweep.results import MEANS, Result
 
 MARKERS, N_COLORS = "os^vD", 10  # of the plot: a line has a color of matplotlib's ten and a marker
+AFTER_AXES = ("seeds", "score", "auc", "minus baseline", "")  # titles
 COLUMNS = ("score", "score_se", "auc", "reward_last", "n_updates", "wall_s")
 
 
-def table(found: Sequence[CellSummary]) -> list[str]:
-    """The lines of the table, one row a cell."""
+def rows(found: Sequence[CellSummary]) -> list[list[str]]:
+    """The table: titles, then one row a cell."""
     axes = axes_of(dict(one.cell) for one in found)
-    titles = [*(axis.rpartition(".")[2] for axis in axes), "seeds", "score", "auc", "minus baseline", ""]
-    rows = [titles]
+    titles = [*(axis.rpartition(".")[2] for axis in axes), *AFTER_AXES]
+    made = [titles]
     for one in found:
         cell, n = dict(one.cell), one.score.n if one.score else 0
         failed = f"{one.n_failed} failed" if one.n_failed else ""
         says = "baseline" if one.is_baseline else one.against.verdict if one.against else ""
         figures = [shown(one.score), shown(one.auc), shown_difference(one.against)]
         note = ", ".join(filter(None, [says, failed]))
-        rows.append([*(cell.get(axis, "") for axis in axes), str(n), *figures, note])
-    return terminal.table(rows, right=frozenset({len(axes)}))
+        made.append([*(cell.get(axis, "") for axis in axes), str(n), *figures, note])
+    return made
+
+
+def drawn(table: Sequence[Sequence[str]]) -> list[str]:
+    """For standard output: with lines and styles on a terminal."""
+    return terminal.table(table, right=n_seeds_column(table))
+
+
+def plain(table: Sequence[Sequence[str]]) -> list[str]:
+    """For a file."""
+    return terminal.columns(table, right=n_seeds_column(table))
+
+
+def n_seeds_column(table: Sequence[Sequence[str]]) -> frozenset[int]:
+    return frozenset({len(table[0]) - len(AFTER_AXES)})
 
 
 def axes_of(cells: Iterable[Mapping[str, str]]) -> list[str]:

@@ -1,5 +1,7 @@
 """The results of a sweep's jobs: read from a finished run, kept as one JSON line each in OUT/results.jsonl."""
 
+import contextlib
+import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -91,16 +93,38 @@ class ResultFile:
     """OUT/results.jsonl. A later line of a job replaces an earlier one."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Creates nothing before `locked` or `add`."""
         self._path = path
-        self._file = LineFile(path)
+        self._file: LineFile | None = None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Raises ConfigError while another process is in this block."""
+        self._open()
+        with self._path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another sweep runs in {self._path.parent}: wait for its end, or name another folder (--out)"
+                ) from None
+            yield
 
     def add(self, result: Result) -> None:
-        self._file.append(json.dumps(asdict(result), separators=(",", ":")).encode())
+        self._open().append(json.dumps(asdict(result), separators=(",", ":")).encode())
 
     def read(self) -> dict[str, Result]:
         """Digest -> result. A line that was cut by a kill is left out."""
-        return {result.digest: result for result in _results(self._path)}
+        return {result.digest: result for result in _results(self._path)} if self._path.exists() else {}
+
+    def _open(self) -> LineFile:
+        if self._file is None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = LineFile(self._path)
+            except OSError as error:
+                raise ConfigError(f"results are kept in {self._path}: {error.strerror}") from None
+        return self._file
 
 
 def _results(path: Path) -> Iterator[Result]:

@@ -1,124 +1,127 @@
 """Runs the jobs of a sweep, several at once, each in processes of its own. A killed sweep goes on where it was."""
 
-import os
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from areal_bus.errors import ConfigError
-from areal_bus.process.isolation import CHILD, child_path
-from areal_bus.process.mpirun import find_mpirun, mpirun_variables
-from areal_bus.process.parent_death import die_with_parent
 from tools.sweep.plan import Job, SweepFile
+from tools.sweep.progress import SweepProgress
 from tools.sweep.results import Result, ResultFile, read_result
+from tools.sweep.starting import JobStart, JobStarter, log_of, start_of
 
 POLL_S = 0.1
 GRACE_S = 10.0  # for a job to end after SIGTERM
+SHOW_S = 60.0  # between two reports of running jobs
+OF_A_SHELL = 128  # exit code of a process whose child ended by signal N: 128 + N
 
-Show = Callable[["Progress", Result, Job], None]
+
+class SweepView(Protocol):
+    """What a sweep shows while it runs."""
+
+    def ended(self, job: Job, result: Result, progress: SweepProgress, left_s: float | None) -> None: ...
+
+    def running(self, job: Job, elapsed_s: float, line: str) -> None:
+        """`line`: the last one that the job printed."""
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far a sweep is, and how long it still takes."""
+class RunningJob:
+    """A job that has started."""
 
-    n_jobs: int
-    n_done: int
-    n_workers: int
-    durations: list[float] = field(default_factory=list)  # of the jobs of this start, seconds
+    job: Job
+    cores: int
+    folder: Path
+    process: "subprocess.Popen[bytes]"
+    began: float
 
     @property
-    def left_s(self) -> float | None:
-        """Seconds to the end, from the mean duration so far; None before the first job ended."""
-        if not self.durations:
-            return None
-        mean = sum(self.durations) / len(self.durations)
-        return mean * (self.n_jobs - self.n_done) / self.n_workers
-
-
-@dataclass(slots=True)
-class _Running:
-    job: Job
-    folder: Path
-    process: subprocess.Popen[bytes]
-    began: float
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began
 
 
 class SweepRunner:
-    """Starts jobs, at most `n_workers` at once, and keeps their results."""
+    """Starts jobs on `n_cores` cores, in order, and keeps their results."""
 
-    def __init__(self, sweep: SweepFile, out: Path, *, n_workers: int, keep: bool, show: Show) -> None:
-        """`keep`: keep the folders of finished jobs. `show` is called after each job."""
-        self._sweep, self._out, self._n_workers, self._keep, self._show = sweep, out, n_workers, keep, show
-        self.results = ResultFile(out / "results.jsonl")
-        self._running: list[_Running] = []
+    def __init__(self, sweep: SweepFile, out: Path, *, n_cores: int, keep: bool, view: SweepView) -> None:
+        """`keep`: keep the folders of finished jobs."""
+        self._sweep, self._out, self._n_cores, self._keep, self._view = sweep, out, n_cores, keep, view
+        self._results = ResultFile(out / "results.jsonl")
+        self._starter = JobStarter(out, ranks=sweep.ranks)
+        self._running: list[RunningJob] = []
 
     def run(self, jobs: Sequence[Job]) -> dict[str, Result]:
-        """Run the jobs without a result; returns the results of all. Ends the running jobs on an exception."""
-        known = self.results.read()
+        """Run the jobs without a result; returns the results of all. Ends the running jobs on an exception.
+
+        Raises ConfigError when another sweep runs in this folder.
+        """
+        with self._results.locked():
+            try:
+                return self._run(jobs)
+            finally:
+                self._stop()
+
+    def _run(self, jobs: Sequence[Job]) -> dict[str, Result]:
+        known = self._results.read()
         found = {job.digest: known[job.digest] for job in jobs if is_done(known.get(job.digest))}
+        starts = {job.digest: start_of(job, ranks=self._sweep.ranks) for job in jobs}
+        cores = {digest: min(start.n_cores, self._n_cores) for digest, start in starts.items()}
+        progress = SweepProgress(len(jobs), n_cores=self._n_cores)
+        for digest, result in found.items():
+            progress.add(cores[digest], result.wall_s)
         waiting = [job for job in jobs if job.digest not in found]
-        progress = Progress(len(jobs), len(found), self._n_workers)
-        try:
-            while waiting or self._running:
-                while waiting and len(self._running) < self._n_workers:
-                    self._running.append(self._start(waiting.pop(0)))
-                for running in [running for running in self._running if running.process.poll() is not None]:
-                    self._running.remove(running)
-                    result = found[running.job.digest] = self._finish(running)
-                    progress.n_done += 1
-                    progress.durations.append(result.wall_s)
-                    self._show(progress, result, running.job)
-                time.sleep(POLL_S)
-        finally:
-            self._stop()
+        shown = time.monotonic()
+        while waiting or self._running:
+            while waiting and self._n_free >= cores[waiting[0].digest]:
+                job = waiting.pop(0)
+                self._running.append(self._start(job, starts[job.digest], cores[job.digest]))
+            for one in [one for one in self._running if one.process.poll() is not None]:
+                self._running.remove(one)
+                result = found[one.job.digest] = self._finish(one)
+                progress.add(one.cores, result.wall_s)
+                running = [(other.cores, other.elapsed_s) for other in self._running]
+                left_s = progress.left_s([cores[job.digest] for job in waiting], running)
+                self._view.ended(one.job, result, progress, left_s)
+                shown = time.monotonic()
+            if time.monotonic() - shown >= SHOW_S:
+                shown = time.monotonic()
+                for one in self._running:
+                    self._view.running(one.job, one.elapsed_s, last_line(log_of(one.folder)))
+            time.sleep(POLL_S)
         return found
 
-    def _start(self, job: Job) -> _Running:
+    @property
+    def _n_free(self) -> int:
+        """Cores without a job."""
+        return self._n_cores - sum(one.cores for one in self._running)
+
+    def _start(self, job: Job, start: JobStart, cores: int) -> RunningJob:
         folder = self._out / "runs" / job.name
         shutil.rmtree(folder, ignore_errors=True)  # of a job that was killed
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        log = (folder.parent / f"{job.name}.log").open("wb")
-        with log:
-            process = subprocess.Popen(
-                self._command(job, folder),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment(),
-                preexec_fn=partial(die_with_parent, os.getpid()),  # this process has one thread
-            )
-        return _Running(job, folder, process, time.monotonic())
+        return RunningJob(job, cores, folder, self._starter.start(job, start, folder), time.monotonic())
 
-    def _command(self, job: Job, folder: Path) -> list[str]:
-        options = [word for option in job.options for word in ("--set", option)]
-        if (loop := loop_of(job)) is not None:
-            program = [*CHILD, loop, str(job.config), "--out", str(folder)]
-            return [*program, "--warm-ups", str(self._out / "warm-ups"), *options]
-        options += ["--set", f"run.folder={folder.parent}", "--set", f"run.name={folder.name}"]
-        program = [find_mpirun(), "-np", str(self._sweep.ranks), *CHILD, "areal_bus.launch", str(job.config)]
-        return [*program, *options]
-
-    def _finish(self, running: _Running) -> Result:
-        job, code, wall_s = running.job, running.process.returncode, time.monotonic() - running.began
-        log = running.folder.parent / f"{job.name}.log"
+    def _finish(self, running: RunningJob) -> Result:
+        job, code, wall_s = running.job, running.process.returncode, running.elapsed_s
+        log = log_of(running.folder)
         try:
             if code:
-                raise ConfigError(f"exit code {code}: {last_line(log)}")
+                raise ConfigError(f"{named(code)}: {last_line(log)}")
             result = read_result(job, running.folder, metric=self._sweep.metric, wall_s=wall_s)
         except ConfigError as error:
             result = Result(job.digest, dict(job.cell), job.seed, error=f"{error} ({log})", wall_s=round(wall_s, 1))
-        self.results.add(result)
+        self._results.add(result)
         if not self._keep and not result.error:
             shutil.rmtree(running.folder)
             log.unlink()
         return result
 
     def _stop(self) -> None:
+        """End the running jobs, then the server."""
         for running in self._running:
             running.process.terminate()
         for running in self._running:
@@ -127,14 +130,7 @@ class SweepRunner:
             except subprocess.TimeoutExpired:
                 running.process.kill()
                 running.process.wait()
-
-
-def loop_of(job: Job) -> str | None:
-    """Module of the loop in one process that runs this job; None for a ring."""
-    config = job.load()
-    if config.virtual_time.seconds is not None:
-        return "actors.offline.virtual_time"
-    return "actors.offline.exact_lag" if config.rollout.lags else None
+        self._starter.close()
 
 
 def is_done(result: Result | None) -> bool:
@@ -142,14 +138,16 @@ def is_done(result: Result | None) -> bool:
     return result is not None and not result.error
 
 
+def named(code: int) -> str:
+    """An exit code; a signal by its name."""
+    number = -code if code < 0 else code - OF_A_SHELL
+    if number in {int(known) for known in signal.valid_signals()}:
+        return f"killed by {signal.Signals(number).name}"
+    return f"exit code {code}"
+
+
 def last_line(log: Path) -> str:
-    """The last line of a job's output that is not empty."""
+    """The last line of a job's output that names an error, else the last one that is not empty."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line]
     return (errors or lines or ["it printed nothing"])[-1]
-
-
-def environment() -> dict[str, str]:
-    """This environment with our packages first and one thread a process, so that results repeat bit for bit."""
-    variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": child_path()}
-    return {**os.environ, **mpirun_variables(), **variables}
