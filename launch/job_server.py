@@ -14,8 +14,6 @@ import signal
 import socket
 import sys
 
-import torch
-
 from actors.models.scratch import FAMILIES
 from actors.runtime.process import CRASHED, leave
 from launch.environment import VISIBLE_DEVICES
@@ -47,7 +45,8 @@ def why_unsafe() -> str:
     """Why this process must not fork; "" if it may."""
     if (n := n_threads()) != 1:
         return f"a process forks while it has one thread: after the imports it has {n}"
-    return "a process must not fork after CUDA has started" if torch.cuda.is_initialized() else ""
+    has_cuda = importlib.import_module("torch").cuda.is_initialized()
+    return "a process must not fork after CUDA has started" if has_cuda else ""
 
 
 def run_job(attendant: socket.socket, streams: list[int], request: Request) -> int:

@@ -19,7 +19,8 @@ from launch.main import main as launch
 from tools.sweep import __main__ as sweep
 from tools.sweep import border
 from tools.sweep.comparison import paired, summaries
-from tools.sweep.plan import jobs_of, read_sweep
+from tools.sweep.plan import jobs_of, read_sweep, with_seeds
+from tools.sweep.progress import SweepProgress
 from tools.sweep.results import Result, ResultFile, area
 
 ROOT = Path(__file__).parents[2]
@@ -128,16 +129,30 @@ def test_a_ring_refuses_a_given_lag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the lag of a ring follows from its timing: remove rollout.exact_lag" in capsys.readouterr().err
 
 
+HEAD, LAGS = 'config = "base.toml"\n', '[grid]\n"rollout.exact_lag" = [0, 1]'
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("seeds = 2", "config: Field required"),
+        ("seeds = 2", 'it needs config = "FILE.toml"'),
         ('config = "base.toml"', "has no axis: add [grid]"),
         ('config = "base.toml"\n[grid]\n"actor.lrr" = [1]', r"cell (actor.lrr = 1): unknown key actor.lrr"),
         ('config = "base.toml"\n[grid]\n"rollout.exact_lag" = [0, 65]', "cell (rollout.exact_lag = 65): rollout.exact"),
         ('config = "none.toml"\n[grid]\n"actor.lr" = [1]', "none.toml"),
         ('config = "base.toml"\ngrid = 3', "grid: Input should be a valid dictionary"),
         ("config = ", "is not TOML"),
+        (f"{HEAD}seeds = 0\n{LAGS}", "a sweep has at least one seed: seeds = 0"),
+        (f"{HEAD}seeds = []\n{LAGS}", "a sweep has at least one seed"),
+        (f'{HEAD}[grid]\n"rollout.exact_lag" = []', "an axis needs at least one value: rollout.exact_lag has none"),
+        (f'{HEAD}metric = "avg"\n{LAGS}', "metric is one of avg_at_k, maj_at_k"),
+        (f'{HEAD}x = "lag"\n{LAGS}', "x must name an axis: 'lag' is none of rollout.exact_lag"),
+        (f"{HEAD}baseline = {{ lag = 0 }}\n{LAGS}", "baseline must name an axis: 'lag' is none of rollout.exact_lag"),
+        (
+            f'{HEAD}baseline = {{ "rollout.exact_lag" = 2 }}\n{LAGS}',
+            "baseline must be a value of rollout.exact_lag: 2 ",
+        ),
+        (f'{HEAD}set = {{ "evaluate.after" = false }}\n{LAGS}', "set evaluate.after = true"),
     ],
 )
 def test_a_wrong_sweep_is_refused_by_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
@@ -175,6 +190,41 @@ variants = { loss = { naive = { "actor.use_decoupled_loss" = false } } }
     assert found == [(1, "0", "naive"), (1, "4", "naive"), *[(seed, lag) for seed in (3, 5) for lag in ("0", "4", "8")]]
     assert jobs[0].load().actor.lr == 1e-3
     assert not jobs[0].load().actor.use_decoupled_loss
+    fewer = jobs_of(with_seeds(read_sweep(tmp_path / "sweep.toml"), 1), tmp_path / "sweep.toml")
+    assert {job.seed for job in fewer} == {1}
+
+
+def test_a_dry_run_lists_the_jobs_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    line = [str(BASE.with_name("lag.toml")), "--out", str(out), "--dry-run"]
+    assert sweep.main(line) == 0
+    assert "18 jobs (18 in one process): 0 done, 18 to do" in capsys.readouterr().out
+    assert not out.exists()
+    job, other, *_ = jobs_of(read_sweep(BASE.with_name("lag.toml")), BASE.with_name("lag.toml"))
+    ResultFile(out / "results.jsonl").add(Result(job.digest, dict(job.cell), 1, score=0.5))
+    ResultFile(out / "results.jsonl").add(Result(other.digest, dict(other.cell), 1, error="killed by SIGKILL"))
+    assert sweep.main(line) == 0
+    assert "1 done, 16 to do, 1 failed and run again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [["--seeds", "0"], ["--cores", "-1"], ["--cores", "two"], ["--report", "--dry-run"]])
+def test_a_wrong_option_is_refused(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        sweep.main([str(BASE.with_name("lag.toml")), *option])
+    assert caught.value.code == 2
+    assert f"error: argument {option[-2] if option[0] != '--report' else '--dry-run'}:" in capsys.readouterr().err
+
+
+def test_the_time_left_follows_from_the_jobs_of_each_kind() -> None:
+    progress = SweepProgress(8, n_cores=4)
+    assert progress.left_s([1] * 8, []) is None
+    progress.add(1, 1.0, is_done=False)
+    assert progress.left_s([1] * 7, []) is None
+    progress.add(1, 10.0, is_done=True)
+    assert progress.left_s([1, 1], [(1, 4.0), (1, 12.0)]) == (10 + 10 + 6 + 0) / 4
+    assert progress.left_s([], [(1, 1.0)]) == 9  # one job does not end sooner on more cores
+    progress.add(4, 100.0, is_done=True)
+    assert progress.left_s([4, 4, 1], []) == (2 * 4 * 100 + 10) / 4
 
 
 SCORES = st.dictionaries(st.integers(1, 20), st.floats(0, 1), min_size=2)
@@ -295,13 +345,19 @@ seeds = 1
 """)
     line = [str(file), "--out", str(tmp_path / "out"), "--cores", "1"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tools.sweep", *line], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tools.sweep", *line],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
-    with process.stdout:
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
         assert next(line for line in process.stdout if line.startswith("[")).startswith("[1/2]")
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(30) == 130
+        assert process.stderr.read().endswith("stopped: 1 of 2 jobs are done; the same line goes on\n")
     results = tmp_path / "out" / "results.jsonl"
     (first,) = results.read_text().splitlines()
 
@@ -317,4 +373,4 @@ seeds = 1
 
     assert sweep.main([*line, "--report"]) == 0
     assert sweep.main([*line, "--dry-run"]) == 0
-    assert "2 jobs, 2 done, 0 to do" in capsys.readouterr().out
+    assert "2 jobs (2 in one process): 2 done, 0 to do" in capsys.readouterr().out

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(result.error for result in results) else 0
 
 
-def list_jobs(jobs: Sequence[Job], known: dict[str, Result], *, ranks: int) -> int:
+def list_jobs(jobs: Sequence[Job], known: Mapping[str, Result], *, ranks: int) -> int:
     states: Counter[str] = Counter()
     for job in jobs:
         result = known.get(job.digest)
@@ -91,29 +91,31 @@ def list_jobs(jobs: Sequence[Job], known: dict[str, Result], *, ranks: int) -> i
     n_rings = sum(start_of(job, ranks=ranks).loop is None for job in jobs)
     kinds = {"in one process": len(jobs) - n_rings, f"rings of {ranks} ranks": n_rings}
     how = ", ".join(f"{n} {kind}" for kind, n in kinds.items() if n)
-    again = f", {states['failed']} failed that run again" if states["failed"] else ""
+    again = f", {states['failed']} failed and run again" if states["failed"] else ""
     print(f"{len(jobs)} jobs ({how}): {states['done']} done, {states['to do']} to do{again}")
     return 0
 
 
 def run(sweep: SweepFile, jobs: Sequence[Job], out: Path, *, n_cores: int, keep: bool) -> dict[str, Result]:
-    """Raises KeyboardInterrupt at SIGINT and SIGTERM, after the end of the running jobs."""
+    """Raises KeyboardInterrupt at SIGINT and SIGTERM, after the end of the running jobs, and ConfigError when another
+    sweep runs in this folder.
+    """
     signal.signal(signal.SIGTERM, stop)
     if any(start_of(job, ranks=sweep.ranks).loop is None for job in jobs):
         find_mpirun()
     runner = SweepRunner(sweep, out, n_cores=n_cores, keep=keep, view=Lines())
-    n_done = n_with_result(jobs, out)
-    print(f"{len(jobs)} jobs, {n_done} done before, on {n_cores} cores, in {out}", flush=True)
-    try:
-        return runner.run(jobs)
-    except KeyboardInterrupt:
-        n_done = n_with_result(jobs, out)
-        print(f"stopped: {n_done} of {len(jobs)} jobs are done; the same line goes on", file=sys.stderr, flush=True)
-        raise
+    with runner.results.locked():
+        n_done = count_done(jobs, runner.results.read())
+        print(f"{len(jobs)} jobs, {n_done} done before, on {n_cores} cores, in {out}", flush=True)
+        try:
+            return runner.run(jobs)
+        except KeyboardInterrupt:
+            n_done = count_done(jobs, runner.results.read())
+            print(f"stopped: {n_done} of {len(jobs)} jobs are done; the same line goes on", file=sys.stderr, flush=True)
+            raise
 
 
-def n_with_result(jobs: Sequence[Job], out: Path) -> int:
-    known = ResultFile(out / "results.jsonl").read()
+def count_done(jobs: Sequence[Job], known: Mapping[str, Result]) -> int:
     return sum(is_done(known.get(job.digest)) for job in jobs)
 
 

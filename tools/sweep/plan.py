@@ -112,6 +112,8 @@ def read_sweep(path: Path) -> SweepFile:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
+        if (where, first["type"]) == ("config", "missing"):
+            raise ConfigError(f'{path} is no sweep: it needs config = "FILE.toml", from which all jobs start') from None
         raise ConfigError(f"{path}: {where}: {first['msg']}") from None
     if not (found.grid or found.variants or found.block):
         raise ConfigError(f"{path} has no axis: add [grid] with config keys and lists, or [variants.NAME]")

@@ -13,16 +13,17 @@ class SweepProgress:
         self._n_cores = n_cores
         self._durations: dict[int, list[float]] = defaultdict(list)  # cores of a job -> seconds
 
-    def add(self, cores: int, wall_s: float) -> None:
-        """A job on this number of cores is done."""
+    def add(self, cores: int, wall_s: float, *, is_done: bool) -> None:
+        """A job on this number of cores has ended. The duration of one that failed says nothing on the others."""
         self.n_done += 1
-        self._durations[cores].append(wall_s)
+        if is_done:
+            self._durations[cores].append(wall_s)
 
     def left_s(self, waiting: Iterable[int], running: Iterable[tuple[int, float]]) -> float | None:
-        """Seconds to the end; None before the first job is done. `waiting`: cores of each job. `running`: cores and
+        """Seconds to the end; None before a job is done. `waiting`: cores of each job. `running`: cores and
         seconds since the start.
         """
-        if not self.n_done:
+        if not self._durations:
             return None
         parts = [(cores, max(self._mean(cores) - elapsed, 0.0)) for cores, elapsed in running]
         work = fsum(cores * s for cores, s in [*parts, *((cores, self._mean(cores)) for cores in waiting)])

@@ -51,29 +51,25 @@ class SweepRunner:
     def __init__(self, sweep: SweepFile, out: Path, *, n_cores: int, keep: bool, view: SweepView) -> None:
         """`keep`: keep the folders of finished jobs."""
         self._sweep, self._out, self._n_cores, self._keep, self._view = sweep, out, n_cores, keep, view
-        self._results = ResultFile(out / "results.jsonl")
+        self.results = ResultFile(out / "results.jsonl")
         self._starter = JobStarter(out, ranks=sweep.ranks)
         self._running: list[RunningJob] = []
 
     def run(self, jobs: Sequence[Job]) -> dict[str, Result]:
-        """Run the jobs without a result; returns the results of all. Ends the running jobs on an exception.
-
-        Raises ConfigError when another sweep runs in this folder.
-        """
-        with self._results.locked():
-            try:
-                return self._run(jobs)
-            finally:
-                self._stop()
+        """Run the jobs without a result; returns the results of all. Ends the running jobs on an exception."""
+        try:
+            return self._run(jobs)
+        finally:
+            self._stop()
 
     def _run(self, jobs: Sequence[Job]) -> dict[str, Result]:
-        known = self._results.read()
+        known = self.results.read()
         found = {job.digest: known[job.digest] for job in jobs if is_done(known.get(job.digest))}
         starts = {job.digest: start_of(job, ranks=self._sweep.ranks) for job in jobs}
         cores = {digest: min(start.n_cores, self._n_cores) for digest, start in starts.items()}
         progress = SweepProgress(len(jobs), n_cores=self._n_cores)
         for digest, result in found.items():
-            progress.add(cores[digest], result.wall_s)
+            progress.add(cores[digest], result.wall_s, is_done=True)
         waiting = [job for job in jobs if job.digest not in found]
         shown = time.monotonic()
         while waiting or self._running:
@@ -83,7 +79,7 @@ class SweepRunner:
             for one in [one for one in self._running if one.process.poll() is not None]:
                 self._running.remove(one)
                 result = found[one.job.digest] = self._finish(one)
-                progress.add(one.cores, result.wall_s)
+                progress.add(one.cores, result.wall_s, is_done=is_done(result))
                 running = [(other.cores, other.elapsed_s) for other in self._running]
                 left_s = progress.left_s([cores[job.digest] for job in waiting], running)
                 self._view.ended(one.job, result, progress, left_s)
@@ -114,7 +110,7 @@ class SweepRunner:
             result = read_result(job, running.folder, metric=self._sweep.metric, wall_s=wall_s)
         except ConfigError as error:
             result = Result(job.digest, dict(job.cell), job.seed, error=f"{error} ({log})", wall_s=round(wall_s, 1))
-        self._results.add(result)
+        self.results.add(result)
         if not self._keep and not result.error:
             shutil.rmtree(running.folder)
             log.unlink()
