@@ -159,11 +159,10 @@ def _check_names(sweep: SweepFile, jobs: Sequence[Job]) -> None:
         for axis in axes:
             if axis not in values:
                 raise ConfigError(f"{name} must name an axis: {axis!r} is none of {', '.join(values)}")
-    for axis, value in sweep.baseline.items():
-        if as_toml(value) not in values[axis]:
-            raise ConfigError(
-                f"baseline must be a value of {axis}: {as_toml(value)} is none of {', '.join(values[axis])}"
-            )
+    for axis, wanted in sweep.baseline.items():
+        if as_toml(wanted) not in values[axis]:
+            known = ", ".join(values[axis])
+            raise ConfigError(f"baseline must be a value of {axis}: {as_toml(wanted)} is none of {known}")
 
 
 def _block_jobs(sweep: SweepFile, block: Block, folder: Path) -> Iterator[Job]:
