@@ -1,13 +1,15 @@
 """The fork server of a sweep: a process with the loops of actors/offline imported, from which its jobs are forked.
 
-python -P -m launch.job_server LISTENER STARTER
+python -P -m launch.job_server LISTENER STARTER MODULE ...
 
-LISTENER: descriptor of a socket that listens. STARTER: process id of the sweep, with which this process ends. A job is
+LISTENER: descriptor of a socket that listens. STARTER: process id of the sweep, with which this process ends. MODULE:
+what the jobs of this sweep import besides; one that is not installed is left to the error of the job. A job is
 a process of its own, as one that Python starts: same environment, folder, arguments and standard streams, random
 numbers of its own, default signals. Only the imports are shared, so its result is the same bit for bit.
 CUDA does not survive a fork: jobs on GPUs are not started from here, and this process and its forks see no GPU.
 """
 
+import contextlib
 import importlib
 import os
 import signal
@@ -34,6 +36,9 @@ MODULES = (
 def main() -> int:
     listener, starter = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     os.environ[VISIBLE_DEVICES] = ""
+    for module in sys.argv[3:]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     import_once(MODULES)
     if why := why_unsafe():
         print(f"job server: {why}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from tools.run import Run
 from tools.sweep.job_server import JobServer
 from tools.sweep.plan import METRICS, Job
 from tools.sweep.runner import named
-from tools.sweep.starting import JobStart, JobStarter, environment, log_of, loop_of, start_of
+from tools.sweep.starting import JobStart, JobStarter, environment, log_of, loop_of, modules_of, start_of
 
 LAG = "actors.offline.exact_lag"
 ALONE = JobStart(LAG, is_forked=False, n_cores=1)
@@ -50,6 +50,11 @@ def test_a_job_is_forked_unless_it_has_a_gpu_or_the_config_says_how_it_starts(
     assert loop_of(job(**changes).load()) == start.loop
 
 
+def test_the_server_imports_what_the_task_of_the_sweep_needs() -> None:
+    assert modules_of(job().load()) == []
+    assert modules_of(job(data__task="reasoning-gym:spell_backward").load()) == ["actors.rewards.reasoning"]
+
+
 @pytest.mark.parametrize(
     ("code", "name"),
     [(-9, "killed by SIGKILL"), (143, "killed by SIGTERM"), (2, "exit code 2"), (255, "exit code 255")],
@@ -66,7 +71,7 @@ def processes(sweep: int) -> dict[int, str]:
         try:
             line = (folder / "cmdline").read_bytes().decode().split("\0")
             is_of_sweep = f"areal-bus-sweep-{os.getuid()}-{sweep}-" in " ".join(line)
-            if is_of_sweep or ("launch.job_server" in line and line[-2] == str(sweep)):
+            if is_of_sweep or ("launch.job_server" in line and str(sweep) in line):
                 found[int(folder.name)] = (folder / "comm").read_text().strip()
         except (OSError, IndexError):  # no process, or it has ended
             continue

@@ -5,7 +5,7 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from areal_bus.process.isolation import CHILD
@@ -18,14 +18,16 @@ GRACE_S = 5.0
 class JobServer:
     """Starts the server, which imports for some seconds. Jobs that start meanwhile wait for it."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """`environment`: that of the jobs. The server ends with this process, and its jobs end with it."""
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
+        """`environment`: that of the jobs. `modules`: what they import besides the loops. The server ends with this
+        process, and its jobs end with it.
+        """
         self._address = f"areal-bus-sweep-{os.getuid()}-{os.getpid()}-{secrets.token_hex(8)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(f"\0{self._address}")
             listener.listen(BACKLOG)
             self._process = subprocess.Popen(
-                [*CHILD, "launch.job_server", str(listener.fileno()), str(os.getpid())],
+                [*CHILD, "launch.job_server", str(listener.fileno()), str(os.getpid()), *modules],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
                 env=environment,

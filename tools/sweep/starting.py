@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from areal_bus.config import reasoning_gym
 from areal_bus.config.sections import Config, LaunchConfig
 from areal_bus.process.isolation import CHILD, child_path
 from areal_bus.process.mpirun import find_mpirun, mpirun_variables
@@ -50,6 +51,11 @@ def loop_of(config: Config) -> str | None:
     return "actors.offline.exact_lag" if config.rollout.lags else None
 
 
+def modules_of(config: Config) -> list[str]:
+    """What a loop imports late and slowly with these settings."""
+    return ["actors.rewards.reasoning"] if reasoning_gym.task_of(config.data.task) else []
+
+
 class JobStarter:
     """Starts jobs. The job server starts with the first job that is forked from it."""
 
@@ -79,7 +85,7 @@ class JobStarter:
 
     def _command(self, job: Job, start: JobStart, folder: Path) -> list[str]:
         if start.loop is not None:
-            program = self._server_program() if start.is_forked else list(CHILD)
+            program = self._server_program(job) if start.is_forked else list(CHILD)
             words = [start.loop, str(job.config), "--out", str(folder), "--warm-ups", str(self._out / "warm-ups")]
             return [*program, *words, *as_options(job.options)]
         program = [find_mpirun(), "-np", str(self._ranks), *CHILD, "areal_bus.launch", str(job.config)]
@@ -87,10 +93,10 @@ class JobStarter:
         names = [f"run.folder={folder.parent}", f"run.name={folder.name}"]
         return [*program, *as_options([*job.options, *forks, *names])]
 
-    def _server_program(self) -> list[str]:
+    def _server_program(self, job: Job) -> list[str]:
         """Of a job that is forked; once the server is lost, jobs start by themselves."""
         if self._server is None:
-            self._server = JobServer(environment())
+            self._server = JobServer(environment(), modules_of(job.load()))
         code = self._server.exit_code
         if code is not None and not self._is_lost:
             self._is_lost = True
