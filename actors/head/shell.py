@@ -107,6 +107,7 @@ def planner_rules(config: Config, pool: RankPool | None) -> PlannerRules | None:
         generators_at=generators_at,
         slots=slots(config),
         eta_min=adapt.eta_min,
+        slots_min=adapt.slots_min,
         hysteresis=adapt.hysteresis,
     )
 

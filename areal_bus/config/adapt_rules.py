@@ -3,7 +3,9 @@
 import math
 
 from areal_bus.config.adapt import AdaptSettings
+from areal_bus.config.capacity import slots
 from areal_bus.config.sections import Config, TopologyConfig
+from areal_bus.config.stage_rules import largest
 
 Rule = tuple[bool, str]  # (whether it is violated, error text)
 
@@ -48,14 +50,14 @@ def settings_by_split(config: Config) -> dict[int, Config]:
 
 
 def adapt_rules(c: Config) -> list[Rule]:
-    """Rules for a split or an eta that changes."""
-    return [*_planner(c), *(_split(c) if is_adaptive(c.topology) else [])]
+    """Rules for a split, an eta or slots that change."""
+    return [*_planner(c), *_slots(c), *(_split(c) if is_adaptive(c.topology) else [])]
 
 
 def _planner(c: Config) -> list[Rule]:
     topology, adapt, eta = c.topology, c.topology.adapt, c.rollout.max_head_offpolicyness
     off = AdaptSettings()
-    unused = [name for name in ("min_learners", "max_learners", "hysteresis", "eta_min")
+    unused = [name for name in ("min_learners", "max_learners", "hysteresis", "eta_min", "slots_min")
               if getattr(adapt, name) != getattr(off, name)]  # fmt: skip
     most = adapt.max_learners or max(topology.learners, adapt.min_learners)
     return [
@@ -82,11 +84,51 @@ def _planner(c: Config) -> list[Rule]:
             "largest eta (eta = 0 is synchronous and does not change)",
         ),
         (
-            adapt.every_steps > 0 and adapt.min_learners == adapt.max_learners and adapt.eta_min is None,
-            "topology.adapt.every_steps needs something that may change: set topology.adapt.eta_min, or different "
-            "min_learners and max_learners",
+            adapt.every_steps > 0
+            and adapt.min_learners == adapt.max_learners
+            and adapt.eta_min is None
+            and adapt.slots_min is None,
+            "topology.adapt.every_steps needs something that may change: set topology.adapt.eta_min or slots_min, or "
+            "different min_learners and max_learners",
         ),
     ]
+
+
+def _slots(c: Config) -> list[Rule]:
+    least, n_slots, group = c.topology.adapt.slots_min, slots(c), largest(c).gconfig.n_samples
+    if least is None:
+        return []
+    of_problem = _largest_problem(c)
+    what = (
+        "workflow.agent.workers" if n_slots < c.rollout.max_concurrent_rollouts else "rollout.max_concurrent_rollouts"
+    )
+    return [
+        (
+            c.rollout.max_head_offpolicyness == 0,
+            "topology.adapt.slots_min needs rollout.max_head_offpolicyness above 0: eta = 0 leases whole batches",
+        ),
+        (
+            least >= n_slots,
+            f"topology.adapt.slots_min = {least} must be below {what} = {n_slots}, the slots of a generator",
+        ),
+        (
+            least < group,
+            f"topology.adapt.slots_min = {least} must hold a group: gconfig.n_samples is {group}",
+        ),
+        (
+            least < of_problem,
+            f"topology.adapt.slots_min = {least} must hold a problem of an evaluation in training, of {of_problem} "
+            "samples: raise it, or lower evaluate.n_samples",
+        ),
+    ]
+
+
+def _largest_problem(c: Config) -> int:
+    """Samples of a problem of any evaluation in training; 0 without one."""
+    evaluate = c.evaluate
+    if not evaluate.every_steps:
+        return 0
+    return max([evaluate.n_samples, *(each.n_samples or 0 for each in evaluate.sets)])
 
 
 def _most_learners(topology: TopologyConfig) -> int | None:

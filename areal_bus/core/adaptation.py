@@ -1,6 +1,7 @@
 """Feeds the planner with what the head records, and carries out its decisions between two updates. Pure: no I/O.
 
-Eta changes at once, through the gate. Another split of ranks is only wanted here: `split_changes.py` brings it about.
+Eta changes at once, through the gate; the slots in force, through the scheduler. Another split of ranks is only wanted
+here: `split_changes.py` brings it about.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,8 +9,9 @@ from typing import Any
 
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
+from areal_bus.core.ring_model import RingFigures
 from areal_bus.core.ring_observer import RingObserver
-from areal_bus.core.split_planner import SplitPlanner
+from areal_bus.core.split_planner import Operation, SplitPlanner
 from areal_bus.core.state import HeadState
 
 Fields = Mapping[str, Any]  # of a journal line
@@ -85,14 +87,33 @@ class Adaptation:
         self.observer.updated(version, self._n_tokens, self.now)
         figures = self.observer.figures
         self.planner.measured(version, figures, split.learners, self.observer.interval_s)
+        self._choose_eta(version, figures)
+        self._choose_slots(version, figures)
+
+    def _choose_eta(self, version: int, figures: RingFigures | None) -> None:
         gate = self.state.gate
-        eta = self.planner.choose_eta(version, figures, split.learners, split.generators, gate.eta_in_force)
-        if eta != gate.eta_in_force:
-            before = gate.eta_in_force
+        before, eta = gate.eta_in_force, self.planner.choose_eta(version, figures, self._operation)
+        if eta != before:
             gate.set_eta(eta)
             self.effects.record(Event.ADAPT, version=version, eta=eta, before=before)
             text = f"eta {before} becomes {eta} at version {version}: the smallest with nearly the best throughput"
             self.effects.progress("note", name="head", text=text)
+
+    def _choose_slots(self, version: int, figures: RingFigures | None) -> None:
+        before = self.state.slots
+        slots = self.planner.choose_slots(version, figures, self._operation)
+        if before is not None and slots != before:
+            self.state.slots = slots
+            self.effects.record(Event.ADAPT, version=version, slots=slots, before=before)
+            text = f"slots {before} become {slots} at version {version}: the fewest with nearly the best throughput"
+            self.effects.progress("note", name="head", text=text)
+
+    @property
+    def _operation(self) -> Operation:
+        split, slots = self.state.split, self.state.slots
+        if slots is None:
+            slots = self.planner.rules.slots
+        return Operation(split.learners, split.generators, self.state.gate.eta_in_force, slots)
 
     def _on_split(self, line: Fields) -> None:
         if line["why"] == "change":

@@ -69,6 +69,17 @@ class HeadRules:
         return min(self.eta, max(self.planner.eta_min, saved))
 
     @property
+    def adapts_slots(self) -> bool:
+        """Whether the slots in force may change between updates."""
+        return self.planner is not None and self.planner.slots_min is not None
+
+    def slots_after(self, saved: int | None) -> int | None:
+        """The slots in force in a term that begins at a checkpoint with these; None: all that a generator asks for."""
+        if self.planner is None or self.planner.slots_min is None:
+            return None
+        return self.planner.slots if saved is None else min(self.planner.slots, max(self.planner.slots_min, saved))
+
+    @property
     def split(self) -> Split:
         """The split that this head starts with."""
         return Split(self.n_learners, self.n_generators, self.split_number, self.split_since)

@@ -2,7 +2,8 @@
 
 The least loaded generator that holds the published version (I7) is served first. The order of work is: problems of an
 evaluation, prompts with a lost lease, then new prompts as the gate permits (I1). In training at eta > 0 an evaluation
-may hold only a share of each generator's slots (docs/evaluation.md).
+may hold only a share of each generator's slots (docs/evaluation.md). Fewer slots in force bound what a generator is
+leased in training, without a queue beside them (docs/adapt.md).
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
@@ -19,6 +20,8 @@ from areal_bus.messages import Role
 
 POISON_THRESHOLD = 2  # deaths of its holders after which a prompt is sampled alone
 
+Place = tuple[float, int, Member]  # by load, then by index, of which there is one each
+
 
 class Scheduler:
     """Spends the gate's credits. Updates the ledger and the leases of members."""
@@ -33,7 +36,7 @@ class Scheduler:
         if not self._has_work(admitting):
             return
         fed = self.state.eligible_generators()
-        order = _by_load(fed, self._least_group())
+        order = self._by_load(fed)
         passed_over: list[Place] = []
         while order and self._has_work(admitting):
             member = order[0][2]
@@ -46,6 +49,22 @@ class Scheduler:
             passed_over.clear()
         if admitting and self.rules.eta == 0:
             self._lease_shares(fed)
+
+    def _by_load(self, fed: list[Member]) -> list[Place]:
+        """Those with room for the smallest group that waits, as a heap: the least loaded first."""
+        least, evaluates = self._least_group(), self.evaluations.open is not None
+        order = [_place(member) for member in fed if self._fits(member, least, evaluates=evaluates)]
+        heapify(order)
+        return order
+
+    def _fits(self, member: Member, n_samples: int, *, evaluates: bool = False) -> bool:
+        """A group needs room for all its samples, or a generator with nothing else to do.
+
+        Outside of training an evaluation may use all slots, whatever is in force.
+        """
+        is_bound = not evaluates or self.state.phase is Phase.TRAINING
+        room = self.state.room(member) if is_bound else member.room
+        return room >= n_samples or (member.load == 0 and room > 0)
 
     def _least_group(self) -> int:
         """No group that waits has fewer samples to make."""
@@ -71,7 +90,7 @@ class Scheduler:
             return self._lease_again(member, lost)
         if self.rules.eta == 0 or not self.gate.may_admit(member.version):
             return False
-        if not _fits(member, self.rules.samples_at(member.version)):
+        if not self._fits(member, self.rules.samples_at(member.version)):
             return False
         issue = self.rows.draw()
         if issue is None:
@@ -86,12 +105,14 @@ class Scheduler:
         if self.state.phase is not Phase.TRAINING or self.rules.eta == 0:
             return True
         held = sum(1 for lease in member.leased if lease[0] == evaluation.name)
-        return held == 0 or held + evaluation.n_samples <= self.rules.evaluate_share * member.capacity
+        most = self.state.most_leased
+        n_slots = member.capacity if most is None else min(member.capacity, most)
+        return held == 0 or held + evaluation.n_samples <= self.rules.evaluate_share * n_slots
 
     def _lease_again(self, member: Member, lost: LedgerEntry) -> bool:
         """Lease a queued prompt again. After two deaths, its generator samples nothing else meanwhile."""
         is_poison = lost.n_deaths >= POISON_THRESHOLD
-        fits = member.load == 0 if is_poison else _fits(member, len(lost.missing))
+        fits = member.load == 0 if is_poison else self._fits(member, len(lost.missing))
         if member.version is None or member.version < lost.born or not fits:  # I5: no token is older than born
             return False
         entry = self.ledger.lease(lost.uid, member.name)
@@ -162,7 +183,7 @@ class Scheduler:
         return self.partials.hand_on(entry.uid, entry.missing, attempt=entry.attempt, version=member.version)
 
     def _lease_problem(self, member: Member, evaluation: Evaluation) -> bool:
-        if not _fits(member, evaluation.n_samples):
+        if not self._fits(member, evaluation.n_samples, evaluates=True):
             return False
         uid = evaluation.lease(member.name)
         samples, attempt = evaluation.missing(uid), evaluation.attempts[uid]
@@ -174,20 +195,5 @@ class Scheduler:
         return True
 
 
-Place = tuple[float, int, Member]  # by load, then by index, of which there is one each
-
-
-def _by_load(fed: list[Member], least: int) -> list[Place]:
-    """Those with room for `least` samples, as a heap: the least loaded first."""
-    order = [_place(member) for member in fed if _fits(member, least)]
-    heapify(order)
-    return order
-
-
 def _place(member: Member) -> Place:
     return member.load / member.capacity, member.index, member
-
-
-def _fits(member: Member, n_samples: int) -> bool:
-    """A group needs room for all its samples, or a generator with nothing else to do."""
-    return member.room >= n_samples or (member.load == 0 and member.room > 0)

@@ -1,4 +1,4 @@
-"""Decides when a ring changes its split of ranks, and its eta, from measured figures. Pure: no I/O.
+"""Decides when a ring changes its split of ranks, its eta and its slots, from measured figures. Pure: no I/O.
 
 The model of the ring (`ring_model.py`) predicts the updates a second of every split. What was measured with a split
 corrects its prediction. The split changes when another one has been better by `hysteresis` at three decisions in a row,
@@ -7,15 +7,17 @@ most one change in `every_steps` updates.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from areal_bus.core.ring_model import RingFigures, smallest_good_eta, updates_per_s
+from areal_bus.core.ring_model import RingFigures, smallest_good, updates_per_s
 
 PATIENCE = 3  # decisions in a row with a gain, before a change
 HORIZON = 4  # times every_steps: updates in which a change must repay its time
-GOOD_SHARE = 0.98  # of the best predicted throughput, that a smaller eta keeps
-RAISED_BELOW = 0.97  # of it, where eta grows again
+GOOD_SHARE = 0.98  # of the best predicted throughput, that a smaller eta keeps, and fewer slots
+RAISED_BELOW = 0.97  # of it, where eta, or the slots, grow again
+SLOTS_STEP = 4  # the slots change by at most this part of them at a time, or by one group
+N_CHOICES = 64  # numbers of slots that are compared, at most
 SETTLES = 3  # updates after a change that are not compared with their prediction, and eta more
 KEEPS = 0.9  # weight that the comparison with a prediction keeps at each update
 KNOWN = 3.0  # weight from which a split has a correction of its own
@@ -34,8 +36,25 @@ class PlannerRules:
     generators_at: Mapping[int, int]  # learner ranks -> generators, of each split that may be chosen
     slots: int = 32  # of a generator
     eta_min: int | None = None  # None: eta is fixed
+    slots_min: int | None = None  # None: all slots are in force
     hysteresis: float = 0.03  # smallest relative gain of a change
     change_s: float = FIRST_CHANGE_S  # assumed time of a change, until one is measured
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """How a ring works now: its split, and the eta and the slots in force."""
+
+    learners: int
+    generators: int
+    eta: int
+    slots: int  # of a generator
+
+    def updates_per_s(self, figures: RingFigures) -> float:
+        """The predicted throughput."""
+        return updates_per_s(
+            figures, learners=self.learners, generators=self.generators, eta=self.eta, slots=self.slots
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +93,7 @@ class Correction:
 
 
 class SplitPlanner:
-    """Call `measured`, `decide` and `choose_eta` after an update, and `changed` when a change is over."""
+    """Call `measured`, `decide`, `choose_eta` and `choose_slots` after an update, and `changed` after a change."""
 
     def __init__(self, rules: PlannerRules, *, last_change: int = 0) -> None:
         """`last_change`: update after which the split changed last.
@@ -88,7 +107,7 @@ class SplitPlanner:
         self._last_change = last_change
         self._n_better = 0  # decisions in a row with a better split
         self._lost_s = 0.0  # by them, against that split
-        self._last_eta = 0  # update after which eta changed last
+        self._last_eta = self._last_slots = 0  # update after which eta, and the slots, changed last
         self._corrections: dict[int, Correction] = {}  # by learner ranks
 
     def measured(self, step: int, figures: RingFigures | None, learners: int, interval_s: float | None) -> None:
@@ -124,23 +143,37 @@ class SplitPlanner:
         self._last_change = max(self._last_change, step)
         self.change_s = seconds
 
-    def choose_eta(self, step: int, figures: RingFigures | None, learners: int, generators: int, eta: int) -> int:
-        """The eta from update `step` on: the smallest that is allowed with nearly the best throughput.
+    def choose_eta(self, step: int, figures: RingFigures | None, now: Operation) -> int:
+        """The eta from update `step` on: the smallest that is allowed with nearly the best throughput of these slots.
 
         It changes by one at a time, at most once in `every_steps` updates.
         """
         rules = self.rules
         if rules.eta_min is None or figures is None or step - self._last_eta < rules.every_steps:
-            return eta
-        etas = range(rules.eta_min, rules.eta + 1)
-        good = smallest_good_eta(figures, etas, learners=learners, generators=generators, share=GOOD_SHARE)
-        if good > eta:
-            good = smallest_good_eta(figures, etas, learners=learners, generators=generators, share=RAISED_BELOW)
-            good = max(good, eta)
-        if good == eta:
-            return eta
+            return now.eta
+        choices = (replace(now, eta=eta) for eta in range(rules.eta_min, rules.eta + 1))
+        good = _good({choice.eta: choice.updates_per_s(figures) for choice in choices}, now.eta)
+        if good == now.eta:
+            return now.eta
         self._last_eta = step
-        return eta + (1 if good > eta else -1)
+        return now.eta + (1 if good > now.eta else -1)
+
+    def choose_slots(self, step: int, figures: RingFigures | None, now: Operation) -> int:
+        """The slots in force from update `step` on: the fewest with nearly the best throughput of this eta.
+
+        They change by a quarter of all slots at a time, or by a group if it is larger. They fall at most once in
+        `every_steps` updates, and grow whenever they are too few.
+        """
+        rules = self.rules
+        if rules.slots_min is None or figures is None:
+            return now.slots
+        choices = (replace(now, slots=slots) for slots in _slot_choices(rules.slots_min, rules.slots))
+        good = _good({choice.slots: choice.updates_per_s(figures) for choice in choices}, now.slots)
+        if good == now.slots or (good < now.slots and step - self._last_slots < rules.every_steps):
+            return now.slots
+        self._last_slots = step
+        most = max(figures.n_samples, rules.slots // SLOTS_STEP)
+        return max(now.slots - most, min(now.slots + most, good))
 
     def predictions(self, figures: RingFigures, learners: int) -> list[SplitPrediction]:
         """Every split with its throughput, by learner ranks; `learners`: those of now.
@@ -164,3 +197,14 @@ class SplitPlanner:
         """Updates a second with this number of learner ranks, by the model alone."""
         generators = self.rules.generators_at[learners]
         return updates_per_s(figures, learners=learners, generators=generators, eta=self.rules.eta)
+
+
+def _good(predicted: Mapping[int, float], now: int) -> int:
+    """The smallest value that keeps GOOD_SHARE; one above `now` only where `now` keeps less than RAISED_BELOW."""
+    good = smallest_good(predicted, GOOD_SHARE)
+    return good if good <= now else max(now, smallest_good(predicted, RAISED_BELOW))
+
+
+def _slot_choices(least: int, slots: int) -> Iterable[int]:
+    """Numbers of slots to compare: the least, all, and evenly spaced ones between."""
+    return sorted({slots, *range(least, slots, -(-slots // N_CHOICES))})

@@ -87,6 +87,7 @@ class Training:
             kept=list(kept.values()),
             lives_on=message.lives_on,
             **({"eta": self.gate.eta_in_force} if self.rules.adapts_eta else {}),
+            **({"slots": state.slots} if self.rules.adapts_slots else {}),
         )
         self.publisher.record_stage(version)
         self._write_savepoint(version, root.name)

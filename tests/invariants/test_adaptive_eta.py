@@ -1,6 +1,7 @@
-"""The invariants hold while eta, and the split, change by decisions of a planner: here by any decisions."""
+"""The invariants hold while eta, the slots, and the split, change by decisions of a planner: here by any decisions."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from areal_bus.core.gate import Gate
 from areal_bus.core.ring_model import RingFigures
 from areal_bus.core.split_planner import PlannerRules, SplitPlanner, SplitPrediction
 from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.state import HeadState
 from tools.staleness.simulator.ring import Ring
 from tools.staleness.simulator.scenario import Scenario, draw
 
@@ -18,9 +20,17 @@ N_SCHEDULES = 25  # a policy
 
 
 def adapting(seed: int, policy: StalenessPolicy) -> Scenario:
-    """The schedule of this seed, with an eta that may change after every update."""
+    """The schedule of this seed, with an eta and slots that may change after every update."""
     plan = replace(draw(seed, policy), eta=random.Random(f"eta {seed}").randint(2, 5))
-    rules = PlannerRules(every_steps=1, total_steps=plan.total_steps, eta=plan.eta, generators_at={}, eta_min=1)
+    rules = PlannerRules(
+        every_steps=1,
+        total_steps=plan.total_steps,
+        eta=plan.eta,
+        generators_at={},
+        eta_min=1,
+        slots=plan.capacity,
+        slots_min=1,
+    )
     return replace(plan, planner=rules)
 
 
@@ -40,24 +50,29 @@ def any_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose_eta(self: SplitPlanner, *_: Any) -> int:
         return rng.randint(1, self.rules.eta)
 
+    def choose_slots(self: SplitPlanner, *_: Any) -> int:
+        return rng.randint(1, self.rules.slots)
+
     def decide(self: SplitPlanner, step: int, figures: RingFigures | None, learners: int) -> SplitPrediction | None:
         choices = sorted(self.rules.generators_at)
         return SplitPrediction(rng.choice(choices), 1.0) if choices and rng.random() < 0.5 else None
 
     monkeypatch.setattr(SplitPlanner, "choose_eta", choose_eta)
+    monkeypatch.setattr(SplitPlanner, "choose_slots", choose_slots)
     monkeypatch.setattr(SplitPlanner, "decide", decide)
 
 
 @pytest.mark.usefixtures("any_decision")
 @pytest.mark.parametrize("policy", StalenessPolicy)
-def test_the_invariants_hold_over_changes_of_eta_and_deaths(policy: StalenessPolicy) -> None:
-    n_changes = n_terms = 0
+def test_the_invariants_hold_over_changes_of_eta_and_slots_and_deaths(policy: StalenessPolicy) -> None:
+    n_terms, n_changes = 0, Counter[str]()
     for seed in range(N_SCHEDULES):
         ring = run(adapting(seed, policy))
-        n_changes += sum(record.event is Event.ADAPT for _, record in ring.records or ())
+        changes = [record.fields for _, record in ring.records or () if record.event is Event.ADAPT]
+        n_changes.update(what for line in changes for what in ("eta", "slots") if what in line)
         n_terms += ring.witness.n_terms - 1
-    assert n_changes > N_SCHEDULES
-    assert n_terms > 5  # also a term restores the eta of its version
+    assert min(n_changes["eta"], n_changes["slots"]) > N_SCHEDULES // 2
+    assert n_terms > 5  # also a term restores the eta and the slots of its version
 
 
 @pytest.mark.usefixtures("any_decision")
@@ -82,3 +97,10 @@ def test_a_gate_that_forgets_the_eta_in_force_breaks_I1(monkeypatch: pytest.Monk
     monkeypatch.setattr(Gate, "limit", property(limit))
     found = [Ring(adapting(seed, StalenessPolicy.MASK)).run().violations for seed in range(N_SCHEDULES)]
     assert any(violation.invariant == "I1" for violations in found for violation in violations)
+
+
+@pytest.mark.usefixtures("any_decision")
+def test_a_scheduler_that_forgets_the_slots_in_force_breaks_I9(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeadState, "most_leased", property(lambda self: None))
+    found = [Ring(adapting(seed, StalenessPolicy.MASK)).run().violations for seed in range(N_SCHEDULES)]
+    assert any(violation.invariant == "I9" for violations in found for violation in violations)

@@ -54,7 +54,7 @@ class Clock:
         self.live, self.in_training = line["live"], line["in_training"]
 
     def adapt(self, line: Line) -> None:
-        """Eta in force changes, within what the settings allow. A line without `eta` wants another split of ranks."""
+        """Eta in force changes, within what the settings allow. A line without it is of slots or a split."""
         if "eta" not in line:
             return
         eta, least, most = line["eta"], self.setup.eta_min, self.setup.eta

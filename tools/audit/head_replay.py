@@ -17,6 +17,7 @@ from tools.audit.members import Members, held_by
 from tools.audit.pushes import Pushing
 from tools.audit.rollback import Rollback
 from tools.audit.run_settings import RunSettings
+from tools.audit.slots import Slots
 from tools.audit.splits import Splits
 from tools.audit.terms import ATTEMPTS
 
@@ -70,6 +71,7 @@ class HeadReplay:
         self.batches = BatchChecks(setup, file, self.prompts, self.terms)
         self.members = Members(file)
         self.splits = Splits(file, self.clock, self.members)
+        self.slots = Slots(setup, file)
         self.pushing = Pushing(file, self.members, evidence)
         self.evaluations = Evaluations(file)
         self.agreement = Agreement(file, evidence)
@@ -96,7 +98,7 @@ class HeadReplay:
             "push_broken": self.pushing.break_,
         }
         ledger: dict[str, Handler] = {
-            "adapt": self.clock.adapt,
+            "adapt": self.on_adapt,
             "admit": self.on_admit,
             "lease": self.on_lease,
             "scored": self.on_scored,
@@ -137,7 +139,8 @@ class HeadReplay:
         """Begin the file of the next incarnation. Returns its handlers."""
         self.file = file
         ledger = (self.clock, self.prompts, self.prompts.passes, self.batches)
-        for part in (*ledger, self.members, self.splits, self.pushing, self.evaluations, self.agreement, self.stalls):
+        of_members = (self.members, self.splits, self.slots, self.pushing)
+        for part in (*ledger, *of_members, self.evaluations, self.agreement, self.stalls):
             part.file = file
         return {"start": self.on_start} | self.handlers()
 
@@ -154,6 +157,7 @@ class HeadReplay:
             self._is_judged = False
             self.members.begin_life()
             self.splits.begin_life()
+            self.slots.begin_life()
             self.pushing.begin()
             self.evaluations.go_back()
             self.batches.finish(torn=True)
@@ -179,6 +183,7 @@ class HeadReplay:
         self.members.begin_term()
         self.pushing.begin()
         self.undone.updates += self.clock.go_back(beginning)
+        self.slots.go_back(beginning)
         rollback = Rollback(self.prompts, beginning, is_same_head=is_same_head)
         rollback.run()
         self.prompts.first_attempt = beginning.term * ATTEMPTS
@@ -213,6 +218,7 @@ class HeadReplay:
         for name in self.members.join(line):
             self.pushing.lose(name)
             self.prompts.lose(name)
+            self.slots.lose(name)
 
     def on_member(self, line: Line) -> None:
         gone, held = self.members.change(line), held_by(line)
@@ -221,8 +227,13 @@ class HeadReplay:
         if gone is not None:
             self.pushing.lose(gone)
             self.prompts.lose(gone)
+            self.slots.lose(gone)
 
     # prompts
+
+    def on_adapt(self, line: Line) -> None:
+        self.clock.adapt(line)
+        self.slots.adapt(line)
 
     def on_admit(self, line: Line) -> None:
         self.clock.admit(line)
@@ -235,12 +246,14 @@ class HeadReplay:
         self.prompts.lease(line)
         self.members.feed(line, self.clock.v, is_first=is_first)
         self.splits.lease(line)
+        self.slots.lease(line)
         self.agreement.lease(line, term=self.term or 0, v=self.clock.v)
 
     def on_sampled(self, line: Line) -> None:
         """Prompts are unknown before the `term` line of an incarnation."""
         if self._is_judged and not self.unseen and not line.get("evaluation", ""):
             self.agreement.sampled(line, self.prompts.open.get(line["uid"]), n_admitted=len(self.prompts.state))
+            self.slots.sampled(line)
 
     def on_scored(self, line: Line) -> None:
         if line.get("evaluation", ""):
@@ -248,6 +261,7 @@ class HeadReplay:
             self.agreement.evaluated(line)
             return
         self.tokens.received += line["n_tokens"]
+        self.slots.sampled(line)
         sample = self.prompts.score(line)
         if sample is not None:
             self.tokens.lengths["scored"].add(sample.n_tokens, sample.finish)
@@ -256,6 +270,7 @@ class HeadReplay:
     def on_refund(self, line: Line) -> None:
         self.batches.finish()
         self.clock.refund()
+        self.slots.release(line["uid"])
         prompt = self.prompts.refund(line)
         if prompt is None or prompt.uid in self.prompts.closed:
             return  # a sample that is open again in a later term was not dropped

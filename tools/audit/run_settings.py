@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_bus.config.data import SourceConfig
+from areal_bus.config.sections import WorkflowConfig
 from areal_bus.core.curriculum import PassRateWindow
 
 POLICIES = ("mask", "hold", "drop", "paper")
@@ -32,6 +33,8 @@ class RunSettings:
     window: PassRateWindow | None = None  # of the curriculum
     n_passes: int | None = None  # data.total_train_epochs
     eta_min: int | None = None  # topology.adapt, the smallest of all starts; None: eta never changes
+    slots_min: int | None = None  # topology.adapt, the smallest of all starts; None: slots in force never change
+    slots: tuple[int, ...] = ()  # of a generator, in each start with slots_min
 
     def declared(self, status: str) -> float | None:
         """The declared reward of a verdict `timeout` or `error`."""
@@ -75,16 +78,27 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunS
         on_timeout=number("reward", "on_timeout"),
         on_error=number("reward", "on_error"),
         max_refill=config["data"].get("max_refill", 0) if "data" in config else None,
-        eta_min=min((eta for start in (config, *earlier) if (eta := _eta_min(start)) is not None), default=None),
+        eta_min=_least("eta_min", config, *earlier),
+        slots_min=_least("slots_min", config, *earlier),
+        slots=tuple(n for start in (config, *earlier) if (n := _slots(start)) is not None),
         partial_groups=config.get("reward", {}).get("partial_groups") is True,
         **_data(config.get("data", {})),
     )
 
 
-def _eta_min(config: dict[str, Any]) -> int | None:
-    """The smallest eta of a start; a resumed run may have another."""
-    least = config.get("topology", {}).get("adapt", {}).get("eta_min")
-    return least if isinstance(least, int) else None
+def _least(key: str, *starts: dict[str, Any]) -> int | None:
+    """The smallest value of a key of [topology.adapt]: a resumed run may have another."""
+    values = [start.get("topology", {}).get("adapt", {}).get(key) for start in starts]
+    return min((value for value in values if isinstance(value, int)), default=None)
+
+
+def _slots(start: dict[str, Any]) -> int | None:
+    """Slots of a generator where they adapt; agents need a process each."""
+    n_slots = start.get("rollout", {}).get("max_concurrent_rollouts")
+    if _least("slots_min", start) is None or not isinstance(n_slots, int):
+        return None
+    workflow = WorkflowConfig.model_validate(start.get("workflow", {}))
+    return min(n_slots, workflow.agent.workers) if workflow.uses_endpoint else n_slots
 
 
 def _group_sizes(config: dict[str, Any], first: int | None) -> int | str | None:

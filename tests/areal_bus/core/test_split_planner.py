@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_bus.core.ring_model import RingFigures, smallest_good_eta, updates_per_s
+from areal_bus.core.ring_model import RingFigures, smallest_good, updates_per_s
 from areal_bus.core.ring_observer import RingObserver
-from areal_bus.core.split_planner import PlannerRules, SplitPlanner
+from areal_bus.core.split_planner import Operation, PlannerRules, SplitPlanner
 
 RING = RingFigures(
     batch_size=8,
@@ -42,10 +42,19 @@ FIGURES = st.builds(
 )
 
 
-def rules(n_ranks: int = 8, *, every_steps: int = 5, eta: int = 4, eta_min: int | None = None) -> PlannerRules:
+def rules(
+    n_ranks: int = 8, *, every_steps: int = 5, eta: int = 4, eta_min: int | None = None, slots_min: int | None = None
+) -> PlannerRules:
     splits = {learners: n_ranks - learners for learners in range(1, n_ranks)}
     return PlannerRules(
-        every_steps=every_steps, total_steps=1000, eta=eta, generators_at=splits, eta_min=eta_min, change_s=2.0
+        every_steps=every_steps,
+        total_steps=1000,
+        eta=eta,
+        generators_at=splits,
+        slots=RING.slots,
+        eta_min=eta_min,
+        slots_min=slots_min,
+        change_s=2.0,
     )
 
 
@@ -67,7 +76,7 @@ def test_no_split_is_faster_than_its_slower_half(ring: RingFigures, learners: in
 def test_a_larger_eta_is_never_slower_and_the_smallest_good_one_is_near_the_best() -> None:
     speeds = [updates_per_s(RING, learners=2, generators=6, eta=eta) for eta in range(1, 17)]
     assert speeds == sorted(speeds)
-    good = smallest_good_eta(RING, range(1, 17), learners=2, generators=6, share=0.98)
+    good = smallest_good(dict(enumerate(speeds, start=1)), 0.98)
     assert speeds[good - 1] >= 0.98 * speeds[-1]
     assert good == 1 or speeds[good - 2] < 0.98 * speeds[-1]
 
@@ -83,7 +92,8 @@ def test_a_ring_without_a_generator_or_learner_is_refused() -> None:
 def test_any_figures_lead_to_a_split_that_is_allowed_and_at_most_one_change_in_every_steps(
     found: list[RingFigures], learners: int, every_steps: int
 ) -> None:
-    planner, changes, eta, eta_changes = SplitPlanner(rules(every_steps=every_steps, eta_min=2)), [0], 4, [0]
+    planner = SplitPlanner(rules(every_steps=every_steps, eta_min=2, slots_min=4))
+    changes, eta, eta_changes, slots, slots_falls = [0], 4, [0], 16, [0]
     for step, ring in enumerate(found, start=1):
         prediction = planner.decide(step, ring, learners)
         if prediction is not None:
@@ -91,12 +101,17 @@ def test_any_figures_lead_to_a_split_that_is_allowed_and_at_most_one_change_in_e
             assert prediction.learners != learners
             learners = prediction.learners
             changes.append(step)
-        before = eta
-        eta = planner.choose_eta(step, ring, learners, 8 - learners, eta)
+        before = eta, slots
+        eta = planner.choose_eta(step, ring, Operation(learners, 8 - learners, eta, slots))
+        slots = planner.choose_slots(step, ring, Operation(learners, 8 - learners, eta, slots))
         assert 2 <= eta <= 4
-        if eta != before:
+        assert 4 <= slots <= 16
+        assert abs(slots - before[1]) <= max(4, ring.n_samples)
+        if eta != before[0]:
             eta_changes.append(step)
-    for steps in (changes, eta_changes):
+        if slots < before[1]:
+            slots_falls.append(step)
+    for steps in (changes, eta_changes, slots_falls):
         assert all(b - a >= every_steps for a, b in itertools.pairwise(steps))
 
 
@@ -144,7 +159,7 @@ def test_eta_falls_to_the_smallest_good_value_one_at_a_time() -> None:
     fast = replace(RING, decode_s=1e-4, decode_sample_s=1e-5)  # the learner is the bound: eta 1 is enough
     planner, eta, seen = SplitPlanner(rules(eta_min=1)), 4, []
     for step in range(1, 40):
-        eta = planner.choose_eta(step, fast, 2, 6, eta)
+        eta = planner.choose_eta(step, fast, Operation(2, 6, eta, 16))
         seen.append(eta)
     assert seen[-1] == 1
     assert {b - a for a, b in itertools.pairwise(seen)} == {0, -1}

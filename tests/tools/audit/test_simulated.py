@@ -83,9 +83,13 @@ def journal(folder: Path, scenario: Scenario, ring: Recorded) -> Path:
             "source": [{"name": one.name, "weight": one.weight} for one in scenario.sources],
             "curriculum": None if scenario.window is None else asdict(scenario.window),
         },
-        "rollout": {"max_head_offpolicyness": scenario.eta, "staleness_policy": str(scenario.policy)},
+        "rollout": {
+            "max_head_offpolicyness": scenario.eta,
+            "staleness_policy": str(scenario.policy),
+            "max_concurrent_rollouts": None if scenario.planner is None else scenario.planner.slots,
+        },
         "gconfig": {"n_samples": scenario.n_samples},
-        "topology": {"adapt": {"eta_min": scenario.planner.eta_min if scenario.planner is not None else None}},
+        "topology": {"adapt": {key: getattr(scenario.planner, key, None) for key in ("eta_min", "slots_min")}},
         "weights": {"timeout_s": scenario.push_timeout_s},
         "bus": {"silent_s": scenario.silent_s},
         "reward": {
@@ -163,6 +167,28 @@ def test_the_audit_holds_each_admission_to_the_eta_in_force(tmp_path: Path, monk
             path.write_text(re.sub(r'"eta":[0-9],"before":[0-9]', '"eta":1,"before":1', path.read_text()))
         n_noticed += "I1" in audit(Run(folder)).findings.first
     assert n_noticed > 2
+
+
+def test_the_audit_holds_each_lease_to_the_slots_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its journals are clean, and not when their changes name fewer slots."""
+    rng, n_noticed, n_checked = random.Random(3), 0, 0
+    monkeypatch.setattr(SplitPlanner, "choose_slots", lambda self, *_: rng.randint(1, self.rules.slots))
+    for seed in range(12):
+        rules = PlannerRules(every_steps=1, total_steps=20, eta=4, generators_at={}, slots=8, slots_min=1)
+        scenario = replace(draw(seed), eta=4, planner=rules, total_steps=20, n_rows=None, capacity=8)
+        ring = Recorded(scenario)
+        ring.run()
+        folder = journal(tmp_path, scenario, ring)
+        found = audit(Run(folder))
+        assert not found.findings.first, (seed, found.findings.first)
+        assert found.head is not None
+        n_checked += found.head.slots.n_checked
+        for path in (folder / "journal").glob("head-*"):
+            text = re.sub(r'"slots":[0-9]', '"slots":1', path.read_text())
+            path.write_text(re.sub(r'"slots":1,"before":[0-9]', '"slots":1,"before":1', text))
+        n_noticed += "is leased" in str(audit(Run(folder)).findings.first.get("I9", ""))
+    assert n_noticed > 2
+    assert n_checked > 100
 
 
 def test_an_eta_that_an_earlier_start_allowed_is_allowed() -> None:

@@ -64,6 +64,7 @@ class Witness:
         self.handed: set[tuple[int, int, int]] = set()  # (step, uid, sample) sent to learners in this term
         self._leased: set[tuple[int, int]] = set()  # (uid, attempt) of all terms
         self.eta = scenario.eta  # in force
+        self.slots = scenario.rules.slots_after(None)  # in force; None: they do not adapt
         self.weights: dict[int, str] = {0: MODEL}  # version -> which weights, in the surviving history
         self.learners: Learners | None = None
         self._push: m.PushBegin | None = None  # the last one
@@ -138,8 +139,13 @@ class Witness:
     # prompts
 
     def _on_adapt(self, line: dict[str, Any]) -> None:
+        planner = self.scenario.planner
+        if "slots" in line:
+            is_allowed = planner is not None and (planner.slots_min or planner.slots) <= line["slots"] <= planner.slots
+            is_allowed = is_allowed and line["before"] == self.slots
+            self.check("I9", is_allowed, "slots {} become {}", self.slots, line["slots"])
+            self.slots = line["slots"]
         if "eta" in line:
-            planner = self.scenario.planner
             is_allowed = planner is not None and (planner.eta_min or planner.eta) <= line["eta"] <= self.scenario.eta
             self.check("I1", is_allowed and line["before"] == self.eta, "eta {} becomes {}", self.eta, line["eta"])
             self.eta = line["eta"]
@@ -206,7 +212,10 @@ class Witness:
         self.check("I7", survives, "{} holds {}, of a lost timeline", holder, generator.weights, uid=uid)
         most = self.scenario.most_samples
         batch = self.scenario.batch_size * most  # at eta = 0 shares do not depend on slots
-        room = max(self.scenario.capacity, most if self.scenario.eta else batch)
+        planner, room = self.scenario.planner, self.scenario.capacity
+        if planner is not None and self.slots is not None and self.slots < planner.slots:
+            room = self.slots
+        room = max(room, most if self.scenario.eta else batch)
         self.check(
             "I9", member.load <= room, "{} was given {} samples at once, it has {}", holder, member.load, room, uid=uid
         )
