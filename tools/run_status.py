@@ -11,7 +11,20 @@ from tools.run import Line, Run, is_number, journal_folder
 
 MAX_SHOWN = 5
 
-HEAD_EVENTS = ("start", "end", "failed", "member", "joined", "term", "update", "publish", "refused", "wait", "stall")
+HEAD_EVENTS = (
+    "start",
+    "end",
+    "failed",
+    "member",
+    "joined",
+    "term",
+    "update",
+    "publish",
+    "adapt",
+    "refused",
+    "wait",
+    "stall",
+)
 TEXTS = {  # text fields that are read, by event
     "wait": ("who", "what", "on", "detail", "verdict"),
     "stall": ("scope", "action", "verdict"),
@@ -30,6 +43,7 @@ class HeadStatus:
     version: int | None = None
     published: int | None = None
     term: int = 0
+    in_force: dict[str, int] = field(default_factory=dict)  # eta and slots, where they adapt
     states: dict[str, str] = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)  # by name; the head runs on the host of learner 0
     waits: list[Line] = field(default_factory=list)  # the last complete register
@@ -49,6 +63,9 @@ class HeadStatus:
                 self.hosts[line["name"]] = str(line.get("host", ""))
         elif event == "term":
             self.term, self.version, self.published = line["term"], line["version"], line["version"]
+            self.in_force = _in_force(line)
+        elif event == "adapt":
+            self.in_force |= _in_force(line)
         elif event == "update":
             self.version = line["version"]
         elif event == "publish":
@@ -120,3 +137,8 @@ def _is_complete(line: Line) -> bool:
     event = line["event"]
     are_texts = all(isinstance(line.get(key), str) for key in TEXTS.get(event, ()))
     return are_texts and all(is_number(line.get(key)) for key in ("wall", *NUMBERS.get(event, ())))
+
+
+def _in_force(line: Line) -> dict[str, int]:
+    """The eta and the slots that this line of the head puts in force."""
+    return {name: line[name] for name in ("eta", "slots") if isinstance(line.get(name), int)}

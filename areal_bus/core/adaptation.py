@@ -84,7 +84,8 @@ class Adaptation:
         version, split = line["version"], self.state.split
         self._updated_s = self.now
         self.observer.n_samples = self.state.rules.samples_at(version)
-        self.observer.updated(version, self._n_tokens, self.now)
+        is_next_ready = len(self.state.ledger.ready) >= self.state.rules.batch_size
+        self.observer.updated(version, self._n_tokens, self.now, is_next_ready=is_next_ready)
         figures = self.observer.figures
         self.planner.measured(version, figures, split.learners, self.observer.interval_s)
         self._choose_eta(version, figures)
@@ -113,7 +114,8 @@ class Adaptation:
         split, slots = self.state.split, self.state.slots
         if slots is None:
             slots = self.planner.rules.slots
-        return Operation(split.learners, split.generators, self.state.gate.eta_in_force, slots)
+        eta, waits = self.state.gate.eta_in_force, self.observer.wait_share
+        return Operation(split.learners, split.generators, eta, slots, waits)
 
     def _on_split(self, line: Fields) -> None:
         if line["why"] == "change":

@@ -16,6 +16,8 @@ PATIENCE = 3  # decisions in a row with a gain, before a change
 HORIZON = 4  # times every_steps: updates in which a change must repay its time
 GOOD_SHARE = 0.98  # of the best predicted throughput, that a smaller eta keeps, and fewer slots
 RAISED_BELOW = 0.97  # of it, where eta, or the slots, grow again
+FALLS_BELOW = 0.03  # part of the time that the learners wait beyond the prediction, up to which eta or the slots fall
+GROWS_ABOVE = 0.08  # of it, above which they grow, whatever is predicted for them
 SLOTS_STEP = 4  # the slots change by at most this part of them at a time, or by one group
 N_CHOICES = 64  # numbers of slots that are compared, at most
 SETTLES = 3  # updates after a change that are not compared with their prediction, and eta more
@@ -49,12 +51,17 @@ class Operation:
     generators: int
     eta: int
     slots: int  # of a generator
+    wait_share: float = 0.0  # measured part of the time in which the learners wait for a batch
 
     def updates_per_s(self, figures: RingFigures) -> float:
         """The predicted throughput."""
         return updates_per_s(
             figures, learners=self.learners, generators=self.generators, eta=self.eta, slots=self.slots
         )
+
+    def surprise(self, figures: RingFigures) -> float:
+        """How much more of their time the learners wait than is predicted."""
+        return self.wait_share - (1 - self.updates_per_s(figures) * figures.update_s(self.learners))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,8 @@ class SplitPlanner:
         if rules.eta_min is None or figures is None or step - self._last_eta < rules.every_steps:
             return now.eta
         choices = (replace(now, eta=eta) for eta in range(rules.eta_min, rules.eta + 1))
-        good = _good({choice.eta: choice.updates_per_s(figures) for choice in choices}, now.eta)
+        predicted = {choice.eta: choice.updates_per_s(figures) for choice in choices}
+        good = _good(predicted, now.eta, now.surprise(figures))
         if good == now.eta:
             return now.eta
         self._last_eta = step
@@ -168,7 +176,8 @@ class SplitPlanner:
         if rules.slots_min is None or figures is None:
             return now.slots
         choices = (replace(now, slots=slots) for slots in _slot_choices(rules.slots_min, rules.slots))
-        good = _good({choice.slots: choice.updates_per_s(figures) for choice in choices}, now.slots)
+        predicted = {choice.slots: choice.updates_per_s(figures) for choice in choices}
+        good = _good(predicted, now.slots, now.surprise(figures))
         if good == now.slots or (good < now.slots and step - self._last_slots < rules.every_steps):
             return now.slots
         self._last_slots = step
@@ -199,10 +208,17 @@ class SplitPlanner:
         return updates_per_s(figures, learners=learners, generators=generators, eta=self.rules.eta)
 
 
-def _good(predicted: Mapping[int, float], now: int) -> int:
-    """The smallest value that keeps GOOD_SHARE; one above `now` only where `now` keeps less than RAISED_BELOW."""
+def _good(predicted: Mapping[int, float], now: int, surprise: float) -> int:
+    """The smallest value that keeps GOOD_SHARE; one above `now` only where `now` keeps less than RAISED_BELOW.
+
+    Learners that wait longer than predicted show that the prediction is too high: then it does not fall, or grows.
+    """
+    if surprise > GROWS_ABOVE:
+        return max(predicted)
     good = smallest_good(predicted, GOOD_SHARE)
-    return good if good <= now else max(now, smallest_good(predicted, RAISED_BELOW))
+    if good <= now:
+        return good if surprise <= FALLS_BELOW else now
+    return max(now, smallest_good(predicted, RAISED_BELOW))
 
 
 def _slot_choices(least: int, slots: int) -> Iterable[int]:

@@ -28,11 +28,11 @@ def test_a_wrong_split_is_left_early() -> None:
     rings = {learners: AdaptiveRing(steady, learners=learners) for learners in steady.splits}
     fixed = {learners: ring.run_all(stay) for learners, ring in rings.items()}
     wrong = min(fixed, key=fixed.__getitem__)
-    throughput, changes = run_planner(steady, learners=wrong, every_steps=5)
-    assert min(step for step in changes if step) <= 10
-    last = changes[max(changes)]
+    found = run_planner(steady, learners=wrong, every_steps=5)
+    assert min(step for step in found.changes if step) <= 10
+    last = found.changes[max(found.changes)]
     assert fixed[last] >= 0.95 * max(fixed.values())
-    assert throughput > 1.2 * fixed[wrong]
+    assert found.throughput > 1.2 * fixed[wrong]
 
 
 def count(load: ShiftingWorkload, ring: RingModel) -> tuple[int, int]:

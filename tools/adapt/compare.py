@@ -1,14 +1,30 @@
-"""Compares, on one workload: every fixed split, a clairvoyant schedule of splits, and the production planner."""
+"""Compares, on one workload: every fixed split, a clairvoyant schedule of splits, and the production planner.
+
+The planner runs four times: with a split that adapts, and with eta, the slots, or both beside it.
+"""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from areal_bus.core.ring_observer import RingObserver
-from areal_bus.core.split_planner import PlannerRules, SplitPlanner
+from areal_bus.core.split_planner import Operation, PlannerRules, SplitPlanner
 from tools.adapt.ring import AdaptiveRing, Wish
 from tools.adapt.scenario import ShiftingWorkload
 
 EVERY_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerRun:
+    """One run with the planner."""
+
+    throughput: float  # trained tokens a second
+    changes: dict[int, int]  # step -> learner ranks, as the planner chose them
+    mean_lag: float  # versions, over trained tokens
+    lease_s: float  # mean time from the lease of a sample to its end
+    mean_eta: float  # in force, over updates
+    mean_slots: float  # in force, over updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +37,7 @@ class Comparison:
     plan: dict[int, int]  # step -> learner ranks, of the clairvoyant schedule
     adaptive: float
     changes: dict[int, int]  # step -> learner ranks, as the planner chose them
+    runs: dict[str, PlannerRun]  # by what adapts: "split" (the planner above), "eta", "slots", "both" beside the split
 
     @property
     def best_fixed(self) -> int:
@@ -41,8 +58,13 @@ def compare(workload: ShiftingWorkload, *, every_steps: int = EVERY_STEPS) -> Co
     rings = {learners: AdaptiveRing(workload, learners=learners) for learners in workload.plausible_splits}
     fixed = {learners: ring.run_all(stay) for learners, ring in rings.items()}
     clairvoyant, plan = best_schedule(workload, rings, fixed)
-    adaptive, changes = run_planner(workload, learners=first_split(workload, rings), every_steps=every_steps)
-    return Comparison(workload, fixed, clairvoyant, plan, adaptive, changes)
+    first, group = first_split(workload, rings), workload.schedule.n_samples
+    least = {"split": (None, None), "eta": (1, None), "slots": (None, group), "both": (1, group)}
+    runs = {
+        name: run_planner(workload, learners=first, every_steps=every_steps, eta_min=eta_min, slots_min=slots_min)
+        for name, (eta_min, slots_min) in least.items()
+    }
+    return Comparison(workload, fixed, clairvoyant, plan, runs["split"].throughput, runs["split"].changes, runs)
 
 
 def first_split(workload: ShiftingWorkload, rings: dict[int, AdaptiveRing]) -> int:
@@ -93,8 +115,15 @@ def follow(plan: dict[int, int]) -> Wish:
     return lambda step: plan.get(step)
 
 
-def run_planner(workload: ShiftingWorkload, *, learners: int, every_steps: int) -> tuple[float, dict[int, int]]:
-    """The production planner, from this split on: (throughput, {step: learner ranks})."""
+def run_planner(
+    workload: ShiftingWorkload,
+    *,
+    learners: int,
+    every_steps: int,
+    eta_min: int | None = None,
+    slots_min: int | None = None,
+) -> PlannerRun:
+    """The production planner, from this split on. `eta_min`, `slots_min`: None where that does not adapt."""
     schedule = workload.schedule
     observer = RingObserver(batch_size=schedule.batch_size, n_samples=schedule.n_samples, slots=schedule.slots)
     planner = SplitPlanner(
@@ -103,18 +132,31 @@ def run_planner(workload: ShiftingWorkload, *, learners: int, every_steps: int) 
             total_steps=workload.n_updates,
             eta=schedule.eta,
             generators_at={learners: workload.n_ranks - learners for learners in workload.splits},
+            slots=schedule.slots,
+            eta_min=eta_min,
+            slots_min=slots_min,
             change_s=workload.change_s,
         )
     )
     ring = AdaptiveRing(workload, learners=learners, observer=observer)
-    changes = {0: ring.learners}
+    changes, in_force = {0: ring.learners}, list[tuple[int, int]]()
 
     def wish(step: int) -> int | None:
-        planner.measured(step, observer.figures, ring.learners, observer.interval_s)
-        wanted = planner.decide(step, observer.figures, ring.learners)
+        figures = observer.figures
+        planner.measured(step, figures, ring.learners, observer.interval_s)
+        eta, generators = ring.gate.eta_in_force, workload.n_ranks - ring.learners
+        now = Operation(ring.learners, generators, eta, ring.slots, observer.wait_share)
+        now = replace(now, eta=planner.choose_eta(step, figures, now))
+        now = replace(now, slots=planner.choose_slots(step, figures, now))
+        ring.gate.set_eta(now.eta)
+        ring.set_slots(now.slots)
+        in_force.append((now.eta, now.slots))
+        wanted = planner.decide(step, figures, ring.learners)
         if wanted is None:
             return None
         changes[step] = wanted.learners
         return wanted.learners
 
-    return ring.run_all(wish), changes
+    throughput = ring.run_all(wish)
+    mean_eta, mean_slots = (fmean(values) for values in zip(*in_force, strict=True))
+    return PlannerRun(throughput, changes, ring.mean_lag, ring.lease_s / ring.n_sampled, mean_eta, mean_slots)

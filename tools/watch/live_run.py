@@ -50,6 +50,7 @@ class Frame:
     n_steps: int | None  # of the whole run; None without a config
     published: int | None
     term: int
+    in_force: dict[str, int]  # eta and slots of a generator, where they adapt
     flow: dict[str, int]  # prompts by stage
     curves: dict[str, Points]  # newest last, at most MAX_POINTS each
     actors: list[ActorStatus]
@@ -102,6 +103,7 @@ class LiveRun:
             n_steps=steps if isinstance(steps, int) else None,
             published=report.published,
             term=report.term,
+            in_force=dict(self._status.head.in_force),
             flow={str(stage): n for stage, n in self._flow.counts().items()},
             curves={name: thinned(self._points[name]) for name in CURVES if name in self._points},
             actors=report.actors,

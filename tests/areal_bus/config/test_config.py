@@ -440,6 +440,26 @@ def test_32_2_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> Non
             "at least one generator must be left; 3 learners leave none: 2 may learn",
         ),
         (["topology.adapt.every_steps=5", "topology.adapt.max_learners=1"], "needs something that may change"),
+        (["topology.adapt.slots_min=8"], "topology.adapt.slots_min needs topology.adapt.every_steps above 0"),
+        (
+            ["topology.adapt.every_steps=5", "topology.adapt.slots_min=8", "rollout.max_concurrent_rollouts=8"],
+            "slots_min = 8 must be below rollout.max_concurrent_rollouts = 8",
+        ),
+        (
+            ["topology.adapt.every_steps=5", "topology.adapt.slots_min=7", "gconfig.n_samples=8"],
+            "slots_min = 7 must hold a group: gconfig.n_samples is 8",
+        ),
+        (
+            [
+                *("topology.adapt.every_steps=5", "topology.adapt.slots_min=8", "gconfig.n_samples=8"),
+                *("evaluate.every_steps=5", "evaluate.n_samples=16"),
+            ],
+            "must hold a problem of an evaluation in training, of 16 samples",
+        ),
+        (
+            ["topology.adapt.every_steps=5", "topology.adapt.slots_min=8", "rollout.max_head_offpolicyness=0"],
+            "eta = 0 leases whole batches",
+        ),
         (
             [
                 *("topology.adapt.every_steps=5", "topology.gpus_per_host=4", "actor.lora.offload=true"),

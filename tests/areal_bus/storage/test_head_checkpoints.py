@@ -68,6 +68,8 @@ FRONTIERS = st.builds(
     st.lists(PROMPTS, max_size=3).map(tuple),
     st.dictionaries(TEXT, FIGURES, max_size=2),
     source=TEXT,
+    eta=st.none() | COUNT,
+    slots=st.none() | COUNT,
 )
 
 
