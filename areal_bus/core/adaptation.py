@@ -11,7 +11,7 @@ from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
 from areal_bus.core.ring_model import RingFigures
 from areal_bus.core.ring_observer import RingObserver
-from areal_bus.core.split_planner import Operation, SplitPlanner
+from areal_bus.core.split_planner import OperatingPoint, SplitPlanner
 from areal_bus.core.state import HeadState
 
 Fields = Mapping[str, Any]  # of a journal line
@@ -93,7 +93,7 @@ class Adaptation:
 
     def _choose_eta(self, version: int, figures: RingFigures | None) -> None:
         gate = self.state.gate
-        before, eta = gate.eta_in_force, self.planner.choose_eta(version, figures, self._operation)
+        before, eta = gate.eta_in_force, self.planner.choose_eta(version, figures, self._operating_point)
         if eta != before:
             gate.set_eta(eta)
             self.effects.record(Event.ADAPT, version=version, eta=eta, before=before)
@@ -102,7 +102,7 @@ class Adaptation:
 
     def _choose_slots(self, version: int, figures: RingFigures | None) -> None:
         before = self.state.slots
-        slots = self.planner.choose_slots(version, figures, self._operation)
+        slots = self.planner.choose_slots(version, figures, self._operating_point)
         if before is not None and slots != before:
             self.state.slots = slots
             self.effects.record(Event.ADAPT, version=version, slots=slots, before=before)
@@ -110,12 +110,12 @@ class Adaptation:
             self.effects.progress("note", name="head", text=text)
 
     @property
-    def _operation(self) -> Operation:
+    def _operating_point(self) -> OperatingPoint:
         split, slots = self.state.split, self.state.slots
         if slots is None:
             slots = self.planner.rules.slots
         eta, waits = self.state.gate.eta_in_force, self.observer.wait_share
-        return Operation(split.learners, split.generators, eta, slots, waits)
+        return OperatingPoint(split.learners, split.generators, eta, slots, waits)
 
     def _on_split(self, line: Fields) -> None:
         if line["why"] == "change":

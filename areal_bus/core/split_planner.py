@@ -44,7 +44,7 @@ class PlannerRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class OperatingPoint:
     """How a ring works now: its split, and the eta and the slots in force."""
 
     learners: int
@@ -150,7 +150,7 @@ class SplitPlanner:
         self._last_change = max(self._last_change, step)
         self.change_s = seconds
 
-    def choose_eta(self, step: int, figures: RingFigures | None, now: Operation) -> int:
+    def choose_eta(self, step: int, figures: RingFigures | None, now: OperatingPoint) -> int:
         """The eta from update `step` on: the smallest that is allowed with nearly the best throughput of these slots.
 
         It changes by one at a time, at most once in `every_steps` updates.
@@ -166,7 +166,7 @@ class SplitPlanner:
         self._last_eta = step
         return now.eta + (1 if good > now.eta else -1)
 
-    def choose_slots(self, step: int, figures: RingFigures | None, now: Operation) -> int:
+    def choose_slots(self, step: int, figures: RingFigures | None, now: OperatingPoint) -> int:
         """The slots in force from update `step` on: the fewest with nearly the best throughput of this eta.
 
         They change by a quarter of all slots at a time, or by a group if it is larger. They fall at most once in

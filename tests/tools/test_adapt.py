@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from areal_bus.core.split_planner import SplitPlanner
 from tools.adapt.__main__ import main
 from tools.adapt.compare import compare, run_planner, stay
 from tools.adapt.ring import AdaptiveRing
 from tools.adapt.scenario import ShiftingWorkload, draw
+from tools.simulate.generator import PlannedGenerator
 from tools.simulate.ring import RingModel
 
 SMALL = 90  # updates
@@ -54,6 +56,37 @@ def test_a_change_loses_no_sample_and_costs_its_time() -> None:
     assert moved.gate.in_training + moved.gate.live <= moved.gate.limit
 
 
+def test_fewer_slots_in_force_keep_the_throughput_of_slow_learners_and_samples_end_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SplitPlanner, "decide", lambda *_: None)
+    load = draw(0, n_updates=SMALL)
+    slow = replace(load.schedule, train_tokens_per_s=load.schedule.train_tokens_per_s / 3)
+    steady = replace(load, phase_starts=(0, 10_000, 20_000), schedule=slow, n_ranks=6)
+    all_slots = run_planner(steady, learners=2, every_steps=5)
+    fewer = run_planner(steady, learners=2, every_steps=5, slots_min=slow.n_samples)
+    assert fewer.throughput >= 0.98 * all_slots.throughput
+    assert fewer.mean_slots < slow.slots / 2 == all_slots.mean_slots / 2
+    assert fewer.lease_s < 0.6 * all_slots.lease_s
+
+
+def test_the_ring_leases_by_the_slots_in_force() -> None:
+    load = draw(2, n_updates=30)
+    ring = AdaptiveRing(load, learners=3)
+    ring.set_slots(load.schedule.n_samples)
+    most, lease = 0, ring._lease
+
+    def watch(generator: PlannedGenerator) -> PlannedGenerator:
+        nonlocal most
+        leased = lease(generator)
+        most = max(most, leased.load)
+        return leased
+
+    ring._lease = watch  # type: ignore[method-assign, assignment]
+    ring.run_all(stay)
+    assert most == load.schedule.n_samples
+
+
 def test_a_split_without_a_generator_is_refused() -> None:
     load = draw(2, n_updates=30)
     with pytest.raises(ValueError, match="a learner and a generator"):
@@ -65,3 +98,4 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
     (each,) = json.loads(capsys.readouterr().out)["workloads"]
     assert each["seed"] == 2
     assert each["adaptive"] > 0
+    assert each["runs"].keys() == {"split", "eta", "slots", "both"}

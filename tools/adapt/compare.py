@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from areal_bus.core.ring_observer import RingObserver
-from areal_bus.core.split_planner import Operation, PlannerRules, SplitPlanner
+from areal_bus.core.split_planner import OperatingPoint, PlannerRules, SplitPlanner
 from tools.adapt.ring import AdaptiveRing, Wish
 from tools.adapt.scenario import ShiftingWorkload
 
@@ -145,7 +145,7 @@ def run_planner(
         figures = observer.figures
         planner.measured(step, figures, ring.learners, observer.interval_s)
         eta, generators = ring.gate.eta_in_force, workload.n_ranks - ring.learners
-        now = Operation(ring.learners, generators, eta, ring.slots, observer.wait_share)
+        now = OperatingPoint(ring.learners, generators, eta, ring.slots, observer.wait_share)
         now = replace(now, eta=planner.choose_eta(step, figures, now))
         now = replace(now, slots=planner.choose_slots(step, figures, now))
         ring.gate.set_eta(now.eta)

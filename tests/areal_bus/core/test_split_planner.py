@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from areal_bus.core.ring_model import RingFigures, smallest_good, updates_per_s
 from areal_bus.core.ring_observer import RingObserver
-from areal_bus.core.split_planner import Operation, PlannerRules, SplitPlanner
+from areal_bus.core.split_planner import OperatingPoint, PlannerRules, SplitPlanner
 
 RING = RingFigures(
     batch_size=8,
@@ -104,8 +104,8 @@ def test_any_figures_lead_to_a_split_that_is_allowed_and_at_most_one_change_in_e
             learners = prediction.learners
             changes.append(step)
         before = eta, slots
-        eta = planner.choose_eta(step, ring, Operation(learners, 8 - learners, eta, slots, wait_share))
-        slots = planner.choose_slots(step, ring, Operation(learners, 8 - learners, eta, slots, wait_share))
+        eta = planner.choose_eta(step, ring, OperatingPoint(learners, 8 - learners, eta, slots, wait_share))
+        slots = planner.choose_slots(step, ring, OperatingPoint(learners, 8 - learners, eta, slots, wait_share))
         assert 2 <= eta <= 4
         assert 4 <= slots <= 16
         assert abs(slots - before[1]) <= max(4, ring.n_samples)
@@ -161,7 +161,7 @@ def test_eta_falls_to_the_smallest_good_value_one_at_a_time() -> None:
     fast = replace(RING, decode_s=1e-4, decode_sample_s=1e-5)  # the learner is the bound: eta 1 is enough
     planner, eta, seen = SplitPlanner(rules(eta_min=1)), 4, []
     for step in range(1, 40):
-        eta = planner.choose_eta(step, fast, Operation(2, 6, eta, 16))
+        eta = planner.choose_eta(step, fast, OperatingPoint(2, 6, eta, 16))
         seen.append(eta)
     assert seen[-1] == 1
     assert {b - a for a, b in itertools.pairwise(seen)} == {0, -1}
@@ -171,7 +171,7 @@ def drive_slots(ring: RingFigures, *, slots: int, n_updates: int = 40, wait_shar
     """The slots in force after each update, with 2 learners and 6 generators."""
     planner, seen = SplitPlanner(rules(slots_min=4)), [slots]
     for step in range(1, n_updates):
-        seen.append(planner.choose_slots(step, ring, Operation(2, 6, 4, seen[-1], wait_share)))
+        seen.append(planner.choose_slots(step, ring, OperatingPoint(2, 6, 4, seen[-1], wait_share)))
     return seen
 
 
@@ -180,7 +180,7 @@ def test_the_slots_fall_by_a_quarter_at_a_time_where_the_learners_are_the_bound(
     seen = drive_slots(fast, slots=16)
     assert seen[-1] == 4
     assert {b - a for a, b in itertools.pairwise(seen)} == {0, -4}
-    kept = Operation(2, 6, 4, seen[-1]).updates_per_s(fast) / Operation(2, 6, 4, 16).updates_per_s(fast)
+    kept = OperatingPoint(2, 6, 4, seen[-1]).updates_per_s(fast) / OperatingPoint(2, 6, 4, 16).updates_per_s(fast)
     assert kept >= 0.98
 
 
@@ -192,10 +192,10 @@ def test_the_slots_grow_at_once_where_they_are_the_bound() -> None:
 
 def test_learners_that_wait_more_than_predicted_keep_or_raise_eta_and_slots() -> None:
     fast = replace(RING, decode_s=1e-4, decode_sample_s=1e-5)
-    predicted = 1 - Operation(2, 6, 4, 16).updates_per_s(fast) * fast.update_s(2)
+    predicted = 1 - OperatingPoint(2, 6, 4, 16).updates_per_s(fast) * fast.update_s(2)
     assert set(drive_slots(fast, slots=16, wait_share=predicted + 0.05)) == {16}
     assert drive_slots(fast, slots=4, wait_share=0.3)[:4] == [4, 8, 12, 16]
-    waiting = Operation(2, 6, 2, 16, 0.3)
+    waiting = OperatingPoint(2, 6, 2, 16, 0.3)
     assert SplitPlanner(rules(eta_min=1)).choose_eta(20, fast, waiting) == 3
 
 
