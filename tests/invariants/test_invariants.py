@@ -293,7 +293,7 @@ def test_I9_back_pressure(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> 
     assert not schedules.of("I9")
 
     def gives_without_looking(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(scheduler, "_fits", lambda *_: True)
+        patch.setattr(scheduler.Scheduler, "_fits", lambda *_, **__: True)
 
     assert first_break(monkeypatch, gives_without_looking) == "I9"
 

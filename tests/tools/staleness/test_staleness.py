@@ -23,7 +23,7 @@ def test_a_soak_reports_schedules_events_and_violations(capsys: pytest.CaptureFi
 def test_a_soak_that_finds_something_ends_with_1_and_names_the_seed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scheduler, "_fits", lambda *_: True)
+    monkeypatch.setattr(scheduler.Scheduler, "_fits", lambda *_, **__: True)
     assert command.main(["soak", "--schedules", "60", "--jobs", "1"]) == 1
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("seed ")]
     assert found
