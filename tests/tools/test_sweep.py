@@ -153,6 +153,7 @@ HEAD, LAGS = 'config = "base.toml"\n', '[grid]\n"rollout.exact_lag" = [0, 1]'
             "baseline must be a value of rollout.exact_lag: 2 ",
         ),
         (f'{HEAD}set = {{ "evaluate.after" = false }}\n{LAGS}', "set evaluate.after = true"),
+        (f'{HEAD}set = {{ "run.seed" = 7 }}\n{LAGS}', "a sweep has its seeds in `seeds`: remove run.seed from [set]"),
     ],
 )
 def test_a_wrong_sweep_is_refused_by_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
@@ -161,6 +162,21 @@ def test_a_wrong_sweep_is_refused_by_one_sentence(tmp_path: Path, text: str, sen
     with pytest.raises(ConfigError) as caught:
         jobs_of(read_sweep(tmp_path / "sweep.toml"), tmp_path / "sweep.toml")
     assert sentence in str(caught.value)
+
+
+def test_jobs_with_another_metric_or_number_of_ranks_are_other_jobs(tmp_path: Path) -> None:
+    """A result of another metric would stand under the new name."""
+
+    def digests(line: str) -> set[str]:
+        (tmp_path / "base.toml").write_text(BASE.read_text())
+        (tmp_path / "sweep.toml").write_text(f"{HEAD}{line}\n{LAGS}")
+        return {job.digest for job in jobs_of(read_sweep(tmp_path / "sweep.toml"), tmp_path / "sweep.toml")}
+
+    plain, reward, ranks = map(digests, ("", 'metric = "reward"', "ranks = 3"))
+    assert plain == digests('metric = "avg_at_k"\nranks = 4')
+    assert not plain & reward
+    assert not plain & ranks
+    assert not reward & ranks
 
 
 @pytest.mark.parametrize("name", ["lag", "lag-lr", "algorithms"])

@@ -23,6 +23,7 @@ from areal_bus.errors import ConfigError
 Setting = bool | int | float | str | list[Any] | dict[str, Any]
 Keys = dict[str, Setting]  # config key -> value
 MAX_NAME = 120  # characters of a job's folder
+SEED = "run.seed"
 METRICS = ("avg_at_k", "maj_at_k", "pass_at_k", "accuracy", "reward")  # of an evaluation; "reward:NAME" for a part
 
 
@@ -179,8 +180,10 @@ def _block_jobs(sweep: SweepFile, block: Block, folder: Path) -> Iterator[Job]:
         keys: Keys = sweep.set | block.set
         for _, _, of_value in chosen:
             keys = keys | of_value
+        if SEED in keys:
+            raise ConfigError(f"a sweep has its seeds in `seeds`: remove {SEED} from [set], [grid] and [variants]")
         for seed in seeds_of(sweep.seeds if block.seeds is None else block.seeds):
-            yield _job(config, cell, keys | {"run.seed": seed}, seed)
+            yield _job(config, cell, keys | {SEED: seed}, seed, _settings(sweep))
 
 
 def seeds_of(seeds: int | list[int]) -> list[int]:
@@ -191,10 +194,17 @@ def seeds_of(seeds: int | list[int]) -> list[int]:
     return found
 
 
-def _job(config: Path, cell: Mapping[str, str], keys: Keys, seed: int) -> Job:
+def _settings(sweep: SweepFile) -> Keys:
+    """What else decides the result of a job, where it is not the default."""
+    default = SweepFile.model_fields
+    own: Keys = {"metric": sweep.metric, "ranks": sweep.ranks}
+    return {name: value for name, value in own.items() if value != default[name].default}
+
+
+def _job(config: Path, cell: Mapping[str, str], keys: Keys, seed: int, settings: Keys) -> Job:
     try:
         text = json.dumps(loader.read_file(config), sort_keys=True, default=str)
     except OSError as error:
         raise ConfigError(f"{config} cannot be read: {error.strerror}") from None
-    what = json.dumps([text, dict(cell), keys], sort_keys=True)
+    what = json.dumps([text, dict(cell), keys, *([settings] if settings else [])], sort_keys=True)
     return Job(config, cell, keys, seed, hashlib.sha256(what.encode()).hexdigest())
