@@ -47,7 +47,9 @@ def test_every_config_that_we_ship_loads(file: Path) -> None:
         (["actor.correction=tis", "rollout.max_head_offpolicyness=4"], ""),
         (["actor.use_decoupled_loss=false", "rollout.max_head_offpolicyness=2"], ""),
         (["rollout.max_head_offpolicyness=16"], ""),
-        (["rollout.max_head_offpolicyness=2", "actor.lr=5e-4"], "also of decoupled PPO"),
+        (["rollout.max_head_offpolicyness=2", "actor.lr=4e-4"], "also cost decoupled PPO"),
+        (["rollout.max_head_offpolicyness=1", "actor.lr=8e-4"], "see docs/tolerance.md"),
+        (["rollout.max_head_offpolicyness=1", "actor.lr=4e-4"], ""),
         (["rollout.max_head_offpolicyness=0", "actor.use_decoupled_loss=false", "actor.lr=1"], ""),
     ],
 )
