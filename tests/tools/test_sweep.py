@@ -17,7 +17,7 @@ from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
 from launch.main import main as launch
 from tools.sweep import __main__ as sweep
-from tools.sweep import border
+from tools.sweep import border, report
 from tools.sweep.comparison import paired, summaries
 from tools.sweep.plan import jobs_of, read_sweep, with_seeds
 from tools.sweep.progress import SweepProgress
@@ -308,6 +308,18 @@ ranks = 3
 def test_the_area_is_the_mean_over_versions() -> None:
     assert area([(0, 0.0), (10, 1.0), (30, 1.0)]) == pytest.approx((5 + 20) / 30)
     assert area([(0, 1.0)]) is None
+
+
+def test_two_axes_with_the_same_last_part_have_columns_of_their_own(tmp_path: Path) -> None:
+    cell = {"rollout.exact_lag": "4", "actor.lr": "1e-4", "critic.lr": "1e-3"}
+    results = [Result("d", cell | {"actor.lr": lr}, 1, score=0.5) for lr in ("1e-4", "2e-4")]
+    found = summaries(results, {})
+    report.write_csv(tmp_path / "runs.csv", results)
+    names = ["exact_lag", "actor.lr", "critic.lr"]
+    assert (tmp_path / "runs.csv").read_text().split(",")[:3] == names
+    assert report.rows(found)[0][:3] == names
+    assert list(report.lines_of(found, "rollout.exact_lag")) == ["actor.lr 1e-4", "actor.lr 2e-4"]
+    assert report.short_names(["actor.lr", "rollout.exact_lag"]) == {"actor.lr": "lr", "rollout.exact_lag": "exact_lag"}
 
 
 @given(st.sampled_from(border.XS[150:330]), st.sampled_from(border.POWERS))

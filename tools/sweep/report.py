@@ -1,6 +1,7 @@
 """The table (text, CSV) and the plot (SVG) of a sweep."""
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ COLUMNS = ("score", "score_se", "auc", "reward_last", "n_updates", "wall_s")
 def rows(found: Sequence[CellSummary]) -> list[list[str]]:
     """The table: titles, then one row a cell."""
     axes = axes_of(dict(one.cell) for one in found)
-    titles = [*(axis.rpartition(".")[2] for axis in axes), *AFTER_AXES]
+    titles = [*short_names(axes).values(), *AFTER_AXES]
     made = [titles]
     for one in found:
         cell, n = dict(one.cell), one.score.n if one.score else 0
@@ -47,6 +48,13 @@ def axes_of(cells: Iterable[Mapping[str, str]]) -> list[str]:
     return list(dict.fromkeys(axis for cell in cells for axis in cell))
 
 
+def short_names(axes: Iterable[str]) -> dict[str, str]:
+    """Axis -> the last part of its key, or the whole key where two axes have the same last part."""
+    last = {axis: axis.rpartition(".")[2] for axis in axes}
+    n_axes = Counter(last.values())
+    return {axis: name if n_axes[name] == 1 else axis for axis, name in last.items()}
+
+
 def shown(mean: Mean | None) -> str:
     if mean is None:
         return "-"
@@ -66,7 +74,7 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
     axes = axes_of(result.cell for result in results)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*(axis.rpartition(".")[2] for axis in axes), "seed", *COLUMNS, *MEANS, "error"])
+        writer.writerow([*short_names(axes).values(), "seed", *COLUMNS, *MEANS, "error"])
         for result in results:
             figures = [rounded(getattr(result, column)) for column in COLUMNS]
             means = [rounded((result.means or {}).get(name)) for name in MEANS]
@@ -113,12 +121,13 @@ def lines_of(found: Sequence[CellSummary], x: str) -> dict[str, list[tuple[float
     """Label -> points (x, mean, standard error), in the order of x. The label has the axes that differ."""
     made: dict[str, list[tuple[float | str, float, float]]] = {}
     values = {axis: {dict(one.cell).get(axis) for one in found} for axis in axes_of(dict(one.cell) for one in found)}
+    short = short_names(values)
     for one in found:
         cell = dict(one.cell)
         if one.score is None or x not in cell:
             continue
         names = {axis: value for axis, value in cell.items() if axis != x and len(values[axis]) > 1}
-        label = ", ".join(f"{axis.rpartition('.')[2]} {value}" for axis, value in names.items())
+        label = ", ".join(f"{short[axis]} {value}" for axis, value in names.items())
         made.setdefault(label, []).append((number_or_text(cell[x]), one.score.value, one.score.se or 0.0))
     return {
         label: sorted(points, key=lambda point: (isinstance(point[0], str), point[0])) for label, points in made.items()
