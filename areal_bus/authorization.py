@@ -5,12 +5,15 @@ authenticated connection, never by a field of the message. The head's core check
 """
 
 import re
+from functools import lru_cache
 
 from areal_bus import messages as m
 from areal_bus.errors import ImpossibleEvent, WireError
 from areal_bus.messages import Role
 
 NAME = re.compile(r"(generator|reward|learner)-(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")  # ROLE-INDEX.INCARNATION
+
+MAX_NAMES = 1 << 14  # whose roles are remembered: more than a socket has peers
 
 _HEAD, _GENERATOR, _REWARD, _LEARNER = frozenset({Role.HEAD}), *(frozenset({role}) for role in list(Role)[1:])
 _ANY = _GENERATOR | _REWARD | _LEARNER
@@ -55,6 +58,7 @@ SENDERS: dict[type, dict[Role, frozenset[Role]]] = {  # message type -> receiver
 }
 
 
+@lru_cache(maxsize=MAX_NAMES)
 def role_of(name: str) -> Role | None:
     """Role of the actor of that name ("head", "generator-3.1"); None if it is not the name of an actor."""
     if name == Role.HEAD:

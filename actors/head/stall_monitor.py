@@ -17,7 +17,7 @@ from areal_bus.core.wait_graph import StallVerdict, Wait, verdict
 from areal_bus.messages import Role
 
 CHECK_S = 1.0  # interval between two checks
-RECORD_S = 5.0  # shortest interval between two wait-for graphs in the journal
+LOOK_S = 5.0  # interval between two looks at the wait-for graph: one costs more than all else that is due each second
 REFRESH_S = 60.0  # interval at which an unchanged graph is recorded again
 MISSED_HEARTBEATS = 3  # a member is silent after this many
 NO_WAIT = Wait("", "", (), 0.0)
@@ -48,6 +48,7 @@ class StallMonitor:
         self.settings = settings
         self.tracker = ProgressTracker(quiet_s=MISSED_HEARTBEATS * heartbeat_s, still_s=settings.progress_s)
         self._checked_at: float | None = None  # by the head's clock
+        self._looked_at: float | None = None  # for a graph to record
         self._recorded_at: float | None = None
         self._recorded: object = None  # the last graph in the journal
         self._warn_alarm, self._act_alarm = StallAlarm(settings.stall_s), StallAlarm(settings.act_s)
@@ -68,10 +69,11 @@ class StallMonitor:
     # the wait-for graph
 
     def _record_waits(self, head: Head, now: float) -> None:
-        """Record the wait-for graph when it has changed, at most every RECORD_S."""
-        age_s = None if self._recorded_at is None else now - self._recorded_at
-        if age_s is not None and age_s < RECORD_S:
+        """Every LOOK_S, record the wait-for graph when it has changed."""
+        if self._looked_at is not None and now - self._looked_at < LOOK_S:
             return
+        self._looked_at = now
+        age_s = None if self._recorded_at is None else now - self._recorded_at
         found = verdict(head.state, self.tracker, now)
         graph = tuple((wait.who, wait.on) for wait in found.waits), found.culprits
         if graph == self._recorded and age_s is not None and age_s < REFRESH_S:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.core.events import Event
-from areal_bus.storage.cpu_times import CpuTimes
+from areal_bus.storage.cpu_times import CpuTimes, read
 from areal_bus.storage.journal_segments import ONE_FILE, FileSizes, SegmentedFile
 
 SCHEMA = 1
@@ -132,6 +132,7 @@ class Journal:
         self._write_spans(time.monotonic())
         self.write(Event.END, wall_s=round(time.monotonic() - self._started, 6), **fields)
         self._file.close()
+        self._cpu.close()
 
     def _count_cpu(self) -> None:
         for name, seconds in self._cpu.since_last().items():
@@ -163,7 +164,6 @@ def n_cores() -> int:
 def resident_bytes() -> int:
     """Memory of this process that is in RAM (Linux; 0 elsewhere)."""
     try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * PAGE_BYTES
+        return int(read("/proc/self/statm").split()[1]) * PAGE_BYTES
     except OSError:
         return 0

@@ -22,7 +22,15 @@ from areal_bus.authorization import role_of
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.messages import Disconnected, Message, Scored, Trajectory
 from areal_bus.transport.curve import Keyring
-from areal_bus.transport.listener import LINGER_MS, Listener, Socket, connect_curve, has_message, set_limits
+from areal_bus.transport.listener import (
+    LINGER_MS,
+    READABLE,
+    Listener,
+    Socket,
+    connect_curve,
+    has_message,
+    set_limits,
+)
 from areal_bus.transport.receive_queue import ReceiveQueue
 from areal_bus.transport.receiver import Authorise, Received, Receiver
 from areal_bus.transport.rejections import Rejection, Rejections
@@ -35,6 +43,7 @@ DENSE_S = 0.002  # iterations of the loop closer together than this are dense
 MAX_DENSE = 3  # dense iterations without a pause
 PAUSE_S = 0.001  # pause before each further dense iteration, so that it handles several messages
 MAX_SOCKETS = 4096
+WRITABLE = int(zmq.POLLOUT)  # as READABLE a plain integer: arithmetic with enums takes as long as a system call
 RESENT = (Trajectory, Scored)  # the generator sends these again until the head acknowledges them
 
 
@@ -298,34 +307,38 @@ class Bus:
             self.send_queues.flush()
 
     def _poll(self, timeout_s: float) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake_fd, zmq.POLLIN)
-        reading = 0 if self.receive_queue.is_full else zmq.POLLIN  # I9
-        dealers = {dealer: peer for peer, dealer in self._dealers.items()}
-        for dealer, peer in dealers.items():
-            events = reading | (zmq.POLLOUT if peer in self.send_queues.waiting else 0)
-            if events:
-                poller.register(dealer, events)
-        if self._router is not None and reading:
-            poller.register(self._router, zmq.POLLIN)
-        for socket in self._listener.sockets if self._listener is not None else ():
-            poller.register(socket, zmq.POLLIN)
+        reading = 0 if self.receive_queue.is_full else READABLE  # I9
+        dealers = list(self._dealers.items())
         if any(peer not in self._dealers for peer in self.send_queues.waiting):
             timeout_s = min(timeout_s, RETRY_S)
-        ready = dict(poller.poll(round(timeout_s * 1000 + 0.5)))
+        watched = self._watched(reading)
+        ready: dict[Socket | int, int] = dict(zmq.zmq_poll(watched, round(timeout_s * 1000 + 0.5)))
         moment = time.monotonic()
-        if ready.get(self._wake_fd):
+        if self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
             self._is_kicked = False  # before the orders are read, so that none is missed
         if self._listener is not None:
             self._listener.poll_events()
-        for dealer, peer in dealers.items():
-            if reading and (not ready.get(dealer, 0) & zmq.POLLIN or self._drain(dealer, peer)):
+        for peer, dealer in dealers:
+            if reading and (not ready.get(dealer, 0) & READABLE or self._drain(dealer, peer)):
                 self._read[peer] = moment
         if self._router is not None and reading and self._drain(self._router, None) and self._listener is not None:
             self._receiver.end_connections(self._listener.take_ended())
             self.receive_queue.put(self._disconnected())
             self.receive_queue.mark_complete(moment)
+
+    def _watched(self, reading: int) -> list[tuple[Socket | int, int]]:
+        """What to poll, with the events to wait for. `reading`: READABLE or 0, for sockets that carry messages."""
+        waiting = self.send_queues.waiting
+        found: list[tuple[Socket | int, int]] = [(self._wake_fd, READABLE)]
+        for peer, dealer in self._dealers.items():
+            if events := reading | (WRITABLE if peer in waiting else 0):
+                found.append((dealer, events))
+        if self._router is not None and reading:
+            found.append((self._router, reading))
+        if self._listener is not None:
+            found += [(own, READABLE) for own in self._listener.sockets]
+        return found
 
     def _drain(self, socket: Socket, peer: str | None) -> bool:
         """Read a socket until it is empty, the queue is full or TURN_S is over. Returns whether it is empty."""
