@@ -190,6 +190,32 @@ def test_a_ring_is_summed_by_role_by_step_and_by_cause(tmp_path: Path, capsys: O
     assert generator["mfu"] == pytest.approx(2 * 1000 * 500 / 54 / 1e6)
 
 
+def test_after_a_change_of_the_split_the_ranks_of_each_step_count(tmp_path: Path, capsys: Out) -> None:
+    """The rank of generator 1 learns from version 1 on: a rank of the second step, not of the first."""
+    write_ring(tmp_path, n_generators=2)
+    journal = tmp_path / "journal"
+    start, *lines = [json.loads(text) for text in (journal / "head-0.0.jsonl").read_text().splitlines()]
+    split = {"event": "split", "most_generators": 2}
+    first = split | {"t": 0.0, "split": 0, "learners": 1, "generators": 2, "version": 0, "why": "start"}
+    second = split | {"t": 9.6, "split": 1, "learners": 2, "generators": 1, "version": 1, "why": "change"}
+    at = next(i for i, line in enumerate(lines) if line["t"] > 9.6)
+    write_lines(journal / "head-0.0.jsonl", HEAD, start, first, *lines[:at], second, *lines[at:])
+    for rank, inc, t, busy_s in ((0, 0, 0.0, 8.0), (0, 1, 10.0, 4.0), (1, 1, 10.0, 4.0)):
+        write_lines(
+            journal / f"learner-{rank}.{inc}.jsonl",
+            {"role": "learner", "rank": rank, "inc": inc, "term": inc + 1},
+            {"event": "start", "t": t},
+            {"event": "model", "t": t, "n_params": 1000, "dtype": "float32", "device": "cpu"},
+            {"event": "spans", "t": t + 10.0, "s_wait_batch": 10.0 - busy_s, "s_backward": busy_s},
+        )
+    assert breakdown.main([str(tmp_path), "--json", "--peak-tflops", "1e-6"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    learner, generator = told["flops"]
+    assert (learner["seconds"], learner["n_processes"], generator["n_processes"]) == (4.0 + 2 * 4.0, 2, 1)
+    assert learner["mfu"] == pytest.approx(2 * 1000 * (6 * 100 + 2 * 50) / 12 / 1e6)
+    assert [one["name"] for one in told["stragglers"]] == ["generator-1.0"]
+
+
 def test_256_processes_take_no_more_lines_than_a_few(tmp_path: Path, capsys: Out) -> None:
     write_ring(tmp_path, n_generators=3)
     assert breakdown.main([str(tmp_path)]) == 0

@@ -38,7 +38,7 @@ class Utilisation:
     role: str
     n_flops: float
     seconds: float  # summed over its processes
-    n_processes: int
+    n_processes: int  # at the last step
     peak: float | None  # FLOP/s of one process; None: not known
 
     @property
@@ -79,18 +79,28 @@ def utilisation(
     peak = peak or peak_of(model)
     out = []
     trained = [step for step in steps if step.update_s is not None and step.n_computed is not None]
-    n_learners = len({actor.name.partition(".")[0] for actor in roles.get("learner", [])})
-    if trained and n_learners:
-        seconds = sum(step.update_s or 0.0 for step in trained) * n_learners
+    learners, generators = roles.get("learner", []), roles.get("generator", [])
+    if trained and learners:
+        ranks = [n_ranks(learners, step.split) for step in trained]
+        seconds = sum((step.update_s or 0.0) * n for step, n in zip(trained, ranks, strict=True))
         n_flops = sum(by_trained * (step.n_computed or 0.0) + 2 * n * step.n_forward for step in trained)
-        out.append(Utilisation("learner", n_flops, seconds, n_learners, peak))
-    generators = roles.get("generator", [])
+        out.append(Utilisation("learner", n_flops, seconds, ranks[-1], peak))
     decode_s = sum(actor.spans.get("generate", 0.0) for actor in generators)
     if decode_s:
         n_flops = 2 * n * sum(actor.n_done for actor in generators)
-        n_generators = len({actor.name.partition(".")[0] for actor in generators})
+        n_generators = n_ranks(generators, steps[-1].split if steps else None)
         out.append(Utilisation("generator", n_flops, decode_s, n_generators, peak))
     return out
+
+
+def n_ranks(actors: Sequence[Incarnation], split: Line | None) -> int:
+    """How many of these actors, all of one role, have a place in a split; all of them if the split cannot change."""
+    indices = {int(actor.name.partition("-")[2].partition(".")[0]) for actor in actors}
+    if split is None:
+        return len(indices)
+    if actors[0].role == "learner":
+        return int(split["learners"])
+    return sum(not split["generators"] <= index < split["most_generators"] for index in indices)  # guests have one
 
 
 def flop_lines(found: Sequence[Utilisation]) -> list[str]:

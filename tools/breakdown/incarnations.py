@@ -25,6 +25,7 @@ class Incarnation:
     spans: dict[str, float] = field(default_factory=dict)
     causes: dict[str, float] = field(default_factory=dict)  # seconds by LABEL:CAUSE, parts of `spans`
     n_done: int = 0  # a generator's sampled tokens, a reward's scores
+    term: int = 0  # the last one that it knew
 
     @property
     def role(self) -> str:
@@ -76,6 +77,7 @@ def add_line(actor: Incarnation, line: Line) -> None:
     """Add one journal line to its incarnation."""
     if line["event"] == "spans":
         actor.marked = line["t"]
+        actor.term = max(actor.term, line.get("term", 0))
         add_seconds(actor.spans, line, "s_")
         add_seconds(actor.causes, line, "w_")
     elif line["event"] == "end":

@@ -66,10 +66,11 @@ def stragglers(found: Iterable[Incarnation]) -> list[Straggler]:
     """Processes at less than 80 % of the median rate of their role, slowest first.
 
     A generator's rate is tokens per second of `generate`, a reward's scores per second of `score`. Learners
-    work in lockstep: there a straggler is a rank whose seconds of work exceed the median's by as much.
+    work in lockstep: there a straggler is a rank whose seconds of work exceed the median's by as much. Those before and
+    after a restart or a change of the split are not compared.
     """
     out = []
-    for role, actors in by_role(found).items():
+    for role, actors in compared_groups(found):
         longest = max(actor.measured_s for actor in actors)
         compared = [actor for actor in actors if actor.measured_s >= LONG * longest and _work_s(actor) > 0]
         if role == "head" or len(compared) < 2:
@@ -79,6 +80,15 @@ def stragglers(found: Iterable[Incarnation]) -> list[Straggler]:
         what = f"{WORK[role][1]} per second of {WORK[role][0]}" if role in WORK else "runs per second of its work"
         out += [Straggler(name, what, rate, median) for name, rate in rates.items() if rate < SLOW * median]
     return sorted(out, key=lambda one: one.rate / one.median)
+
+
+def compared_groups(found: Iterable[Incarnation]) -> list[tuple[str, list[Incarnation]]]:
+    """(role, processes that are compared): those of a role, learners by their last term."""
+    groups: dict[tuple[str, int], list[Incarnation]] = {}
+    for role, actors in by_role(found).items():
+        for actor in actors:
+            groups.setdefault((role, actor.term if role == "learner" else 0), []).append(actor)
+    return [(role, actors) for (role, _), actors in groups.items()]
 
 
 def _work_s(actor: Incarnation) -> float:

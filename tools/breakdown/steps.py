@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tools import run, terminal
 from tools.run import Line, Run
 
-EVENTS = ("start", "term", "admit", "sampled", "scored", "ready", "batch", "update", "push", "publish")
+EVENTS = ("start", "split", "term", "admit", "sampled", "scored", "ready", "batch", "update", "push", "publish")
 N_SLOWEST = 3
 QUANTILES = (("median", 0.5), ("90 %", 0.9), ("longest", 1.0))
 
@@ -27,6 +27,7 @@ class Step:
     n_tokens: float = 0.0  # trained
     n_computed: float | None = None  # tokens computed with a gradient, prompts included
     n_forward: float = 0.0  # tokens of passes without a gradient
+    split: Line | None = None  # line of the split in force; None: the split of the run cannot change
 
     @property
     def wait_s(self) -> float | None:
@@ -74,6 +75,7 @@ class _Reader:
     scoring_s: dict[int, float] = field(default_factory=dict)  # uid -> reward seconds of its last verdict
     last_ready: int | None = None
     last_update: float | None = None
+    split: Line | None = None
 
     def on(self, line: Line) -> None:
         """Take one line."""
@@ -83,6 +85,10 @@ class _Reader:
         """Another start of the head may have another clock."""
         self.last_update = None
         self.push_began, self.admitted, self.sampled, self.scoring_s = {}, {}, {}, {}
+        self.split = None  # a split that may change has a line of its own
+
+    def on_split(self, line: Line) -> None:
+        self.split = line
 
     def on_term(self, line: Line) -> None:
         """Later versions are undone."""
@@ -104,7 +110,7 @@ class _Reader:
         self.last_ready = line["uid"]
 
     def on_batch(self, line: Line) -> None:
-        step = Step(line["clock"] + 1, taken=line["t"], asked=self.last_update)
+        step = Step(line["clock"] + 1, taken=line["t"], asked=self.last_update, split=self.split)
         if self.last_ready is not None:
             step.admitted = self.admitted.get(self.last_ready)
             step.reward_s = self.scoring_s.get(self.last_ready, 0.0)

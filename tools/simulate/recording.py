@@ -20,6 +20,7 @@ from tools.simulate.generator_history import (
     prefill_token_s,
     sample_key,
 )
+from tools.simulate.period import Period, longest_period, wrote_between
 from tools.simulate.work_time import Crowd, Window, WorkClock, clock_of, windows, within
 
 WARM_UP_UPDATES = 3  # not measured, and eta more
@@ -70,12 +71,18 @@ class Recording:
 
 
 def record(where: Run, config: Config) -> Recording:
-    """Raises ConfigError for a run that is too short, or in which the head or a learner was restarted."""
+    """Of a run whose split changed, the split with most updates is observed.
+
+    Raises ConfigError for a run that is too short, or in which the head or a learner was restarted meanwhile.
+    """
     head = head_lines(where)
+    period = longest_period(head)
+    head = period.of(head)
     updates = measured_updates(where, head, config)
     began, ended = updates[0]["t"], updates[-1]["t"]
-    learners = [list(run.lines(path, "spans", "step", "start")) for path in where.journals("learner")]
-    each = [list(run.lines(path, "request", "completion", "pushed", "spans")) for path in where.journals("generator")]
+    learners = learner_lines(where, period, began, ended)
+    by_name = actor_lines(where, "generator", ("request", "completion", "pushed", "spans"), period, began, ended)
+    each = [period.of_generator(lines) for _, lines in by_name]
     check_parts(where, learners, head, each)
     of_learner = [window for lines in learners for window in within(windows(lines, "learner"), began, ended)]
     clock = clock_of(windows(learners[0], "learner"))
@@ -99,7 +106,7 @@ def record(where: Run, config: Config) -> Recording:
         scoring_s=scoring_times(head, each),
         prompt_tokens=n_prompt,
         cpu=cpu,
-        n_generators=len({path.stem.partition(".")[0] for path in where.journals("generator")}),
+        n_generators=len({name for name, _ in by_name}),
         n_slots=slots(config),
         n_learners=len(learners),
         n_updates=len(updates) - 1,
@@ -109,14 +116,30 @@ def record(where: Run, config: Config) -> Recording:
 
 
 def head_lines(where: Run) -> list[Line]:
-    """Raises ConfigError if the head or a learner has more than one incarnation."""
-    heads, learners = where.journals("head"), where.journals("learner")
-    if len(heads) != 1 or len({path.stem.partition(".")[0] for path in learners}) != len(learners):
+    """Raises ConfigError if the head has more than one incarnation."""
+    heads = where.journals("head")
+    if len(heads) != 1:
+        raise ConfigError(f"the head must have one incarnation: {where.folder} has {len(heads)}")
+    return list(run.lines(heads[0], "batch", "update", "push", "publish", "scored", "spans", "start", "split"))
+
+
+def actor_lines(
+    where: Run, role: str, events: Sequence[str], period: Period, began: float, ended: float
+) -> list[tuple[str, list[Line]]]:
+    """(generator-0, its lines) for each incarnation; those of this time where the split changed."""
+    each = [(path.stem.partition(".")[0], list(run.lines(path, *events))) for path in where.journals(role)]
+    return [(name, lines) for name, lines in each if period.is_whole or wrote_between(lines, began, ended)]
+
+
+def learner_lines(where: Run, period: Period, began: float, ended: float) -> list[list[Line]]:
+    """The lines of each learner rank. Raises ConfigError if one has more than one incarnation in this time."""
+    each = actor_lines(where, "learner", ("spans", "step", "start"), period, began, ended)
+    if len({name for name, _ in each}) != len(each):
         raise ConfigError(
-            f"head and learners must have one incarnation each: {where.folder} has {len(heads)} of the head and "
-            f"{len(learners)} of learners"
+            "learners must have one incarnation each, or one for each change of the split: learners of "
+            f"{where.folder} were restarted"
         )
-    return list(run.lines(heads[0], "batch", "update", "push", "publish", "scored", "spans", "start"))
+    return [period.of(lines) for _, lines in each]
 
 
 def measured_updates(where: Run, head: Sequence[Line], config: Config) -> list[Line]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tools.simulate import __main__ as tool
 from tools.simulate.calibration import SLOWDOWNS, USUAL_SLOWDOWN, config_of, fit, measure
 from tools.simulate.comparison import compare_with_run
 from tools.simulate.cores import Cores, equal_share
-from tools.simulate.generator_history import Prefill, prefill_token_s
+from tools.simulate.generator_history import Prefill, prefill_token_s, sample_key
 from tools.simulate.intervals import around, replicas
 from tools.simulate.outcome import simulate_steady_state
 from tools.simulate.recording import record
@@ -144,6 +145,47 @@ def test_a_calibration_predicts_another_ring_on_the_same_cores(
     found = compare_with_run(config_there, measure(source, config_of(source)), seen, n_steps=40, lengths=lengths)
     assert abs(found.error) < 0.1
     assert abs(found.lag_error) < 0.25
+
+
+def shifted(line: dict[str, Any], ring: RecordedRing, n_updates: int) -> dict[str, Any]:
+    """A line of a ring that went on after `ring` and its updates."""
+    more = {"t": ring.now + 5, "wall": ring.now + 5, "version": n_updates, "step": n_updates, "uid": 1 << 20}
+    return line | {key: line[key] + by for key, by in more.items() if key in line}
+
+
+def write_changed(folder: Path, before: RecordedRing, after: RecordedRing, n_updates: int) -> Run:
+    """The run of two rings, one after the other: generator 1 of the first one is learner 1 of the second one."""
+    later = {name: [shifted(line, before, n_updates) for line in lines] for name, lines in after.lines.items()}
+    change = {"event": "split", "why": "change", "t": before.now + 1, "wall": before.now + 1}
+    before.lines["head-0"] += [change, *later["head-0"]]
+    requests = [line for line in before.lines["generator-0"] if line["event"] == "request"]
+    ended = {sample_key(line) for line in before.lines["generator-0"] if line["event"] == "completion"}
+    rest = [line for line in requests if sample_key(line) not in ended]  # in flight at the change, and then cancelled
+    aborted = {"event": "completion", "t": before.now + 2, "wall": before.now + 2, "n_tokens": 0, "finish": "abort"}
+    before.lines["generator-0"] += [line | aborted for line in rest]
+    for name in ("generator-0", "reward-0"):
+        before.lines[name] += later[name]
+    before.write(folder, config(after.schedule))
+    text = "".join(json.dumps(line) + "\n" for line in later["learner-0"])
+    for name in ("learner-0.1", "learner-1.1"):
+        (folder / "journal" / f"{name}.jsonl").write_text(text)
+    return Run(folder)
+
+
+def test_of_a_run_whose_split_changed_only_the_longest_split_is_measured(tmp_path: Path) -> None:
+    two = replace(TRUE, cores=replace(TRUE.cores, learners=2), n_generators=1) if TRUE.cores is not None else TRUE
+    before, after, alone = RecordedRing(TRUE, seed=1), RecordedRing(two, seed=2), RecordedRing(two, seed=2)
+    for ring, n_updates in ((before, 12), (after, 31), (alone, 31)):
+        ring.run(n_updates)
+    alone.lines["learner-1"] = alone.lines["learner-0"]
+    where = write_changed(tmp_path / "changed", before, after, n_updates=12)
+    seen, expected = (record(each, config(two)) for each in (where, Run(alone.write(tmp_path / "alone", config(two)))))
+    assert (seen.n_learners, seen.n_generators, seen.n_updates) == (2, 1, expected.n_updates)
+    assert seen.tokens_per_s == pytest.approx(expected.tokens_per_s)
+    assert fit(seen).speeds.decode_tokens_per_s == pytest.approx(fit(expected).speeds.decode_tokens_per_s, rel=1e-3)
+    (where.folder / "journal" / "learner-1.1.jsonl").rename(where.folder / "journal" / "learner-0.2.jsonl")
+    with pytest.raises(ConfigError, match="or one for each change of the split"):
+        record(where, config(two))
 
 
 def test_without_shared_cores_the_same_ring_would_be_predicted_far_too_fast(run_of: Callable[[Schedule], Run]) -> None:
