@@ -28,6 +28,7 @@ from launch.attendant import LENGTH, NUMBER, pid_and_user, receive
 from launch.bootstrap import rank_and_size
 from launch.forked import KEEPS_PLACE, name_process, reset_signals
 from launch.process import note_terminal
+from launch.shared_pages import share_pages
 
 MODULES = (
     "launch.main",
@@ -39,6 +40,7 @@ MODULES = (
     "transformers.generation.utils",
     "transformers.models.llama.modeling_llama",
     "transformers.convert_slow_tokenizer",
+    "transformers.tokenization_utils_tokenizers",
 )
 REQUEST_S = 10.0  # for an attendant to send its request
 POLL_S = 1.0
@@ -53,6 +55,7 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     import_once(MODULES)
     importlib.import_module("areal_bus.weights.process_group").print_numeric_peers()
+    _slots = share_pages()  # they stay occupied
     return serve(ForkServer(listener, starter))
 
 

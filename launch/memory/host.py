@@ -13,12 +13,12 @@ LIBRARIES = {  # code and own allocations of libraries, torch 2.13 on CPU
 FORKED = {  # with launch.start = "fork": what an actor does not share, with page tables and kernel memory
     Role.HEAD: 32 * MIB,
     Role.LEARNER: 26 * MIB,
-    Role.GENERATOR: 26 * MIB,
-    Role.REWARD: 12 * MIB,
+    Role.GENERATOR: 22 * MIB,
+    Role.REWARD: 10 * MIB,
 }
 REWARD_WORKER = 16 * MIB  # with a reward function that imports nothing large
 SUPERVISOR = 60 * MIB  # one each rank
-FORK_SERVER, ATTENDANT, FORKED_SUPERVISOR = 400 * MIB, 5 * MIB, 9 * MIB  # one each host, rank, and rank with actors
+FORK_SERVER, ATTENDANT, FORKED_SUPERVISOR = 400 * MIB, 5 * MIB, 8 * MIB  # one each host, rank, and rank with actors
 
 
 def libraries(config: Config, role: Role) -> int:

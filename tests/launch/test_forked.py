@@ -1,6 +1,7 @@
 """launch.start = "fork": who starts so, exit codes and signals of forked processes, and what a rank imports."""
 
 import ast
+import ctypes
 import errno
 import json
 import os
@@ -36,6 +37,26 @@ FORK = ["--set", "launch.start=fork", "--set", "launch.bootstrap=env"]
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_new_objects_of_a_fork_lie_side_by_side() -> None:
+    """In free slots between older objects each of them would copy a page."""
+    code = """
+import json
+from launch.shared_pages import fill_holes, fill_slots
+SIZES = 48, 128, 400, 800
+def pages():
+    return [len({id(one) >> 12 for one in [bytes(size) for _ in range(200)]}) for size in SIZES]
+older = {size: [bytes(size) for _ in range(4000)] for size in SIZES}
+for size in SIZES:
+    del older[size][::2]
+before, held, _ = pages(), fill_slots(), fill_holes()
+print(json.dumps([SIZES, before, pages()]))
+"""
+    for size, before, after in zip(*json.loads(run_python(code).stdout), strict=True):
+        least = 200 * (size + 33) / 4096
+        is_filled = size < 512 or hasattr(ctypes.CDLL(None), "mallinfo2")
+        assert not is_filled or (after <= 1.25 * least + 2 and before > 1.75 * least), size
 
 
 @pytest.mark.parametrize(
