@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.ring import Ring
-from tests.launch.many_ranks import measure
+from tests.launch.many_ranks import measure, proportions
 
 FORK = ('launch.start="fork"', 'launch.bootstrap="env"')
 RANKS = 8
@@ -66,7 +66,13 @@ def test_no_process_outlives_the_fork_server_or_what_mpirun_started(tmp_path: Pa
 
 @pytest.mark.soak
 def test_64_ranks_survive_three_deaths_in_little_memory(tmp_path: Path) -> None:
-    row = dict(zip(("ranks", "actors", "start s", "private MiB"), measure(64, tmp_path, 12, [])[:4], strict=True))
+    row = dict(
+        zip(
+            ("ranks", "actors", "start s", "private MiB"),
+            measure(64, proportions(64), tmp_path, 12, [])[:4],
+            strict=True,
+        )
+    )
     assert (row["ranks"], row["actors"]) == ("64", "25")
     assert float(row["start s"]) < 300
     assert float(row["private MiB"]) < 30
