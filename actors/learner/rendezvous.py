@@ -203,8 +203,12 @@ def _join_context(index: int, size: int, width: int, timeout_s: float) -> Contex
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether a collective broke because another rank ended. gloo has no error class of its own."""
-    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
+    """Whether a collective, or the store of rank 0, broke because another rank ended: by the error or by its cause, as
+    of a checkpoint that the ranks write together. gloo has no error class of its own.
+    """
+    if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error)):
+        return True
+    return error.__cause__ is not None and lost_peer(error.__cause__)
 
 
 def part() -> None:

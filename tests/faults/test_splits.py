@@ -2,16 +2,19 @@
 
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
-from tests.faults.ring import Line, Ring
+from tests.faults.ring import ROOT, Line, Ring
 from tools import run as runs
 
 pytestmark = pytest.mark.slow
 
 LONG_S = 300.0  # for starts on a loaded machine
 N_RANKS = 5  # one learner, one reward, three generators
+STEP_S = 0.05  # that a decode step takes longer, as on a device of its own: two cores have no room for three generators
+N_PLANNED = 20
 
 
 def changing(folder: Path, schedule: list[list[int]], *changes: str) -> Ring:
@@ -111,3 +114,72 @@ def test_a_resumed_run_goes_on_with_its_split(tmp_path: Path) -> None:
     starts = ring.lines("split", role="head", why="start")
     assert [(x["learners"], x["split"]) for x in starts] == [(1, 0), (2, 1)]
     assert len(runs.Run(ring.run).journals("learner")) >= 4
+
+
+def planned(folder: Path, *changes: str) -> Ring:
+    """The model of configs/tiny.toml, with long completions and few slots. It begins with three learners and a single
+    generator, which is too few: an update takes a twentieth of the time in which its batch is sampled.
+    """
+    ring = Ring(
+        folder,
+        "launch.start=fork",
+        f"run.total_train_steps={N_PLANNED}",
+        "topology.learners=3",
+        "topology.adapt.every_steps=4",
+        "learner.warmup.steps=0",  # an untrained model does not end its completions
+        "actor.lr=1e-5",
+        "gconfig.n_samples=4",
+        "gconfig.max_new_tokens=46",
+        "data.batch_size=8",
+        "rollout.max_concurrent_rollouts=4",
+        "checkpoint.every_steps=100",
+        *changes,
+        ranks=N_RANKS,
+        config=ROOT / "configs" / "tiny.toml",
+        bootstrap="env",
+    )
+    ring.slow(STEP_S)
+    return ring
+
+
+def test_the_planner_mends_a_wrong_split_and_the_weights_are_equal_across_its_change(tmp_path: Path) -> None:
+    """At eta = 0: no sample is under way at the change."""
+    ring = planned(tmp_path, "rollout.max_head_offpolicyness=0", "launch.max_restarts=0")
+    with ring.started():
+        ring.finish(timeout_s=LONG_S)
+    ring.check_survived()
+    found = splits(ring)
+    ring.check(bool(found) and found[-1][1:] == (1, 3), f"one learner and three generators are right: {found}")
+    check_weights(ring)
+    ends = {line["version"]: line["t"] for line in ring.lines("update", role="head")}
+    before, after = (
+        median(ends[v] - ends[v - 1] for v in versions)
+        for versions in (range(2, found[0][0] + 1), range(found[-1][0] + 2, N_PLANNED + 1))
+    )
+    ring.check(after < 0.7 * before, f"updates are faster than {before:.2f} s: {after:.2f} s")
+
+
+def test_the_planners_change_survives_kills_of_learner_generator_and_head(tmp_path: Path) -> None:
+    """In one change: a learner while it writes the checkpoint, then the only generator, the head before the split is on
+    disk (the next one measures and decides anew), that head after it, and a new generator at its first weights.
+    """
+    ring = planned(tmp_path, "bus.heartbeat_s=0.5", "bus.silent_s=1.5", "launch.max_restarts=2", "launch.grace_s=2")
+    for point, who in (
+        ("checkpoint-renamed", "learner-0"),
+        ("dividing", "head-0"),
+        ("divided", "head-0"),
+        ("receive-announced", "generator-1"),
+    ):
+        ring.arm(point, who=who)
+    with ring.started():
+        ring.struck("checkpoint-renamed")
+        ring.kill("generator-0")
+        ring.finish(timeout_s=LONG_S)
+    ring.check_survived()
+    struck = [(blow.name.rpartition(".")[0], blow.name) for blow in ring.strikes()]
+    ring.check(len(struck) == 4, f"all are struck: {struck}")
+    found = splits(ring)
+    ring.check(bool(found) and found[-1][1:] == (1, 3), f"one learner and three generators are right: {found}")
+    decisions = [line for line in ring.lines("adapt", role="head") if "wanted_learners" in line]
+    ring.check(len(decisions) >= 2, f"the head after the first one decides, too: {decisions}")
+    check_weights(ring)

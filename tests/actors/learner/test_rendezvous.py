@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from actors.learner.inbox import LearnerInbox, StopRun
-from actors.learner.rendezvous import Rendezvous
+from actors.learner.rendezvous import Rendezvous, lost_peer
+from actors.learner.shards.reports import Meeting, RankReport, conclude
 from areal_bus import messages as m
-from areal_bus.errors import Restart
+from areal_bus.errors import CheckpointError, Restart
 from areal_bus.transport.bus import Bus
-from areal_bus.weights.process_group import serve_store
+from areal_bus.weights.process_group import join_store, serve_store
 
 WORD = {"version": 7, "folder": "step-000007"}
 
@@ -148,3 +149,23 @@ def test_stop_ends_the_wait_for_others(place: Place) -> None:
     place.head.send(root.name, m.Stop("enough"))
     with pytest.raises(StopRun, match="enough"):
         hosting.result(10.0)
+
+
+def test_the_death_of_rank_0_in_a_checkpoint_is_that_of_a_peer_and_a_full_disk_is_not() -> None:
+    """Its store ends with it, while another rank waits for its word: that rank comes back, too."""
+    store, endpoint = serve_store("127.0.0.1")
+    meeting = Meeting(index=1, size=2, number=0, store=join_store(endpoint, 10.0))
+
+    def conclusion() -> CheckpointError:
+        with pytest.raises(CheckpointError) as caught:
+            conclude(meeting, RankReport({}), seal=lambda files: None, give_up=lambda: None)
+        return caught.value
+
+    store.set("checkpoint/0/word", "no space left on device")
+    assert not lost_peer(conclusion())
+    store.delete_key("checkpoint/0/word")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(conclusion)
+        store.wait(["checkpoint/0/1"])
+        del store
+        assert lost_peer(waiting.result(10.0))
