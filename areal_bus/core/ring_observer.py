@@ -2,7 +2,8 @@
 
 The live samples of a generator follow from leases and finished samples: it decodes `slots` of them in the order of
 their leases, and the others wait. So each finished sample gives its time a token and the mean number of live samples
-beside it. Old figures lose weight: levels within a few updates, shapes (how time depends on load) slowly.
+beside it. Old figures lose weight: levels within a few updates, or at once when the lengths of the samples have
+changed (`length_shift.py`), shapes (how time depends on load) slowly.
 """
 
 from collections import deque
@@ -10,10 +11,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from areal_bus.core.length_shift import LengthShift
 from areal_bus.core.ring_model import RingFigures
 
 LEVEL_KEEPS = 0.7  # weight that a level keeps at each update: half of it comes from the last two updates
 WAIT_KEEPS = 0.85  # of the wait for batches: half of it comes from the last four updates
+SHIFT_KEEPS = 0.15  # of a level that depends on the lengths, when these have changed
 SHAPE_KEEPS = 0.97  # of a shape: from the last 23
 PRIOR_VARIANCE = 0.04  # the prior of a shape counts as much as loads that vary by a fifth
 PRIOR_HALF_SLOTS = 0.25  # prior: this share of the slots, live, decodes at half of the limit
@@ -116,6 +119,9 @@ class RingObserver:
         self._decoders: dict[str, Decoder] = {}
         self._groups: dict[int, WatchedGroup] = {}
         self._length, self._longest = Level(), Level()
+        self._shift = LengthShift()
+        self._lengths: list[int] = []  # of the samples since the last update
+        self._longest_lengths: list[int] = []  # of the groups since then
         self._decode, self._decode_shape = Level(), Line()
         self._train, self._train_shape = Level(), Line()
         self._push, self._reward = Level(), Level()
@@ -151,11 +157,11 @@ class RingObserver:
         if now > began.at:
             self._points.append(((decoder.live_s - began.live_s) / (now - began.at), (now - began.at) / n_tokens))
         decoder.live -= 1
-        self._length.add(n_tokens)
+        self._lengths.append(n_tokens)
         group.longest, group.last_s = max(group.longest, n_tokens), now
         group.missing -= 1
         if not group.missing:
-            self._longest.add(group.longest)
+            self._longest_lengths.append(group.longest)
         self._begin(decoder, now)
 
     def ready(self, uid: int, now: float) -> None:
@@ -190,6 +196,7 @@ class RingObserver:
         if self._batch is None:
             return
         (began, learners), self._batch = self._batch, None
+        self._measure_lengths()
         expected = self._batch_size * self.n_samples * self._length.mean
         is_steady = abs(n_tokens - expected) < STEADY * expected
         self.interval_s = now - self._last_update if self._last_update is not None and is_steady else None
@@ -257,6 +264,20 @@ class RingObserver:
         """Tokens that cost a rank as much as an update without tokens."""
         return self._train_shape.offset(0.0)
 
+    def _measure_lengths(self) -> None:
+        """Add the samples since the last update. When their lengths have changed, what was measured before counts
+        little: a decode step depends on them, too.
+        """
+        if self._shift.is_seen(self._lengths):
+            for level in (self._length, self._longest, self._decode):
+                level.fade(SHIFT_KEEPS)
+            self._shift.fade(SHIFT_KEEPS)
+        self._shift.add(self._lengths)
+        for level, lengths in ((self._length, self._lengths), (self._longest, self._longest_lengths)):
+            for length in lengths:
+                level.add(length)
+            lengths.clear()
+
     def _measure_decoding(self) -> None:
         """Add the samples since the last update: to the shape by their spread, to the level by their sums."""
         offset = self._decode_offset
@@ -272,6 +293,7 @@ class RingObserver:
             level.fade()
         for level in (self._wait, self._busy):
             level.fade(WAIT_KEEPS)
+        self._shift.fade(LEVEL_KEEPS)
         self._decode_shape.fade()
         self._train_shape.fade()
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal_bus.core.length_shift import LengthShift
 from areal_bus.core.ring_model import RingFigures, smallest_good, updates_per_s
 from areal_bus.core.ring_observer import RingObserver
 from areal_bus.core.split_planner import OperatingPoint, PlannerRules, SplitPlanner
@@ -281,6 +282,32 @@ def test_the_observer_measures_the_wait_for_batches_but_not_what_the_learners_do
         if version == 10:
             assert observer.wait_share == 0  # one second between updates, with a batch there
     assert observer.wait_share == pytest.approx(0.25, abs=0.01)
+
+
+def test_lengths_that_double_are_believed_within_two_updates() -> None:
+    observer = RingObserver(batch_size=2, n_samples=4, slots=8)
+    play(observer, n_updates=17, length=lambda version: 100 if version <= 15 else 200)
+    figures = observer.figures
+    assert figures is not None
+    assert figures.mean_tokens == pytest.approx(200, rel=0.08)
+    assert figures.longest_tokens == pytest.approx(200, rel=0.08)
+
+
+def test_a_shift_of_lengths_is_seen_at_once_and_their_spread_is_none() -> None:
+    """Lengths whose logarithms vary by 0.6: 32 samples an update."""
+    rng = random.Random(5)
+    n_alarms = n_seen = 0
+    for _ in range(100):
+        shift = LengthShift()
+        for _ in range(20):
+            lengths = [max(1, round(rng.lognormvariate(5.0, 0.6))) for _ in range(32)]
+            n_alarms += shift.is_seen(lengths)
+            shift.add(lengths)
+            shift.fade(0.7)
+        assert not shift.is_seen([1000] * 7)  # too few
+        n_seen += shift.is_seen([2 * length for length in lengths])
+    assert n_alarms <= 20  # of 2,000
+    assert n_seen >= 95
 
 
 def test_a_lost_lease_frees_its_slots() -> None:
