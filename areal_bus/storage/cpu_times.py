@@ -83,7 +83,9 @@ def children_cpu_s() -> dict[bytes, float]:
 
 
 def has_children() -> bool:
-    """Whether this process has a child, one that has ended included. Reaps none."""
+    """Whether this process has a child, one that has ended included. Reaps none. False where waitid is missing."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13: no /proc to read either
+        return False
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal_bus.core.events import Event
-from areal_bus.storage import journal
+from areal_bus.storage import cpu_times, journal
 from areal_bus.storage.journal import Journal
 from tools import run
 
@@ -246,3 +246,21 @@ def test_a_spans_line_has_the_cpu_time_of_the_process_and_of_its_children(tmp_pa
     assert 0.0 <= line["cpu_wait_s"] <= line["s_start"]
     (start,) = run.lines(book.path, "start")
     assert start["cores"] >= 1
+
+
+def test_a_journal_needs_neither_proc_nor_waitid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS before Python 3.13: only the process's own CPU time is counted."""
+
+    def refuse(path: str, *_: object) -> int:
+        raise FileNotFoundError(path)
+
+    monkeypatch.delattr(os, "waitid")
+    with monkeypatch.context() as without:
+        without.setattr(os, "open", refuse)
+        times = cpu_times.CpuTimes()
+        assert times.since_last().keys() == {"cpu_s"}
+        times.close()
+    book = Journal(tmp_path, role="reward", index=0, incarnation=0)
+    book.close()
+    (line,) = run.lines(book.path, "spans")
+    assert line["cpu_s"] >= 0
