@@ -18,7 +18,7 @@ from areal_bus.config.loader import resolve
 LARGEST_SLOT = 512  # bytes of an object in one of Python's pools; malloc has the larger ones
 SLOT_STEP = 16  # bytes between the sizes of slots
 POOL_BYTES = (1 << 14) - 64  # of the slots of a pool
-MOST = 1 << 16  # objects of one size
+MOST_BYTES = 1 << 21  # of the objects of one size
 LARGEST_HOLE = 1 << 16  # bytes
 SMALLEST_HOLE = 32
 BYTES_HEADER = sys.getsizeof(b"")
@@ -64,11 +64,12 @@ def fill_slots() -> list[object]:
 def _fill(make: Callable[[], object], size: int) -> list[object]:
     """Objects of one size until a whole pool has them side by side: then all older pools are full.
 
-    Slots of the size of an integer are filled up to MOST: the addresses themselves take some of them.
+    Slots of the size of an integer are filled up to MOST_BYTES: the addresses themselves take some of them.
+    With another allocator (PYTHONMALLOC, -X dev) objects never lie side by side, and each size takes MOST_BYTES.
     """
     held: list[object] = []
     n_adjacent = last = 0
-    while n_adjacent < POOL_BYTES // size - 1 and len(held) < MOST:
+    while n_adjacent < POOL_BYTES // size - 1 and len(held) * size < MOST_BYTES:
         held.append(make())
         address = id(held[-1])
         n_adjacent = n_adjacent + 1 if address == last + size else 0
