@@ -116,9 +116,9 @@ def _slots(c: Config) -> list[Rule]:
             f"topology.adapt.slots_min = {least} must hold a group: gconfig.n_samples is {group}",
         ),
         (
-            least < of_problem,
-            f"topology.adapt.slots_min = {least} must hold a problem of an evaluation in training, of {of_problem} "
-            "samples: raise it, or lower evaluate.n_samples",
+            of_problem > 0 and least < of_problem + group,
+            "an evaluation in training leaves room for training: evaluate.n_samples + gconfig.n_samples = "
+            f"{of_problem + group} must not exceed topology.adapt.slots_min ({least})",
         ),
     ]
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Z = 3.0  # standard errors of the difference: of steady lengths one test in 370 is wrong
+Z = 3.0  # standard errors of the difference: of steady, independent lengths one test in 370 is wrong
 FEWEST = 8  # samples that are compared with those before
 FEWEST_BEFORE = 16.0  # weight of those before
 LEAST_VARIANCE = 1e-4  # of the logarithms: equal lengths have none

@@ -454,9 +454,9 @@ def test_32_2_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> Non
         (
             [
                 *("topology.adapt.every_steps=5", "topology.adapt.slots_min=8", "gconfig.n_samples=8"),
-                *("evaluate.every_steps=5", "evaluate.n_samples=16"),
+                *("evaluate.every_steps=5", "evaluate.n_samples=8"),
             ],
-            "must hold a problem of an evaluation in training, of 16 samples",
+            "evaluate.n_samples + gconfig.n_samples = 16 must not exceed topology.adapt.slots_min (8)",
         ),
         (
             ["topology.adapt.every_steps=5", "topology.adapt.slots_min=8", "rollout.max_head_offpolicyness=0"],
