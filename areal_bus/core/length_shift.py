@@ -1,10 +1,15 @@
-"""Detects that the lengths of samples have changed: a z test of their logarithms against those before. Pure: no I/O."""
+"""Detects that the lengths of samples have changed: a z test of their logarithms against those before. Pure: no I/O.
+
+Samples of a group answer the same prompt, so their lengths are alike, and a mean over them is less certain than over as
+many independent samples. Its variance is multiplied by the design effect of cluster sampling (Kish 1965), which is
+measured here, too: 1 + (k - 1) rho for groups of k with correlation rho.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Z = 3.0  # standard errors of the difference: of steady, independent lengths one test in 370 is wrong
+Z = 3.0  # standard errors of the difference: of steady lengths one test in 370 is wrong
 FEWEST = 8  # samples that are compared with those before
 FEWEST_BEFORE = 16.0  # weight of those before
 LEAST_VARIANCE = 1e-4  # of the logarithms: equal lengths have none
@@ -12,31 +17,44 @@ LEAST_VARIANCE = 1e-4  # of the logarithms: equal lengths have none
 
 @dataclass(slots=True)
 class LengthShift:
-    """The logarithms of lengths, whose old values lose weight."""
+    """The logarithms of lengths, whose old values lose weight. Lengths are given by group, in tokens, each above 0."""
 
     weight: float = 0.0
     total: float = 0.0
     squares: float = 0.0
+    # of the differences from the mean of the values that were added with them
+    group_squares: float = 0.0  # squares of their sums over a group
+    sample_squares: float = 0.0
 
-    def is_seen(self, lengths: Sequence[int]) -> bool:
-        """Whether the mean of these lengths (tokens, each above 0) differs from that of those before."""
-        n = len(lengths)
+    @property
+    def design_effect(self) -> float:
+        """Variance of a mean over that of as many independent samples; at least 1."""
+        return max(1.0, self.group_squares / self.sample_squares) if self.sample_squares else 1.0
+
+    def is_seen(self, groups: Sequence[Sequence[int]]) -> bool:
+        """Whether the mean of these lengths differs from that of those before."""
+        logs = [math.log(length) for group in groups for length in group]
+        n = len(logs)
         if n < FEWEST or self.weight < FEWEST_BEFORE:
             return False
         mean = self.total / self.weight
-        variance = max(LEAST_VARIANCE, self.squares / self.weight - mean**2)
-        difference = math.fsum(map(math.log, lengths)) / n - mean
-        return abs(difference) > Z * math.sqrt(variance / n + variance / self.weight)
+        variance = max(LEAST_VARIANCE, self.squares / self.weight - mean**2) * self.design_effect
+        return abs(math.fsum(logs) / n - mean) > Z * math.sqrt(variance / n + variance / self.weight)
 
-    def add(self, lengths: Sequence[int]) -> None:
-        for length in lengths:
-            log = math.log(length)
-            self.weight += 1.0
-            self.total += log
-            self.squares += log**2
+    def add(self, groups: Sequence[Sequence[int]]) -> None:
+        logs_by_group = [[math.log(length) for length in group] for group in groups]
+        logs = [log for group in logs_by_group for log in group]
+        if not logs:
+            return
+        total = math.fsum(logs)
+        mean = total / len(logs)
+        self.weight += len(logs)
+        self.total += total
+        self.squares += math.fsum(log**2 for log in logs)
+        self.group_squares += math.fsum(math.fsum(log - mean for log in group) ** 2 for group in logs_by_group)
+        self.sample_squares += math.fsum((log - mean) ** 2 for log in logs)
 
     def fade(self, keeps: float) -> None:
         """Old values keep this part of their weight."""
-        self.weight *= keeps
-        self.total *= keeps
-        self.squares *= keeps
+        for name in ("weight", "total", "squares", "group_squares", "sample_squares"):
+            setattr(self, name, getattr(self, name) * keeps)

@@ -9,6 +9,7 @@ changed (`length_shift.py`), shapes (how time depends on load) slowly.
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from areal_bus.core.length_shift import LengthShift
@@ -120,7 +121,7 @@ class RingObserver:
         self._groups: dict[int, WatchedGroup] = {}
         self._length, self._longest = Level(), Level()
         self._shift = LengthShift()
-        self._lengths: list[int] = []  # of the samples since the last update
+        self._lengths: dict[int, list[int]] = {}  # uid -> of the samples since the last update
         self._longest_lengths: list[int] = []  # of the groups since then
         self._decode, self._decode_shape = Level(), Line()
         self._train, self._train_shape = Level(), Line()
@@ -157,7 +158,7 @@ class RingObserver:
         if now > began.at:
             self._points.append(((decoder.live_s - began.live_s) / (now - began.at), (now - began.at) / n_tokens))
         decoder.live -= 1
-        self._lengths.append(n_tokens)
+        self._lengths.setdefault(uid, []).append(n_tokens)
         group.longest, group.last_s = max(group.longest, n_tokens), now
         group.missing -= 1
         if not group.missing:
@@ -268,15 +269,17 @@ class RingObserver:
         """Add the samples since the last update. When their lengths have changed, what was measured before counts
         little: a decode step depends on them, too.
         """
-        if self._shift.is_seen(self._lengths):
+        groups = list(self._lengths.values())
+        if self._shift.is_seen(groups):
             for level in (self._length, self._longest, self._decode):
                 level.fade(SHIFT_KEEPS)
             self._shift.fade(SHIFT_KEEPS)
-        self._shift.add(self._lengths)
-        for level, lengths in ((self._length, self._lengths), (self._longest, self._longest_lengths)):
+        self._shift.add(groups)
+        for level, lengths in ((self._length, chain(*groups)), (self._longest, self._longest_lengths)):
             for length in lengths:
                 level.add(length)
-            lengths.clear()
+        self._lengths.clear()
+        self._longest_lengths.clear()
 
     def _measure_decoding(self) -> None:
         """Add the samples since the last update: to the shape by their spread, to the level by their sums."""

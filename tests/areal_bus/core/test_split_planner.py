@@ -5,6 +5,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from math import exp
 from statistics import fmean
 
 import pytest
@@ -293,21 +294,27 @@ def test_lengths_that_double_are_believed_within_two_updates() -> None:
     assert figures.longest_tokens == pytest.approx(200, rel=0.08)
 
 
-def test_a_shift_of_lengths_is_seen_at_once_and_their_spread_is_none() -> None:
-    """Lengths whose logarithms vary by 0.6: 32 samples an update."""
+@pytest.mark.parametrize("alike", [0.0, 0.5])
+def test_a_shift_of_lengths_is_seen_at_once_and_their_spread_is_none(alike: float) -> None:
+    """Lengths whose logarithms vary by 0.6, `alike` in a group by this correlation: 16 groups of 8 an update."""
     rng = random.Random(5)
     n_alarms = n_seen = 0
-    for _ in range(100):
+    for _ in range(50):
         shift = LengthShift()
         for _ in range(20):
-            lengths = [max(1, round(rng.lognormvariate(5.0, 0.6))) for _ in range(32)]
-            n_alarms += shift.is_seen(lengths)
-            shift.add(lengths)
+            groups = [drawn_lengths(rng, 8, alike) for _ in range(16)]
+            n_alarms += shift.is_seen(groups)
+            shift.add(groups)
             shift.fade(0.7)
-        assert not shift.is_seen([1000] * 7)  # too few
-        n_seen += shift.is_seen([2 * length for length in lengths])
-    assert n_alarms <= 20  # of 2,000
-    assert n_seen >= 95
+        assert not shift.is_seen([[1000] * 7])  # too few
+        n_seen += shift.is_seen([[2 * length for length in group] for group in groups])
+    assert n_alarms <= 10  # of 1,000; alike and taken as independent they are 120
+    assert n_seen >= 48
+
+
+def drawn_lengths(rng: random.Random, n: int, alike: float) -> list[int]:
+    common = rng.gauss(0.0, alike**0.5)
+    return [max(1, round(exp(5.0 + 0.6 * (common + rng.gauss(0.0, (1 - alike) ** 0.5))))) for _ in range(n)]
 
 
 def test_a_lost_lease_frees_its_slots() -> None:
