@@ -12,6 +12,7 @@ from dataclasses import dataclass
 Z = 3.0  # standard errors of the difference: of steady lengths one test in 370 is wrong
 FEWEST = 8  # samples that are compared with those before
 FEWEST_BEFORE = 16.0  # weight of those before
+ALIKE_KEEPS = 0.97  # of what is known of a group's likeness, each time that lengths lose weight
 LEAST_VARIANCE = 1e-4  # of the logarithms: equal lengths have none
 
 
@@ -55,6 +56,9 @@ class LengthShift:
         self.sample_squares += math.fsum((log - mean) ** 2 for log in logs)
 
     def fade(self, keeps: float) -> None:
-        """Old values keep this part of their weight."""
-        for name in ("weight", "total", "squares", "group_squares", "sample_squares"):
-            setattr(self, name, getattr(self, name) * keeps)
+        """Old values keep this part of their weight. How alike the samples of a group are is forgotten slowly."""
+        self.weight *= keeps
+        self.total *= keeps
+        self.squares *= keeps
+        self.group_squares *= ALIKE_KEEPS
+        self.sample_squares *= ALIKE_KEEPS
