@@ -18,12 +18,12 @@ LEAST_VARIANCE = 1e-4  # of the logarithms: equal lengths have none
 
 @dataclass(slots=True)
 class LengthShift:
-    """The logarithms of lengths, whose old values lose weight. Lengths are given by group, in tokens, each above 0."""
+    """The logarithms of lengths (tokens, each above 0), whose old values lose weight."""
 
     weight: float = 0.0
     total: float = 0.0
     squares: float = 0.0
-    # of the differences from the mean of the values that were added with them
+    # of complete groups: of the differences from the mean of the groups that were added together
     group_squares: float = 0.0  # squares of their sums over a group
     sample_squares: float = 0.0
 
@@ -32,28 +32,28 @@ class LengthShift:
         """Variance of a mean over that of as many independent samples; at least 1."""
         return max(1.0, self.group_squares / self.sample_squares) if self.sample_squares else 1.0
 
-    def is_seen(self, groups: Sequence[Sequence[int]]) -> bool:
+    def is_seen(self, lengths: Sequence[int]) -> bool:
         """Whether the mean of these lengths differs from that of those before."""
-        logs = [math.log(length) for group in groups for length in group]
-        n = len(logs)
+        n = len(lengths)
         if n < FEWEST or self.weight < FEWEST_BEFORE:
             return False
         mean = self.total / self.weight
         variance = max(LEAST_VARIANCE, self.squares / self.weight - mean**2) * self.design_effect
-        return abs(math.fsum(logs) / n - mean) > Z * math.sqrt(variance / n + variance / self.weight)
+        difference = math.fsum(map(math.log, lengths)) / n - mean
+        return abs(difference) > Z * math.sqrt(variance / n + variance / self.weight)
 
-    def add(self, groups: Sequence[Sequence[int]]) -> None:
+    def add(self, lengths: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
+        """Lengths, and those of complete groups: samples that happened to end together are alike for another reason."""
+        for log in map(math.log, lengths):
+            self.weight += 1.0
+            self.total += log
+            self.squares += log**2
         logs_by_group = [[math.log(length) for length in group] for group in groups]
         logs = [log for group in logs_by_group for log in group]
-        if not logs:
-            return
-        total = math.fsum(logs)
-        mean = total / len(logs)
-        self.weight += len(logs)
-        self.total += total
-        self.squares += math.fsum(log**2 for log in logs)
-        self.group_squares += math.fsum(math.fsum(log - mean for log in group) ** 2 for group in logs_by_group)
-        self.sample_squares += math.fsum((log - mean) ** 2 for log in logs)
+        if logs:
+            mean = math.fsum(logs) / len(logs)
+            self.group_squares += math.fsum(math.fsum(log - mean for log in group) ** 2 for group in logs_by_group)
+            self.sample_squares += math.fsum((log - mean) ** 2 for log in logs)
 
     def fade(self, keeps: float) -> None:
         """Old values keep this part of their weight. How alike the samples of a group are is forgotten slowly."""

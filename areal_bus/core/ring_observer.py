@@ -9,7 +9,6 @@ changed (`length_shift.py`), shapes (how time depends on load) slowly.
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 from areal_bus.core.length_shift import LengthShift
@@ -108,7 +107,7 @@ class WatchedGroup:
     holder: str
     missing: int
     begun: deque[DecodeStart] = field(default_factory=deque)
-    longest: int = 0
+    lengths: list[int] = field(default_factory=list)  # of its samples under this lease
     last_s: float = 0.0
 
 
@@ -121,8 +120,8 @@ class RingObserver:
         self._groups: dict[int, WatchedGroup] = {}
         self._length, self._longest = Level(), Level()
         self._shift = LengthShift()
-        self._lengths: dict[int, list[int]] = {}  # uid -> of the samples since the last update
-        self._longest_lengths: list[int] = []  # of the groups since then
+        self._lengths: list[int] = []  # of the samples since the last update
+        self._complete: list[list[int]] = []  # lengths of the groups that are complete since then
         self._decode, self._decode_shape = Level(), Line()
         self._train, self._train_shape = Level(), Line()
         self._push, self._reward = Level(), Level()
@@ -158,11 +157,12 @@ class RingObserver:
         if now > began.at:
             self._points.append(((decoder.live_s - began.live_s) / (now - began.at), (now - began.at) / n_tokens))
         decoder.live -= 1
-        self._lengths.setdefault(uid, []).append(n_tokens)
-        group.longest, group.last_s = max(group.longest, n_tokens), now
+        self._lengths.append(n_tokens)
+        group.lengths.append(n_tokens)
+        group.last_s = now
         group.missing -= 1
         if not group.missing:
-            self._longest_lengths.append(group.longest)
+            self._complete.append(group.lengths)
         self._begin(decoder, now)
 
     def ready(self, uid: int, now: float) -> None:
@@ -269,17 +269,16 @@ class RingObserver:
         """Add the samples since the last update. When their lengths have changed, what was measured before counts
         little: a decode step depends on them, too.
         """
-        groups = list(self._lengths.values())
-        if self._shift.is_seen(groups):
+        if self._shift.is_seen(self._lengths):
             for level in (self._length, self._longest, self._decode):
                 level.fade(SHIFT_KEEPS)
             self._shift.fade(SHIFT_KEEPS)
-        self._shift.add(groups)
-        for level, lengths in ((self._length, chain(*groups)), (self._longest, self._longest_lengths)):
+        self._shift.add(self._lengths, self._complete)
+        for level, lengths in ((self._length, self._lengths), (self._longest, map(max, self._complete))):
             for length in lengths:
                 level.add(length)
         self._lengths.clear()
-        self._longest_lengths.clear()
+        self._complete.clear()
 
     def _measure_decoding(self) -> None:
         """Add the samples since the last update: to the shape by their spread, to the level by their sums."""

@@ -303,11 +303,12 @@ def test_a_shift_of_lengths_is_seen_at_once_and_their_spread_is_none(alike: floa
         shift = LengthShift()
         for _ in range(20):
             groups = [drawn_lengths(rng, 8, alike) for _ in range(16)]
-            n_alarms += shift.is_seen(groups)
-            shift.add(groups)
+            lengths = [length for group in groups for length in group]
+            n_alarms += shift.is_seen(lengths)
+            shift.add(lengths, groups)
             shift.fade(0.7)
-        assert not shift.is_seen([[1000] * 7])  # too few
-        n_seen += shift.is_seen([[2 * length for length in group] for group in groups])
+        assert not shift.is_seen([1000] * 7)  # too few
+        n_seen += shift.is_seen([2 * length for length in lengths])
     assert n_alarms <= 10  # of 1,000; alike and taken as independent they are 113
     assert n_seen >= 48
 
