@@ -66,7 +66,7 @@ class Slots:
             self.release(uid)
 
     def begin_life(self) -> None:
-        """A new head knows no lease."""
+        """Forget all leases: a head starts without any."""
         self._held.clear()
         self._n.clear()
         self._load.clear()
