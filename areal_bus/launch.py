@@ -7,11 +7,13 @@ import importlib
 import signal
 import sys
 
-from areal_bus.process import isolation, parent_death
+from areal_bus.process import isolation, parent_death, standard_streams
 
 
 def main() -> int:
     parent_death.die_with_starter()  # must be the first call
+    standard_streams.restart_in_utf8_mode()
+    standard_streams.secure()
     # a drain request (SIGUSR1) stays pending until it is handled; SIGUSR2 is for learners and generators only
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     if wrong := isolation.isolate():
@@ -25,6 +27,8 @@ def main() -> int:
 
 
 def main_of_console() -> int:
+    standard_streams.restart_in_utf8_mode()
+    standard_streams.open_missing()
     if wrong := isolation.isolate():
         print("\n".join(wrong), file=sys.stderr)
         return 2

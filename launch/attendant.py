@@ -63,7 +63,7 @@ def is_wanted(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
 def _in_files(files: Sequence[str], run: str) -> str:
     """launch.start of the file, else of the file that it extends; without a file, of the settings of the run."""
     if not files:
-        return str(json.loads((Path(run) / "config.json").read_text())["launch"]["start"])
+        return str(json.loads((Path(run) / "config.json").read_text(encoding="utf-8"))["launch"]["start"])
     path = find_config(files[0])
     tree = tomllib.loads(path.read_text(encoding="utf-8"))
     found = tree.get("launch", {}).get("start")

@@ -301,7 +301,8 @@ def _watch(read: int, watched: int, rank: int, timeout_s: float) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(watched)
         if not select.select([read], [], [], timeout_s)[0]:
-            os.write(2, f"rank {rank}: {sentence(timeout_s, watched)}\n".encode())
+            with contextlib.suppress(OSError):  # the reader is gone
+                os.write(2, f"rank {rank}: {sentence(timeout_s, watched)}\n".encode())
             os.kill(watched, signal.SIGKILL)
     finally:
         os._exit(0)

@@ -11,6 +11,7 @@ import sys
 
 import areal_bus.launch
 from areal_bus.errors import ConfigError
+from areal_bus.process import standard_streams
 from areal_bus.process.commands import SCRIPT
 
 USAGE = f"usage: {SCRIPT} COMMAND ...    {SCRIPT} COMMAND --help shows the options of one"
@@ -60,6 +61,7 @@ def main() -> int:
     if not module.startswith("launch."):  # a tool ends the process by itself
         runpy.run_module(module, run_name="__main__", alter_sys=False)
         return 0
+    standard_streams.secure()
     try:
         return int(importlib.import_module(module).main(sys.argv[1:]))
     except ConfigError as error:

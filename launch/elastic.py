@@ -37,7 +37,7 @@ def write_invitation(context: Context) -> None:
     path = context.folder / INVITATION
     fresh = path.with_name(f".{path.name}.tmp")
     fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(json.dumps(fields) + "\n")
     fresh.replace(path)
 
@@ -108,7 +108,7 @@ def is_unspecified(host: str) -> bool:
 def parse_invitation(path: Path) -> dict[str, Any]:
     """The fields of an invitation. Raises ConfigError when one is missing, unknown or of another type."""
     try:
-        fields = json.loads(path.read_text())
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise ConfigError(f"--join takes the {INVITATION} of a running job: {path}: {why}") from None

@@ -27,6 +27,7 @@ def actor_environment(outer: Mapping[str, str], *, gpus: Sequence[int], cpu: boo
         if not name.startswith(LAUNCHER_VARIABLES) and name not in RENDEZVOUS_VARIABLES | {UNBUFFERED}
     }
     inner["PYTHONPATH"] = child_path(outer)
+    inner["PYTHONUTF8"] = "1"  # the user's modules read and write UTF-8, too, whatever the locale
     inner.setdefault("TOKENIZERS_PARALLELISM", "false")
     inner.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the head reports the end of a peer in one line
     inner.setdefault("LOGURU_LEVEL", "INFO")

@@ -22,7 +22,7 @@ from typing import Any
 
 from actors.runtime.process import CRASHED, DONE, leave
 from areal_bus.errors import ConfigError
-from areal_bus.process import parent_death
+from areal_bus.process import parent_death, standard_streams
 from areal_bus.process.file_limit import raise_file_limit
 from launch.attendant import LENGTH, NUMBER, pid_and_user, receive
 from launch.bootstrap import rank_and_size
@@ -50,6 +50,7 @@ SPARE = 16  # descriptors for the streams of a rank and for opening files
 
 
 def main() -> int:
+    standard_streams.secure()
     listener, starter = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     raise_file_limit(MOST_FILES)  # a connection for each rank of the host
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})

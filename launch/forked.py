@@ -46,7 +46,7 @@ def reseed() -> None:
 def name_process(name: str) -> None:
     """The name of this process in ps and top: a fork has the command line of its parent."""
     with contextlib.suppress(OSError):
-        Path(NAME_FILE).write_text(name)
+        Path(NAME_FILE).write_text(name, encoding="utf-8")
 
 
 class ForkedProcess:
@@ -114,7 +114,7 @@ def _become(
         os.setsid()
         name_process(name)
         os.dup2(stdin, 0)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115  for the life of the process
+        sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115  for the life of the process
         _close_all_but(keep)
         os.environ.clear()
         os.environ.update(environment)

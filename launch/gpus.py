@@ -24,7 +24,14 @@ def count_gpus() -> tuple[int, str]:
     words = [sys.executable, "-P", "-c", COUNT_PROGRAM]
     try:
         done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=inner, timeout=TIMEOUT_S, check=True
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=inner,
+            timeout=TIMEOUT_S,
+            check=True,
+            encoding="utf-8",
         )
         number, version = done.stdout.split()
         return int(number), version
@@ -38,7 +45,7 @@ def smallest_gpu_mib() -> int:
         return 0
     words = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, encoding="utf-8")
         return min(int(line) for line in done.stdout.split())
     except (subprocess.SubprocessError, OSError, ValueError):
         return 0

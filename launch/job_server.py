@@ -18,6 +18,7 @@ import sys
 
 from actors.models.scratch import FAMILIES
 from actors.runtime.process import CRASHED, leave
+from areal_bus.process import standard_streams
 from launch.environment import VISIBLE_DEVICES
 from launch.fork_server import ForkServer, Request, become_rank, import_once, serve
 from launch.forked import n_threads, name_process, reseed
@@ -34,6 +35,7 @@ MODULES = (
 
 
 def main() -> int:
+    standard_streams.secure()
     listener, starter = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     os.environ[VISIBLE_DEVICES] = ""
     for module in sys.argv[3:]:

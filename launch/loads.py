@@ -84,7 +84,7 @@ def host_memory(config: Config) -> tuple[int, str]:
             config.topology.host_memory_gib * GIB
         ), f"topology.host_memory_gib = {config.topology.host_memory_gib:g}"
     n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = CGROUP.read_text().strip() if CGROUP.is_file() else "max"
+    limit = CGROUP.read_text(encoding="utf-8").strip() if CGROUP.is_file() else "max"
     n_bytes = min(n_bytes, int(limit)) if limit.isdecimal() else n_bytes
     return n_bytes, f"this machine, {socket.gethostname()}; topology.host_memory_gib is unset"
 

@@ -75,5 +75,5 @@ def become_mpirun(n_ranks: int, words: Sequence[str]) -> int:
     variables = mpirun_variables()
     command = [find_mpirun(), "-np", str(n_ranks), *CHILD, "areal_bus.launch", *words]
     print(shell_line(variables, command), file=sys.stderr, flush=True)
-    environment = os.environ | variables | {"PYTHONPATH": child_path(), STARTED_BY: SCRIPT}
+    environment = os.environ | variables | {"PYTHONPATH": child_path(), "PYTHONUTF8": "1", STARTED_BY: SCRIPT}
     os.execve(command[0], command, environment)

@@ -36,6 +36,7 @@ from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.config.stage_rules import largest
 from areal_bus.config.trackers import check_installed
 from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.process import standard_streams
 from areal_bus.process.isolation import CHILD
 from areal_bus.process.parent_death import die_with_parent
 from launch.environment import actor_environment
@@ -329,8 +330,10 @@ def prepare_in_subprocess(config: Config, config_file: Path, run: Path | None = 
         input=json.dumps(question),
         stdout=subprocess.PIPE,
         text=True,
+        errors="replace",  # the user's module may print anything
         env=actor_environment(os.environ, gpus=(), cpu=True),
         check=False,
+        encoding="utf-8",
     )
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
@@ -342,6 +345,7 @@ def prepare_in_subprocess(config: Config, config_file: Path, run: Path | None = 
 
 
 def main() -> None:
+    standard_streams.secure()
     question = json.loads(sys.stdin.read())
     die_with_parent(question["parent"])
     config = Config.model_validate_json(json.dumps(question["config"]))

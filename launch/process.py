@@ -102,7 +102,7 @@ MPI_LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted")
 
 
 def is_mpirun(pid: int) -> bool:
-    return Path(f"/proc/{pid}/comm").read_text().strip() in MPI_LAUNCHERS
+    return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() in MPI_LAUNCHERS
 
 
 def is_under_mpirun() -> bool:

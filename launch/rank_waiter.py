@@ -33,10 +33,17 @@ def main(server: int, process: int) -> int:
     except ConnectionError:
         answer = b""
     if len(answer) < NUMBER_BYTES:
-        os.write(2, LOST)
+        report_loss()
         return 1
     code = int.from_bytes(answer, "little", signed=True)
     return code if code >= 0 else 128 - code
+
+
+def report_loss() -> None:
+    try:
+        os.write(2, LOST)
+    except OSError:  # the reader is gone
+        return
 
 
 if __name__ == "__main__":

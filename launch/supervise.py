@@ -360,7 +360,7 @@ def describe_exit(code: int) -> str:
 def last_error(context: Context) -> str:
     """The last line of this incarnation's traceback in parentheses; "" without a traceback."""
     try:
-        lines = (context.folder / "logs" / f"{context.name}.error.txt").read_text().split("\n")
+        lines = (context.folder / "logs" / f"{context.name}.error.txt").read_text(encoding="utf-8").split("\n")
     except OSError:
         return ""
     return "".join(f" ({line.strip()})" for line in [line for line in lines if line.strip()][-1:])
@@ -376,7 +376,7 @@ def summary_exists(run: Path) -> bool:
 
 def job_failed(run: Path) -> bool:
     try:
-        return bool(json.loads((run / SUMMARY).read_text())["code"])
+        return bool(json.loads((run / SUMMARY).read_text(encoding="utf-8"))["code"])
     except FileNotFoundError:
         return False
     except (OSError, ValueError, KeyError):

@@ -73,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.config = str(find_and_announce(args.config))
     order = make_order(args)
     line = [*CHILD, "actors.offline.evaluate"]
-    child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False)
+    child = subprocess.run(
+        line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False, encoding="utf-8"
+    )
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

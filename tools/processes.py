@@ -25,7 +25,7 @@ def process_of(journal: Path, pid: int, host: str) -> Process:
     folder = PROC / str(pid)
     try:
         holds = _holds(folder, segment(journal, newest(journal))) or _holds(folder, segment(journal, newest(journal)))
-        state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+        state = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except PermissionError:
         return Process.UNKNOWN
     except OSError:

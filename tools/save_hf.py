@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "shard_gb": args.shard_gb,
     }
     line = [*CHILD, "actors.offline.save_hf"]
-    child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False)
+    child = subprocess.run(
+        line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False, encoding="utf-8"
+    )
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

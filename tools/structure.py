@@ -70,7 +70,7 @@ class Sources:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.modules = [
-            Module(path.relative_to(root), text := path.read_text(), ast.parse(text))
+            Module(path.relative_to(root), text := path.read_text(encoding="utf-8"), ast.parse(text))
             for package in PACKAGES
             for path in sorted((root / package).rglob("*.py"))
         ]
@@ -205,7 +205,8 @@ def measure(root: Path) -> dict[str, object]:
     sized = [module for module in real if module.path.name != "__init__.py"]
     figures: dict[str, object] = {
         "source files": len(sources.modules) + len(others),
-        "lines": sum(m.n_lines for m in sources.modules) + sum(path.read_text().count("\n") for path in others),
+        "lines": sum(m.n_lines for m in sources.modules)
+        + sum(path.read_text(encoding="utf-8").count("\n") for path in others),
     }
     for package in PACKAGES:
         rooms = sources.rooms(package)

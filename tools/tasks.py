@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"the task {args.name} is generated and has no file to check")
     order = {"task": args.name, "data": args.data, "limit": args.limit, "json": args.json}
     line = [*CHILD, "actors.offline.check_task"]
-    child = subprocess.run(line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False)
+    child = subprocess.run(
+        line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False, encoding="utf-8"
+    )
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

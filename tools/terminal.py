@@ -1,5 +1,6 @@
 """Output of the tools: tables, bars, escaped quotations, and the exit code of a tool."""
 
+import io
 import os
 import shutil
 import sys
@@ -7,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 
 from areal_bus.errors import ConfigError
+from areal_bus.process import standard_streams
 from areal_bus.process.terminal import columns, progress, table
 
 __all__ = ["bar", "columns", "end", "one_line", "progress", "quote", "safe", "table", "width"]
@@ -49,6 +51,9 @@ def width() -> int:
 
 def end(main: Callable[[], int]) -> None:
     """Run a tool's main and exit with its code; 2 and an error line for invalid input."""
+    standard_streams.open_missing()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding, a lone surrogate
     try:
         code = main()
         sys.stdout.flush()

@@ -124,7 +124,7 @@ def _crash(where: Run, actors: list[ActorStatus]) -> str:
     for actor in actors:
         path = where.folder / "logs" / f"{actor.name}.error.txt"
         if path.exists():
-            error = path.read_text(errors="replace").strip().rpartition("\n")[2]
+            error = path.read_text(errors="replace", encoding="utf-8").strip().rpartition("\n")[2]
             return f"{actor.name}: {error}; full traceback: {path}"
     return ""
 

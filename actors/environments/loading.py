@@ -110,6 +110,6 @@ def installed(folder: str) -> list[str]:
         if any(REQUIRES.match(wanted) and "extra ==" not in wanted for wanted in one.requires or [])
     }
     for path in [*Path(folder).glob("*.py"), *Path(folder).glob("*/__init__.py")]:
-        if re.search(rf"def {LOADER}\b|\bTaskset\b", path.read_text(errors="replace")):
+        if re.search(rf"def {LOADER}\b|\bTaskset\b", path.read_text(errors="replace", encoding="utf-8")):
             found.add(path.parent.name if path.name == "__init__.py" else path.stem)
     return sorted(found)

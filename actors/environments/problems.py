@@ -46,8 +46,10 @@ def read(code: EnvironmentCode, seed: int) -> tuple[list[Row], list[Row] | None]
             env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": child_path()},
             stdout=subprocess.PIPE,
             text=True,
+            errors="replace",  # the environment may print anything
             timeout=TIMEOUT_S,
             check=False,
+            encoding="utf-8",
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{what} must load within {TIMEOUT_S:g} s: it did not") from None

@@ -1,5 +1,6 @@
 """Console output of a run: one table row for each step, and a summary at the end."""
 
+import contextlib
 import sys
 import time
 from typing import Any, TextIO
@@ -33,7 +34,8 @@ class Console:
         self._muted = False
 
     def print(self, text: str, style: str = "") -> None:
-        print(styled(text, style, self._out), file=self._out, flush=True)
+        with contextlib.suppress(OSError):  # a full disk, no reader: the line is lost
+            print(styled(text, style, self._out), file=self._out, flush=True)
 
     def mute(self) -> None:
         """Print no further progress."""

@@ -429,7 +429,7 @@ def next_term(folder: Path) -> int:
     """
     path = folder / TERM_FILE
     try:
-        newest = json.loads(path.read_text())["term"]
+        newest = json.loads(path.read_text(encoding="utf-8"))["term"]
         if type(newest) is int and newest >= 0:
             return newest + 1
         why = f"its term is {newest!r}"
@@ -446,7 +446,7 @@ def next_term(folder: Path) -> int:
 def write_atomic(path: Path, text: str) -> None:
     """Replace the file atomically and durably (fsync of file and folder)."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w") as file:
+    with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

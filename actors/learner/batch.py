@@ -238,5 +238,5 @@ def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
         tensors["advantages"] = batch.advantages.contiguous()
     save_file(tensors, str(folder / "batch.safetensors"))
     about = {"reason": reason, "step": batch.step, "clock": batch.clock, "n_groups": batch.n_groups, "items": records}
-    (folder / "batch.json").write_text(json.dumps(about, indent=1, ensure_ascii=False))
+    (folder / "batch.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
     return folder

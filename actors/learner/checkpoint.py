@@ -122,7 +122,7 @@ class PendingCheckpoint:
         try:
             for model in self.models:
                 write_index(self.building / model.folder)
-            (self.building / "state.json").write_text(json.dumps(state) + "\n")
+            (self.building / "state.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
             versioned_dirs.seal(self.building, self.final, known)
         except Exception as error:
             if not _is_of_the_disk(error):
@@ -241,7 +241,7 @@ def version_of(folder: Path) -> int:
 
 def _about(folder: Path) -> tuple[int, int]:
     """(version, schema)."""
-    about = json.loads((folder / "state.json").read_text())
+    about = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     schema = about.get("schema")
     if schema not in (WHOLE, SCHEMA):
         raise CheckpointError(

@@ -81,7 +81,7 @@ def write_index(folder: Path) -> None:
             weight_map |= dict.fromkeys(file.keys(), path.name)
     if weight_map:
         index = {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _tensors(model: PackedModel) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ def _describe(folder: Path, packed: PackedModel) -> None:
     model.config.save_pretrained(folder)
     with contextlib.suppress(AttributeError):  # a model that generates nothing has none
         model.generation_config.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["dtype"] = str(packed.dtype).removeprefix("torch.")
     config["architectures"] = [type(model).__name__.removeprefix(FSDP)]
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -86,8 +86,8 @@ def _write_model(folder: Path, source: Path) -> None:
     tokenizer.chat_template = _field(reader, "tokenizer.chat_template")
     tokenizer.save_pretrained(folder)
     ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    (folder / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n")
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def read_tensors(reader: Any, *, heads: int, kv_heads: int) -> dict[str, np.ndarray[Any, Any]]:

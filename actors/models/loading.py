@@ -78,7 +78,7 @@ def _parts(folder: Path) -> list[str]:
     if not index.is_file():
         return ["model.safetensors"] if (folder / "model.safetensors").is_file() else []
     try:
-        parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"the index of the weights must be JSON with a weight_map: {index}: {error!r}") from None
     missing = [part for part in parts if not (folder / part).is_file()]

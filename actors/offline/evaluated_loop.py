@@ -146,13 +146,13 @@ def run_command(loop_class: type[EvaluatedLoop], *, module: str, description: st
         if args.out.exists():
             raise ConfigError(f"--out must be a new folder: {args.out} exists; remove it, or name another")
         args.out.mkdir(parents=True)
-        (args.out / "config.json").write_text(config.model_dump_json(indent=1))
+        (args.out / "config.json").write_text(config.model_dump_json(indent=1), encoding="utf-8")
         loop = loop_class(config, args.config.resolve().parent, args.out, warm_ups=args.warm_ups)
         version = train(loop, began)
         seconds = round(time.monotonic() - began, 3)
         summary = {"outcome": "finished", "wall_s": seconds, "version": version, "digest": loop.digest}
         loop.journal.close()
-        (args.out / "summary.json").write_text(json.dumps(summary | loop.summary(), indent=1))
+        (args.out / "summary.json").write_text(json.dumps(summary | loop.summary(), indent=1), encoding="utf-8")
     except ArealBusError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

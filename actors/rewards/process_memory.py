@@ -14,7 +14,7 @@ def resident_bytes(root: int) -> int:
     total = 0
     for pid in descendants(root):
         with contextlib.suppress(OSError, IndexError):  # it has ended
-            total += int(Path(f"/proc/{pid}/statm").read_text().split()[RESIDENT]) * PAGE_BYTES
+            total += int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[RESIDENT]) * PAGE_BYTES
     return total
 
 
@@ -26,4 +26,4 @@ def descendants(root: int) -> Iterator[int]:
         yield pid
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):
-                left += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+                left += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text(encoding="utf-8").split())

@@ -281,7 +281,7 @@ def watch(
     printed = {pipe.fileno(): bytearray() for pipe in (process.stdout, process.stderr) if pipe is not None}
     process_end = os.pidfd_open(process.pid)  # not the end of the pipes: a child may keep them open
     outcome: End = "timeout"
-    with os.fdopen(process_end), selectors.DefaultSelector() as selector:
+    with os.fdopen(process_end, encoding="utf-8"), selectors.DefaultSelector() as selector:
         for file in (*printed, process_end):
             selector.register(file, selectors.EVENT_READ)
         while (left := began + limits.wall_s - time.monotonic()) > 0:
@@ -339,7 +339,7 @@ def wait_for_namespace(info: bytes) -> None:
         first = os.pidfd_open(json.loads(info)["child-pid"])
     except ProcessLookupError:
         return
-    with os.fdopen(first), selectors.DefaultSelector() as selector:
+    with os.fdopen(first, encoding="utf-8"), selectors.DefaultSelector() as selector:
         selector.register(first, selectors.EVENT_READ)
         selector.select(REAP_S)
 

@@ -70,7 +70,7 @@ def limit_damage() -> None:
     """Disable core files, and make the OOM killer prefer this process to the actors."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):  # not available in every container; only a preference
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
 
 
 def take_channel() -> tuple[BinaryIO, BinaryIO]:

@@ -65,7 +65,7 @@ class Context:
 
     def config(self) -> Config:
         """The resolved config that was saved with the run."""
-        return Config.model_validate_json((self.folder / "config.json").read_text())
+        return Config.model_validate_json((self.folder / "config.json").read_text(encoding="utf-8"))
 
     def journal(self, config: Config) -> Journal:
         folder = Path(config.journal.dir) if config.journal.dir else self.folder / "journal"

@@ -6,7 +6,6 @@ The end of standard input means the same. Exit codes: actors/runtime/process.py.
 
 import contextlib
 import importlib
-import io
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from actors.runtime.context import Context
 from actors.runtime.process import CRASHED, DONE, LEFT, RESTART, code_of, leave
 from actors.runtime.user_code import place_of, shown
 from areal_bus.messages import Role
+from areal_bus.process import standard_streams
 from areal_bus.process.parent_death import die_with_parent
 
 ACTORS = {
@@ -35,7 +35,7 @@ SWITCH_S = 1e-4  # how long a thread may hold the GIL (Python's default of 5 ms 
 def main() -> int:
     die_with_parent()
     sys.setswitchinterval(SWITCH_S)
-    print_whole_lines()
+    standard_streams.secure()
     process.listen_for_drain()
     context = Context.from_json(sys.stdin.readline())
     process.listen_for_profile(context.name, records=context.role in (Role.LEARNER, Role.GENERATOR))
@@ -49,12 +49,6 @@ def main() -> int:
         code = code_of(error)
         return report(context, sentence(error, code), code=code, place=place_of(error))
     return LEFT if process.drain_requested() and context.role != Role.HEAD else DONE
-
-
-def print_whole_lines() -> None:
-    """Line-buffer standard output, as standard error is: lines of several ranks do not mix."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
 
 
 def end_with_supervisor() -> None:
@@ -82,14 +76,14 @@ def report(context: Context, first: str, *, code: int, place: str = "") -> int:
             logs = Path(context.run_folder) / "logs"
             logs.mkdir(parents=True, exist_ok=True)
             file = logs / f"{context.name}.error.txt"
-            file.write_text(traceback.format_exc())
+            file.write_text(traceback.format_exc(), encoding="utf-8", errors="backslashreplace")
             if place or code == CRASHED:
                 lines.append(f"; full traceback: {shown(file)}")
         except OSError as error:
             lines.append(f"; cannot write the traceback: {error}")
     lines.append("\n")
     with contextlib.suppress(OSError):  # the reader is gone
-        os.write(2, "".join(lines).encode())  # one write: lines of several ranks do not mix
+        os.write(2, "".join(lines).encode(errors="backslashreplace"))  # one write: lines of several ranks do not mix
     return code
 
 

@@ -115,7 +115,7 @@ class Fault:
 def keep_fault(logs: Path, name: str, fault: Fault) -> None:
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        file_of(logs, name).write_text(json.dumps(asdict(fault)) + "\n")
+        file_of(logs, name).write_text(json.dumps(asdict(fault)) + "\n", encoding="utf-8")
     except OSError:  # disk full: the supervisor counts the crash as any other
         return
 
@@ -123,7 +123,7 @@ def keep_fault(logs: Path, name: str, fault: Fault) -> None:
 def read_fault(logs: Path, name: str) -> Fault | None:
     """The crash of the incarnation before; None if there is none."""
     try:
-        return Fault(**json.loads(file_of(logs, name).read_text()))
+        return Fault(**json.loads(file_of(logs, name).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -7,6 +7,7 @@ sections, parses JSON instead of TOML, and raises errors without key and value.
 
 import difflib
 import json
+import locale
 import os
 import tomllib
 import types
@@ -45,7 +46,8 @@ def resolve(
 ) -> Config:
     """`load` for tables that were already read from the file at `path`."""
     source = dict.fromkeys(leaves(tree), path)
-    for origin, key, raw in [*from_environment(environ), *from_options(overrides)]:
+    for origin, key, given in [*from_environment(environ), *from_options(overrides)]:
+        raw = as_utf8(key, given)
         put(tree, key, plain_value(key, raw, origin), origin)
         source[key] = origin
     drop_removed(tree, source)
@@ -133,6 +135,19 @@ def from_options(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
             raise ConfigError(f"--set takes section.key=value, for example --set actor.lr=1e-5: got {option!r}")
         found.append((f"--set {option}", key.strip(), raw.strip()))
     return found
+
+
+def as_utf8(key: str, given: str) -> str:
+    """The text of bytes from the command line or the environment, which Python decodes by the locale. Raises
+    ConfigError where they are not UTF-8.
+    """
+    try:
+        return os.fsencode(given).decode()
+    except UnicodeError:
+        raise ConfigError(
+            f"{key} must be UTF-8 text: the locale ({locale.getencoding()}) reads its value as {given!a}; set "
+            "LC_ALL=C.UTF-8, or write the value into the TOML file"
+        ) from None
 
 
 def drop_removed(tree: dict[str, Any], source: Mapping[str, str]) -> None:

@@ -96,6 +96,7 @@ def _compiled(files: list[Path], compiler: list[str], flags: tuple[str, ...], fo
         subprocess.run(
             [*compiler, *flags, "-o", name, *given, "-lm"],
             check=True, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
+            encoding="utf-8",
         )  # fmt: skip
         path = folder / f"kernels-{key}-{_digest(Path(name))}.so"
         os.replace(name, path)  # concurrent processes write the same file
@@ -119,7 +120,7 @@ def _key(files: list[Path], compiler: list[str], flags: tuple[str, ...]) -> str:
 def _processor() -> str:
     """Model and features of the processor."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     wanted = ("model name", "flags", "Features", "CPU part")

@@ -57,7 +57,7 @@ def pid() -> int:
     """Process id of the launcher. The current parent may be another process."""
     if _starter is not None:
         with contextlib.suppress(OSError):  # it has ended
-            return int(Path(f"/proc/{_starter_pid}/stat").read_text().rpartition(")")[2].split()[1])
+            return int(Path(f"/proc/{_starter_pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     return _pid or os.getppid()
 
 

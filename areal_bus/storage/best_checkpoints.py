@@ -44,7 +44,9 @@ class BestRule:
 
 def write(run: Path, metric: str, values: Values) -> None:
     """Write the values, and point RUN/best to the best version that has a checkpoint. Raises OSError."""
-    (run / FILE).with_suffix(".tmp").write_text(json.dumps({"metric": metric, "values": list(values)}) + "\n")
+    (run / FILE).with_suffix(".tmp").write_text(
+        json.dumps({"metric": metric, "values": list(values)}) + "\n", encoding="utf-8"
+    )
     (run / FILE).with_suffix(".tmp").replace(run / FILE)
     for version in BestRule(len(values), 1).best(values):
         model = versioned_dirs.place(run / "checkpoints", version) / "model"
@@ -56,7 +58,7 @@ def write(run: Path, metric: str, values: Values) -> None:
 def read(run: Path) -> list[tuple[int, float]]:
     """The values; none where there is no such file, or none that can be read."""
     try:
-        values = json.loads((run / FILE).read_text())["values"]
+        values = json.loads((run / FILE).read_text(encoding="utf-8"))["values"]
         return [(int(version), float(value)) for version, value in values]
     except (OSError, ValueError, TypeError, KeyError):
         return []

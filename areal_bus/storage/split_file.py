@@ -20,7 +20,7 @@ def write(run: Path, pool: RankPool, split: Split) -> None:
     path = run / FILE
     fresh = path.with_name(f".{FILE}.tmp")
     try:
-        with fresh.open("w") as file:
+        with fresh.open("w", encoding="utf-8") as file:
             file.write(json.dumps({"pool": asdict(pool)} | asdict(split)) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -34,7 +34,7 @@ def read(run: Path) -> tuple[RankPool, Split] | None:
     """The ranks that may change, and their split; None without the file. Raises CheckpointError when it is damaged."""
     path = run / FILE
     try:
-        fields = json.loads(path.read_text())
+        fields = json.loads(path.read_text(encoding="utf-8"))
         return RankPool(**fields.pop("pool")), Split(**fields)
     except FileNotFoundError:
         return None

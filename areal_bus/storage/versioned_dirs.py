@@ -58,7 +58,7 @@ def seal(temporary: Path, final: Path, known: Mapping[str, tuple[int, str]] | No
     for name, path in paths.items():
         n_bytes, digest = known[name] if name in known else (path.stat().st_size, _sha256(path))
         files[name] = {"bytes": n_bytes, "sha256": digest}
-    (temporary / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1) + "\n")
+    (temporary / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1) + "\n", encoding="utf-8")
     folders = [path for path in temporary.rglob("*") if path.is_dir()]
     for path in [*paths.values(), temporary / MANIFEST, *folders, temporary]:
         _sync(path)
@@ -82,7 +82,7 @@ def link(path: Path, target: Path) -> None:
 def verify(folder: Path) -> None:
     """Raises CheckpointError unless all files of the manifest exist with their size and hash."""
     try:
-        files: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())["files"]
+        files: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
         wanted = {name: (entry["bytes"], entry["sha256"]) for name, entry in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"a checkpoint has a readable {MANIFEST}: {folder}: {error}") from error

@@ -108,7 +108,7 @@ def shape_at(path: str, config_folder: Path) -> DecoderShape | None:
         if is_adapter_folder(folder):
             return shape_at(base_of(str(folder)), config_folder)
         if (folder / "config.json").is_file():
-            return read_shape(json.loads((folder / "config.json").read_text()))
+            return read_shape(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     return KNOWN_SHAPES.get(path)
 
 

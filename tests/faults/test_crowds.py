@@ -48,13 +48,13 @@ class House:
 
     @property
     def cpu_s(self) -> float:
-        user, system = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        user, system = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) * TICK_S
 
     @property
     def most_bytes(self) -> int:
         """Its peak memory."""
-        return int(Path(f"/proc/{self.pid}/status").read_text().split("VmHWM:")[1].split()[0]) << 10
+        return int(Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]) << 10
 
 
 @contextmanager

@@ -164,6 +164,6 @@ def test_a_guest_ends_with_a_sentence_when_its_job_was_killed_and_cannot_come_ba
 
 def _parent(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     except OSError:
         return 0

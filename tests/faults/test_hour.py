@@ -58,7 +58,7 @@ def supervisors(mpirun: int) -> list[int]:
 
 
 def rss_mib(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
+    return int(Path(f"/proc/{pid}/status").read_text(encoding="utf-8").split("VmRSS:")[1].split()[0]) / 1024
 
 
 @pytest.mark.soak

@@ -230,5 +230,5 @@ def test_row_03_the_learner_dies_while_a_generator_copies_out_of_its_memory(tmp_
 
 def maps_weights(pid: int) -> set[str]:
     """Inodes of the memory that it copies weights out of."""
-    rows = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    rows = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
     return {row.split()[4] for row in rows if "memfd:areal-bus-weights" in row}

@@ -96,7 +96,7 @@ def ancestors(pid: int) -> set[int]:
     found: set[int] = set()
     while pid > 1:
         found.add(pid)
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     return found
 
 

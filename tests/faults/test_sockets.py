@@ -165,7 +165,7 @@ sys.stdin.readline()
 
 
 def rss_mib(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
+    return int(Path(f"/proc/{pid}/status").read_text(encoding="utf-8").split("VmRSS:")[1].split()[0]) / 1024
 
 
 def test_row_20_a_slow_reader_stops_its_sender_and_its_memory_is_flat() -> None:

@@ -15,7 +15,7 @@ from tools.bench.eta0 import bench as eta0
 
 def shorten(file: Path, n_lines: int) -> Path:
     short = file.with_name("short.jsonl")
-    short.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:n_lines]))
+    short.write_text("".join(line + "\n" for line in file.read_text(encoding="utf-8").splitlines()[:n_lines]))
     return short
 
 

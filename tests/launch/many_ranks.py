@@ -88,12 +88,12 @@ class Job:
 
 
 def cpu_s(pid: int) -> float:
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    user, system = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) * TICK_S
 
 
 def free_mib() -> float:
-    return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) / 1024
+    return int(Path("/proc/meminfo").read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0]) / 1024
 
 
 def memory_mib(pids: list[int]) -> tuple[float, float]:
@@ -101,8 +101,8 @@ def memory_mib(pids: list[int]) -> tuple[float, float]:
     private = everything = 0.0
     for pid in pids:
         try:
-            rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-            tables = Path(f"/proc/{pid}/status").read_text().split("VmPTE:")[1].split()[0]
+            rows = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
+            tables = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").split("VmPTE:")[1].split()[0]
         except (OSError, IndexError):  # it has just ended
             continue
         kib = {row.split(":")[0]: int(row.split()[1]) for row in rows}

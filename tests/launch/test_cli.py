@@ -166,11 +166,11 @@ def test_the_starters_words_are_distinct_and_its_own_answers_score_1(tmp_path: P
     rows = [
         json.loads(line)
         for name in ("train", "held-out")
-        for line in Path(f"mine/{name}.jsonl").read_text().splitlines()
+        for line in Path(f"mine/{name}.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     assert len({row["question"] for row in rows}) == len(rows) == starter.N_TRAIN + starter.N_HELD_OUT
     own: dict[str, object] = {}
-    exec(Path("mine/my_reward.py").read_text(), own)
+    exec(Path("mine/my_reward.py").read_text(encoding="utf-8"), own)
     score = own["score"]
     assert callable(score)
     assert all(score(row["answer"], row).reward == 1.0 for row in rows)

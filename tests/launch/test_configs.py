@@ -42,7 +42,7 @@ def test_a_base_config_is_marked_as_a_base() -> None:
 
 @pytest.mark.parametrize("file", FOR_GPUS, ids=lambda path: path.stem)
 def test_a_config_for_gpus_states_its_start_command_and_uses_every_gpu(file: Path) -> None:
-    config, first = load(file, (), {}), file.read_text().splitlines()[0]
+    config, first = load(file, (), {}), file.read_text(encoding="utf-8").splitlines()[0]
     n_gpus = int(file.stem.split("-")[1])
     assert first.startswith("# ")
     line = f"mpirun -np {config.topology.ranks} python -m areal_bus.launch configs/{file.name}"

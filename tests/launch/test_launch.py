@@ -132,14 +132,14 @@ def test_settings_that_do_not_fit_files_or_functions_are_refused_before_the_star
 def test_a_model_folder_without_weights_is_refused(file: Path) -> None:
     (file.parent / "hollow").mkdir()
     (file.parent / "hollow" / "config.json").write_text("{}")
-    file.write_text(SMALL.replace("[model.scratch]", '[model]\npath = "hollow"'))
+    file.write_text(SMALL.replace("[model.scratch]", '[model]\npath = "hollow"'), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"hollow has none"):
         prepare(load(file, (), {}), file)
 
 
 def test_a_row_without_an_answer_is_refused_with_its_line(file: Path) -> None:
     (file.parent / "rows.jsonl").write_text('{"question": "ab", "answer": "ba"}\n{"question": "cd"}\n')
-    file.write_text(SMALL.replace('task = "reverse"', 'path = "rows.jsonl"'))
+    file.write_text(SMALL.replace('task = "reverse"', 'path = "rows.jsonl"'), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"rows\.jsonl.*2"):
         prepare(load(file, (), {}), file)
 

@@ -98,7 +98,7 @@ def actors(journal: Path) -> dict[str, int]:
 def peak(pid: int) -> int:
     """Peak resident bytes so far; 0 for a process that is gone."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)

@@ -157,7 +157,8 @@ def in_mpi_init(mark: str) -> bool:
     """Whether a rank has begun to load MPI."""
     for pid, words in marked(mark).items():
         with contextlib.suppress(OSError):
-            if is_python("areal_bus.launch", words) and "libmpi.so" in Path(f"/proc/{pid}/maps").read_text():
+            maps = Path(f"/proc/{pid}/maps")
+            if is_python("areal_bus.launch", words) and "libmpi.so" in maps.read_text(encoding="utf-8"):
                 return True
     return False
 

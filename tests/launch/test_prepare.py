@@ -42,7 +42,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def refusal(file: Path, *overrides: str) -> str:
@@ -61,7 +61,7 @@ def model(file: Path) -> Path:
     folder = file.parent / "whole"
     load_model(str(file.parent / "shape"), "float32", "cpu", random_seed=1).save_pretrained(folder)
     load_tokenizer(str(file.parent / "shape")).save_pretrained(folder)
-    file.write_text(SMALL.replace("[model.scratch]\nmax_positions = 24", '[model]\npath = "whole"'))
+    file.write_text(SMALL.replace("[model.scratch]\nmax_positions = 24", '[model]\npath = "whole"'), encoding="utf-8")
     return folder
 
 
@@ -126,7 +126,7 @@ def test_an_argument_that_the_chat_template_does_not_read_is_refused(file: Path,
 
 
 def test_a_generated_row_is_named_by_its_number(file: Path) -> None:
-    file.write_text(SMALL.replace('path = "rows.jsonl"', 'task = "reverse"'))
+    file.write_text(SMALL.replace('path = "rows.jsonl"', 'task = "reverse"'), encoding="utf-8")
     output = refusal(file, "data.max_prompt_tokens=5")
     assert "data.task = 'reverse', row " in output
     assert output.endswith("or lower data.largest")
@@ -219,7 +219,7 @@ DISTILLED = ("actor.advantage=distill", "gconfig.n_samples=2")
 
 def test_a_teacher_and_a_reference_with_the_tokenizer_of_the_policy_are_accepted(file: Path, model: Path) -> None:
     prepare(load(file, [*DISTILLED, "teacher.path=whole", "actor.kl_ctl=0.1", "reference.path=whole"], {}), file)
-    file.write_text(SMALL)  # the policy is from scratch, with the same characters
+    file.write_text(SMALL, encoding="utf-8")  # the policy is from scratch, with the same characters
     prepare(load(file, [*DISTILLED, "teacher.path=whole"], {}), file)
 
 

@@ -135,7 +135,7 @@ def summarize(run: Path, **summary: Any) -> None:
 
 def gone(pid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return True
     return state == "Z"

@@ -85,7 +85,7 @@ def listening_inodes() -> dict[str, tuple[str, int]]:
     found = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
+            for line in Path(table).read_text(encoding="utf-8").splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == LISTEN:
                     address, _, port = fields[1].partition(":")

@@ -17,7 +17,7 @@ def write_incarnation(path: Path, *events: dict[str, Any]) -> None:
     who = {"role": "learner", "rank": 0, "inc": 0}
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps({**who, **event}, separators=(",", ":")) + "\n" for event in events)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
 
 
 START = {"event": "start", "t": 50.0}
@@ -102,7 +102,8 @@ HEAD = {"role": "head", "rank": 0, "inc": 0}
 
 def write_lines(path: Path, who: dict[str, Any], *events: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({**who, **event}, separators=(",", ":")) + "\n" for event in events))
+    lines = [json.dumps({**who, **event}, separators=(",", ":")) + "\n" for event in events]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def write_ring(folder: Path, *, n_generators: int) -> None:

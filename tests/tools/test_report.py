@@ -339,7 +339,7 @@ def test_bad_input_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "sweep"):
         Path(name).mkdir()
-    Path("sweep/results.jsonl").write_text("torn")
+    Path("sweep/results.jsonl").write_text("torn", encoding="utf-8")
     Ring(tmp_path / "run").update(0.5)
     Ring(tmp_path / "old")
     for path in (tmp_path / "old" / "journal").glob("*.jsonl"):

@@ -65,7 +65,9 @@ def recompute(run: Run, findings: Findings, digests: Mapping[int, str]) -> Recom
     skip = sorted(place + 1 for place in undone_places(run, run.tokens()))  # their weights may have been made anew
     order = json.dumps({"run": str(run.folder.resolve()), "tolerance": TOLERANCE, "skip": skip}) + "\n"
     line = [*CHILD, "actors.offline.recompute_logprobs"]
-    child = subprocess.run(line, input=order, text=True, env=child_environment(), capture_output=True, check=False)
+    child = subprocess.run(
+        line, input=order, text=True, env=child_environment(), capture_output=True, check=False, encoding="utf-8"
+    )
     if child.returncode:
         raise ConfigError(
             child.stderr.strip() or f"actors.offline.recompute_logprobs ended with code {child.returncode}"

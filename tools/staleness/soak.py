@@ -105,7 +105,10 @@ def many_processes(n: int, first: int, jobs: int) -> SoakTally:
     line = [*CHILD, "tools.staleness", "soak", "--json"]
     environment = os.environ | {"PYTHONPATH": child_path()}
     shares = [[*line, "--first", str(a), "--schedules", str(b - a)] for a, b in itertools.pairwise(bounds)]
-    workers = [subprocess.Popen(share, stdout=subprocess.PIPE, text=True, env=environment) for share in shares]
+    workers = [
+        subprocess.Popen(share, stdout=subprocess.PIPE, text=True, env=environment, encoding="utf-8")
+        for share in shares
+    ]
     tally = SoakTally()
     try:
         for text in as_they_come(workers):

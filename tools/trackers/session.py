@@ -109,7 +109,7 @@ class TrackerSession:
 
     def _save(self) -> None:
         temporary = self._state_file.with_suffix(".new")
-        temporary.write_text(json.dumps(asdict(self._state)))
+        temporary.write_text(json.dumps(asdict(self._state)), encoding="utf-8")
         os.replace(temporary, self._state_file)
 
 
@@ -120,7 +120,7 @@ def open_session(where: Run, tracker: Tracker, out: Path, *, new: bool) -> Itera
     folder, state_file = out / tracker, out / f"{tracker}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (out / f"{tracker}.lock").open("w")
+        lock = (out / f"{tracker}.lock").open("w", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"a tracker needs a folder for its files: {error}; choose another one by --out") from None
     with lock:

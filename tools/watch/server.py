@@ -57,7 +57,9 @@ class PageHandler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", b"the URL needs the token that tools.watch printed\n")
         elif address.path == "/":
             nonce = secrets.token_urlsafe(12)
-            self._send(HTTPStatus.OK, "text/html", PAGE.read_text().replace("NONCE", nonce).encode(), nonce)
+            self._send(
+                HTTPStatus.OK, "text/html", PAGE.read_text(encoding="utf-8").replace("NONCE", nonce).encode(), nonce
+            )
         elif address.path == "/frame.json":
             body = json.dumps(asdict(self.server.frame()), allow_nan=False).encode()
             self._send(HTTPStatus.OK, "application/json", body)

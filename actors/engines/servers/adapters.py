@@ -105,7 +105,7 @@ class AdapterServer:
         self._held.close()
         adapters = {f"{PREFIX}{name}": tensor for name, tensor in tensors.items() if name != BASE_DIGEST}
         folder = self._held.enter_context(self._handover.holding(adapters, WEIGHTS_FILE))
-        (folder / CONFIG_FILE).write_text(self._files.encode())
+        (folder / CONFIG_FILE).write_text(self._files.encode(), encoding="utf-8")
         body = {"lora_name": label, "lora_path": str(folder)}
         try:
             self._call(self._routes.load, body, self._load_timeout_s)

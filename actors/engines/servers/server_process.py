@@ -75,7 +75,9 @@ def installed(python: str, *packages: str) -> str:
         f"make its environment (docs/engines.md) and set engine.python to its interpreter, or engine.urls; now {python}"
     )
     try:
-        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [python, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=False, encoding="utf-8"
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"engine.python must be an interpreter: {error}; {advice}") from None
     if done.returncode:

@@ -68,7 +68,7 @@ def algorithms() -> str:
             continue
         config = load(file, (), {})
         actor = config.actor
-        paper = re.search(r"arXiv ([0-9.]+[0-9])", file.read_text().partition("\n")[0])
+        paper = re.search(r"arXiv ([0-9.]+[0-9])", file.read_text(encoding="utf-8").partition("\n")[0])
         link = f"[{paper[1]}](https://arxiv.org/abs/{paper[1]})" if paper else ""
         columns = [actor.advantage, actor.loss, actor.correction or "decoupled", actor.aggregation]
         parts_ = " | ".join(f"`{column}`" for column in columns)
@@ -102,7 +102,7 @@ def page(text: str) -> str:
 
 
 def main() -> int:
-    DOC.write_text(page(DOC.read_text()))
+    DOC.write_text(page(DOC.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"wrote {DOC}")
     return 0
 

@@ -213,9 +213,9 @@ def _run_functions(
 
 def standalone(module: str, *arguments: object) -> str:
     """The text of a program of this folder that contains the modules that it imports from here."""
-    modules = {f"{FOLDER}.{name}": (HERE / f"{name}.py").read_text() for name in CONTAINED[module]}
+    modules = {f"{FOLDER}.{name}": (HERE / f"{name}.py").read_text(encoding="utf-8") for name in CONTAINED[module]}
     return (
         f"import sys, types\nfor name, text in {modules!r}.items():\n"
         "    sys.modules[name] = types.ModuleType(name)\n    exec(text, sys.modules[name].__dict__)\n"
-        f"{(HERE / f'{module}.py').read_text()}\nmain({', '.join(map(repr, arguments))})\n"
+        f"{(HERE / f'{module}.py').read_text(encoding='utf-8')}\nmain({', '.join(map(repr, arguments))})\n"
     )

@@ -165,7 +165,7 @@ def hangs(row: Any, base_url: str, api_key: str) -> None:
     """With a child in a session of its own; says who they are."""
     once(row, base_url, api_key)
     child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    Path(row["pids"]).write_text(f"{os.getpid()} {child.pid}")
+    Path(row["pids"]).write_text(f"{os.getpid()} {child.pid}", encoding="utf-8")
     child.wait()
 
 

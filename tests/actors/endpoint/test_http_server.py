@@ -419,7 +419,7 @@ def test_a_conversation_keeps_to_its_budgets(stage: Callable[..., Stage]) -> Non
 
 def alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     return False
 
 

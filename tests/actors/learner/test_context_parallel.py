@@ -110,7 +110,7 @@ def peak_of(index: int, width: int, endpoint: str, checkpoints: bool) -> int:
     policy = Policy(model, ranks=ranks, device="cpu", temperature=1.0, gradient_checkpointing=checkpoints)
     policy.idle_pass()
     ids = torch.arange(N_TOKENS) * 7919 % 64
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins anew
     before = status("VmHWM")
     logp_N, _ = policy.logprobs([SequencePiece(ids, torch.arange(1, N_TOKENS))])
     logp_N.sum().backward()  # type: ignore[no-untyped-call]
@@ -121,7 +121,7 @@ def peak_of(index: int, width: int, endpoint: str, checkpoints: bool) -> int:
 
 def status(name: str) -> int:
     """Bytes of a line of /proc/self/status."""
-    found = re.search(rf"^{name}:\s+([0-9]+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    found = re.search(rf"^{name}:\s+([0-9]+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024
 

@@ -335,7 +335,7 @@ def test_a_tower_of_powers_is_a_wrong_answer_of_the_mathematics_reward(tmp_path)
 def is_alive(pid: int) -> bool:
     """A zombie is dead: whoever is its parent now has only not asked yet."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
 

@@ -312,7 +312,7 @@ def listening(pid: int) -> set[tuple[ipaddress.IPv4Address | ipaddress.IPv6Addre
     inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
     found = set()
     for table in ("tcp", "tcp6"):
-        for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+        for row in Path(f"/proc/{pid}/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
             fields = row.split()
             if fields[3] == "0A" and fields[9] in inodes:
                 words, port = fields[1].split(":")

@@ -84,7 +84,7 @@ def test_members_hear_of_a_root_that_died_long_before_the_deadline() -> None:
 
 def wait_until_stopped(peer: Peer, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
-    while Path(f"/proc/{peer.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+    while Path(f"/proc/{peer.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "T":
         assert time.monotonic() < deadline
 
 

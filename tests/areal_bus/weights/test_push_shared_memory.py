@@ -367,7 +367,7 @@ def test_the_memory_of_a_dead_root_lasts_until_its_last_reader_hears_of_it() -> 
 
 
 def maps_weights(peer: Peer) -> bool:
-    return "memfd:areal-bus-weights" in Path(f"/proc/{peer.process.pid}/maps").read_text()
+    return "memfd:areal-bus-weights" in Path(f"/proc/{peer.process.pid}/maps").read_text(encoding="utf-8")
 
 
 def test_a_member_lets_go_of_the_memory_when_the_push_is_over(ring: Ring) -> None:

@@ -66,7 +66,8 @@ def test_what_was_read_and_let_go_is_no_memory_of_the_reader() -> None:
 
 def resident() -> int:
     """Bytes of this process in memory that several may map."""
-    shared = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssShmem"))
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    shared = next(line for line in status.splitlines() if line.startswith("RssShmem"))
     return int(shared.split()[1]) << 10
 
 

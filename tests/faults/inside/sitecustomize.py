@@ -10,7 +10,6 @@ Without the variable AREAL_FAULTS nothing is wrapped.
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import json
 import os
 import signal
@@ -34,10 +33,10 @@ def taken(point: str) -> str:
                 os.rename(f"{FOLDER}/armed/{name}", f"{FOLDER}/struck/{name}")
             except FileNotFoundError:  # another process was first
                 continue
-            with open(f"{FOLDER}/struck/{name}") as file:
+            with open(f"{FOLDER}/struck/{name}", encoding="utf-8") as file:
                 how = file.read()
             told = {"point": point, "name": ME.name, "pid": os.getpid(), "t": time.monotonic(), "how": how}
-            with open(f"{FOLDER}/strikes.jsonl", "a") as file:
+            with open(f"{FOLDER}/strikes.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(told) + "\n")
             return how
     return ""
@@ -67,7 +66,7 @@ def strike(point: str) -> str:
 def told(name: str) -> str:
     """Content of the control file of this name; "" when there is none."""
     try:
-        with open(f"{FOLDER}/{name}") as file:
+        with open(f"{FOLDER}/{name}", encoding="utf-8") as file:
             return file.read()
     except FileNotFoundError:
         return ""
@@ -106,7 +105,7 @@ def context(module: Any) -> None:
     def from_json(text: str) -> Any:
         found = real(text)
         ME.who, ME.name = f"{found.role}-{found.index}", found.name
-        with open(f"{FOLDER}/context-{found.name}.json", "w") as file:
+        with open(f"{FOLDER}/context-{found.name}.json", "w", encoding="utf-8") as file:
             file.write(text)
         return found
 

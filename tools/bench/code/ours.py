@@ -62,7 +62,7 @@ def children(parent: int) -> list[tuple[int, float]]:
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             if int(fields[PARENT]) == parent:
                 found.append((int(pid), (int(fields[USER]) + int(fields[SYSTEM])) * TICK_S))
     return found

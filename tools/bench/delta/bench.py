@@ -197,4 +197,4 @@ def _build(one: End, other: End, rate: str) -> None:
 
 
 def _run(*words: str) -> None:
-    subprocess.run(words, capture_output=True, text=True, check=True)
+    subprocess.run(words, capture_output=True, text=True, check=True, encoding="utf-8")

@@ -82,9 +82,9 @@ class E2eJob:
     def __init__(self, folder: Path, row: str, *, quiet: bool) -> None:
         """`folder` has the model; the questions are written there."""
         rows = [json.dumps({"question": question, "answer": "any"}) for question in setting.questions()]
-        (folder / "questions.jsonl").write_text("\n".join(rows) + "\n")
+        (folder / "questions.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
         config = folder / "e2e.toml"
-        config.write_text("")
+        config.write_text("", encoding="utf-8")
         self._job = KilledJob(
             folder / f"ring-{row or 'plain'}",
             config=str(config),
@@ -211,6 +211,6 @@ def cpu_s(pid: int) -> float:
 def stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the command's name; none when it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []

@@ -21,6 +21,6 @@ def on_both_cores(*, of_jobs: bool = False) -> Iterator[Measure]:
         def measure() -> float:
             for one in sides:
                 one.begin("long_wall" if of_jobs else "wall")
-            return max([float(one.answer()) for one in sides])
+            return max(float(one.answer()) for one in sides)
 
         yield measure

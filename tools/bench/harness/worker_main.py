@@ -20,7 +20,7 @@ def serve(functions: Mapping[str, Callable[..., Any]], **about: Any) -> None:
 
     Output of the functions goes to standard error; the pipe carries answers only.
     """
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     print(json.dumps(about), file=answers)
     for line in sys.stdin:

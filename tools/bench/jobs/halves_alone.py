@@ -46,7 +46,7 @@ def make_model(folder: str, hidden_size: int, layers: int, heads: int, max_posit
         (Path(folder) / name).unlink()
     for name, key in (("config.json", "eos_token_id"), ("tokenizer_config.json", "eos_token")):
         path = Path(folder) / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | {key: None}))
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {key: None}), encoding="utf-8")
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)

@@ -128,7 +128,7 @@ def descendants(pid: int) -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                stat = Path(f"/proc/{entry}/stat").read_text()
+                stat = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8")
             except (FileNotFoundError, ProcessLookupError):
                 continue
             parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))

@@ -119,7 +119,8 @@ class PreparedWorkload:
             SETTINGS.format(
                 model=model, rows=rows, batch_size=w.batch_size, n_prompt=lengths_reward.N_PROMPT, n_slots=w.n_slots,
                 n_samples=w.n_samples, longest=w.longest, max_tokens_per_mb=w.max_tokens_per_mb,
-            )
+            ),
+            encoding="utf-8",
         )  # fmt: skip
 
     @property

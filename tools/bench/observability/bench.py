@@ -114,7 +114,9 @@ def figures(first: Moment, last: Moment, journal_s: float, n_lines: int) -> Figu
 def watched(where: Path) -> Iterator[int]:
     """The process id of `tools.watch --web`, whose page is asked every POLL_S from here."""
     line = [sys.executable, "-m", "tools.watch", str(where), "--web"]
-    process = subprocess.Popen(line, cwd=demo.ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        line, cwd=demo.ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True, encoding="utf-8"
+    )
     stopped = threading.Event()
     try:
         found = re.search(r"http://\S+", process.stdout.readline() if process.stdout is not None else "")
@@ -169,10 +171,10 @@ def cpu_s(leaders: Collection[int]) -> float:
     total = 0
     for pid in processes():
         with suppress(OSError):  # it ended
-            session = int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[3])
+            session = int((PROC / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[3])
             if session in leaders:
                 for task in (PROC / str(pid) / "task").iterdir():
-                    total += int((task / "schedstat").read_text().split()[0])
+                    total += int((task / "schedstat").read_text(encoding="utf-8").split()[0])
     return total / 1e9
 
 

@@ -19,7 +19,7 @@ def render(page: Page) -> bytes:
         loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     environment.filters["safe_text"] = printable
-    style, script = (HERE / "page.css").read_text(), (HERE / "page.js").read_text()
+    style, script = (HERE / "page.css").read_text(encoding="utf-8"), (HERE / "page.js").read_text(encoding="utf-8")
     policy = f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; base-uri 'none'"
     text = environment.get_template("page.html.j2").render(
         page=page, style=Markup(style), script=Markup(script), policy=policy

@@ -47,15 +47,15 @@ def until(holds: Callable[[], bool]) -> None:
 def runs(pid: int) -> bool:
     """Not ended; one that nobody has waited for yet has."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
 def pids(log: Path) -> list[int]:
     """Of the server and its child, once it has said them."""
-    until(lambda: log.exists() and log.read_text().count("\n") > 0)
-    return [int(word) for word in log.read_text().split()]
+    until(lambda: log.exists() and log.read_text(encoding="utf-8").count("\n") > 0)
+    return [int(word) for word in log.read_text(encoding="utf-8").split()]
 
 
 def test_all_of_a_server_ends_with_close(tmp_path: Path) -> None:

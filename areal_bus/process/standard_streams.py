@@ -1,0 +1,59 @@
+"""Standard streams that never fail, and UTF-8 mode: the first calls of each process of a job.
+
+A full disk, a pipe without a reader, a closed descriptor or a terminal of another encoding cost the process a line,
+never its work.
+"""
+
+import io
+import locale
+import os
+import sys
+from typing import Any
+
+UTF8 = ("utf-8", "utf8")
+
+
+class LossyFile(io.FileIO):
+    """A descriptor whose unwritable bytes are lost: no space, no reader, or one that would block."""
+
+    def write(self, data: Any) -> int:
+        """Write them, or lose them."""
+        try:
+            return super().write(data) or memoryview(data).nbytes
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def secure() -> None:
+    """Open missing standard streams on /dev/null, and make print() and logs lose what the streams do not take.
+
+    Call it first in a process. Streams that another program has put in place stay (a test, a notebook).
+    """
+    open_missing()
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = lossy(1)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = lossy(2)
+
+
+def lossy(descriptor: int) -> io.TextIOWrapper:
+    """A text stream that writes whole lines to the descriptor, and never raises."""
+    binary = io.BufferedWriter(LossyFile(descriptor, "wb", closefd=False))
+    return io.TextIOWrapper(binary, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def open_missing() -> None:
+    """Open closed standard descriptors on /dev/null: the next file that is opened would take their place."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free one
+
+
+def restart_in_utf8_mode() -> None:
+    """Replace this process by itself in UTF-8 mode if its locale has another encoding: settings, paths and files of a
+    job are UTF-8 everywhere. Nothing happens where the locale is UTF-8.
+    """
+    if not sys.flags.utf8_mode and locale.getencoding().lower() not in UTF8:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
