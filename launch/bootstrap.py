@@ -92,7 +92,7 @@ class MpiBootstrap:
     """Exchanges over MPI with point-to-point calls: a late rank can be named, and waiting ranks sleep."""
 
     def __init__(self, timeout_s: float) -> None:
-        if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == os.environ.get("OMPI_COMM_WORLD_SIZE"):
+        if is_one_host_of_open_mpi(os.environ):
             os.environ.setdefault("OMPI_MCA_pml", "ob1")  # one host: saves about a second of MPI_Init
             os.environ.setdefault("OMPI_MCA_btl", "self,sm")
         with bounded(rank_and_size()[0], timeout_s):
@@ -156,6 +156,12 @@ class MpiBootstrap:
     def close(self) -> None:
         """MPI_Finalize, which waits for all ranks. A failed rank skips it, so that mpirun ends the job."""
         self._mpi.Finalize()
+
+
+def is_one_host_of_open_mpi(environ: Mapping[str, str]) -> bool:
+    """Whether Open MPI's launcher has started all ranks on this host. Other launchers do not set these variables."""
+    size = environ.get("OMPI_COMM_WORLD_SIZE")
+    return size is not None and environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size
 
 
 class EnvBootstrap:

@@ -16,11 +16,12 @@ from actors.runtime.context import Context
 from areal_bus.config.sections import RunConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
+from areal_bus.storage.atomic_file import write_atomic
 from launch.environment import VISIBLE_DEVICES
 from launch.network import choose_interfaces, local_facts
 from launch.resume import saved_config
-from launch.runs import CONFIG, SUMMARY, is_locked, why_no_run
-from launch.supervise import Supervisor
+from launch.runs import CONFIG, is_locked, why_no_run
+from launch.supervise import Supervisor, summary_exists
 
 INVITATION = "join.json"
 GUESTS_FOLDER = "guests"  # RUN/guests/N exists when a guest has claimed the index of generator-N
@@ -34,12 +35,7 @@ def write_invitation(context: Context) -> None:
     `context`: of any generator of the job, with the guests' keys.
     """
     fields = asdict(replace(context, lease_secret="")) | {"host": socket.gethostname()}
-    path = context.folder / INVITATION
-    fresh = path.with_name(f".{path.name}.tmp")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(json.dumps(fields) + "\n")
-    fresh.replace(path)
+    write_atomic(context.folder / INVITATION, json.dumps(fields) + "\n", mode=0o600)
 
 
 def join_job(where: str, key: str | None) -> int:
@@ -52,7 +48,7 @@ def join_job(where: str, key: str | None) -> int:
     context = guest_context(fields)
     config = context.config()
     supervisor = Supervisor(rank=context.rank, launch=config.launch, is_guest=True)
-    supervisor.run = context.folder
+    supervisor.run, supervisor.job = context.folder, context.job
     print(f"joins {context.folder} as {context.role}-{context.index}; SIGUSR1 or Ctrl-C makes it leave", flush=True)
     supervisor.start(context, first_visible_gpu())
     return supervisor.wait()
@@ -142,7 +138,7 @@ def guest_context(fields: dict[str, Any]) -> Context:
     run = Path(fields["run_folder"])
     if not run.is_dir():
         raise ConfigError(f"a guest must see the run's folder under the job's path: {run} does not exist here")
-    if (run / SUMMARY).exists():
+    if summary_exists(run, fields["job"]):
         raise ConfigError(f"only a running job can be joined: {run} has ended")
     if host == socket.gethostname() and is_locked(run) is False:
         raise ConfigError(

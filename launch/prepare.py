@@ -39,11 +39,23 @@ from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.process import standard_streams
 from areal_bus.process.isolation import CHILD
 from areal_bus.process.parent_death import die_with_parent
+from areal_bus.storage.atomic_file import write_atomic
 from launch.environment import actor_environment
 from launch.generation import check_token_ids, check_tokenizer
 from launch.memory import find_shape
 from launch.resume import check_changes, next_start, resume_lines
-from launch.runs import CONFIG, ORIGIN, SUMMARY, make_run_folder, point_latest, read_object, write_atomically
+from launch.runs import (
+    CONFIG,
+    ORIGIN,
+    SUMMARY,
+    make_run_folder,
+    n_started,
+    point_latest,
+    read_object,
+    run_name,
+    runs_named,
+)
+from launch.slurm import slurm_job
 from launch.stages import stage_lines
 
 MAX_TOKENIZED = 8192  # the prompts that are longest in bytes are tokenized: about two seconds
@@ -152,7 +164,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     notes += stage_lines(config, shape, config.data.max_prompt_tokens)
     resumed = run is not None
     if run is None:
-        run = make_run_folder(config.run.folder, config.run.name or config_file.stem)
+        run = make_run_folder(config.run.folder, run_name(config, config_file))
         shutil.copyfile(config_file, run / "config.toml")
         if config.model.scratch is not None:
             write_scratch_folder(run / "scratch-model", config.model.scratch)
@@ -160,9 +172,12 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
         archive_last_start(run)
         if run.parent == config.run.folder.resolve():
             point_latest(run.parent, run.name)
+    name = run_name(config, config_file)
+    start = 1 + max(map(n_started, [run, *runs_named(config.run.folder, name)]))
     origin = {"config": str(config_file.resolve()), "folder": str(folder), "working_folder": str(Path.cwd())}
-    write_atomically(run / ORIGIN, json.dumps(origin | data, indent=2) + "\n")
-    write_atomically(run / CONFIG, config.model_dump_json(indent=2) + "\n")
+    origin |= {"start": start} | slurm_job(os.environ)
+    write_atomic(run / ORIGIN, json.dumps(origin | data, indent=2) + "\n")
+    write_atomic(run / CONFIG, config.model_dump_json(indent=2) + "\n")
     model = model or str(run / "scratch-model")
     return Prepared(str(run), model, resumed, tuple(notes))
 

@@ -37,7 +37,7 @@ from launch.network import (
 from launch.prepare import prepare_in_subprocess
 from launch.process import block_drain_signal, is_under_mpirun, print_to_mpirun
 from launch.resume import AUTO, AlreadyFinished, choose_run, exclusive_choice, new_run_line
-from launch.runs import Lock, PidFile, largest_incarnation
+from launch.runs import Lock, PidFile, largest_incarnation, run_name
 from launch.seats import all_places, most_generators, plan_ranks, seat_of
 from launch.splits import first_split
 from launch.supervise import Supervisor
@@ -118,7 +118,7 @@ def run_actors(
         if "code" in start:
             time.sleep(RANK_0_FIRST_S if rank else 0)
             return int(start["code"])
-        supervisor.run = Path(start["run_folder"])
+        supervisor.run, supervisor.job = Path(start["run_folder"]), start["job"]
         supervisor.waits_for_job = config.launch.bootstrap == "mpi"
         if supervisor.waits_for_job or is_under_mpirun():
             supervisor.n_ranks = len(places) if len(places) > 1 else 0
@@ -188,7 +188,7 @@ def prepare_run(
     try:
         endpoint = open_endpoint(config.bus, facts, address)
         cleanup.append(endpoint)
-        name = config.run.name or file.stem
+        name = run_name(config, file)
         with exclusive_choice(config, name):
             chosen = choose_run(config, name)
             made = prepare_in_subprocess(config, file, chosen[0] if chosen else None)

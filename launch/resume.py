@@ -1,5 +1,6 @@
 """Chooses the run that a start resumes, and checks which of its settings have changed."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 from areal_bus.config.sections import Config
 from areal_bus.config.stage_rules import settings_by_stage
 from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.storage.versioned_dirs import version_of
 from launch.runs import (
     CONFIG,
     ORIGIN,
@@ -19,12 +21,14 @@ from launch.runs import (
     is_finished,
     n_updates,
     read_object,
+    run_name,
     runs_named,
     why_no_run,
 )
 from launch.settings_help import toml_value
 
 AUTO = "auto"
+EARLIER_CONFIG = re.compile(r"config-[0-9]+\.json")
 AUTO_WAIT_S = 100.0  # "auto" waits for the end of the job before: a network file system may keep a dead node's lock
 LOCATION_KEYS = {"run.folder", "run.name", "run.resume"}  # --resume gives the location of the run
 FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): why it is fixed; "" when it may change
@@ -208,7 +212,7 @@ def check_changes(run: Path, new: Config) -> list[Change]:
     """The changed settings. Raises ConfigError that lists the fixed ones among them."""
     old = saved_config(run)
     found = changed_settings(old, new)
-    reached = max((int(path.name.removeprefix("step-")) for path in checkpoints(run)), default=0)
+    reached = max((version_of(path) for path in checkpoints(run)), default=0)
     may_change = {"run.stage"} if is_later(old, new, reached) else set()
     fixed = [change for change in found if change.reason and change.key not in may_change]
     if fixed:
@@ -256,7 +260,7 @@ def saved_config(run: Path) -> Config:
 
 def next_start(run: Path) -> int:
     """Number of the next start of a run that exists: each earlier start but the last has a file config-N.json."""
-    return 2 + len(list(run.glob("config-*.json")))
+    return 2 + len([path for path in run.glob("config-*.json") if EARLIER_CONFIG.fullmatch(path.name)])
 
 
 def resume_lines(run: Path, found: list[Change]) -> list[str]:
@@ -270,7 +274,7 @@ def resume_lines(run: Path, found: list[Change]) -> list[str]:
 
 def preview_resume(config: Config, file: Path) -> list[str]:
     """For --dry-run: the lines of a resumed run, without locking it."""
-    name = config.run.name or file.stem
+    name = run_name(config, file)
     run = find_run(config, name)
     if run is None:
         return [new_run_line(config, name)] if config.run.resume else []

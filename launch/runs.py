@@ -16,7 +16,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from areal_bus.config.sections import Config
+from areal_bus.config.validation import reserved_name
 from areal_bus.errors import ConfigError
+from areal_bus.storage import versioned_dirs
+from areal_bus.storage.atomic_file import write_atomic
+from areal_bus.storage.head_checkpoints import path_of
 from areal_bus.storage.journal_segments import NAME as JOURNAL_FILE
 
 LOCK = "lock"
@@ -98,6 +103,15 @@ def read_holder(file: int) -> str:
 
 
 CONFIG, ORIGIN, SUMMARY = "config.json", "origin.json", "summary.json"
+LATEST = "latest"  # beside the runs: a link to the one that was started last
+
+
+def run_name(config: Config, file: Path) -> str:
+    """run.name, or that of the config file. Raises ConfigError for the name of a file that run.name may not have."""
+    name = config.run.name or file.stem
+    if why := reserved_name(name):
+        raise ConfigError(why)
+    return name
 
 
 def make_run_folder(parent: Path, name: str) -> Path:
@@ -124,10 +138,14 @@ def create_numbered_folder(parent: Path, name: str) -> Path:
 
 def point_latest(parent: Path, name: str) -> None:
     """Replace the link atomically: a reader sees the old run or the new one."""
-    link = parent / f".latest.{os.getpid()}"
+    link = parent / f".{LATEST}.{name}"  # one start at a time has this run
     link.unlink(missing_ok=True)
     link.symlink_to(name)
-    link.replace(parent / "latest")
+    try:
+        link.replace(parent / LATEST)
+    except OSError:
+        link.unlink(missing_ok=True)
+        raise
 
 
 def runs_named(parent: Path, name: str) -> list[Path]:
@@ -136,7 +154,16 @@ def runs_named(parent: Path, name: str) -> list[Path]:
         return []
     alike = re.compile(rf"{re.escape(name)}(-\d+)?")
     found = [path for path in parent.iterdir() if alike.fullmatch(path.name) and (path / CONFIG).is_file()]
-    return sorted(found, key=start_time, reverse=True)
+    return sorted(found, key=lambda run: (n_started(run), start_time(run)), reverse=True)
+
+
+def n_started(run: Path) -> int:
+    """The number of its last start among all starts of its name: a clock may be set back. 0: an older version's run."""
+    try:
+        number = read_object(run / ORIGIN).get("start", 0)
+    except ConfigError:
+        return 0
+    return number if type(number) is int else 0
 
 
 def start_time(run: Path) -> float:
@@ -163,7 +190,7 @@ def why_no_run(wanted: str, parent: Path) -> str:
     if not Path(wanted).is_dir():
         meant = parent / wanted
         return f"{wanted!r} is not a folder" + (f"; did you mean {meant}?" if (meant / CONFIG).is_file() else "")
-    is_parent = (Path(wanted) / "latest").is_symlink()
+    is_parent = (Path(wanted) / LATEST).is_symlink()
     return f"{wanted} has no {CONFIG}" + (" and is the folder of all runs" if is_parent else "")
 
 
@@ -180,8 +207,8 @@ def n_updates(run: Path) -> int:
 
 def checkpoints(run: Path) -> list[Path]:
     """Folders of RUN/checkpoints whose version has a head checkpoint, newest first. Their content is not checked."""
-    found = {int(path.name.removeprefix("step-")): path for path in (run / "checkpoints").glob("step-*")}
-    return [found[v] for v in sorted(found, reverse=True) if (run / "frontiers" / f"frontier-{v:06d}").exists()]
+    found = versioned_dirs.versions(run / "checkpoints")
+    return [path for version, path in found.items() if path_of(run / "frontiers", version).exists()]
 
 
 def newest_checkpoint(run: Path) -> Path | None:
@@ -194,13 +221,6 @@ def largest_incarnation(folders: Iterable[Path]) -> int:
     return max((int(match["inc"]) for name in names if (match := JOURNAL_FILE.fullmatch(name))), default=-1)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a temporary file and rename it: a reader sees the whole text or the old file."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
-
-
 PID = "pid"
 
 
@@ -209,7 +229,7 @@ class PidFile:
 
     def __init__(self, run: Path) -> None:
         self._path = run / PID
-        write_atomically(self._path, f"{os.getpid()}\n")
+        write_atomic(self._path, f"{os.getpid()}\n")
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)

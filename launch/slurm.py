@@ -7,17 +7,19 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from launch.runs import ORIGIN, SUMMARY, read_object, run_name, runs_named
 from launch.topology import check_count, min_ranks
 
 MARGIN_S = 60  # between the limit of a drain and the end of the job
 MAX_NOTICE_S = 65535  # of sbatch
 TIME = "24:00:00"
 WHOLE_NODES = "\n#SBATCH --gpus-per-node={}\n#SBATCH --exclusive\n#SBATCH --mem=0"
+SLURM_JOB = "slurm_job"  # in RUN/origin.json
 RANK_SETTINGS = {"launch.bootstrap": "env", "run.resume": "auto"}
 
 TEMPLATE = """\
@@ -38,8 +40,8 @@ cd {folder}
     python -m areal_bus.launch {words}
 code=$?
 # Slurm sent SIGUSR1 {notice_s} s before the limit: the run was drained, and the same command goes on with it.
-newest=$(ls -t {summaries} 2>/dev/null | head -n 1)
-if [ "$code" -eq 0 ] && [ -n "$newest" ] && grep -q '"drained": true' "$newest"; then
+if [ "$code" -eq 0 ] && python -c 'import sys; from launch.slurm import was_drained
+sys.exit(not was_drained(*sys.argv[1:]))' {runs} {quoted_name} "$SLURM_JOB_ID"; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"\
@@ -65,7 +67,7 @@ def sbatch_file(config: Config, file: Path, overrides: Sequence[str]) -> str:
             f"ranks on several hosts need a network interface: {ranks} ranks take {nodes} nodes of "
             f"topology.ranks_per_host = {topology.ranks_per_host}; add --set bus.interface=NAME (or ADDRESS/PREFIX)"
         )
-    name = config.run.name or file.stem
+    name = run_name(config, file)
     settings = [*overrides, *(f"{key}={value}" for key, value in RANK_SETTINGS.items())]
     words = [shlex.quote(str(file)), *(f"\\\n    --set {shlex.quote(setting)}" for setting in settings)]
     if nodes > 1:
@@ -84,8 +86,22 @@ def sbatch_file(config: Config, file: Path, overrides: Sequence[str]) -> str:
         activate=_activate(),
         rendezvous=RENDEZVOUS.format(interface=shlex.quote(config.bus.interface)) if nodes > 1 else "",
         words=" ".join(words),
-        summaries=f"{shlex.quote(f'{config.run.folder}/{name}')}*/summary.json",
+        runs=shlex.quote(str(config.run.folder)),
+        quoted_name=shlex.quote(name),
     )
+
+
+def slurm_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The Slurm job of a start, for RUN/origin.json; {} without Slurm."""
+    return {SLURM_JOB: environ["SLURM_JOB_ID"]} if "SLURM_JOB_ID" in environ else {}
+
+
+def was_drained(folder: str, name: str, job: str) -> bool:
+    """Whether the run that this Slurm job started last was drained. Other runs may have a name that begins alike."""
+    for run in runs_named(Path(folder), name):  # newest first
+        if read_object(run / ORIGIN).get(SLURM_JOB) == job:
+            return bool(read_object(run / SUMMARY).get("drained"))
+    return False
 
 
 def _activate() -> str:

@@ -6,27 +6,28 @@ actors/runtime/process.py.
 """
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from actors.runtime.context import Context
 from actors.runtime.process import BAD_INPUT, CRASHED, DONE, LEFT, OVER, RESTART
 from actors.runtime.user_failures import Fault, read_fault
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
-from areal_bus.errors import ArealBusError
+from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Role
 from areal_bus.process import parent_death
+from areal_bus.process.exit_codes import signal_name
 from areal_bus.process.isolation import CHILD
 from launch.process import ActorProcess, Signals, print_to_mpirun, resume_hint, start_actor
 from launch.restart_policy import RestartBackoff, StallTimer
-from launch.runs import SUMMARY
+from launch.runs import SUMMARY, read_object
 from launch.seats import Seat
 from launch.splits import belongs, present_context
 
@@ -74,6 +75,7 @@ class Supervisor:
     launch: LaunchConfig
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     run: Path = Path("/nowhere")  # the run's folder
+    job: str = ""  # the id of this start; "": any
     n_ranks: int = 0  # of mpirun; 0: no mpirun
     command: Sequence[str] = (*CHILD[:1], *(["-O"] if not __debug__ else []), *CHILD[1:], "actors.runtime.start")
     at_end: Callable[[], None] = lambda: None  # called after SIGTERM to the actors
@@ -317,13 +319,13 @@ class Supervisor:
         return next((actor for actor in self.actors if actor.is_head), None)
 
     def _is_over(self, now: float) -> bool:
-        if self._over_since is None and summary_exists(self.run):
+        if self._over_since is None and summary_exists(self.run, self.job):
             self._over_since = now
         return self._over_since is not None
 
     def _exit_code(self) -> int:
         """Exit code of a rank whose actors are done: on the head's rank that of the job."""
-        return CRASHED if self._head is not None and job_failed(self.run) else DONE
+        return CRASHED if self._head is not None and job_failed(self.run, self.job) else DONE
 
     def _wait_time_s(self, now: float) -> float:
         waits = [actor.due - now for actor in self.actors if actor.child is None and not actor.is_done]
@@ -353,7 +355,7 @@ class Supervisor:
 def describe_exit(code: int) -> str:
     """How a process ended, in words."""
     if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
+        return f"killed by {signal_name(-code)}"
     return "asked for a restart" if code == RESTART else f"ended with exit code {code}"
 
 
@@ -366,18 +368,22 @@ def last_error(context: Context) -> str:
     return "".join(f" ({line.strip()})" for line in [line for line in lines if line.strip()][-1:])
 
 
-def summary_exists(run: Path) -> bool:
-    """Whether the head has written RUN/summary.json."""
+def summary_exists(run: Path, job: str = "") -> bool:
+    """Whether the head of this start has written RUN/summary.json. `job`: its id; "" for any."""
     try:  # list the folder: a network file system caches for a while that a file does not exist
-        return SUMMARY in os.listdir(run)
-    except OSError:
+        return SUMMARY in os.listdir(run) and is_of(read_object(run / SUMMARY), job)
+    except (OSError, ConfigError):
         return False
 
 
-def job_failed(run: Path) -> bool:
+def is_of(summary: Mapping[str, Any], job: str) -> bool:
+    """Whether it is of this start: a network file system may still show the summary of the last one."""
+    return not job or summary.get("job", job) == job
+
+
+def job_failed(run: Path, job: str = "") -> bool:
+    """Whether the summary of this start has an error; False without one."""
     try:
-        return bool(json.loads((run / SUMMARY).read_text(encoding="utf-8"))["code"])
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError, KeyError):
+        return (run / SUMMARY).exists() and is_of(found := read_object(run / SUMMARY), job) and bool(found["code"])
+    except (ConfigError, KeyError):
         return True

@@ -124,13 +124,14 @@ def find_run(argument: str) -> run.Run | None:
 def exported_model(where: run.Run) -> Path:
     """The run's final model, else that of its newest checkpoint. Raises ConfigError when there is neither."""
     final = where.folder / "model"
-    found = [final] if final.is_dir() else sorted((where.folder / "checkpoints").glob("step-*/model"))
+    models = [folder / "model" for folder in versioned_dirs.versions(where.folder / "checkpoints").values()]
+    found = [final] if final.is_dir() else [model for model in models if model.exists()]
     if not found:
         raise ConfigError(
             f"a run needs an exported model: {where.folder} has neither model/ nor a checkpoint (it has written none "
             "yet, or checkpoint.at_end = false)"
         )
-    return found[-1]
+    return found[0]
 
 
 def load_config(args: argparse.Namespace, where: run.Run | None) -> Config:

@@ -6,6 +6,7 @@ import heapq
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ LATEST = Path("runs/latest")
 MARK = b'"event":"'  # quotes in texts are escaped, so the first match is the event
 
 Line = dict[str, Any]
+EARLIER = re.compile(r"config-[0-9]+\.json")  # of a start before the last one
 T = TypeVar("T")
 
 
@@ -42,7 +44,7 @@ class Run:
 
     def earlier_configs(self) -> list[Line]:
         """The configs of starts before the last one, in no order."""
-        return [read_object(path) for path in self.folder.glob("config-*.json")]
+        return [read_object(path) for path in self.folder.glob("config-*.json") if EARLIER.fullmatch(path.name)]
 
     def origin(self) -> Line:
         """Config file and folders of the run's start; {} if not recorded."""

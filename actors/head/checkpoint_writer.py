@@ -11,6 +11,7 @@ from areal_bus.core.effects import Discard, Save
 from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
 from areal_bus.core.terms import slot
 from areal_bus.errors import CheckpointError
+from areal_bus.storage import versioned_dirs
 from areal_bus.storage.head_checkpoints import discard, load, mark, path_of, save, tidy, usable, versions, waypoints
 
 SETTLE_S = 60.0  # longest wait for the writes before
@@ -122,6 +123,7 @@ class HeadCheckpointWriter:
 
 def newest_checkpoint(run: Path, version: int) -> str:
     """Folder of the newest model checkpoint, up to `version`, that has a head checkpoint; "" if there is none."""
-    found = {int(path.name.removeprefix("step-")): path for path in (run / "checkpoints").glob("step-*")}
-    usable_versions = [v for v in found if v <= version and path_of(run / "frontiers", v).is_file()]
-    return str(found[max(usable_versions)]) if usable_versions else ""
+    for found, path in versioned_dirs.versions(run / "checkpoints").items():
+        if found <= version and path_of(run / "frontiers", found).is_file():
+            return str(path)
+    return ""

@@ -5,7 +5,6 @@ It imports no torch, so it stays responsive while the learner computes.
 """
 
 import json
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -40,7 +39,7 @@ from areal_bus.core.state import HeadState
 from areal_bus.errors import ActorFailed, CheckpointError
 from areal_bus.process.commands import as_here
 from areal_bus.storage import best_checkpoints, split_file
-from areal_bus.storage.head_checkpoints import sync_folder
+from areal_bus.storage.atomic_file import write_atomic
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
 
@@ -166,7 +165,7 @@ class Shell:
 
     def __init__(self, context: Context, config: Config, journal: Journal) -> None:
         self.config = config
-        self.folder = Path(context.run_folder)
+        self.folder, self.job = Path(context.run_folder), context.job
         self.journal = journal
         self.heartbeat_state = (
             HeartbeatState()
@@ -334,6 +333,7 @@ class Shell:
             return
         finished = self.state.terms.finished.get(0)
         summary = {
+            "job": self.job,  # supervisors may still see the summary of the last start
             "code": self.end.code,
             "sentence": self.end.sentence,
             "versions": self.state.version,
@@ -441,14 +441,3 @@ def next_term(folder: Path) -> int:
         f'{path} must hold {{"term": N}}, the newest term of this run: {why}; write it with the largest "term" of the '
         "head's journal (head-*.jsonl), or a larger one, and resume"
     )
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace the file atomically and durably (fsync of file and folder)."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)

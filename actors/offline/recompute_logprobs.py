@@ -19,6 +19,7 @@ from actors.models.loading import load_model
 from actors.runtime.process import leave
 from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.storage import versioned_dirs
 
 BATCH = 64  # samples in one forward
 MAX_LISTED = 5  # tokens over the tolerance that are listed
@@ -123,7 +124,8 @@ def positions(segments: Sequence[Sequence[int]]) -> Iterator[int]:
 
 def weights(run: Path) -> dict[int, Path]:
     """Version -> model folder of each checkpoint."""
-    found = {int(p.parent.name.removeprefix("step-")): p for p in (run / "checkpoints").glob("step-*/model")}
+    folders = versioned_dirs.versions(run / "checkpoints")
+    found = {version: folder / "model" for version, folder in folders.items() if (folder / "model").exists()}
     if not found:
         raise ConfigError(
             f"the run must have a checkpoint of each version: {run / 'checkpoints'} has none; run with "

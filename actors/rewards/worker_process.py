@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.rewards.ipc import REPLY_BYTES, unpack
+from areal_bus.process.exit_codes import signal_name
 from areal_bus.process.isolation import CHILD, child_path
 
 REAP_S = 5.0  # longest wait for a killed process; after that it is left to init
@@ -133,7 +134,7 @@ class WorkerProcess:
             time.sleep(0.002)
         if end.si_code == os.CLD_EXITED:
             return WorkerLost(f"it ended by exit code {end.si_status}")
-        name = signal.Signals(end.si_status).name
+        name = signal_name(end.si_status).removeprefix("signal ")
         return WorkerLost(f"it ended by signal {name}", was_killed=end.si_status == signal.SIGKILL)
 
 

@@ -21,6 +21,16 @@ SERVER_URL = re.compile(r"https?://[^\s/]+(:[0-9]{1,5})?/?")
 RENDEZVOUS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}|ipc://\S.*")
 
 
+RESERVED_NAMES = {".", "..", "latest"}  # "latest" is the link to the run that was started last
+
+
+def reserved_name(name: str) -> str:
+    """Why a run cannot have this name; "" if it can."""
+    if name not in RESERVED_NAMES:
+        return ""
+    return f'run.name must be a folder\'s name of its own: {name!r} means another; set for example run.name = "first"'
+
+
 def check(config: Config) -> None:
     """Check all rules that span several keys, in each stage. Raises ConfigError with the first violation's text."""
     _check(stage_rules(config))
@@ -335,9 +345,8 @@ def _ring(c: Config) -> list[Rule]:
             f'{c.topology.gpus_per_host}; set it to 0, or launch.start to "spawn"',
         ),
         (
-            c.run.name in {".", "..", "latest"},
-            f"run.name must be a folder's name of its own: {c.run.name!r} means another; set for example run.name = "
-            '"first"',
+            bool(why := reserved_name(c.run.name)),
+            why,
         ),
         (
             c.bus.silent_s < 3 * c.bus.heartbeat_s,

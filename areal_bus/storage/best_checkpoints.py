@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal_bus.storage import versioned_dirs
+from areal_bus.storage.atomic_file import write_atomic
 
 FILE = "best.json"
 LINK = "best"
@@ -44,10 +45,7 @@ class BestRule:
 
 def write(run: Path, metric: str, values: Values) -> None:
     """Write the values, and point RUN/best to the best version that has a checkpoint. Raises OSError."""
-    (run / FILE).with_suffix(".tmp").write_text(
-        json.dumps({"metric": metric, "values": list(values)}) + "\n", encoding="utf-8"
-    )
-    (run / FILE).with_suffix(".tmp").replace(run / FILE)
+    write_atomic(run / FILE, json.dumps({"metric": metric, "values": list(values)}) + "\n")
     for version in BestRule(len(values), 1).best(values):
         model = versioned_dirs.place(run / "checkpoints", version) / "model"
         if model.is_dir():

@@ -9,6 +9,7 @@ belongs to a running learner, which does not survive a crash of the machine eith
 import hashlib
 import json
 import os
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -20,11 +21,12 @@ from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint, OpenPr
 from areal_bus.core.terms import slot
 from areal_bus.errors import CheckpointError, WireError
 from areal_bus.messages import Scored
+from areal_bus.storage.atomic_file import sync_folder
 from areal_bus.wire import codec
 
 SCHEMA = 1
 PREFIX = "frontier-"
-NAMES = f"{PREFIX}[0-9]*"
+NAME = re.compile(rf"{PREFIX}([0-9]{{6}}|[1-9][0-9]{{6,}})")  # any other name is a copy, or a stranger's
 WAYPOINT = "waypoint-"
 WAYPOINTS = f"{WAYPOINT}[01]"
 JOB = "frontier"
@@ -103,34 +105,24 @@ def load(path: Path) -> HeadCheckpoint:
 def usable(folder: Path) -> list[int]:
     """Versions with a complete checkpoint in RUN/frontiers, newest first."""
     found = []
-    for path in sorted(folder.glob(NAMES), reverse=True):
+    for version in reversed(versions(folder)):
         try:
-            load(path)
+            load(path_of(folder, version))
         except CheckpointError:
             continue
-        found.append(int(path.name.removeprefix(PREFIX)))
-    return sorted(found, reverse=True)
+        found.append(version)
+    return found
 
 
 def versions(folder: Path) -> list[int]:
     """Versions of all checkpoint files, complete or not."""
-    names = (path.name.removeprefix(PREFIX) for path in folder.glob(NAMES))
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(int(found[1]) for path in folder.glob(f"{PREFIX}*") if (found := NAME.fullmatch(path.name)))
 
 
 def tidy(folder: Path) -> None:
     """Remove temporary files of a head that was killed."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and deletions in this folder durable."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:

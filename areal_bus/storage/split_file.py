@@ -4,13 +4,12 @@
 """
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 from areal_bus.core.split import RankPool, Split
 from areal_bus.errors import CheckpointError
-from areal_bus.storage.head_checkpoints import sync_folder
+from areal_bus.storage.atomic_file import write_atomic
 
 FILE = "split.json"
 
@@ -18,14 +17,8 @@ FILE = "split.json"
 def write(run: Path, pool: RankPool, split: Split) -> None:
     """Replace the file atomically and durably. Raises CheckpointError."""
     path = run / FILE
-    fresh = path.with_name(f".{FILE}.tmp")
     try:
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(json.dumps({"pool": asdict(pool)} | asdict(split)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        sync_folder(run)
+        write_atomic(path, json.dumps({"pool": asdict(pool)} | asdict(split)) + "\n")
     except OSError as error:
         raise CheckpointError(f"a change of the split must be on disk before it begins: {path}: {error}") from error
 

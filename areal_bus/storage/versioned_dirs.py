@@ -6,6 +6,7 @@ new one of the same name; it is restored if the replacement did not complete. Ea
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ from areal_bus.errors import CheckpointError
 SCHEMA = 1
 MANIFEST = "manifest.json"
 BLOCK = 1 << 20
-NAME = re.compile(r"step-(\d{6,})")
+NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")  # any other name is a copy, or a stranger's
 
 
 def place(parent: Path, version: int) -> Path:
@@ -30,8 +31,13 @@ def place(parent: Path, version: int) -> Path:
 
 def versions(parent: Path) -> dict[int, Path]:
     """Complete folders by version, newest first."""
-    found = {int(match[1]): path for path in parent.glob("step-*") if (match := NAME.fullmatch(path.name))}
+    found = {version_of(path): path for path in parent.glob("step-*") if NAME.fullmatch(path.name)}
     return dict(sorted(found.items(), reverse=True))
+
+
+def version_of(path: Path) -> int:
+    """The version of a folder that `versions` has found."""
+    return int(path.name.removeprefix("step-"))
 
 
 def building(final: Path) -> Path:
@@ -39,6 +45,7 @@ def building(final: Path) -> Path:
     tidy(final.parent)
     temporary = temporary_of(final)
     temporary.mkdir(parents=True)
+    _hold(temporary)
     return temporary
 
 
@@ -66,6 +73,7 @@ def seal(temporary: Path, final: Path, known: Mapping[str, tuple[int, str]] | No
     if final.exists():
         final.rename(old)
     temporary.rename(final)
+    _release(temporary)
     _sync(final.parent)
     if old.exists():
         shutil.rmtree(old)
@@ -135,6 +143,7 @@ def discard(path: Path) -> None:
 
 def give_up(final: Path) -> None:
     """Delete the temporary folder of a failed write, as far as possible."""
+    _release(temporary_of(final))
     shutil.rmtree(temporary_of(final), ignore_errors=True)
     with contextlib.suppress(OSError):  # the next writer tries again
         tidy(final.parent)
@@ -152,7 +161,8 @@ def tidy(parent: Path) -> None:
         else:
             old.rename(final)
     for temporary in parent.glob(".step-*.tmp"):
-        if not _is_other_live_process(temporary.name.split(".")[-2]):
+        _release(temporary)  # of an earlier write of this process
+        if not _is_written(temporary):
             shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -161,17 +171,37 @@ def temporary_of(final: Path, pid: int | None = None) -> Path:
     return final.with_name(f".{final.name}.{os.getpid() if pid is None else pid}.tmp")
 
 
-def _is_other_live_process(pid: str) -> bool:
-    """Whether this is the id of another live process."""
-    if not pid.isdecimal() or int(pid) == os.getpid():
+_locks: dict[Path, int] = {}  # temporary folders that this process writes -> descriptor with their lock
+
+
+def _hold(temporary: Path) -> None:
+    """Lock a temporary folder until `_release`, or the end of this process. Its pid may be another's by then."""
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks: the run's own lock admits one writer
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _locks[temporary] = descriptor
+
+
+def _release(temporary: Path) -> None:
+    if (descriptor := _locks.pop(temporary, None)) is not None:
+        os.close(descriptor)
+
+
+def _is_written(temporary: Path) -> bool:
+    """Whether a live process holds the lock of this folder."""
+    try:
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
         return False
     try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # alive, of another user
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _sha256(path: Path) -> str:

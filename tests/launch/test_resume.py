@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
+from actors.head.checkpoint_writer import newest_checkpoint
 from areal_bus.config.loader import fields, load
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_bus.storage import head_checkpoints
 from launch.bootstrap import RANK_VARIABLES
 from launch.dry_run import dry_run
 from launch.main import load_settings, main
 from launch.network import local_facts
 from launch.prepare import prepare, prepare_in_subprocess
+from launch.process import resume_hint
 from launch.rank import journal_folders, prepare_run, remove_all
 from launch.resume import (
     FIXED_KEYS,
@@ -31,8 +34,9 @@ from launch.resume import (
     preview_resume,
     reason_fixed,
 )
-from launch.runs import Lock, PidFile, RunInUse, check_free, largest_incarnation
+from launch.runs import Lock, PidFile, RunInUse, check_free, checkpoints, largest_incarnation
 from tests.launch.test_prepare import ROWS, SMALL, write_rows
+from tools.run import Run
 
 ROOT = Path(__file__).parents[2]
 HOLD = "import sys; from pathlib import Path; from launch.runs import Lock; Lock(Path(sys.argv[1])); print('held', \
@@ -238,15 +242,53 @@ def test_auto_takes_the_unfinished_run_of_the_name_that_was_started_last(file: P
     assert choose_run(config, "small") is None
     first, second, third = begin(file), begin(file), begin(file)
     begin(file, "run.name=small-9")  # another name, though it looks like the ninth of this one
-    for age, run in enumerate((third, first, second)):  # so the second was started last
+    resume(second, file)  # so the second was started last
+    for age, run in enumerate((second, first, third)):  # the clock was set back meanwhile
         Lock(run).release()
         os.utime(run / "lock", (1e9 + age, 1e9 + age))
     assert [found(file, "run.resume=auto"), found(file, "run.resume="), found(file)] == [second, None, None]
     summarize(second, code=0)
     chosen = choose_run(config, "small")
     assert chosen is not None
-    assert chosen[0] == first
+    assert chosen[0] == third
     chosen[1].release()
+
+
+def test_auto_takes_the_time_of_runs_that_have_no_count(file: Path) -> None:
+    first, second = begin(file), begin(file)
+    for age, run in enumerate((second, first)):  # of a version that did not count starts
+        origin = json.loads((run / "origin.json").read_text())
+        (run / "origin.json").write_text(json.dumps({name: origin[name] for name in origin if name != "start"}))
+        Lock(run).release()
+        os.utime(run / "lock", (1e9 + age, 1e9 + age))
+    assert found(file, "run.resume=auto") == first
+
+
+def test_copies_beside_checkpoints_are_ignored(file: Path) -> None:
+    run = begin(file)
+    checkpoint(run, 4, 10)
+    for name in ("step-000012.good", "step-000012 (copy)", "step-12", "step-0000012", "step-best"):
+        (run / "checkpoints" / name / "model").mkdir(parents=True)
+    for name in ("frontier-000012.good", "frontier-12", "frontier-000004.bak", "frontier-0000012"):
+        (run / "frontiers" / name).write_text("a copy")
+    (run / "config-1 (copy).json").write_text("{}")
+    assert [path.name for path in checkpoints(run)] == ["step-000010", "step-000004"]
+    assert newest_checkpoint(run, 11).endswith("step-000010")
+    assert head_checkpoints.versions(run / "frontiers") == [4, 10]
+    assert head_checkpoints.usable(run / "frontiers") == []  # whole ones only
+    assert f"the newest checkpoint is {run / 'checkpoints' / 'step-000010'}, " in resume_hint(run, 4)
+    assert resume(run, file)[0].startswith(f"resumes {run} (start 2; checkpoints step-000010, step-000004)")
+    assert Run(run).earlier_configs() == [json.loads((run / "config-1.json").read_text())]
+
+
+def test_a_config_file_cannot_give_a_reserved_name_to_its_run(file: Path) -> None:
+    latest = file.with_name("latest.toml")
+    latest.write_text(file.read_text(encoding="utf-8"))
+    for start in (lambda: prepare(load(latest, [], {}), latest), lambda: preview_resume(load(latest), latest)):
+        with pytest.raises(ConfigError, match=r"run.name must be a folder's name of its own: 'latest'"):
+            start()
+    assert not (file.parent / "runs").exists()
+    assert prepare(load(latest, ["run.name=first"], {}), latest).run_folder.endswith("runs/first")
 
 
 def test_a_running_run_is_refused_and_that_of_a_killed_job_is_not(file: Path) -> None:

@@ -1,5 +1,6 @@
 """The sbatch file of --slurm: its lines, and a real job started by it, with stand-ins for Slurm's commands."""
 
+import json
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ import pytest
 
 from areal_bus.config.loader import load
 from launch.main import main
-from launch.slurm import sbatch_file
+from launch.slurm import sbatch_file, slurm_job, was_drained
 from tools import run as runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +71,22 @@ def test_settings_reach_the_ranks_as_they_were_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_job_is_requeued_for_its_own_run_only(tmp_path: Path) -> None:
+    """Another run whose name begins alike, or of the same name, was drained later."""
+
+    def run(folder: str, name: str, job: str, *, drained: bool, start: int) -> None:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps({"run": {"name": name}}))
+        (tmp_path / folder / "origin.json").write_text(json.dumps({"slurm_job": job, "start": start}))
+        (tmp_path / folder / "summary.json").write_text(json.dumps({"code": 0, "drained": drained}))
+
+    run("tiny", "tiny", "7", drained=False, start=1)
+    run("tiny-2", "tiny", "8", drained=True, start=2)
+    run("tiny-large", "tiny-large", "9", drained=True, start=1)
+    assert [was_drained(str(tmp_path), "tiny", job) for job in ("7", "8", "9")] == [False, True, False]
+    assert slurm_job({"SLURM_JOB_ID": "7"}) == {"slurm_job": "7"}
+
+
 def test_a_drained_job_is_requeued_and_goes_on(tmp_path: Path) -> None:
     for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text)

@@ -25,7 +25,7 @@ from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from launch.environment import actor_environment
 from launch.process import start_actor
 from launch.restart_policy import RestartBackoff, StallTimer
-from launch.supervise import Supervisor, SupervisorTimes
+from launch.supervise import Supervisor, SupervisorTimes, describe_exit
 
 ROOT = Path(__file__).parents[2]
 TIMES = SupervisorTimes()
@@ -287,6 +287,24 @@ def test_32_19_a_late_summary_is_waited_for(tmp_path: Path, capfd: pytest.Captur
     assert capfd.readouterr().err == ""
 
 
+def test_a_summary_of_the_last_start_does_not_end_a_rank(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A network file system still shows it."""
+    summarize(tmp_path, code=1, job="the last start")
+    times = SupervisorTimes(poll_s=0.02, summary_s=60.0, over_s=0.0)
+    supervisor = make(READ + "sys.exit(1 - inc)", run=tmp_path, max_restarts=1, times=times)
+    supervisor.job = "this start"
+    supervisor.at_poll = lambda: (
+        summarize(tmp_path, code=0, job="this start") if supervisor.actors[0].stopped is not None else None
+    )
+    assert supervisor.wait() == 0
+    assert "started again as reward-0.1" in capfd.readouterr().err
+
+
+def test_the_end_by_every_signal_has_words() -> None:
+    assert [describe_exit(-number) for number in (9, 35)] == ["killed by SIGKILL", "killed by signal 35"]
+    assert all(describe_exit(-number).startswith("killed by ") for number in range(1, 65))
+
+
 def test_no_actor_is_restarted_when_the_job_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     summarize(tmp_path, code=1)
     assert outcome(READ + KILL, READ + f"sys.exit({RESTART})", run=tmp_path, max_restarts=5) == 0
@@ -355,7 +373,7 @@ def test_actors_get_no_variables_of_the_launcher_and_one_thread() -> None:
 
 def test_an_actor_prints_a_line_in_one_write() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # a write is a datagram
-    program = "from actors.runtime.start import print_whole_lines; print_whole_lines(); print('version 1:', 2)"
+    program = "from areal_bus.process.standard_streams import secure; secure(); print('version 1:', 2)"
     inner = actor_environment(os.environ | {"PYTHONUNBUFFERED": "1"}, gpus=(), cpu=True)
     with ours, theirs:
         subprocess.run([sys.executable, "-c", program], stdout=theirs, env=inner, check=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from areal_bus.errors import ConfigError
+from areal_bus.process.exit_codes import signal_name
 from tools.sweep.plan import Job, SweepFile
 from tools.sweep.progress import SweepProgress
 from tools.sweep.results import Result, ResultFile, read_result
@@ -138,7 +139,7 @@ def named(code: int) -> str:
     """An exit code; a signal by its name."""
     number = -code if code < 0 else code - OF_A_SHELL
     if number in {int(known) for known in signal.valid_signals()}:
-        return f"killed by {signal.Signals(number).name}"
+        return f"killed by {signal_name(number)}"
     return f"exit code {code}"
 
 
