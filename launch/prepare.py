@@ -174,7 +174,11 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
             point_latest(run.parent, run.name)
     name = run_name(config, config_file)
     start = 1 + max(map(n_started, [run, *runs_named(config.run.folder, name)]))
-    origin = {"config": str(config_file.resolve()), "folder": str(folder), "working_folder": str(Path.cwd())}
+    origin: dict[str, Any] = {
+        "config": str(config_file.resolve()),
+        "folder": str(folder),
+        "working_folder": str(Path.cwd()),
+    }
     origin |= {"start": start} | slurm_job(os.environ)
     write_atomic(run / ORIGIN, json.dumps(origin | data, indent=2) + "\n")
     write_atomic(run / CONFIG, config.model_dump_json(indent=2) + "\n")
