@@ -113,7 +113,13 @@ class Bus:
             self._rejections,
             authorise=options.authorise or partial(authorise_role, role_of(name)),
         )
-        self.send_queues = SendQueues(name, self._router, self._dealers, self._receiver.clients)
+        self.send_queues = SendQueues(
+            name,
+            self._router,
+            self._dealers,
+            self._receiver.clients,
+            unreachable=self._receiver.lose,
+        )
         self._thread = threading.Thread(target=self._run, name=f"bus {name}", daemon=True)
         self._thread.start()
 
@@ -309,7 +315,7 @@ class Bus:
     def _poll(self, timeout_s: float) -> None:
         reading = 0 if self.receive_queue.is_full else READABLE  # I9
         dealers = list(self._dealers.items())
-        if any(peer not in self._dealers for peer in self.send_queues.waiting):
+        if self._receiver.has_unreachable or any(peer not in self._dealers for peer in self.send_queues.waiting):
             timeout_s = min(timeout_s, RETRY_S)
         watched = self._watched(reading)
         ready: dict[Socket | int, int] = dict(zmq.zmq_poll(watched, round(timeout_s * 1000 + 0.5)))

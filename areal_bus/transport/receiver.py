@@ -45,6 +45,7 @@ class Receiver:
         self.disconnected: list[str] = []  # peers whose connection has ended, until the bus reads them
         self._job, self._keys, self._listener, self._rejections = job, keys, listener, rejections
         self._authorise = authorise
+        self._unreachable: set[bytes] = set()  # connections of `clients` to which a send failed: they have ended
         self._skipping: set[Socket] = set()  # sockets with the rest of a message to skip
 
     def from_server(self, dealer: Socket, name: str) -> list[Received]:
@@ -76,26 +77,42 @@ class Receiver:
         if not self._recognise(router, name if named else "", first, known_as=name):
             self._skipping.add(router)
             return []
-        if has_reconnected and name in self.clients:
-            self.disconnected.append(name)
+        if has_reconnected:
+            self._unreachable.discard(connection)
+            if name in self.clients:
+                self.disconnected.append(name)
         received = self._decode(name, connection, self._frames(router))
         if received:
             self.clients[name] = connection
             self._prune_names(router)
         return received
 
+    def lose(self, name: str) -> None:
+        """A send to this peer failed. It is reported as disconnected when its last messages have been read."""
+        if name in self.clients:
+            self._unreachable.add(self.clients[name])
+
+    @property
+    def has_unreachable(self) -> bool:
+        """Whether `end_connections` has something to report."""
+        return bool(self._unreachable)
+
     def end_connections(self, connections: set[bytes]) -> None:
-        """These connections have ended, and all their messages have been read."""
-        ended = [name for name, connection in self.clients.items() if connection in connections] if connections else []
-        for name in ended:
+        """These connections, and the unreachable ones, have ended, and all their messages have been read."""
+        connections, self._unreachable = connections | self._unreachable, set()
+        if connections:
+            self._end([name for name, connection in self.clients.items() if connection in connections])
+
+    def _end(self, names: list[str]) -> None:
+        """The one place that forgets a peer, so that none is forgotten without a report."""
+        for name in names:
             del self.clients[name]
             self.disconnected.append(name)
 
     def _prune_names(self, router: Socket) -> None:
         """Remove names without a connection, so that names never outnumber connections."""
         if len(self.clients) > MAX_CONNECTIONS:
-            for name in [name for name, connection in self.clients.items() if not is_connected(router, connection)]:
-                del self.clients[name]
+            self._end([name for name, connection in self.clients.items() if not is_connected(router, connection)])
 
     def forget(self, socket: Socket) -> None:
         """The socket is closed."""

@@ -7,7 +7,7 @@ journalled.
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import zmq
@@ -36,6 +36,8 @@ class Undelivered:
 class SendQueues:
     """Send queues of one Bus. `dealers` and `clients` are its current peers: of DEALER sockets and of the ROUTER.
 
+    `unreachable(peer)` is called when the ROUTER has no connection to a peer any more.
+
     `enqueue`, `n_bytes` and `take_undelivered` are thread-safe; the bus thread calls the others.
     """
 
@@ -44,8 +46,9 @@ class SendQueues:
         name: str,
         router: Socket | None,
         dealers: dict[str, Socket],
-        clients: dict[str, bytes],
+        clients: Mapping[str, bytes],
         *,
+        unreachable: Callable[[str], None] = lambda _: None,
         max_queued: int = MAX_QUEUED,
         max_resent_bytes: int = MAX_RESENT_BYTES,
     ) -> None:
@@ -53,6 +56,7 @@ class SendQueues:
         self.undelivered: Counter[str] = Counter()  # dropped messages by peer
         self.waiting: dict[str, deque[Frames]] = {}  # no empty queues
         self._name, self._router, self._dealers, self._clients = name, router, dealers, clients
+        self._unreachable = unreachable
         self._n_bytes: Counter[str] = Counter()  # by peer, from `enqueue` to the socket; no zeros
         self._n_here: Counter[str] = Counter()  # the part of them in `waiting`; no zeros
         self._next: dict[str, tuple[Frames, int]] = {}  # by peer: next frames to send, and their number of messages
@@ -127,7 +131,7 @@ class SendQueues:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._clients.pop(peer, None)
+            self._unreachable(peer)
         n_dropped = len(waiting)
         self._forget(peer)
         if n_dropped:

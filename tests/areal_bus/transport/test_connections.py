@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from areal_bus import messages as m
 from areal_bus.core.effects import Effect, Record
@@ -13,6 +14,9 @@ from areal_bus.core.head import Head
 from areal_bus.core.ledger import PromptState
 from areal_bus.core.membership import MemberState
 from areal_bus.transport.bus import Bus, BusOptions
+from areal_bus.transport.receiver import Receiver, is_connected
+from areal_bus.transport.rejections import Rejections
+from areal_bus.transport.send_queue import SendQueues
 from tests.areal_bus.core.test_head import head_with, sent
 from tests.faults.proxy import Proxy
 from tests.support.strangers import JOB, next_of, until, word
@@ -62,6 +66,49 @@ def test_who_connects_again_is_first_said_to_be_gone(silently: bool) -> None:
             assert next_of(head) == (NAME, m.Disconnected())
             assert next_of(head) == (NAME, word(number))
         assert head.receive(0.1) is None
+
+
+def test_a_send_to_a_lost_connection_reports_it_when_its_last_messages_are_read(tmp_path: Path) -> None:
+    """The send can fail before ZeroMQ reports the end of the connection (EHOSTUNREACH)."""
+    endpoint = f"ipc://{tmp_path}/s"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.bind(endpoint)
+        receiver = Receiver(JOB, None, None, Rejections("head"), authorise=lambda *_: None)
+        queues = SendQueues("head", router, {}, receiver.clients, unreachable=receiver.lose)
+        actor = Bus(NAME, job=JOB)
+        actor.connect("head", endpoint)
+        actor.send("head", word(0))
+        until(lambda: bool(router.poll(100)), "its message arrives")
+        assert [message for _, message, _ in receiver.from_client(router)] == [word(0)]
+        connection = receiver.clients[NAME]
+        actor.close()
+        until(lambda: not is_connected(router, connection), "the connection ends")
+        queues.enqueue(NAME, [b"lost"])()
+        queues.flush()
+        assert (queues.undelivered[NAME], receiver.disconnected) == (1, [])  # messages may still wait to be read
+        receiver.end_connections(set())
+        assert (receiver.disconnected, receiver.clients) == ([NAME], {})
+        receiver.end_connections({connection})
+        assert receiver.disconnected == [NAME]  # once
+
+
+def test_every_lost_connection_is_reported_while_the_head_sends_to_all(tmp_path: Path) -> None:
+    n = 40
+    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", options=BusOptions(reports_disconnects=True))
+    actors = [Bus(f"generator-{i}.0", job=JOB) for i in range(n)]
+    for actor in actors:
+        actor.connect("head", head.endpoint)
+        actor.send("head", word(0))
+    names = {next_of(head)[0] for _ in actors}
+    for actor in actors:
+        actor.close()
+        head.send_all((name, word(1)) for name in names for _ in range(5))
+    ended = [next_of(head) for _ in actors]
+    assert {name for name, _ in ended} == names
+    assert {message for _, message in ended} == {m.Disconnected()}
+    assert head.receive(0.1) is None
+    head.close(0)
 
 
 def test_nobody_is_gone_where_nobody_asked() -> None:
