@@ -31,22 +31,15 @@ class Console:
         self._last = time.monotonic()
         self._n_lines = 0
         self._has_accuracy = False
-        self._muted = False
 
     def print(self, text: str, style: str = "") -> None:
         with contextlib.suppress(OSError):  # a full disk, no reader: the line is lost
             print(styled(text, style, self._out), file=self._out, flush=True)
 
-    def mute(self) -> None:
-        """Print no further progress."""
-        self._muted = True
-
     def on(self, kind: str, fields: dict[str, Any]) -> None:
         """Print one progress event by its kind (areal_bus.core.effects.Progress)."""
         if kind == "late":
             logger.debug("head: {}", fields["text"])
-        if self._muted:
-            return
         if kind == "step":
             self._step(fields)
         elif kind == "evaluation":

@@ -260,8 +260,6 @@ class Shell:
                     self._begin_term(effect.fields["term"], effect.fields["version"])
                 self.journal.keep(effect.event, **effect.fields)
                 self.heartbeat_state.progress += effect.event in (Event.SCORED, Event.UPDATE)
-                if effect.event is Event.FAILED:  # the failed actor prints its own error
-                    self.console.mute()
             elif isinstance(effect, Keep):
                 self.alerts.keep(effect)
                 if self.sample_log is not None:

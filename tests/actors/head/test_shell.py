@@ -150,6 +150,24 @@ def test_items_7_and_25_what_a_run_should_know_is_said_journalled_and_said_again
     assert "\nwarning: none of 3 batches had a group with a signal" in out.getvalue()
 
 
+def test_the_console_prints_steps_evaluations_and_warnings_after_an_actor_failed(tmp_path: Path, shell: Shell) -> None:
+    """Its supervisor starts it again, and the run goes on."""
+    shell.console = Console(total_steps=3, out=(out := io.StringIO()))
+    figures = {"name": "step-2", "version": 2, "version_last": 2, "accuracy": None, "k": 1, "n": 4, "n_failed": 0}
+    shell._carry_out(
+        Wire(tmp_path),  # type: ignore[arg-type]
+        [
+            Record(Event.FAILED, {"name": "generator-0.0", "error": "RuntimeError: out of memory"}),
+            Progress("step", {"version": 1, "v": 0, "reward": 0.25}),
+            Progress("evaluation", figures | {"reward": 0.5}),
+            Progress("warning", {"text": "generator-0 is paused"}),
+            Progress("note", {"name": "generator-0.1", "text": "loads the model"}),
+        ],
+    )
+    for printed in ("0.250", "evaluation step-2", "warning: generator-0 is paused", "generator-0.1: loads the model"):
+        assert printed in out.getvalue()
+
+
 def test_terms_go_on_where_the_last_head_was(tmp_path: Path) -> None:
     assert next_term(tmp_path) == 0
     write_atomic(tmp_path / TERM_FILE, json.dumps({"term": 4}))
