@@ -87,9 +87,9 @@ class Delivery:
                     yield name, kept.trajectory, kept.n_sent == 1
                     break
 
-    def ack(self, key: Key) -> None:
-        """The head has the trajectory, or does not want it."""
-        self._pending.pop(key, None)
+    def ack(self, key: Key) -> bool:
+        """The head has the trajectory, or does not want it. Returns whether this generator held it."""
+        return self._pending.pop(key, None) is not None
 
     def drop(self, evaluation: str, uid: int, attempt: int) -> None:
         """Drop the trajectories of a group."""

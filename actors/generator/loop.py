@@ -174,7 +174,8 @@ class Generator:
                 self._begin_term(message.term, message.version)
                 self._offer(message.term, message.version)
             case Ack():
-                self._delivery.ack((message.evaluation, message.uid, message.attempt, message.sample))
+                if self._delivery.ack((message.evaluation, message.uid, message.attempt, message.sample)):
+                    self._heartbeat.report_progress()
             case Cancel():  # never arrives within a share
                 self._expects_more = False
                 self._drop(message.evaluation, message.uid, message.attempt)

@@ -35,7 +35,7 @@ from areal_bus.core.rules import HeadRules
 from areal_bus.core.split import RankPool
 from areal_bus.core.split_planner import PlannerRules
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.core.state import HeadState
+from areal_bus.core.state import HeadState, Phase
 from areal_bus.errors import ActorFailed, CheckpointError
 from areal_bus.process.commands import as_here
 from areal_bus.storage import best_checkpoints, split_file
@@ -167,9 +167,7 @@ class Shell:
         self.config = config
         self.folder, self.job = Path(context.run_folder), context.job
         self.journal = journal
-        self.heartbeat_state = (
-            HeartbeatState()
-        )  # for the supervisor: a crash after progress does not count as consecutive
+        self.heartbeat_state = HeartbeatState()
         self.ticker = LoopTicker()
         self.end: End | None = None
         self.began = time.monotonic()
@@ -259,7 +257,8 @@ class Shell:
                     self._send_pending(bus, pending)
                     self._begin_term(effect.fields["term"], effect.fields["version"])
                 self.journal.keep(effect.event, **effect.fields)
-                self.heartbeat_state.progress += effect.event in (Event.SCORED, Event.UPDATE)
+                if effect.event is Event.UPDATE or (effect.event is Event.EVALUATION and self._keeps_figures):
+                    self.heartbeat_state.report_progress()
             elif isinstance(effect, Keep):
                 self.alerts.keep(effect)
                 if self.sample_log is not None:
@@ -278,6 +277,11 @@ class Shell:
             self._summarize()
         for stop in stops:
             bus.send(stop.to, stop.message)
+
+    @property
+    def _keeps_figures(self) -> bool:
+        """Whether the next head knows the evaluations of this one. Verdicts of open prompts and problems are lost."""
+        return self.state.phase in (Phase.BEFORE, Phase.TRAINING)
 
     def _alert(self, alerts: list[Alert]) -> None:
         """Print the alerts and write them to the journal."""

@@ -72,7 +72,7 @@ class Learner:
         self.context = context
         self.config = config
         self.journal = journal
-        self.pulse = HeartbeatState(reports=False)
+        self.pulse = HeartbeatState()
         self.is_root = context.index == 0
         self.root: WeightSender | None = None
         self.endpoint = ""  # of the store at rank 0
@@ -297,6 +297,8 @@ class Learner:
         self.digest = self._snapshot(self.began_at)
         self.inbox.live_on(lambda life: self.send(replace(self._join(), again=life)))
         self.failover.confirm(False)
+        if self.is_root:
+            logger.info("learner-0 {}", self.checkpoints.describe())
         if self.checkpoints.is_due(self.actor):
             self.checkpoints.keep(self.actor, self.tokenizer)
 
@@ -326,12 +328,11 @@ class Learner:
                 self.max_lag = max(self.max_lag or 0, int(stats["lag_max"]))
         if is_kept:
             self.checkpoints.keep(self.actor, self.tokenizer)
-        if not self.config.checkpoint.every_steps:  # else only checkpoints count as progress
-            self.pulse.report_progress()
 
     def _sealed(self, version: int, folder: str) -> None:
-        """Runs on every rank when a checkpoint is complete."""
-        self.pulse.report_progress()
+        """Runs on every rank when a checkpoint is complete. Only its updates survive this process."""
+        if version > self.began_at:
+            self.pulse.report_progress()
         if self.is_root and not self.failover.has_new_head:
             self.send(m.Checkpointed(version, folder))
 

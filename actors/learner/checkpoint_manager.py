@@ -83,11 +83,21 @@ def _check(run: Path, version: int, path: Path) -> None:
             raise CheckpointError(f"a frontier has the name of its version: that of {version} is of {frontier.version}")
 
 
+def age_s(run: Path) -> float:
+    """Seconds since the newest checkpoint, without one since the start of the run: its schedule outlives a learner."""
+    newest = next(iter(versioned_dirs.versions(run / "checkpoints").values()), run / "config.json")
+    try:
+        return max(0.0, time.time() - newest.stat().st_mtime)
+    except OSError:
+        return 0.0
+
+
 NO_BEST = BestRule(0, 0)
-LEAST_TIMES = 20  # a checkpoint by time waits this many times its duration: they take at most 1/20 of the time
-MOST_DOUBLINGS = 30
+SHARE = 0.02  # of the time that checkpoints by time may take, as long as checkpoint.every_s permits
+MOST_WAITED = 0.05  # of the time that training may wait for them, whatever checkpoint.every_s is
+LEAST_S = 5.0  # between two checkpoints by time, however short they are: the head writes its part as often
+FIRST_S = 60.0  # the first checkpoint by time, before the duration of one is known
 WAIT_S = 0.05  # between two looks at a write that training waits for
-FIRST_S = 60.0  # the first checkpoint by time; each later one waits twice as long, up to checkpoint.every_s
 
 
 class BackgroundWrite:
@@ -162,9 +172,9 @@ class CheckpointManager:
         self._best = best
         self._now = hooks.now
         self._write: BackgroundWrite | None = None
-        self._tried = hooks.now()  # time of the last checkpoint or failure; at first the start of the process
-        self._n_tried = 0  # checkpoints by time or steps of this process
-        self._took_s = 0.0  # duration of the last checkpoint
+        self._tried = hooks.now() - age_s(run)  # time of the last checkpoint or failure, also of an earlier process
+        self._took_s: float | None = None  # duration of the last checkpoint; None: this process has written none
+        self._waited_s = 0.0  # the part of it in which training waited
 
     def choose(self) -> StartPoint:
         """Choose the start version and remove newer checkpoints. Raises CheckpointError."""
@@ -196,10 +206,28 @@ class CheckpointManager:
             return True
         if not (version and self._settings.every_s):
             return False
-        interval_s = min(self._settings.every_s, FIRST_S * 2**self._n_tried)
-        least_s = max(interval_s, LEAST_TIMES * self._took_s)
-        is_late = self._is_root and self._write is None and self._now() - self._tried >= least_s
+        is_late = self._is_root and self._write is None and self._now() - self._tried >= self.interval_s
         return bool(actor.policy.ranks.max([float(is_late)])[0])
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds from one checkpoint by time to the next: they take SHARE of the time, and come every
+        checkpoint.every_s at least.
+        """
+        if self._took_s is None:
+            return min(self._settings.every_s, FIRST_S)
+        interval_s = max(LEAST_S, self._took_s / SHARE)
+        return max(min(interval_s, self._settings.every_s), self._waited_s / MOST_WAITED)
+
+    def describe(self) -> str:
+        """When checkpoints are written, for the start of a run."""
+        settings, times = self._settings, []
+        if settings.every_steps:
+            times.append(f"every {settings.every_steps} steps")
+        if settings.every_s:
+            first = f"after {min(FIRST_S, settings.every_s):g} s, then as often as takes under {SHARE:.0%} of the time"
+            times.append(f"{first}, at least every {settings.every_s:g} s")
+        return f"checkpoints: {' and '.join(times) or 'none before the end'}"
 
     def keep(self, actor: PPOActor, tokenizer: Any) -> None:
         """Write a checkpoint that is due, beside training. A disk error skips it with a warning, here or in `record`.
@@ -212,7 +240,7 @@ class CheckpointManager:
                 self._begin(actor, tokenizer, copies=self._settings.async_save)
         except CheckpointError as error:
             self._skip(error)
-        self._note_try()
+        self._tried = self._now()
         if not self._settings.async_save:
             self.settle()
 
@@ -273,6 +301,7 @@ class CheckpointManager:
         folder = write.result()
         self._version, self.folder = write.version, folder
         self._took_s = write.ended - write.began
+        self._waited_s = write.staged_s if self._settings.async_save else self._took_s
         if self._is_root:
             times = {"seconds": round(self._took_s, 6), "staged_s": round(write.staged_s, 6)}
             self._journal.write(Event.CHECKPOINT, step=write.version, folder=folder, **times)
@@ -281,10 +310,6 @@ class CheckpointManager:
     def _skip(self, error: CheckpointError) -> None:
         if self._is_root:
             self._warn(f"training goes on, and could come back from an older checkpoint only: {error}")
-
-    def _note_try(self) -> None:
-        self._tried = self._now()
-        self._n_tried = min(self._n_tried + 1, MOST_DOUBLINGS)
 
     def sealed(self) -> list[int]:
         """Versions with a checkpoint on disk."""

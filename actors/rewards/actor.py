@@ -234,6 +234,7 @@ class RewardLoop:
             self._journal.flush()  # before the send: the head must not know a score that is not written
             self._bus.send_all((HEAD, one) for one in self._unsent)
             self._unsent.clear()
+            self._heartbeat.report_progress()
 
 
 def submit(pool: WorkerPool, key: Hashable, trajectory: Trajectory) -> None:

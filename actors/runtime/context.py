@@ -89,32 +89,18 @@ class Context:
 class HeartbeatState:
     """Content of the next heartbeat. The actor's loop sets it, the bus thread reads it.
 
-    The first progress of an incarnation is also reported to the supervisor: crashes before and after it do not count as
-    consecutive.
+    `progress` counts work of any kind, which may be lost with the actor. Work that its death does not undo is also
+    reported to the supervisor, once in an incarnation: crashes before and after it do not count as consecutive.
     """
 
-    def __init__(self, *, reports: bool = True) -> None:
-        """`reports`: report any progress to the supervisor. Otherwise the actor calls `report_progress` itself, because
-        its progress is lost when it crashes.
-        """
-        self._reports = reports
+    def __init__(self) -> None:
         self.version: int | None = None
         self.note = "starting"
-        self._progress = 0
+        self.progress = 0
         self._supervisor = take_descriptor(PROGRESS_FD)
 
-    @property
-    def progress(self) -> int:
-        return self._progress
-
-    @progress.setter
-    def progress(self, value: int) -> None:
-        self._progress = value
-        if value > 0 and self._reports:
-            self.report_progress()
-
     def report_progress(self) -> None:
-        """Report progress to the supervisor, once in an incarnation."""
+        """Report to the supervisor that this incarnation did something that its death does not undo."""
         if self._supervisor is not None:
             pipe, self._supervisor = self._supervisor, None
             with contextlib.suppress(OSError):  # the supervisor is gone; this process ends next

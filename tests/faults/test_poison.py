@@ -1,5 +1,6 @@
 """Row 35: a prompt that kills its generator, and actors that crash at each start, are found and reported."""
 
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -68,13 +69,13 @@ def test_the_sixth_crash_without_progress_ends_the_job_with_the_last_error(tmp_p
 
 
 def test_crashes_with_progress_in_between_end_nothing(tmp_path: Path) -> None:
-    """More than launch.max_restarts of them; but each life had sampled something."""
+    """More than launch.max_restarts of them; but each life had delivered something."""
     ring = Ring(tmp_path, "run.total_train_steps=60", "launch.max_restarts=1")
     ring.hold(1)
     with ring.started():
         for life in range(3):
             ring.until("start", role="generator", rank=0, inc=life)
-            ring.wait(partial(has_sampled, ring, life), f"generator-0.{life} samples")
+            ring.wait(partial(has_delivered, ring, life), f"a sample of generator-0.{life} is acknowledged")
             ring.kill("generator-0")
         ring.hold(None)
         ring.finish()
@@ -82,8 +83,23 @@ def test_crashes_with_progress_in_between_end_nothing(tmp_path: Path) -> None:
     assert ring.output.count("rank 2 (generator-0): killed by SIGKILL; started again") == 3
 
 
-def has_sampled(ring: Ring, life: int) -> bool:
-    """This life of generator-0 has; once it could, new prompts are let in for it."""
+def has_delivered(ring: Ring, life: int) -> bool:
+    """The head has had a sample of this life of generator-0 for a second; once it could, new prompts are let in."""
     if ring.lines("pushed", role="generator", rank=0, inc=life):
         ring.hold(ring.version + 1)
-    return bool(ring.lines("completion", role="generator", rank=0, inc=life))
+    made = {(line["uid"], line["sample"]) for line in ring.lines("completion", role="generator", rank=0, inc=life)}
+    scored = [line["t"] for line in ring.lines("scored", role="head") if (line["uid"], line["sample"]) in made]
+    return bool(scored) and time.monotonic() - min(scored) > 1.0
+
+
+def test_row_44_a_learner_that_dies_before_each_checkpoint_ends_the_job(tmp_path: Path) -> None:
+    """Updates that its death undoes are no progress: the job does not repeat them for ever."""
+    ring = Ring(tmp_path, "checkpoint.every_steps=0", "launch.max_restarts=1", "run.total_train_steps=100000")
+    with ring.started():
+        for life in range(2):
+            ring.wait(lambda inc=life: ring.lines("step", role="learner", inc=inc), f"learner-0.{life} trains")
+            ring.kill("learner-0")
+        ring.finish(code=1)
+    last = "killed by SIGKILL; that is 2 in a row without progress in between, and launch.max_restarts is 1"
+    assert f"(learner-0): {last}" in ring.output
+    ring.check_survived(ended=False)

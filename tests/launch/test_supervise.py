@@ -242,15 +242,18 @@ def test_the_sixth_crash_in_a_row_is_final() -> None:
     assert [asks.next_delay_s(crashed=False, progressed=False) for _ in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
 
 
-def test_the_first_progress_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_progress_that_a_restart_does_not_undo_is_reported_to_the_supervisor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     read, write = os.pipe()
     monkeypatch.setenv(PROGRESS_FD, str(write))
     pulse = HeartbeatState()
     assert PROGRESS_FD not in os.environ  # its child processes must not write to this pipe
-    pulse.progress = 0
+    pulse.progress += 1
+    pulse.progress += 1
     assert not select.select([read], [], [], 0)[0]
-    pulse.progress += 1
-    pulse.progress += 1
+    pulse.report_progress()
+    pulse.report_progress()
     assert os.read(read, 10) == b"1"
     assert (os.read(read, 10), pulse.heartbeat().progress, HeartbeatState().progress) == (b"", 2, 0)
     os.close(read)

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -146,18 +147,29 @@ def keeper_of(run: Path, actor: PPOActor, config: Config) -> CheckpointManager:
     )
 
 
-def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_it(tmp_path: Path) -> None:
-    """After 1, 2, 4 and 8 minutes, then every_s, or twenty times what the last one took."""
+def timed_keeper(run: Path, actor: PPOActor, config: Config, clock: list[float]) -> CheckpointManager:
+    """Its clock stands still unless the test moves it."""
+    hooks = CheckpointHooks(lambda version, folder: None, now=lambda: clock[0])
+    return CheckpointManager(run, config.checkpoint, journal=actor._journal, is_root=True, hooks=hooks)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "staged_s", "interval_s"),
+    [
+        (0.01, 0.01, 5.0),  # the head writes its part as often
+        (0.5, 0.1, 25.0),  # 2 % of the time
+        (6.0, 1.0, 300.0),
+        (60.0, 2.0, 600.0),  # every ten minutes at least
+        (200.0, 60.0, 1200.0),  # unless training waited for over a twentieth of the time
+    ],
+)
+def test_checkpoints_by_time_follow_their_measured_cost(
+    tmp_path: Path, took_s: float, staged_s: float, interval_s: float
+) -> None:
     clock = [1000.0]
     config = settings()
     actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
-    keeper = CheckpointManager(
-        tmp_path,
-        config.checkpoint,
-        journal=actor._journal,
-        is_root=True,
-        hooks=CheckpointHooks(lambda version, _: clock.__setitem__(0, clock[0] + 50.0), now=lambda: clock[0]),
-    )
+    keeper = timed_keeper(tmp_path, actor, config, clock)
 
     def is_due_after(seconds: float) -> bool:
         clock[0] += seconds
@@ -167,19 +179,50 @@ def test_checkpoints_are_on_by_default_by_time_and_take_at_most_a_twentieth_of_i
     assert not is_due_after(5000.0)  # version 0 is the model itself
     keeper._tried = clock[0]
     train(actor, range(1))
-    for waited in (60.0, 120.0, 240.0, 480.0, 600.0, 600.0):
-        assert not is_due_after(waited - 1.0)
-        assert is_due_after(1.0)
-        keeper.keep(actor, words)
-        keeper.settle()
-    keeper._took_s = 50.0
-    assert not is_due_after(999.0)
+    assert not is_due_after(59.0)
+    assert is_due_after(1.0)  # before the cost is known
+    keeper.keep(actor, words)
+    keeper.settle()
+    keeper._took_s, keeper._waited_s = took_s, staged_s
+    assert not is_due_after(interval_s - 1.0)
     assert is_due_after(1.0)
-    off = CheckpointManager(tmp_path, settings(checkpoint={"every_s": 0.0}).checkpoint,
-                 journal=actor._journal, is_root=True,
-                 hooks=CheckpointHooks(lambda version, folder: None, now=lambda: clock[0]))  # fmt: skip
-    clock[0] += 1e6
+
+
+def test_checkpoints_by_time_measure_what_they_cost_and_zero_turns_them_off(tmp_path: Path) -> None:
+    clock = [1000.0]
+    config = settings(checkpoint={"async_save": False})
+    actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
+    train(actor, range(1))
+    hooks = CheckpointHooks(lambda version, folder: None, now=lambda: clock.append(clock.pop() + 1.0) or clock[0])
+    keeper = CheckpointManager(tmp_path, config.checkpoint, journal=actor._journal, is_root=True, hooks=hooks)
+    keeper.keep(actor, words)
+    assert keeper._took_s == keeper._waited_s >= 1.0
+    off = timed_keeper(tmp_path, actor, settings(checkpoint={"every_s": 0.0}), [1e9])
     assert not off.is_due(actor)
+    assert off.describe() == "checkpoints: none before the end"
+    both = timed_keeper(tmp_path, actor, settings(checkpoint={"every_steps": 20}), clock)
+    assert both.describe() == (
+        "checkpoints: every 20 steps and after 60 s, then as often as takes under 2% of the time, at least every 600 s"
+    )
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_the_schedule_of_checkpoints_goes_on_in_the_next_life_of_a_learner(
+    tmp_path: Path, has_checkpoint: bool
+) -> None:
+    """Learners that die within a minute of their starts write a checkpoint all the same."""
+    config, clock = settings(), [1000.0]
+    actor = tiny_actor(tmp_path, config)
+    train(actor, range(1))
+    newest = tmp_path / "config.json"
+    newest.write_text("{}")
+    if has_checkpoint:
+        os.utime(newest, (0, 0))
+        Shelf(tmp_path).seal(1)
+        newest = Shelf(tmp_path).folder(1)
+    for age_s, is_due in ((40.0, False), (70.0, True), (-1000.0, False)):  # the wall clock may be set back
+        os.utime(newest, (time.time() - age_s,) * 2)
+        assert timed_keeper(tmp_path, actor, config, clock).is_due(actor) is is_due
 
 
 def test_the_only_checkpoint_of_a_run_by_time_that_the_head_did_not_finish_counts_as_none(disk: Shelf) -> None:
