@@ -57,6 +57,7 @@ from launch.runs import (
 )
 from launch.slurm import slurm_job
 from launch.stages import stage_lines
+from launch.trial import is_tried, is_users_reward, trials
 
 MAX_TOKENIZED = 8192  # the prompts that are longest in bytes are tokenized: about two seconds
 
@@ -149,7 +150,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     if config.learner.warmup.steps:
         check_demonstrations(rows)
     samples = rows + problems + loader_samples(config, folder)
-    check_functions(config, folder, samples)
+    check_functions(config, folder, samples, model)
     shape = find_shape(config, folder)
     if shape is not None:
         check_token_ids(config, shape.vocabulary)
@@ -308,8 +309,8 @@ def check_journal_folder(path: str) -> None:
         raise ConfigError(f"journal.dir must be a writable folder: {path}: {error.strerror}") from None
 
 
-def check_rewards(config: Config, folder: Path, rows: Sequence[RowWithOrigin]) -> None:
-    """Load the reward function of each source with the fields of its rows. Raises ConfigError."""
+def check_rewards(config: Config, folder: Path, rows: Sequence[RowWithOrigin], model: str) -> None:
+    """Load the reward function of each source with the fields of its rows, and call it once. Raises ConfigError."""
     functions = {source.label: source.reward or config.reward.function for source in config.data.source}
     by_source: dict[str, list[RowWithOrigin]] = {name: [] for name in functions}
     for placed in rows:
@@ -317,13 +318,16 @@ def check_rewards(config: Config, folder: Path, rows: Sequence[RowWithOrigin]) -
     for name, own in by_source.items():
         reward = config.reward.model_copy(update={"function": functions.get(name, config.reward.function)})
         fields = common_fields(own) if own else None  # the rows of a loader are not known
-        check_reward(config.model_copy(update={"reward": reward}), folder, fields)
+        samples = trials(config, own, model) if is_tried(config) else iter(())
+        scored = samples if is_users_reward(reward) else ()
+        check_reward(config.model_copy(update={"reward": reward}), folder, fields, trials=scored)
+        next(samples, None)  # the workflow alone, where no reward has asked for a sample
 
 
-def check_functions(config: Config, folder: Path, rows: Sequence[RowWithOrigin]) -> None:
-    """Import the user's functions and check their signatures. Raises ConfigError."""
-    check_rewards(config, folder, rows)
+def check_functions(config: Config, folder: Path, rows: Sequence[RowWithOrigin], model: str) -> None:
+    """Import the user's functions, check their signatures, and call reward and workflow once. Raises ConfigError."""
     check_workflow(config)
+    check_rewards(config, folder, rows, model)
     if any(
         map(is_users, (config.actor.advantage, config.actor.loss, config.actor.correction, config.actor.aggregation))
     ):

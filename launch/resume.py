@@ -1,6 +1,7 @@
 """Chooses the run that a start resumes, and checks which of its settings have changed."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from typing import Any
 
 from areal_bus.config.sections import Config
 from areal_bus.config.stage_rules import settings_by_stage
+from areal_bus.core.evaluation_plan import has_stopped_improving, history
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.storage.versioned_dirs import version_of
 from launch.runs import (
     CONFIG,
     ORIGIN,
+    SUMMARY,
     Lock,
     RunInUse,
     check_free,
@@ -159,22 +162,44 @@ def find_run(config: Config, name: str) -> Path | None:
 
 
 def check_extends(run: Path, new: Config) -> None:
-    """Raises ConfigError unless a finished run has a checkpoint, and more steps with the new settings."""
+    """Raises ConfigError unless a finished run has a checkpoint, and more to do with the new settings."""
     done, old = n_updates(run), saved_config(run)
-    epochs, was = new.data.total_train_epochs, old.data.total_train_epochs
-    has_more_data = was is not None and (epochs is None or epochs > was)
-    wanted = "run.total_train_steps"
-    if done < old.run.total_train_steps and not has_more_data:
-        wanted = f"data.total_train_epochs (its data ended: it was {was}) and {wanted}"
-    elif new.run.total_train_steps > done and checkpoints(run):
+    wanted, how = what_ended(run, old, new)
+    if not wanted and new.run.total_train_steps > done and checkpoints(run):
         return
-    elif not checkpoints(run):
+    if not checkpoints(run):
         raise ConfigError(f"a finished run continues from its last checkpoint: {run} has none; start a new run")
+    if new.run.total_train_steps <= done:
+        more = f"run.total_train_steps={2 * done}"
+        wanted, how = f"{f'{wanted} and ' if wanted else ''}run.total_train_steps", f"{how} --set {more}".strip()
     raise ConfigError(
-        f"a finished run continues only with more steps: {run} has finished at version {done}; raise {wanted} "
-        f"(--resume {run} --set run.total_train_steps={2 * done}), or start a new run from its model "
+        f"a finished run continues only with more to do: {run} has finished at version {done}; raise {wanted} "
+        f"(--resume {shlex.quote(str(run))} {how}), or start a new run from its model "
         f'(model.path = "{run / "model"}")'
     )
+
+
+def what_ended(run: Path, old: Config, new: Config) -> tuple[str, str]:
+    """What beside the number of steps ended the run and would end it again, with the option that continues it; ""
+    where nothing would.
+    """
+    key, patience = "evaluate.early_stop_patience", new.evaluate.early_stop_patience
+    if stopped_early(run, old):
+        if not stopped_early(run, new):
+            return "", ""
+        at = f"it stopped early, as {new.evaluate.metric} did not improve in {patience} evaluations; 0: never"
+        return f"{key} ({at})", f"--set {key}=0"
+    epochs, was = new.data.total_train_epochs, old.data.total_train_epochs
+    if n_updates(run) >= old.run.total_train_steps or was is None or epochs is None or epochs > was:
+        return "", ""
+    return f"data.total_train_epochs (its data ended: it was {was})", f"--set data.total_train_epochs={was + 1}"
+
+
+def stopped_early(run: Path, config: Config) -> bool:
+    """Whether the evaluations of a finished run end it early with these settings."""
+    rule, figures = config.evaluate, read_object(run / SUMMARY).get("evaluations", {})
+    values = history(rule.metric_set, rule.metric, figures)
+    return has_stopped_improving(values, patience=rule.early_stop_patience)
 
 
 def is_named(run: Path, name: str) -> bool:

@@ -117,7 +117,7 @@ def run(agent: Agent, row: Mapping[str, Any], base_url: str, api_key: str) -> di
             value = asyncio.run(value)
         return {"returned": read_returned(value)}
     except BaseException as error:  # noqa: BLE001  any exception of the agent, SystemExit too, ends its conversation
-        return explain(error, agent)
+        return explain(error, agent, row)
 
 
 def read_returned(value: object) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from actors.engines.protocol import Done, Engine, Request, SamplingControls
 from actors.runtime.context import dump
 from actors.runtime.stages import stages_of
-from actors.runtime.user_code import describe, place_of, trace_of
+from actors.runtime.user_code import describe, known_fields, place_of, trace_of
 from actors.runtime.user_failures import Failures
 from actors.workflows.episode_runner import Asked, Awaited, EpisodeRun, Wish
 from actors.workflows.protocol import Workflow
@@ -220,7 +220,7 @@ class RolloutRunner:
         place, trace = place_of(error), ""
         if isinstance(error, WorkflowError):
             place, trace = place or error.place or self._live[key].run.place, error.trace
-        text = describe(error, place)
+        text = describe(error, place) + known_fields(error, self._live[key].row)
         if place and self._failures is not None:
             about = f"{self._live[key].run.name}"
             self._failures.note(

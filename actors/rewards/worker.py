@@ -13,15 +13,16 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from actors.rewards.columns import TOKEN_IDS, decode_ids
+from actors.rewards.columns import ADDED, TOKEN_IDS, decode_ids
 from actors.rewards.ipc import LENGTH, REPLY_BYTES, REQUEST_BYTES, check, pack, read
 from actors.rewards.loading import load_reward
 from actors.rewards.protocol import RewardFunction, Score
 from actors.rewards.values import read_value
-from actors.runtime.user_code import definition, innermost, is_ours, place_of, trace_of
+from actors.runtime.user_code import definition, innermost, is_ours, known_fields, place_of, trace_of
 from areal_bus.errors import ConfigError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -125,6 +126,7 @@ def reply(replies: BinaryIO, record: dict[str, Any]) -> None:
 
 def verdict(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]:
     """Run the function: its reward, or its error (I10: an error never becomes a reward)."""
+    row: dict[str, Any] = {}
     try:
         row = json.loads(request["row"])
         if "ids" in request:
@@ -132,7 +134,7 @@ def verdict(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]
         value = function(request["prompt"], request["completion"], row)
         return {"status": "value", **read_value(value)}
     except BaseException as error:  # noqa: BLE001 (any exception, SystemExit too, is an error verdict)
-        return {"status": "error", **explain(error, function)}
+        return {"status": "error", **explain(error, function, row)}
 
 
 def verdict_of_fork(
@@ -168,16 +170,17 @@ def checked_answer(answer: Any) -> dict[str, Any]:
     return {"status": "error", **{name: str(answer[name]) for name in ("error", "place", "trace") if name in answer}}
 
 
-def explain(error: BaseException, function: object) -> dict[str, str]:
-    """The error of a function; for user code with place and traceback."""
+def explain(error: BaseException, function: object, row: Mapping[str, Any]) -> dict[str, str]:
+    """The error of a function that was called for this row; for user code with place and traceback."""
     place = place_of(error) or ("" if is_ours(function) else innermost(error) or definition(function))
     text = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS].encode(errors="replace").decode()
+    fields = known_fields(error, {name: value for name, value in row.items() if name not in ADDED})
     if not place:
-        return {"error": text}
+        return {"error": f"{text}{fields}"}
     trace = trace_of(error)
     if len(json.dumps(trace)) > TRACE_BYTES:  # JSON may need twelve bytes for a character
         trace = trace[-TRACE_BYTES // 12 :]
-    return {"error": f"{text} ({place})", "place": place, "trace": trace}
+    return {"error": f"{text} ({place}){fields}", "place": place, "trace": trace}
 
 
 if __name__ == "__main__":

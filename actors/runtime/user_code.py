@@ -7,8 +7,10 @@ import inspect
 import os
 import sysconfig
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("areal_bus", "actors", "launch", "tools"))
@@ -18,6 +20,7 @@ NOT_THE_USERS = (
     "<",  # "<frozen importlib._bootstrap>", "<string>"
 )
 INSTALLED = ("site-packages", "dist-packages")
+MAX_FIELDS = 20  # of a row, in an error text
 HEAD_CHARACTERS, TAIL_CHARACTERS = 2000, 6000  # kept of a long traceback
 
 
@@ -74,6 +77,17 @@ def describe(error: BaseException, place: str = "") -> str:
     text = f"{type(error).__name__}: {error}".strip().rstrip(":")
     at = place or place_of(error)
     return f"{text} ({at})" if at and at not in text else text
+
+
+def known_fields(error: BaseException, row: Mapping[str, Any]) -> str:
+    """For a KeyError on a name that the row has not: the fields that it has, as the end of an error text; else ""."""
+    if not isinstance(error, KeyError) or len(error.args) != 1 or not isinstance(name := error.args[0], str):
+        return ""
+    if name in row:
+        return ""
+    names = sorted(field for field in row if not field.startswith("_"))
+    more = f" and {len(names) - MAX_FIELDS} more" if len(names) > MAX_FIELDS else ""
+    return f"; the row has no field {name!r}, it has {', '.join(names[:MAX_FIELDS])}{more}"
 
 
 def cause(error: BaseException) -> str:

@@ -6,11 +6,12 @@ tokens.
 
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import CoroutineType
 from typing import Any
 
 from actors.engines.protocol import Completion, SamplingControls
-from actors.runtime.user_code import is_users, shown
+from actors.runtime.user_code import definition, is_users, shown
 from actors.workflows.protocol import Episode, Row, Turn, Workflow
 from areal_bus.errors import EngineError, WorkflowError
 
@@ -80,7 +81,8 @@ class EpisodeRun:
         self.finish = ""
         self.episode: Episode | None = None
         self._tokenizer = tokenizer
-        self._coroutine: Coroutine[Any, Any, Episode] = workflow.episode(row, Asker(tokenizer, name, temperature))
+        self._call = partial(workflow.episode, row, Asker(tokenizer, name, temperature))
+        self._coroutine: Coroutine[Any, Any, Episode] | None = None  # None before the start
 
     @property
     def n_turns(self) -> int:
@@ -91,6 +93,15 @@ class EpisodeRun:
         return self.ids, self.logps, self.spans, self.segments, self.n_forgotten, self.n_begun_anew
 
     def start(self) -> Wish:
+        """Call `episode` and run it to its first request."""
+        made: Any = self._call()
+        if not isinstance(made, Coroutine):
+            raise WorkflowError(
+                f"not a coroutine: `episode` must be `async def episode(self, row, ask)`, it returned a "
+                f"{type(made).__name__}",
+                place=definition(self._call.func),
+            )
+        self._coroutine = made
         return self._send(None)
 
     def go_on(self) -> Wish:
@@ -100,7 +111,8 @@ class EpisodeRun:
     def reject(self, error: EngineError) -> Wish:
         """The engine cannot hold the last request: undo it and raise the error in the workflow."""
         self.ids, self.logps, self.spans, self.segments, self.n_forgotten, self.n_begun_anew = self._before
-        return self._settle(lambda: self._coroutine.throw(error))
+        coroutine = self._running()
+        return self._settle(lambda: coroutine.throw(error))
 
     def answer(self, completion: Completion) -> Wish:
         """Record a completion and resume."""
@@ -143,10 +155,17 @@ class EpisodeRun:
 
     def close(self) -> None:
         """Cancel the episode; the workflow's `finally` blocks run."""
-        self._coroutine.close()
+        if self._coroutine is not None:
+            self._coroutine.close()
+
+    def _running(self) -> Coroutine[Any, Any, Episode]:
+        if self._coroutine is None:
+            raise RuntimeError("an episode must be started before it continues")
+        return self._coroutine
 
     def _send(self, turn: Turn | None) -> Wish:
-        return self._settle(lambda: self._coroutine.send(turn))
+        coroutine = self._running()
+        return self._settle(lambda: coroutine.send(turn))
 
     def _settle(self, resume: Callable[[], Any]) -> Wish:
         try:

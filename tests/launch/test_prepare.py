@@ -134,7 +134,8 @@ def test_a_generated_row_is_named_by_its_number(file: Path) -> None:
 
 def test_prompts_of_a_users_workflow_are_not_checked(file: Path) -> None:
     (file.parent / "own_flow.py").write_text(
-        "class Flow:\n    def __init__(self, config): ...\n    async def episode(self, row, ask): ...\n"
+        "from actors.workflows.protocol import Episode\nclass Flow:\n    def __init__(self, config): ...\n"
+        "    async def episode(self, row, ask): return Episode((await ask([3])).text)\n"
     )
     prepare(load(file, ["data.max_prompt_tokens=3", "workflow.function=own_flow:Flow"], {}), file)
 
@@ -168,8 +169,9 @@ def test_a_workflow_whose_init_raises_is_refused_in_one_line(file: Path) -> None
 
 def test_a_module_that_prints_half_a_line_does_not_break_the_result(file: Path) -> None:
     (file.parent / "loud_flow.py").write_text(
-        "print('hello', end='')\nclass Flow:\n    def __init__(self, config): ...\n"
-        "    async def episode(self, row, ask): ...\n"
+        "from actors.workflows.protocol import Episode\nprint('hello', end='')\n"
+        "class Flow:\n    def __init__(self, config): ...\n"
+        "    async def episode(self, row, ask): return Episode((await ask([3])).text)\n"
     )
     assert Path(prepare_in_subprocess(load(file, ["workflow.function=loud_flow:Flow"], {}), file).run_folder).is_dir()
 

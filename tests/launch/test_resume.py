@@ -37,8 +37,10 @@ from launch.resume import (
 from launch.runs import Lock, PidFile, RunInUse, check_free, checkpoints, largest_incarnation
 from tests.launch.test_prepare import ROWS, SMALL, write_rows
 from tools.run import Run
+from tools.audit import run_settings
 
 ROOT = Path(__file__).parents[2]
+EVALUATES = ("evaluate.every_steps=4", "evaluate.path=rows.jsonl")
 HOLD = "import sys; from pathlib import Path; from launch.runs import Lock; Lock(Path(sys.argv[1])); print('held', \
 flush=True); sys.stdin.read()"
 
@@ -189,7 +191,7 @@ def test_a_failed_or_drained_run_is_not_finished(file: Path, summary: dict[str, 
     if resumes:
         assert found(file, f"run.resume={run}") == run
     else:
-        with pytest.raises(ConfigError, match=r"continues only with more steps.*or start a new run from its model"):
+        with pytest.raises(ConfigError, match=r"continues from its last checkpoint: .* has none; start a new run"):
             found(file, f"run.resume={run}")
 
 
@@ -221,6 +223,45 @@ def test_a_run_that_ended_with_its_data_needs_more_epochs_to_continue(file: Path
         found(file, f"run.resume={run}", "run.total_train_steps=20", "data.total_train_epochs=1")
     assert found(file, f"run.resume={run}", "data.total_train_epochs=2") == run
     assert found(file, f"run.resume={run}") == run  # no limit
+
+
+def stopped_early(file: Path, *scores: float) -> Path:
+    """A run of 100 steps with a patience of 2 that stopped at its last evaluation; one every 4 steps."""
+    run = begin(file, "run.total_train_steps=100", *EVALUATES, "evaluate.early_stop_patience=2")
+    figures = {
+        f"step-{v}": {"version": v, "avg_at_k": score} for v, score in zip(range(4, 99, 4), scores, strict=False)
+    }
+    summarize(run, code=0, versions=4 * len(scores), evaluations=figures)
+    checkpoint(run, 4 * len(scores))
+    return run
+
+
+@pytest.mark.parametrize("patience", ["evaluate.early_stop_patience=3", "evaluate.early_stop_patience=0"])
+def test_a_run_that_stopped_early_is_extended_with_a_larger_or_no_patience(file: Path, patience: str) -> None:
+    run = stopped_early(file, 0.5, 0.4, 0.45)
+    config, _ = load_settings(None, str(run), [patience])
+    assert find_run(config, "small") == run
+    assert prepare(config, file, run).notes[0].startswith(f"extends {run}, which had finished at version 12 (start 2;")
+
+
+def test_a_run_that_would_stop_early_at_once_names_the_option_that_extends_it(file: Path) -> None:
+    run = stopped_early(file, 0.5, 0.4, 0.45)
+    remedy = f"(--resume {run} --set evaluate.early_stop_patience=0)"
+    for more in ((), ("run.total_train_steps=200",)):  # more steps alone would change nothing
+        with pytest.raises(ConfigError, match=r"avg_at_k did not improve in 2 evaluations") as caught:
+            find_run(load_settings(None, str(run), more)[0], "small")
+        assert remedy in str(caught.value)
+    with pytest.raises(ConfigError, match=r"did not improve in 1 evaluations"):
+        find_run(load_settings(None, str(run), ["evaluate.early_stop_patience=1"])[0], "small")
+    assert find_run(load_settings(None, str(run), [remedy.split("--set ")[1].rstrip(")")])[0], "small") == run
+
+
+def test_the_audit_knows_that_an_earlier_start_could_stop_early(file: Path) -> None:
+    run = stopped_early(file, 0.5, 0.4, 0.45)
+    resume(run, file, "run.total_train_steps=100", *EVALUATES)
+    starts = [json.loads((run / name).read_text()) for name in ("config.json", "config-1.json")]
+    assert run_settings.read(starts[0], starts[1:]).stops_early
+    assert not run_settings.read(starts[0]).stops_early
 
 
 def test_a_folder_that_is_not_a_run_is_refused(file: Path) -> None:

@@ -23,7 +23,7 @@ class RunSettings:
     push_timeout_s: float | None
     silent_s: float | None
     earlier_totals: tuple[int, ...] = ()  # run.total_train_steps of earlier starts
-    stops_early: bool = False  # evaluate.early_stop_patience is set
+    stops_early: bool = False  # a start had evaluate.early_stop_patience
     on_timeout: float | None = None  # reward that is declared for such a verdict; None: "refund"
     on_error: float | None = None
     partial_groups: bool = False
@@ -74,7 +74,7 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunS
         push_timeout_s=number("weights", "timeout_s"),
         silent_s=number("bus", "silent_s"),
         earlier_totals=tuple(t for old in earlier if isinstance(t := old.get("run", {}).get("total_train_steps"), int)),
-        stops_early=bool(number("evaluate", "early_stop_patience")),
+        stops_early=any(start.get("evaluate", {}).get("early_stop_patience") for start in (config, *earlier)),
         on_timeout=number("reward", "on_timeout"),
         on_error=number("reward", "on_error"),
         max_refill=config["data"].get("max_refill", 0) if "data" in config else None,

@@ -1,0 +1,132 @@
+"""Calls the user's workflow and reward once on a row, before an actor starts.
+
+A wrong name, a missing field or a plain `def episode` then costs one line instead of a start. No model is loaded: the
+completions are the row's own answer and a number, so code that only fails for some completions passes. Agents are not
+called: they may have effects outside the run.
+"""
+
+import array
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from actors.data.loading import RowWithOrigin
+from actors.engines.protocol import Completion
+from actors.models.loading import load_tokenizer
+from actors.models.scratch import write_scratch_folder
+from actors.rewards.loading import WEIGHTED, TrialScore
+from actors.runtime.user_code import describe, known_fields, place_of
+from actors.workflows.episode_runner import Asked, EpisodeRun
+from actors.workflows.loading import close_workflow, load_workflow
+from actors.workflows.protocol import Workflow
+from areal_bus.config.rewards import RewardConfig
+from areal_bus.config.sections import Config, WorkflowConfig
+from areal_bus.errors import ConfigError, PromptTooLong, WorkflowError
+
+ANSWER_FIELDS = ("demonstration", "answer")
+NUMBER = "1"
+N_ROWS = 4  # code that fails for some rows passes
+MAX_TURNS = 64  # a workflow may sample until an answer is right, which these never are
+WAIT_S = 60.0  # for a workflow's own event
+
+
+def is_tried(config: Config) -> bool:
+    """Whether a workflow or a reward of the user is called."""
+    rewards = (config.reward, *(config.reward.model_copy(update={"function": s.reward}) for s in config.data.source))
+    is_users_workflow = config.workflow.function != WorkflowConfig().function
+    return not config.workflow.uses_endpoint and (is_users_workflow or any(map(is_users_reward, rewards)))
+
+
+def is_users_reward(reward: RewardConfig) -> bool:
+    """Whether the function, or a term of the weighted sum, is the user's, and no judge is asked."""
+    names = [term.function for term in reward.terms] if reward.function == WEIGHTED else [reward.function]
+    return any(":" in name for name in names) and "judge" not in names
+
+
+def trials(config: Config, rows: Sequence[RowWithOrigin], model: str) -> Iterator[TrialScore]:
+    """Samples of a few rows by the workflow, each when it is asked for. `model`: "" for [model.scratch].
+
+    Raises ConfigError at the end where the workflow has failed for all of them.
+    """
+    workflow, tokenizer = load_workflow(config), tokenizer_of(config, model)
+    failed, n_samples = "", 0
+    try:
+        for placed, text in ((one, text) for one in rows[:N_ROWS] for text in completions(one.row)):
+            try:
+                found = sample(workflow, placed, tokenizer, text)
+            except (ConfigError, PromptTooLong):
+                raise
+            except Exception as error:  # noqa: BLE001  user code
+                place = error.place if isinstance(error, WorkflowError) else place_of(error)
+                hint = known_fields(error, placed.row)
+                failed = failed or f"on {placed.where}: {describe(error, place)}{hint}"
+                continue
+            n_samples += 1
+            if found is not None:
+                yield found
+    except PromptTooLong:
+        return  # a row like others that are refunded
+    finally:
+        close_workflow(workflow)
+    if failed and not n_samples:
+        raise ConfigError(
+            f"workflow.function {config.workflow.function!r} failed in a trial before the start, {failed}"
+        )
+
+
+def completions(row: Mapping[str, Any]) -> Iterator[str]:
+    """A right answer where the row has one, then a number."""
+    yield from [str(row[name]) for name in ANSWER_FIELDS if row.get(name) not in (None, "")][:1]
+    yield NUMBER
+
+
+def tokenizer_of(config: Config, model: str) -> Any:
+    """The generators' tokenizer; `model`: "" for [model.scratch]."""
+    if config.model.scratch is None:
+        return load_tokenizer(model)
+    with tempfile.TemporaryDirectory() as folder:
+        write_scratch_folder(Path(folder), config.model.scratch)
+        return load_tokenizer(folder)
+
+
+def sample(workflow: Workflow, placed: RowWithOrigin, tokenizer: Any, text: str) -> TrialScore | None:
+    """One episode whose completions are all `text`; None where it does not end. Raises what the workflow raises."""
+    run = EpisodeRun(workflow, dict(placed.row), tokenizer, name="trial before the start")
+    try:
+        wish, deadline = run.start(), time.monotonic() + WAIT_S
+        while wish is not None:
+            if isinstance(wish, Asked) and run.n_turns <= MAX_TURNS:
+                ids = token_ids(tokenizer, text, wish.max_new_tokens)
+                n = len(ids)
+                wish = run.answer(Completion(("", 0, 0, 0, run.n_turns - 1), ids, [0.0] * n, [[0, n]], "stop"))
+            elif isinstance(wish, Asked) or time.monotonic() > deadline:
+                return None
+            elif wish.ready():
+                wish = run.go_on()
+            else:
+                time.sleep(0.005)
+    except WorkflowError as error:
+        error.place = error.place or run.place
+        raise
+    finally:
+        run.close()
+    assert run.episode is not None
+    row = {**placed.row, **run.episode.row}
+    return TrialScore(
+        where=placed.where,
+        prompt=run.prompt_text(),
+        completion=run.episode.text,
+        row=json.dumps(row, default=str),
+        ids=array.array("i", run.ids).tobytes(),
+        n_prompt=run.segments[0][0],
+    )
+
+
+def token_ids(tokenizer: Any, text: str, most: int | None) -> list[int]:
+    """A completion of at least one token, with the end token where there is room."""
+    ids: Sequence[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    return [*ids, *end][:most] or [0]
