@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import re
+import shlex
 import socket
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -142,7 +143,8 @@ def guest_context(fields: dict[str, Any]) -> Context:
         raise ConfigError(f"only a running job can be joined: {run} has ended")
     if host == socket.gethostname() and is_locked(run) is False:
         raise ConfigError(
-            f"only a running job can be joined: the job of {run} does not run (--resume {run} continues it)"
+            f"only a running job can be joined: the job of {run} does not run (--resume "
+            f"{shlex.quote(str(run))} continues it)"
         )
     if fields["head"].startswith("ipc://") and host != socket.gethostname():
         raise ConfigError(f'a guest on another host needs bus.transport = "tcp": the job uses ipc on {host}')

@@ -5,6 +5,7 @@ rank ended. The death of one is reported and changes nothing else.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -91,7 +92,7 @@ class Followers:
         return name if name == ALARMS else f"tracker {name}"
 
     def _report(self, name: str, what: str) -> None:
-        again = f"python -m tools.alarms {self.run} prints them"
+        again = f"python -m tools.alarms {shlex.quote(str(self.run))} prints them"
         if name != ALARMS:
-            again = f"python -m tools.export {self.run} --to {name} writes it later"
+            again = f"python -m tools.export {shlex.quote(str(self.run))} --to {name} writes it later"
         print(f"{self._title(name)}: {what}; the job goes on, and {as_here(again)}", file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ The checks are those of a rank, so that a mistake costs one line instead of a st
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -74,6 +75,6 @@ def become_mpirun(n_ranks: int, words: Sequence[str]) -> int:
     """Replace this process by mpirun, after printing the line that does the same."""
     variables = mpirun_variables()
     command = [find_mpirun(), "-np", str(n_ranks), *CHILD, "areal_bus.launch", *words]
-    print(shell_line(variables, command), file=sys.stderr, flush=True)
+    print(shell_line(variables, shlex.join(command)), file=sys.stderr, flush=True)
     environment = os.environ | variables | {"PYTHONPATH": child_path(), "PYTHONUTF8": "1", STARTED_BY: SCRIPT}
     os.execve(command[0], command, environment)

@@ -15,6 +15,7 @@ from areal_bus.config.packaged import announce, find_config
 from areal_bus.config.sections import Config, RunConfig
 from areal_bus.config.tolerance import staleness_warning
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import start_command
 from launch.bootstrap import rank_and_size
 from launch.dry_run import PlanPage, make_plan_page
 from launch.elastic import join_job
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None, *, n_ranks: int | None = None) 
             return show_plan(rank, make_plan_page(config, file, size if size > 1 else None, every=options.all))
         if options.slurm:
             return print_on_rank_0(rank, sbatch_file(config, file, options.set))
-        check_rank_count(config, size, options.config or f"--resume {options.resume}")
+        check_rank_count(config, size, start_words(options))
     except ConfigError as error:
         return report_error(rank, error)
     return run_rank(config, file)
@@ -186,13 +187,20 @@ def show_plan(rank: int, page: PlanPage) -> int:
     return report_error(rank, ConfigError(f"{rule}: the line with DOES NOT FIT names the memory and what to change"))
 
 
-def check_rank_count(config: Config, size: int, file: str) -> None:
+def start_words(options: argparse.Namespace) -> list[str]:
+    """The words of this start, for a command line that works."""
+    words = [options.config] if options.config else []
+    words += ["--resume", options.resume] if options.resume else []
+    return [*words, *(word for override in options.set for word in ("--set", override))]
+
+
+def check_rank_count(config: Config, size: int, words: Sequence[str]) -> None:
     """Raises ConfigError unless the number of ranks fits the topology."""
     least = min_ranks(config.topology)
     if size == 1 and least > 1:
         raise ConfigError(
             f"this topology needs {'exactly' if config.topology.ranks else 'at least'} {least} ranks, and this is one "
-            f"process without mpirun: run mpirun -np {least} python -m areal_bus.launch {file}"
+            f"process without mpirun: run {start_command(words, least, by_script=True)}"
         )
     check_count(config.topology, size)
     if config.topology.tensor_parallel > 1 and config.rollout.engine == "builtin":

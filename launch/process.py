@@ -8,6 +8,7 @@ pipe; the head also counts its loop iterations in an eventfd.
 import contextlib
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -138,7 +139,7 @@ def resume_hint(run: Path, n_ranks: int) -> str:
     folder = newest_checkpoint(run)
     kept = f"the newest checkpoint is {folder}, later updates are lost" if folder else "there is no checkpoint yet"
     where = "continues from it" if folder else "starts again at version 0"
-    first = f"to write a checkpoint first, use kill -USR1 $(cat {run}/pid) instead"
+    first = f"to write a checkpoint first, use kill -USR1 $(cat {shlex.quote(str(run / 'pid'))}) instead"
     return f"ends at once; {kept}; {resume_command(run, n_ranks)} {where}; {first}"
 
 

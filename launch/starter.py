@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from areal_bus.errors import ConfigError
-from areal_bus.process.commands import SCRIPT, script
+from areal_bus.process.commands import SCRIPT, start_command
 
 USAGE = f"""\
 usage: {SCRIPT} init FOLDER
@@ -88,7 +88,7 @@ def main(words: Sequence[str]) -> int:
         raise ConfigError(f"init takes the name of one new folder: {SCRIPT} init mine/")
     folder = Path(words[0])
     print(f"{folder} has {', '.join(write_starter(folder))}")
-    print(f"start it with: {script() or SCRIPT} run {folder / CONFIG} -np 4")
+    print(f"start it with: {start_command([str(folder / CONFIG)], 4, by_script=True)}")
     return 0
 
 

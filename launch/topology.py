@@ -51,7 +51,7 @@ def check_count(topology: TopologyConfig, size: int) -> None:
     """Raises ConfigError unless the settings accept `size` ranks."""
     if topology.ranks is not None and size != topology.ranks:
         raise ConfigError(
-            f"topology.ranks = {topology.ranks} ranks must start: {size} started; run mpirun -np {topology.ranks} "
+            f"topology.ranks = {topology.ranks} ranks must start: {size} started; start with -np {topology.ranks} "
             f"(or --set topology.ranks={size})"
         )
     own, width = fixed_ranks(topology), topology.tensor_parallel
@@ -60,17 +60,17 @@ def check_count(topology: TopologyConfig, size: int) -> None:
     if topology.generators is not None and size != wanted:
         raise ConfigError(
             f"the topology needs exactly {wanted} ranks ({parts}{topology.generators} generator(s) of {width}): "
-            f"{size} started; run mpirun -np {wanted}, or leave topology.generators out"
+            f"{size} started; start with -np {wanted}, or leave topology.generators out"
         )
     if size < wanted:
         raise ConfigError(
             f"the topology needs at least {wanted} ranks ({parts}1 generator of {width}): {size} started; "
-            f"run mpirun -np {wanted} or more"
+            f"start with -np {wanted} or more"
         )
     if (size - own) % width:
         raise ConfigError(
             f"generators take topology.tensor_parallel = {width} ranks each: {size - own} ranks are left for them; "
-            f"run mpirun -np {size - (size - own) % width} or {size + width - (size - own) % width}"
+            f"start with -np {size - (size - own) % width} or {size + width - (size - own) % width}"
         )
 
 

@@ -24,7 +24,7 @@ BUS = {  # folder of areal_bus -> the other ones that it imports; each may impor
     "wire": set[str](),
     "transport": {"wire", "process"},
     "native": set[str](),
-    "config": set[str](),
+    "config": {"process"},
     "weights": {"config", "native", "process"},
     "storage": {"core", "wire"},
     "process": set[str](),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import install_command
 
 Found = Iterator[tuple[str, Any]]  # (where, value): FILE:LINE or FILE[ROW]
 SAVED = ("dataset_info.json", "dataset_dict.json")  # one of them is in a folder of save_to_disk
@@ -102,8 +103,8 @@ def needed(module: str, path: Path) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"{path} needs the package {module.partition('.')[0]}: run make setup (or pip install -c constraints.txt "
-            "'.[hf]'), or give a JSON-lines file"
+            f"{path} needs the package {module.partition('.')[0]}: run {install_command('hf')}, or give a JSON-lines "
+            "file"
         ) from error
 
 

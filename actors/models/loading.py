@@ -6,6 +6,7 @@
 import contextlib
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from actors.models.adapter_folder import WEIGHTS_FILE, base_of, is_adapter_folde
 from actors.models.scratch import is_scratch_folder
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import python
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"
 REPLY = "reply"  # of the conversation that shows how a template ends a turn
@@ -88,7 +90,9 @@ def _parts(folder: Path) -> list[str]:
 
 
 def _hint(path: str) -> str:
-    return "; `make model` or `areal-bus demo` brings SmolLM2" if "smollm2" in path.lower() else ""
+    if "smollm2" not in path.lower():
+        return ""
+    return f"; to bring SmolLM2: {python()} -m actors.models.download_smollm2 {shlex.quote(path)}"
 
 
 def load_tokenizer(path: str) -> Any:

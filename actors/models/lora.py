@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from areal_bus.config.learner import LoraConfig
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import install_command
 from areal_bus.weights.snapshot import digest_of
 
 BASE_DIGEST = "base.digest"  # in a push beside the adapters: identifies the weights that they belong to
@@ -20,10 +21,7 @@ BASE_DIGEST = "base.digest"  # in a push beside the adapters: identifies the wei
 def check_peft() -> None:
     """Raises ConfigError without peft. Imports nothing."""
     if find_spec("peft") is None:
-        raise ConfigError(
-            "actor.lora needs the package peft, which is not installed: run "
-            "pip install --constraint constraints.txt peft"
-        )
+        raise ConfigError(f"actor.lora needs the package peft, which is not installed: run {install_command('lora')}")
 
 
 def adapted_layers(model: Any, wanted: Sequence[str]) -> dict[str, nn.Linear]:

@@ -19,6 +19,7 @@ from actors.runtime.user_code import cause
 from actors.runtime.user_modules import add_user_folder, check_not_hidden
 from areal_bus.errors import ConfigError
 from areal_bus.messages import VerdictStatus
+from areal_bus.process.commands import install_command
 
 if TYPE_CHECKING:  # workers import this module without the settings
     from areal_bus.config.data import DataConfig
@@ -38,8 +39,8 @@ BUILT_IN = {
     "agent": "actors.rewards.builtin:agent_score",
 }
 EXTRAS = {
-    "judge": 'it needs the extra judge: pip install "areal-bus[judge]"',
-    "reasoning_gym": 'it needs the extra reasoning-gym: pip install "areal-bus[reasoning-gym]"',
+    "judge": f"it needs the extra judge: {install_command('judge')}",
+    "reasoning_gym": f"it needs the extra reasoning-gym: {install_command('reasoning-gym')}",
 }
 WEIGHTED = "weighted"  # the sum of reward.terms
 BY_SOURCE = "by source"  # of runs with [[data.source]]: no name for a config

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import install_command
 
 Tracker = Literal["tensorboard", "wandb", "trackio", "csv", "parquet"]
 PACKAGES: Mapping[Tracker, str] = {  # package to import; "" for the standard library
@@ -22,6 +23,5 @@ def check_installed(names: Iterable[Tracker]) -> None:
         package = PACKAGES[name]
         if package and find_spec(package) is None:
             raise ConfigError(
-                f"the tracker {name} needs the package {package}, which is not installed: run "
-                f"pip install --constraint constraints.txt {package}"
+                f"the tracker {name} needs the package {package}, which is not installed: run {install_command(name)}"
             )

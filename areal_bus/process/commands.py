@@ -6,11 +6,16 @@
 import functools
 import os
 import re
+import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from areal_bus.process.mpirun import AS_ROOT, MORE_RANKS_THAN_CORES, shell_line
+
 SCRIPT = "areal-bus"
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"  # in a checkout only
 STARTED_BY = "AREALBUS_STARTED_BY"  # environment of a job: the script that started it
 MODULE = re.compile(r"python -m tools\.(\w+)(?![\w.])")
 
@@ -26,11 +31,38 @@ def script() -> str:
 
 def as_here(text: str) -> str:
     """The text with each `python -m tools.NAME` as it can be typed here."""
-    return MODULE.sub(lambda match: f"{script()} {match[1].replace('_', '-')}", text) if script() else text
+    return MODULE.sub(lambda match: f"{shlex.quote(script())} {match[1].replace('_', '-')}", text) if script() else text
 
 
 def resume_command(run: Path | str, n_ranks: int) -> str:
     """The command that resumes a run, in the form in which this job was started. `n_ranks`: 0 without mpirun."""
-    if os.environ.get(STARTED_BY) and script():
-        return f"{script()} run --resume {run} -np {n_ranks}"
-    return f"{f'mpirun -np {n_ranks} ' if n_ranks else ''}python -m areal_bus.launch --resume {run}"
+    return start_command(["--resume", str(run)], n_ranks, by_script=bool(os.environ.get(STARTED_BY)))
+
+
+def start_command(words: Sequence[str], n_ranks: int, *, by_script: bool) -> str:
+    """The command that starts a job with these words. `n_ranks`: 0 without mpirun; `by_script`: where it is there."""
+    quoted = shlex.join(words)
+    if by_script and script():
+        return f"{shlex.quote(script())} run {quoted} -np {n_ranks}"
+    rank = f"{python()} -m areal_bus.launch {quoted}"
+    return shell_line(missing_variables(n_ranks), f"mpirun -np {n_ranks} {rank}") if n_ranks else rank
+
+
+def missing_variables(n_ranks: int) -> dict[str, str]:
+    """What mpirun needs for this number of ranks here, and this environment lacks."""
+    needed = AS_ROOT if os.geteuid() == 0 else {}
+    needed = needed | (MORE_RANKS_THAN_CORES if n_ranks > (os.cpu_count() or 1) else {})
+    return {name: value for name, value in needed.items() if name not in os.environ}
+
+
+def python() -> str:
+    """How to call this Python."""
+    named = shutil.which("python")
+    return "python" if named and Path(named).samefile(sys.executable) else shlex.quote(sys.executable)
+
+
+def install_command(extra: str) -> str:
+    """How to install what an extra of this package needs, with its tested versions where they are at hand."""
+    beside = (Path(sys.executable).parent / "pip").is_file() and python() == "python"
+    pinned = f"--constraint {shlex.quote(str(CONSTRAINTS))} " if CONSTRAINTS.is_file() else ""
+    return f"{'pip' if beside else f'{python()} -m pip'} install {pinned}'areal-bus[{extra}]'"

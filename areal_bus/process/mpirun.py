@@ -34,6 +34,6 @@ def mpirun_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {name: value for name, value in needed.items() if name not in environ}
 
 
-def shell_line(variables: Mapping[str, str], command: list[str]) -> str:
-    """The command as it can be pasted into a shell."""
-    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command)])
+def shell_line(variables: Mapping[str, str], command: str) -> str:
+    """A quoted command with its variables, as it can be pasted into a shell."""
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), command])

@@ -7,15 +7,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from areal_bus.config.packaged import FOLDER, find_config
+from areal_bus.config.trackers import PACKAGES as PACKAGES_OF
 from areal_bus.errors import ConfigError
 from areal_bus.launch import main_of_console
 from areal_bus.process import commands, mpirun
 from launch import demo, local_job, starter
+from launch.process import resume_hint
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("areal_bus", "actors", "launch", "tools", "configs")
@@ -138,11 +141,58 @@ def test_run_starts_mpirun_with_what_it_needs_and_passes_the_other_words(monkeyp
 
 def test_a_run_is_resumed_by_the_command_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "script", lambda: "areal-bus")
+    monkeypatch.setattr(commands, "missing_variables", lambda n_ranks: {})
     monkeypatch.delenv(commands.STARTED_BY, raising=False)
     assert commands.resume_command("runs/a", 4) == "mpirun -np 4 python -m areal_bus.launch --resume runs/a"
     assert commands.resume_command("runs/a", 0) == "python -m areal_bus.launch --resume runs/a"
     monkeypatch.setenv(commands.STARTED_BY, "areal-bus")
     assert commands.resume_command("runs/a", 4) == "areal-bus run --resume runs/a -np 4"
+
+
+def test_printed_commands_quote_paths_and_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, override = "runs/my run $(x)", 'data.prompt="{question} it\'s"'
+    for by_script in (True, False):
+        words = shlex.split(commands.start_command(["--resume", run, "--set", override], 4, by_script=by_script))
+        assert [word for word in words if word in (run, override)] == [run, override]
+    assert run in shlex.split(resume_hint(Path(run), 4).split(" instead")[0].rpartition("$(cat ")[0] + "x")
+    assert f"$(cat {shlex.quote(f'{run}/pid')})" in resume_hint(Path(run), 4)
+
+
+def test_a_printed_mpirun_line_has_what_root_and_many_ranks_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in mpirun.AS_ROOT | mpirun.MORE_RANKS_THAN_CORES:
+        monkeypatch.delenv(name, raising=False)
+    many = (os.cpu_count() or 1) + 1
+    for uid, n_ranks, wanted in (
+        (0, 1, mpirun.AS_ROOT),
+        (1000, many, mpirun.MORE_RANKS_THAN_CORES),
+        (0, many, mpirun.AS_ROOT | mpirun.MORE_RANKS_THAN_CORES),
+        (1000, 1, {}),
+        (0, 0, {}),  # without mpirun
+    ):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        words = shlex.split(commands.start_command(["c.toml"], n_ranks, by_script=False))
+        assert [word for word in words if "=" in word] == [f"{name}={value}" for name, value in wanted.items()]
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert commands.missing_variables(1) == {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def test_every_extra_has_an_install_command_that_works_in_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = set()
+    for path in (path for name in PACKAGES for path in (ROOT / name).rglob("*.py")):
+        text = path.read_text()
+        is_bench = ROOT / "tools" / "bench" in path.parents  # only in a checkout
+        assert is_bench or not re.search(
+            r"pip install (-c|--constraint) constraints.txt|run make |`make (model|setup)", text
+        ), path
+        named |= set(re.findall(r"install_command\([\"']([a-z-]+)[\"']\)", text))
+    assert {"hf", "lora", "judge", "envs", "plot", "demo", "reasoning-gym"} == named
+    assert named | {name for name in PACKAGES_OF if PACKAGES_OF[name]} <= set(extras)
+    *_, constraint, package = shlex.split(commands.install_command("hf"))
+    assert (Path(constraint).is_absolute(), Path(constraint).is_file(), package) == (True, True, "areal-bus[hf]")
+    monkeypatch.setattr(commands, "CONSTRAINTS", Path("constraints.txt"))  # as installed: there is none
+    assert shlex.split(commands.install_command("hf"))[-2:] == ["install", "areal-bus[hf]"]
 
 
 def test_the_demo_takes_smollm2_where_it_is_and_says_when_it_does_not(

@@ -13,6 +13,7 @@ from areal_bus.config.loader import load
 from areal_bus.config.sections import BusConfig, Config
 from areal_bus.core.split import Split
 from areal_bus.errors import ConfigError
+from areal_bus.process.commands import script
 from launch.bootstrap import RANK_VARIABLES
 from launch.main import main
 from launch.memory import KNOWN_SHAPES
@@ -85,14 +86,14 @@ def test_an_unknown_key_is_refused(file: Path, capsys: pytest.CaptureFixture[str
 def test_fewer_ranks_than_actors_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = refused(capsys, str(file), "--set", "topology.rewards=5")
     assert "at least 7 ranks" in output
-    assert "4 started; run mpirun -np 7" in output
+    assert "4 started; start with -np 7" in output
 
 
 def test_a_start_without_mpirun_is_refused_with_the_command_to_run(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert f"run mpirun -np 3 python -m areal_bus.launch {file}" in refused(capsys, str(file))
+    assert f"run {script()} run {file} -np 3" in refused(capsys, str(file))
 
 
 def test_tensor_parallel_generators_are_refused_as_long_as_no_engine_shards(

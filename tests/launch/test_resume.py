@@ -36,8 +36,8 @@ from launch.resume import (
 )
 from launch.runs import Lock, PidFile, RunInUse, check_free, checkpoints, largest_incarnation
 from tests.launch.test_prepare import ROWS, SMALL, write_rows
-from tools.run import Run
 from tools.audit import run_settings
+from tools.run import Run
 
 ROOT = Path(__file__).parents[2]
 EVALUATES = ("evaluate.every_steps=4", "evaluate.path=rows.jsonl")

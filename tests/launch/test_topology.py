@@ -98,12 +98,12 @@ def test_by_default_all_other_ranks_are_generators(size: int) -> None:
 
 
 def test_a_number_of_ranks_other_than_topology_ranks_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"topology\.ranks = 8 ranks must start: 4 started; run mpirun -np 8"):
+    with pytest.raises(ConfigError, match=r"topology\.ranks = 8 ranks must start: 4 started; start with -np 8"):
         check_count(TopologyConfig(ranks=8), 4)
 
 
 def test_left_over_ranks_of_a_tensor_parallel_generator_are_refused() -> None:
-    with pytest.raises(ConfigError, match="5 ranks are left for them; run mpirun -np 6 or 8"):
+    with pytest.raises(ConfigError, match="5 ranks are left for them; start with -np 6 or 8"):
         check_count(TopologyConfig(tensor_parallel=2), 7)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import textwrap
 import threading
 import time
@@ -80,7 +81,9 @@ def show(folder: Path, finding: Finding) -> None:
 def headline(folder: Path, finding: Finding) -> str:
     """One line for the console of a job."""
     seen = terminal.safe(finding.seen)
-    return as_here(f"alarm {finding.name} at version {finding.since}: {seen}; python -m tools.alarms {folder}")
+    return as_here(
+        f"alarm {finding.name} at version {finding.since}: {seen}; python -m tools.alarms {shlex.quote(str(folder))}"
+    )
 
 
 def render(where: Run, reader: AlarmReader, width: int) -> Iterator[str]:
@@ -105,7 +108,7 @@ def _alarm(folder: Path, finding: Finding, width: int) -> Iterator[str]:
         lines = textwrap.wrap(terminal.safe(text), max(width - 8, 20))
         yield from (f"  {title if i == 0 else '':<5} {line}" for i, line in enumerate(lines))
     if finding.samples:
-        yield as_here(f"  read  python -m tools.samples {folder} --step N --uid U")
+        yield as_here(f"  read  python -m tools.samples {shlex.quote(str(folder))} --step N --uid U")
         yield from (f"    {_sample(sample, width - 4)}" for sample in finding.samples)
 
 

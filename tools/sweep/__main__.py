@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from areal_bus.config.packaged import find_and_announce
 from areal_bus.errors import ConfigError
-from areal_bus.process.commands import as_here
+from areal_bus.process.commands import as_here, install_command
 from areal_bus.process.mpirun import find_mpirun
 from tools import terminal
 from tools.sweep import report
@@ -153,7 +153,7 @@ def write_report(sweep: SweepFile, results: Sequence[Result], out: Path, *, n_mi
     x = plot_axis(sweep)
     has_plot = bool(x) and report.write_plot(out / "plot.svg", found, x=x, metric=sweep.metric)
     if x and not has_plot:
-        print('no plot: it needs matplotlib (pip install "areal-bus[plot]")', file=sys.stderr)
+        print(f"no plot: it needs matplotlib ({install_command('plot')})", file=sys.stderr)
     files = ["runs.csv", "table.txt", *(["plot.svg"] if has_plot else [])]
     print(f"{out}: {', '.join(files)}" + (f"; {n_missing} jobs have not run" if n_missing else ""))
 

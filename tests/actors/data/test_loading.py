@@ -120,7 +120,7 @@ def test_a_folder_and_a_file_that_is_no_text_are_refused(tmp_path):
 
 def test_without_the_datasets_library_a_hub_id_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"run make setup \(or pip install -c constraints.txt '\.\[hf\]'\)"):
+    with pytest.raises(ConfigError, match=r"run pip install --constraint /\S+/constraints.txt 'areal-bus\[hf\]'"):
         check_data(config_of(data={"path": "openai/gsm8k"}), tmp_path)
 
 
