@@ -6,7 +6,9 @@ It imports nothing of the commands, so that each starts as fast as it can.
 import difflib
 import importlib
 import importlib.metadata
+import os
 import runpy
+import shlex
 import sys
 
 import areal_bus.launch
@@ -82,6 +84,8 @@ def version_line() -> str:
 
 def unknown(command: str) -> str:
     """The sentence for a command that is none, with the nearest one."""
+    if command.endswith(".toml") or os.path.isdir(command):
+        return f"a command comes first: {SCRIPT} run {shlex.quote(command)}"
     near = difflib.get_close_matches(command, [*COMMANDS, *OPTIONS], 1, 0.5)
     if near:
         return f"there is no command {command!r}: the nearest is {near[0]}; {SCRIPT} --help lists all"

@@ -5,6 +5,7 @@ Every rank runs this. All ranks find the same fault in the settings: rank 0 prin
 
 import argparse
 import difflib
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +64,9 @@ def main(arguments: Sequence[str] | None = None, *, n_ranks: int | None = None) 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Raises ConfigError for unknown options."""
     options, unknown = parser().parse_known_args(arguments)
+    if split := next((key for key in options.set if "=" not in key), None):
+        value = next((word for word in (*unknown, options.config) if word and not word.endswith(".toml")), "VALUE")
+        raise ConfigError(f"--set takes one word, SECTION.KEY=VALUE: --set {shlex.quote(f'{split}={value}')}")
     for word in unknown:
         if not word.startswith("-"):
             raise ConfigError(f"give one CONFIG.toml: got {options.config} and {word}")

@@ -22,7 +22,7 @@ from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
 from areal_bus.config import named_tasks
 from areal_bus.config.sections import Config
-from areal_bus.config.synonyms import by_meaning
+from areal_bus.config.synonyms import by_meaning, is_foreign
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
 
@@ -33,6 +33,7 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
         "its threads shortened an update by a tenth, only for very small models, and sums differed from run to run",
     ),
 }
+LIKE = 0.6  # similarity of a section's name to that of a table within a section
 NEARER = 0.9  # similarity of a typo; below it, names of other systems are tried first
 
 
@@ -218,16 +219,27 @@ def unknown(key: str, origin: str) -> str:
 
 def nearest(key: str) -> str:
     keys = list(fields())
+    section, _, last_part = key.rpartition(".")
+    alike = {k: likeness(k.rpartition(".")[0], section) for k in keys if k.rpartition(".")[2] == last_part}
+    if same := max(alike, key=alike.__getitem__, default=""):  # the right name in the wrong section
+        if alike[same] > LIKE:
+            return f": the nearest is {same}"
+        if not is_foreign(last_part) and (same := next((k for k in alike if k.count(".") == 1), "")):
+            return f": the nearest is {same}"
     if (meaning := by_meaning(key, set(keys))) and not difflib.get_close_matches(key, keys, 1, NEARER):
         return meaning
     sections = sorted({part for k in keys for part in [k.rpartition(".")[0]]})
     near = difflib.get_close_matches(key, keys + sections, 1, 0.7)
-    if not near:  # the right name in the wrong section, or a typo
+    if not near:  # a typo in the wrong section
         last = {k.rpartition(".")[2]: k for k in reversed(keys)}
         near = [last[n] for n in difflib.get_close_matches(key.rpartition(".")[2], last, 1, 0.7)]
     if not near:
         near = difflib.get_close_matches(key, keys + sections, 1, 0.5)
     return f": the nearest is {near[0]}" if near else f": sections are {', '.join(Config.model_fields)}"
+
+
+def likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def sentence(error: ValidationError, source: Mapping[str, str], path: str) -> str:
@@ -242,7 +254,8 @@ def sentence(error: ValidationError, source: Mapping[str, str], path: str) -> st
         what = "unknown key" if fault["type"] == "extra_forbidden" else str(fault["msg"]).lower() + ":"
         return f"{what} {inner} ({origin}): it is {json.dumps(fault['input'])}{more}"
     if fault["type"] == "extra_forbidden":
-        return unknown(key, origin) + more
+        inside = [f"{key}.{name}" for name in leaves(fault["input"])] if isinstance(fault["input"], dict) else []
+        return unknown(inside[0] if inside else key, origin) + more
     return f"{key} must be {rule(key, fault)}: it is {json.dumps(fault['input'])} ({origin}){more}"
 
 

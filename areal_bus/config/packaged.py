@@ -1,6 +1,7 @@
 """The configs that are installed with the packages, found by name from any folder."""
 
 import difflib
+import shlex
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ def find_config(name: str) -> Path:
     Raises ConfigError with the nearest name when there is neither.
     """
     given = Path(name)
+    if given.is_dir():
+        raise ConfigError(why_a_folder(given))
     if given.exists() or given.is_absolute():
         return given
     short = name.removeprefix("configs/")
@@ -24,6 +27,16 @@ def find_config(name: str) -> Path:
     if (near := nearest(given, short)) is not None:
         raise ConfigError(f"the config must be an existing TOML file: {name} is not there; did you mean {near}?")
     return given
+
+
+def why_a_folder(folder: Path) -> str:
+    """The words that start what is in a folder."""
+    if (folder / "config.json").is_file() and (folder / "origin.json").is_file():
+        meant = f"to continue this run: --resume {shlex.quote(str(folder))}"
+    else:
+        files = sorted(str(path) for path in folder.glob("*.toml"))
+        meant = f"did you mean {shlex.quote(files[0])}?" if files else "it has no TOML file"
+    return f"the config must be a TOML file: {folder} is a folder; {meant}"
 
 
 def nearest(given: Path, short: str) -> str | None:

@@ -39,11 +39,15 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "data.path": "dataset dataset_name dataset_path train_files train_path prompt_data",
     "data.total_train_epochs": "num_train_epochs total_epochs num_epochs epochs num_episodes",
     "engine.python": "server_python python_executable",
-    "gconfig.max_new_tokens": "max_completion_length max_response_length response_length generate_max_len",
+    "gconfig.max_new_tokens": "max_completion_length max_response_length response_length generate_max_len"
+    " max_length max_gen_len",
     "gconfig.n_samples": "group_size num_generations n_samples_per_prompt rollout_n rollouts_per_example num_samples n",
     "gconfig.min_new_tokens": "min_tokens min_length",
-    "gconfig.stop": "stop_strings stop_sequences stop_strs",
+    "gconfig.stop": "stop_strings stop_sequences stop_strs stop_words stop_texts",
     "gconfig.temperature": "temp sampling_temperature rollout_temperature",
+    "journal.tracker": "logger report_to use_wandb wandb trackers log_with",
+    "actor.lora.rank": "lora_rank lora_r",
+    "evaluate.every_steps": "eval_steps test_freq eval_every eval_interval eval_freq",
     "learner.gradient_checkpointing": "enable_gradient_checkpointing activation_checkpointing ac recompute_activations",
     "learner.max_tokens_per_mb": "micro_batch_size per_device_train_batch_size max_tokens_per_gpu"
     " ppo_max_token_len_per_gpu ppo_micro_batch_size_per_gpu gradient_accumulation_steps micro_train_batch_size",
@@ -60,7 +64,8 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "run.folder": "output_dir save_path default_local_dir fileroot",
     "run.name": "experiment_name trial_name project_name run_name job_name",
     "run.resume": "resume_from_checkpoint resume_mode load_checkpoint_path recover_mode",
-    "run.total_train_steps": "max_steps total_steps total_training_steps num_train_steps num_steps n_steps num_rollout",
+    "run.total_train_steps": "max_steps total_steps total_training_steps num_train_steps num_steps n_steps num_rollout"
+    " max_train_steps train_steps",
     "teacher.path": "teacher_model teacher_model_path teacher_model_name_or_path teacher_path teacher_pretrain",
     "topology.gpus_per_host": "n_gpus_per_node gpus_per_node num_gpus num_gpus_per_node",
     "topology.ranks": "nnodes num_nodes n_nodes world_size",
@@ -72,6 +77,11 @@ NOT_HERE: dict[str, str] = {  # explanation for settings that we do not have -> 
     ),
 }
 NEAR = 0.85
+
+
+def is_foreign(name: str) -> bool:
+    """Whether another system has a setting of exactly this name."""
+    return any(name in theirs.split() for theirs in (*OURS_TO_THEIRS.values(), *NOT_HERE.values()))
 
 
 def by_meaning(key: str, known: "frozenset[str] | set[str]") -> str:

@@ -294,3 +294,28 @@ def test_an_installed_wheel_trains_in_a_folder_with_packages_of_our_names(instal
     )
     environ |= mpirun.AS_ROOT | mpirun.MORE_RANKS_THAN_CORES  # what the docs say to set
     call(f"{MPIRUN} -np 3 {installed}/python -m areal_bus.launch mine/config.toml --dry-run")
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        (["my.toml"], "a command comes first: areal-bus run my.toml"),
+        (["mine"], "a command comes first: areal-bus run mine"),
+        (["run", "mine"], "mine is a folder; did you mean mine/config.toml?"),
+        (["run", "runs/a b"], "runs/a b is a folder; to continue this run: --resume 'runs/a b'"),
+        (["run", "empty"], "empty is a folder; it has no TOML file"),
+        (["run", "tiny", "--set", "actor.lr", "1e-4"], "--set takes one word, SECTION.KEY=VALUE: --set actor.lr=1e-4"),
+        (
+            ["run", "--set", "actor.lr", "1e-4", "c.toml"],
+            "--set takes one word, SECTION.KEY=VALUE: --set actor.lr=1e-4",
+        ),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_the_form_that_works(
+    words: list[str], right: str, monkeypatch: pytest.MonkeyPatch, capfd: Out
+) -> None:
+    for file in ("mine/config.toml", "runs/a b/config.json", "runs/a b/origin.json", "empty/notes.txt"):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text("{}", encoding="utf-8")
+    assert areal_bus(monkeypatch, *words) == 2
+    assert right in capfd.readouterr().err

@@ -84,6 +84,11 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
     [
         ("actor.lrr=1", "unknown key actor.lrr (--set actor.lrr=1): the nearest is actor.lr"),
         ("gconfig.batch_size=1", "the nearest is data.batch_size"),
+        ("optim.lr=1", "the nearest is actor.lr"),
+        ("rollout.top_k=1", "the nearest is gconfig.top_k"),
+        ("lora.rank=8", "the nearest is actor.lora.rank"),
+        ("gconfig.stop_words=['a']", "here it is gconfig.stop"),
+        ("settings.clip_eps=0.2", "here it is actor.eps_clip"),
         ("actr.lr=1", "the nearest is actor.lr"),
         ("actor.lr=-1", "actor.lr must be a number, above 0: it is -1 (--set actor.lr=-1)"),
         ("actor.lr=inf", "actor.lr must be a number, above 0"),
@@ -290,6 +295,23 @@ def test_every_key_explains_itself() -> None:
 
 def test_explain_gives_type_limits_default_and_meaning() -> None:
     assert explain("actor.lr") == "actor.lr: a number, above 0; default 2e-05\n    Peak learning rate of AdamW."
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("[train]\nbatch_size = 8", "unknown key train.batch_size"),
+        ("[settings]\nclip_eps = 0.2", "here it is actor.eps_clip"),
+        ("[trainer.optim]\nlr = 1", "unknown key trainer.optim.lr"),
+        ("[nothing]", "unknown key nothing"),
+    ],
+)
+def test_a_section_that_is_unknown_is_named_with_its_first_key(tmp_path: Path, text: str, right: str) -> None:
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "c.toml", (), {})
+    assert right in str(caught.value)
+    assert ("the nearest is data.batch_size" in str(caught.value)) == ("batch_size" in text)
 
 
 def test_explain_names_the_nearest_key() -> None:
