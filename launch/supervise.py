@@ -6,6 +6,7 @@ actors/runtime/process.py.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -25,12 +26,14 @@ from areal_bus.messages import Role
 from areal_bus.process import parent_death
 from areal_bus.process.exit_codes import signal_name
 from areal_bus.process.isolation import CHILD
+from areal_bus.storage.atomic_file import write_atomic
 from launch.process import ActorProcess, Signals, print_to_mpirun, resume_hint, start_actor
 from launch.restart_policy import RestartBackoff, StallTimer
 from launch.runs import SUMMARY, read_object
 from launch.seats import Seat
 from launch.splits import belongs, present_context
 
+CAUSE = "ended-by.json"  # in RUN: the rank that ended the job, and why
 KILL_S = 2.0  # wait after SIGKILL
 HEAD_ENDS_S = 3.0  # for the head to end the job and report it, when an actor of its rank has ended for good
 REPEAT_S = 1.0  # a launcher and mpirun may both deliver one signal: a later one is a second request
@@ -162,6 +165,9 @@ class Supervisor:
         actor.child.close()
         actor.child = None
         if code in (BAD_INPUT, OVER):
+            self._keep_cause(
+                f"{actor.context.role}-{actor.context.index} {describe_exit(code)}{last_error(actor.context)}"
+            )
             self._wait_for_head(actor)
             return code if code == BAD_INPUT else CRASHED
         if code == LEFT or self._is_over(now) or (code == DONE and actor.is_head):
@@ -229,23 +235,28 @@ class Supervisor:
         who, most = f"{actor.context.role}-{actor.context.index}", self.launch.max_restarts
         fault, before = read_fault(actor.context.folder / "logs", actor.context.name), actor.fault
         if crashed and fault is not None and fault.recurs(before):
-            self._print(
-                f"{how}{last_error(actor.context)}; {fault.place} failed twice without an update in between: "
-                "the job ends",
-                who,
-            )
-            return CRASHED
+            failed = f"{fault.place} failed twice without an update in between: the job ends"
+            return self._give_up(who, f"{how}{last_error(actor.context)}; {failed}")
         actor.fault = fault
         pause_s = actor.backoff.next_delay_s(crashed=crashed, progressed=progressed)
         if pause_s is None:
             often = f"that is {most + 1} in a row without progress in between, and " if most else ""
-            self._print(f"{how}{last_error(actor.context)}; {often}launch.max_restarts is {most}", who)
-            return CRASHED
+            return self._give_up(who, f"{how}{last_error(actor.context)}; {often}launch.max_restarts is {most}")
         actor.context = replace(actor.context, incarnation=actor.context.incarnation + 1)
         actor.due = time.monotonic() + pause_s
         again = f"starts again in {pause_s:g} s as" if pause_s else "started again as"
         self._print(f"{how}; {again} {actor.context.name}", who)
         return None
+
+    def _give_up(self, who: str, why: str) -> int:
+        self._print(why, who)
+        self._keep_cause(f"{who} {why}")
+        return CRASHED
+
+    def _keep_cause(self, text: str) -> None:
+        """Write why this rank ends the job, for the rank of the head: mpirun only sends it a signal."""
+        with contextlib.suppress(OSError):
+            write_atomic(self.run / CAUSE, json.dumps({"job": self.job, "cause": f"rank {self.rank}: {text}"}) + "\n")
 
     def _restart_early_exit(self, actor: SupervisedActor) -> int | None:
         """Restart an actor that ended with 0 although the job is not over."""
@@ -285,7 +296,9 @@ class Supervisor:
     def _begin_drain(self, number: signal.Signals, now: float) -> None:
         self._drain = number, now
         if self.is_guest:
-            self._print(f"{number.name}: leaves when it has no more work; a second signal ends it at once")
+            self._print(
+                f"{sender_of(number, self.n_ranks)}: leaves when it has no more work; a second signal ends it at once"
+            )
             for child in self._children():
                 child.process.send_signal(signal.SIGUSR1)
         head = self._head
@@ -293,14 +306,20 @@ class Supervisor:
             return  # the head's rank forwards it
         within = f"launch.drain_s = {self.launch.drain_s:g} s"
         self._print(
-            f"{number.name}: drains: writes a checkpoint and ends within {within}; a second signal ends it at once"
+            f"{sender_of(number, self.n_ranks)}: drains: writes a checkpoint and ends within {within}; "
+            "a second signal ends it at once"
         )
         if head.child is not None:
             head.child.process.send_signal(signal.SIGUSR1)
 
     def _print_resume_hint(self, number: signal.Signals) -> None:
-        if self._head is not None:
-            print_to_mpirun(f"rank {self.rank}: {number.name}: {resume_hint(self.run, self.n_ranks)}")
+        """The last line of a job that a signal ends; where another rank has failed, its cause comes last."""
+        if self._head is None:
+            return
+        hint, cause = resume_hint(self.run, self.n_ranks), cause_of(self.run, self.job)
+        print_to_mpirun(f"rank {self.rank}: {'' if cause else f'{sender_of(number, self.n_ranks)}: '}{hint}")
+        if cause:
+            print_to_mpirun(f"the job ended because of {cause}")
 
     def _wait_for_head(self, ended: SupervisedActor) -> None:
         """Wait for the head of this rank, which learns of the failure itself, to end the job."""
@@ -350,6 +369,24 @@ class Supervisor:
 
     def _print(self, text: str, who: str = "") -> None:
         print(f"rank {self.rank}{f' ({who})' if who else ''}: {text}", file=sys.stderr, flush=True)
+
+
+def sender_of(number: signal.Signals, n_ranks: int) -> str:
+    """A signal as its sender knows it. `n_ranks`: of mpirun, which turns Ctrl-C into SIGTERM; 0 without mpirun."""
+    if number == signal.SIGINT:
+        return "Ctrl-C"
+    return "Ctrl-C or SIGTERM" if number == signal.SIGTERM and n_ranks else number.name
+
+
+def cause_of(run: Path, job: str) -> str:
+    """Why a rank of this start has ended the job; "" if none has."""
+    try:
+        found, summary = read_object(run / CAUSE), read_object(run / SUMMARY)
+    except ConfigError:
+        return ""
+    if found.get("job", "") == job and found:
+        return str(found["cause"])
+    return str(summary.get("sentence", "")) if summary.get("code") and is_of(summary, job) else ""
 
 
 def describe_exit(code: int) -> str:

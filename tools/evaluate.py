@@ -45,7 +45,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("model", metavar="MODEL_OR_RUN", help="model folder, Hugging Face id, or run (its exported model)")
-    p.add_argument("--data", metavar="FILE", help="JSON lines with question and answer (a run: its own problems)")
+    p.add_argument(
+        "--data", metavar="FILE", help="JSON lines with question and answer (else those of --config, or of the run)"
+    )
     p.add_argument("--task", metavar="NAME", help="a named task (tools.tasks list): its prompt, reward and protocol")
     p.add_argument("--config", metavar="FILE", help="settings to start from: a TOML file, or a run's config.json")
     p.add_argument("--modules", metavar="DIR", help="folder of the module of my:score (as at the run's start)")
@@ -90,19 +92,29 @@ def make_order(args: argparse.Namespace) -> dict[str, Any]:
     named = named_tasks.NAMED_TASKS.get(args.task or "")
     own = str(where.folder / "evaluation" / "problems.jsonl") if where else None
     data = args.data or (named.hub if named else own) or None
-    if data is None and not is_generated(args.task or ""):
-        raise ConfigError("give a file of problems (JSON lines) with --data FILE")
+    config, modules = load_config(args, where), modules_folder(args, where)
+    if data is None and args.config:
+        data = configured_problems(config, modules)
+    if data is None and not is_generated(args.task or (config.data.task if args.config else "")):
+        raise ConfigError("give a file of problems (JSON lines) with --data FILE, or as evaluate.path of --config")
     if where and data and data == own and not Path(data).is_file():
         raise ConfigError(f"give a file of problems with --data FILE: the run has none ({data} is missing)")
     return {
         "model": str(exported_model(where)) if where else args.model,
         "data": data or "",
-        "config": load_config(args, where).model_dump(mode="json"),
-        "folder": args.modules or modules_folder(args, where),
+        "config": config.model_dump(mode="json"),
+        "folder": args.modules or modules,
         "name": args.evaluation,
         "device": args.device,
         "json": args.json,
     }
+
+
+def configured_problems(config: Config, folder: str) -> str | None:
+    """evaluate.path of a config in this folder; None where it names none."""
+    path = config.evaluate.path
+    beside = Path(folder) / path
+    return (str(beside) if beside.is_file() else path) or None
 
 
 def modules_folder(args: argparse.Namespace, where: run.Run | None) -> str:

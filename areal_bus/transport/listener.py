@@ -30,6 +30,7 @@ READ_AHEAD = 128  # messages that ZeroMQ reads ahead from one peer; further ones
 KEEPALIVE_S = 30  # TCP keepalive of idle connections
 LINGER_MS = 200  # never 0 while a message may be half sent: if its connection breaks then, libzmq 4.3.5 aborts
 LOCAL = "a local process"  # a peer over ipc has no address
+UNLOGGED = 10  # handshakes that local processes broke off: one that ends while it connects is no fault
 GONE = "unknown address"  # the connection ended before its address was read
 MAX_EVENTS = 1000  # maximum events that are handled before messages are read
 TOO_MANY = "too many at once"
@@ -127,7 +128,12 @@ class Listener:
         """
         while self._left:
             _, address = self._left.popleft()
-            self._rejections.add(address, "handshake", "a connection needs ZMTP, an accepted key and a first message")
+            self._rejections.add(
+                address,
+                "handshake",
+                "a connection needs ZMTP, an accepted key and a first message",
+                n_unlogged=UNLOGGED if address in (LOCAL, GONE) else 0,
+            )
         ended, self._ended = self._ended, set()
         return ended
 

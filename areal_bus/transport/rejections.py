@@ -36,9 +36,12 @@ class Rejections:
         self._pending: dict[tuple[str, str], Rejection] = {}
         self._lock = threading.Lock()
 
-    def add(self, peer: str, reason: str, sentence: str, *, connection: bytes | None = None) -> None:
-        """Count a rejection and log the first of each peer. With `connection` it counts as a strike."""
-        peer = self._counted_as(peer, sentence)
+    def add(
+        self, peer: str, reason: str, sentence: str, *, connection: bytes | None = None, n_unlogged: int = 0
+    ) -> None:
+        """Count a rejection; log the first of each peer, after `n_unlogged`. With `connection` it counts as a strike."""
+        if self.counts[peer, reason] >= n_unlogged or peer in self._peers:
+            peer = self._counted_as(peer, sentence)
         self._count(peer, reason, sentence)
         if connection is None:
             return

@@ -37,7 +37,7 @@ def test_an_immediate_end_names_the_newest_checkpoint(tmp_path: Path) -> None:
         again = f"python -m areal_bus.launch --resume {tmp_path} continues from it"
         output = process.stderr.read()
         assert output.startswith(
-            f"rank 3: SIGINT: ends at once; the newest checkpoint is {safe}, later updates are lost; {again}; "
+            f"rank 3: Ctrl-C: ends at once; the newest checkpoint is {safe}, later updates are lost; {again}; "
         )
 
 
@@ -50,7 +50,7 @@ def test_an_immediate_end_before_the_first_checkpoint_says_so_and_how_to_resume(
         assert process.stderr is not None
         again = f"python -m areal_bus.launch --resume {tmp_path} starts again at version 0"
         first = f"to write a checkpoint first, use kill -USR1 $(cat {tmp_path}/pid) instead"
-        output = f"rank 3: SIGINT: ends at once; there is no checkpoint yet; {again}; {first}\n"
+        output = f"rank 3: Ctrl-C: ends at once; there is no checkpoint yet; {again}; {first}\n"
         assert process.stderr.read() == output
 
 

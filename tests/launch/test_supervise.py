@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from actors.runtime.context import PROGRESS_FD, TURNS_FD, Context, HeartbeatState
-from actors.runtime.process import BAD_INPUT, LEFT, OVER, RESTART, code_of
+from actors.runtime.process import BAD_INPUT, CRASHED, LEFT, OVER, RESTART, code_of
 from actors.runtime.user_failures import Fault, keep_fault
 from areal_bus import errors
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
@@ -479,3 +479,32 @@ def test_a_stalled_head_ends_the_job_only_with_action_abort(tmp_path: Path, acti
         assert process.wait(20) == code
     assert ends_within(pid, 10)
     assert end.exists() == (code == 0)
+
+
+def test_the_cause_is_the_last_line_of_a_job_that_another_rank_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    head = make(WAIT, run=tmp_path, roles=("head",))
+    head._print_resume_hint(signal.SIGTERM)
+    assert "rank 3: SIGTERM: ends at once" in capfd.readouterr().err
+    head.n_ranks = 4
+    head._print_resume_hint(signal.SIGTERM)
+    assert "rank 3: Ctrl-C or SIGTERM: ends at once" in capfd.readouterr().err
+    failed = tmp_path / "logs" / "reward-0.0.error.txt"
+    failed.parent.mkdir()
+    failed.write_text("Traceback\nKeyError: 'gold'\n", encoding="utf-8")
+    assert make("raise SystemExit(1)", run=tmp_path).wait() == CRASHED
+    capfd.readouterr()
+    head._print_resume_hint(signal.SIGTERM)
+    *_, hint, cause = capfd.readouterr().err.strip().splitlines()
+    assert (hint.startswith("rank 3: ends at once"), "SIGTERM" in hint) == (True, False)
+    assert cause.startswith("the job ended because of rank 3: reward-0 ended with exit code 1 (KeyError: 'gold'); ")
+    head.job = "the next start"
+    head._print_resume_hint(signal.SIGINT)
+    assert capfd.readouterr().err.startswith("rank 3: Ctrl-C: ends at once")
+    (tmp_path / "summary.json").write_text(
+        '{"code": 1, "sentence": "no rows", "job": "the next start"}', encoding="utf-8"
+    )
+    head._print_resume_hint(signal.SIGTERM)
+    assert capfd.readouterr().err.endswith("the job ended because of no rows\n")
+    head.end()

@@ -240,3 +240,23 @@ def test_options_override_the_runs_settings(run: Path) -> None:
         resolved(run, "--n-samples", 0)
     with pytest.raises(ConfigError, match=r"unknown key gconfig\.temprature"):
         resolved(run, "--set", "gconfig.temprature=1")
+
+
+def order(*words: str) -> dict[str, Any]:
+    return evaluate.make_order(evaluate.parser().parse_args(words))
+
+
+def test_a_config_names_the_problems_of_a_model(tmp_path: Path, model: Path) -> None:
+    write_rows(tmp_path / "held-out.jsonl", ROWS)
+    plain, own = tmp_path / "plain.toml", tmp_path / "own.toml"
+    plain.write_text("[model]\npath = 'm'\n[data]\npath = 'train.jsonl'\n", encoding="utf-8")
+    own.write_text(
+        "[model]\npath = 'm'\n[data]\npath = 'train.jsonl'\n[evaluate]\npath = 'held-out.jsonl'\n", encoding="utf-8"
+    )
+    assert order(str(model), "--config", str(own))["data"] == str(tmp_path / "held-out.jsonl")
+    assert order(str(model), "--config", str(own), "--data", "x.jsonl")["data"] == "x.jsonl"
+    own.write_text("[model]\npath = 'm'\n[data]\npath = 'a'\n[evaluate]\npath = 'someone/data-set'\n", encoding="utf-8")
+    assert order(str(model), "--config", str(own))["data"] == "someone/data-set"
+    assert order(str(model), "--config", "configs/tiny.toml")["data"] == "", "the held-out problems of its task"
+    with pytest.raises(ConfigError, match=r"--data FILE, or as evaluate\.path of --config"):
+        order(str(model), "--config", str(plain))

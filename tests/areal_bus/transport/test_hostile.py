@@ -40,7 +40,7 @@ from areal_bus.messages import (
 from areal_bus.transport import rejections
 from areal_bus.transport.bus import Bus, Heartbeats
 from areal_bus.transport.curve import Keyring, new_pair
-from areal_bus.transport.listener import GONE, max_connections
+from areal_bus.transport.listener import GONE, LOCAL, UNLOGGED, max_connections
 from areal_bus.transport.receiver import NAMELESS, SKIPPED, Received, Receiver
 from areal_bus.transport.rejections import NAMED, OTHERS, STRIKES, Rejections
 from areal_bus.wire import codec
@@ -573,3 +573,20 @@ def test_memory_stays_flat_under_a_minute_of_hostility(keys: bool) -> None:
         pair.is_well()
         assert rounds > 10
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - early < 2 * codec.MAX_FRAME_BYTES >> 10
+
+
+def test_handshakes_that_local_processes_break_off_are_logged_when_they_repeat() -> None:
+    lines: list[str] = []
+    sink = logger.add(lambda line: lines.append(str(line)))
+    try:
+        counted = Rejections("head")
+        for _ in range(UNLOGGED):
+            counted.add(LOCAL, "handshake", "a connection needs ZMTP", n_unlogged=UNLOGGED)
+        assert (lines, counted.counts[LOCAL, "handshake"]) == ([], UNLOGGED)
+        counted.add("10.0.0.1", "handshake", "a connection needs ZMTP")
+        assert ["10.0.0.1" in line for line in lines] == [True]
+        for _ in range(3):
+            counted.add(LOCAL, "handshake", "a connection needs ZMTP", n_unlogged=UNLOGGED)
+        assert [LOCAL in line for line in lines] == [False, True]
+    finally:
+        logger.remove(sink)
