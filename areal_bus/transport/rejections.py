@@ -39,7 +39,7 @@ class Rejections:
     def add(
         self, peer: str, reason: str, sentence: str, *, connection: bytes | None = None, n_unlogged: int = 0
     ) -> None:
-        """Count a rejection; log the first of each peer, after `n_unlogged`. With `connection` it counts as a strike."""
+        """Count a rejection, log the first of each peer (after `n_unlogged`). A `connection` gets a strike."""
         if self.counts[peer, reason] >= n_unlogged or peer in self._peers:
             peer = self._counted_as(peer, sentence)
         self._count(peer, reason, sentence)
