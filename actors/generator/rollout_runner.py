@@ -21,7 +21,7 @@ from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.stages import stage_at
 from areal_bus.errors import ConfigError, EngineError, PromptTooLong, WorkflowError
-from areal_bus.messages import Partial, Prompt, Refund, SampleFailed, Trajectory
+from areal_bus.messages import ATTEMPTS, Partial, Prompt, Refund, SampleFailed, Trajectory
 from areal_bus.storage.journal import Journal
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
@@ -224,7 +224,12 @@ class RolloutRunner:
         if place and self._failures is not None:
             about = f"{self._live[key].run.name}"
             self._failures.note(
-                group=(key[0], key[1]), about=about, place=place, error=text, trace=trace or trace_of(error)
+                group=(key[0], key[1]),
+                about=about,
+                place=place,
+                error=text,
+                trace=trace or trace_of(error),
+                is_first_try=key[2] % ATTEMPTS == 0,
             )
         return text
 

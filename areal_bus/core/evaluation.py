@@ -1,6 +1,7 @@
 """One evaluation: fixed problems with n samples each. They use no credits of the gate and are never trained."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import fsum
 
@@ -23,6 +24,7 @@ class Evaluation:
     attempts: dict[int, int] = field(default_factory=dict)
     scored: dict[tuple[int, int], Scored] = field(default_factory=dict)  # (uid, sample) -> verdict
     failed: dict[int, str] = field(default_factory=dict)  # uid -> why it could not be sampled
+    failed_at: dict[int, set[str]] = field(default_factory=dict)  # uid -> generators that could not sample it
     first_attempt: int = 0
     set_name: str = ""
 
@@ -33,12 +35,15 @@ class Evaluation:
     def is_over(self) -> bool:
         return not self.waiting and not self.leased
 
-    def lease(self, holder: str) -> int:
-        """The next problem goes to `holder`."""
-        uid = self.waiting.pop(0)
+    def first_of(self, may: Callable[[set[str]], bool]) -> int | None:
+        """The next problem that may be leased, by the generators that failed at it."""
+        return next((uid for uid in self.waiting if may(self.failed_at.get(uid, set()))), None)
+
+    def lease(self, uid: int, holder: str) -> None:
+        """A waiting problem goes to `holder`."""
+        self.waiting.remove(uid)
         self.leased[uid] = holder
         self.attempts[uid] = self.attempts.get(uid, self.first_attempt - 1) + 1
-        return uid
 
     def missing(self, uid: int) -> list[int]:
         return [i for i in range(self.n_samples) if (uid, i) not in self.scored]
@@ -96,6 +101,11 @@ class Evaluation:
         return [s for s in self.scored.values() if s.status == VerdictStatus.VALUE]
 
     @property
+    def n_asked(self) -> int:
+        """Answers that it should have."""
+        return len(self.rows) * self.n_samples
+
+    @property
     def accuracy(self) -> float | None:
         """Share of right answers among those that the task judged; None if it judged none."""
         judged = [s.correct for s in self.values if s.correct is not None]
@@ -115,6 +125,8 @@ class Evaluation:
             **self.span(),
             "n": len(self.scored),
             "n_failed": len(self.scored) - len(self.values) + len(self.failed),
+            "n_asked": self.n_asked,
+            "n_missing": self.n_asked - len(self.values),
             "accuracy": self.accuracy,
             "reward": self.reward,
             **self.metrics(),

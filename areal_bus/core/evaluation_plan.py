@@ -6,6 +6,7 @@ The figures of finished evaluations are part of every head checkpoint, so a resu
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+LEAST_SHARE = 0.95  # of the answers that an evaluation needs to decide anything
 STEP = "step-"  # names of evaluations in training: step-8, step-8:SET
 
 Figures = Mapping[str, Mapping[str, str | int | float | None]]
@@ -43,12 +44,22 @@ def due(
     waiting = [problems for problems in sets if name_of(when, problems) not in figures]
     if not step or not waiting:
         return None
-    return when, min(waiting, key=lambda problems: max((v for v, _ in history(problems.name, "k", figures)), default=0))
+    return when, min(waiting, key=lambda problems: max((v for v, _ in _values(problems.name, "k", figures)), default=0))
 
 
 def history(set_name: str, metric: str, figures: Figures) -> list[tuple[int, float]]:
-    """(version, metric) of the evaluations of a set in training, oldest first; without those that have no value."""
-    return sorted(_values(set_name, metric, figures))
+    """(version, metric) of the evaluations of a set in training, oldest first; without those that have no value or
+    decide nothing.
+    """
+    return sorted(_values(set_name, metric, {name: found for name, found in figures.items() if decides(found)}))
+
+
+def decides(found: Mapping[str, str | int | float | None]) -> bool:
+    """Whether keep_best and early stopping count an evaluation: it has LEAST_SHARE of its answers."""
+    n_asked, n_missing = found.get("n_asked"), found.get("n_missing")  # None: of an older run
+    if not isinstance(n_asked, int) or not isinstance(n_missing, int):
+        return True
+    return n_asked - n_missing >= LEAST_SHARE * n_asked
 
 
 def _values(set_name: str, metric: str, figures: Figures) -> Iterator[tuple[int, float]]:

@@ -25,6 +25,7 @@ class Event(StrEnum):
     SAMPLED = "sampled"
     SCORED = "scored"
     REFUSED = "refused"  # an impossible or late event, by rule
+    UNSAMPLED = "unsampled"  # a generator failed at a prompt, which goes to another one
     REFUND = "refund"
     READY = "ready"  # a whole group is scored
     BATCH = "batch"

@@ -168,6 +168,7 @@ class Head:
         if state.phase is not Phase.STOPPING:
             self.publisher.close(now)
             self.split_changes.advance()
+            self.lifecycle.pause_failing(now)
             hopeless = self.lifecycle.dismiss(state.split.generators) if state.pushes.quarantined else None
             if hopeless is None:
                 self.publisher.begin(now)

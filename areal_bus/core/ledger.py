@@ -7,7 +7,7 @@ it is trained.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
@@ -46,6 +46,7 @@ class LedgerEntry:
     failed: dict[int, Scored] = field(default_factory=dict)  # verdicts without one: left out of the group
     n_deaths: int = 0  # holders that died while they sampled it
     alone: bool = False  # its holder has no other work
+    failed_at: set[str] = field(default_factory=set)  # generators that could not sample it, without incarnation
 
     @property
     def missing(self) -> list[int]:
@@ -98,6 +99,13 @@ class Oldest:
                 return entry
             heappop(self._order)
         return None
+
+    def first_of(self, may: Callable[[LedgerEntry], bool]) -> LedgerEntry | None:
+        """The oldest entry with this property; it is not removed. O(n) unless the first has it."""
+        first = self.first()
+        if first is None or may(first):
+            return first
+        return min(filter(may, self._entries.values()), key=lambda entry: (entry.born, entry.uid), default=None)
 
     def pop(self) -> LedgerEntry:
         """Remove and return the oldest entry. Raises ImpossibleEvent when there is none."""

@@ -196,6 +196,19 @@ class MemberLifecycle:
             self.part_with(name, m.Evict(why), why)
         return None
 
+    def pause_failing(self, now: float) -> None:
+        """Pause generators whose leases fail while others succeed, and evict those that never succeed."""
+        for pause in self.state.lease_failures.judge(now):
+            member = self.members.by_name.get(pause.name)
+            if member is None:
+                continue
+            if pause.evicts:
+                self.effects.progress("warning", text=f"{pause.name} must go: {pause.why}")
+                self.part_with(pause.name, m.Evict(pause.why), pause.why)
+            else:
+                self.effects.progress("warning", text=f"{pause.name} is {pause.why}")
+                self.effects.record(Event.MEMBER, name=pause.name, state=str(member.standing), why=pause.why)
+
     def part_with(self, name: str, order: m.Stop | m.Evict | m.Reassign, why: str) -> None:
         """Remove a member that left. Its prompts are not suspected of a death."""
         self.effects.send(name, order)

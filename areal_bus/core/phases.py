@@ -148,6 +148,11 @@ class Phases:
         figures = self.state.figures[evaluation.name] = evaluation.figures()
         self.effects.record(Event.EVALUATION, **figures)
         self.effects.progress("evaluation", **figures)
+        if not plan.decides(figures):
+            lacks = f"lacks {evaluation.n_asked - len(evaluation.values)} of {evaluation.n_asked} answers"
+            ignored = "checkpoint.keep_best and evaluate.early_stop_patience ignore it"
+            text = f"evaluation {evaluation.name!r} {lacks}: under {plan.LEAST_SHARE:.0%} are there, so {ignored}"
+            self.effects.progress("warning", text=text)
         if self.state.phase is not Phase.AFTER:
             self._save_figures(evaluation.name, figures)
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 from areal_bus import messages as m
 from areal_bus.core.batcher import check_spans, ids
 from areal_bus.core.effects import Effects
+from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.events import Event
 from areal_bus.core.head_checkpoint import HeadCheckpoint, newest, revive
+from areal_bus.core.lease_failures import actor_of
 from areal_bus.core.ledger import LedgerEntry, PromptState
 from areal_bus.core.membership import Member, MemberState
 from areal_bus.core.partial_rollouts import check_whole
@@ -17,6 +19,7 @@ from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Partial, Refund, Role, Scored, VerdictStatus
 
+MOST_TRIES = 3  # generators that may fail at a prompt before it is refunded
 EXPECTED = (Refund.END_OF_DATA, Refund.END_OF_RUN, Refund.TOO_OLD, Refund.NO_SIGNAL)  # no sign that something is wrong
 
 
@@ -153,7 +156,7 @@ class Rollouts:
             if message.reason == Refund.LOST_TIMELINE:
                 evaluation.give_back(message.uid, message.attempt)
             else:
-                evaluation.fail(message.uid, message.attempt, message.error)
+                self._problem_failed(evaluation, message.uid, message.attempt, message.error)
             return
         entry = self.ledger.open.get(message.uid)
         if entry is None or entry.attempt != message.attempt or entry.holder != member.name:
@@ -161,7 +164,40 @@ class Rollouts:
         if message.reason == Refund.LOST_TIMELINE:
             self.ledger.give_back(entry.uid)
             return
-        self.refund(entry, Refund(message.reason), message.error)
+        self._failed(entry, Refund(message.reason), message.error)
+
+    def _failed(self, entry: LedgerEntry, reason: Refund, error: str) -> None:
+        """The holder failed at this prompt. Others try it before it is refunded."""
+        holder = entry.holder or ""
+        self.state.lease_failures.failed(holder, error)
+        entry.failed_at.add(actor_of(holder))
+        if self._is_given_up(entry.failed_at):
+            self.refund(entry, reason, error)
+            return
+        ids = {"uid": entry.uid, "attempt": entry.attempt, "holder": holder}
+        self.effects.record(Event.UNSAMPLED, **ids, reason=str(reason), error=error[:500])
+        self.partials.forget(entry.uid, entry.n_samples)  # they may be the cause
+        self._end_lease(holder, entry.uid, entry.attempt)
+        self.ledger.give_back(entry.uid)
+
+    def _problem_failed(self, evaluation: Evaluation, uid: int, attempt: int, error: str) -> None:
+        """As `_failed`, of a problem of an evaluation."""
+        holder = evaluation.leased.get(uid, "")
+        failed_at = evaluation.failed_at.setdefault(uid, set())
+        self.state.lease_failures.failed(holder, error)
+        failed_at.add(actor_of(holder))
+        if self._is_given_up(failed_at):
+            evaluation.fail(uid, attempt, error)
+        else:
+            evaluation.give_back(uid, attempt)
+
+    def _is_given_up(self, failed_at: set[str]) -> bool:
+        """Whether nobody else tries this prompt. If several failed, the prompt is the cause."""
+        if len(failed_at) < MOST_TRIES and self.state.others_than(failed_at):
+            return False
+        if len(failed_at) > 1:
+            self.state.lease_failures.excuse(failed_at)
+        return True
 
     @staticmethod
     def _discard(member: Member, lease: tuple[str, int, int, int]) -> None:
@@ -223,7 +259,7 @@ class Rollouts:
         try:
             check_spans(message, born=entry.born, clock=self.gate.u)
         except ImpossibleEvent as error:
-            self.refund(entry, Refund.SAMPLING_ERROR, str(error))
+            self._failed(entry, Refund.SAMPLING_ERROR, str(error))
             raise
 
     def refund(self, entry: LedgerEntry, reason: Refund, error: str = "") -> None:
@@ -290,6 +326,7 @@ class Rollouts:
             seconds=round(scored.seconds, 4),
             **as_fields(parts_of(scored)),
         )
+        self.state.lease_failures.succeeded(scored.generator)
         self.state.score_failures.add(scored)
         if text := self.state.score_failures.warning():
             self.effects.progress("warning", text=text)

@@ -3,7 +3,8 @@
 The least loaded generator that holds the published version (I7) is served first. The order of work is: problems of an
 evaluation, prompts with a lost lease, then new prompts as the gate permits (I1). In training at eta > 0 an evaluation
 may hold only a share of each generator's slots (docs/evaluation.md). Fewer slots in force bound what a generator is
-leased in training, without a queue beside them (docs/adapt.md).
+leased in training, without a queue beside them (docs/adapt.md). A generator that fails while others succeed is paused
+and gets one group at a time (core/lease_failures.py); a prompt at which it failed goes to another one.
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
@@ -30,12 +31,13 @@ class Scheduler:
         self.state, self.effects = state, effects
         self.rules, self.gate, self.members, self.rows = state.rules, state.gate, state.members, state.rows
         self.ledger, self.partials, self.evaluations = state.ledger, state.partials, state.evaluations
+        self.failures = state.lease_failures
 
     def lease_all(self, *, admitting: bool) -> None:
         """Give work to the least loaded while there is work, leave and room; at eta = 0 the whole batch in shares."""
         if not self._has_work(admitting):
             return
-        fed = self.state.eligible_generators()
+        fed = self._not_paused(self.state.eligible_generators())
         order = self._by_load(fed)
         passed_over: list[Place] = []
         while order and self._has_work(admitting):
@@ -50,6 +52,11 @@ class Scheduler:
         if admitting and self.rules.eta == 0:
             self._lease_shares(fed)
 
+    def _not_paused(self, fed: list[Member]) -> list[Member]:
+        """Without the paused generators, unless all that live are paused."""
+        trusted = [member for member in fed if not self.failures.is_paused(member.name)]
+        return trusted if len(trusted) == len(fed) or self.state.others_than(set()) else fed
+
     def _by_load(self, fed: list[Member]) -> list[Place]:
         """Those with room for the smallest group that waits, as a heap: the least loaded first."""
         least, evaluates = self._least_group(), self.evaluations.open is not None
@@ -62,6 +69,8 @@ class Scheduler:
 
         Outside of training an evaluation may use all slots, whatever is in force.
         """
+        if member.load and self.failures.is_on_probation(member.name):
+            return False
         is_bound = not evaluates or self.state.phase is Phase.TRAINING
         room = self.state.room(member) if is_bound else member.room
         return room >= n_samples or (member.load == 0 and room > 0)
@@ -82,12 +91,16 @@ class Scheduler:
         """One group for this member, if there is one that it may have."""
         evaluation = self.evaluations.open
         if evaluation is not None and evaluation.waiting and self._has_share(member, evaluation):
-            return self._lease_problem(member, evaluation)
+            uid = evaluation.first_of(lambda failed_at: self.state.may_sample(member, failed_at))
+            if uid is not None:
+                return self._lease_problem(member, evaluation, uid)
         if not admitting or member.version is None:
             return False
-        lost = self.ledger.queued.first()
+        lost = self.ledger.queued.first_of(lambda entry: self.state.may_sample(member, entry.failed_at))
         if lost is not None:
             return self._lease_again(member, lost)
+        if len(self.ledger.queued) and self.failures.is_failing(member.name):
+            return False  # others are to catch up with what failed here
         if self.rules.eta == 0 or not self.gate.may_admit(member.version):
             return False
         if not self._fits(member, self.rules.samples_at(member.version)):
@@ -126,8 +139,9 @@ class Scheduler:
         It waits until every ready generator that is not excluded holds the published version and nothing is being
         sampled or scored. So the batch of each generator never depends on timing (docs/staleness.md).
         """
-        out = {x.name for x in self.state.excluded_generators()}
         there = self.members.of(Role.GENERATOR, MemberState.STALE, MemberState.HEALTHY)
+        out = {x.name for x in self.state.excluded_generators()}
+        out |= {x.name for x in there if self.failures.is_paused(x.name)} - {x.name for x in fed}
         ready = [x for x in there if not x.leaving and x.name not in out]
         is_quiet = self.evaluations.open is None and self.ledger.n_live == len(self.ledger.ready)
         if not (fed and len(fed) == len(ready) and is_quiet and self.gate.may_admit(self.gate.v)):
@@ -182,10 +196,10 @@ class Scheduler:
             return []
         return self.partials.hand_on(entry.uid, entry.missing, attempt=entry.attempt, version=member.version)
 
-    def _lease_problem(self, member: Member, evaluation: Evaluation) -> bool:
+    def _lease_problem(self, member: Member, evaluation: Evaluation, uid: int) -> bool:
         if not self._fits(member, evaluation.n_samples, evaluates=True):
             return False
-        uid = evaluation.lease(member.name)
+        evaluation.lease(uid, member.name)
         samples, attempt = evaluation.missing(uid), evaluation.attempts[uid]
         member.leased |= {(evaluation.name, uid, attempt, sample) for sample in samples}
         lease = self.state.lease_ids.of(evaluation.name, uid, attempt)

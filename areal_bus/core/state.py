@@ -13,6 +13,7 @@ from areal_bus.core.death_reports import Deaths
 from areal_bus.core.evaluation import Evaluation, Evaluations
 from areal_bus.core.gate import Gate
 from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
+from areal_bus.core.lease_failures import LeaseFailures, actor_of
 from areal_bus.core.lease_ids import LeaseIds
 from areal_bus.core.ledger import Ledger
 from areal_bus.core.membership import Member, Membership, MemberState
@@ -76,6 +77,7 @@ class HeadState:
         self.terms = Terms(term, checkpoints, savepoints, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
         self.lease_ids = LeaseIds(rules.lease_secret)
         self.deaths = Deaths()
+        self.lease_failures = LeaseFailures()
         self.score_failures = ScoreFailures()
         self.results: dict[str, Evaluation] = {}  # finished evaluations of this incarnation
         self.figures = dict(newest.results)  # of all finished evaluations, also of earlier incarnations
@@ -93,6 +95,16 @@ class HeadState:
         """Generators that may get work: they hold the published version or a newer one (I7)."""
         healthy = self.members.of(Role.GENERATOR, MemberState.HEALTHY)
         return [x for x in healthy if x.version is not None and x.version >= self.gate.v and not x.leaving]
+
+    def others_than(self, failed_at: set[str]) -> list[Member]:
+        """Generators that may sample a prompt at which these failed: alive, neither paused nor leaving."""
+        there = self.members.of(Role.GENERATOR, MemberState.STALE, MemberState.HEALTHY)
+        paused = self.lease_failures.is_paused
+        return [x for x in there if not x.leaving and not paused(x.name) and actor_of(x.name) not in failed_at]
+
+    def may_sample(self, member: Member, failed_at: set[str]) -> bool:
+        """Whether it may be leased a prompt at which these failed: not again, while there are others."""
+        return actor_of(member.name) not in failed_at or not self.others_than(failed_at)
 
     @property
     def most_leased(self) -> int | None:

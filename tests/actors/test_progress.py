@@ -73,7 +73,7 @@ def test_a_reward_progresses_with_a_verdict_that_it_sent(
     journal = Journal(tmp_path, role="reward", index=0, incarnation=0)
     head = OpenBus("head", job=JOB, listen=f"ipc://{folder}/head")
     bus = Watched("reward-0.0", job=JOB)
-    bus.reported = reported  # type: ignore[method-assign]
+    bus.reported = reported
     try:
         bus.connect("head", head.endpoint)
         with WorkerPool(WorkerOrder("own_actor_rewards:score", str(folder)), n_workers=1, timeout_s=1.0) as pool:

@@ -94,6 +94,9 @@ class Replay:
                 return self._say(self._holder(line), m.Sampled(*ids, line["n_tokens"]))
             case "scored":
                 return self._score(line)
+            case "unsampled":
+                unsampled = m.SampleFailed(line["uid"], line["attempt"], "", line["reason"], line["error"])
+                return self._say(line["holder"], unsampled)
             case "refund" if line["reason"] in (m.Refund.SAMPLING_ERROR, m.Refund.PROMPT_TOO_LONG):
                 entry = self.head.state.ledger.open[line["uid"]]
                 unsampled = m.SampleFailed(entry.uid, entry.attempt, "", line["reason"], line["error"])

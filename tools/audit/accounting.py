@@ -149,6 +149,10 @@ class Evaluations:
         if line["n_failed"] < n_without or not all(map(_same, told, mine)):
             rule = f"an evaluation's n, reward and accuracy are of its values alone ({n_without} have none)"
             self.file.add("I10", f"{rule}: {mine}, not {told}", version=line["version"])
+        n_missing = line.get("n_asked", 0) - len(known.rewards)
+        if "n_asked" in line and line["n_missing"] != n_missing:
+            text = f"an evaluation names the answers that it lacks: {n_missing}, not {line['n_missing']}"
+            self.file.add("I10", text, version=line["version"])
         if "k" in line:  # journals of older runs have no metrics
             self._check_metrics(line, known)
 

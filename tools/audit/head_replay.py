@@ -101,6 +101,7 @@ class HeadReplay:
             "adapt": self.on_adapt,
             "admit": self.on_admit,
             "lease": self.on_lease,
+            "unsampled": self.on_unsampled,
             "scored": self.on_scored,
             "ready": self.prompts.ready,
             "batch": self.on_batch,
@@ -248,6 +249,10 @@ class HeadReplay:
         self.splits.lease(line)
         self.slots.lease(line)
         self.agreement.lease(line, term=self.term or 0, v=self.clock.v)
+
+    def on_unsampled(self, line: Line) -> None:
+        self.prompts.unsampled(line)
+        self.slots.release(line["uid"])
 
     def on_sampled(self, line: Line) -> None:
         """Prompts are unknown before the `term` line of an incarnation."""

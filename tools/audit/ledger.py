@@ -158,6 +158,17 @@ class Prompts:
                 prompt.holder = ""
                 self.n_queued += 1
 
+    def unsampled(self, line: Line) -> None:
+        """Its holder failed at a prompt, which waits for another lease."""
+        prompt = self.of(line, "I3", "only a live prompt is given to another generator")
+        if prompt is None:
+            return
+        if prompt.is_queued or prompt.holder != line["holder"] or prompt.attempt != line["attempt"]:
+            text = f"only its holder fails at a prompt: {prompt.holder or 'nobody'} at attempt {prompt.attempt}"
+            self.file.add("I6", text, uid=prompt.uid, attempt=line["attempt"])
+        self.n_queued += not prompt.is_queued
+        prompt.is_queued, prompt.holder = True, ""
+
     # verdicts
 
     def score(self, line: Line) -> AcceptedSample | None:

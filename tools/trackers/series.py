@@ -61,13 +61,23 @@ PATTERNS: Mapping[str, str] = {  # series whose names depend on the run
     "train/FIGURE": "any other figure of the step, under its own name",
     "ring/refunds/REASON": "prompts refunded for this reason since the update before",
     "time/ROLE/LABEL": "share of the time of a role's actors with this label, since the update before",
-    "eval/FIELD": "evaluation: accuracy, reward, avg_at_k, avg_at_k_se, maj_at_k, pass_at_k, n, n_failed",
+    "eval/FIELD": "evaluation: accuracy, reward, avg_at_k, avg_at_k_se, maj_at_k, pass_at_k, n, n_failed, n_missing",
     "eval/reward/NAME": "mean of one of several rewards; of a further set: eval/SET/reward/NAME",
     "eval/SET/FIELD": "the same for a further set of problems",
 }
 PART = "reward:"  # prefix of the fields of rewards by name
 ENVELOPE = frozenset({"t", "wall", "term", "role", "rank", "inc", "seq", "event", "version", "u", "digest"})
-EVALUATION_FIELDS = ("accuracy", "reward", "avg_at_k", "avg_at_k_se", "maj_at_k", "pass_at_k", "n", "n_failed")
+EVALUATION_FIELDS = (
+    "accuracy",
+    "reward",
+    "avg_at_k",
+    "avg_at_k_se",
+    "maj_at_k",
+    "pass_at_k",
+    "n",
+    "n_failed",
+    "n_missing",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,10 @@ from enum import StrEnum
 
 from tools.run import Line, skips_incomplete
 
-EVENTS = ("admit", "batch", "lease", "member", "publish", "ready", "refund", "sampled", "start", "term", "trajectory")
+EVENTS = (
+    *("admit", "batch", "lease", "member", "publish", "ready", "refund", "sampled", "start", "term", "trajectory"),
+    "unsampled",
+)
 
 
 class Stage(StrEnum):
@@ -68,7 +71,7 @@ class RingFlow:
         event = line["event"]
         if event == "admit":
             self._live[line["uid"]] = _Prompt()
-        elif event in ("lease", "sampled", "ready") and line["uid"] in self._live:
+        elif event in ("lease", "sampled", "ready", "unsampled") and line["uid"] in self._live:
             self._on_prompt(self._live[line["uid"]], line)
         elif event == "refund":
             self._live.pop(line["uid"], None)
@@ -90,6 +93,8 @@ class RingFlow:
     def _on_prompt(prompt: _Prompt, line: Line) -> None:
         if line["event"] == "ready":
             prompt.is_ready = True
+        elif line["event"] == "unsampled":
+            prompt.holder = ""
         elif line["event"] == "lease":
             prompt.holder, prompt.attempt = str(line["holder"]), int(line["attempt"])
             prompt.n_left, prompt.sampled = int(line["n"]), set()

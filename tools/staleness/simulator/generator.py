@@ -97,7 +97,7 @@ class SimulatedGenerator:
     # samples
 
     def _begin(self, prompt: m.Prompt) -> None:
-        if self.rng.random() < self.scenario.p_unsampled:
+        if self.rng.random() < self.scenario.p_unsampled or self.scenario.fails(self.name, self.world.now):
             self._tell(
                 m.SampleFailed(prompt.uid, prompt.attempt, prompt.evaluation, m.Refund.SAMPLING_ERROR, NO_REASON)
             )

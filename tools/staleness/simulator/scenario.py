@@ -115,6 +115,9 @@ class Scenario:
     refuses_from_s: float = 0.0
     refuses_until_s: float = 0.0
     n_refusing: int = 1
+    n_failing: int = 0  # generators, the first ones, that fail at every prompt
+    fails_from_s: float = 0.0
+    fails_until_s: float = 0.0
     faults: tuple[Fault, ...] = ()
     calm_s: float = 0.0  # no fault from here on
     joins_s: tuple[float, ...] = ()  # when each generator joins; the last ones may be late
@@ -202,6 +205,11 @@ class Scenario:
         if not self.refuses or not self.refuses_from_s <= now < self.refuses_until_s:
             return False
         return any(int(name.partition("-")[2].partition(".")[0]) < self.n_refusing for name in members)
+
+    def fails(self, name: str, now: float) -> bool:
+        """Whether this generator fails at every prompt now."""
+        is_bad = int(name.partition("-")[2].partition(".")[0]) < self.n_failing
+        return is_bad and self.fails_from_s <= now < self.fails_until_s
 
     @property
     def rejects_all(self) -> bool:
@@ -336,7 +344,16 @@ def _with_later_options(scenario: Scenario) -> Scenario:
         scenario = _under_declared_verdicts(scenario, random.Random(f"verdicts of {seed}"))
     if scenario.n_samples > 1:
         scenario = _with_refills(scenario, random.Random(f"refill of {seed}"))
-    return scenario
+    return _with_failing_generators(scenario, random.Random(f"failing generators of {seed}"))
+
+
+def _with_failing_generators(scenario: Scenario, rng: random.Random) -> Scenario:
+    """In 10 % of the schedules with two generators or more: some fail at every prompt, for a while or for ever."""
+    if scenario.n_generators < 2 or scenario.poison or rng.random() >= 0.1:
+        return scenario
+    begins_s, lasts_s = rng.choice((0.0, rng.uniform(0, 60))), rng.choice((30.0, 1e9))
+    n_failing = rng.randint(1, scenario.n_generators - 1)
+    return replace(scenario, n_failing=n_failing, fails_from_s=begins_s, fails_until_s=begins_s + lasts_s)
 
 
 def _with_sources(scenario: Scenario, rng: random.Random) -> Scenario:

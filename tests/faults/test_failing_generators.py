@@ -1,0 +1,64 @@
+"""Row 45: a generator fails at every prompt, for ever or for a while, while the others do good work."""
+
+from typing import Any
+
+import pytest
+
+from areal_bus.core.events import Event
+from areal_bus.core.staleness import StalenessPolicy
+from tests.faults.simulated import DONE, lines, play, scenario
+from tools.staleness.simulator.scenario import Scenario
+
+EVER = 1e9
+SEEDS = range(30)
+
+
+def failing(seed: int, until_s: float, **changes: Any) -> Scenario:
+    """Of three generators the first fails, from the start or from some moment on."""
+    standard: dict[str, Any] = {
+        "n_generators": 3, "total_steps": 10, "eta": seed % 4, "n_failing": 1, "fails_until_s": until_s,
+        "fails_from_s": 20.0 * (seed % 2), "n_problems": 6, "calm_s": 0.0,
+    }  # fmt: skip
+    return scenario(seed, list(StalenessPolicy)[seed % 4], **(standard | changes))
+
+
+@pytest.mark.parametrize("until_s", [60.0, EVER])
+def test_row_45_a_generator_that_fails_at_every_prompt_hurts_itself_alone(until_s: float) -> None:
+    n_evicted = n_paused = 0
+    for seed in SEEDS:
+        ring, outcome = play(failing(seed, until_s))
+        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
+        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        assert not lines(ring, Event.REFUND, reason="sampling_error"), f"seed {seed}"
+        assert all(line["n_missing"] == 0 for line in lines(ring, Event.EVALUATION)), f"seed {seed}"
+        gone = [line["name"] for line in lines(ring, Event.MEMBER, state="left")]
+        paused = [line["name"] for line in lines(ring, Event.MEMBER) if line["why"].startswith("paused for")]
+        assert all(name.startswith("generator-0.") for name in gone + paused), f"seed {seed}: {gone} {paused}"
+        n_evicted, n_paused = n_evicted + len(gone), n_paused + len(paused)
+    assert n_paused > 0
+    assert bool(n_evicted) == (until_s == EVER)
+
+
+def test_row_45_two_of_three_that_fail_leave_the_third_to_train_all() -> None:
+    for seed in SEEDS:
+        ring, outcome = play(failing(seed, EVER, n_failing=2))
+        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
+        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        assert len(lines(ring, Event.UPDATE)) == 10
+
+
+def test_row_45_a_bad_generator_costs_little_more_than_its_absence() -> None:
+    for seed in SEEDS:
+        _, outcome = play(failing(seed, EVER))
+        _, without = play(failing(seed, 0.0, n_generators=2))
+        assert outcome.seconds <= 1.5 * without.seconds + 60, (
+            f"seed {seed}: {outcome.seconds:.0f} s, {without.seconds:.0f} s"
+        )
+
+
+def test_row_45_a_prompt_at_which_every_generator_fails_ends_the_job_as_before() -> None:
+    ring, outcome = play(failing(1, EVER, n_failing=3, n_problems=0, fails_from_s=0.0))
+    assert outcome.end is not None
+    assert outcome.end.code == 1
+    assert "in a row ended without a reward; the last one: sampling_error: it cannot" in outcome.end.sentence
+    assert not [line for line in lines(ring, Event.MEMBER) if line["why"].startswith("paused for")]
