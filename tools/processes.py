@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 
@@ -33,6 +34,27 @@ def process_of(journal: Path, pid: int, host: str) -> Process:
     if not holds or state in ("Z", "X"):
         return Process.GONE if host == socket.gethostname() else Process.UNKNOWN
     return Process.STOPPED if state in ("T", "t") else Process.RUNS
+
+
+def stopped_below(pids: Collection[int]) -> dict[int, int]:
+    """Stopped processes of this host that descend from one of these: stopped pid -> that one."""
+    table = {int(folder.name): found for folder in PROC.glob("[0-9]*") if (found := _parent_and_state(folder))}
+    below = {}
+    for pid in [pid for pid, (_, state) in table.items() if state in ("T", "t") and pid not in pids]:
+        above = table[pid][0]
+        while above in table and above not in pids:
+            above = table[above][0]
+        if above in pids:
+            below[pid] = above
+    return below
+
+
+def _parent_and_state(folder: Path) -> tuple[int, str] | None:
+    try:
+        state, parent = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):  # it has ended meanwhile
+        return None
+    return int(parent), state
 
 
 def _holds(process: Path, path: Path) -> bool:

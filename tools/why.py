@@ -13,7 +13,7 @@ from pathlib import Path
 from areal_bus.storage.journal_segments import tail
 from tools import run, terminal
 from tools.command_line import run_parser
-from tools.processes import Process, process_of
+from tools.processes import Process, process_of, stopped_below
 from tools.run import Line, Run
 from tools.run_status import HEAD_EVENTS, MAX_SHOWN, HeadStatus, RunStatus, Start
 
@@ -142,6 +142,7 @@ def _state_and_sentence(head: HeadStatus, actors: list[ActorStatus], *, was_aske
     running = sorted(actor.name for actor in actors if _is_running(actor))
     if not running:
         return _dead_state(head, min(silences.values()), was_asked=was_asked, crash=crash)
+    runs = {actor.pid: actor.name for actor in actors if actor.process == Process.RUNS}
     stopped = [actor for actor in actors if actor.process == Process.STOPPED]
     if stopped:
         names, verb = ", ".join(x.name for x in stopped[:MAX_SHOWN]), "is" if len(stopped) == 1 else "are"
@@ -149,6 +150,13 @@ def _state_and_sentence(head: HeadStatus, actors: list[ActorStatus], *, was_aske
         return (
             "stalled",
             f"it is stalled: {names} {verb} stopped by SIGSTOP or a debugger (to continue: kill -CONT {pids})",
+        )
+    if workers := stopped_below(runs):
+        names, pids = ", ".join(sorted({runs[pid] for pid in workers.values()})), " ".join(map(str, sorted(workers)))
+        return (
+            "stalled",
+            f"it is stalled: a worker process of {names} is stopped by SIGSTOP or a debugger "
+            f"(to continue: kill -CONT {pids})",
         )
     if any(actor.process == Process.GONE and actor.name.startswith("head-") for actor in actors):
         return "stalled", f"the head's process is gone; {', '.join(running[:MAX_SHOWN])} wait for its restart"
@@ -268,7 +276,7 @@ def report_lines(report: WhyReport) -> list[str]:
     out += terminal.columns(rows_of)
     for title, lines in (("stalls", report.stalls), ("restarts", report.restarts)):
         out += ["", title, *(f"  {line}" for line in lines)] if lines else []
-    if report.n_refused:
+    if report.n_refused and report.state != "ended":  # late messages are normal at the end
         out += ["", f"{report.n_refused} messages refused, the last: {report.refused}"]
     return [terminal.quote(line, indent="", width=10_000) for line in out]  # the name of a foreign peer may be any text
 

@@ -252,16 +252,17 @@ def test_the_end_of_a_long_file_is_found(forge: Forge) -> None:
 # processes of this host
 
 
-def local(folder: Path) -> tuple[Forge, "subprocess.Popen[bytes]"]:
+def local(folder: Path, *, begins: str = "") -> tuple[Forge, "subprocess.Popen[bytes]"]:
     """A run that trains, whose head and learner are one process of this host that holds both files."""
     made = Forge(folder)
     paths = [made.path(name) for name in ("head-0.0", "learner-0.0")]
-    hold = "import sys; files = [open(x, 'a') for x in sys.argv[1:]]; print(flush=True); sys.stdin.read()"
+    hold = f"{begins}\nimport sys; files = [open(x, 'a') for x in sys.argv[1:]]; print(flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", hold, *map(str, paths)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
-    process.stdout.readline()
+    if not begins:
+        process.stdout.readline()
     for name in ("head-0.0", "learner-0.0"):
         made.write(name, NOW, "start", schema=1, pid=process.pid)
     made.write("head-0.0", NOW, "joined", name="learner-0.0", host=socket.gethostname(), pid=process.pid)
@@ -285,6 +286,33 @@ def test_a_stopped_process_is_in_the_headline_at_once(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_stopped_worker_of_an_actor_is_in_the_headline_at_once(tmp_path: Path) -> None:
+    forge, process = local(tmp_path, begins="import subprocess as s; print(s.Popen(['sleep', '600']).pid, flush=True)")
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    process.stdout.readline()  # the journals are open
+    try:
+        os.kill(worker, signal.SIGSTOP)
+        while Path(f"/proc/{worker}/stat").read_text(encoding="utf-8").split()[2] != "T":
+            pass
+        report = forge.look()
+        assert (report.state, report.is_well) == ("stalled", False)
+        assert report.sentence.startswith("it is stalled: a worker process of ")
+        assert report.sentence.endswith(f"is stopped by SIGSTOP or a debugger (to continue: kill -CONT {worker})")
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        process.kill()
+        process.communicate()
+
+
+def test_late_messages_are_not_shown_after_a_clean_end(forge: Forge) -> None:
+    forge.write("head-0.0", NOW, "refused", what="Scored", sender="reward-0.0", why="late")
+    forge.write("head-0.0", NOW, "end", wall_s=1000.0, code=0, reason="done")
+    report = forge.look()
+    assert (report.state, report.n_refused) == ("ended", 1)
+    assert "refused" not in "\n".join(why.report_lines(report))
 
 
 @pytest.mark.parametrize("asked", [True, False])
