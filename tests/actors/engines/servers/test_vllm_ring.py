@@ -13,9 +13,11 @@ import pytest
 from actors.engines.servers import weight_files as handover
 from tests.actors.engines.servers.test_sglang_ring import PATIENCE_S, ROOT, STEPS, events, launch, wait
 from tests.servers.engines import vllm_python
+from tests.servers.processes import servers_of, session
 
 pytestmark = pytest.mark.vllm
 
+SERVER = "vllm.entrypoints.openai.api_server"
 SETTINGS = [  # few slots and many layers: updates come while samples are under way
     "run.name='vllm'",
     "rollout.engine='vllm'",
@@ -24,31 +26,6 @@ SETTINGS = [  # few slots and many layers: updates come while samples are under 
     "model.scratch.heads=4",
     "model.scratch.layers=8",
 ]
-
-
-def servers_of(run: Path) -> list[int]:
-    """Those that listen for this run; not the processes that keep them."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-        except OSError:  # it has just ended
-            continue
-        if b"vllm.entrypoints.openai.api_server" in words and not any(word.endswith(b"keeper.py") for word in words):
-            found += [int(entry.name)] if any(word.startswith(str(run).encode()) for word in words) else []
-    return found
-
-
-def session(leader: int) -> list[int]:
-    """Processes of a session: a server's, all of them."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and os.getsid(int(entry.name)) == leader:
-                found.append(int(entry.name))
-        except OSError:  # it has just ended
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +38,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wait(job, "a run folder is there", (folder / "latest").exists)
         run = (folder / "latest").resolve()
         wait(job, "three versions are published", lambda: len(events(run, "head-0.0", "publish")) >= 4)
-        (server,) = servers_of(run)
+        (server,) = servers_of(run, SERVER)
         leaders = [os.getsid(server)]
         os.kill(server, signal.SIGKILL)
-        wait(job, "there is another server", lambda: servers_of(run) not in ([], [server]))
-        leaders += [os.getsid(again) for again in servers_of(run)]
+        wait(job, "there is another server", lambda: servers_of(run, SERVER) not in ([], [server]))
+        leaders += [os.getsid(again) for again in servers_of(run, SERVER)]
         assert job.wait(PATIENCE_S) == 0, (folder / "output.txt").read_text()
     finally:
         job.terminate()
