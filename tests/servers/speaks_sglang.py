@@ -57,7 +57,7 @@ class Stream:
 class SpeaksSGLang:
     """One server on the loopback, its requests in threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.version, self.architecture, self.settings = "0.5.23", "LlamaForCausalLM", {"tp_size": 1, "dp_size": 1}
         self.routes, self.modes = list(ROUTES), ["abort", "retract", "in_place"]
         self.stamps = self.incremental = True
@@ -77,7 +77,7 @@ class SpeaksSGLang:
         self.changed = threading.Condition()
         self.allowed = 0  # tokens that each stream may have
         self.ends = False
-        server = self._http = Listener(("127.0.0.1", 0), type("Handler", (self.handler(),), {"fake": self}))
+        server = self._http = Listener(("127.0.0.1", port), type("Handler", (self.handler(),), {"fake": self}))
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
         self._thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()

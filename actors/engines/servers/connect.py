@@ -26,6 +26,8 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost
 
 POLL_S = 0.2
+PROBE_S = 10.0  # for one answer of a server that starts
+PORTS = 5  # that are tried in one start
 KINDS = {"sglang": SGLANG, "vllm": VLLM_SERVER}  # by rollout.engine
 
 
@@ -56,12 +58,10 @@ def _open(context: Context, config: Config, model: Any, tokenizer: Any) -> tuple
     shape, stops = shape_of(model), stop_ids(model, tokenizer)
     architecture = (getattr(model.config, "architectures", None) or [""])[0]
     kind = KINDS[config.rollout.engine]
-    process, url = _process(kind, context, config, shape)
-    link = HttpClient(url)
+    process, link = _reach(kind, context, config, shape)
     address, interface = LOOPBACK if process is not None else (context.address, context.interface)
     name = f"{context.name}-{uuid.uuid4().hex[:12]}"
     try:
-        wait_ready(link, kind.ready, process, timeout_s=config.engine.start_timeout_s)
         is_known = context.incarnation > 0
         met = ServerContext(link, process, config, shape, architecture, stops, name, address, interface, is_known)
         server = kind.meet(met)
@@ -81,6 +81,30 @@ def _open(context: Context, config: Config, model: Any, tokenizer: Any) -> tuple
     return ServerEngine(server, met, shape=shape, tokenizer=tokenizer), why
 
 
+def _reach(
+    kind: ServerSpec, context: Context, config: Config, shape: ModelSpec
+) -> tuple[ServerProcess | None, HttpClient]:
+    """A server that answers; its process, if this process starts it. One that finds its port taken, as it was chosen
+    before the server listens, is started again with another port.
+    """
+    timeout_s, n_left = config.engine.start_timeout_s, PORTS
+    while True:
+        n_left -= 1
+        process, url = _process(kind, context, config, shape)
+        link = HttpClient(url)
+        try:
+            wait_ready(link, kind.ready, process, timeout_s=timeout_s, name=context.name)
+            return process, link
+        except BaseException as error:
+            link.close()
+            is_taken = process is not None and process.lost_its_port()
+            if process is not None:
+                process.close()
+            if not (isinstance(error, EngineLost) and is_taken and n_left):
+                raise
+            logger.warning("{}: another program took the port of {}: starting the server again", context.name, url)
+
+
 def _process(kind: ServerSpec, context: Context, config: Config, shape: ModelSpec) -> tuple[ServerProcess | None, str]:
     """The server process, if this process starts it, and the URL."""
     urls = config.engine.urls
@@ -98,27 +122,37 @@ def _process(kind: ServerSpec, context: Context, config: Config, shape: ModelSpe
     port = free_port()
     command = [python, *kind.command(context, config, most_tokens=shape.most_tokens, port=port)]
     log = context.folder / "logs" / f"{context.name}.server.txt"
-    return ServerProcess(command, log, kind.environment(context)), f"http://127.0.0.1:{port}"
+    return ServerProcess(command, log, kind.environment(context), port=port), f"http://127.0.0.1:{port}"
 
 
-def wait_ready(link: HttpClient, path: str, process: ServerProcess | None, *, timeout_s: float) -> None:
+def wait_ready(
+    link: HttpClient, path: str, process: ServerProcess | None, *, timeout_s: float, name: str = "generator"
+) -> None:
     """Wait until the server answers. Raises EngineLost if it ends or does not answer within `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            link.call("GET", path, timeout_s=10.0)
-        except ServerRejected as error:
-            if error.status == 404:  # an older one, which the probe looks at
-                return
-            why = str(error)
-        except EngineLost as error:
-            if process is None:
-                raise EngineLost(f"{error}; start it, or correct engine.urls") from None
-            why = str(error)
-        else:
-            return
+    deadline, has_said = time.monotonic() + timeout_s, False
+    while (why := _why_not(link, path, process)) and time.monotonic() < deadline:
         if process is not None:
             process.check()
-        if time.monotonic() > deadline:
-            raise EngineLost(f"a server must be ready within engine.start_timeout_s ({timeout_s:g}): {why}")
+        elif not has_said:
+            logger.warning("{}: {}; waiting for it up to {:g} s (engine.start_timeout_s)", name, why, timeout_s)
+            has_said = True
         time.sleep(POLL_S)
+    if why and process is None:
+        raise EngineLost(f"server not ready within engine.start_timeout_s ({timeout_s:g}): {why}; start it, or correct "
+                         "engine.urls")  # fmt: skip
+    if why:
+        raise EngineLost(f"server not ready within engine.start_timeout_s ({timeout_s:g}): {why}")
+    if process is not None:
+        process.is_ready()
+
+
+def _why_not(link: HttpClient, path: str, process: ServerProcess | None) -> str:
+    """Why the server cannot serve yet; "" if it can."""
+    try:
+        link.call("GET", path, timeout_s=PROBE_S)
+    except ServerRejected as error:
+        if error.status != 404:  # an older one, which the probe looks at
+            return str(error)
+    except EngineLost as error:
+        return str(error)
+    return "" if process is None or process.listens() else f"another program answers at {link.url}"

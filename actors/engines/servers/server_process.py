@@ -10,20 +10,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from actors.engines.servers import watch_parent
+from actors.engines.servers.watch_parent import KILL_S, TERM_S, descriptors, processes
 from areal_bus.errors import ConfigError, EngineLost
 
-KEEPER = Path(__file__).with_name("watch_parent.py")
+KEEPER = Path(watch_parent.__file__)
 TAIL_BYTES = 1 << 16
 NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # variables that the server does not inherit
 WORST = re.compile(r"\b\w*(?:Error|Exception)\b.*")
+IN_USE = re.compile("address already in use|EADDRINUSE", re.IGNORECASE)
+LISTENS = "0A"  # a state in /proc/net/tcp
+
+
+END_S = TERM_S + KILL_S + 5.0  # in which `watch_parent` ends the server
 
 
 class ServerProcess:
     """A running server. It ends with `close`, or when this process ends in any way."""
 
-    def __init__(self, command: Sequence[str], log: Path, more: Mapping[str, str]) -> None:
-        """Standard output and error go to `log`; `more` is added to the environment."""
-        self._log = log
+    def __init__(self, command: Sequence[str], log: Path, more: Mapping[str, str], *, port: int = 0) -> None:
+        """Standard output and error go to `log`; `more` is added to the environment; it will listen on `port`."""
+        self._log, self._port, self._n_starting = log, port, 0
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
             self._process = subprocess.Popen(
@@ -40,28 +47,71 @@ class ServerProcess:
         """Of `watch_parent`, which leads the process group of the server."""
         return self._process.pid
 
+    def is_ready(self) -> None:
+        """It serves: what it has logged until now explains no later end."""
+        with contextlib.suppress(OSError):
+            self._n_starting = self._log.stat().st_size
+
     def check(self) -> None:
         """Raises EngineLost if the server has ended."""
         code = self._process.poll()
         if code is not None:
-            raise EngineLost(f"the server has ended with code {code}: {self.last_words()} (all of it: {self._log})")
+            raise EngineLost(f"the server {how_ended(code)}: {self.last_words()} (all of it: {self._log})")
 
     def last_words(self) -> str:
-        """The last error in the log, else the last line."""
+        """The last error in the log, else the last line; of a server that was ready, since then."""
         with contextlib.suppress(OSError), self._log.open("rb") as log:
-            log.seek(max(log.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+            log.seek(max(log.seek(0, os.SEEK_END) - TAIL_BYTES, self._n_starting))
             lines = log.read().decode(errors="replace").strip().splitlines()
             errors = [found.group() for line in lines if (found := WORST.search(line))]
-            return (errors or lines or ["it has said nothing"])[-1][:300]
+            nothing = "it has said nothing since it was ready" if self._n_starting else "it has said nothing"
+            return (errors or lines or [nothing])[-1][:300]
         return "it has left no log"
 
+    def listens(self) -> bool:
+        """Whether it is this server that listens on its port. Else another program took the port first."""
+        sockets = listening(self._port)
+        return not sockets or any(sockets & descriptors(pid) for pid in processes(self.pid))
+
+    def lost_its_port(self) -> bool:
+        """Whether it has ended because another program took its port, or an internal one."""
+        if self._process.poll() is None:
+            return False
+        with contextlib.suppress(OSError):
+            said = self._log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+            return bool(listening(self._port)) or IN_USE.search(said) is not None
+        return False
+
     def close(self) -> None:
-        """Kill it and all that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """End it and all that it started: `watch_parent` asks it first, and removes what it leaves."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def how_ended(code: int) -> str:
+    """The end of a server in words; `watch_parent` reports a signal as 128 + its number, as shells do."""
+    if not 0 <= code <= 128:
+        number = code - 128 if code > 0 else -code
+        known = [one.name for one in signal.Signals if one == number]
+        return f"was killed by {known[0] if known else f'signal {number}'}"
+    return f"has ended with code {code}"
+
+
+def listening(port: int) -> set[str]:
+    """The sockets that listen on this port, as links in /proc/PID/fd show them."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for words in map(str.split, Path(f"/proc/net/{table}").read_text().splitlines()[1:]):
+                if words[3] == LISTENS and int(words[1].rpartition(":")[2], 16) == port:
+                    found.add(f"socket:[{words[9]}]")
+    return found
 
 
 def installed(python: str, *packages: str) -> str:

@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +17,8 @@ import pytest
 from actors.engines.servers.connect import open_engine
 from actors.engines.servers.server_process import ServerProcess, installed, interpreter
 from actors.engines.servers.sglang import command, environment
+from actors.engines.servers.watch_parent import processes
+from actors.engines.servers.weight_files import MEMORY
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost
@@ -27,13 +31,26 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(os.getpid(), child.pid, flush=True)
 time.sleep(600)
 """
+HOLDS = """
+import mmap, os, socket, subprocess, sys, time
+memory, path = sys.argv[1:3]
+with open(memory, "wb+") as file:
+    file.truncate(1 << 20)
+    mapped = mmap.mmap(file.fileno(), 1 << 20)
+bound = socket.socket(socket.AF_UNIX)
+bound.bind(path)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[bound.fileno()])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
 OWNER = """
 import sys, time
 from pathlib import Path
 from actors.engines.servers.server_process import ServerProcess
-server = ServerProcess([sys.executable, "-c", sys.argv[2]], Path(sys.argv[1]), {})
+server = ServerProcess([sys.executable, "-c", *sys.argv[2:]], Path(sys.argv[1]), {})
 print(server.pid, flush=True)
-time.sleep(600)
+sys.stdin.read()
+server.close()
 """
 
 
@@ -71,7 +88,7 @@ def test_all_of_a_server_ends_with_close(tmp_path: Path) -> None:
 def test_a_server_ends_with_whoever_is_killed(tmp_path: Path, who: str) -> None:
     log = tmp_path / "server.txt"
     line = [sys.executable, "-c", OWNER, str(log), SERVER]
-    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         keeper = int(owner.stdout.readline())
         server, child = pids(log)
@@ -82,6 +99,75 @@ def test_a_server_ends_with_whoever_is_killed(tmp_path: Path, who: str) -> None:
         else:
             os.kill(child, signal.SIGKILL)  # a server's own processes look after themselves
         owner.kill()
+
+
+@pytest.mark.parametrize("how", ["close", "owner killed", "server killed"])
+def test_what_a_server_leaves_in_memory_and_its_sockets_are_removed_by_name(tmp_path: Path, how: str) -> None:
+    log, other = tmp_path / "server.txt", MEMORY / f"other-{uuid.uuid4().hex}"
+    memory, bound = MEMORY / f"psm_{uuid.uuid4().hex}", Path(tempfile.mkdtemp(prefix="bound-")) / "socket"
+    other.touch()
+    line = [sys.executable, "-c", OWNER, str(log), HOLDS, str(memory), str(bound)]
+    try:
+        with subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+            assert owner.stdout is not None
+            watcher = int(owner.stdout.readline())
+            server, child = pids(log)
+            assert memory.exists()
+            assert bound.is_socket()
+            if how == "close":
+                assert owner.stdin is not None
+                owner.stdin.close()  # the owner's loop ends
+            else:
+                os.kill(owner.pid if how == "owner killed" else server, signal.SIGKILL)
+            until(lambda: not any(map(runs, (server, child, watcher))))
+            owner.kill()
+        assert not memory.exists()
+        assert not bound.exists()
+        assert other.exists()
+    finally:
+        other.unlink()
+        bound.parent.rmdir()
+
+
+def test_a_server_is_asked_to_end_before_it_is_killed(tmp_path: Path) -> None:
+    code = """
+import signal, sys, time
+def end(*_):
+    print("ends in order", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    log = tmp_path / "server.txt"
+    server = ServerProcess([sys.executable, "-c", code], log, {})
+    until(lambda: log.exists() and "ready" in log.read_text())
+    server.close()
+    assert "ends in order" in log.read_text()
+
+
+def test_a_server_that_is_deaf_to_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(600)"
+    log = tmp_path / "server.txt"
+    server = ServerProcess([sys.executable, "-c", code], log, {})
+    (pid,) = pids(log)
+    server.close()
+    assert not runs(pid)
+
+
+@pytest.mark.parametrize(("number", "how"), [(9, "was killed by SIGKILL"), (40, "was killed by signal 40")])
+def test_a_killed_server_is_lost_without_the_errors_of_its_start(tmp_path: Path, number: int, how: str) -> None:
+    log = tmp_path / "server.txt"
+    code = "import time; print('ImportError: no triton, which is harmless', flush=True); time.sleep(600)"
+    server = ServerProcess([sys.executable, "-c", code], log, {})
+    until(lambda: log.exists() and log.read_text().count("\n") > 0)
+    server.is_ready()
+    (pid,) = processes(server.pid)
+    os.kill(pid, number)
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(EngineLost, match=f"the server {how}: it has said nothing since it was ready"):
+        server.check()
+    server.close()
 
 
 def test_a_server_that_has_ended_is_lost_with_its_last_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,12 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from loguru import logger
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from actors.engines.protocol import Request, SamplingControls
+from actors.engines.servers import connect
 from actors.engines.servers.connect import open_engine
 from actors.engines.servers.engine import SENT_AGAIN, ServerEngine
 from actors.engines.servers.model_spec import shape_of
+from actors.engines.servers.server_process import free_port
 from actors.engines.servers.sglang import split
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
@@ -24,6 +28,7 @@ from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError, EngineError, EngineLost
 from tests.servers.engines import EOS, POSITIONS, Running, context_of, model_folder
 from tests.servers.speaks_sglang import OLD, SpeaksSGLang, V, speaking
+from tests.servers.stand_alone import interpreter
 
 
 @pytest.fixture(scope="module")
@@ -297,11 +302,76 @@ def test_keep_is_refused_where_old_prefixes_or_no_stamps_are(folder: Path) -> No
         attach(folder, fake, on_update="keep")
 
 
-def test_a_server_that_is_not_there_ends_a_job_at_its_start_and_a_life_later_on(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must answer /model_info: .*; start it, or correct engine\.urls"):
-        attach(folder, "http://127.0.0.1:9")
+def test_a_server_that_is_not_there_in_time_ends_a_job_at_its_start_and_a_life_later_on(folder: Path) -> None:
+    why = r"not ready within engine\.start_timeout_s \(0\.1\): .* must answer /model_info: .*; start it, or correct"
+    with pytest.raises(ConfigError, match=why):
+        attach(folder, "http://127.0.0.1:9", start_timeout_s=0.1)
     with pytest.raises(EngineLost, match="start it"):
-        attach(folder, "http://127.0.0.1:9", incarnation=1)
+        attach(folder, "http://127.0.0.1:9", incarnation=1, start_timeout_s=0.1)
+
+
+@pytest.mark.parametrize("incarnation", [0, 1])
+def test_a_server_that_is_not_there_yet_is_waited_for_and_the_wait_is_said(
+    folder: Path, incarnation: int, said: list[str]
+) -> None:
+    port = free_port()
+    begun: list[SpeaksSGLang] = []
+
+    def begin() -> None:
+        hears(lambda: bool(said))
+        begun.append(SpeaksSGLang(port))
+
+    beginning = threading.Thread(target=begin)
+    beginning.start()
+    try:
+        engine = attach(folder, f"http://127.0.0.1:{port}", incarnation=incarnation, start_timeout_s=60.0)
+        engine.close()
+    finally:
+        beginning.join()
+        begun[0].close()
+    (sentence,) = said
+    assert re.search(
+        r"generator-0\.\d: .* must answer /model_info: .*; waiting for it up to 60 s \(engine\.start_t", sentence
+    )
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """Warnings."""
+    lines: list[str] = []
+    number = logger.add(lambda line: lines.append(str(line)), level="WARNING", format="{message}")
+    yield lines
+    logger.remove(number)
+
+
+def test_a_server_whose_port_another_program_takes_first_is_started_on_another_one(
+    folder: Path, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour's server, which answers at once: it is not taken for ours."""
+    python, free = interpreter(tmp_path), free_port()
+    with speaking() as neighbour:
+        taken = int(neighbour.url.rpartition(":")[2])
+        ports = iter([taken, free])
+        monkeypatch.setattr(connect, "free_port", lambda: next(ports))
+        engine: Any = open_engine(context_of(folder), config(folder, python=python), load_tokenizer(str(folder)))
+        try:
+            assert engine._link.url == f"http://127.0.0.1:{free}"
+            assert {path for path, _ in neighbour.calls} <= {"/model_info"}
+        finally:
+            engine.close()
+    assert f"another program took the port of http://127.0.0.1:{taken}: starting the server again" in said[0]
+
+
+def test_a_server_that_never_gets_a_port_is_given_up(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with speaking() as neighbour:
+        taken = int(neighbour.url.rpartition(":")[2])
+        monkeypatch.setattr(connect, "free_port", lambda: taken)
+        monkeypatch.setattr(connect, "PORTS", 2)
+        settled = config(folder, python=interpreter(tmp_path))
+        with pytest.raises(ConfigError, match=r"has ended with code 1: OSError: \[Errno 98\] Address already in use"):
+            open_engine(context_of(folder), settled, load_tokenizer(str(folder)))
 
 
 def test_a_model_whose_parameters_have_other_names_than_its_files_is_refused() -> None:

@@ -341,7 +341,7 @@ def test_keep_is_refused_where_old_prefixes_are(folder: Path) -> None:
 
 def test_a_server_that_is_not_there_or_elsewhere_ends_a_job_at_its_start(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"must answer /health: .*; start it, or correct engine\.urls"):
-        attach(folder, "http://127.0.0.1:9")
+        attach(folder, "http://127.0.0.1:9", start_timeout_s=0.1)
     link = HttpClient("http://127.0.0.2:9")
     with pytest.raises(ConfigError, match=r"its server is on this machine, not 127\.0\.0\.2"):
         probe(link, names=None, is_tied=False, keep=False, longest=9, timeout_s=5.0)
