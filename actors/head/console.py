@@ -74,13 +74,15 @@ class Console:
         reward = "no reward" if figures["reward"] is None else f"reward {figures['reward']:.3f}"
         parts = [f"{key.removeprefix(PREFIX)} {value:.3f}" for key, value in figures.items() if key.startswith(PREFIX)]
         reward += f" ({', '.join(parts)})" if parts else ""
-        failed = f", {figures['n_failed']} failed" if figures["n_failed"] else ""
+        n, failed = f"{figures['n']}", ""
+        if figures["n_failed"]:
+            asked, missing = figures["n_asked"], figures["n_missing"]
+            n, failed = f"{asked - missing} of {asked}", f", {missing} failed and are not in the means"
         last, versions = figures["version_last"], str(figures["version"])
         if last is not None and last != figures["version"]:
             versions = f"{versions}, answers up to {last}"
         self.print(
-            f"evaluation {figures['name']} (version {versions}): {accuracy}{reward} "
-            f"on {figures['n']} held-out answers{failed}",
+            f"evaluation {figures['name']} (version {versions}): {accuracy}{reward} on {n} held-out answers{failed}",
             "green",
         )
 

@@ -153,7 +153,10 @@ class Phases:
             ignored = "checkpoint.keep_best and evaluate.early_stop_patience ignore it"
             text = f"evaluation {evaluation.name!r} {lacks}: under {plan.LEAST_SHARE:.0%} are there, so {ignored}"
             self.effects.progress("warning", text=text)
-        if self.state.phase is not Phase.AFTER:
+        if self.state.phase is Phase.AFTER:  # a run that is extended finds this version evaluated
+            name = evaluation.name.replace("after", f"{plan.STEP}{evaluation.version}", 1)
+            self._save_figures(name, figures | {"name": name})
+        else:
             self._save_figures(evaluation.name, figures)
 
     def _save_figures(self, name: str, figures: Figures) -> None:

@@ -64,6 +64,8 @@ class SpeaksSGLang:
         self.answers: dict[str, list[tuple[int, str]]] = {}  # of a path, in order, instead of what it would do
         self.hangs: set[str] = set()  # paths that get no answer
         self.breaks = False  # streams end in the middle
+        self.break_after: list[int] = []  # tokens after which the next stream breaks off, and the one after that
+        self.says_why = False  # ... by an event
         self.names = list(NAMES)  # of its weights
         self.most_new_tokens = 1 << 30  # of one request, whatever it asks for
         self.text = ""  # of each event, from a server that has a tokenizer
@@ -274,6 +276,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return None
             self.chunk(f"data: {json.dumps(event, ensure_ascii=False)}\n\n")
+            if fake.break_after and len(stream.pairs) >= fake.break_after[0]:
+                fake.break_after.pop(0)
+                self.close_connection = True
+                return self.chunk('data: {"error": {"message": "text"}}\n\n') if fake.says_why else None
             if is_last:  # the client has been told so
                 fake.streams.pop(body["rid"], None)
                 self.chunk("data: [DONE]\n\n")

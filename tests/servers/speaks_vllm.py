@@ -26,6 +26,7 @@ class SpeaksVLLM(SpeaksSGLang):
         self.routes = ["/generate", "/health", "/version", "/server_info", *RL]
         self.model: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "hf_overrides": UNTIED}
         self.parallel = {"data_parallel_size": 1, "pipeline_parallel_size": 1, "worker_cls": "cpu_worker.CPUWorker"}
+        self.cache: dict[str, Any] = {}  # settings of the KV cache
         self.caches_prefixes = self.forgets = True
         self.scale_out = True
         self.lora: dict[str, Any] | None = None
@@ -42,7 +43,7 @@ class SpeaksVLLM(SpeaksSGLang):
             case "/version":
                 return 200, {"version": self.version}
             case "/server_info":
-                cache = {"enable_prefix_caching": self.caches_prefixes}
+                cache = {"enable_prefix_caching": self.caches_prefixes} | self.cache
                 model = {"model_config": self.model, "parallel_config": self.parallel, "cache_config": cache}
                 return 200, {"vllm_config": model | {"lora_config": self.lora}}
             case "/v1/load_lora_adapter" | "/v1/unload_lora_adapter":

@@ -146,5 +146,8 @@ class AdapterServer:
     def resume(self) -> None:
         self._server.resume()
 
+    def ping(self) -> None:
+        self._server.ping()
+
     def check(self) -> None:
         self._server.check()

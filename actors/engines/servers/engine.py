@@ -221,13 +221,21 @@ class ServerEngine:
             if has_end and sample.is_sure:
                 self._end_here(sample)
             return
-        ended = news.error or f"{news.finish} after {len(sample.new_ids)} of {sample.left} tokens"
+        if news.finish == Finish.ABORT and news.error and news.labels is None and self._server.stamps:
+            self._lose_piece(sample, news.error)
+            return
         if not self._server.stamps:  # all its tokens have one version
-            self._settle(sample, [[sample.since, len(sample.new_ids)]])
+            spans = [[sample.since, len(sample.new_ids)]]
         elif news.labels is None and sample.new_ids:
             raise EngineLost(f"{self._link.url} reports weight versions, but none for the tokens of {sample.rid}")
         else:
-            self._settle(sample, versions(news.labels or [], self._labels))
+            spans = versions(news.labels or [], self._labels)
+        why = news.error or f"{news.finish} after {len(sample.new_ids)} of {sample.left} tokens"
+        self._settle(sample, spans)
+        self._conclude(sample, news.finish, why)
+
+    def _conclude(self, sample: ServerRequest, finish: str, why: str) -> None:
+        """End a sample whose piece has ended, or send it again because of `why`."""
         if sample.n_kept is not None:
             sample.cut()
             self._finish(sample, Finish.STOP)
@@ -235,10 +243,10 @@ class ServerEngine:
             self._finish(sample, Finish.STOP)
         elif sample.left < 1:
             self._finish(sample, Finish.LENGTH)
-        elif sample.ids and news.finish == Finish.STOP:
+        elif sample.ids and finish == Finish.STOP:
             self._finish(sample, Finish.STOP)
         elif not self._ends:  # the budget of the request is spent, not that of the server
-            self._send_again(sample, ended)
+            self._send_again(sample, why)
 
     def _end_here(self, sample: ServerRequest) -> None:
         """End a sample where the server would not. All its tokens have the version under which it was sent."""
@@ -252,10 +260,24 @@ class ServerEngine:
     def _broke(self, sample: ServerRequest, ended: StreamEnded) -> None:
         """Handle a stream that ended before its sample."""
         if ended.status in (0, 200):
-            self._hear_why()
-            raise EngineLost(f"the server at {self._link.url} broke off: {ended.text or 'the stream has no end'}")
+            self._lose_piece(sample, f"the stream broke off: {ended.text or 'it has no end'}")
+            return
         self._settle(sample, [])
         self._send_again(sample, f"it answers {ended.status}: {ended.text}")
+
+    def _lose_piece(self, sample: ServerRequest, why: str) -> None:
+        """The server ended a piece by an error. If it still answers, the sample goes on from its tokens whose versions
+        are known; else the server is lost.
+        """
+        try:
+            self._server.ping()
+        except EngineLost as error:
+            self._hear_why()
+            raise EngineLost(f"{why}; {error}") from None
+        self._server.abort(str(sample.rid))  # it may still sample
+        sample.keep_sure()
+        self._settle(sample, [[sample.since, len(sample.new_ids)]])
+        self._conclude(sample, Finish.ABORT, why)
 
     def _hear_why(self) -> None:
         """Raises EngineLost with the last log line of the server if it has ended, which is known a moment later."""

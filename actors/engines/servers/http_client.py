@@ -161,6 +161,15 @@ def done(answer: Any) -> Mapping[str, Any]:
     return answer
 
 
+def ping(link: HttpClient, path: str, *, timeout_s: float) -> None:
+    """Raises EngineLost unless the server answers, also that it has no such path."""
+    try:
+        link.call("GET", path, timeout_s=timeout_s)
+    except ServerRejected as error:
+        if error.status != 404:
+            raise EngineLost(f"the server at {link.url} must answer {path}: {error}") from None
+
+
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Of an event stream: a text in it may hold what else is taken for the end of a line (U+2028)."""
     rest = b""

@@ -12,6 +12,7 @@ from actors.engines.builtin import limits
 from actors.engines.protocol import Request
 from areal_bus.errors import ConfigError, EngineError, EngineLost
 
+SHORT = {"bfloat16": "bf16"}  # names of KV-cache dtypes at SGLang
 ROUNDING = 1e-2  # by which a log-prob may be over 0
 
 
@@ -89,6 +90,35 @@ def check_names(url: str, served: Iterable[str], names: Iterable[str]) -> None:
             f"the server must serve the model of this run: {url} and model.path differ in {odd[0]!r}; start it with "
             "the folder of model.path"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormats:
+    """How a server holds numbers; None or "auto" where it does not say."""
+
+    dtype: str | None  # of weights and activations
+    quantization: str | None  # of weights
+    cache: str | None  # dtype of keys and values; "auto": as the others
+
+
+def check_formats(url: str, served: NumberFormats, dtype: str) -> None:
+    """Compare the formats of an attached server with the run's. In others its log-probs differ from the learner's.
+
+    Raises ConfigError with the flag to set.
+    """
+    computes, cache = (str(name).removeprefix("torch.") for name in (served.dtype, served.cache))
+    same = {dtype, SHORT.get(dtype), "auto", "None"}
+    rules = [
+        (computes not in (dtype, "None"), f"dtype mismatch: {url} computes in {computes}, and model.dtype is {dtype}: "
+         f"start it with --dtype {dtype}"),
+        (bool(served.quantization), f"quantization mismatch: the weights of {url} are in {served.quantization}, and "
+         f"model.dtype is {dtype}: start it without --quantization"),
+        (cache not in same, f"KV-cache dtype mismatch: keys and values of {url} are in {cache}, and model.dtype is "
+         f"{dtype}: start it without --kv-cache-dtype"),
+    ]  # fmt: skip
+    for broken, sentence in rules:
+        if broken:
+            raise ConfigError(sentence)
 
 
 def parts(names: Iterable[str]) -> set[str]:

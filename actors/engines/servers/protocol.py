@@ -79,6 +79,9 @@ class Server(Protocol):
         Raises ConfigError if the server has another model.
         """
 
+    def ping(self) -> None:
+        """Raises EngineLost unless the server answers."""
+
     def check(self) -> None:
         """Raises EngineLost when its process has ended."""
 

@@ -94,6 +94,13 @@ class ServerRequest:
         if self.rid is not None and self.n_sure is None:
             self.n_sure = len(self.new_ids)
 
+    def keep_sure(self) -> None:
+        """Drop the tokens of the piece whose versions are not known."""
+        n = len(self.new_ids) if self.n_sure is None else self.n_sure
+        self.new_ids, self.new_logps = self.new_ids[:n], self.new_logps[:n]
+        if self.n_kept is not None and self.n_kept > len(self.ids) + n:
+            self.n_kept = None
+
     def settle(self, spans: list[list[int]]) -> None:
         """End the piece: its tokens have these versions."""
         stamped = sum(n for _, n in spans)

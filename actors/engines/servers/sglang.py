@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import SamplingControls
-from actors.engines.servers.http_client import ServerRejected, done
+from actors.engines.servers.http_client import ServerRejected, done, ping
 from actors.engines.servers.protocol import (
     LOOPBACK,
     AdapterRoutes,
@@ -123,6 +123,9 @@ class SGLang:
         except ServerRejected as error:
             raise self._refused(label, error) from None
         self._label, self._is_known = label, True
+
+    def ping(self) -> None:
+        ping(self._link, "/model_info", timeout_s=self._call_timeout_s)
 
     def check(self) -> None:
         if self._process is not None:
@@ -308,7 +311,13 @@ def meet(met: ServerContext) -> Server:
     keep = config.rollout.on_update == "keep"
     names = met.shape.parameters if met.process is None else None
     abilities = probe(
-        met.link, architecture=met.architecture, names=names, keep=keep, longest=met.longest, timeout_s=call_s
+        met.link,
+        architecture=met.architecture,
+        names=names,
+        dtype=config.model.dtype,
+        keep=keep,
+        longest=met.longest,
+        timeout_s=call_s,
     )
     return SGLang(met, WeightBroadcast(address=met.address, interface=met.interface), abilities)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.engines.servers.http_client import HttpClient, ServerRejected
-from actors.engines.servers.model_spec import check_names
+from actors.engines.servers.model_spec import NumberFormats, check_formats, check_names
 from actors.engines.servers.protocol import number
 from areal_bus.errors import ConfigError, EngineLost
 
@@ -35,12 +35,20 @@ class SGLangCapabilities:
 
 
 def probe(
-    link: HttpClient, *, architecture: str, names: Collection[str] | None, keep: bool, longest: int, timeout_s: float
+    link: HttpClient,
+    *,
+    architecture: str,
+    names: Collection[str] | None,
+    dtype: str,
+    keep: bool,
+    longest: int,
+    timeout_s: float,
 ) -> SGLangCapabilities:
     """The capabilities of the server. Leaves it idle.
 
-    `names`: of the model's weights, if it may serve another model. `longest`: tokens of a sample. `keep`: the run keeps
-    KV caches across updates. Raises ConfigError if it cannot serve the run, EngineLost for no answer.
+    `names`: of the model's weights, if it may serve another model, or in another `dtype`. `longest`: tokens of a
+    sample. `keep`: the run keeps KV caches across updates. Raises ConfigError if it cannot serve the run, EngineLost
+    for no answer.
     """
     try:
         routes = link.call("GET", "/openapi.json", timeout_s=timeout_s)
@@ -51,6 +59,8 @@ def probe(
         check(link.url, paths, modes, settings, model, architecture=architecture, keep=keep)
         check_room(link.url, settings, longest)
         free(link, paths, timeout_s=timeout_s)
+        if names is not None:
+            check_formats(link.url, formats(settings), dtype)
         if names is not None and CHECKER in paths:
             check_weights(link, names, timeout_s=timeout_s)
         abilities = SGLangCapabilities(
@@ -121,6 +131,10 @@ def check_weights(link: HttpClient, names: Collection[str], *, timeout_s: float)
     with suppress(ServerRejected):
         for rank in link.call("POST", CHECKER, {"action": "checksum"}, timeout_s=timeout_s).get("ranks") or []:
             check_names(link.url, rank["checksums"], names)
+
+
+def formats(settings: Mapping[str, Any]) -> NumberFormats:
+    return NumberFormats(settings.get("dtype"), settings.get("quantization"), settings.get("kv_cache_dtype"))
 
 
 def replicas(settings: Mapping[str, Any]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import PLAIN, SamplingControls
-from actors.engines.servers.http_client import ServerRejected, done
+from actors.engines.servers.http_client import ServerRejected, done, ping
 from actors.engines.servers.protocol import (
     LOOPBACK,
     AdapterRoutes,
@@ -102,6 +102,9 @@ class VLLM:
             self._call(CACHE, {})
         self._call(LABEL, {"new_version": label})
         self._is_known = True
+
+    def ping(self) -> None:
+        ping(self._link, "/health", timeout_s=self._call_timeout_s)
 
     def check(self) -> None:
         if self._process is not None:
@@ -261,7 +264,13 @@ def meet(met: ServerContext) -> Server:
     keep = config.rollout.on_update == "keep"
     names = met.shape.parameters if met.process is None else None
     abilities = probe(
-        met.link, names=names, is_tied=bool(met.shape.tied), keep=keep, longest=met.longest, timeout_s=call_s
+        met.link,
+        names=names,
+        dtype=config.model.dtype,
+        is_tied=bool(met.shape.tied),
+        keep=keep,
+        longest=met.longest,
+        timeout_s=call_s,
     )
     for temperature in (config.gconfig.temperature, config.evaluate.temperature):
         if broken := sampling_rule(

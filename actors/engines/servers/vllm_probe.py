@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from actors.engines.servers.http_client import HttpClient, ServerRejected
-from actors.engines.servers.model_spec import check_names
+from actors.engines.servers.model_spec import NumberFormats, check_formats, check_names
 from actors.engines.servers.protocol import number
 from areal_bus.errors import ConfigError
 
@@ -29,12 +29,20 @@ class VLLMCapabilities:
 
 
 def probe(
-    link: HttpClient, *, names: Collection[str] | None, is_tied: bool, keep: bool, longest: int, timeout_s: float
+    link: HttpClient,
+    *,
+    names: Collection[str] | None,
+    dtype: str,
+    is_tied: bool,
+    keep: bool,
+    longest: int,
+    timeout_s: float,
 ) -> VLLMCapabilities:
     """The settings of the server. Leaves it idle, and set to read weights from folders.
 
-    `names`: of the model's weights, if it may serve another model. `longest`: tokens of a sample. `keep`: the run keeps
-    KV caches across updates. Raises ConfigError if it cannot serve the run, EngineLost for no answer.
+    `names`: of the model's weights, if it may serve another model, or in another `dtype`. `longest`: tokens of a
+    sample. `keep`: the run keeps KV caches across updates. Raises ConfigError if it cannot serve the run, EngineLost
+    for no answer.
     """
     host = urlsplit(link.url).hostname
     if host not in HERE:
@@ -47,6 +55,8 @@ def probe(
         check_routes(link.url, paths, version)
         settings = link.call("GET", "/server_info?config_format=json", timeout_s=timeout_s)["vllm_config"]
         check_settings(link.url, settings, is_tied=is_tied, keep=keep, longest=longest)
+        if names is not None:
+            check_formats(link.url, formats(settings), dtype)
         free(link, timeout_s=timeout_s)
         if names is not None:
             served = link.call("POST", CHECKER, {"action": "checksum"}, timeout_s=timeout_s)["checksums"]
@@ -89,6 +99,11 @@ def check_settings(url: str, settings: Mapping[str, Any], *, is_tied: bool, keep
          """with --hf-overrides '{"tie_word_embeddings": false}'"""),
     ]  # fmt: skip
     _raise_first(rules)
+
+
+def formats(settings: Mapping[str, Any]) -> NumberFormats:
+    model, cache = settings["model_config"], settings["cache_config"]
+    return NumberFormats(model.get("dtype"), model.get("quantization"), cache.get("cache_dtype"))
 
 
 def is_untied(settings: Mapping[str, Any]) -> bool:

@@ -109,9 +109,14 @@ def test_the_head_reports_means_by_name_of_batches_and_evaluations(capsys: pytes
     assert [line["reward:answer"] for line in records(effects, Event.SCORED)] == [1.0, 0.0]
     (batch,) = records(effects, Event.BATCH)
     assert (batch["reward:answer"], batch["reward:form"]) == (0.5, 0.25)
-    figures = {"name": "after", "version": 1, "accuracy": None, "reward": 1.0, "n": 4, "n_failed": 0, "version_last": 1}
+    figures = {"name": "after", "version": 1, "accuracy": None, "reward": 1.0, "version_last": 1}
+    figures |= {"n": 4, "n_failed": 0}
     Console(total_steps=1, out=sys.stdout).on("evaluation", figures | {"reward:answer": 0.5, "reward:form": 0.25})
-    assert "reward 1.000 (answer 0.500, form 0.250) on 4 held-out answers" in capsys.readouterr().out
+    assert "reward 1.000 (answer 0.500, form 0.250) on 4 held-out answers\n" in capsys.readouterr().out
+    failed = {"n": 40, "n_failed": 20, "n_asked": 40, "n_missing": 20}
+    Console(total_steps=1, out=sys.stdout).on("evaluation", figures | failed)
+    said = "reward 1.000 on 20 of 40 held-out answers, 20 failed and are not in the means\n"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

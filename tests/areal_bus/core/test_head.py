@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from areal_bus import messages as m
 from areal_bus.core.effects import Effect, End, Progress, Record, Save, Send
-from areal_bus.core.evaluation_plan import history
+from areal_bus.core.evaluation_plan import due, history
 from areal_bus.core.events import Event
 from areal_bus.core.head import ALL_RECORDED, Head
 from areal_bus.core.head_checkpoint import START, HeadCheckpoint
@@ -116,6 +116,19 @@ def test_every_due_version_is_evaluated_or_merged_and_never_trained(
             {version for scored in result.scored.values() for version, _ in scored.spans} == {result.version}
             for result in state.results.values()
         )
+
+
+@pytest.mark.parametrize("every", [2, 4, 5])
+def test_a_version_that_was_evaluated_at_the_end_is_not_evaluated_again_when_the_run_is_extended(every: int) -> None:
+    """Of 6 updates, 2 divides them: version 6 is due in training, too."""
+    state = finish(ring_of(n_problems=3, evaluate_every=every)).head.state
+    last, sets = state.terms.checkpoints[6], state.rules.evaluation_sets
+    assert last.results["step-6"] == {**state.figures["after"], "name": "step-6"}
+    assert last.results["step-6:small"]["n"] == state.figures["after:small"]["n"]
+    assert not {"after", "after:small"} & last.results.keys()  # the extended run has an end of its own
+    if every == 2:
+        assert due(6, every=every, sets=sets, figures=last.results) is None
+    assert history("", "reward", last.results)[-1] == (6, state.figures["after"]["reward"])
 
 
 def trained(ring: Ring) -> list[tuple[object, ...]]:

@@ -267,7 +267,27 @@ def that_fails(fake: SpeaksSGLang) -> None:
     fake.answers["/generate"] = [(503, "no room")]
 
 
+def of_bfloat16(fake: SpeaksSGLang) -> None:
+    fake.settings |= {"dtype": "bfloat16", "kv_cache_dtype": "auto"}
+
+
+def of_any_type(fake: SpeaksSGLang) -> None:
+    fake.settings |= {"dtype": "auto"}
+
+
+def quantized(fake: SpeaksSGLang) -> None:
+    fake.settings |= {"dtype": "float32", "quantization": "w8a8_int8"}
+
+
+def of_a_short_cache(fake: SpeaksSGLang) -> None:
+    fake.settings |= {"dtype": "float32", "quantization": None, "kv_cache_dtype": "fp8_e4m3"}
+
+
 UNFIT = [
+    (of_bfloat16, "dtype mismatch: .* computes in bfloat16, and model.dtype is float32: start it with --dtype float32"),
+    (of_any_type, "dtype mismatch: .* computes in auto, .*: start it with --dtype float32"),
+    (quantized, "quantization mismatch: the weights of .* are in w8a8_int8, .* start it without --quantization"),
+    (of_a_short_cache, "KV-cache dtype mismatch: .* are in fp8_e4m3, .* start it without --kv-cache-dtype"),
     (too_old, "0.5.10 or newer is needed, for safety: .* is 0.5.9; upgrade"),
     (without_route, "routes that .* has not: /init_weights_update_group; upgrade"),
     (other_model, "a LlamaForCausalLM: .* serves Qwen2ForCausalLM; start it with the folder of model.path"),
@@ -475,13 +495,67 @@ def test_a_server_without_work_may_be_silent(folder: Path) -> None:
         assert [run.engine.step() for _ in range(3)] == [[]] * 3
 
 
-def test_a_stream_that_breaks_off_loses_the_server(folder: Path) -> None:
+def test_a_sample_whose_stream_breaks_off_goes_on_where_the_server_still_answers(folder: Path) -> None:
+    """0.5.23 breaks a stream by its own fault when it aborts a retracted sample."""
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        fake.break_after = [3]
+        request = ask(n=9)
+        run.engine.submit(request)
+        fake.allow(9)
+        completion = run.all()[request.key]
+        first, rest = (body for body in fake.called("/generate") if "rid" in body)
+    assert (completion.ids, completion.logps) == expected(request, [[0, 9]])
+    assert (completion.spans, completion.finish) == ([[0, 9]], "length")
+    assert rest["input_ids"] == [*first["input_ids"], *completion.ids[:3]]
+    assert rest["sampling_params"]["max_new_tokens"] == 6
+
+
+@pytest.mark.parametrize("how", ["broken stream", "error event"])
+def test_of_a_broken_stream_only_tokens_of_known_versions_are_kept(folder: Path, how: str) -> None:
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        request = ask(n=9)
+        run.engine.submit(request)
+        fake.allow(3)
+        run.tokens(3)
+        update(run.engine, 1)
+        fake.break_after, fake.says_why = [5], how == "error event"
+        fake.allow(9)
+        completion = run.all()[request.key]
+    assert completion.spans == [[0, 3], [1, 6]]
+    ids, logps = expected(request, completion.spans)
+    assert (completion.ids, completion.logps) == (ids, pytest.approx(logps))
+
+
+def test_a_stream_that_breaks_off_at_its_last_token_ends_the_sample(folder: Path) -> None:
+    with speaking() as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        fake.break_after = [8]
+        fake.allow(8)
+        request = ask(n=8)
+        run.engine.submit(request)
+        assert run.all()[request.key].spans == [[0, 8]]
+        assert len([body for body in fake.called("/generate") if "rid" in body]) == 1
+
+
+def test_a_server_is_lost_when_a_stream_breaks_off_and_it_does_not_answer(folder: Path) -> None:
+    with speaking() as fake, running(folder, fake, call_timeout_s=0.5) as run:
+        update(run.engine, 0)
+        fake.break_after = [3]
+        fake.hangs.add("/model_info")
+        run.engine.submit(ask())
+        fake.allow(8)
+        lost(run, r"the stream broke off: .*; the server at .* must answer /model_info within 0\.5 s")
+
+
+def test_a_sample_whose_streams_always_break_off_is_not_sent_for_ever(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
         fake.breaks = True
         run.engine.submit(ask())
         fake.allow(8)
-        lost(run, "broke off")
+        lost(run, f"has ended a sample {SENT_AGAIN + 1} times: the stream broke off")
 
 
 @pytest.mark.parametrize("kind", [None, old])

@@ -334,6 +334,46 @@ def test_in_a_running_job_such_a_server_is_a_dead_engine(folder: Path) -> None:
             update(run.engine, 0)
 
 
+def of_bfloat16(fake: SpeaksVLLM) -> None:
+    fake.model["dtype"] = "torch.bfloat16"
+
+
+def quantized(fake: SpeaksVLLM) -> None:
+    fake.model |= {"dtype": "torch.float32", "quantization": "fp8"}
+
+
+def of_a_short_cache(fake: SpeaksVLLM) -> None:
+    fake.model["dtype"] = "torch.float32"
+    fake.cache["cache_dtype"] = "fp8_e5m2"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (
+            of_bfloat16,
+            "dtype mismatch: .* computes in bfloat16, and model.dtype is float32: start it with --dtype float32",
+        ),
+        (quantized, "quantization mismatch: the weights of .* are in fp8, .* start it without --quantization"),
+        (of_a_short_cache, "KV-cache dtype mismatch: .* are in fp8_e5m2, .* without --kv-cache-dtype"),
+    ],
+)
+def test_an_attached_server_that_computes_in_other_formats_is_refused_with_the_flag(
+    folder: Path, kind: Any, why: str
+) -> None:
+    with speaking(kind) as fake, pytest.raises(ConfigError, match=why):
+        attach(folder, fake)
+
+
+def test_an_attached_server_of_the_runs_formats_is_taken(folder: Path) -> None:
+    def same(fake: SpeaksVLLM) -> None:
+        fake.model |= {"dtype": "torch.float32", "quantization": None}
+        fake.cache["cache_dtype"] = "auto"
+
+    with speaking(same) as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+
+
 def test_keep_is_refused_where_old_prefixes_are(folder: Path) -> None:
     with speaking() as fake, pytest.raises(ConfigError, match=r"start .* with --no-enable-prefix-caching"):
         attach(folder, fake, on_update="keep")
@@ -344,7 +384,7 @@ def test_a_server_that_is_not_there_or_elsewhere_ends_a_job_at_its_start(folder:
         attach(folder, "http://127.0.0.1:9", start_timeout_s=0.1)
     link = HttpClient("http://127.0.0.2:9")
     with pytest.raises(ConfigError, match=r"its server is on this machine, not 127\.0\.0\.2"):
-        probe(link, names=None, is_tied=False, keep=False, longest=9, timeout_s=5.0)
+        probe(link, names=None, dtype="float32", is_tied=False, keep=False, longest=9, timeout_s=5.0)
     link.close()
 
 
