@@ -45,6 +45,10 @@ class EngineError(ArealBusError):
     """The inference engine cannot serve this request (for example, a prompt over its limit)."""
 
 
+class SettingRefused(EngineError):
+    """The engine does not sample with a setting of this request; with another value it may serve it."""
+
+
 class EngineLost(ArealBusError):
     """The inference server ended, is wrong or is silent: this process exits and restarts with a new server."""
 

@@ -24,9 +24,10 @@ from actors.workflows.prompts import fill, prompt_of
 from actors.workflows.protocol import Ask, Episode, Row, Turn
 from areal_bus.config.sections import AgentConfig, Config
 from areal_bus.config.workflows import BUILT_IN
-from areal_bus.errors import ConfigError, EngineError, WorkflowError
+from areal_bus.errors import ConfigError, EngineError, SettingRefused, WorkflowError
 
 TOO_LONG = "over the maximum context length"  # clients recognise an overlong conversation by these words
+UNSUPPORTED = "setting not supported by this run's engine"
 MAX_KILLED = 2  # processes of one sample that may be killed, each with a conversation anew, before the sample fails
 
 
@@ -139,6 +140,9 @@ class Dialogue:
             turn = await self._ask(ids, max_new_tokens=budget, anew=anew, controls=controls)
         except RequestRejected as rejection:
             pending.reject(rejection)
+            return
+        except SettingRefused as error:
+            pending.reject(RequestRejected(f"{UNSUPPORTED}: {error}", code="unsupported_setting"))
             return
         except EngineError as error:
             pending.reject(RequestRejected(f"{TOO_LONG}: {error}", code="context_length_exceeded"))

@@ -112,12 +112,12 @@ class BuiltinEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError if it does not fit the model or its key is not unique."""
-        rules = [*limits.rules(request, self._limits), limits.rule_of_strings(request, self._tokenizer)]
         if request.key in self._keys:
             raise EngineError(f"a request must have a key that no live request has: {request.key}")
-        for broken, sentence in rules:
+        for broken, sentence in limits.rules(request, self._limits):
             if broken:
                 raise EngineError(sentence)
+        limits.check_settings(request, self._limits.vocabulary, self._tokenizer)
         self._waiting.append(request)
         self._keys.add(request.key)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from actors.engines.protocol import PLAIN, Request
 from actors.engines.stop_strings import cannot_stop
 from areal_bus.config.generation import MOST_BIAS
-from areal_bus.errors import EngineError
+from areal_bus.errors import EngineError, SettingRefused
 
 ATTENTION = {"full_attention", "sliding_attention"}
 MOST_PENALTY = 2  # of presence and frequency, as servers allow
@@ -68,26 +68,36 @@ def rules(request: Request, limits: Limits) -> list[tuple[bool, str]]:
     return [
         (not request.ids, "a prompt has at least one token"),
         (request.max_new_tokens < 1, f"at least one new token is asked for, not {request.max_new_tokens}"),
-        (request.temperature < 0, f"a temperature is 0 or more, not {request.temperature}"),
-        (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
         (total > most, f"the model holds {most} tokens; prompt and budget are {len(request.ids)} + "
          f"{request.max_new_tokens}"),
         (not are_words(request.ids, vocabulary), f"token ids are below {vocabulary}"),
         *rules_of_done(request, vocabulary),
-        *rules_of_controls(request, vocabulary),
     ]  # fmt: skip
 
 
-def rules_of_controls(request: Request, vocabulary: int) -> list[tuple[bool, str]]:
-    """(whether it is broken, the rule) of sampling controls."""
+def check_settings(request: Request, vocabulary: int, tokenizer: Any) -> None:
+    """Raises SettingRefused for a sampling setting that has no meaning, or that this tokenizer does not allow."""
+    why = cannot_stop(tokenizer) if request.controls.stop else ""
+    for broken, sentence in [*rules_of_settings(request, vocabulary), (bool(why), why)]:
+        if broken:
+            raise SettingRefused(sentence)
+
+
+def rules_of_settings(request: Request, vocabulary: int) -> list[tuple[bool, str]]:
+    """(whether it is broken, the rule) of temperature, top_p and sampling controls."""
     c, most = request.controls, request.max_new_tokens
+    plain = [
+        (request.temperature < 0, f"a temperature is 0 or more, not {request.temperature}"),
+        (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
+    ]
     if c == PLAIN:
-        return []
+        return plain
     numbers = {"repetition_penalty": c.repetition_penalty, "presence_penalty": c.presence_penalty,
                "frequency_penalty": c.frequency_penalty, "min_p": c.min_p}  # fmt: skip
     odd = [f"{name} is a number, not {number}" for name, number in numbers.items() if not isfinite(number)]
     biased = [token for token, _ in c.logit_bias]
     return [
+        *plain,
         (bool(odd), odd[0] if odd else ""),
         (c.top_k < 0, f"top_k is 0 (all tokens) or more, not {c.top_k}"),
         (not 0 <= c.min_p <= 1, f"min_p is from 0 to 1, not {c.min_p}"),
@@ -102,12 +112,6 @@ def rules_of_controls(request: Request, vocabulary: int) -> list[tuple[bool, str
         (any(not abs(bias) <= MOST_BIAS for _, bias in c.logit_bias), f"a logit_bias is from -{MOST_BIAS} to "
          f"{MOST_BIAS}"),
     ]  # fmt: skip
-
-
-def rule_of_strings(request: Request, tokenizer: Any) -> tuple[bool, str]:
-    """(whether it is broken, the rule) of stop strings."""
-    why = cannot_stop(tokenizer) if request.controls.stop else ""
-    return bool(why), why
 
 
 def rules_of_done(request: Request, vocabulary: int) -> list[tuple[bool, str]]:

@@ -16,7 +16,6 @@ from actors.engines.servers.http_client import StreamEnded, StreamEvent
 from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.servers.protocol import PieceUpdate, Server, ServerContext
 from actors.engines.servers.request import ServerRequest, begun, versions
-from actors.engines.stop_strings import cannot_stop
 from areal_bus.errors import EngineError, EngineLost
 from areal_bus.messages import Finish
 
@@ -73,9 +72,7 @@ class ServerEngine:
         """Queue a request. Raises EngineError for a request that is too long or unsupported."""
         if request.key in self._samples or any(completion.key == request.key for completion in self._ended):
             raise EngineError(f"a request must have a key that no live request has: {request.key}")
-        self._shape.check_request(request)
-        if why := cannot_stop(self._tokenizer) if request.controls.stop else "":
-            raise EngineError(why)
+        self._shape.check_request(request, self._tokenizer)
         self._server.check_sampling(temperature=request.temperature, top_p=request.top_p, controls=request.controls)
         sample = self._samples[request.key] = begun(request, stop_ids=self._stop_ids, tokenizer=self._tokenizer)
         self._send(sample)

@@ -25,23 +25,21 @@ class ModelSpec:
     most_tokens: int  # positions that it holds
     tied: Mapping[str, str] = field(default_factory=dict)  # name of a weight that is another one -> of that one
 
-    def check_request(self, request: Request) -> None:
+    def check_request(self, request: Request, tokenizer: Any) -> None:
         """Raises EngineError for a request that cannot be served; some would crash the server."""
         total, most, vocabulary = len(request.ids) + request.max_new_tokens, self.most_tokens, self.vocabulary
         rules = [
             (not request.ids, "a prompt has at least one token"),
             (request.max_new_tokens < 1, f"at least one new token is asked for, not {request.max_new_tokens}"),
-            (request.temperature < 0, f"a temperature is 0 or more, not {request.temperature}"),
-            (not 0 < request.top_p <= 1, f"top_p is over 0 and at most 1, not {request.top_p}"),
             (total > most, f"the model holds {most} tokens; prompt and budget are {len(request.ids)} + "
              f"{request.max_new_tokens}"),
             (not limits.are_words(request.ids, vocabulary), f"token ids are below {vocabulary}"),
             *limits.rules_of_done(request, vocabulary),
-            *limits.rules_of_controls(request, vocabulary),
         ]  # fmt: skip
         for broken, sentence in rules:
             if broken:
                 raise EngineError(sentence)
+        limits.check_settings(request, vocabulary, tokenizer)
 
     def check_sampled(self, ids: Sequence[int], logps: Sequence[float]) -> None:
         """Raises EngineLost for an invalid token id or log-prob."""

@@ -51,7 +51,7 @@ class Server(Protocol):
         """Whether it can pause with running pieces."""
 
     def check_sampling(self, *, temperature: float, top_p: float, controls: SamplingControls) -> None:
-        """Raises EngineError if it cannot give log-probs of the model's full distribution at that temperature."""
+        """Raises SettingRefused if it cannot give log-probs of the model's full distribution at that temperature."""
 
     def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
         """Path and body of the POST that samples it, as a stream of events."""

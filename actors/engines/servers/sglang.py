@@ -33,7 +33,7 @@ from actors.engines.servers.sglang_probe import (
 from actors.engines.servers.weight_broadcast import WeightBroadcast
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
-from areal_bus.errors import ConfigError, EngineError, EngineLost
+from areal_bus.errors import ConfigError, EngineLost, SettingRefused
 from areal_bus.messages import Finish
 
 CHANGED_LOGITS = (
@@ -70,7 +70,7 @@ class SGLang:
 
     def check_sampling(self, *, temperature: float, top_p: float, controls: SamplingControls) -> None:
         if controls.changes_logits:
-            raise EngineError(CHANGED_LOGITS)
+            raise SettingRefused(CHANGED_LOGITS)
 
     def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
         return "/generate", request_body(piece)

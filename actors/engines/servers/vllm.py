@@ -34,7 +34,7 @@ from actors.engines.servers.vllm_probe import (
 from actors.engines.servers.weight_files import WeightFiles
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
-from areal_bus.errors import ConfigError, EngineError, EngineLost
+from areal_bus.errors import ConfigError, EngineLost, SettingRefused
 from areal_bus.messages import Finish
 
 PREFIX = "generate-tokens-"  # the server puts this before request ids
@@ -63,7 +63,7 @@ class VLLM:
     def check_sampling(self, *, temperature: float, top_p: float, controls: SamplingControls) -> None:
         mode = self._abilities.logprobs_mode
         if broken := sampling_rule(mode, temperature=temperature, top_p=top_p, controls=controls):
-            raise EngineError(broken)
+            raise SettingRefused(broken)
 
     def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
         return GENERATE, request_body(piece)

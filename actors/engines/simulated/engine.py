@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.simulated.token_law import RankLaw, ReadTokens, key_of
-from actors.engines.stop_strings import cannot_stop
 from areal_bus.core.workload import LengthLaw, SpeedLaw
 from areal_bus.errors import ConfigError, EngineError
 from areal_bus.messages import Finish
@@ -98,12 +97,12 @@ class SimulatedEngine:
         return self._n_tokens
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises EngineError for a request that the model cannot hold, or whose key is not unique."""
+        """Queue a request. Raises EngineError for a request that the model cannot hold or with an invalid setting, or
+        whose key is not unique.
+        """
         if request.key in self._texts or request.key in self._waiting:
             raise EngineError(f"a request must have a key that no live request has: {request.key}")
-        self._shape.check_request(request)
-        if why := cannot_stop(self._tokenizer) if request.controls.stop else "":
-            raise EngineError(why)
+        self._shape.check_request(request, self._tokenizer)
         self._waiting[request.key] = request
 
     def step(self) -> list[Completion]:

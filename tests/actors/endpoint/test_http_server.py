@@ -234,7 +234,8 @@ def test_strangers_and_nonsense_are_refused_and_change_nothing(stage: Callable[.
     assert said["models"][1]["data"][0]["id"] == "scratch"
     assert "leave temperature out" in said["temperature"][1]["error"]["message"]
     assert "min_tokens must not exceed" in said["least"][1]["error"]["message"]
-    assert "min_p is from 0 to 1" in said["min_p"][1]["error"]["message"]
+    assert "setting not supported by this run's engine: min_p is from 0 to 1" in said["min_p"][1]["error"]["message"]
+    assert said["min_p"][1]["error"]["code"] == "unsupported_setting"
     assert said["over the model"][1]["error"]["code"] == "context_length_exceeded"
     assert "messages[1] is missing" in said["again"][1]["error"]["message"]
     assert t.segments == [[len("user>hello>assistant>"), len(t.logps) // 4]]
