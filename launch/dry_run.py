@@ -40,7 +40,8 @@ of a micro-batch or 4 bytes a parameter for gradients, whichever is more (both, 
 also two snapshots in host memory, or on its GPU where pushes stay within that. generator: weights twice (live, and
 received as weights.staging says; a server's in host memory), keys and values of all slots; the device's part /
 tensor_parallel.
-A server takes what its arguments allow; the simulated engine has in host memory what it receives, and nothing else.
+A server takes what its arguments allow on the device. On the host its processes count, if the job starts them, and for
+vllm a copy of the weights in /dev/shm. The simulated engine has in host memory what it receives, and nothing else.
 Snapshots, activations and generators are in model.dtype; a lone learner in bfloat16 also rounds its parameters. Host
 memory has what libraries take on CPU, and 60 MiB for each rank's supervisor. On CPU both columns add up, and several
 learners keep room for what FSDP gathers: the model in model.dtype, embedding and head once more. The comparison with a

@@ -9,6 +9,9 @@ from launch.memory.units import BYTES, MIB, Need
 
 N_BUCKETS = 2  # receive buckets of a push
 N_SAMPLED = 3  # logits of a slot and two temporaries of sampling; float64
+# Processes of a server without weights, keys and values, measured on CPU (vLLM 0.32.0, SGLang 0.5.23).
+SERVER = {"vllm": 1450 * MIB, "sglang": 1800 * MIB}
+SERVER_RANK = 500 * MIB  # each further rank of tensor parallelism
 SLOT_STEP = 64  # positions; slots grow by a quarter, to a multiple of it (actors/engines/builtin/dense_cache.py)
 
 
@@ -24,7 +27,7 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
     on_device = (weights + slots * positions * shape.kv_per_token * one) // width + sampling
     on_host = libraries(config, Role.GENERATOR) + N_BUCKETS * min(config.weights.bucket_mib * MIB, counts.pushed_bytes)
-    on_host += payload_bytes(config, counts)
+    on_host += payload_bytes(config, counts) + server_bytes(config, weights)
     if counts.adapted:
         return adapted_generator_need(config, counts, Need(on_device, on_host), weights)
     if config.rollout.engine == "simulated":  # it keeps only a hash of the received weights
@@ -32,6 +35,15 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
     if receives_on_device(config):
         return Need(on_device + weights // width, on_host)
     return Need(on_device, on_host + weights)
+
+
+def server_bytes(config: Config, weights: int) -> int:
+    """Host memory of an engine server: its processes, if this job starts it, and weights on their way to it."""
+    engine, width = config.rollout.engine, config.topology.tensor_parallel
+    if engine not in SERVER:
+        return 0
+    own = 0 if config.engine.urls else SERVER[engine] + (width - 1) * SERVER_RANK
+    return own + (weights if engine == "vllm" else 0)  # in /dev/shm, also with merged adapters
 
 
 def adapted_generator_need(config: Config, counts: ParameterCounts, need: Need, weights: int) -> Need:

@@ -34,6 +34,7 @@ from launch.memory import (
     read_shape,
     saved_bytes,
 )
+from launch.memory.generator import SERVER, SERVER_RANK
 from launch.topology import plan
 
 ROOT = Path(__file__).parents[2]
@@ -216,12 +217,25 @@ def test_weights_are_received_where_weights_staging_puts_them() -> None:
     assert need(config(**on_gpu), Role.GENERATOR) == need(device, Role.GENERATOR), "auto: where it computes"
     made_up = need(config(rollout={"engine": "simulated"}), Role.GENERATOR)
     assert made_up == Need(0, need(host, Role.GENERATOR).host), "what it receives is all that it has of a model"
-    for_a_server = config(**on_gpu, rollout={"engine": "sglang"})
+    for_a_server = config(**on_gpu, rollout={"engine": "sglang"}, engine={"urls": ["http://127.0.0.1:30000"]})
     assert need(for_a_server, Role.GENERATOR) == need(host, Role.GENERATOR)
     apart, together = need(host, Role.GENERATOR), need(device, Role.GENERATOR)
     assert (apart.host - together.host, together.device - apart.device) == (4 * N, 4 * N)
     assert need(host, Role.REWARD).host == LIBRARIES[Role.REWARD] + REWARD_WORKER
     assert need(host, Role.HEAD) == Need(0, LIBRARIES[Role.HEAD])
+
+
+def test_a_server_needs_host_memory_for_its_processes_and_vllm_for_a_copy_of_the_weights() -> None:
+    attached = {"urls": ["http://127.0.0.1:30000"]}
+    plain = need(config(weights={"staging": "host"}), Role.GENERATOR).host
+
+    def more(engine: str, *, tensor_parallel: int = 1, **server: Any) -> int:
+        parallel = {"tensor_parallel": tensor_parallel, "gpus_per_host": 2 if tensor_parallel > 1 else 0}
+        return need(config(rollout={"engine": engine}, engine=server, topology=parallel), Role.GENERATOR).host - plain
+
+    assert (more("sglang", **attached), more("vllm", **attached)) == (0, 4 * N)
+    assert (more("sglang"), more("vllm")) == (SERVER["sglang"], SERVER["vllm"] + 4 * N)
+    assert more("vllm", tensor_parallel=2) == SERVER["vllm"] + SERVER_RANK + 4 * N
 
 
 def test_forked_actors_share_what_they_import() -> None:

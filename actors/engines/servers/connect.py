@@ -19,6 +19,7 @@ from actors.engines.servers.protocol import LOOPBACK, ServerContext, ServerSpec,
 from actors.engines.servers.server_process import ServerProcess, free_port, installed, interpreter
 from actors.engines.servers.sglang import SGLANG
 from actors.engines.servers.vllm import VLLM_SERVER
+from actors.engines.servers.weight_files import SERVER_BYTES, check_shared_memory
 from actors.models.loading import empty_model, load_base, stop_ids
 from actors.models.lora import adapted_layers, adapter_tensors
 from actors.runtime.context import Context
@@ -58,6 +59,8 @@ def _open(context: Context, config: Config, model: Any, tokenizer: Any) -> tuple
     shape, stops = shape_of(model), stop_ids(model, tokenizer)
     architecture = (getattr(model.config, "architectures", None) or [""])[0]
     kind = KINDS[config.rollout.engine]
+    is_own = not config.engine.urls
+    check_shared_memory(shape.n_bytes if kind.copies_weights else 0, SERVER_BYTES if is_own else 0)
     process, link = _reach(kind, context, config, shape)
     address, interface = LOOPBACK if process is not None else (context.address, context.interface)
     name = f"{context.name}-{uuid.uuid4().hex[:12]}"
@@ -122,7 +125,7 @@ def _process(kind: ServerSpec, context: Context, config: Config, shape: ModelSpe
     port = free_port()
     command = [python, *kind.command(context, config, most_tokens=shape.most_tokens, port=port)]
     log = context.folder / "logs" / f"{context.name}.server.txt"
-    return ServerProcess(command, log, kind.environment(context), port=port), f"http://127.0.0.1:{port}"
+    return ServerProcess(command, log, kind.environment(context, config), port=port), f"http://127.0.0.1:{port}"
 
 
 def wait_ready(

@@ -25,6 +25,11 @@ class ModelSpec:
     most_tokens: int  # positions that it holds
     tied: Mapping[str, str] = field(default_factory=dict)  # name of a weight that is another one -> of that one
 
+    @property
+    def n_bytes(self) -> int:
+        """Of all weights."""
+        return sum(tensor.nbytes for tensor in self.parameters.values())
+
     def check_request(self, request: Request, tokenizer: Any) -> None:
         """Raises EngineError for a request that cannot be served; some would crash the server."""
         total, most, vocabulary = len(request.ids) + request.max_new_tokens, self.most_tokens, self.vocabulary

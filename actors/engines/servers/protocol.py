@@ -123,7 +123,7 @@ class Command(Protocol):
 
 
 class Environment(Protocol):
-    def __call__(self, context: Context) -> dict[str, str]: ...
+    def __call__(self, context: Context, config: Config) -> dict[str, str]: ...
 
 
 class Connect(Protocol):
@@ -153,6 +153,7 @@ class ServerSpec:
     environment: Environment  # beside its own
     meet: Connect
     adapters: AdapterRoutes
+    copies_weights: bool = False  # its weights pass through a folder in shared memory
 
 
 def longest(config: Config, most_tokens: int) -> int:

@@ -294,7 +294,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
     return [*map(str, words), *config.engine.arguments]
 
 
-def environment(context: Context) -> dict[str, str]:
+def environment(context: Context, config: Config) -> dict[str, str]:
     """Environment variables of the server."""
     more = {
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",

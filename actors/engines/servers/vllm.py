@@ -1,11 +1,13 @@
 """vLLM: its command line, its HTTP routes, and how its server is started or attached."""
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import PLAIN, SamplingControls
+from actors.engines.servers.cpu_cores import core_set
 from actors.engines.servers.http_client import ServerRejected, done, ping
 from actors.engines.servers.protocol import (
     LOOPBACK,
@@ -204,6 +206,7 @@ def read_event(event: Mapping[str, Any]) -> PieceUpdate:
     )
 
 
+CORES = "VLLM_CPU_OMP_THREADS_BIND"  # "0,1|2,3": cores of each rank; "nobind": its threads are not pinned
 STREAM = 16  # tokens in an event; tokens that are not sent yet are lost when a generator dies
 CPU_CACHE_BYTES = 1 << 30  # of the KV cache; engine.arguments may override it
 
@@ -246,9 +249,10 @@ def needs_raw(config: Config) -> bool:
     return config.gconfig.top_p < 1 or controls_of(config).changes_sampling
 
 
-def environment(context: Context) -> dict[str, str]:
+def environment(context: Context, config: Config) -> dict[str, str]:
     """Environment variables of the server."""
     return {
+        **cores(context, config),
         "VLLM_SERVER_DEV_MODE": "1",  # enables the routes for new weights
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # those for adapters, with --enable-lora
         "VLLM_NO_USAGE_STATS": "1",
@@ -256,6 +260,14 @@ def environment(context: Context) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": LOOPBACK[1],
         "NCCL_SOCKET_IFNAME": LOOPBACK[1],
     }
+
+
+def cores(context: Context, config: Config) -> dict[str, str]:
+    """On CPU, the cores of this server. By itself each would pin its threads to the same ones."""
+    if context.device != "cpu" or CORES in os.environ or context.interface != LOOPBACK[1] or context.n_generators < 2:
+        return {}
+    own = core_set(context.index % context.n_generators, context.n_generators, ranks=config.topology.tensor_parallel)
+    return {CORES: own or "nobind"}
 
 
 def meet(met: ServerContext) -> Server:
@@ -294,6 +306,7 @@ def has_own_head(settings: Mapping[str, Any]) -> bool:
 
 
 VLLM_SERVER = ServerSpec(
+    copies_weights=True,
     packages=("vllm", "vllm-cpu"),
     oldest=OLDEST,
     ready="/health",

@@ -16,12 +16,25 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from areal_bus.errors import EngineLost
+from areal_bus.errors import ConfigError, EngineLost
 
 MEMORY = Path("/dev/shm")  # a tmpfs on Linux
 PREFIX = "areal-bus-weights-"
 FILE = "model.safetensors"
 SPARE_BYTES = 1 << 20
+SERVER_BYTES = 128 << 20  # that a server takes there itself: queues between its processes, mostly sparse
+
+
+def check_shared_memory(weights: int, server: int, memory: Path = MEMORY) -> None:
+    """Raises ConfigError if shared memory as a whole cannot hold weights on their way and what a server takes itself."""
+    need = weights + server
+    if not need or not memory.is_dir() or (size := shutil.disk_usage(memory).total) >= need:
+        return
+    raise ConfigError(
+        f"shared memory too small: {memory} has {size >> 20} MiB, and an engine server needs {need >> 20} MiB there "
+        f"({weights >> 20} MiB for weights): start the container with --shm-size={(need >> 30) + 1}g or --ipc=host, or "
+        "enlarge the tmpfs"
+    )
 
 
 class WeightFiles:

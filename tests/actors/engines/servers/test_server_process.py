@@ -237,7 +237,8 @@ def test_the_command_line_says_what_the_settings_say(tmp_path: Path) -> None:
     assert "--disable-radix-cache" not in on_gpu
     assert {"--disable-radix-cache", "--disable-overlap-schedule"} <= set(kept)
     assert ("--device" in on_gpu, "--device" in on_cpu) == (False, True)
-    assert environment(context_of(tmp_path, device="cuda"))["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "0"
+    config = Config.model_validate({"model": {"path": str(tmp_path)}, "data": {"task": "sums"}})
+    assert environment(context_of(tmp_path, device="cuda"), config)["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "0"
 
 
 def test_servers_of_other_generators_and_lives_draw_other_numbers(tmp_path: Path) -> None:

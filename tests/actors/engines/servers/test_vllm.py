@@ -10,13 +10,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from actors.engines.protocol import Done, Request, SamplingControls
-from actors.engines.servers import vllm
+from actors.engines.servers import cpu_cores, vllm
 from actors.engines.servers import weight_files as handover
 from actors.engines.servers.connect import open_engine
 from actors.engines.servers.engine import ServerEngine
@@ -482,7 +483,58 @@ def test_the_command_line_says_what_the_settings_say(tmp_path: Path) -> None:
     assert modes == ["raw_logprobs", "processed_logprobs"]
     assert ["--no-enable-prefix-caching" in line for line in (on_gpu, kept)] == [False, True]
     assert ["--enforce-eager" in line for line in (on_gpu, on_cpu)] == [False, True]
-    assert environment(context_of(tmp_path))["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def settings_of(folder: Path, **topology: Any) -> Config:
+    whole = {"model": {"path": str(folder)}, "data": {"task": "sums"}, "topology": topology}
+    return Config.model_validate(whole)
+
+
+def test_servers_of_one_host_on_cpu_get_cores_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight logical CPUs on four cores: 0 and 4 are one, and so on."""
+    monkeypatch.setattr(cpu_cores, "siblings", lambda cpu: str(cpu % 4))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+
+    def cores(n: int, index: int, *, interface: str = "lo", device: str = "cpu", **topology: Any) -> str | None:
+        context = context_of(tmp_path, n_generators=n, index=index, interface=interface, device=device)
+        return environment(context, settings_of(tmp_path, **topology)).get("VLLM_CPU_OMP_THREADS_BIND")
+
+    assert [cores(2, index) for index in (0, 1)] == ["0,1", "2,3"]
+    assert [cores(3, index) for index in (0, 1, 2)] == ["0", "1", "2,3"]
+    assert [cores(2, index, tensor_parallel=2) for index in (0, 1)] == ["0|1", "2|3"]
+    assert cores(5, 0) == "nobind"  # fewer cores than servers: the kernel schedules them
+    assert (cores(1, 0), cores(2, 0, device="cuda"), cores(2, 0, interface="eth0")) == (None, None, None)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "7")
+    assert cores(2, 0) is None  # that of the user is inherited
+    assert environment(context_of(tmp_path), settings_of(tmp_path))["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def shared_memory(monkeypatch: pytest.MonkeyPatch, total: int) -> None:
+    monkeypatch.setattr(handover.shutil, "disk_usage", lambda path: SimpleNamespace(total=total, free=total))
+
+
+def test_shared_memory_that_cannot_hold_the_weights_is_refused_with_the_flag_to_set(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared_memory(monkeypatch, 64 << 20)
+    with pytest.raises(
+        ConfigError, match=r"has 64 MiB, .* needs 14664 MiB there \(14536 MiB .* --shm-size=15g or --ipc"
+    ):
+        handover.check_shared_memory(14536 << 20, 128 << 20)
+    handover.check_shared_memory(1 << 40, 1, Path("/no/such/folder"))
+    shared_memory(monkeypatch, 100)
+    with speaking() as fake, pytest.raises(ConfigError, match="shared memory too small: /dev/shm has 0 MiB"):
+        attach(folder, fake)
+
+
+def test_a_server_is_not_started_in_the_shared_memory_of_a_container_by_default(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 MiB at docker: too little also without weights."""
+    shared_memory(monkeypatch, 64 << 20)
+    settled = config(folder, python=sys.executable)
+    with pytest.raises(ConfigError, match=r"/dev/shm has 64 MiB, .*: start the container with --shm-size=1g"):
+        open_engine(context_of(folder), settled, load_tokenizer(str(folder)))
 
 
 def test_a_package_is_found_under_any_of_its_names() -> None:
