@@ -26,7 +26,7 @@ SERVER_BYTES = 128 << 20  # that a server takes there itself: queues between its
 
 
 def check_shared_memory(weights: int, server: int, memory: Path = MEMORY) -> None:
-    """Raises ConfigError if shared memory as a whole cannot hold weights on their way and what a server takes itself."""
+    """Raises ConfigError if shared memory as a whole cannot hold weights on their way and a server's own."""
     need = weights + server
     if not need or not memory.is_dir() or (size := shutil.disk_usage(memory).total) >= need:
         return
