@@ -108,7 +108,7 @@ def listening(port: int) -> set[str]:
     found = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for words in map(str.split, Path(f"/proc/net/{table}").read_text().splitlines()[1:]):
+            for words in map(str.split, Path(f"/proc/net/{table}").read_text(encoding="utf-8").splitlines()[1:]):
                 if words[3] == LISTENS and int(words[1].rpartition(":")[2], 16) == port:
                     found.add(f"socket:[{words[9]}]")
     return found

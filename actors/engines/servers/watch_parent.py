@@ -74,7 +74,7 @@ def processes(leader: int = 0) -> list[int]:
     found, leader = [], leader or os.getpid()
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with contextlib.suppress(OSError):
-            state, _, _, session = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
+            state, _, _, session = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:4]
             if int(session) == leader != pid and state != "Z":
                 found.append(pid)
     return found
@@ -85,11 +85,11 @@ def files_of(pids: Iterable[int]) -> set[str]:
     shared, inodes = set[str](), set[str]()
     for pid in pids:
         with contextlib.suppress(OSError):
-            mapped = SHARED.findall(Path(f"/proc/{pid}/maps").read_text(errors="replace"))
+            mapped = SHARED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace"))
             shared.update(name for name in mapped if not name.endswith(" (deleted)"))
         inodes |= descriptors(pid)
     with contextlib.suppress(OSError):
-        for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]:
+        for line in Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
             words = line.split(maxsplit=7)
             if len(words) == 8 and words[7].startswith("/") and f"socket:[{words[6]}]" in inodes:
                 shared.add(words[7])
