@@ -24,7 +24,8 @@ TERM_S = 5.0  # between SIGTERM and SIGKILL
 KILL_S = 10.0  # in which killed processes end
 POLL_S = 0.2
 LOOK_S = 5.0  # between two looks at the server's files
-SHARED = re.compile(r"\s(/dev/shm/[^/\n]+)$", re.MULTILINE)  # in /proc/PID/maps
+MEMORY = "/dev/shm"
+MAPPED = re.compile(rf"^(?:\S+ ){{4}}(\d+) +{MEMORY}/", re.MULTILINE)  # inodes in /proc/PID/maps
 
 
 def main(command: list[str]) -> int:
@@ -73,27 +74,36 @@ def processes(leader: int = 0) -> list[int]:
     """Processes of a session that have not ended, without its leader. 0: of this one's."""
     found, leader = [], leader or os.getpid()
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        with contextlib.suppress(OSError):
-            state, _, _, session = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:4]
-            if int(session) == leader != pid and state != "Z":
-                found.append(pid)
+        state, *_, session = (_read(f"/proc/{pid}/stat").rpartition(")")[2].split() or ["Z", "0"])[:4]
+        if int(session) == leader != pid and state != "Z":
+            found.append(pid)
     return found
 
 
 def files_of(pids: Iterable[int]) -> set[str]:
-    """Paths of shared memory that these processes have mapped, and of their unix sockets."""
-    shared, inodes = set[str](), set[str]()
+    """Paths of shared memory that these processes have mapped, and of their unix sockets.
+
+    Shared memory is found by its inode: glibc makes a semaphore under another name than the one that it gets.
+    """
+    mapped, opened = set[int](), set[str]()
     for pid in pids:
-        with contextlib.suppress(OSError):
-            mapped = SHARED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace"))
-            shared.update(name for name in mapped if not name.endswith(" (deleted)"))
-        inodes |= descriptors(pid)
+        mapped.update(map(int, MAPPED.findall(_read(f"/proc/{pid}/maps"))))
+        opened |= descriptors(pid)
+    found = set[str]()
     with contextlib.suppress(OSError):
-        for line in Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
-            words = line.split(maxsplit=7)
-            if len(words) == 8 and words[7].startswith("/") and f"socket:[{words[6]}]" in inodes:
-                shared.add(words[7])
-    return shared
+        found.update(entry.path for entry in os.scandir(MEMORY) if entry.inode() in mapped)
+    for words in (line.split(maxsplit=7) for line in _read("/proc/net/unix").splitlines()[1:]):
+        if len(words) == 8 and words[7].startswith("/") and f"socket:[{words[6]}]" in opened:
+            found.add(words[7])
+    return found
+
+
+def _read(path: str) -> str:
+    """A file of /proc; "" where its process has ended, or is another user's."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def descriptors(pid: int) -> set[str]:

@@ -32,15 +32,18 @@ print(os.getpid(), child.pid, flush=True)
 time.sleep(600)
 """
 HOLDS = """
-import mmap, os, socket, subprocess, sys, time
+import mmap, multiprocessing, os, socket, subprocess, sys, time
 memory, path = sys.argv[1:3]
 with open(memory, "wb+") as file:
     file.truncate(1 << 20)
     mapped = mmap.mmap(file.fileno(), 1 << 20)
+semaphore = multiprocessing.get_context("spawn").Semaphore()
+os.link("/dev/shm/sem." + semaphore._semlock.name[1:], sys.argv[3])  # so that the test knows a name of it
 bound = socket.socket(socket.AF_UNIX)
 bound.bind(path)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[bound.fileno()])
-print(os.getpid(), child.pid, flush=True)
+child = os.fork()  # which has all that mapped and open, too
+if child:
+    print(os.getpid(), child, flush=True)
 time.sleep(600)
 """
 OWNER = """
@@ -104,15 +107,17 @@ def test_a_server_ends_with_whoever_is_killed(tmp_path: Path, who: str) -> None:
 @pytest.mark.parametrize("how", ["close", "owner killed", "server killed"])
 def test_what_a_server_leaves_in_memory_and_its_sockets_are_removed_by_name(tmp_path: Path, how: str) -> None:
     log, other = tmp_path / "server.txt", MEMORY / f"other-{uuid.uuid4().hex}"
-    memory, bound = MEMORY / f"psm_{uuid.uuid4().hex}", Path(tempfile.mkdtemp(prefix="bound-")) / "socket"
+    memory, semaphore = (MEMORY / f"{kind}{uuid.uuid4().hex}" for kind in ("psm_", "sem.other-"))
+    bound = Path(tempfile.mkdtemp(prefix="bound-")) / "socket"
     other.touch()
-    line = [sys.executable, "-c", OWNER, str(log), HOLDS, str(memory), str(bound)]
+    line = [sys.executable, "-c", OWNER, str(log), HOLDS, str(memory), str(bound), str(semaphore)]
     try:
         with subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
             assert owner.stdout is not None
             watcher = int(owner.stdout.readline())
             server, child = pids(log)
             assert memory.exists()
+            assert semaphore.exists()
             assert bound.is_socket()
             if how == "close":
                 assert owner.stdin is not None
@@ -122,6 +127,7 @@ def test_what_a_server_leaves_in_memory_and_its_sockets_are_removed_by_name(tmp_
             until(lambda: not any(map(runs, (server, child, watcher))))
             owner.kill()
         assert not memory.exists()
+        assert not semaphore.exists()
         assert not bound.exists()
         assert other.exists()
     finally:
