@@ -61,7 +61,7 @@ class EngineConfig(Section):
     arguments: tuple[str, ...] = ()
     """Extra command-line arguments of the server, appended to ours."""
     start_timeout_s: float = Field(240.0, gt=0)
-    """Time limit for a server to become ready after its start; launch.timeout_s must be longer."""
+    """Time limit for a server to become ready, started here or attached; launch.timeout_s must be longer."""
     call_timeout_s: float = Field(60.0, gt=0)
     """Time limit of one server call; weight updates use weights.timeout_s."""
     silent_s: float = Field(120.0, gt=0)

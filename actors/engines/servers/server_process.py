@@ -22,7 +22,7 @@ IN_USE = re.compile("address already in use|EADDRINUSE", re.IGNORECASE)
 LISTENS = "0A"  # a state in /proc/net/tcp
 
 
-END_S = TERM_S + KILL_S + 5.0  # in which `watch_parent` ends the server
+END_S = TERM_S + KILL_S + 45.0  # in which `watch_parent` ends the server, also on a busy machine
 
 
 class ServerProcess:
@@ -89,8 +89,9 @@ class ServerProcess:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            for pid in [*processes(self.pid), self.pid]:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
             self._process.wait()
 
 

@@ -31,7 +31,8 @@ MAPPED = re.compile(rf"^(?:\S+ ){{4}}(\d+) +{MEMORY}/", re.MULTILINE)  # inodes 
 def main(command: list[str]) -> int:
     """Run the server; returns its exit code. This process leads a session that contains all processes of the server."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
+    # In a process group of its own: SGLang kills its group when it fails.
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent, process_group=0)
     names, began, looked = set[str](), time.time(), time.monotonic()
     try:
         while server.poll() is None and not _parent_has_ended():
