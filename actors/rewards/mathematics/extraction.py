@@ -28,9 +28,11 @@ SAYS = re.compile(
     re.IGNORECASE,
 )
 WRONG = r"(?:clearly\s+|obviously\s+|definitely\s+)?(?:wrong|incorrect|false|impossible|invalid)\b"
+INTERJECTION = r"(?:(?:but|wait|no|oh|hmm+|oops|sorry|actually|hold\s+on|my\s+mistake)\b[\s,.:;!…—–-]*)"
 REJECTED_AFTER = re.compile(  # "\boxed{5} is wrong", "<answer>5</answer> fails", "$\boxed{5}$. This is not the answer."
-    r"(?:[\s$*_)\]}]|\\\)|\\\]|</(?:answer|final_answer)>)*[.,;:!]?[\s$*_]*(?:(?:but\s+)?(?:this|that|which|it)\s+)?"
-    r"(?:(?:is|was|are|would be|seems?)\s+" + WRONG + r"|(?:is|was|are)(?:\s+not|n['’]t)\s+(?:the\s+|a\s+)?"
+    r"(?:[\s$*_)\]}]|\\\)|\\\]|</(?:answer|final_answer)>)*[.,;:!?]{0,3}[\s$*_]*" + INTERJECTION + r"{0,3}"
+    r"(?:(?:but\s+)?(?:this|that|which|it)['’]?s?\s+)?"
+    r"(?:(?:(?:is|was|are|would be|seems?)\s+)?" + WRONG + r"|(?:is|was|are)(?:\s+not|n['’]t)\s+(?:the\s+|a\s+)?"
     r"(?:correct|right|answer|solution|valid|possible)\b|fails?\b|can(?:not|['’]t)\s+be\s+(?:the\s+|an?\s+)?(?:correct|right|answer|solution|true)\b|does(?:\s+not|n['’]t)\s+work\b)",
     re.IGNORECASE,
 )
@@ -39,6 +41,7 @@ REJECTED_BEFORE = re.compile(  # "The answer is not \boxed{5}", "It is wrong to 
     r"(?:\s+(?:be|equal(?:\s+to)?|simply|just))?[\s$*_]*(?:\\\(|\\\[)?\s*$",
     re.IGNORECASE,
 )
+BLANK = " $~\t\r\n"
 AROUND = 80  # characters next to an answer that may reject it
 TAGGED = re.compile(r"<[A-Za-z/|]")
 CALCULATOR = re.compile(r"<<[^<>\n]*>>")
@@ -124,28 +127,25 @@ def is_rejected(completion: str) -> bool:
 
 
 def is_box_rejected(text: str) -> bool:
-    """Whether the words next to the last non-empty box reject it."""
-    full = [(start, end) for start, end, content in boxes_of(text) or [] if content.strip(" $~")]
-    if not full:
+    """Whether the words next to the last box reject it."""
+    boxes = boxes_of(text)
+    if not boxes:
         return False
-    begin, end = full[-1]
+    begin, end, _ = boxes[-1]
     after, before = text[end : end + AROUND], text[max(0, begin - AROUND) : begin]
     return REJECTED_AFTER.match(after) is not None or REJECTED_BEFORE.search(before) is not None
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last non-empty \boxed{}, or of all boxes that "and", "or" or a comma joins to it.
+    r"""The content of the last \boxed{}, or of all boxes that "and", "or" or a comma joins to it.
 
-    None when the last box is cut off or all are empty.
+    None when the last box is cut off or empty.
     """
     boxes = boxes_of(text)
-    if boxes is None:
+    if not boxes or not boxes[-1][2].strip(BLANK):
         return None
-    full = [(start, end, content) for start, end, content in boxes if content.strip(" $~")]
-    if not full:
-        return None
-    joined = [full[-1][2]]
-    for (_, end, content), (start, _, _) in zip(full[-2::-1], full[:0:-1], strict=False):
+    joined = [boxes[-1][2]]
+    for (_, end, content), (start, _, _) in zip(boxes[-2::-1], boxes[:0:-1], strict=False):
         if not JOINED_BOXES.fullmatch(text, end, start):
             break
         joined.append(content)
@@ -170,10 +170,14 @@ def boxes_of(text: str) -> list[tuple[int, int, str]] | None:
 
 
 def after_hashes(text: str) -> str | None:
-    """The rest of the line after the last "####", if it is a value or ends the text; headings are ignored."""
+    """The rest of the line after the last "####", if it is a value or ends the text (also "", an empty answer);
+    headings are ignored.
+    """
     _, mark, rest = text.rpartition(HASHES)
     if not mark:
         return None
+    if not rest.strip():
+        return ""
     line, _, below = rest.strip(" \t").partition("\n")
     line = line.strip().strip("#").strip()
     is_answer = line and (VALUE.search(line) or not below.strip()) and not SAYS.search(line + "\n")

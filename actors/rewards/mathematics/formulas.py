@@ -63,6 +63,7 @@ GREEK = {
     *("phi", "varphi", "omega", "psi", "chi", "eta", "zeta", "kappa", "xi", "ell", "Delta", "Omega", "Phi", "Sigma"),
     *("Gamma", "Theta", "Lambda", "infty", "Psi", "Pi", "Xi"),
 }
+NAME = re.compile(r"[A-Z]{2,}|[A-Za-z]")  # capitals side by side name one thing (XIV, ABC); others are factors
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 MULTIPLY, DIVIDE = {"*", r"\times", r"\cdot"}, {"/", r"\div"}
 
@@ -96,7 +97,7 @@ def tokens(text: str) -> list[Token]:
         if kind == "word" and len(match[kind]) > 3 and match[kind] not in FUNCTIONS and match[kind] != "sqrt":
             raise Unreadable(f"a word: {match[kind]}")
         if kind == "word" and match[kind] not in FUNCTIONS and match[kind] not in ("pi", "sqrt"):
-            found += [Token("word", letter) for letter in match[kind]]
+            found += [Token("word", part) for part in NAME.findall(match[kind])]
         else:
             found.append(Token(kind, match[kind]))
         at = match.end()
@@ -236,7 +237,7 @@ class Reader:
             return self.function(name, depth)
         if name in CONSTANTS:
             return constant_named(name)
-        if name in GREEK or len(name) == 1:
+        if name in GREEK or NAME.fullmatch(name):
             return self.symbol(name)
         raise Unreadable(f"no part of a formula: {name}")
 

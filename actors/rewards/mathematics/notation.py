@@ -80,8 +80,8 @@ FUNCTION = re.compile(
 PUNCTUATION = re.compile(r"\\(?:text|mbox|mathrm)\s*\{(\s*[,.;:]\s*)\}")
 RAISED_O = re.compile(r"(?<=[\d}])\s*\^\s*\{?\s*(?:\\(?:text|mathrm)\s*\{\s*)?o\s*\}?\s*\}?(?![A-Za-z}])")
 JOINED_COMMA = re.compile(r"(?<=\d)\s*(?:\{\s*,\s*\}|,\s*\\!|\\!\s*,)\s*(?=\d{3}(?!\d))")
-NOTHING = re.compile(r"\\!|\\allowbreak|\\nobreak|\\relax|\\strut|\\null")
-SPACES = re.compile(r"(?<!\\)\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|,)(?![A-Za-z])")
+NOTHING = re.compile(r"\\!|(?<=[\w})\]])\{\}|\\allowbreak|\\nobreak|\\relax|\\strut|\\null")
+SPACES = re.compile(r"(?<!\\)\\[,;:> ]|~|\\[hv]space\*?\s*\{[^{}]{0,20}\}|\\(?:q?quad|enspace|thinspace|,)(?![A-Za-z])")
 MANY = re.compile(r" {2,}")
 NAMES = {
     r"\leq": r"\le",
@@ -135,13 +135,12 @@ DOLLARS = re.compile(r"(?<!\\)\$")
 
 def clean(text: str) -> str:
     """`text` in normal notation, without decoration. `\\$` marks money, `\\text{...}` marks words."""
-    text = undecorated(ROOT_SIGN.sub(written_root, text).translate(TABLE))
+    text = JOINED_COMMA.sub("", ROOT_SIGN.sub(written_root, text).translate(TABLE))
+    text = undecorated(SPACES.sub(" ", NOTHING.sub("", text)))
     text = RAISED.sub(lambda found: "^{" + "".join(POWERS[c] for c in found[0]) + "}", text)
     text = LOWERED.sub(lambda found: "_{" + "".join(BELOW[c] for c in found[0]) + "}", text)
     text = PUNCTUATION.sub(r"\1", LETTER_SIZES.sub("", COLOURS.sub("", SIZES.sub("", text))))
     text = RAISED_O.sub(r"^\\circ ", FUNCTION.sub(r"\\\1 ", CONSTANT.sub(r"{\1}", text)))
-    text = JOINED_COMMA.sub("", text)
-    text = SPACES.sub(" ", NOTHING.sub("", text))
     text = FRACTIONS.sub(r"\\frac", FONTS.sub(r"\\text{", text))
     text = COMMAND.sub(lambda found: NAMES.get(found[0], found[0]), text)
     text = undecorated(MANY.sub(" ", text))
@@ -170,7 +169,7 @@ def undecorated(text: str) -> str:
     before = None
     while text != before:
         before = text
-        text = text.strip().rstrip(".,;:").rstrip()
+        text = text.strip().rstrip(".,;:").rstrip().removesuffix("\\\\").rstrip()
         for mark in MARKS:
             if text.startswith(mark) and text.endswith(mark) and len(text) > 2 * len(mark):
                 text = text[len(mark) : -len(mark)].strip()

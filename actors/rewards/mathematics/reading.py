@@ -51,6 +51,7 @@ MATRIX = re.compile(r"\\begin\s*\{((?:[pbvBV]|small)?matrix|array)\}(?:\s*\{[clr
 BRACKETED_MATRIX = re.compile(r"^[(\[]\s*(\\begin.*\})\s*[)\]]$", re.DOTALL)
 MEMBER = re.compile(r"(\\?[A-Za-z]{1,8}(?:_\{?\w\}?)?)\s*\\in(?![A-Za-z])\s*")
 JOINS = re.compile(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+LETTERS = re.compile(r"(?!(?:[xyz]{3}|sin|cos|tan)$)[A-Za-z]{3}")  # a word or an order (bac): no product
 RELATION = re.compile(r"(\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<=|>=|<|>|(?<![:<>!])=)")
 ABOUT = re.compile(r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])|\\doteq(?![A-Za-z])")
 SIGN_CHOICE = re.compile(r"\\(?:pm|mp)(?![A-Za-z])|\+/-")
@@ -113,6 +114,8 @@ def read_kind(text: str, depth: int) -> Answer:
         return read_relation(text, depth)
     if SIGN_CHOICE.search(text):
         return read_both_signs(text, depth)
+    if LETTERS.fullmatch(text):
+        raise Unreadable("three letters are a word")
     return read_quantity(text)
 
 
@@ -268,6 +271,14 @@ PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
 CLAUSE = re.compile(
     r"(?<![A-Za-z\\])(?:is|are|was|we|get|gets|have|has|so|therefore|thus|hence|because|then|not)(?![A-Za-z])", re.I
 )
+CALL = re.compile(  # f(2), P(A), f^{-1}(3)
+    r"(?!\\?(?:sqrt|ln|lg|log|exp|abs)(?![A-Za-z]))[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\^\s*\{?\s*-1\s*\}?)?\s*\([^()]*\)"
+)
+NAMING = re.compile(  # x, x_1, AB, \lambda', |AB|, |z|, \sin A
+    r"(?:\\[A-Za-z]+|[A-Z]+|[a-z])(?:_\{?\w+\}?)?'*$|\|\s*(?:[A-Z]+|[zw])(?:_\{?\w+\}?)?\s*\|$"
+    r"|\\?(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])"
+)
+UNSOLVED = re.compile(r"^\s*[-+]|\\?(?:sqrt|ln|lg|log|exp)(?![A-Za-z])|!")
 NAME_ARGUMENT = re.compile(r"(?<=[A-Za-z'])\s*\([^()]*\)|_\s*(?:\{[^{}]*\}|\w)|\^\s*\{?\s*-1\s*\}?")
 
 
@@ -298,8 +309,18 @@ def as_formula(text: str) -> Formula | None:
 
 
 def is_name(text: str) -> bool:
-    """Whether the text names a value: not a sentence, and digits only in subscripts or function arguments."""
-    return not is_prose(text) and not any(character.isdigit() for character in NAME_ARGUMENT.sub("", text))
+    """Whether the text names a value: not a sentence, digits only in subscripts or function arguments.
+
+    A formula of one symbol is still to be solved (-x, \\sqrt{x}, x!); one of several may be what is asked for (a+b).
+    """
+    if CALL.fullmatch(text) and not is_prose(text):
+        return True
+    if is_prose(text) or any(character.isdigit() for character in NAME_ARGUMENT.sub("", text)):
+        return False
+    formula = as_formula(text)
+    if formula is None or NAMING.match(text):
+        return True
+    return len(formula.names) > 1 and not UNSOLVED.search(text)
 
 
 def read_inequality(sides: list[str], signs: list[str], depth: int) -> Inequality:

@@ -22,10 +22,11 @@ NUMBER = re.compile(
 )
 NO_RATE = "|".join((*sorted(ALTERING), *sorted(MULTIPLIERS), *DIVISORS))
 OPERATED = re.compile(
-    rf"[\^!*×÷_]|/(?!(?!(?:{NO_RATE})\b)[A-Za-z]{{3,}}\b)|\s*[+*/×÷=]\s*[\d$(]|\s-\s*[\d$(]|-\d|\s+\d"
+    rf"[\^!*×÷_]|\s?:\s?[\w(\\$]|/(?!(?!(?:{NO_RATE})\b)[A-Za-z]{{3,}}\b)|\s*[+*/×÷=]\s*[\d$(]|\s-\s*[\d$(]|-\d|\s+\d"
 )
 VERB = re.compile(
-    r"\b(?:is|are|was|were|be|equals?|gives?|gets?|got|makes?|made|has|have|need(?:s|ed)?|total of)\b|[:=]"
+    r"\b(?:is|are|was|were|be|equals?|gives?|gets?|got|makes?|made|has|have|need(?:s|ed)?|total of)\b"
+    r"|=|(?<!\d)(?<!\d\s):|:(?![\s\d])"  # in 12:5 it is no verb
 )
 CUT = re.compile(r",?\s+(?:because|since|so|which|where|as)\b.*$", re.DOTALL)
 UNIT_AFTER = re.compile(r"\s*(?:\\?%|°|percent\b|[A-Za-z]+\b)")
@@ -48,6 +49,9 @@ AFTER = re.compile(
     r"\s*(?:times\b|(?:\w+\s+)?(?:less|more|fewer|greater) than\b|or (?:more|less|fewer|greater)\b"
     r"|at (?:most|least)\b|factorial\b|squared\b|cubed\b|choose\b)",
     re.IGNORECASE,
+)
+UNSOLVED = re.compile(  # "-x = ", "2x = ", "x + 3 = ": an equation that is still to be solved
+    r"(?:[\d√]|(?:^|[\s(])[-−])(?:\(?[a-z]\)?)\s*=\s*[$€£]?$|(?<![A-Za-z])[a-z]\)?\s?[-−+*/×÷]\s?\d+\)?\s*=\s*[$€£]?$"
 )
 NEGATED = re.compile(  # "The answer is negative 7", not "x minus 7"
     r"(?:^|(?:\b(?:is|are|was|be|equals?|gives?|gets?)|[:=])\s*)(?:negative|minus)\s+$", re.IGNORECASE
@@ -127,7 +131,8 @@ def is_altered(sentence: str, span: tuple[int, int]) -> bool:
     """Whether the words next to a value change it ("half of 7") or make it a bound ("at least $7$")."""
     begin, end = span
     before = sentence[max(0, begin - NEAR) : begin]
-    return BEFORE.search(before) is not None or AFTER.match(sentence, end) is not None
+    is_after_formula = UNSOLVED.search(before) is not None
+    return is_after_formula or BEFORE.search(before) is not None or AFTER.match(sentence, end) is not None
 
 
 def with_unit(value: str, unit: str) -> str:

@@ -14,7 +14,7 @@ from actors.rewards.mathematics.comparison import equal
 from actors.rewards.mathematics.expressions import Unreadable
 from actors.rewards.mathematics.extraction import HASHES, Stated, final_answer, last_box
 from actors.rewards.mathematics.formulas import LONGEST
-from actors.rewards.mathematics.kinds import Answer, Several, Words
+from actors.rewards.mathematics.kinds import Answer, Ratio, Several, Words
 from actors.rewards.mathematics.notation import clean, squeezed
 from actors.rewards.mathematics.reading import NOT_WORDS, SPACE, read, words
 from actors.rewards.mathematics.sentences import BOUNDED, CUT, DENIAL, value_in, values_in
@@ -120,7 +120,7 @@ def given_answer(stated: Stated) -> Answer:
         return read(value)
     several = values_in(stated.text)
     listed = read(several) if several else whole
-    return listed if isinstance(listed, Several) else whole
+    return listed if isinstance(listed, Several | Ratio) else whole
 
 
 def said_words(stated: Stated) -> str:

@@ -143,6 +143,32 @@ RIGHT = {
     "(2,3)": ["x=2, y=3", "x = 2 and y = 3"],
     "x=2, y=3": ["(2,3)", "(x,y)=(2,3)", "y=3, x=2"],
     "f(x) = 2x+1": ["y = 2x+1"],
+    # letters: capitals side by side are one name, others are factors
+    "XVI": ["XVI", r"\boxed{\text{XVI}}", "The numeral is XVI.", "$XVI$"],
+    "BAC": ["BAC", r"\boxed{BAC}"],
+    "bac": ["bac", "BAC"],
+    "xyz": ["zyx"],
+    "2ab": ["2ba"],
+    # LaTeX's spaces around an answer
+    "30": [
+        *(rf"\boxed{{30{space}}}" for space in (r"\,", r"\;", r"\:", r"\!", r"\ ", "~", r"\quad", "{}", r"\\")),
+        *(r"\boxed{30\,.}", r"\boxed{30.\,}"),
+        *(r"\boxed{\,30\,}", r"\boxed{30\hspace{1mm}}", r"\boxed{\ 30\ \text{cm}\,}", r"\boxed{{30}}"),
+    ],
+    "12:5": ["The ratio of boys to girls is 12:5.", "The ratio is 12 to 5.", "The ratio is $12:5$."],
+    # names of a value
+    "9": [
+        *(rf"\boxed{{{name} = 9}}" for name in ("a+b", "xy", r"\frac{x}{y}", "|z|", "|AB|", "x_1", "x'", r"\lambda")),
+        r"\boxed{f''(0) = 9}",
+        *(r"\boxed{f^{-1}(3) = 9}", r"\boxed{\sin A = 9}", r"\boxed{9 = xy}", "So x = 9.", "So 3 x 3 = 9.", "Total: 9"),
+    ],
+    # an answer that is taken back
+    "13": [
+        r"\boxed{5}. Wait, that is not right. It is \boxed{13}.",
+        *("The answer is 5. Wait, that is not right. It is 13.", "The answer is 5. No, wrong, the answer is 13."),
+        *(r"\boxed{13}. Wait, I check: 6 + 7 = 13.", r"\boxed{13}. But it is not a power of 2."),
+        r"\boxed{13}. No other value works.",
+    ],
 }  # fmt: skip
 
 WRONG = {
@@ -245,6 +271,32 @@ WRONG = {
     "x=2, y=3": ["(3,2)", "x=3, y=2", "[2,3]"],
     "f(x) = 2x+1": ["x = 2x+1", "f(x) = 2x", "f(y) = 2x+1"],
     r"\tan^{-1} 2": [r"\frac{1}{\tan 2}", r"\tan 2"],
+    "XVI": ["XIV", r"\boxed{\text{XIV}}"],
+    "ABC": ["BAC", "CAB", r"\boxed{ACB}"],
+    "bac": ["abc", "cab"],
+    "dog": ["god"],
+    # ":" between numbers is no verb
+    "25": ["The ratio of boys to girls is 12:25.", "The ratio is 12 : 25.", "The ratio is 25:x.", "It is 25:12."],
+    # an equation that is still to be solved
+    "9": [
+        *(
+            rf"\boxed{{{left} = 9}}"
+            for left in ("-x", r"\sqrt{x}", "sqrt(x)", "|x|", r"\ln x", "x!", "x^2", "1/x", r"x \cdot x")
+        ),
+        *(rf"\boxed{{{left} = 9}}" for left in (r"\pi x", "e^x", "-x-y", "(-x)", "x^{-1}", "ix", r"\log_2 x", "-f(x)")),
+        *(r"\boxed{9 = -x}", "$-x = 9$", "So -x = 9.", "So 2x = 9.", "So x + 3 = 9.", "Thus x/2 = 9.", "So √x = 9."),
+    ],
+    "-x = 9": ["x = 9", "9"],
+    # the last mark counts, also an empty one
+    "13": [
+        *(r"\boxed{13}. So finally \boxed{}", r"\boxed{13} \boxed{ }", r"\boxed{13}, \fbox{}"),
+        *(r"\boxed{13} \boxed{\,}", "#### 13\n####", "<answer>13</answer><answer></answer>"),
+        # words directly behind an answer that take it back
+        *(r"\boxed{13}. Wait, that is not right. It should be 14.", r"\boxed{13}. No, that's wrong."),
+        r"\boxed{13}? No, wrong.",
+        *("The answer is 13. Wait, that is incorrect.", "#### 13\nWait, that is wrong."),
+        r"\boxed{5}. Wait, that is not right. It should be 13.",
+    ],
 }  # fmt: skip
 
 
