@@ -40,6 +40,7 @@ RETRIED = (408, 409, 425, 429)  # and 5xx: the server may answer the same call l
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 TEXT = 300  # characters of an answer in an error
+CUT = ("length", "max_tokens", "content_filter")  # finish_reason of a reply without its end
 
 
 class JudgeAway(Exception):
@@ -64,6 +65,7 @@ class JudgeReply:
 
     text: str
     n_tokens: int
+    is_cut: bool = False  # at max_tokens, or by a filter of the server
 
 
 class JudgeClient:
@@ -132,10 +134,11 @@ def read(response: httpx2.Response) -> JudgeReply:
     """The first choice of a chat completion. Raises ValueError for anything else."""
     try:
         answer = response.json()
-        text = answer["choices"][0]["message"]["content"]
+        choice = answer["choices"][0]
+        text, finish = choice["message"]["content"], choice.get("finish_reason")
         n_tokens = (answer.get("usage") or {}).get("total_tokens", 0)
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ValueError(f"the judge must answer with a chat completion: {response.text[:TEXT]!r}") from None
     if not isinstance(text, str):
         raise ValueError(f"the reply of the judge must be text: it is a {type(text).__name__}")
-    return JudgeReply(text, n_tokens if type(n_tokens) is int and n_tokens > 0 else 0)
+    return JudgeReply(text, n_tokens if type(n_tokens) is int and n_tokens > 0 else 0, finish in CUT)

@@ -12,13 +12,18 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from actors.rewards.judge.client import JudgeClient, JudgeOptions
+from actors.rewards.judge.client import JudgeClient, JudgeOptions, JudgeReply
 from actors.rewards.judge.store import JudgeStore
 from actors.rewards.protocol import Score
 from areal_bus.errors import ConfigError
 
 OURS = ("prompt", "completion", "max_score")  # fields of the template that are not of the row
-GRADE = re.compile(r"\bscore\b[\s*_]*[:=][\s*_]*(-?[0-9]+(?:\.[0-9]+)?)(?![0-9])", re.IGNORECASE)
+GRADE = re.compile(  # a line or a sentence of its own: **Score:** 7.5/10
+    r"(?:^|[.!?:;])[\s*_#>`-]*(?:(?:final|overall|total)[\s*_]+)?score\b[\s*_]*[:=][\s*_]*(?P<grade>-?[0-9]+(?:\.[0-9]+)?)"
+    r"(?:[\s*_]*(?:/|out\s+of)[\s*_]*(?P<most>[0-9]+(?:\.[0-9]+)?))?(?:\s+points?)?[\s*_.`]*$",
+    re.IGNORECASE,
+)
+LAST_LINE = 200  # characters at the end of the last line that are read
 TEXT = 300  # characters of a reply in an error
 
 
@@ -69,11 +74,21 @@ def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
     }
     key = hashlib.sha256(json.dumps([options.url, body], sort_keys=True).encode()).hexdigest()
     kept = judge.store.reply(key) if options.cache else None
-    reply = judge.client.ask(body, deadline=deadline).text if kept is None else kept
+    reply = whole(judge.client.ask(body, deadline=deadline), options) if kept is None else kept
     reward = grade_of(reply, options.max_score) / options.max_score
     if options.cache and kept is None:
         judge.store.keep(key, reply)  # only replies that can be read
     return Score(reward, None if options.correct_from is None else reward >= options.correct_from)
+
+
+def whole(reply: JudgeReply, options: JudgeOptions) -> str:
+    """The text. Raises ValueError for a reply that the server has cut."""
+    if reply.is_cut:
+        raise ValueError(
+            f"the reply of the judge was cut after reward.judge.max_tokens = {options.max_tokens} tokens: it has no "
+            "grade; set it higher"
+        )
+    return reply.text
 
 
 def judge_of_process() -> Judge:
@@ -88,11 +103,13 @@ def judge_of_process() -> Judge:
 
 
 def grade_of(reply: str, max_score: float) -> float:
-    """The last "Score: N" of a reply. Raises ValueError without one, or for one out of range."""
-    found = GRADE.findall(reply)
-    if not found:
+    """The "Score: N" that ends a reply, or "Score: N/M" where M is the largest. Raises ValueError without one, or for
+    one out of range.
+    """
+    found = GRADE.search(reply.rstrip().rpartition("\n")[2][-LAST_LINE:])
+    if not found or (found["most"] and float(found["most"]) != max_score):
         raise ValueError(f'the reply of the judge must end with "Score: N": it ends with {reply[-TEXT:]!r}')
-    grade = float(found[-1])
+    grade = float(found["grade"])
     if not 0 <= grade <= max_score:
         raise ValueError(f"the judge's score must be from 0 to reward.judge.max_score = {max_score:g}: it is {grade:g}")
     return grade

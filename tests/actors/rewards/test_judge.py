@@ -34,8 +34,9 @@ ROOT = Path(__file__).parents[3]
 ROW = {"question": "1+1?", "answer": "2"}
 
 
-def chat(text: object, n_tokens: int = 10) -> tuple[int, dict[str, str], Any]:
-    body = {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": {"total_tokens": n_tokens}}
+def chat(text: object, n_tokens: int = 10, finish: str = "stop") -> tuple[int, dict[str, str], Any]:
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish}
+    body = {"choices": [choice], "usage": {"total_tokens": n_tokens}}
     return 200, {}, body
 
 
@@ -128,6 +129,14 @@ def test_a_completion_is_graded_by_the_score_that_ends_the_reply(
     assert "secret" not in str(reward_options(reward_of(server.url, api_key_env="JUDGE_KEY")))
 
 
+@pytest.mark.parametrize(
+    "reply",
+    ["Score: 7", "Score: 7.", "It is good. Score: 7/10", "# Final score: 7 out of 10\n\n", "`Score = 7 points`"],
+)
+def test_a_grade_is_read_at_the_end_of_the_reply(reply: str) -> None:
+    assert scoring.grade_of(reply, 10) == 7.0
+
+
 def test_a_busy_judge_is_asked_again_and_after_the_time_it_wants(server: Server, tmp_path: Path) -> None:
     server.answers += [(429, {"Retry-After": "1"}, "slower"), (503, {}, "busy"), (500, {}, "oops"), chat("Score: 0")]
     began = time.monotonic()
@@ -164,6 +173,12 @@ def test_a_call_that_is_rejected_is_not_repeated(server: Server, tmp_path: Path,
     ("answer", "said"),
     [
         (chat("It is right."), "must end with \"Score: N\": it ends with 'It is right.'"),
+        (chat("Score: 0\n(An ideal answer would get Score: 1)"), "must end with"),
+        (chat("An ideal answer would get Score: 1"), "must end with"),
+        (chat("Score: 1e0"), "must end with"),
+        (chat("Score: 0 Score: 1"), "must end with"),
+        (chat("Score: 1/10"), "must end with"),
+        (chat("It is right.\nScore: 1", finish="length"), "was cut after reward.judge.max_tokens = 512 tokens"),
         (chat("Score: 2"), "from 0 to reward.judge.max_score = 1: it is 2"),
         (chat("Score: -1"), "it is -1"),
         (chat(None), "must be text: it is a NoneType"),
