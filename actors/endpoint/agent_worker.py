@@ -21,6 +21,7 @@ from actors.agents.loading import load_builtin
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.loading import load
 from actors.rewards.protocol import Score
+from actors.rewards.values import plain
 from actors.rewards.worker import (
     ERROR_CHARACTERS,
     die_with,
@@ -127,8 +128,9 @@ def read_returned(value: object) -> dict[str, Any]:
     """
     if value is None:
         return {}
+    value = plain(value)
     if isinstance(value, Score):
-        value = {"reward": value.reward, "correct": value.correct}
+        value = {"reward": plain(value.reward), "correct": plain(value.correct), "parts": dict(value.parts)}
     elif isinstance(value, bool):
         value = {"reward": float(value), "correct": value}
     elif isinstance(value, Real):
@@ -138,6 +140,7 @@ def read_returned(value: object) -> dict[str, Any]:
     reward = value.get("reward")
     if isinstance(reward, float) and not math.isfinite(reward):
         raise ValueError(f"a reward must be finite: it is {reward}")
+    value = {name: plain(one) for name, one in value.items()}
     text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     text.encode()  # UnicodeEncodeError, a ValueError, for a lone surrogate
     found: dict[str, Any] = json.loads(text)

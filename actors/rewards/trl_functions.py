@@ -11,6 +11,7 @@ from typing import Any
 from actors.rewards.columns import chat_of, columns_of, token_ids_of
 from actors.rewards.protocol import NotApplicable, RewardFunction, Score
 from actors.rewards.signatures import REST, TRL, TRL_CHAT
+from actors.rewards.values import plain
 from areal_bus.errors import ConfigError
 
 Row = Mapping[str, Any]
@@ -40,7 +41,7 @@ def bind_trl(
         given = arguments(prompt, completion, row, form, metrics)
         if "completion_ids" in names:
             given["completion_ids"] = [token_ids_of(row)[1]]
-        reward = only(function(**{name: value for name, value in given.items() if takes_all or name in names}))
+        reward = plain(only(function(**{name: value for name, value in given.items() if takes_all or name in names})))
         if reward is None:
             raise NotApplicable(f"{what} returned None, which means that it does not apply to this row")
         correct = reward if isinstance(reward, bool) else None

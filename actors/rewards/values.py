@@ -10,12 +10,20 @@ from areal_bus.core.reward_parts import checked
 MAX_REWARD = 1e9  # largest absolute reward: its square must fit float32
 
 
+def plain(value: Any) -> Any:
+    """A scalar of numpy, torch or JAX as Python's own: numpy.bool_ as bool; any other value as it is."""
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
+        return value.item()
+    return value
+
+
 def from_verl(value: Mapping[Any, Any]) -> Score:
     """verl's dict: the reward under "score", correctness under "acc"; other finite numbers are parts, texts are not."""
     if "score" not in value:
         raise TypeError(f'a reward function that returns a dict has its reward under "score": it has {list(value)[:8]}')
-    numbers = {str(name): one for name, one in value.items() if isinstance(one, bool | int | float)}
-    correct = value.get("acc")
+    plain_values = {str(name): plain(one) for name, one in value.items()}
+    numbers = {name: one for name, one in plain_values.items() if isinstance(one, bool | int | float)}
+    correct = plain_values.get("acc")
     return Score(
         value["score"],
         bool(correct) if correct in (0, 1) else None,
@@ -28,10 +36,10 @@ def read_value(value: object) -> dict[str, Any]:
 
     Raises TypeError or ValueError when it is invalid.
     """
-    value = from_verl(value) if isinstance(value, Mapping) else value
+    value = from_verl(value) if isinstance(value, Mapping) else plain(value)
     score = value if isinstance(value, Score) else None
-    number: object = score.reward if score else value
-    correct: object = score.correct if score else value if isinstance(value, bool) else None
+    number: object = plain(score.reward) if score else value
+    correct: object = plain(score.correct) if score else value if isinstance(value, bool) else None
     if not isinstance(correct, bool | None):
         raise TypeError(f"Score.correct must be True, False or None: it is a {type(correct).__name__}")
     if isinstance(number, str | bytes) or not isinstance(number, (float, int, SupportsFloat)):  # the slow check last

@@ -1,7 +1,11 @@
 import struct
 import sys
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from actors.rewards.loading import BUILT_IN, check_reward, load_reward, reward_options
 from actors.rewards.pool import WorkerOrder, WorkerPool
@@ -260,3 +264,34 @@ def test_a_module_that_another_one_hides_is_refused_with_both_files(folder):
             load_reward(name, folder)
     assert load_reward("sums", folder)("1+1", "2", {"answer": "2"}).reward == 1.0
     assert sys.path[-1] == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("value", "correct"),
+    [
+        (np.bool_(True), True),
+        (Score(np.float32(1.0), correct=np.bool_(True)), True),
+        (Score(np.float64(1.0), correct=np.False_), False),
+        ({"score": np.float32(1.0), "acc": np.bool_(False), "length": np.float32(0.5)}, False),
+        ({"score": torch.tensor(1.0), "acc": torch.tensor(True)}, True),
+        (torch.tensor(True), True),
+        (np.float32(1.0), None),
+        (torch.tensor(1.0), None),
+        (np.array(True), True),
+    ],
+)
+def test_scalars_of_numpy_and_torch_keep_reward_and_correctness(value: Any, correct: bool | None) -> None:
+    read = read_value(value)
+    assert (read["reward"], read["correct"]) == (1.0, correct)
+    assert type(read["correct"]) in (bool, type(None))
+    if isinstance(value, dict) and "length" in value:
+        assert read["parts"]["length"] == 0.5
+
+
+def test_what_a_trl_function_returns_in_an_array_keeps_its_correctness(folder: Path) -> None:
+    (folder / "own_arrays.py").write_text(
+        "import numpy as np\ndef score(prompts, completions, log_metric, **kwargs):\n"
+        "    log_metric('n', 1)\n    return np.array([c == 'yes' for c in completions])\n"
+    )
+    value = read_value(load_reward("own_arrays:score", folder)("", "yes", {"question": "", "answer": ""}))
+    assert (value["reward"], value["correct"]) == (1.0, True)
