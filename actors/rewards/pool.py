@@ -2,8 +2,8 @@
 
 A thread cannot be stopped and a signal does not interrupt C code, so at its deadline a worker is killed with all
 processes it started, and a new worker replaces it. A score is repeated once only when its worker was killed from
-outside, for example by the OOM killer. Only `poll` waits. Use a pool on the thread that created it: its workers die
-with that thread.
+outside, for example by the OOM killer, or where a program in a weak sandbox may have killed it. Only `poll` waits. Use
+a pool on the thread that created it: its workers die with that thread.
 """
 
 import itertools
@@ -51,12 +51,13 @@ class ScoreTask:
     request: dict[str, Any]
     ids: bytes = b""  # tokens of the trajectory (int32)
     n_prompt: int = 0  # of them before the completion
-    is_second: bool = False  # repeated, because its first worker was killed from outside
+    n_lost: int = 0  # workers that were killed from outside while they computed it
 
     def frame(self, *, with_ids: bool) -> bytes:
         """Raises ValueError for a request over the limit."""
         ids = encode_ids(self.ids, self.n_prompt) if with_ids else {}
-        return pack({"id": self.id, **self.request, **ids}, cap_bytes=REQUEST_BYTES)
+        shut = {"shut": True} if self.n_lost > 1 else {}
+        return pack({"id": self.id, **self.request, **ids, **shut}, cap_bytes=REQUEST_BYTES)
 
 
 class Worker:
@@ -66,6 +67,7 @@ class Worker:
         self.process = WorkerProcess(selector, self)
         self.ready = False
         self.needs_ids = False  # the function takes token ids
+        self.exposed = False  # a program in its sandbox could kill it
         self.task: ScoreTask | None = None
         self.since = time.monotonic()  # start of the process or of the task
         self.process.send(order)
@@ -229,8 +231,8 @@ class WorkerPool:
     def _take_start(self, worker: Worker, record: dict[str, Any]) -> None:
         if "broken" in record:
             self._fail_start(worker, str(record["broken"]))
-        elif record.keys() == {"ready", "needs_ids"}:
-            worker.needs_ids = bool(record["needs_ids"])
+        elif record.keys() == {"ready", "needs_ids", "exposed"}:
+            worker.needs_ids, worker.exposed = bool(record["needs_ids"]), bool(record["exposed"])
             worker.ready, self._failed_starts, self._has_loaded = True, 0, True
         else:
             raise ValueError('a worker\'s first frame must hold "ready" or "broken"')
@@ -286,10 +288,12 @@ class WorkerPool:
                 )
 
     def _lose(self, worker: Worker, reason: str, *, was_killed: bool = False) -> None:
-        """Replace a worker that ended or wrote invalid frames."""
+        """Replace a worker that ended or wrote invalid frames. Its score is computed again once if it was killed, and
+        if its program may have killed it, a third time without running a program: that is then a failed one.
+        """
         if worker.ready:
-            if was_killed and worker.task is not None and not worker.task.is_second:
-                self._waiting.appendleft(replace(worker.task, is_second=True))
+            if worker.task is not None and self._is_repeated(worker, worker.task, was_killed=was_killed):
+                self._waiting.appendleft(replace(worker.task, n_lost=worker.task.n_lost + 1))
                 worker.task = None
             self._conclude(worker, VerdictStatus.ERROR, 0.0, None, f"the worker process is lost: {reason}")
             self._replace(worker)
@@ -297,6 +301,10 @@ class WorkerPool:
             self._fail_start(
                 worker, f"reward.function {self._function!r} must load: its worker process did not: {reason}"
             )
+
+    @staticmethod
+    def _is_repeated(worker: Worker, task: ScoreTask, *, was_killed: bool) -> bool:
+        return task.n_lost < 2 if worker.exposed else was_killed and not task.n_lost
 
     def _fail_start(self, worker: Worker, sentence: str) -> None:
         self._failed_starts += 1

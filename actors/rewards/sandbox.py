@@ -39,11 +39,17 @@ WEAKER = (
     "and read this user's files; install bubblewrap and allow user namespaces"
 )
 # Inside: limits first, then root's rights go, then the program. `sys.argv` carries the numbers and the uid.
+# Without namespaces a parent of its own waits for the program, so that what kills its parent kills that one.
 # `-S` leaves out the packages of the interpreter and two thirds of its start; exit and quit come from there, too.
 PRELUDE = """\
 import _sitebuiltins, builtins, os, resource, sys
 builtins.exit, builtins.quit = (_sitebuiltins.Quitter(name, "Ctrl-D") for name in ("exit", "quit"))
 cpu, memory, file, processes, uid, started = map(int, sys.argv[1:7])
+child = os.fork() if processes < 0 else 0
+if child:
+    os.close(started)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(code if code >= 0 else 128 - code)
 for name, value in (("CPU", cpu), ("AS", memory), ("FSIZE", file), ("NPROC", processes), ("CORE", 0), ("NOFILE", 64)):
     if value >= 0:
         resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
@@ -52,7 +58,7 @@ if uid:
 source = open(sys.argv[7], encoding="utf-8").read()
 os.write(started, b"1"); os.close(started)
 sys.argv = ["main.py"]
-del cpu, memory, file, processes, uid, started, name, value, _sitebuiltins, builtins, os, resource, sys
+del child, cpu, memory, file, processes, uid, started, name, value, _sitebuiltins, builtins, os, resource, sys
 exec(compile(source, "main.py", "exec"))
 """
 
@@ -83,12 +89,31 @@ class Outcome:
     wall_s: float
 
 
+KILLER = Outcome("timeout", 0, b"", b"", 0.0)
+_is_shut = False
+
+
+@contextlib.contextmanager
+def shut() -> Iterator[None]:
+    """Run no program meanwhile: each outcome is a timeout. For a completion whose program has ended this process twice,
+    which the level "rlimits" cannot prevent: the program fails, the function still gives its verdict.
+    """
+    global _is_shut
+    _is_shut = True
+    try:
+        yield
+    finally:
+        _is_shut = False
+
+
 def run(
     program: str, stdin: bytes = b"", limits: SandboxLimits | None = None, *, level: Level | None = None
 ) -> Outcome:
     """Run the text as `__main__`. When this returns, no process of the program is left ("rlimits": none that kept its
     environment). Raises OSError when the sandbox itself cannot start.
     """
+    if _is_shut:
+        return KILLER
     limits = limits or SandboxLimits()
     with memory_file(stdin) as given, Program(program, limits, level or find_level(), stdin=given) as started:
         outcome = watch(started.process, limits)
@@ -104,6 +129,8 @@ def run_connected(
     Returns the outcome of `program`, whose standard error is all that comes out; `server` ends with it. Raises OSError
     when a sandbox cannot start.
     """
+    if _is_shut:
+        return KILLER
     limits, level = limits or SandboxLimits(), level or find_level()
     with contextlib.ExitStack() as stack:
         calls, call_end = map(stack.enter_context, pipe())

@@ -1,8 +1,8 @@
 """The worker process of a reward function: `python -m actors.rewards.worker PARENT_PID`.
 
 Its first frame names the function and the file for its output; it replies {"ready": true, "needs_ids": whether it
-takes token ids} or {"broken": reason}. Then each frame is one score and each reply a verdict. The pool enforces
-deadlines by killing the process.
+takes token ids, "exposed": whether its programs could kill it} or {"broken": reason}. Then each frame is one score and
+each reply a verdict. The pool enforces deadlines by killing the process.
 """
 
 import contextlib
@@ -45,7 +45,11 @@ def main(parent: int) -> None:
     except ConfigError as error:
         reply(replies, {"broken": str(error)[:ERROR_CHARACTERS]})
         return
-    reply(replies, {"ready": True, "needs_ids": bool(getattr(function, "needs_token_ids", False))})
+    exposed = is_exposed()
+    if exposed:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    needs_ids = bool(getattr(function, "needs_token_ids", False))
+    reply(replies, {"ready": True, "needs_ids": needs_ids, "exposed": exposed})
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     myself = os.getpid()
     while (request := read_frame(requests)) is not None:
@@ -65,6 +69,12 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         os._exit(1)
+
+
+def is_exposed() -> bool:
+    """Whether the function runs programs that can kill this process: in the sandbox without namespaces."""
+    sandbox = sys.modules.get("actors.rewards.sandbox")
+    return sandbox is not None and sandbox.find_level() == "rlimits"
 
 
 def limit_damage() -> None:
@@ -131,10 +141,18 @@ def verdict(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]
         row = json.loads(request["row"])
         if "ids" in request:
             row[TOKEN_IDS] = decode_ids(request)
-        value = function(request["prompt"], request["completion"], row)
+        with shut_sandbox() if request.get("shut") else contextlib.nullcontext():
+            value = function(request["prompt"], request["completion"], row)
         return {"status": "value", **read_value(value)}
     except BaseException as error:  # noqa: BLE001 (any exception, SystemExit too, is an error verdict)
         return {"status": "error", **explain(error, function, row)}
+
+
+def shut_sandbox() -> contextlib.AbstractContextManager[None]:
+    """Programs do not run meanwhile."""
+    from actors.rewards import sandbox
+
+    return sandbox.shut()
 
 
 def verdict_of_fork(
@@ -160,6 +178,8 @@ def verdict_of_fork(
         return checked_answer(json.loads(answer))
     except (ValueError, TypeError, KeyError):
         code = os.waitstatus_to_exitcode(status)
+        if code < 0 and is_exposed() and not request.get("shut"):
+            return verdict_of_fork(function, {**request, "shut": True}, channel=channel)
         return {"status": "error", "error": f"the process of the score gave no verdict: it ended by exit code {code}"}
 
 

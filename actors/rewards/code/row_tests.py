@@ -141,6 +141,8 @@ def _by_kind(tests: Sequence[Listed], row: Row) -> list[StdinTest] | FunctionTes
         return [StdinTest(_text(given), _text(expected), checker) for _, given, expected in tests]
     name = functional[0][0] if functional[0][0] != "*" else _function_name(row)
     calls = [(_arguments(given), _expected(expected)) for _, given, expected in functional]
+    if functional[0][0] != "*" and all(isinstance(expected, list) and len(expected) == 1 for _, expected in calls):
+        return FunctionTests({"kind": "wrapped_calls", "name": name, "calls": calls}, len(calls), name=name)
     return FunctionTests({"kind": "calls", "name": name, "calls": calls}, len(calls), name=name)
 
 

@@ -1,25 +1,28 @@
 """Scores a completion by its tests: finds the program, runs it in the sandbox, compares outside."""
 
 import json
+import math
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
 from actors.rewards import sandbox
+from actors.rewards.code.fences import defines, program_in
 from actors.rewards.code.row_tests import FunctionTests, StdinTest, closed, read_tests
 from actors.rewards.protocol import Score
 from actors.rewards.sandbox import Level, SandboxLimits
 from areal_bus.errors import ConfigError
 
-FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 CONTAINED = {"solution_server": ("plain_values",), "test_program": ("plain_values", "small_numpy"), "checker": ()}
 HERE = Path(__file__).parent
 LARGEST_FILE = 64 << 20  # bytes, of a checker
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,9})?", re.ASCII)  # as printed: not 1_0, not nan
+CLOSE = 1e-6  # of a printed number with decimals
 FOLDER = "actors.rewards.code"
 
 
@@ -81,20 +84,14 @@ def run_tests(
         all_memory_bytes=2 * options.memory_mib << 20,
     )
     if isinstance(tests, list):
-        return _run_stdin(code_of(completion), tests, limits, options, needs_all=needs_all, level=level)
+        return _run_stdin(program_in(completion), tests, limits, options, needs_all=needs_all, level=level)
     return _run_functions(program_of(completion, tests), tests, limits, options, level)
-
-
-def code_of(completion: str) -> str:
-    """The last fenced block; the whole text without one."""
-    blocks = FENCE.findall(completion)
-    return blocks[-1] if blocks else completion
 
 
 def program_of(completion: str, tests: FunctionTests) -> str:
     """The code, after the code of the prompt; a completion that does not define the function continues the prompt."""
-    code = code_of(completion)
-    if not tests.prompt or re.search(rf"^[ \t]*def[ \t]+{re.escape(tests.name)}\b", code, re.MULTILINE):
+    code = program_in(completion, prompt=tests.prompt, function=tests.name)
+    if not tests.prompt or defines(code, tests.name):
         return f"{closed(tests.prompt)}\n{code}" if tests.prompt else code
     return tests.prompt + code
 
@@ -173,7 +170,10 @@ class Check:
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Equal lines without the space at their ends; else equal words, numbers by value (1.0 is 1)."""
+    """Equal lines without the space at their ends; else equal words, numbers by value (1.0 is 1).
+
+    Where the expected number has a decimal point or an exponent, CLOSE is the relative tolerance.
+    """
     if _lines(printed) == _lines(expected):
         return True
     a, b = printed.split(), expected.split()
@@ -184,11 +184,13 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _same_number(a: str, b: str) -> bool:
-    try:
-        return Decimal(a) == Decimal(b)
-    except InvalidOperation:
+def _same_number(printed: str, expected: str) -> bool:
+    if not (DECIMAL.fullmatch(printed) and DECIMAL.fullmatch(expected)):
         return False
+    if Decimal(printed) == Decimal(expected):
+        return True
+    a, b = float(printed), float(expected)
+    return not expected.lstrip("+-").isdecimal() and math.isfinite(b) and math.isclose(a, b, rel_tol=CLOSE)
 
 
 def _run_functions(

@@ -163,6 +163,18 @@ def call_tests(spec: Spec, solution: Solution) -> Iterator[Test]:
         yield lambda a=arguments, e=expected: must_equal(solution.call(spec["name"], tuple(a)), e, 0.0)  # type: ignore[misc]
 
 
+def wrapped_call_tests(spec: Spec, solution: Solution) -> Iterator[Test]:
+    """APPS, TACO: each expected result may stand in a list of one, so that it or its item is right."""
+    for arguments, expected in spec["calls"]:
+        yield partial(must_equal_one, solution, spec["name"], arguments, expected)
+
+
+def must_equal_one(solution: Solution, name: str, arguments: list[Any], expected: list[Any]) -> None:
+    value = solution.call(name, tuple(arguments))
+    if not equal(value, expected, 0.0):
+        must_equal(value, expected[0], 0.0)
+
+
 def reference_tests(spec: Spec, solution: Solution) -> Iterator[Test]:
     """MBPP+ (EvalPlus): arguments; the expected result is that of the reference solution."""
     names: dict[str, Any] = {"__name__": "reference"}
@@ -213,6 +225,7 @@ KINDS: dict[str, Callable[[Spec, Solution], Iterator[Test]]] = {
     "script": script_test,
     "asserts": assert_tests,
     "calls": call_tests,
+    "wrapped_calls": wrapped_call_tests,
     "reference": reference_tests,
 }
 

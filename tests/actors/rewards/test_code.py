@@ -17,6 +17,7 @@ from actors.data.loading import load_rows
 from actors.rewards import sandbox
 from actors.rewards.code import score, score_share, scoring
 from actors.rewards.code.compressed_tests import unpacked
+from actors.rewards.code.fences import program_in
 from actors.rewards.code.plain_values import Other, decode, encode
 from actors.rewards.code.row_tests import read_tests
 from actors.rewards.code.scoring import CodeOptions, configure, run_tests, same_output
@@ -104,6 +105,70 @@ ADD = "print(sum(map(int, input().split())))"
 def test_each_form_of_tests_scores_a_right_and_a_wrong_program(row: dict[str, Any], right: str, wrong: str) -> None:
     assert score("", right, row).reward == 1.0
     assert score("", wrong, row).correct is False
+
+
+BLOCKS = {
+    "plain": "{}",
+    "a text block before": "For\n```text\n1 2\n```\nit prints 3:\n```python\n{}\n```",
+    "a bash block before": "```bash\npip install x\n```\n```\n{}\n```",
+    "a json block before": '```json\n{{"a": 1}}\n```\n```python\n{}',
+    "an output block behind": "```python\n{}\n```\nOutput:\n```\n3\n```",
+    "an output block behind a block without a language": "```\n{}\n```\nOutput:\n```\n[3, 4]\n```",
+    "a session behind": "```python\n{}\n```\n```python\n>>> main()\n3\n```",
+    "tildes": "~~~python\n{}\n~~~",
+    "a longer fence": "````python\n{}\n````",
+    "py3": "```py3\n{}\n```",
+    "a version": "```Python 3.11\n{}\n```",
+    "a title": '```python title="x"\n{}\n```',
+    "attributes": "```{{.python .numberLines}}\n{}\n```",
+    "indented": "1. So:\n   ```python\n   {}\n   ```\n",
+    "a stray closing fence": "{}\n```",
+    "a stray closing fence and prose": "{}\n```\nThis works because it adds.",
+    "a stray fence before": "```\n\n```python\n{}\n```",
+    "a fence in a line": "Here: ```python\n{}```",
+    "prose behind a fence": "```python\n{}\n``` That is all.",
+    "two blocks and one fence": "```text\n1 2\n```python\n{}\n```",
+    "a draft in a thought": "<think>```python\nprint(9)\n```</think>\n{}",
+    "lines of Windows": "```python\r\n{}\r\n```\r\n",
+}
+
+
+@pytest.mark.parametrize("form", BLOCKS.values(), ids=BLOCKS.keys())
+def test_the_program_is_found_in_each_form_of_blocks(form: str) -> None:
+    assert program_in(form.format(ADD)).strip() == ADD
+
+
+@pytest.mark.parametrize(
+    "completion",
+    ["    return x + 2\n```", "    return x + 2\n```\nIt adds 2.", "```python\n    return x + 2\n```\n```\n5\n```",
+     "```python\ndef f(x):\n    return x + 2\n```\nExample:\n```python\nprint(f(3))\n```"],
+)  # fmt: skip
+def test_the_program_that_continues_or_defines_the_function_is_found(completion: str) -> None:
+    assert score("", completion, HUMANEVAL).reward == 1.0
+
+
+@pytest.mark.parametrize("text", ["```", "~~~", "```python\n", "`", "~", "```\n", "<think>", "(", 'x = """'])
+def test_a_program_is_looked_for_in_linear_time(text: str) -> None:
+    began = time.process_time()
+    program_in(text * (300_000 // len(text)))
+    assert time.process_time() - began < 5.0  # a quadratic scan takes minutes
+
+
+@pytest.mark.parametrize(
+    ("output", "program", "right"),
+    [
+        ([3], "def f(a, b): return 3", True),
+        ([3], "def f(a, b): return [3]", True),
+        ([[1, 2]], "def f(a, b): return [1, 2]", True),
+        ([3], "def f(a, b): return 4", False),
+        ([3, 4], "def f(a, b): return 3", False),
+        ([3, 4], "def f(a, b): return [3, 4]", True),
+        ([3], "def f(a, b): return [[3]]", False),
+    ],
+)
+def test_an_expected_result_may_stand_in_a_list_of_one(output: list[Any], program: str, right: bool) -> None:
+    row = {"input_output": json.dumps({"fn_name": "f", "inputs": [[1, 2]], "outputs": [output]})}
+    assert score("", program, row).correct is right
 
 
 def packed(tests: object) -> str:
@@ -330,6 +395,16 @@ def test_the_weaker_sandbox_scores_too(monkeypatch: pytest.MonkeyPatch) -> None:
         ("1 2", "1 2 3", False),
         ("", "0", False),
         ("nan", "inf", False),
+        ("nan", "nan ", True),  # the same text
+        ("1_0", "10", False),
+        ("١", "1", False),
+        ("0.3333333333", "0.33333333333333331", True),
+        ("0.30000000000000004", "0.3", True),
+        ("2.718", "2.71828", False),
+        ("3.0000001", "3", False),
+        ("1e400", "1.5", False),
+        ("-1.5", "1.5", False),
+        ("0.0000001", "0.0", False),
     ],
 )
 def test_outputs_are_compared_by_words(printed: str, expected: str, is_same: bool) -> None:

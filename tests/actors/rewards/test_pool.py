@@ -436,3 +436,27 @@ def test_in_a_fresh_process_a_score_changes_no_later_one(tmp_path: Path, complet
     if completion == "exit":
         assert verdicts[0].status == VerdictStatus.ERROR
         assert "gave no verdict: it ended by exit code 0" in verdicts[0].error
+
+
+KILLS_WORKER = """
+import os, signal
+def parent(pid): return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+print(3, flush=True)
+os.kill(parent(os.getppid()), signal.%s)
+while True: pass
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("fresh_process", [False, True])
+def test_a_program_that_kills_its_worker_scores_zero_where_the_sandbox_has_no_namespaces(
+    number: str, fresh_process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # without bwrap
+    row = json.dumps({"tests": [{"input": "", "output": "3"}]})
+    with WorkerPool(WorkerOrder("code", tmp_path, fresh_process=fresh_process), n_workers=1, timeout_s=30.0) as pool:
+        pool.submit(0, prompt="", completion=KILLS_WORKER % number, row=row)
+        pool.submit(1, prompt="", completion="print(3)", row=row)
+        killer, honest = sorted(finish(pool), key=lambda verdict: verdict.key)
+    assert (killer.status, killer.reward, killer.correct) == (VALUE, 0.0, False)
+    assert (honest.status, honest.reward, honest.correct) == (VALUE, 1.0, True)

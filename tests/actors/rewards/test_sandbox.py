@@ -277,3 +277,11 @@ def test_a_sandbox_that_cannot_start_is_an_error_and_no_outcome(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OSError, match="no namespaces"):
         attack("print(1)")
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM", "SIGINT"])
+def test_a_program_without_namespaces_that_kills_its_parent_fails(number: str) -> None:
+    program = f"import os, signal\nprint(1, flush=True)\nos.kill(os.getppid(), signal.{number})\nwhile True: pass"
+    outcome = run(program, b"", SandboxLimits(wall_s=10.0), level="rlimits")
+    assert outcome.end == "exit"
+    assert outcome.exit_code != 0

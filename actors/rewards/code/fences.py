@@ -1,0 +1,107 @@
+"""Finds the program in a completion: reads Markdown fences line by line, in time linear in the text.
+
+A fence has three or more ` or ~, is closed by one of its kind and length, and may be indented. A closing fence that is
+missing, or one too many, changes no other block.
+"""
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+OPENING = re.compile(r"(?P<before>[^`~\n]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)")
+LANGUAGE = re.compile(r"[\s{.]*([A-Za-z+#_-]*)")
+LABEL = re.compile(r"[{.]*[A-Za-z][\w+#.-]*(?:[\s,{:=].*=.*|[}\s]*)")  # python, json, {.py}, py title="x"
+PYTHON = ("python", "py", "cpython", "pypy")
+MOST_BLOCKS = 30  # the last ones are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    language: str  # "" without one
+    text: str
+
+    @property
+    def is_python(self) -> bool:
+        return self.language in PYTHON
+
+
+def program_in(completion: str, *, prompt: str = "", function: str | None = None) -> str:
+    """The program: the last block of Python that compiles, alone or as the rest of `prompt`.
+
+    Blocks without a language come after those of Python, then those of another language, then text outside of blocks.
+    Without any that compiles: the last block in this order; without a block: the text. `function`: its name, "" for
+    one of any name; a block that defines it goes before all others.
+    """
+    answer = completion.rpartition("</think>")[2]
+    text = answer if answer.strip() else completion
+    parts = list(blocks(text))
+    found = [part for part in parts if isinstance(part, Block) and part.text.strip()][-MOST_BLOCKS:]
+    if not found:
+        return next((part for part in parts if isinstance(part, str) and part.strip()), text)
+    ranked = sorted(found, key=lambda block: (block.is_python, not block.language))
+    outside = [Block("text", part) for part in parts if isinstance(part, str) and len(parts) > 1][-MOST_BLOCKS:]
+    usable = [block.text for block in [*outside, *ranked] if compiles(block, prompt)]
+    defining = [code for code in usable if function is not None and defines(code, function)]
+    return (defining or usable or [ranked[-1].text])[-1]
+
+
+def blocks(text: str) -> Iterator[Block | str]:
+    """The fenced blocks, and the text between them."""
+    block: list[str] | None = None
+    outside: list[str] = []
+    fence = language = indent = ""
+    for line in text.split("\n"):
+        opening = OPENING.fullmatch(line.rstrip())
+        if block is None:
+            if opening and is_opening(opening):
+                yield "\n".join([*outside, opening["before"]])
+                outside, block = [], []
+                fence, language, indent = opening["fence"], language_of(opening["info"]), opening["before"]
+            else:
+                outside.append(line)
+        elif opening and opening["fence"].startswith(fence) and not (opening["before"].strip() and opening["info"]):
+            yield Block(language, "\n".join([*block, opening["before"].removeprefix(indent)]))
+            block = None
+            if not opening["before"].strip() and LABEL.fullmatch(opening["info"]):  # the closing fence is missing
+                block, fence, language, indent = [], opening["fence"], language_of(opening["info"]), opening["before"]
+        else:
+            block.append(line.removeprefix(indent if not indent.strip() else ""))
+    yield "\n".join(outside) if block is None else Block(language, "\n".join(block))
+
+
+def defines(code: str, function: str) -> bool:
+    name = re.escape(function) if function else r"\w+"
+    return re.search(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{name}\b", code, re.MULTILINE) is not None
+
+
+def is_opening(found: re.Match[str]) -> bool:
+    """Whether a fence opens a block: at the start of a line, or behind text and before the label of Python."""
+    return not found["before"].strip() or not found["info"] or language_of(found["info"]) in PYTHON
+
+
+def language_of(info: str) -> str:
+    found = LANGUAGE.match(info)
+    return found[1].casefold() if found else ""
+
+
+def compiles(block: Block, prompt: str) -> bool:
+    """Whether the block is a program, alone or as the rest of `prompt`; values (an example's output) are none."""
+    tree = parsed(block.text)
+    if tree is None:
+        return bool(prompt) and block.text[:1] in (" ", "\t", "\n") and parsed(prompt + block.text) is not None
+    return block.is_python or any(not is_value(part) for part in tree.body)
+
+
+def parsed(code: str) -> ast.Module | None:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def is_value(part: ast.stmt) -> bool:
+    """Whether the statement computes nothing: 5, [1, 2], x."""
+    return isinstance(part, ast.Expr) and not any(isinstance(node, ast.Call | ast.Await) for node in ast.walk(part))
