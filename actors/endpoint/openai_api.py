@@ -278,7 +278,7 @@ class ChatCompletion:
     message: Message  # role, content, tool_calls where there are some
     finish: str  # "stop", "length" or "tool_calls"
     n_prompt: int  # tokens
-    tokens: list[str]  # text of each sampled token
+    tokens: list[bytes]  # UTF-8 of each sampled token: a part of a character for some
     logps: list[float]
     version: int  # newest version of the sampled tokens
 
@@ -325,7 +325,7 @@ def logprobs(call: ChatCall, sampled: ChatCompletion) -> dict[str, Any] | None:
     if not call.logprobs:
         return None
     content = [
-        {"token": token, "logprob": logp, "bytes": list(token.encode()), "top_logprobs": []}
+        {"token": token.decode(errors="replace"), "logprob": logp, "bytes": list(token), "top_logprobs": []}
         for token, logp in zip(sampled.tokens, sampled.logps, strict=True)
     ]
     return {"content": content, "refusal": None}

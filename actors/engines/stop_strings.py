@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
-
 from actors.engines.protocol import SamplingControls
+
+MARGIN = 16  # tokens and characters around a stop string: the text of the first ones depends on those before them
 
 
 class StopStrings:
@@ -15,10 +15,9 @@ class StopStrings:
         """`tokenizer`: a fast one of transformers."""
         self._backend = tokenizer.backend_tokenizer
         self._stops, self._n_least = controls.stop, controls.min_new_tokens
-        self._n_kept = max(map(len, controls.stop)) - 1  # characters that may begin a stop string
-        self._stream = DecodeStream(skip_special_tokens=False)
-        self._tail = ""  # last characters of the text
-        self._n_read = 0  # tokens
+        self._n_window = max(map(len, controls.stop)) + MARGIN
+        self._first = self._n_read = 0  # tokens: the first one of the window, and those read
+        self._text = ""  # of the window
 
     def end(self, ids: Sequence[int]) -> int | None:
         """Number of tokens up to the one that completes a stop string, its own included; None without one.
@@ -26,14 +25,36 @@ class StopStrings:
         `ids`: the completion so far; it must begin with those of the call before. A string that is complete within the
         first min_new_tokens tokens does not count.
         """
-        for token in ids[self._n_read :]:
-            self._n_read += 1
-            text = self._tail + (self._stream.step(self._backend, token) or "")
-            n_before = len(self._tail)
-            self._tail = text[-self._n_kept :] if self._n_kept else ""
-            if self._n_read > self._n_least and any(_ends_after(text, stop, n_before) for stop in self._stops):
-                return self._n_read
+        for n in range(self._n_read + 1, len(ids) + 1):
+            before, self._n_read = self._text, n
+            self._text = text = self._decode(ids)
+            n_same = _n_same(before, text)
+            if n > self._n_least and any(_ends_after(text, stop, n_same) for stop in self._stops):
+                return n
+            if len(text) > 2 * self._n_window and n - self._first > 2 * self._n_window:
+                self._shorten(ids)
         return None
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """The text of the window. A further token may change its end: the bytes of a character come one by one."""
+        return str(self._backend.decode(list(ids[self._first : self._n_read]), skip_special_tokens=False))
+
+    def _shorten(self, ids: Sequence[int]) -> None:
+        """Begin the window later, at a token from which on its text can still hold a whole stop string."""
+        kept = self._first
+        self._first = self._n_read - self._n_window
+        text = self._decode(ids)
+        if len(text) >= self._n_window:
+            self._text = text
+        else:
+            self._first = kept
+
+
+def _n_same(one: str, other: str) -> int:
+    """Number of characters that both texts begin with."""
+    if other.startswith(one):
+        return len(one)
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _ends_after(text: str, stop: str, n: int) -> bool:

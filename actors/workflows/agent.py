@@ -16,6 +16,7 @@ from actors.endpoint.conversation import Conversation, HistoryRewritten
 from actors.endpoint.http_server import EndpointServer
 from actors.endpoint.openai_api import ChatCall, ChatCompletion, Message, RequestRejected, read_hermes
 from actors.endpoint.sessions import AgentEnded, Pending, Sessions
+from actors.endpoint.token_bytes import token_bytes
 from actors.engines.protocol import SamplingControls
 from actors.engines.stop_strings import before_stop
 from actors.runtime.user_failures import Prints
@@ -228,5 +229,5 @@ class Dialogue:
                 self._n_tool_calls += len(calls)
         self._conversation.record(call.messages, call.tools, [*ids, *turn.ids], message, turn.finish)
         self._n_given, self._text = len(ids), turn.text
-        tokens = [str(self._ask.tokenizer.decode([token])) for token in turn.ids] if call.logprobs else []
+        tokens = [token_bytes(self._ask.tokenizer, token) for token in turn.ids] if call.logprobs else []
         return ChatCompletion(message, finish, len(ids), tokens, turn.logps, turn.spans[-1][0])
