@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-Message = dict[str, str]  # "role" and "content", both text
+Message = dict[str, Any]  # "role" and "content", both text, and other fields of the row's message ("tool_calls")
 MISSING = object()
 SOURCE = "source_name"  # of a row: the name of its [[data.source]], for the prompt, the reward and the reports
 MESSAGES = "question_messages"  # holds the messages of a field "question", because "question" is text in every row
@@ -46,7 +46,9 @@ def read_messages(value: list[Any]) -> list[Message]:
 
 
 def read_message(value: Any) -> Message:
-    """A chat message with its content as text; text parts in OpenAI's form are joined."""
+    """A chat message with its content as text; text parts in OpenAI's form are joined, null is an empty text. Other
+    fields stay for the chat template.
+    """
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise ValueError('a chat message must be {"role": ..., "content": ...}')
     content = value.get("content")
@@ -54,10 +56,30 @@ def read_message(value: Any) -> Message:
         parts = [
             part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content
         ]
-        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None  # type: ignore[arg-type]
+        if not all(isinstance(part, str) for part in parts):
+            raise ValueError("the content of a chat message must be text, null, or parts of the type text")
+        content = "".join(parts)  # type: ignore[arg-type]
+    calls = value.get("tool_calls")
+    if calls:
+        check_calls(calls)
+    if content is None and ("content" in value or calls):
+        content = ""
     if not isinstance(content, str):
-        raise ValueError("the content of a chat message must be text, or parts of the type text")
-    return {"role": value["role"], "content": content}
+        raise ValueError("the content of a chat message must be text, null, or parts of the type text")
+    others = {name: field for name, field in value.items() if field is not None}
+    return {**others, "role": value["role"], "content": content}
+
+
+def check_calls(calls: Any) -> None:
+    """Raises ValueError for anything but tool calls in OpenAI's form."""
+    for call in calls if isinstance(calls, list) else [None]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not (
+            isinstance(function, Mapping)
+            and isinstance(function.get("name"), str)
+            and isinstance(function.get("arguments", ""), str | Mapping)
+        ):
+            raise ValueError('tool_calls of a chat message must be [{"function": {"name": "", "arguments": {}}}, ...]')
 
 
 def last_user(messages: list[Message]) -> int:

@@ -5,13 +5,14 @@ For `learner.warmup` rows have a third one, "demonstration": a right answer in f
 """
 
 import importlib
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from string import Formatter
 from typing import Any, NamedTuple
 
 from actors.data.fields import MESSAGES, MISSING, REPLACED, SOURCE, last_user, lookup, read_messages
-from actors.data.files import is_saved, read_file
+from actors.data.files import is_saved, read_file, rows_of_tables
+from actors.data.plain_row import plain_row
 from actors.data.published_rows import READERS, adapt
 from actors.data.tasks import Problems, Row, make_problems
 from actors.environments.environment_code import EnvironmentCode
@@ -171,8 +172,8 @@ def find_file(path: str, config_folder: str | Path) -> Path | None:
             return place
         if place.is_dir():
             raise ConfigError(
-                f"data must be a file (.jsonl, .json, .csv, .parquet), a folder of datasets.save_to_disk or a Hugging "
-                f"Face id: {place} is another folder"
+                f"data must be a file (.jsonl, .json, .csv, .tsv, .parquet, .arrow), a folder of datasets.save_to_disk "
+                f"or a Hugging Face id: {place} is another folder"
             )
     if Path(path).suffix or path.startswith(("/", ".", "~")) or path.count("/") > 1:
         tried = " and ".join(dict.fromkeys(str(place) for place in places))
@@ -192,7 +193,7 @@ def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
             f"{install_command('hf')}, or give the path of a local file"
         ) from error
     try:
-        rows: Iterable[Any] = datasets.load_dataset(name, subset or None, split=split)
+        rows: Iterable[Any] = rows_of_tables(datasets.load_dataset(name, subset or None, split=split))
     except Exception as error:  # many types: unknown data set, subset or split, no network, no permission
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"cannot load split {split!r} of the Hugging Face data set {path!r}: {reason}") from error
@@ -207,6 +208,8 @@ def complete_row(row: Any, data: DataConfig, where: str) -> Row:
     """
     if not isinstance(row, dict):
         raise ConfigError(f"each line of data must be one JSON object: {where} is a {type(row).__name__}")
+    row, unread = plain_row(row)
+    check_read(unread, data, where)
     if data.task in READERS:
         row = adapt(data.task, row, where)
     question = take_question(row, data.question_key, where)
@@ -217,15 +220,20 @@ def complete_row(row: Any, data: DataConfig, where: str) -> Row:
     own = {name: row[name] for name in ("question", "answer") if name in row and row[name] != completed[name]}
     if own:
         completed[REPLACED] = own
-    try:
-        json.dumps(completed, ensure_ascii=False).encode("utf-8")  # as the row is sent with its prompts
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"text of a row must be valid Unicode: {where} has the lone surrogate {error.object[error.start]!r}"
-        ) from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"a row of data must hold JSON values only: {where}: {error}") from error
     return completed
+
+
+def check_read(unread: Mapping[str, str], data: DataConfig, where: str) -> None:
+    """Raises ConfigError where a column that the prompt or the answer needs cannot be read."""
+    try:
+        in_prompt = [name for _, name, _, _ in Formatter().parse(data.prompt) if name]
+    except ValueError:  # reported where prompts are made
+        in_prompt = []
+    for key in (data.question_key, data.answer_key, "demonstration", *in_prompt):
+        if reason := unread.get(key) or unread.get(key.partition(".")[0]):
+            raise ConfigError(
+                f"unreadable value in column {key!r} of a row: {where} has {reason}; change it in the file"
+            )
 
 
 def take_question(row: Row, key: str, where: str) -> str:
@@ -236,7 +244,7 @@ def take_question(row: Row, key: str, where: str) -> str:
         messages = read_messages(value)
     except ValueError as error:
         raise ConfigError(f"{error}: field {key!r} of {where} has {shorten(value)}") from None
-    return messages[last_user(messages)]["content"]
+    return str(messages[last_user(messages)]["content"])
 
 
 def take_text(row: Row, key: str, setting: str, where: str) -> str:

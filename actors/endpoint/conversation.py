@@ -112,7 +112,7 @@ def comparable(message: Message) -> Message:
 
 def for_template(message: Message) -> Message:
     """The message with the arguments of tool calls as objects, as templates expect them."""
-    if "tool_calls" not in message:
+    if not message.get("tool_calls"):
         return message
     calls = [{**call, "function": parse_arguments(call["function"])} for call in message["tool_calls"]]
     return message | {"tool_calls": calls}
@@ -121,5 +121,5 @@ def for_template(message: Message) -> Message:
 def parse_arguments(function: dict[str, Any]) -> dict[str, Any]:
     try:
         return function | {"arguments": json.loads(function["arguments"])}
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, LookupError, RecursionError):  # no JSON, an object already, or none
         return function

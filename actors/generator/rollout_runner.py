@@ -78,13 +78,13 @@ class RolloutRunner:
 
     def begin(self, prompt: Prompt) -> Iterator[Outcome]:
         """Start the samples of a group. Yields samples that end at once; a failed group yields one SampleFailed."""
-        row = json.loads(prompt.row)
         most = stage_at(self._stages, prompt.born).max_new_tokens
         begun, self._begun = self._begun, {}
         for sample in prompt.samples:
             key = (prompt.evaluation, prompt.uid, prompt.attempt, sample)
             if key in self._live:  # a repeated prompt
                 continue
+            row = json.loads(prompt.row)  # of its own: a workflow may change it
             run = self._run(key, row)
             seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
             live = LiveSample(run, row, seed, prompt.lease, most, time.monotonic(), begun=begun.get(key))

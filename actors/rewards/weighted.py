@@ -1,5 +1,6 @@
 """Several rewards as one: their weighted sum, each reported by name."""
 
+import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class WeightedReward:
 
     def _value(self, term: WeightedTerm, prompt: str, completion: str, row: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            return read_value(term.function(prompt, completion, row))
+            return read_value(term.function(prompt, completion, copy.deepcopy(row)))  # a function may change its row
         except NotApplicable:
             raise
         except Exception as error:

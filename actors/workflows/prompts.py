@@ -1,11 +1,13 @@
 """Builds prompts: fills data.prompt with a row, applies the chat template and tokenizes."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
 from actors.data.fields import MISSING, SOURCE, Message, last_user, lookup, messages_of
+from actors.endpoint.conversation import for_template
 from actors.workflows.protocol import Row
 from areal_bus.config.data import DataConfig
 from areal_bus.errors import ConfigError, PromptTooLong
@@ -34,9 +36,15 @@ def prompt_of(row: Row, data: DataConfig) -> Question:
     if not data.chat_template:
         raise ConfigError("a prompt of chat messages needs a chat template: set data.chat_template = true")
     at = last_user(messages)
-    messages[at] = {"role": "user", "content": text}
-    whole_text = "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    messages[at] = {**messages[at], "content": text}
+    whole_text = "\n\n".join(f"{message['role']}: {said(message)}" for message in messages)
     return Question(text if len(messages) == 1 else whole_text, messages, is_chat=True)
+
+
+def said(message: Message) -> str:
+    """The content, then the tool calls as JSON."""
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls") or []]
+    return "\n".join([*([message["content"]] if message["content"] or not calls else []), *calls])
 
 
 def fill(template: str, row: Row, question_key: str, *, setting: str = "data.prompt") -> str:
@@ -120,4 +128,4 @@ def _without_system(plain: str, messages: Sequence[Message], tokenizer: Any, arg
 
 def _render(messages: Sequence[Message], tokenizer: Any, arguments: Mapping[str, Any]) -> str:
     options = {**arguments, "tokenize": False, "add_generation_prompt": True}
-    return str(tokenizer.apply_chat_template(list(messages), **options))
+    return str(tokenizer.apply_chat_template([for_template(message) for message in messages], **options))

@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -180,3 +181,14 @@ def test_a_term_that_does_not_load_is_refused(tmp_path: Path) -> None:
     reward = reward_of(function="weighted", terms=[{"function": "formt"}])
     with pytest.raises(ConfigError, match="'formt'"):
         load_reward("weighted", tmp_path, options=reward_options(reward))
+
+
+def test_a_terms_change_of_its_row_is_not_seen_by_the_next_term() -> None:
+    def changes(prompt: str, completion: str, row: Any) -> float:
+        row["hints"].append("used")
+        return float(len(row["hints"]))
+
+    terms = [WeightedTerm(name, 1.0, changes) for name in ("a", "b")]
+    row = {"hints": []}
+    assert WeightedReward(terms)("", "", row).reward == 2.0
+    assert row == {"hints": []}

@@ -1,0 +1,202 @@
+"""Values of rows in each form of a file: read, left out, or refused by file, row and column."""
+
+import bz2
+import gzip
+import json
+import lzma
+import math
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import feather
+from pyarrow import parquet as pq
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from actors.data.loading import complete_row, load_rows
+from actors.workflows.prompts import chat, prompt_of
+from areal_bus.errors import ConfigError
+from tests.actors.data.test_loading import config_of, write
+
+COLUMNS = {
+    "price": (pa.array([Decimal("3.50"), Decimal("0.10")], pa.decimal128(10, 2)), [3.5, 0.1]),
+    "count": (pa.array([Decimal("7"), None], pa.decimal128(38, 0)), [7, None]),
+    "exact": (
+        pa.array([Decimal("0.12345678901234567890"), None], pa.decimal128(38, 20)),
+        ["0.12345678901234567890", None],
+    ),
+    "when": (
+        pa.array([datetime(2024, 1, 2, 3, 4, 5), None], pa.timestamp("us")),
+        ["2024-01-02T03:04:05", None],
+    ),
+    "day": (pa.array([date(2024, 1, 2), None]), ["2024-01-02", None]),
+    "lasted": (pa.array([timedelta(seconds=1.5), None]), [1.5, None]),
+    "text": (pa.array([b"abc", None], pa.binary()), ["abc", None]),
+    "tenth": (pa.array([0.1, 0.7], pa.float32()), [0.1, 0.7]),
+    "some": (pa.array([0.1, None], pa.float32()), [0.1, None]),
+    "tenths": (pa.array([[0.1], [0.7, None]], pa.list_(pa.float32())), [[0.1], [0.7, None]]),
+    "inner": (pa.array([{"x": 0.1}, None], pa.struct([("x", pa.float32())])), [{"x": 0.1}, None]),
+    "missing": (pa.array([math.nan, 1.0]), [None, 1.0]),
+    "kind": (pa.array(["a", "b"]).dictionary_encode(), ["a", "b"]),
+}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".feather", "saved"])
+def test_each_type_of_a_column_is_a_json_value(tmp_path: Path, suffix: str) -> None:
+    columns = {"question": pa.array(["1", "2"]), "answer": pa.array([0.1, 27.0], pa.float32())}
+    table = pa.table({**columns, **{name: values for name, (values, _) in COLUMNS.items()}})
+    table = table.append_column("image", pa.array([b"\xff\xd8", None], pa.binary()))
+    table = table.append_column("far", pa.array([math.inf, 1.0]))
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(table, path)
+    elif suffix == "saved":
+        datasets.Dataset(table.drop_columns(["lasted"])).save_to_disk(path)
+    else:
+        feather.write_feather(table, path, compression="uncompressed")
+    rows = load_rows(config_of(data={"path": path.name}), tmp_path)
+    assert [row["answer"] for row in rows] == ["0.1", "27.0"]
+    for name, (_, values) in COLUMNS.items():
+        if name in rows[0]:
+            assert [row[name] for row in rows] == values, name
+    assert COLUMNS.keys() - rows[0].keys() <= ({"lasted"} if suffix == "saved" else set())
+    assert "image" not in rows[0]  # nothing reads it
+    assert "far" not in rows[0]
+    assert json.loads(json.dumps(rows, allow_nan=False)) == rows
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"answer_key": "image"}, "column 'image' of a row: .*rows.parquet.0. has 2 bytes that are no UTF-8 text"),
+        ({"answer_key": "far"}, "column 'far' of a row: .*rows.parquet.1. has an infinite number"),
+        ({"answer_key": "none"}, "column 'none' of a row: .*rows.parquet.1. has NaN"),
+        ({"prompt": "{question} {image}"}, "column 'image' of a row: .*rows.parquet.0."),
+    ],
+)
+def test_a_column_that_is_needed_and_cannot_be_read_is_refused_by_file_row_and_column(
+    tmp_path: Path, keys: dict[str, str], said: str
+) -> None:
+    columns = {"question": ["1", "2"], "answer": ["1", "2"], "image": [b"\xff\xd8", b"\xff"]}
+    numbers = {"far": [1.0, math.inf], "none": [1.0, math.nan]}
+    pq.write_table(pa.table({**columns, **numbers}), tmp_path / "rows.parquet")
+    with pytest.raises(ConfigError, match=said):
+        load_rows(config_of(data={"path": "rows.parquet", **keys}), tmp_path)
+
+
+def test_dates_that_python_does_not_have_are_left_out(tmp_path: Path) -> None:
+    far = pa.array([10**13, 1], pa.timestamp("s"))
+    fine = pa.array([1, 2], pa.timestamp("ns"))
+    table = pa.table({"question": ["1", "2"], "answer": ["1", "2"], "far": far, "fine": fine})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    rows = load_rows(config_of(data={"path": "rows.parquet"}), tmp_path)
+    assert [row["fine"][:19] for row in rows] == ["1970-01-01T00:00:00"] * 2
+    assert "far" not in rows[0]
+    with pytest.raises(ConfigError, match=r"column 'far' of a row: .*rows.parquet.0. has a value of the type"):
+        load_rows(config_of(data={"path": "rows.parquet", "answer_key": "far"}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.jsonl", b'\xef\xbb\xbf{"question": "q", "answer": "1"}\r\n'),
+        ("rows.json", b'\xef\xbb\xbf[{"question": "q", "answer": 1}]'),
+        ("rows.csv", b"\xef\xbb\xbfquestion,answer\r\nq,1\r\n"),
+        ("rows.csv", b"question;answer\nq;1\n"),
+        ("rows.csv", b"question\tanswer\nq\t1\n"),
+        ("rows.tsv", b"question\tanswer\nq\t1\n"),
+        ("rows.jsonl.gz", gzip.compress(b'{"question": "q", "answer": "1"}\n')),
+        ("rows.json.xz", lzma.compress(b'[{"question": "q", "answer": "1"}]')),
+        ("rows.csv.bz2", bz2.compress(b"question,answer\nq,1\n")),
+        ("rows.tsv.gz", gzip.compress(b"question\tanswer\nq\t1\n")),
+        ("rows.csv", b'question,answer,long\nq,1,"' + b"x" * 200_000 + b'"\n'),
+        ("rows.jsonl", b'{"question": "q", "answer": "1", "long": ' + b"9" * 5000 + b"}"),
+        ("rows.jsonl", b'{"question": "q", "answer": "1", "deep": ' + b"[" * 300 + b"]" * 300 + b"}"),
+        ("rows.jsonl", b'{"question": "q", "answer": "1", "half": "\\ud83d", "none": NaN, "far": Infinity}'),
+    ],
+)
+def test_a_file_is_read_in_each_of_its_forms(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    (row,) = load_rows(config_of(data={"path": name}), tmp_path)
+    assert (row["question"], row["answer"]) == ("q", "1")
+    assert json.loads(json.dumps(row, allow_nan=False, ensure_ascii=False).encode()) == row
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("rows.jsonl.gz", b"no gzip", "unreadable data file: .*rows.jsonl.gz"),
+        (
+            "rows.jsonl.gz",
+            gzip.compress(b'{"question": "q", "answer": "1"}\n')[:-9],
+            "unreadable data file: .*rows.jsonl.gz",
+        ),
+        ("rows.csv", b"question,answer,answer\nq,1,2\n", "duplicate column 'answer'"),
+        ("rows.jsonl", '{"question": "q"}'.encode("utf-16"), "unreadable data file: .*rows.jsonl"),
+        ("rows.arrow", b"ARROW1??", "an .arrow file must be valid: .*rows.arrow"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        load_rows(config_of(data={"path": name}), tmp_path)
+
+
+def test_values_of_numpy_and_torch_in_a_row_are_plain() -> None:
+    row = {
+        "question": "q", "answer": np.int64(5), "small": np.float32(0.1), "many": np.array([[0.1, 2]], np.float32),
+        "yes": np.bool_(True), "tensor": torch.tensor([1, 2]), "words": np.array(["a", None], object), 3: (1, 2),
+        "thing": object(), "text": np.str_("t"),
+    }  # fmt: skip
+    assert complete_row(row, config_of(data={"path": "x.jsonl"}).data, "here") == {
+        "question": "q", "answer": "5", "small": 0.1, "many": [[0.1, 2.0]], "yes": True, "tensor": [1, 2],
+        "words": ["a", None], "3": [1, 2], "text": "t", "replaced": {"answer": 5},
+    }  # fmt: skip
+
+
+CALLED = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def test_messages_of_a_row_keep_their_tool_calls_and_null_contents(tmp_path: Path) -> None:
+    messages = [
+        {"role": "user", "content": "1+1?", "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+        {"role": "user", "content": "And?"},
+    ]
+    write(tmp_path, json.dumps({"question": messages, "answer": "2"}))
+    config = config_of(data={"path": "own.jsonl"})
+    (row,) = load_rows(config, tmp_path)
+    asked = prompt_of(row, config.data)
+    assert asked.messages == [{"role": "user", "content": "1+1?"}, {**messages[1], "content": ""}, *messages[2:]]
+    assert '"name": "add"' in asked.text
+    template = (
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments.a }}]{% endfor %};{% endfor %}"
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=template)
+    assert chat(asked.messages, None, tokenizer) == "user:1+1?;assistant:[add 1];tool:2;user:And?;"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant"},
+        {"role": "assistant", "content": 3},
+        {"role": "assistant", "content": None, "tool_calls": "add"},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]},
+        {"role": "assistant", "content": [{"type": "image_url"}]},
+    ],
+)
+def test_messages_that_no_template_can_write_are_refused(tmp_path: Path, message: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "1+1?"}, message, {"role": "user", "content": "And?"}]
+    write(tmp_path, json.dumps({"question": messages, "answer": "2"}))
+    with pytest.raises(ConfigError, match=r"own.jsonl:1"):
+        load_rows(config_of(data={"path": "own.jsonl"}), tmp_path)
