@@ -44,6 +44,7 @@ from launch.environment import actor_environment
 from launch.generation import check_token_ids, check_tokenizer
 from launch.memory import find_shape
 from launch.resume import check_changes, next_start, resume_lines
+from launch.row_checks import dropped_note, seen_note, unknown_notes
 from launch.runs import (
     CONFIG,
     ORIGIN,
@@ -62,17 +63,29 @@ from launch.trial import is_tried, is_users_reward, trials
 MAX_TOKENIZED = 8192  # the prompts that are longest in bytes are tokenized: about two seconds
 
 
-def check_prompts(config: Config, rows: Sequence[RowWithOrigin], model: str) -> None:
-    """Raises ConfigError for the longest prompt if it is too long, or for the first row that cannot be rendered."""
+def check_prompts(config: Config, rows: Sequence[RowWithOrigin], model: str) -> list[str]:
+    """A note on the rows that are dropped (data.long_prompts).
+
+    Raises ConfigError for the longest prompt if it is too long, or for the first row that cannot be rendered.
+    """
     if not rows:
-        return  # those of a loader are not known
+        return []  # those of a loader are not known
     prompts = [render_prompt(config, row) for row in rows]
-    chosen = sorted(range(len(rows)), key=lambda i: len(prompts[i].text.encode()), reverse=True)[:MAX_TOKENIZED]
-    lengths = count_tokens([prompts[i] for i in chosen], config, model)
-    longest = max(range(len(chosen)), key=lengths.__getitem__)
-    where, n = rows[chosen[longest]].where, lengths[longest]
-    check_prompt_length(config, where, n)
-    check_context_length(config, where, n, model)
+    most, drops = config.data.max_prompt_tokens, config.data.long_prompts == "drop"
+    order = sorted(range(len(rows)), key=lambda i: len(prompts[i].text.encode()), reverse=True)
+    lengths: dict[int, int] = {}
+    for begin in range(0, len(order), MAX_TOKENIZED):
+        chosen = order[begin : begin + MAX_TOKENIZED]
+        found = dict(zip(chosen, count_tokens([prompts[i] for i in chosen], config, model), strict=True))
+        lengths |= found
+        if not drops or max(found.values()) <= most:
+            break
+    kept = {i: n for i, n in lengths.items() if n <= most or not drops}
+    longest = max(kept or lengths, key=lengths.__getitem__)
+    check_prompt_length(config, rows[longest].where, lengths[longest])
+    check_context_length(config, rows[longest].where, lengths[longest], model)
+    dropped = {i: n for i, n in lengths.items() if i not in kept}
+    return [dropped_note(rows, dropped, most=most)] if dropped else []
 
 
 def render_prompt(config: Config, row: RowWithOrigin) -> Question:
@@ -102,7 +115,7 @@ def check_prompt_length(config: Config, where: str, n: int) -> None:
     if n > most:
         raise ConfigError(
             f"a prompt may have at most data.max_prompt_tokens = {most} tokens: the longest, {where}, has {n}; set "
-            f"data.max_prompt_tokens = {n} (or more), or {shorten_hint(config)}"
+            f'data.max_prompt_tokens = {n} (or more), or {shorten_hint(config)}, or set data.long_prompts = "drop"'
         )
 
 
@@ -155,14 +168,15 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     if shape is not None:
         check_token_ids(config, shape.vocabulary)
     check_tokenizer(config, model)
-    check_sampling(config, samples, model)
+    row_notes = check_sampling(config, samples, model)
+    row_notes += [*unknown_notes(config, samples, model), *seen_note(rows, problems)]
     data = fingerprint(rows)
     if config.journal.dir:
         check_journal_folder(config.journal.dir)
     if run is not None:
         check_same_data(run, data)
     notes = [] if run is None else resume_lines(run, found)
-    notes += stage_lines(config, shape, config.data.max_prompt_tokens)
+    notes += stage_lines(config, shape, config.data.max_prompt_tokens) + row_notes
     resumed = run is not None
     if run is None:
         run = make_run_folder(config.run.folder, run_name(config, config_file))
@@ -293,10 +307,11 @@ def common_fields(rows: Sequence[RowWithOrigin]) -> set[str]:
     return set.intersection(*(set(placed.row) for placed in rows))
 
 
-def check_sampling(config: Config, rows: Sequence[RowWithOrigin], model: str) -> None:
-    """Check the prompts if the built-in workflow renders them. Raises ConfigError."""
+def check_sampling(config: Config, rows: Sequence[RowWithOrigin], model: str) -> list[str]:
+    """Check the prompts if the built-in workflow renders them, and give notes on them. Raises ConfigError."""
     if config.workflow.function == WorkflowConfig().function:
-        check_prompts(config, rows, model)
+        return check_prompts(config, rows, model)
+    return []
 
 
 def check_journal_folder(path: str) -> None:

@@ -48,6 +48,7 @@ FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): wh
     "data.drop_last": "",
     "data.max_refill": "one bound judges all refunds of a run (I3)",
     "data.max_prompt_tokens": "",
+    "data.long_prompts": "",
     "engine": "",
     "workflow": "the samples of an open group come from one workflow (I8)",
     "rollout": "",

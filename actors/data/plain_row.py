@@ -13,7 +13,7 @@ from typing import Any
 DEEPEST = 100  # levels of lists and objects
 
 
-class Unreadable(ValueError):
+class UnreadableValue(ValueError):
     """A value that JSON does not have; the text describes it."""
 
 
@@ -24,7 +24,7 @@ def plain_row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     for name, value in row.items():
         try:
             values[plain_key(name)] = plain(value)
-        except Unreadable as error:
+        except UnreadableValue as error:
             unread[str(name)] = str(error)
         else:
             if value is not None and values[str(name)] is None:
@@ -33,7 +33,7 @@ def plain_row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """The value as JSON has it. Raises Unreadable."""
+    """The value as JSON has it. Raises UnreadableValue."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
@@ -41,7 +41,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return plain_float(float(value))
     if depth > DEEPEST:
-        raise Unreadable(f"more than {DEEPEST} levels")
+        raise UnreadableValue(f"more than {DEEPEST} levels")
     if isinstance(value, Mapping):
         return {plain_key(key): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -53,13 +53,13 @@ def plain_text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Unreadable(f"text with the lone surrogate {text[error.start]!r}") from None
+        raise UnreadableValue(f"text with the lone surrogate {text[error.start]!r}") from None
     return str(text)
 
 
 def plain_float(number: float) -> float | None:
     if math.isinf(number):
-        raise Unreadable("an infinite number")
+        raise UnreadableValue("an infinite number")
     return None if math.isnan(number) else number
 
 
@@ -68,7 +68,7 @@ def plain_key(key: Any) -> str:
         return plain_text(key)
     if isinstance(key, int):
         return str(key)
-    raise Unreadable(f"a key of the type {type(key).__name__}")
+    raise UnreadableValue(f"a key of the type {type(key).__name__}")
 
 
 def plain_other(value: Any, depth: int) -> Any:
@@ -83,14 +83,14 @@ def plain_other(value: Any, depth: int) -> Any:
         try:
             return bytes(value).decode()
         except UnicodeDecodeError:
-            raise Unreadable(f"{len(value)} bytes that are no UTF-8 text") from None
+            raise UnreadableValue(f"{len(value)} bytes that are no UTF-8 text") from None
     module = type(value).__module__.partition(".")[0]
     if module == "numpy" and getattr(value, "dtype", None) in ("float16", "float32") and not value.shape:
         return plain_float(float(str(value)))  # .1 as float32 is .1, and not 0.10000000149011612
     if module in ("numpy", "torch") and hasattr(value, "tolist"):
         listed = list(value) if getattr(value, "shape", ()) and module == "numpy" else value.tolist()
         return plain(listed, depth + 1)
-    raise Unreadable(f"a value of the type {type(value).__name__}")
+    raise UnreadableValue(f"a value of the type {type(value).__name__}")
 
 
 def plain_decimal(value: Decimal) -> Any:

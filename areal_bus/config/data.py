@@ -1,6 +1,7 @@
 """Settings of the rows: [data], its sources and its curriculum."""
 
 from pathlib import PurePath
+from typing import Literal
 
 from pydantic import Field
 
@@ -122,6 +123,9 @@ class DataConfig(Section):
     """Use only the first rows."""
     max_prompt_tokens: int = Field(512, ge=1)
     """Longer rows are refused at the start; longer prompts of a custom workflow are refunded. None is truncated."""
+    long_prompts: Literal["refuse", "drop"] = "refuse"
+    """drop: rows over max_prompt_tokens do not end the start. They are counted and named there, keep their place in the
+    order, and their prompts are refunded untrained."""
     largest: int = Field(9, ge=1)
     """Task "sums": largest summand (from 0). Task "reverse": maximum number of letters (from 3)."""
     held_out: int = Field(20, ge=0)

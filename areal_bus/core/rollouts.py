@@ -285,7 +285,8 @@ class Rollouts:
         )
         if holder is not None:
             self._end_lease(holder.name, entry.uid, entry.attempt)
-        if reason not in EXPECTED:
+        is_dropped = reason == Refund.PROMPT_TOO_LONG and self.rules.drop_long_prompts
+        if reason not in EXPECTED and not is_dropped:
             self._complain(entry, f"{reason}: {error}" if error else str(reason))
 
     def _complain(self, entry: LedgerEntry, why: str) -> None:

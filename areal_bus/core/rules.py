@@ -30,6 +30,7 @@ class HeadRules:
     max_reissues: int = MAX_REISSUES
     max_refill: int = 0  # groups without signal that are replaced for a batch
     drop_last: bool = False
+    drop_long_prompts: bool = False  # a prompt over the limit is refunded, and is no sign that something is wrong
     checkpoint_every: int = 0  # versions between checkpoints; 0: none by steps
     checkpoint_keep: int = 1  # checkpoints that stay
     evaluate_before: bool = False

@@ -18,7 +18,7 @@ MOST_BLOCKS = 30  # the last ones are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class FencedBlock:
     language: str  # "" without one
     text: str
 
@@ -37,17 +37,17 @@ def program_in(completion: str, *, prompt: str = "", function: str | None = None
     answer = completion.rpartition("</think>")[2]
     text = answer if answer.strip() else completion
     parts = list(blocks(text))
-    found = [part for part in parts if isinstance(part, Block) and part.text.strip()][-MOST_BLOCKS:]
+    found = [part for part in parts if isinstance(part, FencedBlock) and part.text.strip()][-MOST_BLOCKS:]
     if not found:
         return next((part for part in parts if isinstance(part, str) and part.strip()), text)
     ranked = sorted(found, key=lambda block: (block.is_python, not block.language))
-    outside = [Block("text", part) for part in parts if isinstance(part, str) and len(parts) > 1][-MOST_BLOCKS:]
+    outside = [FencedBlock("text", part) for part in parts if isinstance(part, str) and len(parts) > 1][-MOST_BLOCKS:]
     usable = [block.text for block in [*outside, *ranked] if compiles(block, prompt)]
     defining = [code for code in usable if function is not None and defines(code, function)]
     return (defining or usable or [ranked[-1].text])[-1]
 
 
-def blocks(text: str) -> Iterator[Block | str]:
+def blocks(text: str) -> Iterator[FencedBlock | str]:
     """The fenced blocks, and the text between them."""
     block: list[str] | None = None
     outside: list[str] = []
@@ -62,13 +62,13 @@ def blocks(text: str) -> Iterator[Block | str]:
             else:
                 outside.append(line)
         elif opening and opening["fence"].startswith(fence) and not (opening["before"].strip() and opening["info"]):
-            yield Block(language, "\n".join([*block, opening["before"].removeprefix(indent)]))
+            yield FencedBlock(language, "\n".join([*block, opening["before"].removeprefix(indent)]))
             block = None
             if not opening["before"].strip() and LABEL.fullmatch(opening["info"]):  # the closing fence is missing
                 block, fence, language, indent = [], opening["fence"], language_of(opening["info"]), opening["before"]
         else:
             block.append(line.removeprefix(indent if not indent.strip() else ""))
-    yield "\n".join(outside) if block is None else Block(language, "\n".join(block))
+    yield "\n".join(outside) if block is None else FencedBlock(language, "\n".join(block))
 
 
 def defines(code: str, function: str) -> bool:
@@ -86,7 +86,7 @@ def language_of(info: str) -> str:
     return found[1].casefold() if found else ""
 
 
-def compiles(block: Block, prompt: str) -> bool:
+def compiles(block: FencedBlock, prompt: str) -> bool:
     """Whether the block is a program, alone or as the rest of `prompt`; values (an example's output) are none."""
     tree = parsed(block.text)
     if tree is None:
