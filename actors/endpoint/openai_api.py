@@ -375,4 +375,21 @@ def read_function(block: str) -> dict[str, str] | None:
     if not isinstance(record, dict) or not isinstance(record.get("name"), str):
         return None
     arguments = record.get("arguments", {})
-    return {"name": record["name"], "arguments": json.dumps(arguments)} if isinstance(arguments, dict) else None
+    if not isinstance(arguments, dict) or record.keys() - {"name", "arguments", "id", "type"}:
+        return None  # also "parameters": the call would lose them
+    try:
+        return {"name": record["name"], "arguments": json.dumps(arguments, allow_nan=False)}
+    except ValueError:  # NaN and infinity are no JSON
+        return None
+
+
+def split_thought(text: str) -> tuple[str, str]:
+    """The text up to the end of the last thought, which calls no tools, and the answer after it.
+
+    A thought that is not closed is all of the text.
+    """
+    end = text.rfind("</think>")
+    n = end + len("</think>") if end >= 0 else 0
+    if "<think>" in text[n:]:
+        return text, ""
+    return text[:n], text[n:]

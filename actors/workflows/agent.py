@@ -14,7 +14,7 @@ from loguru import logger
 from actors.endpoint.agent_pool import AgentCode, AgentJob, AgentPool
 from actors.endpoint.conversation import Conversation, HistoryRewritten
 from actors.endpoint.http_server import EndpointServer
-from actors.endpoint.openai_api import ChatCall, ChatCompletion, Message, RequestRejected, read_hermes
+from actors.endpoint.openai_api import ChatCall, ChatCompletion, Message, RequestRejected, read_hermes, split_thought
 from actors.endpoint.sessions import AgentEnded, Pending, Sessions
 from actors.endpoint.token_bytes import token_bytes
 from actors.engines.protocol import SamplingControls
@@ -222,9 +222,10 @@ class Dialogue:
         message: Message = {"role": "assistant", "content": text}
         finish = "length" if turn.finish == "length" else "stop"
         if call.tools:
-            content, calls = read_hermes(text, self._n_tool_calls)
+            thought, answer = split_thought(text)
+            content, calls = read_hermes(answer, self._n_tool_calls)
             if calls:
-                message |= {"content": content, "tool_calls": calls}
+                message |= {"content": thought + content, "tool_calls": calls}
                 finish = "tool_calls"
                 self._n_tool_calls += len(calls)
         self._conversation.record(call.messages, call.tools, [*ids, *turn.ids], message, turn.finish)

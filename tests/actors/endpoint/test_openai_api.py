@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.endpoint.conversation import Conversation, HistoryRewritten
-from actors.endpoint.openai_api import ChatCall, RequestRejected, read_call, read_hermes
+from actors.endpoint.openai_api import ChatCall, RequestRejected, read_call, read_hermes, split_thought
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.sections import ScratchConfig
@@ -235,3 +235,33 @@ def test_tool_calls_are_read_where_all_of_them_are_what_they_should_be() -> None
     ]
     for broken in ("no call", "<tool_call>{</tool_call>", text + "<tool_call>[]</tool_call>"):
         assert read_hermes(broken, 0) == (broken, [])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "f", "parameters": {"a": 1}}',
+        '{"name": "f", "arguments": {"a": NaN}}',
+        '{"name": "f", "arguments": {"a": [-Infinity]}}',
+        '{"name": "f", "arguments": {"a": 1e999}}',
+        '{"name": "f", "arguments": "a"}',
+        '{"name": 1}',
+    ],
+)
+def test_a_malformed_call_is_text_and_no_call(call: str) -> None:
+    text = f"<tool_call>{call}</tool_call>"
+    assert read_hermes(text, 0) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "thought"),
+    [
+        ("<think>a</think>b", "<think>a</think>"),
+        ("a</think>b", "a</think>"),
+        ("<think>a<tool_call>{}</tool_call>", "<think>a<tool_call>{}</tool_call>"),
+        ("<think>a</think>b<think>c", "<think>a</think>b<think>c"),
+        ("b", ""),
+    ],
+)
+def test_a_thought_is_split_from_the_answer(text: str, thought: str) -> None:
+    assert split_thought(text) == (thought, text.removeprefix(thought))
