@@ -55,6 +55,7 @@ from launch.runs import (
     read_object,
     run_name,
     runs_named,
+    why_refused,
 )
 from launch.slurm import slurm_job
 from launch.stages import stage_lines
@@ -379,6 +380,8 @@ def prepare_in_subprocess(config: Config, config_file: Path, run: Path | None = 
         raise ArealBusError(f"the check of the settings must end with a result: exit code {done.returncode}") from None
     if "error" in answer:
         raise ConfigError(answer["error"])
+    if "refused" in answer:
+        raise ArealBusError(answer["refused"])
     return Prepared(**answer | {"notes": tuple(answer["notes"])})
 
 
@@ -392,6 +395,8 @@ def main() -> None:
         answer = asdict(prepare(config, Path(question["file"]), run))
     except ConfigError as error:
         answer = {"error": str(error)}
+    except OSError as error:
+        answer = {"refused": why_refused(error)}
     print(f"\n{json.dumps(answer)}", flush=True)  # on a new line: the user's module may have printed half a line
 
 

@@ -37,7 +37,7 @@ from launch.network import (
 from launch.prepare import prepare_in_subprocess
 from launch.process import block_drain_signal, is_under_mpirun, print_to_mpirun
 from launch.resume import AUTO, AlreadyFinished, choose_run, exclusive_choice, new_run_line
-from launch.runs import Lock, PidFile, largest_incarnation, run_name
+from launch.runs import Lock, PidFile, largest_incarnation, run_name, why_refused
 from launch.seats import all_places, most_generators, plan_ranks, seat_of
 from launch.splits import first_split
 from launch.supervise import Supervisor
@@ -80,7 +80,7 @@ def start_rank(config: Config, file: Path) -> tuple[Bootstrap, int]:
         check_gpus(config.topology.gpus_per_host, hosts, [tuple(part["gpus"]) for part in reports])
         addresses = choose_interfaces(config.bus.interface, facts)
         transport(config.bus, facts)
-    except ArealBusError as error:
+    except (ArealBusError, OSError) as error:
         if bootstrap is not None:
             bootstrap.finish_exchanges()  # sends rank 0's answer first: the other ranks need it to find the same error
         leave(report_error(rank, error))
@@ -133,8 +133,7 @@ def run_actors(
             context = keyed if is_encrypted else plain
             if context.role == Role.HEAD:
                 of_a_guest = guest_context(plain, config, len(places))
-                write_invitation(with_keys(of_a_guest, guest, peers, facts) if is_encrypted else of_a_guest)
-                cleanup.append(PidFile(supervisor.run))
+                write_files(with_keys(of_a_guest, guest, peers, facts) if is_encrypted else of_a_guest, cleanup)
                 followers.start(supervisor.run, config.journal.tracker, alarms=config.watch.console)
             if parked is not None and (context.role, context.index) == (parked.role, parked.index):
                 supervisor.park(context)
@@ -148,6 +147,15 @@ def run_actors(
     finally:
         remove_all(cleanup)
         followers.end()
+
+
+def write_files(guest: Context, cleanup: list[HeadEndpoint | PidFile]) -> None:
+    """RUN/join.json and RUN/pid. A run goes on without them: the other ranks have started by now."""
+    try:
+        write_invitation(guest)
+        cleanup.append(PidFile(guest.folder))
+    except OSError as error:
+        print(f"warning: no guest can join and {guest.folder}/pid is missing: {error}", file=sys.stderr, flush=True)
 
 
 def exchange(bootstrap: Bootstrap, answer: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +209,7 @@ def prepare_run(
     except AlreadyFinished as done:
         print(done, flush=True)
         return {"code": 0}
-    except ArealBusError as error:
+    except (ArealBusError, OSError) as error:
         return {"code": report_error(0, error)}
 
 
@@ -262,10 +270,10 @@ def with_keys(
     return replace(context, public_key=key_pair.public, secret_key=key_pair.secret, keys=keys)
 
 
-def report_error(rank: int, error: ArealBusError, *, wait_s: float = RANK_0_FIRST_S) -> int:
+def report_error(rank: int, error: ArealBusError | OSError, *, wait_s: float = RANK_0_FIRST_S) -> int:
     """Print the error on rank 0; the other ranks wait. Exit code: 2 for invalid input, else 1."""
     if rank == 0:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {why_refused(error) if isinstance(error, OSError) else error}", file=sys.stderr, flush=True)
     else:
         time.sleep(wait_s)
         if isinstance(error, RanksMissing):  # without mpirun; the missing rank may be rank 0

@@ -4,6 +4,7 @@ Rank 0's supervisor holds the lock; the kernel releases it when that process end
 the same process; it is removed at the end of the job, unless that process was killed.
 """
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -221,6 +222,16 @@ def largest_incarnation(folders: Iterable[Path]) -> int:
     return max((int(match["inc"]) for name in names if (match := JOURNAL_FILE.fullmatch(name))), default=-1)
 
 
+def why_refused(error: OSError) -> str:
+    """What the system has refused at the start of a run, in one sentence."""
+    what = error.strerror or str(error) or type(error).__name__
+    where = f": {error.filename}" if error.filename is not None else ""
+    return (
+        f"{what}{where}: the run cannot start; its folder and the temporary folder (TMPDIR) must be writable by this "
+        "user and have free space"
+    )
+
+
 PID = "pid"
 
 
@@ -232,4 +243,5 @@ class PidFile:
         write_atomic(self._path, f"{os.getpid()}\n")
 
     def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the disk was mounted anew, read-only
+            self._path.unlink(missing_ok=True)

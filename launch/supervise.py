@@ -29,7 +29,7 @@ from areal_bus.process.isolation import CHILD
 from areal_bus.storage.atomic_file import write_atomic
 from launch.process import ActorProcess, Signals, print_to_mpirun, resume_hint, start_actor
 from launch.restart_policy import RestartBackoff, StallTimer
-from launch.runs import SUMMARY, read_object
+from launch.runs import PID, SUMMARY, read_object
 from launch.seats import Seat
 from launch.splits import belongs, present_context
 
@@ -90,6 +90,8 @@ class Supervisor:
     actors: list[SupervisedActor] = field(default_factory=list)
     _drain: tuple[signal.Signals, float] | None = None  # signal and time of the first drain request
     _over_since: float | None = None
+    _has_stopped: bool = False  # an actor of this rank has ended with 0, as after Stop
+    _had_pid: bool = False  # RUN/pid has been there
 
     def start(self, context: Context, gpus: Sequence[int] = ()) -> None:
         """Raises ArealBusError when the process cannot be started."""
@@ -180,7 +182,7 @@ class Supervisor:
             actor.due = now
             return None
         if code == DONE:
-            actor.stopped, actor.due = progressed, now + self.times.summary_s
+            actor.stopped, actor.due, self._has_stopped = progressed, now + self.times.summary_s, True
             return None
         return self._restart(actor, describe_exit(code), crashed=code != RESTART, progressed=progressed)
 
@@ -338,9 +340,19 @@ class Supervisor:
         return next((actor for actor in self.actors if actor.is_head), None)
 
     def _is_over(self, now: float) -> bool:
-        if self._over_since is None and summary_exists(self.run, self.job):
+        if self._over_since is None and self._has_ended():
             self._over_since = now
         return self._over_since is not None
+
+    def _has_ended(self) -> bool:
+        """Whether the job is over: by its summary. Where the disk did not take that, by the end of the head of this
+        rank; on another rank, when an actor has received Stop and RUN/pid, which the head's rank removes, is gone.
+        """
+        names = names_in(self.run)
+        self._had_pid = self._had_pid or PID in names
+        is_without_head = self._has_stopped and self._had_pid and bool(names) and PID not in names
+        head_is_done = self._head is not None and self._head.is_done
+        return head_is_done or is_without_head or (SUMMARY in names and summary_exists(self.run, self.job))
 
     def _exit_code(self) -> int:
         """Exit code of a rank whose actors are done: on the head's rank that of the job."""
@@ -407,10 +419,18 @@ def last_error(context: Context) -> str:
 
 def summary_exists(run: Path, job: str = "") -> bool:
     """Whether the head of this start has written RUN/summary.json. `job`: its id; "" for any."""
-    try:  # list the folder: a network file system caches for a while that a file does not exist
-        return SUMMARY in os.listdir(run) and is_of(read_object(run / SUMMARY), job)
-    except (OSError, ConfigError):
+    try:
+        return SUMMARY in names_in(run) and is_of(read_object(run / SUMMARY), job)
+    except ConfigError:
         return False
+
+
+def names_in(run: Path) -> set[str]:
+    """The names in the folder: a network file system caches for a while that a file does not exist."""
+    try:
+        return set(os.listdir(run))
+    except OSError:
+        return set()
 
 
 def is_of(summary: Mapping[str, Any], job: str) -> bool:

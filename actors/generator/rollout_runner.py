@@ -278,9 +278,8 @@ class RolloutRunner:
         return Done(known[len(ids) :], np.frombuffer(begun.logps, dtype="<f4").tolist(), begun.spans)
 
     def _finish(self, key: Key) -> Trajectory:
-        live = self._live.pop(key)
-        run, (evaluation, uid, attempt, sample) = live.run, key
-        assert run.episode is not None
+        trajectory = self._trajectory(key)  # first: what the workflow has added to the row may be no JSON
+        run, (evaluation, uid, attempt, sample) = self._live.pop(key).run, key
         if self._failures is not None:
             self._failures.note_success()
         self._journal.write(
@@ -294,6 +293,12 @@ class RolloutRunner:
             versions=[number for span in run.spans for number in span],
             **({"n_forgotten": run.n_forgotten} if run.n_forgotten else {}),
         )
+        return trajectory
+
+    def _trajectory(self, key: Key) -> Trajectory:
+        live = self._live[key]
+        run, (evaluation, uid, attempt, sample) = live.run, key
+        assert run.episode is not None
         return Trajectory(
             uid=uid,
             sample=sample,

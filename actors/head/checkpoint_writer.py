@@ -12,7 +12,18 @@ from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
 from areal_bus.core.terms import slot
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
-from areal_bus.storage.head_checkpoints import discard, load, mark, path_of, save, tidy, usable, versions, waypoints
+from areal_bus.storage.head_checkpoints import (
+    discard,
+    drop_waypoints,
+    load,
+    mark,
+    path_of,
+    save,
+    tidy,
+    usable,
+    versions,
+    waypoints,
+)
 
 SETTLE_S = 60.0  # longest wait for the writes before
 
@@ -53,6 +64,10 @@ class HeadCheckpointWriter:
                     f"a savepoint must replace an older one before its batch is sent: that of version {version} was "
                     f"not written: {error}"
                 ) from error
+
+    def drop_waypoints(self) -> None:
+        """Delete all savepoints, as far as possible: the run is over."""
+        drop_waypoints(self._folder)
 
     def do(self, effect: Save | Discard) -> None:
         self._work.put(effect)

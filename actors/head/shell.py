@@ -136,6 +136,7 @@ TICK_S = (0.1, 0.5)  # shortest and longest interval of the checks of silences a
 TICKS = 40  # of them in bus.silent_s: each wakes the head, whatever it has to do
 MAX_EFFECTS = 256  # effects, or messages, that are decided before they are carried out
 CHECKPOINTS_S = 60.0  # longest wait for pending head checkpoints
+SUMMARY_S, RETRY_S = 5.0, 1.0  # longest wait for room for the summary, and the time between two tries
 TERM_FILE = "term.json"
 
 
@@ -329,7 +330,10 @@ class Shell:
             folder.mkdir(exist_ok=True)
             lines = "".join(dump(row) + "\n" for row in problems)
             file = folder / (f"problems-{name}.jsonl" if name else "problems.jsonl")
-            file.write_text(lines, encoding="utf-8")
+            try:
+                file.write_text(lines, encoding="utf-8")
+            except OSError as error:
+                logger.warning("tools.evaluate will not have the problems of this run: {}", error)
 
     def _summarize(self) -> None:
         """Write RUN/summary.json for tools and supervisors: no actor is restarted after this."""
@@ -353,7 +357,22 @@ class Shell:
             "checkpoint": self._checkpoint(),
             "model": finished.model if finished else "",
         }
-        write_atomic(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        self._keep_summary(json.dumps(summary, indent=2) + "\n")
+
+    def _keep_summary(self, text: str) -> None:
+        """Write it, trying again for SUMMARY_S. Without it, the supervisors end with the head's exit code."""
+        path, deadline = self.folder / "summary.json", time.monotonic() + SUMMARY_S
+        while True:
+            try:
+                write_atomic(path, text)
+                return
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    logger.warning("the summary was not written: the run ends without it: {}", error)
+                    return
+                logger.warning("the summary is not written yet: {}: {}", path, error)
+            self.checkpoints.drop_waypoints()  # a run that is over needs none, and a full disk needs their space
+            time.sleep(RETRY_S)
 
     def _checkpoint(self) -> str:
         """The checkpoint from which a drained run resumes, else the last one written; "" if there is none."""

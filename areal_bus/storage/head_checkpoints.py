@@ -6,6 +6,7 @@ RUN/frontiers/waypoint-0 and -1 are the two newest savepoints in the same format
 belongs to a running learner, which does not survive a crash of the machine either.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -68,6 +69,13 @@ def waypoints(folder: Path) -> list[HeadSavepoint]:
         except DAMAGE:
             continue
     return found
+
+
+def drop_waypoints(folder: Path) -> None:
+    """Delete all savepoints, as far as possible."""
+    for path in folder.glob(WAYPOINTS):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _write(path: Path, checkpoint: HeadCheckpoint, further: dict[str, str], *, syncs: bool) -> None:

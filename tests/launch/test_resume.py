@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from actors.head.checkpoint_writer import newest_checkpoint
 from areal_bus.config.loader import fields, load
 from areal_bus.config.sections import Config
-from areal_bus.errors import ConfigError
+from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.storage import head_checkpoints
 from launch.bootstrap import RANK_VARIABLES
 from launch.dry_run import dry_run
@@ -387,6 +388,45 @@ def test_auto_ends_with_0_when_the_job_it_waited_for_has_finished_the_run(
     assert [path.name for path in sorted(run.parent.iterdir()) if path.name[0] != "."] == ["latest", "small"]
     config = load(file, ["run.resume=auto"], {})
     assert choose_run(config, "small") is None  # started anew later it begins a new run
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("launch.network.tempfile.mkdtemp", FileNotFoundError(errno.ENOENT, "No usable temporary directory found")),
+        ("launch.runs.os.open", PermissionError(errno.EACCES, "Permission denied", "runs/small/lock")),
+        ("launch.rank.first_split", OSError(errno.EROFS, "Read-only file system", "split.json")),
+        ("launch.prepare.subprocess.run", OSError(errno.ENOMEM, "Cannot allocate memory")),
+    ],
+)
+def test_an_error_of_the_system_at_rank_0_ends_all_ranks_with_a_sentence(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str, error: OSError
+) -> None:
+    run = begin(file)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(where, refuse)
+    config = load(file, [f"run.resume={run}"], {})
+    cleanup: list[Any] = []
+    answer = prepare_run(config, file, cleanup, facts=[local_facts()], address="127.0.0.1")
+    remove_all(cleanup)
+    said = capsys.readouterr().err
+    assert answer == {"code": 1}  # what the other ranks get: they end at once
+    assert said.startswith(f"error: {error.strerror}")
+    assert said.count("\n") == 1
+    assert "TMPDIR" in said
+
+
+def test_a_disk_that_is_full_while_a_run_is_prepared_ends_with_a_sentence(file: Path) -> None:
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limited[1]))  # of the child, too: it cannot write a byte
+    try:
+        with pytest.raises(ArealBusError, match=r"File too large.*: the run cannot start"):
+            prepare_in_subprocess(load(file, [], {}), file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limited)
 
 
 def test_only_one_start_with_auto_chooses_its_run_at_a_time(file: Path) -> None:

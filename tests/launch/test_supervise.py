@@ -508,3 +508,26 @@ def test_the_cause_is_the_last_line_of_a_job_that_another_rank_ended(
     head._print_resume_hint(signal.SIGTERM)
     assert capfd.readouterr().err.endswith("the job ended because of no rows\n")
     head.end()
+
+
+def test_a_rank_whose_actor_was_stopped_ends_without_a_summary_when_the_job_is_gone(tmp_path: Path) -> None:
+    """The disk was full at the end: the head's rank has removed RUN/pid, and no summary comes."""
+    (tmp_path / "pid").write_text("1\n", encoding="utf-8")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    times = SupervisorTimes(poll_s=0.02, summary_s=0.1, over_s=0.1)
+    supervisor = make(READ + "sys.stdin.read() if inc else None", run=tmp_path, max_restarts=5, times=times)
+    supervisor.waits_for_job = True
+
+    def end_job() -> None:
+        if supervisor.actors[0].context.incarnation:  # it was restarted, and waits for a head that is gone
+            (tmp_path / "pid").unlink(missing_ok=True)
+
+    supervisor.at_poll = end_job
+    assert supervisor.wait() == 0
+
+
+def test_the_rank_of_the_head_ends_without_a_summary_as_its_head_does(tmp_path: Path) -> None:
+    waits = READ + "sys.stdin.read()"  # as an actor that was restarted, and has no head now
+    times = SupervisorTimes(poll_s=0.02, over_s=0.1)
+    assert outcome(READ + "sys.exit(0)", waits, run=tmp_path, times=times, roles=("head", "learner")) == 0
+    assert outcome(READ + f"sys.exit({OVER})", waits, run=tmp_path, times=times, roles=("head", "learner")) == 1

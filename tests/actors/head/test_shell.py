@@ -1,11 +1,13 @@
 """The head's shell: in which order the world learns what the pure head has decided."""
 
+import contextlib
+import errno
 import io
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -75,6 +77,43 @@ def test_the_end_is_on_disk_before_anybody_is_told_to_stop(tmp_path: Path, shell
         ("reward-0.0", stop, True),
     ]
     assert json.loads((tmp_path / "summary.json").read_text())["code"] == code
+
+
+def test_all_are_stopped_and_the_run_keeps_its_code_when_the_summary_cannot_be_written(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk stays full; savepoints, which a run that is over does not need, make room."""
+    tried: list[bool] = []
+    waypoint = tmp_path / "frontiers" / "waypoint-0"
+
+    def refuse(path: Path, text: str) -> None:
+        tried.append(waypoint.exists())
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("actors.head.shell.write_atomic", refuse)
+    monkeypatch.setattr("actors.head.shell.SUMMARY_S", 0.05)
+    monkeypatch.setattr("actors.head.shell.RETRY_S", 0.03)
+    waypoint.parent.mkdir(exist_ok=True)
+    waypoint.write_bytes(b"a savepoint")
+    wire = Wire(tmp_path)
+    shell._carry_out(cast(Any, wire), [Send("learner-0.0", Stop("done")), End(0, "done")])
+    assert [(to, message) for to, message, _ in wire.sent] == [("learner-0.0", Stop("done"))]
+    assert (tried[0], tried[-1]) == (True, False)
+    assert len(tried) > 1
+    assert shell.end is not None
+    assert shell.end.code == 0
+
+
+@pytest.mark.parametrize("stream", ["full", "no reader"])
+def test_a_console_loses_lines_and_goes_on_when_its_stream_takes_nothing(stream: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    out = open("/dev/full" if stream == "full" else write, "w", encoding="utf-8")  # noqa: SIM115
+    console = Console(total_steps=10, out=out)
+    for kind, fields in (("warning", {"text": "x" * 10_000}), ("note", {"name": "a", "text": "loads"})):
+        console.on(kind, fields)
+    with contextlib.suppress(OSError):
+        out.close()
 
 
 def test_an_actor_that_was_replaced_is_told_to_stop_and_nothing_has_ended(tmp_path: Path, shell: Shell) -> None:
