@@ -29,6 +29,10 @@ class WireError(ArealBusError):
         self.reason = reason
 
 
+class EndpointTaken(ArealBusError):
+    """A bus cannot listen: its port or path is taken. It may be free later."""
+
+
 class PushFailed(ArealBusError):
     """A weight push did not complete: fence the member; the clock continues."""
 

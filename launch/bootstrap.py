@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from areal_bus.process import parent_death
 from areal_bus.process.parent_death import die_with_parent
 from areal_bus.transport.listener import BACKLOG
 from launch.job_id import job_id
+from launch.socket_folders import temporary_parent, too_long
 
 RANK_VARIABLES = (  # (rank, size) of each known launcher, most specific first
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -170,9 +170,11 @@ class EnvBootstrap:
     def __init__(self, rendezvous: str, timeout_s: float, environ: Mapping[str, str] = os.environ) -> None:
         self.rank, self.size = rank_and_size(environ)
         self._timeout_s = timeout_s
+        if why := too_long(rendezvous):
+            raise ConfigError(f"launch.rendezvous is too long: {why}")
         self._folder: Path | None = None
-        self._context = zmq.Context()
         url = rendezvous or f"ipc://{self._private_folder(environ) / 'rendezvous.sock'}"
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER if self.rank == 0 else zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS if self.rank else RANK_0_LINGER_MS)
         if self.rank == 0:
@@ -204,7 +206,8 @@ class EnvBootstrap:
     def _private_folder(self, environ: Mapping[str, str]) -> Path:
         """A folder with mode 0700, the same for all ranks of this launch on this host."""
         job = job_id(environ, alone=f"parent-{parent_death.pid()}")
-        folder = Path(tempfile.gettempdir()) / f"areal-bus-{os.getuid()}-{job}"
+        name = f"areal-bus-{os.getuid()}-{job}"
+        folder = temporary_parent(len(name)) / name
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
             raise ConfigError(

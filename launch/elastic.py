@@ -19,7 +19,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_bus.storage.atomic_file import write_atomic
 from launch.environment import VISIBLE_DEVICES
-from launch.network import choose_interfaces, local_facts
+from launch.network import choose_interfaces, local_facts, toward
 from launch.resume import saved_config
 from launch.runs import CONFIG, is_locked, why_no_run
 from launch.supervise import Supervisor, summary_exists
@@ -85,11 +85,13 @@ def check_endpoint(url: str) -> None:
         )
     if found["host"] and is_unspecified(found["host"].strip("[]")):
         raise ConfigError(f"a guest needs the address of one host: {url} means all addresses of a host")
+    if found["host"] and found["host"].startswith("["):
+        raise ConfigError(f"IPv6 is not supported: {url}; give the IPv4 address or the name of the head's host")
     if found["path"] and not Path(found["path"]).is_socket():
         raise ConfigError(f"only a running job can be joined: no head listens at {url}")
     try:
         if found["host"]:
-            socket.getaddrinfo(found["host"].strip("[]"), int(found["port"]))
+            socket.getaddrinfo(found["host"], int(found["port"]), socket.AF_INET)
     except OSError as error:
         raise ConfigError(f"--join needs a host name that resolves here: {url}: {error.strerror}") from None
 
@@ -153,7 +155,9 @@ def guest_context(fields: dict[str, Any]) -> Context:
         raise ConfigError(
             "a guest needs rollout.max_head_offpolicyness of 1 or more: at 0 each generator's share is fixed"
         )
-    name, address = choose_interfaces(config.bus.interface, [local_facts()])[0]
+    is_chosen = config.bus.interface or fields["head"].startswith("ipc://")
+    facts = local_facts()
+    name, address = choose_interfaces(config.bus.interface, [facts])[0] if is_chosen else toward(fields["head"], facts)
     index = claim_index(run, fields["n_generators"])
     own = {"index": index, "incarnation": 0, "rank": fields["rank"] + index, "interface": name, "address": address}
     return Context(**(fields | own | {"is_guest": True}))

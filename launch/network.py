@@ -7,18 +7,20 @@ import os
 import shutil
 import socket
 import struct
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from areal_bus.config.sections import BusConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
+from launch.socket_folders import made_folder
 from launch.topology import ActorId, RankPlan
 
 SIOCGIFADDR = 0x8915  # Linux: IPv4 address of a named interface
+SIOCGIFNETMASK = 0x891B
 LOOPBACK = ("lo", "127.0.0.1")
+BOOT_ID, NETWORK = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +30,43 @@ class HostFacts:
     host: str
     addresses: dict[str, str]  # interface name -> IPv4 address
     key: str = ""  # the rank's public key
+    machine: str = ""  # boot and network: machines may have one host name (clones, pods)
+    masks: dict[str, str] = field(default_factory=dict)  # interface name -> IPv4 netmask
 
 
 def local_facts(key: str = "") -> HostFacts:
-    return HostFacts(host=socket.gethostname(), addresses=interfaces(), key=key)
+    return HostFacts(socket.gethostname(), interfaces(), key, machine(), interfaces(SIOCGIFNETMASK))
 
 
-def interfaces() -> dict[str, str]:
-    """IPv4 address by interface name, without interfaces that have none."""
+def machine() -> str:
+    """Equal for two processes if a loopback address and a socket's path mean the same to both; "" if unknown."""
+    try:
+        return f"{Path(BOOT_ID).read_text(encoding='utf-8').strip()} {os.readlink(NETWORK)}"
+    except OSError:
+        return ""
+
+
+def named_apart(facts: Sequence[HostFacts]) -> list[HostFacts]:
+    """The same facts, with a number behind the host name where several machines have it: "node", "node (2)"."""
+    machines: dict[str, list[str]] = {}
+    found = []
+    for fact in facts:
+        alike = machines.setdefault(fact.host, [])
+        if fact.machine not in alike:
+            alike.append(fact.machine)
+        number = alike.index(fact.machine) + 1
+        found.append(fact if number == 1 else replace(fact, host=f"{fact.host} ({number})"))
+    return found
+
+
+def interfaces(request_code: int = SIOCGIFADDR) -> dict[str, str]:
+    """IPv4 address (or netmask) by interface name, without interfaces that have none."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
-                reply = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+                reply = fcntl.ioctl(probe.fileno(), request_code, request)
             except OSError:
                 continue  # no IPv4 address
             found[name] = socket.inet_ntoa(reply[20:24])
@@ -49,15 +74,13 @@ def interfaces() -> dict[str, str]:
 
 
 def choose_interfaces(interface: str, facts: Sequence[HostFacts]) -> list[tuple[str, str]]:
-    """(name, address) of each rank's interface. Raises ConfigError unless `interface` connects all hosts."""
+    """(name, address) of each rank's interface: `interface`, or "" for the one network that all hosts share.
+
+    Raises ConfigError unless it connects all hosts.
+    """
     one_host = len({fact.host for fact in facts}) == 1
     if not interface:
-        if one_host:
-            return [LOOPBACK] * len(facts)
-        shared = ", ".join(shared_interfaces(facts)) or "none"
-        raise ConfigError(
-            f"ranks on several hosts need a network interface: set bus.interface to one that they share ({shared})"
-        )
+        return [LOOPBACK] * len(facts) if one_host else only_shared(facts)
     chosen = [find_interface(interface, fact) for fact in facts]
     loopback = [address for _, address in chosen if ipaddress.ip_address(address).is_loopback]
     if loopback and not one_host:
@@ -66,6 +89,61 @@ def choose_interfaces(interface: str, facts: Sequence[HostFacts]) -> list[tuple[
             f"{', '.join(shared_interfaces(facts)) or 'no other'}"
         )
     return chosen
+
+
+def only_shared(facts: Sequence[HostFacts]) -> list[tuple[str, str]]:
+    """The interface of each rank in the only network that all hosts share. Raises ConfigError for none or several."""
+    shared = shared_networks(facts)
+    if len(shared) == 1:
+        return [find_interface(shared[0], fact) for fact in facts]
+    listed = ", ".join(shared_interfaces(facts) or shared) or "none"
+    raise ConfigError(
+        f"ranks on several hosts need a network interface: set bus.interface to one that they share ({listed})"
+    )
+
+
+def shared_interfaces(facts: Sequence[HostFacts]) -> list[str]:
+    """Interface names that all hosts have, without loopback."""
+    names = set.intersection(*(set(fact.addresses) for fact in facts))
+    return sorted(names - {"lo"})
+
+
+def shared_networks(facts: Sequence[HostFacts]) -> list[str]:
+    """Networks ("10.1.0.0/16") in which every host has one interface with an address of its own, without loopback."""
+    hosts = list({fact.host: fact for fact in facts}.values())
+    found = []
+    for network in sorted(set.intersection(*(set(networks(fact)) for fact in hosts))):
+        addresses = [find_interface(network, fact)[1] for fact in hosts]
+        is_own = len(set(addresses)) == len(hosts)  # docker0 has the same address everywhere
+        if is_own and all(networks(fact).count(network) == 1 for fact in hosts):
+            found.append(network)
+    return found
+
+
+def describe(chosen: tuple[str, str], facts: Sequence[HostFacts]) -> str:
+    """The interface that was taken because no setting names one, for the first lines of a job."""
+    return f"{chosen[0]} ({shared_networks(facts)[0]}), the only network that all hosts share"
+
+
+def toward(url: str, fact: HostFacts) -> tuple[str, str]:
+    """The interface of this host from which the tcp endpoint of a head is reached. Raises ConfigError."""
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))  # sends nothing
+        except OSError as error:
+            raise ConfigError(f"no network of this host leads to the head: {url}: {error.strerror}") from None
+        return find_interface(probe.getsockname()[0], fact)
+
+
+def networks(fact: HostFacts) -> list[str]:
+    """The network of each interface of a host, without loopback and interfaces with one address."""
+    found = [
+        ipaddress.ip_network(f"{address}/{fact.masks[name]}", strict=False)
+        for name, address in fact.addresses.items()
+        if name in fact.masks
+    ]
+    return [str(network) for network in found if not network.is_loopback and network.num_addresses > 1]
 
 
 def find_interface(interface: str, fact: HostFacts) -> tuple[str, str]:
@@ -84,15 +162,6 @@ def find_interface(interface: str, fact: HostFacts) -> tuple[str, str]:
         f"bus.interface must match a network interface of every host, by name, address or network: {interface!r} is "
         f"not on {fact.host}, which has {known}"
     )
-
-
-def shared_interfaces(facts: Sequence[HostFacts]) -> list[str]:
-    """Interface names that all hosts have, without loopback."""
-    names = set.intersection(*(set(fact.addresses) for fact in facts))
-    return sorted(names - {"lo"})
-
-
-MAX_PARENT_LENGTH = 60  # characters of the folder of an ipc socket, whose path has at most 107
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +211,8 @@ def open_endpoint(bus: BusConfig, facts: Sequence[HostFacts], address: str) -> H
     """An endpoint for the head's ROUTER. Raises ConfigError when the port is taken."""
     if transport(bus, facts) == "tcp":
         return HeadEndpoint(url=f"tcp://{address}:{free_port(address, bus.port)}", folder="")
-    parent = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(
-        prefix="areal-bus-", dir=parent if len(parent) <= MAX_PARENT_LENGTH else "/tmp"
-    )  # mode 0700
-    return HeadEndpoint(url=f"ipc://{Path(folder) / 'head.sock'}", folder=folder)
+    folder = made_folder("areal-bus-")
+    return HeadEndpoint(url=f"ipc://{folder / 'head.sock'}", folder=str(folder))
 
 
 def free_port(address: str, port: int) -> int:

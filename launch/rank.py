@@ -28,7 +28,9 @@ from launch.network import (
     HeadEndpoint,
     HostFacts,
     choose_interfaces,
+    describe,
     local_facts,
+    named_apart,
     open_endpoint,
     peer_keys,
     transport,
@@ -73,13 +75,15 @@ def start_rank(config: Config, file: Path) -> tuple[Bootstrap, int]:
         gpus = count_gpus() if config.topology.gpus_per_host else (0, "")
         mine = json.dumps({"facts": asdict(local_facts(key_pair.public)), "gpus": gpus}).encode()
         reports = [json.loads(part) for part in bootstrap.allgather(mine)]
-        facts = [HostFacts(**part["facts"]) for part in reports]
+        facts = named_apart([HostFacts(**part["facts"]) for part in reports])
         hosts = [fact.host for fact in facts]
         places = plan_ranks(config.topology, hosts)
         check_route(config, places)
         check_gpus(config.topology.gpus_per_host, hosts, [tuple(part["gpus"]) for part in reports])
         addresses = choose_interfaces(config.bus.interface, facts)
         transport(config.bus, facts)
+        if rank == 0 and not config.bus.interface and len(set(hosts)) > 1:
+            print(f"bus.interface: {describe(addresses[0], facts)}", flush=True)
     except (ArealBusError, OSError) as error:
         if bootstrap is not None:
             bootstrap.finish_exchanges()  # sends rank 0's answer first: the other ranks need it to find the same error

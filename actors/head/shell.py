@@ -37,7 +37,7 @@ from areal_bus.core.split import RankPool
 from areal_bus.core.split_planner import PlannerRules
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState, Phase
-from areal_bus.errors import ActorFailed, CheckpointError
+from areal_bus.errors import ActorFailed, CheckpointError, ConfigError, EndpointTaken
 from areal_bus.process.commands import as_here
 from areal_bus.storage import best_checkpoints, split_file
 from areal_bus.storage.atomic_file import write_atomic
@@ -136,6 +136,7 @@ TICK_S = (0.1, 0.5)  # shortest and longest interval of the checks of silences a
 TICKS = 40  # of them in bus.silent_s: each wakes the head, whatever it has to do
 MAX_EFFECTS = 256  # effects, or messages, that are decided before they are carried out
 CHECKPOINTS_S = 60.0  # longest wait for pending head checkpoints
+BIND_S = 1.0  # between two tries of a restarted head to listen
 SUMMARY_S, RETRY_S = 5.0, 1.0  # longest wait for room for the summary, and the time between two tries
 TERM_FILE = "term.json"
 
@@ -145,14 +146,7 @@ def run(context: Context) -> None:
     config = context.config()
     journal = context.journal(config)
     shell = Shell(context, config, journal)
-    bus = Bus(
-        "head",
-        job=context.job,
-        listen=context.head,
-        heartbeats=Heartbeats(shell.heartbeat, every_s=config.bus.heartbeat_s),
-        keys=context.keyring(),
-        options=BusOptions(inbox_bytes=config.bus.inbox_mib << 20, reports_disconnects=True),
-    )
+    bus = open_bus(context, config, shell)
     collect_seldom()
     try:
         shell.serve(bus)
@@ -161,6 +155,31 @@ def run(context: Context) -> None:
         journal.close(**({} if shell.end is None else {"code": shell.end.code, "reason": shell.end.sentence}))
     if shell.end is not None and shell.end.code:
         raise ActorFailed(shell.end.sentence)
+
+
+def open_bus(context: Context, config: Config, shell: "Shell") -> Bus:
+    """The head's bus. The port of a restarted head may be taken, by a connection that is closing or by another program:
+    it tries for launch.timeout_s. Raises ConfigError at the first start, else EndpointTaken.
+    """
+    deadline = time.monotonic() + (config.launch.timeout_s if context.incarnation else 0.0)
+    while True:
+        try:
+            return Bus(
+                "head",
+                job=context.job,
+                listen=context.head,
+                heartbeats=Heartbeats(shell.heartbeat, every_s=config.bus.heartbeat_s),
+                keys=context.keyring(),
+                options=BusOptions(inbox_bytes=config.bus.inbox_mib << 20, reports_disconnects=True),
+            )
+        except EndpointTaken as error:
+            if not context.incarnation:
+                raise ConfigError(str(error)) from None
+            if time.monotonic() > deadline:
+                raise
+            logger.warning("{}: tries again", error)
+            time.sleep(BIND_S)
+            shell.ticker.tick()
 
 
 class Shell:

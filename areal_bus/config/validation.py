@@ -336,6 +336,15 @@ def _ring(c: Config) -> list[Rule]:
             f'launch.rendezvous must be "tcp://HOST:PORT" (a port from 1 to 65535) or "ipc://PATH": it is {meet!r}',
         ),
         (
+            meet.startswith("tcp://["),
+            f"IPv6 is not supported: launch.rendezvous is {meet!r}; give an IPv4 address or a host's name",
+        ),
+        (
+            c.bus.interface.count(":") > 1,
+            f"IPv6 is not supported: bus.interface is {c.bus.interface!r}; give the name of an interface or its IPv4 "
+            "address or network",
+        ),
+        (
             c.launch.start == "fork" and c.launch.bootstrap == "mpi",
             'launch.start = "fork" forks processes, which is not safe after MPI_Init: set launch.bootstrap = "env"',
         ),

@@ -19,7 +19,7 @@ import zmq
 
 from areal_bus.authorization import authorise as authorise_role
 from areal_bus.authorization import role_of
-from areal_bus.errors import ConfigError, WireError
+from areal_bus.errors import ConfigError, EndpointTaken, WireError
 from areal_bus.messages import Disconnected, Message, Scored, Trajectory
 from areal_bus.transport.curve import Keyring
 from areal_bus.transport.listener import (
@@ -83,7 +83,7 @@ class Bus:
     ) -> None:
         """`name` begins with the role ("generator-0.1"). `listen` is an endpoint ("ipc://...", "tcp://ADDRESS:PORT",
         port 0 for a free one) or "" for none. With `keys` all connections use CURVE, and a key authenticates its own
-        identities only. Raises ConfigError when the endpoint cannot be bound.
+        identities only. Raises EndpointTaken when the endpoint is taken, ConfigError when it can never be bound.
         """
         self.name = name
         self.job = job
@@ -237,7 +237,9 @@ class Bus:
             self._context.term()
             os.close(self._wake_fd)
             what = f"{self.name} must listen on {endpoint}: {error.strerror}"
-            raise ConfigError(f"{what}; choose another bus.port (0: a free one)") from None
+            if error.errno == zmq.EADDRINUSE:
+                raise EndpointTaken(f"{what}; choose another bus.port (0: a free one)") from None
+            raise ConfigError(what) from None
         return router
 
     def _connect(self, peer: str, endpoint: str) -> None:

@@ -205,7 +205,8 @@ def test_an_unspecified_address_is_refused(host: str) -> None:
 
 
 def test_an_ipc_endpoint_without_a_socket_is_refused(tmp_path: Path) -> None:
-    check_endpoint("tcp://[::1]:5000")
+    with pytest.raises(ConfigError, match=r"IPv6 is not supported: tcp://\[::1\]:5000; give the IPv4 address"):
+        check_endpoint("tcp://[::1]:5000")
     check_endpoint("tcp://localhost:5000")
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "none"):

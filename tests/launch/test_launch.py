@@ -1,10 +1,12 @@
 """The command line: refused input with its error line and exit code, and the dry run."""
 
+import ipaddress
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,19 @@ from areal_bus.config.sections import BusConfig, Config
 from areal_bus.core.split import Split
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import script
-from launch.bootstrap import RANK_VARIABLES
+from areal_bus.transport.bus import Bus
+from launch.bootstrap import RANK_VARIABLES, EnvBootstrap
 from launch.main import main
 from launch.memory import KNOWN_SHAPES
-from launch.network import HostFacts, choose_interfaces, local_facts, open_endpoint
+from launch.network import (
+    HostFacts,
+    choose_interfaces,
+    describe,
+    local_facts,
+    named_apart,
+    open_endpoint,
+    transport,
+)
 from launch.prepare import prepare, prepare_in_subprocess
 from launch.rank import actor_contexts, report_error
 from launch.runs import make_run_folder
@@ -179,6 +190,74 @@ def test_on_one_host_the_head_listens_in_a_private_folder_that_is_removed() -> N
     assert folder.stat().st_mode & 0o777 == 0o700
     endpoint.remove()
     assert not folder.exists()
+
+
+def host(name: str, machine: str = "", **interfaces: str) -> HostFacts:
+    """`interfaces`: ADDRESS/PREFIX by name."""
+    found = {name: ipaddress.ip_interface(text) for name, text in interfaces.items()}
+    return HostFacts(
+        name,
+        {name: str(one.ip) for name, one in found.items()},
+        machine=machine,
+        masks={name: str(one.netmask) for name, one in found.items()},
+    )
+
+
+def test_the_only_network_that_all_hosts_share_is_taken() -> None:
+    docker = "172.17.0.1/16"  # the same address on every host
+    a = host("a", lo="127.0.0.1/8", eth0="10.0.0.1/24", docker0=docker, flannel="10.9.0.0/32", ib0="10.1.0.1/16")
+    b = host("b", lo="127.0.0.1/8", ens3="10.0.0.2/24", docker0=docker, flannel="10.9.1.0/32")
+    assert choose_interfaces("", [a, a, b]) == [("eth0", "10.0.0.1"), ("eth0", "10.0.0.1"), ("ens3", "10.0.0.2")]
+    assert describe(("eth0", "10.0.0.1"), [a, b]) == "eth0 (10.0.0.0/24), the only network that all hosts share"
+
+
+def test_several_shared_networks_are_refused_with_their_names() -> None:
+    a = host("a", eth0="10.0.0.1/24", ib0="10.1.0.1/16")
+    b = host("b", eth0="10.0.0.2/24", ib0="10.1.0.2/16")
+    with pytest.raises(ConfigError, match=r"set bus\.interface to one that they share \(eth0, ib0\)"):
+        choose_interfaces("", [a, b])
+    with pytest.raises(ConfigError, match=r"one that they share \(none\)"):
+        choose_interfaces("", [host("a", x="10.0.0.1/24"), host("b", y="10.2.0.2/24")])
+
+
+def test_machines_with_one_host_name_are_several_hosts() -> None:
+    facts = [host("node", boot, eth0=f"10.0.0.{i}/24") for i, boot in enumerate(("A", "B", "A", "C"), 1)]
+    assert [fact.host for fact in named_apart(facts)] == ["node", "node (2)", "node", "node (3)"]
+    assert transport(BusConfig(), named_apart(facts)) == "tcp"
+    here = [local_facts(), local_facts()]
+    assert named_apart(here) == here
+    assert here[0].machine
+    assert here[0].masks["lo"] == "255.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("launch.rendezvous=tcp://[::1]:5000", "launch.rendezvous is 'tcp://\\[::1\\]:5000'"),
+        ("bus.interface=fe80::1", "bus.interface is 'fe80::1'"),
+        ("bus.interface=2001:db8::/32", "bus.interface is '2001:db8::/32'"),
+    ],
+)
+def test_ipv6_is_refused_by_the_settings(file: Path, setting: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=f"IPv6 is not supported: {fault}"):
+        load(file, [setting], {})
+
+
+@pytest.mark.parametrize("folder", ["d" * 30, "d" * 70, "目" * 57])
+def test_sockets_fit_into_any_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    parent = tmp_path / folder
+    parent.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    endpoint = open_endpoint(BusConfig(), [local_facts()], "127.0.0.1")
+    for url in (endpoint.url, f"ipc://{endpoint.folder}/reward-4095.999"):
+        Bus("head", job="j", listen=url).close()
+    endpoint.remove()
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": str(parent)}
+    alone = EnvBootstrap("", 5, environ)
+    assert alone.allgather(b"x") == [b"x"]
+    alone.close()
+    with pytest.raises(ConfigError, match=r"launch.rendezvous is too long: .* at most 107 bytes: .* has 108"):
+        EnvBootstrap(f"ipc:///{'d' * 107}", 5, environ)
 
 
 def test_ranks_on_several_hosts_need_an_interface_that_they_share() -> None:

@@ -5,7 +5,9 @@ import errno
 import io
 import json
 import os
+import socket
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +23,7 @@ from areal_bus.config.sections import Config
 from areal_bus.core.effects import Effect, End, Mark, Progress, Record, Save, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint
-from areal_bus.errors import CheckpointError
+from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.messages import Ack, Finished, Heartbeat, Message, Stop, Term
 from areal_bus.storage.head_checkpoints import path_of, save
 from areal_bus.storage.journal import Journal
@@ -114,6 +116,33 @@ def test_a_console_loses_lines_and_goes_on_when_its_stream_takes_nothing(stream:
         console.on(kind, fields)
     with contextlib.suppress(OSError):
         out.close()
+
+
+def test_a_restarted_head_waits_for_its_port_and_the_first_one_names_the_setting(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        endpoint = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        first = Context(
+            role="head", index=0, incarnation=0, rank=0, job="j", head=endpoint, address="127.0.0.1", interface="lo",
+            device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder=str(tmp_path),
+            config_folder=str(tmp_path), model_folder="",
+        )  # fmt: skip
+        with pytest.raises(ConfigError, match=r"choose another bus.port"):
+            of_head.open_bus(first, shell.config, shell)
+        tries: list[float] = []
+
+        def pause(seconds: float) -> None:
+            tries.append(seconds)
+            if len(tries) == 2:
+                other.close()
+
+        monkeypatch.setattr("actors.head.shell.time.sleep", pause)
+        bus = of_head.open_bus(replace(first, incarnation=1), shell.config, shell)
+        bus.close()
+    assert len(tries) == 2
 
 
 def test_an_actor_that_was_replaced_is_told_to_stop_and_nothing_has_ended(tmp_path: Path, shell: Shell) -> None:
