@@ -89,7 +89,8 @@ class BusConfig(Section):
     transport: Literal["auto", "ipc", "tcp"] = "auto"
     """"ipc" works on one host, "tcp" between hosts; "auto" chooses by the number of hosts."""
     interface: str = ""
-    """Network interface (name or address) for tcp and collectives. Empty on one host: loopback. "*" is refused."""
+    """Network interface (name or address) for tcp and collectives. Empty: loopback on one host, else the
+    only network that all hosts share. "*" is refused."""
     port: int = Field(0, ge=0, le=65535)
     """TCP port of the head; 0: a free port."""
     curve: Literal["auto", "on", "off"] = "auto"
@@ -99,7 +100,8 @@ class BusConfig(Section):
     silent_s: float = Field(3.0, gt=0)
     """Silence after which a generator or reward counts as dead; up to ten times longer on a busy machine."""
     inbox_mib: int = Field(256, ge=1)
-    """Limit of received but unprocessed messages per process; above it the process stops reading its sockets."""
+    """Limit of received but unprocessed messages per process, counted in bytes on the wire; above it the process stops
+    reading its sockets. In memory, small messages take up to five times as much."""
     resend_s: float = Field(120.0, gt=0)
     """A trajectory without acknowledgement for this long is sent again, to another reward actor if there is one."""
 

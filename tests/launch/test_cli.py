@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -109,9 +110,27 @@ def test_configs_are_found_by_name_and_a_file_of_the_user_comes_first(tmp_path: 
         find_config("tinyy.toml")
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 0), (signal.SIGKILL, -9)]
+)
+def test_run_ends_with_the_signal_that_ended_the_job(number: signal.Signals, code: int) -> None:
+    """mpirun itself ends with 1 then. A drain is no end by a signal, and a killed `run` kills its mpirun."""
+    job = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0)); "
+    job += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)); print('up', flush=True)\n"
+    job += "try: signal.pause()\nexcept KeyboardInterrupt: sys.exit(1)"
+    program = "import os, sys; from launch.local_job import attend; "
+    program += f"sys.exit(attend([sys.executable, '-c', {job!r}], os.environ))"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "up\n"
+        run.send_signal(number)
+        assert run.stdout.read() == "", "the command holds the pipe until it ends"
+        assert run.wait() == code
+
+
 def test_run_starts_mpirun_with_what_it_needs_and_passes_the_other_words(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[list[str], dict[str, str]]] = []
-    monkeypatch.setattr(local_job.os, "execve", lambda path, words, environ: started.append((words, environ)))
+    monkeypatch.setattr(local_job, "attend", lambda words, environ: started.append((words, environ)) or 0)
     monkeypatch.setattr(local_job, "find_mpirun", lambda: "mpirun")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     for name in (*mpirun.AS_ROOT, *mpirun.MORE_RANKS_THAN_CORES):
