@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import areal_bus.launch
@@ -107,7 +107,7 @@ def attend(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return 128 + ended_by if code and ended_by else code
 
 
-def become_child(parent: int, mask: set[signal.Signals]) -> None:
+def become_child(parent: int, mask: Iterable[int]) -> None:
     """In the child: its signals as they were, and SIGKILL when `areal-bus run` is killed."""
     die_with_parent(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
