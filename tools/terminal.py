@@ -8,10 +8,11 @@ import textwrap
 from collections.abc import Callable
 
 from areal_bus.errors import ConfigError
+from areal_bus.foreign_text import printable
 from areal_bus.process import standard_streams
 from areal_bus.process.terminal import columns, progress, table
 
-__all__ = ["bar", "columns", "end", "one_line", "progress", "quote", "safe", "table", "width"]
+__all__ = ["bar", "columns", "end", "one_line", "printable", "progress", "quote", "table", "width"]
 
 
 def bar(share: float, width: int = 30) -> str:
@@ -23,25 +24,20 @@ def bar(share: float, width: int = 30) -> str:
 def quote(text: str, *, indent: str, width: int) -> str:
     """Text as a wrapped block with escaped control characters: a model's output must not control the terminal."""
     out = []
-    for line in text.split("\n"):
-        safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    for line in printable(text).split("\n"):
         room = max(width - len(indent), 10)
-        wrapped = textwrap.wrap(safe, room, replace_whitespace=False, drop_whitespace=False) or [""]
+        wrapped = textwrap.wrap(line, room, replace_whitespace=False, drop_whitespace=False) or [""]
         out += [(indent + part).rstrip() for part in wrapped]
     return "\n".join(out)
 
 
 def one_line(text: str, *, keep_end: bool = False, width: int = 160) -> str:
     """A text in one line of printable characters, shortened."""
-    flat = safe(" ".join(text.split()))
+    line = " ".join(text.split())
+    flat = printable(line[-width - 1 :] if keep_end else line[: width + 1])
     if len(flat) <= width:
         return flat
     return f"...{flat[3 - width :]}" if keep_end else f"{flat[: width - 3]}..."
-
-
-def safe(text: str) -> str:
-    """Without control characters, which a model or a peer may have written."""
-    return quote(text, indent="", width=10_000)
 
 
 def width() -> int:

@@ -4,13 +4,13 @@ No field is ignored silently: a field that is not supported is rejected with an 
 """
 
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from areal_bus.config.generation import OURS
+from areal_bus.foreign_text import valid_json
 
 Message = dict[str, Any]  # role, content, and where they are there name, tool_calls, tool_call_id
 
@@ -45,6 +45,9 @@ DEFAULTS: Mapping[str, tuple[Any, ...]] = {  # accepted with these values, which
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
+
+
+MOST_STOPS, LONGEST_STOP = 64, 1000  # stop strings of a request, and characters of one: each token is compared
 
 
 class RequestRejected(Exception):
@@ -237,6 +240,8 @@ def read_stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise RequestRejected(f"stop must be a text, or a list of texts, none of them empty: it is {shown(value)}")
+    if len(stops) > MOST_STOPS or max(map(len, stops), default=0) > LONGEST_STOP:
+        raise RequestRejected(f"stop has at most {MOST_STOPS} texts of at most {LONGEST_STOP} characters")
     return tuple(stops)
 
 
@@ -349,27 +354,40 @@ def as_event(record: dict[str, Any]) -> bytes:
     return b"data: " + as_bytes(record) + b"\n\n"
 
 
-BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+MOST_CALLS = 128  # in one answer
 
 
 def read_hermes(text: str, n_before: int) -> tuple[str, list[dict[str, Any]]]:
     """The text before the first tool call, and the calls in OpenAI's form, numbered from `n_before`.
 
-    If one call is malformed, returns the whole text and no calls, so that the agent sees the model's output.
+    If one call is malformed, or there are more than MOST_CALLS, returns the whole text and no calls, so that the agent
+    sees the model's output.
     """
     calls: list[dict[str, Any]] = []
-    for block in BLOCK.findall(text):
+    for block in tool_blocks(text):
         function = read_function(block)
-        if function is None:
+        if function is None or len(calls) == MOST_CALLS:
             return text, []
         calls.append({"id": f"call_{n_before + len(calls)}", "type": "function", "function": function})
-    return (text.partition("<tool_call>")[0], calls) if calls else (text, [])
+    return (text.partition(OPENING)[0], calls) if calls else (text, [])
+
+
+def tool_blocks(text: str) -> Iterator[str]:
+    """The text of each tool call, from an opening tag to the next closing one; linear in the text."""
+    at = 0
+    while (begin := text.find(OPENING, at)) >= 0:
+        end = text.find(CLOSING, begin)
+        if end < 0:
+            return
+        yield text[begin + len(OPENING) : end]
+        at = end + len(CLOSING)
 
 
 def read_function(block: str) -> dict[str, str] | None:
     """Name and arguments (as JSON text) of a tool call; None for a malformed one."""
     try:
-        record = json.loads(block)
+        record = valid_json(json.loads(block))
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("name"), str):

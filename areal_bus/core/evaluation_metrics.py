@@ -13,8 +13,11 @@ from collections.abc import Sequence
 Row = Sequence[bool]  # the judged answers of one problem
 Voters = Sequence[tuple[str, bool]]  # (final answer, whether it is right) of one problem
 
-BOXED = re.compile(r"\\boxed\s*\{")
-MARKED = re.compile(r"####[ \t]*([^\n]+)|<answer>(.*?)</answer>", re.DOTALL)
+READ = 50_000  # characters at the end of a completion that are searched for its final answer
+BOX = "\\boxed"
+BRACES = re.compile(r"\\boxed\s*\{|[{}]")
+MARK = re.compile(r"####[ \t]*([^\n]+)|<answer>")
+CLOSING = "</answer>"
 NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?")
 
 
@@ -63,11 +66,13 @@ def final_answer(text: str) -> str:
     """The final answer in a completion, by which answers are equal for the vote.
 
     The last box, else the last "####" line or <answer>, else the last number, else the whole text. Spaces, case,
-    thousands separators, dollars and a last full stop are removed.
+    thousands separators, dollars and a last full stop are removed. Only the last READ characters count, and the time is
+    linear in them: the head calls this.
     """
+    text = text[-READ:]
     answer = _last_box(text)
-    if answer is None and (marked := MARKED.findall(text)):
-        answer = marked[-1][0] or marked[-1][1]
+    if answer is None:
+        answer = _last_marked(text)
     if answer is None:
         numbers = NUMBER.findall(text)
         answer = numbers[-1] if numbers else text
@@ -90,10 +95,26 @@ def _majority(row: Voters) -> float:
 
 def _last_box(text: str) -> str | None:
     """The content of the last \\boxed{...} whose braces are balanced."""
-    for found in reversed(list(BOXED.finditer(text))):
-        depth = 1
-        for at in range(found.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
-            if depth == 0:
-                return text[found.end() : at]
-    return None
+    first = text.find(BOX)
+    last, end = -1, -1
+    opened: list[int] = []  # begin of the content of each open box; -1 for another brace
+    for brace in BRACES.finditer(text, first, text.rfind("}") + 1) if first >= 0 else ():
+        token = brace[0]
+        if token == "{":
+            opened.append(-1)
+        elif token != "}":
+            opened.append(brace.end())
+        elif opened and (begin := opened.pop()) > last:
+            last, end = begin, brace.start()
+    return text[last:end] if last >= 0 else None
+
+
+def _last_marked(text: str) -> str | None:
+    """The rest of the last "####" line, or the content of the last <answer>, whichever comes later."""
+    found, at, last_closing = None, 0, text.rfind(CLOSING)
+    while mark := MARK.search(text, at):
+        found, at = mark[1] or found, mark.end()
+        if not mark[1] and at <= last_closing:
+            end = text.index(CLOSING, at)
+            found, at = text[at:end], end + len(CLOSING)
+    return found

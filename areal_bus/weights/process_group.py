@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.distributed import BroadcastOptions, GatherOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import ConfigError, PushFailed
+from areal_bus.foreign_text import ERROR
 from areal_bus.process.file_limit import raise_file_limit
 from areal_bus.weights.waits import PushWaits, Wakeup
 
@@ -250,7 +251,7 @@ def retire(group: PushGroup) -> None:
 
 def brief(error: BaseException) -> str:
     """First sentence of an error of torch or gloo, without source locations."""
-    text = re.sub(r"\[[^\]]*\.(?:cc|h|cpp):\d+\] *", "", str(error)).split("\n")[0]
+    text = re.sub(r"\[[^\[\]]*\.(?:cc|h|cpp):\d+\] *", "", str(error)[:ERROR]).split("\n")[0]
     return text.split(". ")[0].strip() or type(error).__name__
 
 

@@ -80,7 +80,7 @@ def show(folder: Path, finding: Finding) -> None:
 
 def headline(folder: Path, finding: Finding) -> str:
     """One line for the console of a job."""
-    seen = terminal.safe(finding.seen)
+    seen = terminal.printable(finding.seen)
     return as_here(
         f"alarm {finding.name} at version {finding.since}: {seen}; python -m tools.alarms {shlex.quote(str(folder))}"
     )
@@ -105,7 +105,7 @@ def _alarm(folder: Path, finding: Finding, width: int) -> Iterator[str]:
     holds = "and holds" if finding.is_active else f"held last at version {finding.last}"
     yield f"{finding.name}: raised at version {finding.since}, {holds}"
     for title, text in (("rule", finding.rule), ("seen", finding.seen), ("try", finding.advice)):
-        lines = textwrap.wrap(terminal.safe(text), max(width - 8, 20))
+        lines = textwrap.wrap(terminal.printable(text), max(width - 8, 20))
         yield from (f"  {title if i == 0 else '':<5} {line}" for i, line in enumerate(lines))
     if finding.samples:
         yield as_here(f"  read  python -m tools.samples {shlex.quote(str(folder))} --step N --uid U")

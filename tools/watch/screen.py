@@ -28,14 +28,14 @@ def render(frame: Frame) -> Group:
 
 def _heading(frame: Frame) -> Text:
     text = Text()
-    text.append(f"{terminal.safe(frame.run)}: ", "bold")
-    text.append(terminal.safe(frame.sentence), STYLES.get(frame.state, "red"))
+    text.append(f"{terminal.printable(frame.run)}: ", "bold")
+    text.append(terminal.printable(frame.sentence), STYLES.get(frame.state, "red"))
     version = "no update yet" if frame.version is None else f"version {frame.version}"
     total = "" if frame.n_steps is None else f" of {frame.n_steps}"
     text.append(f"\n{version}{total}, published {frame.published}, term {frame.term}{_in_force(frame)}, ")
     text.append(time.strftime("%H:%M:%S", time.localtime(frame.wall)), "dim")
     if frame.verdict:
-        text.append(f"\n{terminal.safe(frame.verdict)}", "yellow")
+        text.append(f"\n{terminal.printable(frame.verdict)}", "yellow")
     return text
 
 
@@ -51,7 +51,7 @@ def _alarms(frame: Frame) -> Iterator[Text]:
 
 def _alarm_line(alarm: Alarm) -> str:
     over = "" if alarm.is_active else " (over)"
-    return f"alarm {alarm.name}{over} since version {alarm.since}: {terminal.safe(alarm.seen)}"
+    return f"alarm {alarm.name}{over} since version {alarm.since}: {terminal.printable(alarm.seen)}"
 
 
 def _ring(frame: Frame) -> Table:
@@ -121,7 +121,7 @@ def log_lines(before: Frame | None, frame: Frame) -> Sequence[str]:
         version = "no update yet" if frame.version is None else f"version {frame.version}"
         out.append(f"{version}{_in_force(frame)}; prompts: {flow}" + (f"; {values}" if values else ""))
     if before is None or (before.sentence, before.verdict) != (frame.sentence, frame.verdict):
-        out.append(terminal.safe(f"{frame.sentence}{'; ' if frame.verdict else ''}{frame.verdict}"))
+        out.append(terminal.printable(f"{frame.sentence}{'; ' if frame.verdict else ''}{frame.verdict}"))
     known = {(alarm.name, alarm.since) for alarm in before.alarms} if before is not None else set()
     out += [_alarm_line(alarm) for alarm in frame.alarms if (alarm.name, alarm.since) not in known]
     return [f"{time.strftime('%H:%M:%S', time.localtime(frame.wall))} {line}" for line in out]

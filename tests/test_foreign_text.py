@@ -1,0 +1,161 @@
+"""Text of a model, of user code or of a peer: every scan over it is linear, none raises, none controls a terminal."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from actors.agents.calculator import calculator
+from actors.data.published_rows import boxed
+from actors.endpoint.openai_api import MOST_CALLS, read_hermes
+from actors.engines.stop_strings import before_stop
+from actors.head import alerts
+from actors.rewards import formats, plain_numbers, reasoning
+from actors.rewards.code import scoring as code
+from actors.rewards.judge.scoring import grade_of
+from actors.rewards.mathematics.verdict import is_right
+from areal_bus.core.evaluation_metrics import final_answer
+from areal_bus.core.score_failures import VARIES
+from areal_bus.foreign_text import cut, printable, valid, valid_json
+from areal_bus.weights.process_group import brief
+from tools import terminal
+from tools.alarms import step_samples
+
+N = 100_000  # characters
+MOST_S = 0.05  # CPU time of one scan in a loop that others depend on; a quadratic one takes seconds
+MOST_IN_WORKER_S = 0.5  # of a scan in a worker process, which has a deadline
+
+UNITS = (
+    *("\\boxed{", "\\boxed {", "\\boxed", "\\fbox{"),
+    *("{", "}", "{}", "\\{", "\\", '"', "'", "$", "\\[", "(", "[", "[[", "[a.c:"),
+    *("<", "<think>", "</think>", "<answer>", "</answer>", "<answer>x", "<tool_call>", "<tool_call>{", "</tool_call>"),
+    *('<tool_call>{"name":"a"}</tool_call>', "<tool_call>x</tool_call>", '{"name":', "####", "#### ", "####\n", "```"),
+    *("``` ", "```python ", "```python\n", "~~~", "0", "1,", "1,000", "1.", "1/", "-", "-1"),
+    *(" ", "\t", "\n", " \n", "\r"),
+    *("a", "a ", "answer is ", "answer:", "answer is not ", "score", "score: ", "score: 1 ", "*", "_", "\\text{"),
+    *("\\frac{1}{", "\\sqrt{", "^{", "=", "1+", "is ", ". ", "(A)", "or ", "\\begin{matrix}", "%"),
+    *("\x00", "\x1b[2J", "é", "\ud83d", "\u202e", "\U0001f600"),
+)  # fmt: skip
+BEFORE = ("", "\\boxed{", "<tool_call>", "<answer>", "#### ", "```", "score:", "answer is ", "5")
+AFTER = ("", "}", "</answer>", "</tool_call>", "x")
+
+IN_LOOPS: dict[str, Callable[[str], object]] = {  # in the head, a generator, a reward or a tool
+    "final_answer": final_answer,
+    "tool calls": lambda text: read_hermes(text, 0),
+    "stop strings": lambda text: before_stop(text, ("stop", "\n\n\nEnd")),
+    "answers of alerts": alerts._short,
+    "kinds of errors": lambda text: VARIES.sub("*", text),
+    "error of a push": lambda text: brief(RuntimeError(text)),
+    "repeats": step_samples.repeated_share,
+    "template": lambda text: step_samples.template_of("what is 5", text),
+    "one line": terminal.one_line,
+    "valid": valid,
+    "printable": printable,
+    "box of a row": boxed,
+}
+IN_WORKERS: dict[str, Callable[[str], object]] = {
+    **{f"format {name}": template for name, template in formats.TEMPLATES.items()},
+    "last number": plain_numbers.last_number,
+    "number": plain_numbers.read_number,
+    "code block": code.code_of,
+    "printed output": lambda text: code.same_output(text, "5"),
+    "grade of a judge": lambda text: grade_of(text, 10),
+    "reasoning": reasoning.answer_of,
+    "math, a number": lambda text: is_right(text, "5"),
+    "math, a formula": lambda text: is_right(text, "x + \\frac{1}{2}"),
+    "math, a letter": lambda text: is_right(text, "B"),
+    "calculator": calculator,
+    "quotation": lambda text: terminal.quote(text, indent="| ", width=100),
+}
+
+
+def seconds_of(scan: Callable[[str], object], text: str, *, most_s: float) -> float:
+    """CPU time of the fastest of a few tries; ValueError and SyntaxError are answers, too."""
+    best = float("inf")
+    for _ in range(4):
+        began = time.thread_time()
+        with contextlib.suppress(ValueError, SyntaxError):
+            scan(text)
+        best = min(best, time.thread_time() - began)
+        if best < most_s:
+            break
+    return best
+
+
+def slow_texts(scan: Callable[[str], object], *, most_s: float) -> dict[str, float]:
+    """Opening of each text that takes longer -> its seconds."""
+    found = {}
+    for unit in UNITS:
+        body = unit * (N // len(unit))
+        for text in (*(f"{before}{body}" for before in BEFORE), *(f"{body}{after}" for after in AFTER[1:])):
+            if (spent := seconds_of(scan, text, most_s=most_s)) >= most_s:
+                found[f"{text[:40]!r} ... {text[-12:]!r}"] = round(spent, 3)
+                break  # another text of this unit would take as long
+        if len(found) > 2:
+            break
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_LOOPS)
+def test_a_scan_in_a_loop_takes_under_50_ms_for_100000_repeated_characters_and_tags(name: str) -> None:
+    assert slow_texts(IN_LOOPS[name], most_s=MOST_S) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_WORKERS)
+def test_a_scan_in_a_worker_is_linear_in_100000_repeated_characters_and_tags(name: str) -> None:
+    assert slow_texts(IN_WORKERS[name], most_s=MOST_IN_WORKER_S) == {}
+
+
+def test_scans_of_unclosed_boxes_tags_and_fences_are_linear() -> None:
+    assert seconds_of(final_answer, "\\boxed{" * N, most_s=1) < 1
+    assert seconds_of(final_answer, "<answer>" * N, most_s=1) < 1
+    assert seconds_of(lambda text: read_hermes(text, 0), "<tool_call>" * N, most_s=1) < 1
+    assert seconds_of(code.code_of, "```" + " " * N, most_s=1) < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("\\boxed{1} then \\boxed{2", "1"),
+        ("\\boxed{1} then \\boxed{2{}", "1"),
+        ("\\boxed{\\boxed{3}", "3"),
+        ("\\boxed{a{b}c} }", "a{b}c"),
+        ("} \\boxed{4}", "4"),
+        ("{ \\boxed{4}", "4"),
+        ("\\boxed{1 \\boxed{2} 3}", "2"),
+        ("#### 7\n<answer>8</answer>", "8"),
+        ("<answer>8</answer>\n#### 7", "7"),
+        ("<answer>#### 7</answer>", "####7"),
+        ("<answer>#### 7\nx", "7"),
+        ("<answer><answer>9</answer>", "<answer>9"),
+        ("<answer></answer> 5", ""),
+        ("#### \n 5", ""),
+    ],
+)
+def test_final_answer_reads_boxes_and_marks_as_before(text: str, answer: str) -> None:
+    assert final_answer(text) == answer
+
+
+def test_an_answer_with_too_many_tool_calls_is_text() -> None:
+    one = '<tool_call>{"name":"a"}</tool_call>'
+    assert len(read_hermes(one * MOST_CALLS, 0)[1]) == MOST_CALLS
+    assert read_hermes(one * (MOST_CALLS + 1), 0) == (one * (MOST_CALLS + 1), [])
+
+
+def test_a_tool_call_with_half_a_pair_is_valid_unicode() -> None:
+    _, [call] = read_hermes('<tool_call>{"name": "a\\ud83d", "arguments": {"b\\ud83d": "\\udc00"}}</tool_call>', 0)
+    assert call["function"]["name"] == "a\ufffd"
+    assert json.loads(call["function"]["arguments"]) == {"b\ufffd": "\ufffd"}
+
+
+def test_text_becomes_valid_cut_and_printable() -> None:
+    assert valid("a\ud83db") == "a\ufffdb"
+    assert valid("\U0001f600") == "\U0001f600"
+    assert valid_json({"a": ["\ud83d"]}) == {"a": ["\ufffd"]}
+    assert cut("abcdef", 5) == "ab..."
+    assert cut("abcde", 5) == "abcde"
+    assert printable("\x1b[2J\x07a\nb\u202e\ud83d\x9b") == "\\x1b[2J\\x07a\nb\\u202e\\ud83d\\x9b"
