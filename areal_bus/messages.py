@@ -7,18 +7,37 @@ frame; all other fields are sent in the small header.
 import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
-PROTOCOL = 15  # incremented with every change of a record, of the wire format or of a checksum
+PROTOCOL = 16  # incremented with every change of a record, of the wire format or of a checksum
 
 ATTEMPTS = 1000  # attempts of a prompt in one term; separates the results of different terms
 MAX_PARTS = 32  # rewards by name that one score reports
+MAX_PAIRS = 2048  # turns of a sample, and spans of its versions
+MAX_NAMES = 8192  # in a list of members: as many as a socket has connections
+MAX_TEXT_BYTES = 8 << 20  # of all text frames of a message together; a row of the data is one
 
 Kind = TypeVar("Kind")
 
 
+@dataclass(frozen=True, slots=True)
+class Longest:
+    """Limit of a text field in the header. A longer prose is cut by its sender, any other one is not sent."""
+
+    n: int  # characters
+    is_prose: bool = False  # read by people only
+
+
+Name = Annotated[str, Longest(200)]  # of a member, an evaluation, a lease, a digest
+Address = Annotated[str, Longest(255)]  # an endpoint
+Folder = Annotated[str, Longest(4096)]  # a path
+Note = Annotated[str, Longest(200, is_prose=True)]
+Sentence = Annotated[str, Longest(2000, is_prose=True)]  # an error or a reason
+Parts = Annotated[str, Longest(10_000)]  # JSON of MAX_PARTS numbers by name
+
+
 def frame(kind: str, *, default: Any = dataclasses.MISSING) -> Any:
-    """A dataclass field that is sent as a raw frame; kind is "int32", "float32" or "text" (UTF-8)."""
+    """A dataclass field that is sent as a raw frame; kind is "int32", "float32", "text" (UTF-8) or "names" (lines)."""
     return dataclasses.field(default=default, metadata={"frame": kind})
 
 
@@ -74,13 +93,13 @@ class Refund(StrEnum):
 class Join:
     """An actor has started and asks to join the ring."""
 
-    name: str  # "generator-0.1": role, index among its role, incarnation
-    role: str  # Role
+    name: Name  # "generator-0.1": role, index among its role, incarnation
+    role: Name  # Role
     index: int  # 0, 1, 2, ... among its role
     incarnation: int  # 0 at first, +1 with every restart
-    endpoint: str  # its address: ROUTER of a reward, TCPStore "host:port" of a learner; "" for a generator
+    endpoint: Address  # its address: ROUTER of a reward, TCPStore "host:port" of a learner; "" for a generator
     pid: int
-    host: str
+    host: Note
     again: int = 0  # incremented with each Rejoin received; a duplicate Join has the same number
     split: int = 0  # number of the split of ranks that its supervisor knew when it started it
 
@@ -98,7 +117,7 @@ class Heartbeat:
 
     progress: int  # tokens, scores or micro-batches so far
     version: int | None  # version held; None before the first push, and for a reward
-    note: str  # current activity, for people
+    note: Note  # current activity, for people
     hears: bool = True  # False: nothing received from the head for bus.silent_s (the connection works one way)
 
 
@@ -142,7 +161,7 @@ class Rejoin:
     and whenever `anew` is set, it exits and restarts from its checkpoint as a new incarnation.
     """
 
-    reason: str
+    reason: Sentence
     life: int = 0  # incarnation of the head
     anew: bool = False
 
@@ -151,7 +170,7 @@ class Rejoin:
 class Reassign:
     """The split of ranks has changed: exit for a restart. The supervisor starts the actor of the new split."""
 
-    reason: str
+    reason: Sentence
 
 
 @record
@@ -163,8 +182,8 @@ class LeaveRequest:
 class PeerList:
     """Current endpoints of listening peers. Sent after every Join; names the incarnation of the head."""
 
-    names: list[str]
-    endpoints: list[str]
+    names: list[str] = frame("names")
+    endpoints: list[str] = frame("names")
     life: int = 0  # incarnation of the head
 
 
@@ -176,10 +195,10 @@ class Prompt:
     attempt: int  # 0 at first, +1 with each new lease; those of a term begin at term * ATTEMPTS
     born: int  # version that its generator last reported when the prompt was first leased
     samples: list[int]  # indices within the group to sample
-    evaluation: str  # "" for training, otherwise the name of the evaluation; its samples are never trained
+    evaluation: Name  # "" for training, otherwise the name of the evaluation; its samples are never trained
     row: str = frame("text")  # JSON object: one row of the data
     more: bool = False  # eta = 0: more prompts of this batch follow; start to decode after the last one
-    lease: str = ""  # id of this lease; results repeat it
+    lease: Name = ""  # id of this lease; results repeat it
 
 
 @record
@@ -189,9 +208,9 @@ class Trajectory:
     uid: int
     sample: int
     attempt: int
-    evaluation: str
-    generator: str  # name of the generator that sampled it
-    finish: str  # Finish of the last completion
+    evaluation: Name
+    generator: Name  # name of the generator that sampled it
+    finish: Name  # Finish of the last completion
     segments: list[list[int]]  # [[n_given, n_sampled], ...] in order; one pair for a single turn
     spans: list[list[int]]  # [[version, n_tokens], ...] over the sampled tokens, in order
     seconds: float  # from submission to the last token
@@ -202,7 +221,7 @@ class Trajectory:
     text: str = frame("text")  # the completion (all turns), read by the reward
     row: str = frame("text")  # JSON object: the data row, so that rewards are stateless
     turns: str = frame("text", default="")  # several turns: JSON [[given, sampled], ...], texts for people
-    lease: str = ""  # as in its Prompt
+    lease: Name = ""  # as in its Prompt
 
 
 @record
@@ -212,17 +231,17 @@ class Scored:
     In the head's ledger the reward of a timeout or error is the configured one, if any.
     """
 
-    status: str  # VerdictStatus
+    status: Name  # VerdictStatus
     reward: float
     correct: bool | None  # correctness, for tasks that define it
-    error: str  # text of a timeout or error, otherwise ""
+    error: Sentence  # text of a timeout or error, otherwise ""
     score_s: float
     uid: int
     sample: int
     attempt: int
-    evaluation: str
-    generator: str
-    finish: str
+    evaluation: Name
+    generator: Name
+    finish: Name
     segments: list[list[int]]
     spans: list[list[int]]
     seconds: float
@@ -232,8 +251,8 @@ class Scored:
     prompt_text: str = frame("text")
     text: str = frame("text")
     turns: str = frame("text", default="")  # as in the Trajectory
-    lease: str = ""  # as in the Trajectory
-    parts: str = ""  # JSON object: rewards by name that the score reports (core/reward_parts.py); "" for none
+    lease: Name = ""  # as in the Trajectory
+    parts: Parts = ""  # JSON object: rewards by name that the score reports (core/reward_parts.py); "" for none
 
     @property
     def n_sampled(self) -> int:
@@ -247,7 +266,7 @@ class Sampled:
     uid: int
     sample: int
     attempt: int
-    evaluation: str
+    evaluation: Name
     n_tokens: int
 
 
@@ -267,7 +286,7 @@ class Partial:
     spans: list[list[int]]
     ids: bytes = frame("int32")
     logps: bytes = frame("float32")
-    lease: str = ""  # as in its Prompt, if sent by a generator
+    lease: Name = ""  # as in its Prompt, if sent by a generator
 
     @property
     def n_sampled(self) -> int:
@@ -280,9 +299,9 @@ class SampleFailed:
 
     uid: int
     attempt: int
-    evaluation: str
-    reason: str  # Refund
-    error: str
+    evaluation: Name
+    reason: Name  # Refund
+    error: Sentence
 
 
 @record
@@ -292,7 +311,7 @@ class Ack:
     uid: int
     sample: int
     attempt: int
-    evaluation: str
+    evaluation: Name
 
 
 @record
@@ -301,7 +320,7 @@ class Cancel:
 
     uid: int
     attempt: int
-    evaluation: str = ""
+    evaluation: Name = ""
 
 
 @record
@@ -311,7 +330,7 @@ class BeginTerm:
     """
 
     version: int
-    digest: str
+    digest: Name
     life: int = 0  # incarnation of the head that it has joined
     lives_on: bool = False
     sealed: list[int] = dataclasses.field(default_factory=list)  # versions with complete checkpoints on disk
@@ -323,7 +342,7 @@ class Checkpointed:
     """The checkpoint of `version` is complete on disk. Rank 0 only."""
 
     version: int
-    folder: str
+    folder: Folder
 
 
 @record
@@ -346,7 +365,7 @@ class ShardItem:
     sample: int
     reward: float
     correct: bool | None
-    finish: str
+    finish: Name
     segments: list[list[int]]
     spans: list[list[int]]
     ids: bytes = frame("int32")
@@ -380,7 +399,7 @@ class UpdateDone:
 
     version: int
     stats: dict[str, float]  # metrics of the step
-    digest: str  # of the snapshot
+    digest: Name  # of the snapshot
     kept: bool = False  # a checkpoint of this version is being written
 
 
@@ -391,8 +410,8 @@ class PushBegin:
     push: int  # 0, 1, 2, ...
     version: int
     view: int  # membership view: the same number means the same process group
-    members: list[str]
-    store: str  # "host:port" of the TCPStore at learner rank 0
+    members: list[str] = frame("names")
+    store: Address  # "host:port" of the TCPStore at learner rank 0
     timeout_s: float
     term: int = 0
     base: int = 0  # version at which the term began, for members that missed Term
@@ -404,7 +423,7 @@ class PushDone:
 
     push: int
     version: int
-    digest: str  # of the weights held now
+    digest: Name  # of the weights held now
     receive_s: float
     stall_s: float  # pause of decoding at the swap
     sent_bytes: int = 0  # to each member; 0 where members copied from shared memory
@@ -417,36 +436,36 @@ class PushBroken:
 
     push: int
     version: int
-    error: str
+    error: Sentence
 
 
 @record
 class Finished:
     """A learner rank has ended its loop and written its output."""
 
-    checkpoint: str  # folder of the last checkpoint, "" if none
-    model: str  # folder of the exported model, "" if none
+    checkpoint: Folder  # folder of the last checkpoint, "" if none
+    model: Folder  # folder of the exported model, "" if none
 
 
 @record
 class Failure:
     """An actor is about to exit with an error."""
 
-    error: str
+    error: Sentence
 
 
 @record
 class Stop:
     """Exit now, cleanly."""
 
-    reason: str
+    reason: Sentence
 
 
 @record
 class Evict:
     """Exit now as failed: the generator completes no push. Its supervisor restarts it."""
 
-    reason: str
+    reason: Sentence
 
 
 Message = (

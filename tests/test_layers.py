@@ -19,7 +19,8 @@ MAY = {  # package -> what it imports of ours
 MEASURES = "tools.bench."  # modules beside a bench, in a process of their own, import what they measure
 TORCH = ("areal_bus.weights", "actors.cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
          "actors.offline", "actors.runtime.torch_profiler", "tools.bench")  # fmt: skip
-BUS = {  # folder of areal_bus -> the other ones that it imports; each may import messages, errors and authorization
+SHARED = {"messages", "errors", "authorization", "foreign_text"}  # modules beside these folders
+BUS = {  # folder of areal_bus -> the other ones that it imports; each may import the modules of SHARED
     "core": set[str](),
     "wire": set[str](),
     "transport": {"wire", "process"},
@@ -55,7 +56,10 @@ def test_the_core_imports_the_standard_library_messages_and_errors(sources: Sour
     assert core
     for module in core:
         ours = {name for name in sources.ours(module.imported()) if not within(name, "areal_bus.core")}
-        allowed = {"areal_bus", "areal_bus.authorization", "areal_bus.messages", "areal_bus.errors"}
+        allowed = {
+            "areal_bus",
+            *(f"areal_bus.{name}" for name in ("authorization", "messages", "errors", "foreign_text")),
+        }
         assert ours <= allowed, module.name
         packages = {name.partition(".")[0] for name, _ in module.imported()}
         assert packages <= {"areal_bus", *sys.stdlib_module_names}, module.name
@@ -65,7 +69,7 @@ def test_folders_of_the_bus_import_downwards(sources: Sources) -> None:
     rooms = sources.rooms("areal_bus")
     for folder, below in BUS.items():
         there = {room.partition(".")[2] for room in rooms[f"areal_bus.{folder}"]}
-        assert there <= below | {"messages", "errors", "authorization"}, folder
+        assert there <= below | SHARED, folder
 
 
 def test_torch_is_imported_where_it_belongs(sources: Sources) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from areal_bus.core.effects import Keep
 from areal_bus.core.reward_parts import parts_of
+from areal_bus.foreign_text import valid
+from areal_bus.messages import Scored
 from areal_bus.storage.line_file import LineFile
 
 MAX_BUFFERED = 64  # samples buffered before a write
@@ -67,10 +69,20 @@ def as_line(effect: Keep) -> dict[str, Any]:
         "versions": s.spans,
         "n_tokens": s.n_sampled,
         "n_masked": effect.n_masked,
-        **({"turns": json.loads(s.turns)} if s.turns else {}),
+        **({"turns": turns} if (turns := turns_of(s)) else {}),
         **({"parts": parts} if (parts := parts_of(s)) else {}),
         **({"source": effect.source} if effect.source else {}),
     }
+
+
+def turns_of(scored: Scored) -> list[list[str]]:
+    """[given, sampled] of each turn; none for text that is no JSON of such pairs: a peer wrote it."""
+    try:
+        turns = json.loads(scored.turns) if scored.turns else []
+    except (ValueError, RecursionError):
+        return []
+    is_list = isinstance(turns, list) and all(isinstance(turn, list) and len(turn) == 2 for turn in turns)
+    return turns if is_list and all(isinstance(text, str) for turn in turns for text in turn) else []
 
 
 def as_tokens(effect: Keep) -> dict[str, Any]:
@@ -97,4 +109,4 @@ def _numbers(kind: str, raw: bytes) -> list[Any]:
 
 
 def packed(line: dict[str, Any]) -> bytes:
-    return compact(line).encode()
+    return valid(compact(line)).encode()

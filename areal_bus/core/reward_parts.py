@@ -31,7 +31,7 @@ def checked(parts: object) -> dict[str, float]:
 
 def dumped(parts: Mapping[str, float]) -> str:
     """As in a message."""
-    return json.dumps(parts, separators=(",", ":")) if parts else ""
+    return json.dumps(parts, ensure_ascii=False, separators=(",", ":")) if parts else ""
 
 
 def parts_of(scored: Scored) -> dict[str, float]:

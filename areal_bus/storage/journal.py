@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.core.events import Event
+from areal_bus.foreign_text import cut, valid
 from areal_bus.storage.cpu_times import CpuTimes, read
 from areal_bus.storage.journal_segments import ONE_FILE, FileSizes, SegmentedFile
 
@@ -20,6 +21,7 @@ SCHEMA = 1
 MAX_BUFFERED = 256  # lines that are written together
 WINDOW_S = 1.0  # about the time between two spans lines
 TIMED_S = 0.02  # spans of this length or longer have their times in the spans line: at most 50 a second
+TEXT_CHARACTERS = 4000  # of a field
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 compact = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
 
@@ -76,7 +78,7 @@ class Journal:
             **fields,
         }
         self._seq += 1
-        self._buffered.append(compact(line).encode())
+        self._buffered.append(encoded(line))
         if len(self._buffered) >= MAX_BUFFERED:
             self.flush()
 
@@ -154,6 +156,14 @@ class Journal:
             rounded = {key: round(seconds, 6) for key, seconds in (spent | causes).items()}
             self.write(Event.SPANS, **rounded, **timed, **self._cpu_s, rss_bytes=resident_bytes())
             self._cpu_s = {}
+
+
+def encoded(line: dict[str, Any]) -> bytes:
+    """The line as JSON. Its texts are valid Unicode of at most TEXT_CHARACTERS: user code or a peer wrote some."""
+    text = compact(line)
+    if len(text) > TEXT_CHARACTERS or "\\ud" in text:
+        text = compact({k: valid(cut(v, TEXT_CHARACTERS)) if isinstance(v, str) else v for k, v in line.items()})
+    return text.encode()
 
 
 def n_cores() -> int:

@@ -169,24 +169,19 @@ class Bus:
         self._order(lambda: self._disconnect(peer))
 
     def send(self, to: str, message: Message) -> None:
-        """Send by the DEALER of that name, otherwise by the ROUTER. Never blocks. Raises WireError."""
-        frames = codec.encode(message, job=self.job)
-        self._order(self.send_queues.enqueue(to, frames, is_resent=isinstance(message, RESENT)))
+        """Send by the DEALER of that name, otherwise by the ROUTER. Never blocks.
+
+        A message that cannot be encoded is dropped and counted as undelivered. Whoever can repair such a message checks
+        it first (`codec.check`).
+        """
+        self._order(self._sending(to, message))
 
     def send_all(self, messages: Iterable[tuple[str, Message]]) -> None:
-        """Send several messages with one wake-up of the receiver. Each peer receives its messages in order.
-
-        Raises WireError for an invalid message, after the messages before it were sent.
-        """
-        orders: list[Callable[[], None]] = []
-        try:
-            for to, message in messages:
-                frames = codec.encode(message, job=self.job)
-                orders.append(self.send_queues.enqueue(to, frames, is_resent=isinstance(message, RESENT)))
-        finally:
+        """As `send`, with one wake-up of the receiver. Each peer receives its messages in order."""
+        orders = [self._sending(to, message) for to, message in messages]
+        if orders:
             self._orders.extend(orders)
-            if orders:
-                self._kick()
+            self._kick()
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """Next sender and message; None after `timeout_s` (0: do not wait; None: wait without limit)."""
@@ -211,7 +206,16 @@ class Bus:
             self._thread.join()
             os.close(self._wake_fd)
 
-    # bus thread only from here on, except _order and _kick
+    # bus thread only from here on, except _sending, _order and _kick
+
+    def _sending(self, to: str, message: Message) -> Callable[[], None]:
+        """The call that queues this message, or counts it as undelivered."""
+        try:
+            frames = codec.encode(message, job=self.job)
+        except WireError as error:
+            why = f"{type(message).__name__} cannot be sent: {error}"
+            return lambda: self.send_queues.refuse(to, why)
+        return self.send_queues.enqueue(to, frames, is_resent=isinstance(message, RESENT))
 
     def _order(self, act: Callable[[], None]) -> None:
         self._orders.append(act)
@@ -309,9 +313,9 @@ class Bus:
             peers = [heartbeats.to] if heartbeats.to in self._dealers else []
         peers = [peer for peer in peers if peer not in self.send_queues.waiting]  # heartbeats do not accumulate
         if peers:
-            frames = codec.encode(heartbeats.make(), job=self.job)
+            message = heartbeats.make()
             for peer in peers:
-                self.send_queues.enqueue(peer, frames)()
+                self._sending(peer, message)()
             self.send_queues.flush()
 
     def _poll(self, timeout_s: float) -> None:

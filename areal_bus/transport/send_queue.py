@@ -91,6 +91,10 @@ class SendQueues:
             self._flush(peer)
         self._forget(peer)
 
+    def refuse(self, peer: str, why: str) -> None:
+        """Count a message that cannot be encoded."""
+        self._count_dropped(peer, 1, why, level="ERROR")
+
     def _forget(self, peer: str) -> None:
         for frames in self.waiting.pop(peer, ()):
             self._uncount(peer, size(frames))

@@ -5,6 +5,7 @@ frames 1.. are the raw fields of the record in their declared order. Incoming me
 the record, outgoing ones against the same limits (docs/wire.md). A violation raises WireError.
 """
 
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -13,12 +14,13 @@ from typing import Any
 import msgpack
 
 from areal_bus.errors import WireError
-from areal_bus.messages import PROTOCOL, Message
+from areal_bus.foreign_text import cut, valid
+from areal_bus.messages import MAX_NAMES, MAX_PAIRS, MAX_TEXT_BYTES, PROTOCOL, Longest, Message
 from areal_bus.wire.header import MAX_HEADER_BYTES, UNPACK_ERRORS, check_cost, pack_header, unpack_checked
 from areal_bus.wire.schema import KINDS, Schema, schema_of
 
 MAX_ARRAY_BYTES = 16 << 20  # 4 million tokens
-MAX_TEXT_BYTES = 8 << 20  # of all text frames together; decoded strings may take four times that
+MAX_NAME = 255  # characters of a name or an endpoint in a list of them
 MAX_FRAME_BYTES = max(MAX_HEADER_BYTES, MAX_ARRAY_BYTES, MAX_TEXT_BYTES)
 MAX_FRAMES = 1 + max(len(schema_of(kind).framed) for kind in KINDS.values())
 
@@ -27,18 +29,27 @@ FAST_BYTES = 4096  # maximum header for the fast path, which copies it; nearly a
 MAP16 = b"\xde"  # msgpack's first byte of a map with 16 entries or more; a two-byte count follows
 UINT64 = 0xCF  # msgpack's first byte of unsigned 64-bit integers
 
+_PAIR = rb'\["[^"]*+", ?+"[^"]*+"\]'
+TURNS = re.compile(rb"\[%b(?:, ?+%b){0,%d}+\]" % (_PAIR, _PAIR, MAX_PAIRS - 1))  # JSON without escaped quotes
+
 Read = tuple[Schema, dict[str, Any]]  # schema and fields, in their declared order
 
 
 def encode(message: Message, *, job: str) -> list[bytes]:
-    """Header and frames. Raises WireError for a message that the receiver would reject."""
+    """Header and frames. Raises WireError for a message that the receiver would reject.
+
+    Prose over its limit is cut, and lone surrogates are replaced: a model or user code may have written them.
+    """
     kind: type = type(message)
     schema = schema_of(kind)
     fields = schema.plain_of(message)
+    for name, limit in schema.longest:
+        if len(fields[name]) > limit.n:
+            fields[name] = _cut(kind, name, fields[name], limit)
     for name, fits in schema.strict:
         if not fits(fields[name]):
             raise WireError(f"{kind.__name__}.{name} may not be {_show(fields[name])}", "fields")
-    frames = [value.encode() if type(value) is str else value for value in schema.framed_of(message)]
+    frames = [value if type(value) is bytes else _as_text(value) for value in schema.framed_of(message)]
     lengths = list(map(len, frames))
     if frames:
         _check_frames(schema, fields, frames, lengths)
@@ -61,10 +72,38 @@ def decode(frames: Sequence[bytes], *, job: str) -> Message:
         try:
             for at in schema.texts:
                 values[at] = values[at].decode()
+            for at in schema.names_at:
+                values[at] = _as_names(values[at])
         except UnicodeDecodeError:
             raise WireError("a text frame is UTF-8", "text") from None
     message: Message = schema.kind(*values)
     return message
+
+
+def check(message: Message) -> None:
+    """Raises WireError for a message that cannot be sent, so that its maker can do something about it."""
+    encode(message, job="")
+
+
+def _cut(kind: type, name: str, text: str, limit: Longest) -> str:
+    """Prose up to its limit. Raises WireError for any other text."""
+    if not limit.is_prose:
+        raise WireError(f"{kind.__name__}.{name} has at most {limit.n} characters; this one has {len(text)}", "fields")
+    return cut(text, limit.n)
+
+
+def _as_text(value: str | list[str]) -> bytes:
+    """A text, or names as lines, in UTF-8."""
+    text = value if type(value) is str else "\n".join(value)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return valid(text).encode()
+
+
+def _as_names(lines: bytes) -> list[str]:
+    """The names of a frame that `_check_frames` has accepted."""
+    return lines.decode().split("\n") if lines else []
 
 
 def _read_fast(packed: bytes, job: str, lengths: list[int]) -> Read | None:
@@ -157,6 +196,29 @@ def _check_frames(schema: Schema, fields: Mapping[str, Any], frames: Sequence[by
         raise WireError(f"the text of a message is at most {MAX_TEXT_BYTES} bytes; this one has {n_text}", "size")
     if schema.has_tokens:
         _check_lengths(fields, lengths)
+    for at in schema.names_at:
+        _check_names(schema, frames[at - schema.first_frame])
+    if schema.turns_at is not None:
+        _check_turns(frames[schema.turns_at - schema.first_frame])
+
+
+def _check_names(schema: Schema, lines: bytes) -> None:
+    """Raises WireError for a name that is empty or long, or too many of them."""
+    n = lines.count(b"\n") + bool(lines)
+    if n > MAX_NAMES:
+        raise WireError(f"{schema.kind.__name__} lists at most {MAX_NAMES} names; this one lists {n}", "size")
+    lengths = set(map(len, lines.split(b"\n"))) if lines else set()
+    if lengths and not 1 <= min(lengths) <= max(lengths) <= MAX_NAME:
+        raise WireError(
+            f"a name in {schema.kind.__name__} has 1 to {MAX_NAME} bytes; got {min(lengths)} to {max(lengths)}",
+            "fields",
+        )
+
+
+def _check_turns(turns: bytes) -> None:
+    """Raises WireError unless these are pairs of texts as JSON; escapes are not checked. Builds no objects."""
+    if turns and TURNS.fullmatch(turns.replace(rb"\\", b"").replace(rb"\"", b"")) is None:
+        raise WireError(f"the turns of a sample are a JSON list of at most {MAX_PAIRS} pairs of texts", "text")
 
 
 def _bad_array(n: int) -> WireError:

@@ -9,10 +9,11 @@ from typing import Any
 import msgpack
 
 from areal_bus.errors import WireError
+from areal_bus.foreign_text import valid_json
 
-MAX_HEADER_BYTES = 64 << 10
+MAX_HEADER_BYTES = 96 << 10  # holds each field of a message at its own limit
 MAX_DEPTH = 8
-MAX_OBJECT_BYTES = 2 * MAX_HEADER_BYTES  # of the unpacked objects
+MAX_OBJECT_BYTES = 1 << 20  # of the unpacked objects
 PACKER_BYTES = 1024  # initial size; it grows. The default of 256 KiB costs 1 us for each message
 
 # upper bounds of the unpacked size, in bytes
@@ -35,8 +36,16 @@ UNPACK_ERRORS = (
 
 
 def pack_header(header: dict[str, Any], kind: str) -> bytes:
-    """Raises WireError for a header that the receiver would reject, so nothing oversize is sent."""
-    packed: bytes = msgpack.Packer(buf_size=PACKER_BYTES).pack(header)
+    """Raises WireError for a header that the receiver would reject, so nothing oversize is sent.
+
+    Lone surrogates in its texts are replaced.
+    """
+    try:
+        packed: bytes = msgpack.Packer(buf_size=PACKER_BYTES).pack(header)
+    except UnicodeEncodeError:
+        return pack_header(valid_json(header), kind)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"a field of {kind} cannot be packed: {error}", "fields") from None
     check_cost(packed, kind)
     return packed
 
@@ -119,7 +128,7 @@ def _value(packed: bytes, at: int) -> tuple[int, int, int]:
         raise WireError(f"a header has no ext types; this one has 0x{first:02x}", "ext")
     width = WIDTHS.get(first, 0)
     if not width:
-        return 0, 1, 0  # nil, false, true, and the invalid 0xC1
+        return 0, 1, NUMBER  # nil, false, true, and the invalid 0xC1: no object, but a step of this loop
     if first not in (0xC4, 0xC5, 0xC6) and first < 0xD9:
         return 0, 1 + width, NUMBER
     n = int.from_bytes(packed[at + 1 : at + 1 + width], "big")

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from areal_bus import messages
-from areal_bus.messages import Finish, Message, Refund, Role, VerdictStatus
+from areal_bus.messages import MAX_PAIRS, Finish, Longest, Message, Refund, Role, VerdictStatus
 
 ENUMS: dict[str, type[StrEnum]] = {  # fields with enumerated values
     "Join.role": Role,
@@ -39,6 +39,9 @@ class Schema:
     framed: tuple[str, ...]  # frame fields: ids and log-probs if there are any, then texts
     first_frame: int  # index of the first frame among the fields of the record; frames are adjacent
     texts: tuple[int, ...]  # indices of the text fields
+    names_at: tuple[int, ...]  # indices of the lists of names, and of their frames
+    turns_at: int | None  # index of the field `turns`, which is text
+    longest: tuple[tuple[str, Longest], ...]  # limits of the header's texts; none is without
     strict: tuple[tuple[str, Fits], ...]  # part of `plain` that restricts values; also checked before sending
     plain_of: Callable[[Any], dict[str, Any]]  # header fields of a record
     framed_of: Callable[[Any], tuple[Any, ...]]
@@ -57,6 +60,9 @@ class Schema:
         """
         if tuple(fields) != self.names or tuple(map(type, fields.values())) not in self.shapes:
             return False
+        for name, limit in self.longest:
+            if len(fields[name]) > limit.n:
+                return False
         for name, fits in self.value_checks if are_small else self.plain.items():  # noqa: SIM110 (all(...) takes twice as long)
             if not fits(fields[name]):
                 return False
@@ -66,30 +72,40 @@ class Schema:
 @cache
 def schema_of(kind: type) -> Schema:
     hints = typing.get_type_hints(kind)
+    limits = _limits(kind)
     all_names = [f.name for f in dataclasses.fields(kind)]
     framed = {f.name: f.metadata["frame"] for f in dataclasses.fields(kind) if "frame" in f.metadata}
     names = [name for name in all_names if name not in framed]
     words = {name: ENUMS[f"{kind.__name__}.{name}"] for name in names if f"{kind.__name__}.{name}" in ENUMS}
     plain = {name: _is_one_of(words[name]) if name in words else _fits(hints[name]) for name in names}
+    plain |= {name: _is_text_up_to(limit.n) for name, limit in limits.items() if name not in words}
+    if unlimited := [name for name in names if hints[name] is str and name not in limits]:
+        raise TypeError(f"a text in the header needs a limit (messages.Longest); not so {kind.__name__}.{unlimited[0]}")
     has_tokens = list(framed)[:2] == ["ids", "logps"] and {"segments", "spans"} <= set(names)
     first = all_names.index(next(iter(framed))) if framed else 0
     if all_names[first : first + len(framed)] != list(framed):
         raise TypeError(f"the frames of a record must be adjacent fields; not so in {kind.__name__}")
-    if list(framed.values()) != (ARRAYS if has_tokens else []) + ["text"] * (len(framed) - 2 * has_tokens):
+    if list(framed.values())[: 2 * has_tokens] != ARRAYS[: 2 * has_tokens] or not {"text", "names"}.issuperset(
+        list(framed.values())[2 * has_tokens :]
+    ):
         raise TypeError(
             f"frames must be ids and log-probs (with segments and spans), then texts; not so in {kind.__name__}"
         )
     options = [_types(hints[name]) for name in names]
     finite: dict[str, Fits] = {name: math.isfinite for name in names if hints[name] is float}
     unclear = {name: plain[name] for name in names if not {int, *PLAIN}.issuperset(_types(hints[name]))}
+    short = {name: _is_short for name in names if hints[name] == list[list[int]]}
     known = {name: frozenset(map(str, words[name])).__contains__ for name in words}
     return Schema(
         kind=kind,
         plain=plain,
         framed=tuple(framed),
         first_frame=first,
-        texts=tuple(range(first + 2 * has_tokens, first + len(framed))),
-        strict=tuple(({name: plain[name] for name in words} | finite).items()),
+        texts=tuple(all_names.index(name) for name, form in framed.items() if form == "text"),
+        names_at=tuple(all_names.index(name) for name, form in framed.items() if form == "names"),
+        turns_at=all_names.index("turns") if "turns" in framed else None,
+        longest=tuple((name, limit) for name, limit in limits.items() if name not in words),
+        strict=tuple(({name: plain[name] for name in words} | finite | short).items()),
         plain_of=_fields_of(names),
         framed_of=_values_of(list(framed)),
         has_tokens=has_tokens,
@@ -98,6 +114,12 @@ def schema_of(kind: type) -> Schema:
         value_checks=tuple((unclear | finite | known).items()),
         is_flat=not any(dict in option for option in options),
     )
+
+
+def _limits(kind: type) -> dict[str, Longest]:
+    """Limits of the text fields in the header, as `messages` annotates them."""
+    hints = typing.get_type_hints(kind, include_extras=True).items()
+    return {name: hint.__metadata__[0] for name, hint in hints if typing.get_origin(hint) is typing.Annotated}
 
 
 def _fields_of(names: list[str]) -> Callable[[Any], dict[str, Any]]:
@@ -116,6 +138,14 @@ def _values_of(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 def _is_one_of(words: type[StrEnum]) -> Fits:
     known = frozenset(map(str, words))
     return lambda value: isinstance(value, str) and value in known
+
+
+def _is_text_up_to(n: int) -> Fits:
+    return lambda value: type(value) is str and len(value) <= n
+
+
+def _is_short(pairs: Any) -> bool:
+    return len(pairs) <= MAX_PAIRS
 
 
 def _types(hint: Any) -> list[type]:
@@ -152,7 +182,7 @@ def _fits(hint: Any) -> Fits:
 
 def _are_pairs(value: Any) -> bool:
     """Whether this is a list of pairs of counts: (tokens given, tokens sampled) or (version, tokens)."""
-    if type(value) is not list:
+    if type(value) is not list or len(value) > MAX_PAIRS:
         return False
     for pair in value:
         if type(pair) is not list or len(pair) != 2:

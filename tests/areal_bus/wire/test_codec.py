@@ -1,6 +1,7 @@
 """Every record goes over the wire whole, and nothing else gets in."""
 
 import dataclasses
+import json
 import time
 import tracemalloc
 import typing
@@ -30,14 +31,22 @@ VALUES: Values = {
     bool | None: st.none() | st.booleans(),
     int | None: st.none() | INTS,
 }
-FRAMES = {"text": st.text(), "int32": st.integers(0, 9).map(lambda n: b"abcd" * n), "float32": st.just(b"\0" * 8)}
+TEXTS = st.text()  # without lone surrogates: those are replaced
+TURNS = st.lists(st.lists(TEXTS, min_size=2, max_size=2), min_size=1, max_size=3)
+FRAMES: dict[str, st.SearchStrategy[typing.Any]] = {
+    "text": TEXTS,
+    "names": st.lists(st.text(min_size=1, max_size=8).filter(lambda name: "\n" not in name), max_size=4),
+    "int32": st.integers(0, 9).map(lambda n: b"abcd" * n),
+    "float32": st.just(b"\0" * 8),
+    "turns": st.just("") | TURNS.map(json.dumps) | TURNS.map(lambda turns: json.dumps(turns, ensure_ascii=False)),
+}
 
 
 def of(kind: type, values: Values = VALUES) -> st.SearchStrategy[typing.Any]:
     """Records of that kind that may be sent."""
     hints = typing.get_type_hints(kind)
     fields = {
-        f.name: FRAMES[f.metadata["frame"]]
+        f.name: FRAMES["turns" if f.name == "turns" else f.metadata["frame"]]
         if "frame" in f.metadata
         else value_of(f"{kind.__name__}.{f.name}", hints[f.name], values)
         for f in dataclasses.fields(kind)
@@ -154,9 +163,38 @@ HOSTILE = {
     "a truncated header": ([header()[:-1]], "header"),
     "text that is no UTF-8": ([header(f={"reason": "xx"}).replace(b"xx", b"\xff\xfe")], "header"),
     "an integer over 64 bits": ([header(k="BatchRequest", f={"step": 2**64 - 1})], "fields"),
-    "64 KiB of short texts, and a frame that is not there": (
-        [header(k="PeerList", f={"names": ["x" * 80] * 740, "endpoints": [], "life": 0}, n=[1])],
-        "frames",
+    "names that are not there": ([header(k="PeerList", f={"life": 0}, n=[1])], "frames"),
+    "names without text": ([header(k="PeerList", f={"life": 0}, n=[2, 0]), b"\n\n", b""], "fields"),
+    "a name that is long": ([header(k="PeerList", f={"life": 0}, n=[256, 0]), b"x" * 256, b""], "fields"),
+    "more names than members": (
+        [header(k="PeerList", f={"life": 0}, n=[1 << 20, 0]), b"x\n" * (1 << 19), b""],
+        "size",
+    ),
+    "turns that are no JSON": (scored({5: b"<script>"}), "text"),
+    "turns that are cut off": (scored({5: b'[["a","b"],["c"'}), "text"),
+    "turns of three": (scored({5: b'[["a","b","c"]]'}), "text"),
+    "turns of numbers": (scored({5: b"[[1,2]]"}), "text"),
+    "open lists as turns": (scored({5: b"[" * 40_000}), "text"),
+    "turns and an open one": (scored({5: b'[["",""]' + b',["",""]' * 5000}), "text"),
+    "more turns than a sample has": (scored({5: b'[["",""]' + b',["",""]' * messages.MAX_PAIRS + b"]"}), "text"),
+    "quotes as turns": (scored({5: b'[["' + b'\\"' * 20_000}), "text"),
+    "many segments": (scored(segments=[[0, 0]] * (messages.MAX_PAIRS + 1)), "fields"),
+    "a long sentence": ([header(f={"reason": "x" * 2001})], "fields"),
+    "a long endpoint": (
+        [
+            header(
+                k="PushBegin",
+                f=dict.fromkeys(("push", "version", "view", "term", "base"), 0)
+                | {"store": "x" * 256, "timeout_s": 1.0},
+                n=[0],
+            ),
+            b"",
+        ],
+        "fields",
+    ),
+    "a long note": (
+        [header(k="Heartbeat", f={"progress": 0, "version": None, "note": "x" * 201, "hears": True})],
+        "fields",
     ),
     "a large header": ([header(f={"reason": "x" * codec.MAX_HEADER_BYTES})], "size"),
     "a pickle": ([b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00K\x01."], "header"),
@@ -201,7 +239,8 @@ def test_what_is_hostile_is_refused_by_its_rule(name: str) -> None:
 def test_what_is_hostile_costs_little_time_and_memory(name: str) -> None:
     """50 ms, and twice the cap of what carries it: a header's, or a frame's."""
     frames, _ = HOSTILE[name]
-    cap = codec.MAX_FRAME_BYTES if sum(map(len, frames)) > 2 * codec.MAX_HEADER_BYTES else codec.MAX_HEADER_BYTES
+    is_large = sum(map(len, frames)) > 2 * codec.MAX_HEADER_BYTES
+    cap = codec.MAX_FRAME_BYTES if is_large else max(codec.MAX_HEADER_BYTES, MAX_OBJECT_BYTES)
     spent = []
     for _ in range(3):
         began = time.thread_time()
@@ -233,7 +272,9 @@ def test_another_protocol_is_refused_with_both_versions_named() -> None:
 @pytest.mark.parametrize(
     "change",
     [{"reward": NAN}, {"seconds": INF}, {"status": "pass"}, {"spans": [[0, 1]]}, {"ids": b""},
-     {"logps": b"\0\0\xc0\x7f" * 2}, {"text": "x" * (codec.MAX_TEXT_BYTES + 1)}, {"error": "x" * 70_000}],
+     {"logps": b"\0\0\xc0\x7f" * 2}, {"text": "x" * (codec.MAX_TEXT_BYTES + 1)}, {"lease": "x" * 201},
+     {"generator": "x" * 70_000}, {"segments": [[0, 0]] * messages.MAX_PAIRS + [[1, 2]]}, {"turns": "no JSON"},
+     {"uid": 2**64}],
 )  # fmt: skip
 def test_what_would_be_refused_is_not_sent(change: dict[str, typing.Any]) -> None:
     with pytest.raises(WireError):
@@ -268,9 +309,70 @@ def test_text_that_is_no_utf_8_is_refused() -> None:
         codec.decode([frames[0], b"\xff\xfe"], job=JOB)
 
 
-def test_an_oversize_header_is_never_sent() -> None:
-    with pytest.raises(WireError, match="at most"):
-        codec.encode(messages.Stop("x" * 70_000), job=JOB)
+def test_a_long_sentence_is_cut_by_its_sender() -> None:
+    sent = codec.decode(codec.encode(messages.Stop("\u4e00" * 70_000), job=JOB), job=JOB)
+    assert sent == messages.Stop("\u4e00" * 1997 + "...")
+
+
+def test_half_a_pair_is_replaced_in_headers_and_frames() -> None:
+    sent = dataclasses.replace(SCORED, status="error", error="bad \ud83d", text="\udc00 \U0001f600")
+    read = codec.decode(codec.encode(sent, job=JOB), job=JOB)
+    assert read == dataclasses.replace(sent, error="bad \ufffd", text="\ufffd \U0001f600")
+
+
+LARGE: dict[typing.Any, typing.Any] = {
+    int: 2**63 - 1,
+    float: 1.5,
+    bool: True,
+    bool | None: True,
+    int | None: 2**63 - 1,
+    list[int]: [2**31] * 4096,
+    dict[str, float]: {f"reward:{n}": 1.0 for n in range(1000)},
+}
+
+
+@pytest.mark.parametrize("body", [b"[", b'["', b'["","', b'\\"', b"\\\\", b'["",""],'])
+def test_turns_of_the_largest_size_are_judged_in_linear_time_and_memory(body: bytes) -> None:
+    frames = scored({5: b'[["' + body * ((codec.MAX_TEXT_BYTES - 10) // len(body))})
+    tracemalloc.start()
+    began = time.thread_time()
+    with pytest.raises(WireError, match="turns"):
+        codec.decode(frames, job=JOB)
+    assert time.thread_time() - began < 1.0  # a quadratic scan takes minutes
+    assert tracemalloc.get_traced_memory()[1] < 3 * codec.MAX_TEXT_BYTES
+    tracemalloc.stop()
+
+
+def at_its_limits(kind: type) -> typing.Any:
+    """A record with each field as large as it may be."""
+    hints, limits = typing.get_type_hints(kind), dict(schema.schema_of(kind).longest)
+    pairs, n_tokens = [[0, 0]] * (messages.MAX_PAIRS - 1), codec.MAX_ARRAY_BYTES // 4
+    values: dict[str, typing.Any] = {}
+    for field in dataclasses.fields(kind):
+        key, hint = f"{kind.__name__}.{field.name}", hints[field.name]
+        if key in schema.ENUMS:
+            values[field.name] = max(map(str, schema.ENUMS[key]), key=len)
+        elif field.name in limits:
+            ascii_only = field.name == "parts"  # printable names and numbers
+            values[field.name] = ("x" if ascii_only else "\U0001f600") * limits[field.name].n
+        elif hint == list[list[int]]:
+            own = [0, n_tokens] if field.name == "segments" else [2**31, n_tokens]
+            values[field.name] = [*([[2**31, 0]] * len(pairs) if field.name == "spans" else pairs), own]
+        elif hint == list[str]:
+            values[field.name] = [f"tcp://{n:0249d}" for n in range(messages.MAX_NAMES)]
+        elif field.metadata.get("frame") in ("int32", "float32"):
+            values[field.name] = bytes(codec.MAX_ARRAY_BYTES)
+        elif field.metadata.get("frame") == "text":
+            values[field.name] = ""
+        else:
+            values[field.name] = LARGE[hint]
+    return kind(**values)
+
+
+@pytest.mark.parametrize("kind", codec.KINDS.values())
+def test_a_message_with_each_field_at_its_limit_can_be_sent(kind: type) -> None:
+    message = at_its_limits(kind)
+    assert codec.decode(codec.encode(message, job="x" * 64), job="x" * 64) == message
 
 
 def test_a_megabyte_of_empty_lists_costs_no_memory() -> None:
