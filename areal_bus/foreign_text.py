@@ -42,3 +42,16 @@ def printable(text: str) -> str:
     breaks stay.
     """
     return text if text.isprintable() else text.translate(_escapes)
+
+
+def text_of(error: BaseException, n: int = ERROR) -> str:
+    """The text of any error, cut and valid; an error of user code may have none, or one that raises."""
+    try:
+        return valid(cut(str(error).strip(), n))
+    except Exception as broken:  # noqa: BLE001  user code raises any error
+        return f"(its text raises {type(broken).__name__})"
+
+
+def described(error: BaseException, n: int = ERROR) -> str:
+    """Type and text of any error."""
+    return f"{type(error).__name__}: {text_of(error, n)}".rstrip(": ")

@@ -11,6 +11,7 @@ from actors.agents.model import ConversationFull, EndpointModel, Message
 from actors.agents.scoring import AnswerScore, with_counts
 from actors.rewards.protocol import RewardFunction
 from areal_bus.errors import ConfigError
+from areal_bus.foreign_text import described, valid
 
 Tool = Callable[..., Any]
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -64,8 +65,8 @@ class ToolCalls:
                 result = asyncio.run(result)
             text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         except Exception as error:  # noqa: BLE001  a tool raises any error on what the model wrote
-            return f"error: {type(error).__name__}: {error}"[:RESULT_CHARACTERS], False
-        return text[:RESULT_CHARACTERS], True
+            return f"error: {described(error, RESULT_CHARACTERS)}", False
+        return valid(text[:RESULT_CHARACTERS]), True
 
 
 def schema(tool: Tool) -> Message:

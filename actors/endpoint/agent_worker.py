@@ -23,7 +23,6 @@ from actors.environments.loading import load
 from actors.rewards.protocol import Score
 from actors.rewards.values import plain
 from actors.rewards.worker import (
-    ERROR_CHARACTERS,
     die_with,
     explain,
     keep_prints,
@@ -36,6 +35,7 @@ from actors.rewards.worker import (
 from actors.runtime.user_code import cause
 from actors.runtime.user_modules import add_user_folder, import_user_module
 from areal_bus.errors import ConfigError
+from areal_bus.foreign_text import text_of
 
 Agent = Callable[[Mapping[str, Any], str, str], Any]  # (row, base_url, api_key)
 
@@ -55,7 +55,7 @@ def main(parent: int) -> None:
     try:
         agent = load_code(order)
     except ConfigError as error:
-        reply(replies, {"broken": str(error)[:ERROR_CHARACTERS]})
+        reply(replies, {"broken": text_of(error)})
         return
     reply(replies, {"ready": True})
     myself = os.getpid()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.endpoint.openai_api import Message, RequestRejected
+from areal_bus.foreign_text import described
 from areal_bus.messages import Finish
 
 MARKER = uuid.uuid4().hex  # unique: occurs in no text
@@ -94,9 +95,7 @@ class Conversation:
                 },
             )
         except Exception as error:  # noqa: BLE001  templates raise any error for unsupported messages
-            raise RequestRejected(
-                f"the chat template cannot render these messages: {type(error).__name__}: {error}"
-            ) from None
+            raise RequestRejected(f"the chat template cannot render these messages: {described(error)}") from None
         return str(text)
 
     def _tokens(self, text: str) -> list[int]:

@@ -25,6 +25,7 @@ from areal_bus.config.capacity import capacity, slots, together
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.errors import Restart
+from areal_bus.foreign_text import described
 from areal_bus.messages import Failure, Ready
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
@@ -46,8 +47,8 @@ def run(context: Context) -> None:
         journal.close(reason=str(error))
         raise
     except Exception as error:
-        journal.write(Event.FAILED, error=f"{type(error).__name__}: {error}")
-        bus.send(HEAD, Failure(error=f"{type(error).__name__}: {error}"))
+        journal.write(Event.FAILED, error=described(error))
+        bus.send(HEAD, Failure(error=described(error)))
         raise
     else:
         journal.close(reason=reason)

@@ -21,8 +21,10 @@ from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.stages import stage_at
 from areal_bus.errors import ConfigError, EngineError, PromptTooLong, WorkflowError
+from areal_bus.foreign_text import text_of
 from areal_bus.messages import ATTEMPTS, Partial, Prompt, Refund, SampleFailed, Trajectory
 from areal_bus.storage.journal import Journal
+from areal_bus.wire import codec
 
 Key = tuple[str, int, int, int]  # evaluation, uid, attempt, sample
 Group = tuple[str, int, int]  # evaluation, uid, attempt
@@ -211,9 +213,9 @@ class RolloutRunner:
             raise  # an invalid config stops the run
         except Exception as error:  # noqa: BLE001  user code: the group is refunded with the text (I3)
             reason = Refund.PROMPT_TOO_LONG if isinstance(error, PromptTooLong) else Refund.SAMPLING_ERROR
-            text = str(error) if reason == Refund.PROMPT_TOO_LONG else self._fail(key, error)
+            text = text_of(error) if reason == Refund.PROMPT_TOO_LONG else self._fail(key, error)
             self.cancel(*key[:3])
-            return SampleFailed(uid=key[1], attempt=key[2], evaluation=key[0], reason=str(reason), error=text[:2000])
+            return SampleFailed(uid=key[1], attempt=key[2], evaluation=key[0], reason=str(reason), error=text)
 
     def _fail(self, key: Key, error: Exception) -> str:
         """Record the failure and return its text. Raises UserCodeFailed when the workflow never succeeds."""
@@ -279,6 +281,7 @@ class RolloutRunner:
 
     def _finish(self, key: Key) -> Trajectory:
         trajectory = self._trajectory(key)  # first: what the workflow has added to the row may be no JSON
+        codec.check(trajectory)  # the text of an episode may be larger than a message
         run, (evaluation, uid, attempt, sample) = self._live.pop(key).run, key
         if self._failures is not None:
             self._failures.note_success()

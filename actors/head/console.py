@@ -9,6 +9,7 @@ from loguru import logger
 
 from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.reward_parts import PREFIX
+from areal_bus.foreign_text import printable
 from areal_bus.messages import Scored
 from areal_bus.process.terminal import styled
 
@@ -34,7 +35,7 @@ class Console:
 
     def print(self, text: str, style: str = "") -> None:
         with contextlib.suppress(OSError):  # a full disk, no reader: the line is lost
-            print(styled(text, style, self._out), file=self._out, flush=True)
+            print(styled(printable(text), style, self._out), file=self._out, flush=True)
 
     def on(self, kind: str, fields: dict[str, Any]) -> None:
         """Print one progress event by its kind (areal_bus.core.effects.Progress)."""

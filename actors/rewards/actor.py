@@ -18,6 +18,7 @@ from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.reward_parts import as_fields, dumped
+from areal_bus.foreign_text import described
 from areal_bus.messages import (
     Cancel,
     Failure,
@@ -53,8 +54,8 @@ def run(context: Context) -> None:
     try:
         reason = score_until_stop(context, config, journal, heartbeat, bus)
     except Exception as error:
-        journal.write(Event.FAILED, error=f"{type(error).__name__}: {error}")
-        bus.send(HEAD, Failure(error=f"{type(error).__name__}: {error}"))
+        journal.write(Event.FAILED, error=described(error))
+        bus.send(HEAD, Failure(error=described(error)))
         raise
     else:
         journal.close(reason=reason)

@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.rewards.protocol import NotApplicable, RewardFunction, Score
 from actors.rewards.values import read_value
+from areal_bus.foreign_text import described
 
 
 class TermFailed(Exception):
@@ -59,5 +60,5 @@ class WeightedReward:
             raise
         except Exception as error:
             # with the traceback of the cause, which holds the place in the user's code
-            failed = TermFailed(f"reward {term.name!r}: {type(error).__name__}: {error}")
+            failed = TermFailed(f"reward {term.name!r}: {described(error)}")
             raise failed.with_traceback(error.__traceback__) from error

@@ -24,9 +24,9 @@ from actors.rewards.protocol import RewardFunction, Score
 from actors.rewards.values import read_value
 from actors.runtime.user_code import definition, innermost, is_ours, known_fields, place_of, trace_of
 from areal_bus.errors import ConfigError
+from areal_bus.foreign_text import described, text_of
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-ERROR_CHARACTERS = 2000
 FILE_BYTES = 1 << 30  # largest file that a score may write
 PRINTED_BYTES = 64 << 20  # largest size of the output file; later output is discarded
 TRACE_BYTES = 30_000  # of a traceback as JSON: with the error text it stays below REPLY_BYTES
@@ -43,7 +43,7 @@ def main(parent: int) -> None:
     try:
         function = load_reward(order["function"], order["folder"], order.get("fields"), options=order.get("options"))
     except ConfigError as error:
-        reply(replies, {"broken": str(error)[:ERROR_CHARACTERS]})
+        reply(replies, {"broken": text_of(error)})
         return
     exposed = is_exposed()
     if exposed:
@@ -193,7 +193,7 @@ def checked_answer(answer: Any) -> dict[str, Any]:
 def explain(error: BaseException, function: object, row: Mapping[str, Any]) -> dict[str, str]:
     """The error of a function that was called for this row; for user code with place and traceback."""
     place = place_of(error) or ("" if is_ours(function) else innermost(error) or definition(function))
-    text = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS].encode(errors="replace").decode()
+    text = described(error)
     fields = known_fields(error, {name: value for name, value in row.items() if name not in ADDED})
     if not place:
         return {"error": f"{text}{fields}"}

@@ -18,6 +18,7 @@ from actors.runtime import process
 from actors.runtime.context import Context
 from actors.runtime.process import CRASHED, DONE, LEFT, RESTART, code_of, leave
 from actors.runtime.user_code import place_of, shown
+from areal_bus.foreign_text import printable, text_of
 from areal_bus.messages import Role
 from areal_bus.process import standard_streams
 from areal_bus.process.parent_death import die_with_parent
@@ -62,7 +63,7 @@ def end_with_supervisor() -> None:
 
 def sentence(error: Exception, code: int) -> str:
     """The first line of an error text; an unexpected error has its type in front."""
-    text = str(error).strip() or "no message"
+    text = text_of(error) or "no message"
     expected = code != CRASHED or type(error).__module__ == "areal_bus.errors"
     return (text if expected else f"{type(error).__name__}: {text}").splitlines()[0]
 
@@ -83,7 +84,7 @@ def report(context: Context, first: str, *, code: int, place: str = "") -> int:
             lines.append(f"; cannot write the traceback: {error}")
     lines.append("\n")
     with contextlib.suppress(OSError):  # the reader is gone
-        os.write(2, "".join(lines).encode(errors="backslashreplace"))  # one write: lines of several ranks do not mix
+        os.write(2, printable("".join(lines)).encode())  # one write: lines of several ranks do not mix
     return code
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from areal_bus.foreign_text import described
+
 ROOT = Path(__file__).resolve().parents[2]
 OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("areal_bus", "actors", "launch", "tools"))
 NOT_THE_USERS = (
@@ -74,7 +76,7 @@ def shown(path: str | Path) -> str:
 
 def describe(error: BaseException, place: str = "") -> str:
     """Type and text of an error on one line, with its place (`place`, else `place_of`)."""
-    text = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    text = described(error)
     at = place or place_of(error)
     return f"{text} ({at})" if at and at not in text else text
 
@@ -92,7 +94,7 @@ def known_fields(error: BaseException, row: Mapping[str, Any]) -> str:
 
 def cause(error: BaseException) -> str:
     """As `describe`, with the first line of the error only."""
-    first = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    first = described(error).splitlines()[0]
     at = place_of(error)
     return f"{first} ({at})" if at else first
 

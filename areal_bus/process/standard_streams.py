@@ -7,10 +7,14 @@ never its work.
 import io
 import locale
 import os
+import re
 import sys
 from typing import Any
 
+from areal_bus.foreign_text import printable
+
 UTF8 = ("utf-8", "utf8")
+STYLE = re.compile(r"(\x1b\[[0-9;]*m|[\r\t])")  # colours of our own lines and of logs, and the bars of user code
 
 
 class LossyFile(io.FileIO):
@@ -22,6 +26,23 @@ class LossyFile(io.FileIO):
             return super().write(data) or memoryview(data).nbytes
         except OSError:
             return memoryview(data).nbytes
+
+
+class PrintableText(io.TextIOWrapper):
+    """Text without sequences that control a terminal, styles excepted: a line may quote a model, a user or a peer."""
+
+    def write(self, text: str) -> int:
+        """Write the text with escapes in place of other control characters."""
+        super().write(without_controls(text))
+        return len(text)
+
+
+def without_controls(text: str) -> str:
+    """The text with escapes in place of control characters. Line breaks, tabs, carriage returns and styles stay."""
+    if text.isprintable():
+        return text
+    parts = STYLE.split(text)
+    return "".join(part if at % 2 else printable(part) for at, part in enumerate(parts))
 
 
 def secure() -> None:
@@ -39,7 +60,7 @@ def secure() -> None:
 def lossy(descriptor: int) -> io.TextIOWrapper:
     """A text stream that writes whole lines to the descriptor, and never raises."""
     binary = io.BufferedWriter(LossyFile(descriptor, "wb", closefd=False))
-    return io.TextIOWrapper(binary, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    return PrintableText(binary, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def open_missing() -> None:

@@ -40,6 +40,13 @@ def encode(message: Message, *, job: str) -> list[bytes]:
 
     Prose over its limit is cut, and lone surrogates are replaced: a model or user code may have written them.
     """
+    try:
+        return _encoded(message, job)
+    except (TypeError, ValueError, AttributeError) as error:  # a field is not of its declared type
+        raise WireError(f"{type(message).__name__} cannot be encoded: {error}", "fields") from None
+
+
+def _encoded(message: Message, job: str) -> list[bytes]:
     kind: type = type(message)
     schema = schema_of(kind)
     fields = schema.plain_of(message)
@@ -94,7 +101,7 @@ def _cut(kind: type, name: str, text: str, limit: Longest) -> str:
 
 def _as_text(value: str | list[str]) -> bytes:
     """A text, or names as lines, in UTF-8."""
-    text = value if type(value) is str else "\n".join(value)
+    text = value if isinstance(value, str) else "\n".join(value)
     try:
         return text.encode()
     except UnicodeEncodeError:

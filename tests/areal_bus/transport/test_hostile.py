@@ -28,6 +28,7 @@ from areal_bus.messages import (
     HeadHeartbeat,
     Join,
     Message,
+    Prompt,
     PushBroken,
     PushDone,
     Rejoin,
@@ -234,7 +235,7 @@ def test_a_peer_that_never_reads_costs_a_bounded_queue_and_no_other_peer_a_messa
     with dealer(pair.head.endpoint) as deaf:
         deaf.send(*codec.encode(word(0), job=JOB))
         assert next_of(pair.head) == ("generator-66.0", word(0))
-        answer = Stop("x" * 10_000)
+        answer = Prompt(0, 0, 0, [0], "", "x" * 10_000)
         for _ in range(6000):  # 60 MB
             pair.head.send("generator-66.0", answer)
         pair.is_well()
@@ -248,7 +249,7 @@ def test_heartbeats_do_not_pile_up_for_who_never_reads(tmp_path: Path) -> None:
     with dealer(head.endpoint) as deaf:
         deaf.send(*codec.encode(word(0), job=JOB))
         next_of(head)
-        big = Stop("x" * 60_000)
+        big = Prompt(0, 0, 0, [0], "", "x" * 60_000)
         for _ in range(3000):
             head.send("generator-66.0", big)
         until(lambda: "generator-66.0" in head.send_queues.waiting and not head._orders, "it takes no more")

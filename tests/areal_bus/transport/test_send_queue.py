@@ -15,7 +15,7 @@ from actors.rewards.actor import RewardLoop
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.runtime.context import HeartbeatState, journal_undelivered
 from actors.runtime.head_session import ActorRuntime, HeadSession
-from areal_bus.messages import PeerList, Stop
+from areal_bus.messages import PeerList, Prompt, Stop
 from areal_bus.storage.journal import Journal
 from areal_bus.transport import send_queue
 from areal_bus.transport.listener import CLIENT_AHEAD
@@ -91,7 +91,7 @@ def test_resendable_messages_are_dropped_beyond_a_bound_in_bytes_and_drops_are_r
         n_void = deaf.bus.send_queues.undelivered[REWARD]
         assert deaf.n_waiting <= 1 << 20
         for _ in range(100):
-            deaf.bus.send(REWARD, Stop("x" * 60_000))
+            deaf.bus.send(REWARD, Prompt(0, 0, 0, [0], "", "x" * 60_000))
         until(lambda: not deaf.bus._orders, "they wait")
         assert deaf.bus.send_queues.undelivered[REWARD] == n_void
         assert deaf.n_waiting > 2 << 20
@@ -120,7 +120,7 @@ def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
         runtime = ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState())
         loop = RewardLoop(runtime, pool, capacity=1)
         for _ in range(4 * CLIENT_AHEAD):
-            bus.send("head", Stop("x" * 60_000))
+            bus.send("head", Prompt(0, 0, 0, [0], "", "x" * 60_000))
         until(lambda: not bus._orders, "they wait")
         deaf.bus.connect(REWARD, bus.endpoint)
         deaf.bus.send(REWARD, trajectory(400))
