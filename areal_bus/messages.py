@@ -15,7 +15,8 @@ ATTEMPTS = 1000  # attempts of a prompt in one term; separates the results of di
 MAX_PARTS = 32  # rewards by name that one score reports
 MAX_PAIRS = 2048  # turns of a sample, and spans of its versions
 MAX_NAMES = 8192  # in a list of members: as many as a socket has connections
-MAX_TEXT_BYTES = 8 << 20  # of all text frames of a message together; a row of the data is one
+MAX_TEXT_BYTES = 8 << 20  # of all text frames of a message together
+MAX_ROW_BYTES = MAX_TEXT_BYTES - 1024  # of a row of the data as JSON, before the name of its source is added
 
 Kind = TypeVar("Kind")
 

@@ -100,7 +100,7 @@ class Feed:
             return {"row": None, "state": self._rows.state()}
         pass_, number, row = found
         where = f"data.function = {self._data.function!r}, row {number} of pass {pass_}"
-        completed = named_row(complete_row(row, self._data, where), self._name, where)
+        completed = named_row(complete_row(row, self._data, where, most_bytes=None), self._name, where)
         return {"row": [number, pass_, json.dumps(completed, ensure_ascii=False)], "state": self._rows.state()}
 
     def _build(self) -> Any:

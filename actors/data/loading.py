@@ -21,7 +21,9 @@ from areal_bus.config.data import DataConfig, SourceConfig
 from areal_bus.config.named_tasks import evaluation_split
 from areal_bus.config.sections import Config
 from areal_bus.config.workflows import environment_of
+from areal_bus.core.data_source import oversize
 from areal_bus.errors import ConfigError
+from areal_bus.messages import MAX_ROW_BYTES
 from areal_bus.process.commands import install_command
 
 DEFAULT_SUBSETS = {"openai/gsm8k": "main", "gsm8k": "main"}  # for data sets without a default subset
@@ -138,7 +140,12 @@ def problems_of_source(config: Config, source: SourceConfig, config_folder: str 
 
 
 def task_with_origins(rows: Iterable[Row], name: str) -> list[RowWithOrigin]:
-    return [RowWithOrigin(f"{name} {number}", row) for number, row in enumerate(rows)]
+    """Generated rows with their origins. Raises ConfigError for one that no message holds."""
+    found = [RowWithOrigin(f"{name} {number}", row) for number, row in enumerate(rows)]
+    for where, row in found:
+        if why := oversize(json.dumps(row, ensure_ascii=False)):
+            raise ConfigError(f"{why}: {where}")
+    return found
 
 
 def check_data(config: Config, config_folder: str | Path) -> None:
@@ -201,10 +208,11 @@ def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
         yield f"{path} {split}[{number}]", row
 
 
-def complete_row(row: Any, data: DataConfig, where: str) -> Row:
+def complete_row(row: Any, data: DataConfig, where: str, *, most_bytes: int | None = MAX_ROW_BYTES) -> Row:
     """The row with "question" and "answer" as text, from data.question_key and data.answer_key.
 
-    For chat messages, "question" is the last user message; the messages stay in the row.
+    For chat messages, "question" is the last user message; the messages stay in the row. `most_bytes`: of the row as
+    JSON; None for a loader, whose row is refunded when it is too large.
     """
     if not isinstance(row, dict):
         raise ConfigError(f"each line of data must be one JSON object: {where} is a {type(row).__name__}")
@@ -220,6 +228,9 @@ def complete_row(row: Any, data: DataConfig, where: str) -> Row:
     own = {name: row[name] for name in ("question", "answer") if name in row and row[name] != completed[name]}
     if own:
         completed[REPLACED] = own
+    n_bytes = len(json.dumps(completed, ensure_ascii=False).encode(errors="replace"))  # as it is sent with its prompts
+    if most_bytes is not None and n_bytes > most_bytes:
+        raise ConfigError(f"a row of data is too large: {where} has {n_bytes} bytes as JSON; {most_bytes} are allowed")
     return completed
 
 

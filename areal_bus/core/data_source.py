@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from areal_bus.messages import MAX_TEXT_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -17,6 +19,13 @@ class Row:
     epoch: int
     text: str  # JSON object
     source: str = ""  # name of its [[data.source]]; "" where there is only one
+
+
+def oversize(text: str) -> str:
+    """Why this row cannot be sent with a prompt; "" if it can."""
+    if len(text) <= MAX_TEXT_BYTES // 4 or (n_bytes := len(text.encode(errors="replace"))) <= MAX_TEXT_BYTES:
+        return ""
+    return f"a row of the data has at most {MAX_TEXT_BYTES} bytes as JSON; this one has {n_bytes}"
 
 
 class DataSource(Protocol):

@@ -180,6 +180,8 @@ class Head:
             if state.phase is not Phase.ASSEMBLING:
                 admitting = state.phase in (Phase.BEFORE, Phase.TRAINING) and not state.is_draining
                 self.scheduler.lease_all(admitting=admitting)
+                for entry, why in self.scheduler.take_unsendable():
+                    self.rollouts.refund(entry, m.Refund.PROMPT_TOO_LONG, why)
             self.lifecycle.let_go()
             self.training.serve_requests()
             self.phases.end_after_refunds()

@@ -10,7 +10,7 @@ and gets one group at a time (core/lease_failures.py); a prompt at which it fail
 from heapq import heapify, heappop, heappush, heapreplace
 
 from areal_bus import messages as m
-from areal_bus.core.data_source import IssuedRow
+from areal_bus.core.data_source import IssuedRow, oversize
 from areal_bus.core.effects import Effects
 from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.events import Event
@@ -32,6 +32,12 @@ class Scheduler:
         self.rules, self.gate, self.members, self.rows = state.rules, state.gate, state.members, state.rows
         self.ledger, self.partials, self.evaluations = state.ledger, state.partials, state.evaluations
         self.failures = state.lease_failures
+        self._unsendable: list[tuple[LedgerEntry, str]] = []  # prompts whose row no message holds, and why
+
+    def take_unsendable(self) -> list[tuple[LedgerEntry, str]]:
+        """Prompts that were leased and cannot be sent, with the reason. The caller refunds them."""
+        taken, self._unsendable = self._unsendable, []
+        return taken
 
     def lease_all(self, *, admitting: bool) -> None:
         """Give work to the least loaded while there is work, leave and room; at eta = 0 the whole batch in shares."""
@@ -177,7 +183,10 @@ class Scheduler:
         return entry
 
     def _lease(self, entry: LedgerEntry, member: Member, *, more: bool = False) -> None:
-        samples = entry.missing
+        samples, row = entry.missing, self.rows.of(entry.uid).drawn.text
+        if why := oversize(row):
+            self._unsendable.append((entry, why))
+            return
         member.leased |= {("", entry.uid, entry.attempt, sample) for sample in samples}
         begun = self._begun(entry, member)
         ids = {"uid": entry.uid, "attempt": entry.attempt, "holder": member.name}
@@ -185,7 +194,6 @@ class Scheduler:
         self.effects.record(Event.LEASE, **ids, born=entry.born, n=len(samples), **done)
         for partial in begun:
             self.effects.send(member.name, partial)
-        row = self.rows.of(entry.uid).drawn.text
         lease = self.state.lease_ids.of("", entry.uid, entry.attempt)
         self.effects.send(member.name, m.Prompt(entry.uid, entry.attempt, entry.born, samples, "", row, more, lease))
 

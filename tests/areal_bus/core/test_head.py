@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_bus import messages as m
+from areal_bus.core.data_source import Row
 from areal_bus.core.effects import Effect, End, Progress, Record, Save, Send
 from areal_bus.core.evaluation_plan import due, history
 from areal_bus.core.events import Event
@@ -515,3 +516,30 @@ def test_fewer_slots_in_force_bound_new_leases_and_a_resumed_head_keeps_them() -
     head.state.slots = 4
     head.tick(2.0)
     assert member.load == 4
+
+
+class OneLargeRow(Numbers):
+    """A loader of which the second row is larger than a message."""
+
+    def draw(self) -> Row | None:
+        drawn = super().draw()
+        return replace(drawn, text="x" * (m.MAX_TEXT_BYTES + 1)) if drawn is not None and drawn.row == 1 else drawn
+
+
+@pytest.mark.parametrize("eta", [0, 1])
+def test_a_row_larger_than_a_message_is_refunded_with_its_reason_and_the_next_one_is_leased(eta: int) -> None:
+    rules = scenario(n_generators=1, batch_size=3, n_samples=1, eta=eta).rules
+    head = Head(HeadState(rules, OneLargeRow(None)), now=0.0)
+    effects: list[Effect] = []
+    for name, role in (("learner-0.0", "learner"), ("reward-0.0", "reward"), ("generator-0.0", "generator")):
+        head.on(name, m.Join(name, role, 0, 0, "" if role == "generator" else name, 1, ""), 0.0)
+        head.on(name, m.Ready(16), 0.0)
+    head.on("learner-0.0", m.BeginTerm(0, "digest 0", head.state.incarnation), 0.0)
+    for name in ("learner-0.0", "generator-0.0"):
+        effects += push_done(head, name, 0)
+    effects += head.tick(0.0)
+    [refund] = [x.fields for x in effects if isinstance(x, Record) and x.event is Event.REFUND]
+    assert (refund["uid"], refund["reason"]) == (1, Refund.PROMPT_TOO_LONG)
+    assert refund["error"] == "a row of the data has at most 8388608 bytes as JSON; this one has 8388609"
+    assert [prompt.uid for _, prompt in sent(effects, m.Prompt) if isinstance(prompt, m.Prompt)][:2] == [0, 2]
+    assert not head.state.gate.live - len(head.state.ledger.open)
