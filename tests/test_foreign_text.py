@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,14 @@ from actors.rewards import formats, plain_numbers, reasoning
 from actors.rewards.code import scoring as code
 from actors.rewards.judge.scoring import grade_of
 from actors.rewards.mathematics.verdict import is_right
+from actors.runtime.context import Context
+from actors.runtime.process import CRASHED, OVER
+from actors.runtime.start import report, sentence
+from actors.runtime.user_code import describe
 from areal_bus.core.evaluation_metrics import final_answer
 from areal_bus.core.score_failures import VARIES
-from areal_bus.foreign_text import cut, printable, valid, valid_json
+from areal_bus.errors import UserCodeFailed
+from areal_bus.foreign_text import cut, described, printable, valid, valid_json
 from areal_bus.weights.process_group import brief
 from tools import terminal
 from tools.alarms import step_samples
@@ -159,3 +165,30 @@ def test_text_becomes_valid_cut_and_printable() -> None:
     assert cut("abcdef", 5) == "ab..."
     assert cut("abcde", 5) == "abcde"
     assert printable("\x1b[2J\x07a\nb\u202e\ud83d\x9b") == "\\x1b[2J\\x07a\nb\\u202e\\ud83d\\x9b"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_any_error_of_user_code_is_described_shortly() -> None:
+    assert described(ValueError("\u4e00" * 21_000)) == "ValueError: " + "\u4e00" * 1997 + "..."
+    assert described(ValueError("bad \ud83d")) == "ValueError: bad \ufffd"
+    assert described(Mute()) == "Mute: (its text raises RuntimeError)"
+    assert described(ValueError()) == "ValueError"
+    assert describe(Mute(), "agent.py:3") == "Mute: (its text raises RuntimeError) (agent.py:3)"
+    assert sentence(ValueError("x" * 65_000), CRASHED) == "ValueError: " + "x" * 1997 + "..."
+
+
+def test_the_report_of_an_actor_is_one_printable_line_and_keeps_its_exit_code(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    identity = {"role": "generator", "index": 3, "incarnation": 0, "rank": 2, "job": "job", "head": "", "address": ""}
+    about = {"interface": "", "device": "cpu", "n_generators": 1, "n_rewards": 1, "n_learners": 1}
+    folders = {"run_folder": str(tmp_path), "config_folder": "", "model_folder": ""}
+    context = Context.from_json(json.dumps({**identity, **about, **folders}))
+    first = sentence(UserCodeFailed("bad \ud83d \x1b[2J"), OVER)
+    assert report(context, first, code=OVER) == OVER
+    assert capfd.readouterr().err == "rank 2 (generator-3): bad \ufffd \\x1b[2J\n"
+    assert (tmp_path / "logs" / "generator-3.0.error.txt").exists()

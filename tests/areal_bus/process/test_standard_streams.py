@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_bus.process.standard_streams import lossy
+from areal_bus.process.standard_streams import lossy, without_controls
 
 PROGRAM = """
 import os, sys
@@ -62,3 +62,17 @@ def test_a_line_is_lost_when_its_stream_would_block() -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_lines_cannot_control_the_terminal_and_keep_their_styles() -> None:
+    hostile = "\x1b[2J\x1b]52;c;aGk=\x07\x9b2J\u202e"
+    assert without_controls(f"\x1b[1;33mred\x1b[0m\t{hostile}\r\n") == (
+        "\x1b[1;33mred\x1b[0m\t\\x1b[2J\\x1b]52;c;aGk=\\x07\\x9b2J\\u202e\r\n"
+    )
+
+
+def test_what_user_code_prints_reaches_the_terminal_without_controls(tmp_path: Path) -> None:
+    with (tmp_path / "terminal").open("wb") as file:
+        stream = lossy(file.fileno())
+        print("clear \x1b[2J \ud83d", file=stream, flush=True)
+    assert (tmp_path / "terminal").read_bytes() == b"clear \\x1b[2J \\ud83d\n"

@@ -264,3 +264,12 @@ def test_a_journal_needs_neither_proc_nor_waitid(tmp_path: Path, monkeypatch: py
     book.close()
     (line,) = run.lines(book.path, "spans")
     assert line["cpu_s"] >= 0
+
+
+def test_a_long_text_is_cut_and_half_a_pair_replaced(tmp_path: Path) -> None:
+    written = Journal(tmp_path, role="head", index=0, incarnation=0)
+    written.write(Event.FAILED, error="\u4e00" * 65_000, name="\ud83d \U0001f600", n=1)
+    written.close()
+    [line] = run.lines(written.path, "failed")
+    assert line["error"] == "\u4e00" * 3997 + "..."
+    assert (line["name"], line["n"]) == ("\ufffd \U0001f600", 1)

@@ -1,0 +1,53 @@
+"""Samples are written whatever their texts are."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from actors.head.sample_log import SampleLog
+from areal_bus.core.effects import Keep
+from areal_bus.messages import Scored
+
+SCORED = Scored(
+    status="value", reward=1.0, correct=None, error="", score_s=0.1, uid=0, sample=0, attempt=0, evaluation="",
+    generator="generator-0.0", finish="stop", segments=[[1, 2]], spans=[[0, 2]], seconds=1.0, term=0,
+    ids=b"\1\0\0\0" * 3, logps=b"\0\0\0\xbf" * 2, prompt_text="p", text="t",
+)  # fmt: skip
+
+
+def line_of(folder: Path, scored: Scored) -> dict[str, object]:
+    log = SampleLog(folder)
+    log.keep(Keep(scored, step=0, clock=0, n_masked=0))
+    log.close()
+    [line] = (folder / "samples" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    read: dict[str, object] = json.loads(line)
+    return read
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        "no JSON",
+        '[["a"',
+        "{}",
+        "[1]",
+        '[["a"]]',
+        '[["a", 1]]',
+        "[" * 100_000,
+        '[["\\q", ""]]',
+        "1" * 5000,
+        '"x"',
+        "null",
+    ],
+)
+def test_turns_that_are_no_pairs_of_texts_are_left_out(tmp_path: Path, turns: str) -> None:
+    line = line_of(tmp_path, replace(SCORED, turns=turns))
+    assert "turns" not in line
+    assert line["completion"] == "t"
+
+
+def test_half_a_pair_in_turns_and_texts_is_replaced(tmp_path: Path) -> None:
+    line = line_of(tmp_path, replace(SCORED, turns='[["a\\ud83d", "b"]]', text="\udc00", error="\ud83d"))
+    assert (line["turns"], line["completion"], line["error"]) == ([["a\ufffd", "b"]], "\ufffd", "\ufffd")
