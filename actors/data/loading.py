@@ -5,6 +5,7 @@ For `learner.warmup` rows have a third one, "demonstration": a right answer in f
 """
 
 import importlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
