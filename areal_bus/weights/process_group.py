@@ -32,11 +32,28 @@ from areal_bus.weights.waits import PushWaits, Wakeup
 
 WINDOW = 2  # concurrent broadcasts: one is verified and copied while the next arrives
 STORE_TIMEOUT_S = 30.0  # time limit of one store request
+GLOO_OPTIONS = ("_timeout", "_devices", "_threads")  # underscored: another torch may not have them
 NAMELESS = "127.83.71.3"  # a loopback address without a name in /etc/hosts
 MOST_FILES = 1 << 16
 FILES_A_MEMBER = 4  # three connections to the store, and those of gloo while a view meets
 OTHER_FILES = 128
 BACKLOG = 4096  # connections that wait to be accepted: a view's members come all at once
+
+
+def check_torch(gloo: Any = ProcessGroupGloo) -> None:
+    """Raises ConfigError when this torch lacks the underscored names that push groups need."""
+    options: Any = getattr(gloo, "_Options", None)
+    made = options() if options is not None else None
+    missing = [f"_Options.{name}" for name in GLOO_OPTIONS if not hasattr(made, name)]
+    missing += [] if hasattr(gloo, "create_device") else ["create_device"]
+    if missing:
+        raise ConfigError(
+            f"torch {torch.__version__} is unknown here: its ProcessGroupGloo lacks {', '.join(missing)}, which weight "
+            'pushes need; install a torch of the tested range: pip install "torch>=2.11,<2.14"'
+        )
+
+
+check_torch()
 
 
 @functools.cache

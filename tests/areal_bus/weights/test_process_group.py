@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from areal_bus.errors import ConfigError
+from areal_bus.weights.process_group import check_torch
+
 ROOT = Path(__file__).parents[3]
 NAME_SERVER = "127.53.53.53"
 CODE = """
@@ -98,3 +101,18 @@ def test_a_store_names_the_limit_of_open_files_that_its_members_exceed() -> None
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert "needs 1028 open files to push weights to 225 generators: the limit is 1024" in done.stderr
+
+
+def test_a_torch_without_the_names_that_pushes_need_is_refused_with_a_sentence() -> None:
+    check_torch()
+
+    class Other:
+        class _Options:
+            _timeout = _threads = None
+
+    with pytest.raises(
+        ConfigError, match=r"lacks _Options\._devices, create_device, which weight pushes need; install"
+    ):
+        check_torch(Other)
+    with pytest.raises(ConfigError, match=r"lacks _Options\._timeout, _Options\._devices"):
+        check_torch(object)
