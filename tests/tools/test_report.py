@@ -19,6 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_bus.config.loader import fields
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tests.tools.test_export import Ring
 from tools.breakdown.incarnations import read_all
@@ -289,6 +291,22 @@ def test_changed_settings_are_listed_with_their_defaults() -> None:
     assert rows["actor.lr"].default != "0.5"
     assert not rows["rollout.engine"].is_changed
     assert "no such key" in rows["actor.clip"].meaning
+
+
+def test_a_section_that_is_not_set_is_no_unknown_key() -> None:
+    rows = setting_rows(Config().model_dump(mode="json"))
+    assert [row.key for row in rows if "no such key" in row.meaning] == []
+    assert {row.key for row in rows} <= set(fields())
+
+
+def test_a_run_whose_held_out_score_fell_is_not_told_to_train_longer() -> None:
+    scores = [0.4, 0.5, 0.49, 0.48]
+    remark = whether_it_learns(facts_with(rollout_reward=[0.5] * 10, eval_avg_at_k=scores))
+    assert "The best evaluation is 0.5, at version " in remark.evidence
+    assert not any("Train longer" in line for line in remark.advice)
+    assert any("before you train longer" in line for line in remark.advice)
+    still = whether_it_learns(facts_with(rollout_reward=[0.5] * 10, eval_avg_at_k=[0.5, 0.5]))
+    assert any("Train longer" in line for line in still.advice)
 
 
 def test_a_torn_journal_and_one_that_begins_give_a_page(journals: Path, tmp_path: Path) -> None:

@@ -51,13 +51,15 @@ def default_of(field: FieldInfo | None) -> Any:
 
 
 def flat(tree: Mapping[str, Any], known: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted key. A table that is itself the value of a known key stays whole."""
+    """Values by dotted key. A table that is itself the value of a known key stays whole; a section that is not set
+    ([actor.lora], [model.scratch]) has no row.
+    """
     found: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and key not in known:
             found |= flat(value, known, f"{key}.")
-        else:
+        elif value is not None or key in known or not any(other.startswith(f"{key}.") for other in known):
             found[key] = value
     return found
 

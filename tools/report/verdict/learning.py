@@ -66,6 +66,16 @@ def held_out_change(facts: RunFacts) -> tuple[str, Change] | None:
     return None
 
 
+def best_before_the_end(facts: RunFacts) -> tuple[float, float] | None:
+    """Version and score of the best evaluation, if it is neither the first nor as good as the last; else None."""
+    curve = next((curve for name in METRICS if len(curve := facts.curve(name)) >= 2), None)
+    if curve is None:
+        return None
+    score, version = max(zip(curve.values, (-version for version in curve.versions), strict=True))
+    is_between = score > curve.values[-1] and -version > curve.versions[0]
+    return (-version, score) if is_between else None
+
+
 def _error(facts: RunFacts, name: str, place: int) -> float | None:
     """Standard error of one evaluation: over problems where it was written, else of a share of n answers."""
     curve, written, counts = facts.curve(name), facts.curve("eval/avg_at_k_se"), facts.curve("eval/n")
@@ -82,6 +92,8 @@ def whether_it_learns(facts: RunFacts) -> Remark:
     told = [f"Mean reward went {reward.figures}, first against last fifth of the updates."] if reward else []
     if held_out:
         told.append(f"Held-out {held_out[0]} went {held_out[1].figures}, first against last evaluation.")
+    if peak := best_before_the_end(facts):
+        told.append(f"The best evaluation is {peak[1]:.3g}, at version {peak[0]:g}.")
     evidence = " ".join(told)
     if reward is None and held_out is None:
         n = len(facts.curve("rollout/reward"))
@@ -112,6 +124,11 @@ def _why_not(facts: RunFacts) -> tuple[str, ...]:
     if silent and fmean(silent) > 0.5:
         share = percent(fmean(silent))
         return (f"In {share} of the groups all rewards are equal: choose problems of medium difficulty.",)
+    if peak := best_before_the_end(facts):
+        return (
+            f"The held-out score was best at version {peak[0]:g}: take the model of that version "
+            "(checkpoint.keep_best), and lower actor.lr, or take more data, before you train longer.",
+        )
     return (
         "Train longer, or raise actor.lr if gradient norm and clip share are small.",
         "Compare several seeds before you judge (python -m tools.sweep).",
