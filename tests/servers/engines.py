@@ -29,6 +29,7 @@ SGLANG, VLLM = ROOT / ".venv-sglang", ROOT / ".venv-vllm"
 POSITIONS = 256
 EOS = 1  # of scratch models
 PATIENCE_S = 120.0
+START_S = 600.0  # of a real server: 20 s alone, 330 s beside 25 busy processes on two cores
 
 
 def sglang_python() -> str:
@@ -270,7 +271,7 @@ class Servers:
             "data": {"task": "sums", "max_prompt_tokens": 128},
             "gconfig": {"max_new_tokens": 128, "top_p": top_p},
             "rollout": rollout,
-            "engine": settings,
+            "engine": {"start_timeout_s": START_S, **settings},
         })  # fmt: skip
         return open_engine(context, config, load_tokenizer(str(self.folder)))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers.engines import sglang_python
+from tests.servers.engines import START_S, sglang_python
 from tests.servers.processes import servers_of
 
 pytestmark = pytest.mark.sglang
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.sglang
 ROOT = Path(__file__).resolve().parents[4]
 SERVER = "sglang.launch_server"
 STEPS = 10
-PATIENCE_S = 600.0
+PATIENCE_S = 1200.0
 SETTINGS = [
     "run.name='sglang'",
     f"run.total_train_steps={STEPS}",
@@ -38,6 +38,8 @@ SETTINGS = [
     "checkpoint.keep=20",
     "journal.tokens=true",
     "weights.timeout_s=120",
+    f"engine.start_timeout_s={START_S}",
+    f"launch.timeout_s={2 * START_S}",
 ]
 
 
