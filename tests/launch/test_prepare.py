@@ -130,7 +130,7 @@ def test_a_generated_row_is_named_by_its_number(file: Path) -> None:
     file.write_text(SMALL.replace('path = "rows.jsonl"', 'task = "reverse"'), encoding="utf-8")
     output = refusal(file, "data.max_prompt_tokens=5")
     assert "data.task = 'reverse', row " in output
-    assert output.endswith("or lower data.largest")
+    assert "or lower data.largest, or set data.long_prompts" in output
 
 
 def test_prompts_of_a_users_workflow_are_not_checked(file: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_row_with_a_lone_surrogate_is_refused(file: Path) -> None:
     (file.parent / "rows.jsonl").write_text(
         '{"question": "a", "answer": "b"}\n{"question": "\\ud800", "answer": "b"}\n'
     )
-    assert "rows.jsonl:2 has the lone surrogate '\\ud800'" in refusal(file)
+    assert "rows.jsonl:2 has text with the lone surrogate '\\ud800'" in refusal(file)
 
 
 def test_a_run_records_where_it_was_started(file: Path) -> None:
