@@ -88,7 +88,8 @@ class Scorer:
     def _begin_problems(self) -> None:
         evaluation = self.evaluation
         while evaluation.waiting and self._runner.n_live < self._n_slots:
-            uid = evaluation.lease(NAME)
+            uid = evaluation.waiting[0]
+            evaluation.lease(uid, NAME)
             samples, row = evaluation.missing(uid), evaluation.rows[uid]
             prompt = Prompt(uid, evaluation.attempts[uid], evaluation.version, samples, evaluation.name, row)
             self._take(self._runner.begin(prompt))

@@ -104,7 +104,8 @@ class EvaluatedLoop(SynchronousReference):
         )
         prompts = []
         while evaluation.waiting:
-            uid = evaluation.lease("evaluator")
+            uid = evaluation.waiting[0]
+            evaluation.lease(uid, "evaluator")
             prompts.append(Prompt(uid, 0, evaluation.version, evaluation.missing(uid), name, rows[uid]))
         failed = {prompt.uid for prompt in prompts}
         for trajectory in sample_share(runner, prompts):
