@@ -1,7 +1,7 @@
 """Values of a row as JSON has them. A column that cannot be read is left out; only its use refuses a row.
 
 Dates become ISO text, decimals numbers (text where a float would lose digits), bytes text where they are UTF-8, scalars
-and arrays of numpy plain numbers, NaN null.
+and arrays of numpy plain numbers. NaN and infinity stay: Python's JSON has them, and tests of programs use them.
 """
 
 import datetime
@@ -18,7 +18,7 @@ class UnreadableValue(ValueError):
 
 
 def plain_row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The row with plain values, and by column why it was left out, or is null where the row has NaN."""
+    """The row with plain values, and by column why it was left out, or that it is no finite number."""
     values: dict[str, Any] = {}
     unread: dict[str, str] = {}
     for name, value in row.items():
@@ -27,8 +27,9 @@ def plain_row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         except UnreadableValue as error:
             unread[str(name)] = str(error)
         else:
-            if value is not None and values[str(name)] is None:
-                unread[str(name)] = "NaN"
+            number = values[plain_key(name)]
+            if isinstance(number, float) and not math.isfinite(number):
+                unread[str(name)] = f"the number {number}"
     return values, unread
 
 
@@ -39,7 +40,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return plain_text(value)
     if isinstance(value, float):
-        return plain_float(float(value))
+        return float(value)
     if depth > DEEPEST:
         raise UnreadableValue(f"more than {DEEPEST} levels")
     if isinstance(value, Mapping):
@@ -55,12 +56,6 @@ def plain_text(text: str) -> str:
     except UnicodeEncodeError as error:
         raise UnreadableValue(f"text with the lone surrogate {text[error.start]!r}") from None
     return str(text)
-
-
-def plain_float(number: float) -> float | None:
-    if math.isinf(number):
-        raise UnreadableValue("an infinite number")
-    return None if math.isnan(number) else number
 
 
 def plain_key(key: Any) -> str:
@@ -86,7 +81,7 @@ def plain_other(value: Any, depth: int) -> Any:
             raise UnreadableValue(f"{len(value)} bytes that are no UTF-8 text") from None
     module = type(value).__module__.partition(".")[0]
     if module == "numpy" and getattr(value, "dtype", None) in ("float16", "float32") and not value.shape:
-        return plain_float(float(str(value)))  # .1 as float32 is .1, and not 0.10000000149011612
+        return float(str(value))  # .1 as float32 is .1, and not 0.10000000149011612
     if module in ("numpy", "torch") and hasattr(value, "tolist"):
         listed = list(value) if getattr(value, "shape", ()) and module == "numpy" else value.tolist()
         return plain(listed, depth + 1)
@@ -95,7 +90,7 @@ def plain_other(value: Any, depth: int) -> Any:
 
 def plain_decimal(value: Decimal) -> Any:
     if not value.is_finite():
-        return plain_float(float(value)) if not value.is_snan() else None
+        return math.nan if value.is_nan() else float(value)
     if value.as_tuple().exponent == 0:
         return int(value)
     number = float(value)
