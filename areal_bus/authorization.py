@@ -1,15 +1,18 @@
-"""Authorisation: which role may send which message to which role. Every receiver applies this one table.
+"""Authorisation: which role may send which message to which role, within which limits. One table for all receivers.
 
 CURVE keys authenticate a peer; this table authorises it. The bus checks each incoming message by the name of its
-authenticated connection, never by a field of the message. The head's core checks its members again. Pure.
+authenticated connection, never by a field of the message. The head's core checks its members again. `core/rules.py` and
+`core/sample_limits.py` have the limits that depend on the run: capacity, vocabulary, tokens. Pure.
 """
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 from areal_bus import messages as m
 from areal_bus.errors import ImpossibleEvent, WireError
-from areal_bus.messages import Role
+from areal_bus.messages import Refund, Role
 
 NAME = re.compile(r"(generator|reward|learner)-(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")  # ROLE-INDEX.INCARNATION
 
@@ -57,6 +60,46 @@ SENDERS: dict[type, dict[Role, frozenset[Role]]] = {  # message type -> receiver
     m.NoBatch: {Role.LEARNER: _HEAD},
 }
 
+REFUNDS_OF_GENERATORS = frozenset({Refund.SAMPLING_ERROR, Refund.PROMPT_TOO_LONG, Refund.LOST_TIMELINE})
+
+Rule = tuple[Callable[[Any], bool], str]  # whether a message keeps it, and the rule in words
+
+OF_A_SAMPLE: Rule = (
+    lambda sample: sample.uid >= 0 and sample.sample >= 0 and sample.attempt >= 0,
+    "uid, sample and attempt are 0 or more",
+)
+OF_TURNS: Rule = (
+    lambda sample: bool(sample.segments) and sample.segments[0][0] >= 1 and any(n for _, n in sample.segments),
+    "a sample begins with one or more tokens of its prompt and has one or more sampled tokens",
+)
+
+LIMITS: dict[type, tuple[Rule, ...]] = {  # message type -> rules for its values, whoever receives it
+    m.Join: (
+        (lambda join: join.role != Role.GENERATOR or not join.endpoint, "a generator does not listen: no endpoint"),
+        (lambda join: join.pid >= 0 and join.again >= 0, "pid and again are 0 or more"),
+    ),
+    m.Ready: ((lambda ready: ready.capacity >= 0, "a capacity is 0 or more samples"),),
+    m.Heartbeat: (
+        (lambda beat: beat.progress >= 0 and (beat.version or 0) >= 0, "progress and version are 0 or more"),
+    ),
+    m.Sampled: (OF_A_SAMPLE, (lambda sampled: sampled.n_tokens >= 1, "a sample has one or more tokens")),
+    m.SampleFailed: (
+        (
+            lambda failed: failed.reason in REFUNDS_OF_GENERATORS,
+            "a generator's reasons are " + ", ".join(sorted(REFUNDS_OF_GENERATORS)),
+        ),
+    ),
+    m.Partial: (OF_A_SAMPLE, OF_TURNS),
+    m.Trajectory: (OF_A_SAMPLE, OF_TURNS, (lambda sample: sample.seconds >= 0, "seconds are 0 or more")),
+    m.PushDone: (
+        (
+            lambda done: min(done.push, done.version, done.receive_s, done.stall_s, done.sent_bytes) >= 0,
+            "numbers of a push are 0 or more",
+        ),
+    ),
+    m.PushBroken: ((lambda broken: min(broken.push, broken.version) >= 0, "numbers of a push are 0 or more"),),
+}
+
 
 @lru_cache(maxsize=MAX_NAMES)
 def role_of(name: str) -> Role | None:
@@ -73,7 +116,7 @@ def may_send(sender: Role | None, receiver: Role | None, kind: type) -> bool:
 
 
 def authorise(receiver: Role | None, sender: str, message: m.Message) -> None:
-    """Raises WireError unless `sender`, the name of an authenticated connection, may send this message there.
+    """Raises WireError unless `sender`, the name of an authenticated connection, may send it there with these values.
 
     A trajectory must come from the generator that it names. Others are rejected here, before scoring.
     """
@@ -84,9 +127,21 @@ def authorise(receiver: Role | None, sender: str, message: m.Message) -> None:
         )
     if isinstance(message, m.Trajectory) and message.generator != sender:
         raise WireError(f"a generator sends its own samples; {sender} sends one of {message.generator[:40]!r}", "maker")
+    if broken := broken_limit(message):
+        raise WireError(f"{type(message).__name__} of {sender} exceeds a limit: {broken}", "limit")
+
+
+def broken_limit(message: m.Message) -> str:
+    """The rule of LIMITS that this message breaks; "" for none."""
+    for keeps, rule in LIMITS.get(type(message), ()):
+        if not keeps(message):
+            return rule
+    return ""
 
 
 def check_sender(role: Role, message: m.Message) -> None:
-    """Check in the core of the head. Raises ImpossibleEvent when this role may not send the message to the head."""
+    """Check in the core of the head. Raises ImpossibleEvent when this role may not send it to the head."""
     if not may_send(role, Role.HEAD, type(message)):
         raise ImpossibleEvent(f"a {role} may not send {type(message).__name__} to the head")
+    if broken := broken_limit(message):
+        raise ImpossibleEvent(f"{type(message).__name__} exceeds a limit: {broken}")

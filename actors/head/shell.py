@@ -20,13 +20,14 @@ from actors.data.source import make_source
 from actors.head.alerts import Alert, Alerts
 from actors.head.checkpoint_writer import HeadCheckpointWriter, newest_checkpoint
 from actors.head.console import Console, clock, comparison
+from actors.head.limits import sample_limits
 from actors.head.sample_log import SampleLog
 from actors.head.stall_monitor import StallMonitor
 from actors.runtime import process
 from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_seldom, dump, journal_rejections
 from actors.runtime.stages import stages_of
 from areal_bus import messages as m
-from areal_bus.config.capacity import slots
+from areal_bus.config.capacity import capacity, slots
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Discard, Divide, Effect, End, Keep, Mark, Progress, Record, Save, Send
 from areal_bus.core.evaluation_plan import EvaluationSet, best, history, name_of
@@ -78,6 +79,8 @@ def rules_of(context: Context, config: Config, sets: Mapping[str, list[dict[str,
         on_error=declared(config.reward.on_error),
         partial_groups=config.reward.partial_groups,
         stages=stages_of(config),
+        capacity=capacity(config),
+        limits=sample_limits(config, context.model_folder),
         context_parallel=config.actor.context_parallel,
         schedule=config.topology.adapt.schedule,
     )

@@ -127,9 +127,23 @@ def max_positions(path: str) -> int | None:
         except OSError as error:
             raise ConfigError(f"model.path must be a model of the hub: {path}: {_first(error)}") from error
         config = _json(str(Path(str(file)).parent), "config.json")
-    config = config.get("text_config") or config
-    most = config.get("max_position_embeddings")
-    return most if isinstance(most, int) else None
+    return _number(config, "max_position_embeddings")
+
+
+def published_number(path: str, name: str) -> int | None:
+    """A number of the config.json of a model that is on this host; None where it has none. No torch, no network."""
+    path = base_of(path) if path else path
+    if HUB_ID.match(path) and not Path(path).is_dir():
+        from huggingface_hub import try_to_load_from_cache  # imported only for a model of the hub
+
+        file = try_to_load_from_cache(path, "config.json")
+        path = str(Path(file).parent) if isinstance(file, str) else ""
+    return _number(_json(path, "config.json"), name) if path else None
+
+
+def _number(config: dict[str, Any], name: str) -> int | None:
+    found = (config.get("text_config") or config).get(name)
+    return found if type(found) is int else None
 
 
 def _json(folder: str, name: str) -> dict[str, Any]:

@@ -69,14 +69,18 @@ class Evaluation:
                 f"{holder} does not hold {self.name} {uid}/{message.sample}, attempt {message.attempt}"
             )
 
-    def deliver(self, scored: Scored) -> None:
-        """A verdict of an open problem's current attempt counts once."""
+    def check(self, scored: Scored) -> None:
+        """Raises ImpossibleEvent unless this is the first verdict of a sample that its generator holds."""
         self._check(scored.uid, scored.attempt)
         if scored.generator != self.leased[scored.uid]:
             holder = self.leased[scored.uid]
             raise ImpossibleEvent(f"{holder} holds {self.name} {scored.uid}; {scored.generator} claims a sample of it")
         if (scored.uid, scored.sample) in self.scored or not 0 <= scored.sample < self.n_samples:
             raise ImpossibleEvent(f"each sample of an evaluation is scored once; got {scored.uid}/{scored.sample}")
+
+    def deliver(self, scored: Scored) -> None:
+        """A verdict of an open problem's current attempt counts once. Raises as `check`."""
+        self.check(scored)
         self.scored[scored.uid, scored.sample] = scored
         if not self.missing(scored.uid):
             del self.leased[scored.uid]

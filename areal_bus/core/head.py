@@ -143,12 +143,14 @@ class Head:
         if self.state.phase is Phase.STOPPING:
             self._effects.send(sender, m.Stop("the job is over"))
             raise ImpossibleEvent("a job that is over cannot be joined")
+        check_sender(Role(message.role), message)
         self.lifecycle.join(sender, message, now)
 
     def _on_ready(self, member: Member, message: m.Ready) -> None:
         if member.ready:
             return
-        self.state.members.ready(member.name, message.capacity)
+        most = self.state.rules.capacity if member.role is Role.GENERATOR else None
+        self.state.members.ready(member.name, message.capacity if most is None else min(message.capacity, most))
         self._effects.record(Event.MEMBER, name=member.name, state=str(member.standing), why="ready")
 
     def _on_heartbeat(self, member: Member, message: m.Heartbeat) -> None:

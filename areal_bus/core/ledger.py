@@ -187,6 +187,10 @@ class Ledger:
         self._requeue(entry)
         return entry
 
+    def is_of_earlier_term(self, entry: LedgerEntry) -> bool:
+        """Whether its lease was issued before this term began, so that its samples may have void tokens."""
+        return entry.attempt < self.first_attempt
+
     def lease(self, uid: int, holder: str) -> LedgerEntry:
         """Lease a queued prompt again, under the next attempt."""
         entry = self.queued.discard(uid)

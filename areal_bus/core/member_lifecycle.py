@@ -28,6 +28,7 @@ class MemberLifecycle:
         self.publisher = publisher
         self._told: dict[str, float] = {}  # stranger -> when it was told to join again
         self._leaving: set[str] = set()
+        self._directory: m.PeerList | None = None  # that all members were sent
 
     def answer_stranger(self, sender: str, now: float) -> None:
         """Reply to an unknown sender: an older incarnation, or a member of an earlier head."""
@@ -70,7 +71,7 @@ class MemberLifecycle:
             self.rollouts.clear_suspicion({uid for evaluation, uid, _ in lost if not evaluation})
             for evaluation, uid, attempt in lost:
                 self.effects.send(sender, m.Cancel(uid, attempt, evaluation))
-            self.send_directory()
+            self.send_directory(sender)
         return member, was_dead or is_news
 
     def _hears(self, member: Member, hears: bool, now: float) -> bool:
@@ -127,7 +128,7 @@ class MemberLifecycle:
             self.effects.record(Event.JOINED, name=member.name, host=message.host, pid=message.pid)
             if member.role is Role.LEARNER:
                 self._join_crew(member, is_new=bool(before))
-        self.send_directory()
+        self.send_directory(sender)
 
     def _misplaced(self, role: Role, index: int, split: int | None = None) -> str:
         """Why this actor has no place in the split of ranks; "" if it has one. `split`: the number that it knows."""
@@ -235,9 +236,11 @@ class MemberLifecycle:
         self.rollouts.lose(name, died=died)
         self.publisher.lose(name)
 
-    def send_directory(self) -> None:
-        """Send the endpoints of all members to all members."""
+    def send_directory(self, to: str = "") -> None:
+        """Send the endpoints of all listening members: to all members when they have changed, else to this one."""
         listening = [member for member in self.members.alive() if member.endpoint]
         directory = m.PeerList([x.name for x in listening], [x.endpoint for x in listening], self.state.incarnation)
+        has_changed, self._directory = directory != self._directory, directory
         for member in self.members.alive():
-            self.effects.send(member.name, directory)
+            if has_changed or member.name == to:
+                self.effects.send(member.name, directory)

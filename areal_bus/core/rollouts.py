@@ -145,6 +145,7 @@ class Rollouts:
             )
         check_whole(message)
         check_spans(message, born=entry.born, clock=self.gate.u)
+        self.rules.check_sample(message, entry.born)
         self.partials.keep(replace(message, lease=""))
 
     def unsampled(self, member: Member, message: m.SampleFailed) -> None:
@@ -153,18 +154,18 @@ class Rollouts:
         if message.evaluation:
             evaluation = self.evaluations.named(message.evaluation)
             evaluation.check_holder(member.name, message.uid)
-            if message.reason == Refund.LOST_TIMELINE:
-                evaluation.give_back(message.uid, message.attempt)
-            else:
-                self._problem_failed(evaluation, message.uid, message.attempt, message.error)
+            # a new term leases all problems anew, so that a lost timeline is no reason
+            self._problem_failed(evaluation, message.uid, message.attempt, message.error)
             return
         entry = self.ledger.open.get(message.uid)
         if entry is None or entry.attempt != message.attempt or entry.holder != member.name:
             raise ImpossibleEvent(f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}")
-        if message.reason == Refund.LOST_TIMELINE:
+        if message.reason != Refund.LOST_TIMELINE:
+            self._failed(entry, Refund(message.reason), message.error)
+        elif self.ledger.is_of_earlier_term(entry):
             self.ledger.give_back(entry.uid)
-            return
-        self._failed(entry, Refund(message.reason), message.error)
+        else:
+            self._failed(entry, Refund.SAMPLING_ERROR, f"no term began since its lease: {message.error}")
 
     def _failed(self, entry: LedgerEntry, reason: Refund, error: str) -> None:
         """The holder failed at this prompt. Others try it before it is refunded."""
@@ -216,8 +217,7 @@ class Rollouts:
             self.effects.send(message.generator, ack)
         message = replace(message, lease="")  # what is kept goes to disk, and other samples have the same lease
         if message.evaluation:
-            self.evaluations.named(message.evaluation).deliver(message)
-            self._record_scored(message)
+            self._answer(self.evaluations.named(message.evaluation), message)
             return
         self._check(message)
         reward = self.rules.reward_of(message.status, message.reward)  # I10
@@ -236,6 +236,19 @@ class Rollouts:
             missing = {"missing": sorted(entry.failed)} if entry.failed else {}
             self.effects.record(Event.READY, uid=entry.uid, **missing)
 
+    def _answer(self, evaluation: Evaluation, message: Scored) -> None:
+        """A sample of an evaluation. An impossible one ends its problem: no copy of it is left."""
+        evaluation.check(message)
+        try:
+            check_spans(message, born=evaluation.version, clock=self.gate.u)
+            self.rules.check_sample(message, evaluation.version)
+        except ImpossibleEvent as error:
+            self._problem_failed(evaluation, message.uid, message.attempt, str(error))
+            self._end_lease(message.generator, message.uid, message.attempt, evaluation.name)
+            raise
+        evaluation.deliver(message)
+        self._record_scored(message)
+
     def _check_term(self, message: Scored) -> None:
         """No sample can be of a later term. One that claims so is rejected without an Ack."""
         if message.term > self.term:
@@ -250,14 +263,17 @@ class Rollouts:
             return  # the ledger says why
         if message.generator != entry.holder:
             raise ImpossibleEvent(f"{entry.holder} holds prompt {entry.uid}; {message.generator} claims a sample of it")
-        if self._is_void(message):
+        is_void = self._is_void(message)
+        void = f"a sample of term {message.term} has tokens of versions that term {self.term} made void"
+        if is_void and self.ledger.is_of_earlier_term(entry):
             self.ledger.give_back(entry.uid)
             self._end_lease(message.generator, entry.uid, entry.attempt)
-            raise ImpossibleEvent(
-                f"a sample of term {message.term} has tokens of versions that term {self.term} made void"
-            )
+            raise ImpossibleEvent(void)
         try:
+            if is_void:
+                raise ImpossibleEvent(void)
             check_spans(message, born=entry.born, clock=self.gate.u)
+            self.rules.check_sample(message, entry.born)
         except ImpossibleEvent as error:
             self._failed(entry, Refund.SAMPLING_ERROR, str(error))
             raise

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field, replace
 
 from areal_bus.core.evaluation_plan import EvaluationSet
+from areal_bus.core.sample_limits import NO_LIMITS, SampleLimits
 from areal_bus.core.split import RankPool, Split
 from areal_bus.core.split_planner import PlannerRules
 from areal_bus.core.stages import Stage, stage_at
 from areal_bus.core.staleness import StalenessPolicy
-from areal_bus.messages import VerdictStatus
+from areal_bus.messages import Partial, Scored, VerdictStatus
 
 MAX_REISSUES = 3  # policy `drop`: how often a row is issued again
 
@@ -53,10 +54,16 @@ class HeadRules:
     planner: PlannerRules | None = None  # of [topology.adapt]; None: nothing adapts
     schedule: tuple[tuple[int, int], ...] = ()  # (step, learners), by step: splits that are wanted from a step on
     stages: tuple[Stage, ...] = ()  # by their first version; empty: n_samples holds throughout
+    capacity: int | None = None  # samples that a generator is leased at once, whatever it asks for; None: no limit
+    limits: SampleLimits = NO_LIMITS
 
     def samples_at(self, version: int) -> int:
         """Samples of a group whose prompt is admitted at this version."""
         return stage_at(self.stages, version).n_samples if self.stages else self.n_samples
+
+    def check_sample(self, sample: Scored | Partial, born: int) -> None:
+        """Raises ImpossibleEvent for a sample over the limits of the run. `born`: the version of its stage."""
+        self.limits.check(sample, stage_at(self.stages, born) if self.stages else None)
 
     @property
     def adapts_eta(self) -> bool:

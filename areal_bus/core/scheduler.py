@@ -145,7 +145,7 @@ class Scheduler:
         It waits until every ready generator that is not excluded holds the published version and nothing is being
         sampled or scored. So the batch of each generator never depends on timing (docs/staleness.md).
         """
-        there = self.members.of(Role.GENERATOR, MemberState.STALE, MemberState.HEALTHY)
+        there = self.state.with_share(self.members.of(Role.GENERATOR, MemberState.STALE, MemberState.HEALTHY))
         out = {x.name for x in self.state.excluded_generators()}
         out |= {x.name for x in there if self.failures.is_paused(x.name)} - {x.name for x in fed}
         ready = [x for x in there if not x.leaving and x.name not in out]

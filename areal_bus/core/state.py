@@ -93,12 +93,16 @@ class HeadState:
 
     def eligible_generators(self) -> list[Member]:
         """Generators that may get work: they hold the published version or a newer one (I7)."""
-        healthy = self.members.of(Role.GENERATOR, MemberState.HEALTHY)
+        healthy = self.with_share(self.members.of(Role.GENERATOR, MemberState.HEALTHY))
         return [x for x in healthy if x.version is not None and x.version >= self.gate.v and not x.leaving]
+
+    def with_share(self, generators: list[Member]) -> list[Member]:
+        """Those that may get work: at eta = 0 the job's own, because a guest would change the share of each."""
+        return generators if self.rules.eta else [x for x in generators if x.index < self.split.generators]
 
     def others_than(self, failed_at: set[str]) -> list[Member]:
         """Generators that may sample a prompt at which these failed: alive, neither paused nor leaving."""
-        there = self.members.of(Role.GENERATOR, MemberState.STALE, MemberState.HEALTHY)
+        there = self.with_share(self.members.of(Role.GENERATOR, MemberState.STALE, MemberState.HEALTHY))
         paused = self.lease_failures.is_paused
         return [x for x in there if not x.leaving and not paused(x.name) and actor_of(x.name) not in failed_at]
 

@@ -13,6 +13,7 @@ from areal_bus.core.evaluation_plan import due, history
 from areal_bus.core.events import Event
 from areal_bus.core.head import ALL_RECORDED, Head
 from areal_bus.core.head_checkpoint import START, HeadCheckpoint
+from areal_bus.core.sample_limits import NO_LIMITS, SampleLimits
 from areal_bus.core.split_planner import PlannerRules
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState
@@ -145,7 +146,7 @@ def test_at_eta_0_a_run_trains_the_same_batches_with_evaluations_and_without() -
 
 @pytest.mark.parametrize("eta", [0, 2])
 def test_a_run_stops_early_when_its_metric_does_not_improve(eta: int) -> None:
-    ring = ring_of(eta=eta, n_problems=3, evaluate_every=2, evaluate_patience=2, total_steps=60)
+    ring = ring_of(seed=2, eta=eta, n_problems=3, evaluate_every=2, evaluate_patience=2, total_steps=60)
     outcome = ring.run()
     assert not outcome.violations
     assert outcome.end is not None
@@ -210,9 +211,17 @@ def test_rows_dropped_too_old_are_issued_again_at_most_three_times() -> None:
 LENGTH = 3
 
 
-def head_with(n_generators: int = 1, *, secret: bytes = b"", **changes: object) -> tuple[Head, list[Effect]]:
+def head_with(
+    n_generators: int = 1,
+    *,
+    secret: bytes = b"",
+    capacity: int | None = None,
+    limits: SampleLimits = NO_LIMITS,
+    **changes: object,
+) -> tuple[Head, list[Effect]]:
     """A head whose ring is complete and whose generators hold version 0; and its effects so far."""
     rules = replace(scenario(n_generators=n_generators, **changes).rules, lease_secret=secret)
+    rules = replace(rules, capacity=capacity, limits=limits)
     head = Head(HeadState(rules, Numbers(None)), now=0.0)
     effects: list[Effect] = []
     for name, role, index in [("learner-0.0", "learner", 0), ("reward-0.0", "reward", 0)] + [

@@ -130,7 +130,7 @@ def test_a_report_that_contradicts_itself_or_is_of_another_is_refused_and_ends_n
         ("generator-0.0", partial(uid, version=1), "to the clock 0"),
         ("generator-0.0", replace(good, spans=[[0, 4]]), "cover the same tokens"),
         ("generator-0.0", replace(good, segments=[[2, 3], [0, 2]]), "one turn"),
-        ("generator-0.0", replace(good, segments=[[0, 5]]), "one turn"),
+        ("generator-0.0", replace(good, segments=[[0, 5]]), "begins with one or more tokens of its prompt"),
         ("generator-0.0", replace(good, ids=b""), "one turn"),
         ("reward-0.0", good, "a reward may not send Partial"),
     ]:

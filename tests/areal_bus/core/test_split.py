@@ -121,7 +121,8 @@ def committed() -> Head:
 def rejoin(head: Head, name: str, split: int) -> list[Effect]:
     role, _, rest = name.partition("-")
     index, incarnation = map(int, rest.split("."))
-    return head.on(name, m.Join(name, role, index, incarnation, name, 1, "", split=split), 0.0)
+    endpoint = "" if role == "generator" else name
+    return head.on(name, m.Join(name, role, index, incarnation, endpoint, 1, "", split=split), 0.0)
 
 
 @pytest.mark.parametrize(("name", "split"), [("learner-0.1", 0), ("learner-2.1", 1), ("generator-1.1", 0)])

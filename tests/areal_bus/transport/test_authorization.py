@@ -10,8 +10,18 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
-from areal_bus.authorization import SENDERS, check_sender, may_send, role_of
-from areal_bus.errors import ImpossibleEvent
+from areal_bus import messages as m
+from areal_bus.authorization import (
+    LIMITS,
+    REFUNDS_OF_GENERATORS,
+    SENDERS,
+    authorise,
+    broken_limit,
+    check_sender,
+    may_send,
+    role_of,
+)
+from areal_bus.errors import ImpossibleEvent, WireError
 from areal_bus.messages import Message, Role
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.curve import Keyring, new_pair
@@ -53,7 +63,8 @@ def example(kind: type, sender: str) -> Message:
     }
     tokens = {"segments": [[1, 1]], "spans": [[0, 1]], "ids": b"\0" * 8, "logps": b"\0" * 4}
     texts = {"prompt_text": "", "text": "", "row": "{}", "stats": {}}
-    values |= {name: value for name, value in (tokens | texts).items() if name in values}
+    limits = {"n_tokens": 1, "reason": "sampling_error"}  # the first word of the list is the head's own reason
+    values |= {name: value for name, value in (tokens | texts | limits).items() if name in values}
     return typing.cast(Message, kind(**values))
 
 
@@ -159,3 +170,47 @@ def test_32_19_one_wrong_message_in_a_bundle_refuses_the_bundle(tmp_path: Path) 
         until(lambda: ours.refused["generator-0.0", "role"], "it is counted")
         assert ours.refused.total() == 1
         assert ours.receive(0) is None
+
+
+def over(kind: type, **changes: object) -> Message:
+    return dataclasses.replace(example(kind, "generator-66.0"), **changes)  # type: ignore[type-var]
+
+
+NO_TURN = {"segments": [], "spans": [], "ids": b"", "logps": b""}
+OVER_A_LIMIT = [
+    over(m.Join, role="generator", endpoint="tcp://127.0.0.1:1"),
+    over(m.Join, role="generator", endpoint="", again=-1),
+    over(m.Ready, capacity=-1),
+    over(m.Heartbeat, progress=-1),
+    over(m.Heartbeat, version=-1),
+    over(m.Sampled, n_tokens=0),
+    over(m.Sampled, uid=-1),
+    *(over(m.SampleFailed, reason=str(reason)) for reason in set(m.Refund) - REFUNDS_OF_GENERATORS),
+    over(m.Partial, sample=-1),
+    over(m.Partial, **NO_TURN),
+    over(m.Trajectory, attempt=-1),
+    over(m.Trajectory, seconds=-1.0),
+    over(m.Trajectory, **NO_TURN),
+    over(m.Trajectory, segments=[[0, 1]], ids=bytes(4)),
+    over(m.Trajectory, segments=[[1, 0]], spans=[], ids=bytes(4), logps=b""),
+    over(m.PushDone, receive_s=-1.0),
+    over(m.PushBroken, push=-1),
+]
+
+
+@pytest.mark.parametrize("message", OVER_A_LIMIT, ids=lambda message: type(message).__name__)
+def test_a_message_over_a_limit_is_refused_at_the_door_and_in_the_core(message: Message) -> None:
+    """A trajectory without segments ended a reward; no lease was needed."""
+    (receiver,) = {role for role in SENDERS[type(message)] if may_send(Role.GENERATOR, role, type(message))}
+    with pytest.raises(WireError, match="exceeds a limit"):
+        authorise(receiver, "generator-66.0", message)
+    if receiver is Role.HEAD:
+        with pytest.raises(ImpossibleEvent, match="exceeds a limit"):
+            check_sender(Role.GENERATOR, message)
+
+
+def test_every_message_of_a_guest_has_its_limits_tried() -> None:
+    sent = {kind for kind in SENDERS for to in SENDERS[kind] if may_send(Role.GENERATOR, to, kind)}
+    assert sent - {m.LeaveRequest, m.Failure} == set(LIMITS) == {type(message) for message in OVER_A_LIMIT}
+    for kind in LIMITS:  # within its limits it passes
+        assert not broken_limit(example(kind, "generator-66.0"))
