@@ -5,7 +5,9 @@ drops duplicates. Imports no torch.
 """
 
 import time
+from collections import Counter
 from collections.abc import Hashable
+from typing import NamedTuple
 
 from loguru import logger
 
@@ -39,9 +41,18 @@ from areal_bus.transport.send_queue import ROOM_BYTES
 IDLE_S = 0.5  # longest wait for a message while nothing is being scored
 BUSY_S = 0.01  # longest wait for a verdict before messages are received again
 COALESCE_S = 0.02  # verdicts of this time, and at most BUSY_S more, are written and sent together
-BACKLOG_BYTES = 64 << 20  # of trajectories held here; more of them wait in the bus, then at their senders (I9)
+BACKLOG_BYTES = 64 << 20  # of trajectories held here, in equal shares of the senders; more wait in the bus (I9)
 
-Key = tuple[str, int, int, int]  # (evaluation, uid, sample, attempt)
+
+class Key(NamedTuple):
+    """One sample. Generator and lease are part of it: what one generator sends replaces nothing of another."""
+
+    generator: str
+    lease: str
+    evaluation: str
+    uid: int
+    sample: int
+    attempt: int
 
 
 def run(context: Context) -> None:
@@ -124,7 +135,7 @@ class RewardLoop:
         self._failures, self._prints = failures, prints
         self._announced = False  # Ready was sent
         self._in_progress: dict[Key, Trajectory] = {}
-        self._n_bytes = 0  # of the trajectories in progress
+        self._n_bytes: Counter[str] = Counter()  # of the trajectories in progress, by generator; no zeros
         self._unsent: list[Scored] = []
 
     def turn(self) -> None:
@@ -146,8 +157,12 @@ class RewardLoop:
 
     @property
     def _is_full(self) -> bool:
-        """Receives nothing more: the backlog is full, or the head does not take the scored trajectories."""
-        return self._n_bytes >= BACKLOG_BYTES or self._bus.n_waiting(HEAD) >= ROOM_BYTES
+        """Receives nothing more: the head does not take the scored trajectories."""
+        return self._bus.n_waiting(HEAD) >= ROOM_BYTES
+
+    def _has_its_share(self, sender: str) -> bool:
+        """Receives nothing more of this generator for now: its trajectories fill its share of the backlog."""
+        return self._n_bytes[sender] * len(self._n_bytes) >= BACKLOG_BYTES
 
     def _status(self) -> str:
         if not self._announced:
@@ -159,7 +174,7 @@ class RewardLoop:
         patience_s = IDLE_S if self._announced and not self._in_progress else 0.0
         while not self._is_full and self.stopped is None:
             self._journal.mark("idle" if patience_s else "bus")
-            received = self._bus.receive(patience_s)
+            received = self._bus.receive(patience_s, skips=self._has_its_share)
             if received is None:
                 return
             self._journal.mark("bus")
@@ -180,31 +195,39 @@ class RewardLoop:
 
     def _submit(self, trajectory: Trajectory) -> None:
         """Score a trajectory, unless it is being scored already: generators resend unacknowledged ones."""
-        key = (trajectory.evaluation, trajectory.uid, trajectory.sample, trajectory.attempt)
+        t = trajectory
+        key = Key(t.generator, t.lease, t.evaluation, t.uid, t.sample, t.attempt)
         if key in self._in_progress:
             return
         self._in_progress[key] = trajectory
-        self._n_bytes += size_of(trajectory)
-        submit(self._pool, key, trajectory)
+        self._n_bytes[t.generator] += size_of(trajectory)
+        submit(self._pool, key, trajectory, sender=t.generator)
+
+    def _end(self, key: Key) -> Trajectory:
+        """The trajectory is no longer in progress."""
+        trajectory = self._in_progress.pop(key)
+        self._n_bytes[trajectory.generator] -= size_of(trajectory)
+        if not self._n_bytes[trajectory.generator]:
+            del self._n_bytes[trajectory.generator]
+        return trajectory
 
     def _forget(self, cancel: Cancel) -> None:
         """The group is refunded: drop its waiting scores. One of them might hang, as the one before did."""
         group = (cancel.evaluation, cancel.uid, cancel.attempt)
-        unwanted = {key for key in self._in_progress if (key[0], key[1], key[3]) == group}
+        unwanted = {key for key in self._in_progress if (key.evaluation, key.uid, key.attempt) == group}
         for key in unwanted.intersection(self._pool.forget(unwanted)):
-            self._n_bytes -= size_of(self._in_progress.pop(key))
+            self._end(key)
 
     def _rejoin(self) -> None:
         """Join a restarted head and drop the scores in progress."""
         logger.warning("{}: the head restarted: joining again, scores in progress are dropped", self._bus.name)
         self._pool.clear()
         self._in_progress.clear()
-        self._n_bytes = 0
+        self._n_bytes.clear()
         self._session.resend()
 
     def _conclude(self, verdict: Verdict) -> None:
-        trajectory = self._in_progress.pop(verdict.key)
-        self._n_bytes -= size_of(trajectory)
+        trajectory = self._end(verdict.key)
         journal_score(self._journal, trajectory, verdict)
         self._note_result(verdict)
         self._unsent.append(scored(trajectory, verdict))
@@ -219,11 +242,11 @@ class RewardLoop:
         if verdict.status == VerdictStatus.VALUE:
             self._failures.note_success()
         elif verdict.place:
-            evaluation, uid, sample, attempt = verdict.key
-            of = f" of evaluation {evaluation!r}" if evaluation else ""
+            key: Key = verdict.key
+            of = f" of evaluation {key.evaluation!r}" if key.evaluation else ""
             self._failures.note(
-                group=(evaluation, uid),
-                about=f"uid {uid} sample {sample} attempt {attempt}{of}",
+                group=(key.evaluation, key.uid),
+                about=f"uid {key.uid} sample {key.sample} attempt {key.attempt}{of}",
                 place=verdict.place,
                 error=verdict.error,
                 trace=verdict.trace,
@@ -238,8 +261,8 @@ class RewardLoop:
             self._heartbeat.report_progress()
 
 
-def submit(pool: WorkerPool, key: Hashable, trajectory: Trajectory) -> None:
-    """Queue the score of a trajectory."""
+def submit(pool: WorkerPool, key: Hashable, trajectory: Trajectory, *, sender: str = "") -> None:
+    """Queue the score of a trajectory, in the turn of this sender."""
     pool.submit(
         key,
         prompt=trajectory.prompt_text,
@@ -247,6 +270,7 @@ def submit(pool: WorkerPool, key: Hashable, trajectory: Trajectory) -> None:
         row=trajectory.row,
         ids=trajectory.ids,
         n_prompt=n_before(trajectory),
+        sender=sender,
     )
 
 

@@ -10,7 +10,6 @@ import itertools
 import math
 import selectors
 import time
-from collections import deque
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from actors.rewards.columns import encode_ids
 from actors.rewards.ipc import REQUEST_BYTES, pack
+from actors.rewards.turns import Turns
 from actors.rewards.worker_process import WorkerLost, WorkerProcess
 from areal_bus.core.reward_parts import checked
 from areal_bus.errors import ConfigError
@@ -51,6 +51,7 @@ class ScoreTask:
     request: dict[str, Any]
     ids: bytes = b""  # tokens of the trajectory (int32)
     n_prompt: int = 0  # of them before the completion
+    sender: str = ""  # workers serve senders in turn
     n_lost: int = 0  # workers that were killed from outside while they computed it
 
     def frame(self, *, with_ids: bool) -> bytes:
@@ -121,7 +122,7 @@ class WorkerPool:
         self._failed_starts = 0  # in a row
         self._has_loaded = False  # the function did, once
         self._selector = selectors.DefaultSelector()
-        self._waiting: deque[ScoreTask] = deque()
+        self._waiting: Turns[ScoreTask] = Turns()
         self._verdicts: list[Verdict] = []
         self._killed: list[WorkerProcess] = []  # not reaped yet
         self._workers = [Worker(self._selector, self._order) for _ in range(n_workers)]
@@ -148,20 +149,26 @@ class WorkerPool:
         return len(self._waiting) + len(self._verdicts) + sum(worker.task is not None for worker in self._workers)
 
     def submit(
-        self, key: Hashable, *, prompt: str, completion: str, row: str, ids: bytes = b"", n_prompt: int = 0
+        self,
+        key: Hashable,
+        *,
+        prompt: str,
+        completion: str,
+        row: str,
+        ids: bytes = b"",
+        n_prompt: int = 0,
+        sender: str = "",
     ) -> None:
         """Queue a score; `row` is a JSON object, `ids` the tokens (int32), the first `n_prompt` of them before the
-        completion. A request over the limit gets an error for a verdict.
+        completion. A request over the limit gets an error for a verdict. Senders are served in turn.
         """
         request = {"prompt": prompt, "completion": completion, "row": row}
-        self._waiting.append(ScoreTask(key, next(self._ids), request, ids, n_prompt))
+        self._waiting.add(sender, ScoreTask(key, next(self._ids), request, ids, n_prompt, sender))
         self._assign()
 
     def forget(self, keys: Collection[Hashable]) -> list[Hashable]:
         """Drop waiting scores with these keys. Returns the dropped keys; they get no verdict."""
-        dropped = [task.key for task in self._waiting if task.key in keys]
-        self._waiting = deque(task for task in self._waiting if task.key not in keys)
-        return dropped
+        return [task.key for task in self._waiting.drop(lambda task: task.key in keys)]
 
     def clear(self) -> None:
         """Drop all scores and kill the workers of those in progress. They get no verdict."""
@@ -207,7 +214,7 @@ class WorkerPool:
                 if worker.process.ended:  # a process it started still holds the pipes open
                     self._replace(worker)
                 else:
-                    self._begin(worker, self._waiting.popleft())
+                    self._begin(worker, self._waiting.next())
 
     def _begin(self, worker: Worker, task: ScoreTask) -> None:
         try:
@@ -260,6 +267,7 @@ class WorkerPool:
         """Add the verdict of the worker's task. `where`: place and traceback of an error."""
         if worker.task is not None:
             score_s = time.monotonic() - worker.since
+            self._waiting.charge(worker.task.sender, score_s)
             key, place, trace = worker.task.key, *where
             verdict = Verdict(key, status, reward, correct, error, score_s, place, trace, parts or {})
             self._verdicts.append(verdict)
@@ -293,7 +301,8 @@ class WorkerPool:
         """
         if worker.ready:
             if worker.task is not None and self._is_repeated(worker, worker.task, was_killed=was_killed):
-                self._waiting.appendleft(replace(worker.task, n_lost=worker.task.n_lost + 1))
+                again = replace(worker.task, n_lost=worker.task.n_lost + 1)
+                self._waiting.add(worker.task.sender, again, first=True)
                 worker.task = None
             self._conclude(worker, VerdictStatus.ERROR, 0.0, None, f"the worker process is lost: {reason}")
             self._replace(worker)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import actors.rewards.actor
 from actors.rewards.actor import RewardLoop, listen_endpoint
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.runtime.context import Context, HeartbeatState
@@ -250,6 +251,81 @@ def test_a_trajectory_sent_again_while_it_is_scored_is_scored_once_and_later_aga
         assert ring.stop() == 0
         lines = ring.journal()
     assert sum(line["event"] == "score" for line in lines) == 4
+
+
+GUEST = "generator-66.0"
+
+
+@contextmanager
+def guest_of(ring: Ring, endpoint: str) -> Iterator[Bus]:
+    guest = Bus(GUEST, job=JOB)
+    guest.connect(ring.context.name, endpoint)
+    try:
+        yield guest
+    finally:
+        guest.close(0)
+
+
+def test_garbage_for_prompts_to_come_takes_the_place_of_no_honest_sample(folder):
+    """The honest one was taken for a second copy and dropped; it was sent again after 120 s."""
+    with ring_of(folder, timeout_s=60.0) as ring, guest_of(ring, ring.up().endpoint) as guest:
+        for uid in range(4):
+            guest.send(ring.context.name, replace(trajectory(uid, "slow"), generator=GUEST, lease="forged"))
+        while ring.next(Heartbeat).note != "scores 4":
+            pass
+        ring.score(*(replace(trajectory(uid, "fine"), lease="right") for uid in range(4)))
+        found = [ring.next(Scored) for _ in range(8)]
+        assert sorted((one.uid, one.generator, one.lease) for one in found) == sorted(
+            (uid, name, lease) for uid in range(4) for name, lease in (("generator-0.0", "right"), (GUEST, "forged"))
+        )
+
+
+def test_a_trajectory_without_segments_is_refused_and_the_reward_lives(folder):
+    """Its actor ended; no lease was needed."""
+    empty = replace(trajectory(1, "x"), generator=GUEST, segments=[], spans=[], ids=b"", logps=b"")
+    with ring_of(folder) as ring, guest_of(ring, ring.up().endpoint) as guest:
+        guest.send(ring.context.name, empty)
+        ring.score(trajectory(1, "slow"))
+        assert ring.next(Scored).status == "value"
+        assert ring.stop() == 0
+        assert [(x["sender"], x["reason"]) for x in ring.journal() if x["event"] == "refused"] == [(GUEST, "limit")]
+
+
+def test_a_flood_of_samples_that_hang_leaves_the_workers_to_others_in_turn(folder):
+    """500 of them were scored before the first honest one: 500 s."""
+    with ring_of(folder, timeout_s=1.0) as ring, guest_of(ring, ring.up().endpoint) as guest:
+        for uid in range(500):
+            guest.send(ring.context.name, replace(trajectory(uid, "hangs"), generator=GUEST))
+        while not ring.next(Heartbeat).note.startswith("scores"):
+            pass
+        ring.score(*(trajectory(uid, "fine") for uid in range(20)))
+        honest = 0
+        for _ in range(60):
+            honest += ring.next(Scored).generator != GUEST
+            if honest == 20:
+                break
+        assert honest == 20
+
+
+def test_a_backlog_of_one_generator_fills_its_share_and_another_ones_is_taken(folder, monkeypatch):
+    monkeypatch.setattr(actors.rewards.actor, "BACKLOG_BYTES", 10_000)
+    journal = Journal(folder / "journal", role="reward", index=0, incarnation=0)
+    bus = OpenBus("reward-0.0", job=JOB, listen=f"ipc://{folder}/reward")
+    honest, guest = Bus("generator-0.0", job=JOB), Bus(GUEST, job=JOB)
+    with WorkerPool(WorkerOrder("own_actor_rewards:score", folder), n_workers=1, timeout_s=60.0) as pool:
+        loop = RewardLoop(
+            ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState()), pool, capacity=1
+        )
+        for one in (honest, guest):
+            one.connect("reward-0.0", bus.endpoint)
+        for uid in range(100):
+            guest.send("reward-0.0", replace(trajectory(uid, "hangs" * 200), generator=GUEST))
+        until(lambda: (loop.turn(), loop._has_its_share(GUEST))[1], "its share is full")
+        honest.send("reward-0.0", trajectory(1, "hangs"))
+        until(lambda: (loop.turn(), loop._n_bytes["generator-0.0"])[1], "the other one's is taken")
+        assert loop._n_bytes[GUEST] < 12_000
+        for one in (bus, honest, guest):
+            one.close(0)
 
 
 def test_what_waits_of_a_refunded_group_is_not_scored_any_more(folder):
