@@ -112,7 +112,9 @@ class Bus:
             self._listener,
             self._rejections,
             authorise=options.authorise or partial(authorise_role, role_of(name)),
+            is_hog=self.receive_queue.is_hog,
         )
+        self._round: tuple[float, frozenset[bytes]] = time.monotonic(), frozenset()  # its begin; connections ended then
         self.send_queues = SendQueues(
             name,
             self._router,
@@ -157,7 +159,9 @@ class Bus:
 
     @property
     def until(self) -> float:
-        """Everything that arrived before this time has been returned by `receive`. For the receiving thread."""
+        """Of each peer of the ROUTER, `receive` has returned everything that arrived before this time, or a message
+        since. For the receiving thread.
+        """
         return self.receive_queue.until
 
     def connect(self, peer: str, endpoint: str) -> None:
@@ -183,14 +187,18 @@ class Bus:
             self._orders.extend(orders)
             self._kick()
 
-    def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
-        """Next sender and message; None after `timeout_s` (0: do not wait; None: wait without limit)."""
-        received = self.receive_queue.take(timeout_s)
+    def receive(
+        self, timeout_s: float | None = None, *, skips: Callable[[str], bool] | None = None
+    ) -> tuple[str, Message] | None:
+        """Next sender and message, of each sender in turn; None after `timeout_s` (0: do not wait; None: wait without
+        limit). `skips`: whether the messages of a sender wait.
+        """
+        received = self.receive_queue.take(timeout_s, skips=skips)
         if self._error is not None:
             raise self._error
         if received is None:
             return None
-        if self.receive_queue.consume(received[2]):
+        if self.receive_queue.consume(received):
             self._kick()
         return received[:2]
 
@@ -319,7 +327,7 @@ class Bus:
             self.send_queues.flush()
 
     def _poll(self, timeout_s: float) -> None:
-        reading = 0 if self.receive_queue.is_full else READABLE  # I9
+        reading = READABLE if self._may_read else 0  # I9
         dealers = list(self._dealers.items())
         if self._receiver.has_unreachable or any(peer not in self._dealers for peer in self.send_queues.waiting):
             timeout_s = min(timeout_s, RETRY_S)
@@ -334,10 +342,31 @@ class Bus:
         for peer, dealer in dealers:
             if reading and (not ready.get(dealer, 0) & READABLE or self._drain(dealer, peer)):
                 self._read[peer] = moment
-        if self._router is not None and reading and self._drain(self._router, None) and self._listener is not None:
-            self._receiver.end_connections(self._listener.take_ended())
-            self.receive_queue.put(self._disconnected())
-            self.receive_queue.mark_complete(moment)
+        if self._router is not None and self._listener is not None and reading:
+            self._read_router(self._router, self._listener, moment)
+
+    def _read_router(self, router: Socket, listener: Listener, moment: float) -> None:
+        """Read the ROUTER. Once all that arrived before a moment is read, report that moment and connections that had
+        ended by then. A peer that never pauses does not put this off.
+        """
+        if self._drain(router, None):
+            ended = listener.take_ended()
+        elif self._receiver.is_round_over:
+            moment, ended_then = self._round
+            ended = listener.take_ended(among=ended_then)
+        else:
+            return
+        self._receiver.end_connections(ended)
+        self.receive_queue.put(self._disconnected())
+        self.receive_queue.mark_complete(moment)
+        self._receiver.begin_round()
+        self._round = time.monotonic(), listener.ended
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether the inbox has room, or has none because of one of several peers."""
+        queue = self.receive_queue
+        return not queue.is_full or (len(self._receiver.clients) > 1 and queue.has_hog)
 
     def _watched(self, reading: int) -> list[tuple[Socket | int, int]]:
         """What to poll, with the events to wait for. `reading`: READABLE or 0, for sockets that carry messages."""
@@ -356,7 +385,7 @@ class Bus:
         """Read a socket until it is empty, the queue is full or TURN_S is over. Returns whether it is empty."""
         batch: list[Received] = []
         is_all, until = False, time.monotonic() + TURN_S
-        while not (is_all or self.receive_queue.is_full) and time.monotonic() < until:
+        while not is_all and self._may_read and time.monotonic() < until:
             if not has_message(socket):
                 is_all = True
                 break
@@ -365,7 +394,7 @@ class Bus:
                     self._receiver.from_client(socket) if peer is None else self._receiver.from_server(socket, peer)
                 )
                 batch += self._disconnected()
-                self.receive_queue.count(sum(n_bytes for _, _, n_bytes in received))
+                self.receive_queue.count(received)
                 batch += received
                 if peer is not None:
                     self._last_received[peer] = time.monotonic()

@@ -8,7 +8,7 @@ connections above the limit.
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -121,12 +121,17 @@ class Listener:
         self._active[fd] = connection
         return has_reconnected
 
-    def take_ended(self) -> set[bytes]:
-        """Connections that ended since the last call. Call it after all messages are read.
+    @property
+    def ended(self) -> frozenset[bytes]:
+        """Connections that have ended and were not taken."""
+        return frozenset(self._ended)
 
-        Connections that ended without a message are recorded as rejections.
+    def take_ended(self, among: Set[bytes] | None = None) -> Set[bytes]:
+        """Connections that ended since the last call, or those of `among`. Call it after all their messages are read.
+
+        Without `among`, connections that ended without a message are recorded as rejections.
         """
-        while self._left:
+        while self._left and among is None:
             _, address = self._left.popleft()
             self._rejections.add(
                 address,
@@ -134,8 +139,9 @@ class Listener:
                 "a connection needs ZMTP, an accepted key and a first message",
                 n_unlogged=UNLOGGED if address in (LOCAL, GONE) else 0,
             )
-        ended, self._ended = self._ended, set()
-        return ended
+        taken = self._ended if among is None else self._ended & among
+        self._ended = self._ended - taken
+        return taken
 
     def close(self) -> None:
         self.poll_events()

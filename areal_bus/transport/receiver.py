@@ -5,14 +5,15 @@ too many frames or claims the name of another connection.
 """
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Set
 
 import zmq
 
 from areal_bus.errors import WireError
 from areal_bus.messages import Message, Role
 from areal_bus.transport.curve import Keyring, identity_of
-from areal_bus.transport.listener import MAX_CONNECTIONS, Listener, Socket, property_of
+from areal_bus.transport.listener import MAX_CONNECTIONS, READ_AHEAD, Listener, Socket, property_of
 from areal_bus.transport.rejections import Rejections
 from areal_bus.wire import bundle
 from areal_bus.wire import codec as wire
@@ -20,6 +21,7 @@ from areal_bus.wire import codec as wire
 IDENTITY = re.compile(rb"([A-Za-z0-9._-]{1,64})/([0-9a-f]{16})")  # of a connection: actor name, random number
 PROBE = [b""]  # ignored by every Bus; sent to test whether a connection still exists
 NAMELESS = "nobody"  # a peer without name and address
+ROUND = 2 * READ_AHEAD  # reads of a connection that empty its queue; twice, because a turn may come early
 SKIPPED = 100  # maximum frames that are skipped at once
 
 NOBLOCK = int(zmq.NOBLOCK)
@@ -39,12 +41,17 @@ class Receiver:
         rejections: Rejections,
         *,
         authorise: Authorise,
+        is_hog: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`authorise` raises WireError when the authenticated sender may not send the message to this actor."""
+        """`authorise` raises WireError when the authenticated sender may not send the message to this actor.
+        `is_hog`: whether so many bytes of this sender wait that others find no room.
+        """
         self.clients: dict[str, bytes] = {}  # peers of the ROUTER, after their first message: name -> connection
         self.disconnected: list[str] = []  # peers whose connection has ended, until the bus reads them
         self._job, self._keys, self._listener, self._rejections = job, keys, listener, rejections
-        self._authorise = authorise
+        self._authorise, self._is_hog = authorise, is_hog
+        self._n_reads: Counter[bytes] = Counter()  # messages of the ROUTER in this round, by connection
+        self._most_reads = 0  # of one connection
         self._unreachable: set[bytes] = set()  # connections of `clients` to which a send failed: they have ended
         self._skipping: set[Socket] = set()  # sockets with the rest of a message to skip
 
@@ -67,6 +74,8 @@ class Receiver:
             return []
         first = router.recv(NOBLOCK, copy=False)
         connection = first.bytes
+        self._n_reads[connection] += 1
+        self._most_reads = max(self._most_reads, self._n_reads[connection])
         has_reconnected = self._listener is not None and self._listener.note_message(first, connection)
         named = IDENTITY.fullmatch(connection)
         name = named[1].decode() if named else str(property_of(first, "Peer-Address") or NAMELESS)
@@ -81,11 +90,29 @@ class Receiver:
             self._unreachable.discard(connection)
             if name in self.clients:
                 self.disconnected.append(name)
+        if self._is_hog(name) and (self._keys is None or self._keys.is_shared(name)):
+            rule = "a sender may fill half of a full inbox; further messages are dropped until there is room"
+            self._rejections.add(name, "quota", rule)
+            self._skipping.add(router)
+            return []
         received = self._decode(name, connection, self._frames(router))
         if received:
             self.clients[name] = connection
             self._prune_names(router)
         return received
+
+    @property
+    def is_round_over(self) -> bool:
+        """Whether all that had arrived when the round began has been read.
+
+        ZeroMQ reads the connections of a ROUTER in turn. So when one was read ROUND times, each other one was read as
+        often, or was empty.
+        """
+        return self._most_reads >= ROUND
+
+    def begin_round(self) -> None:
+        self._n_reads.clear()
+        self._most_reads = 0
 
     def lose(self, name: str) -> None:
         """A send to this peer failed. It is reported as disconnected when its last messages have been read."""
@@ -97,7 +124,7 @@ class Receiver:
         """Whether `end_connections` has something to report."""
         return bool(self._unreachable)
 
-    def end_connections(self, connections: set[bytes]) -> None:
+    def end_connections(self, connections: Set[bytes]) -> None:
         """These connections, and the unreachable ones, have ended, and all their messages have been read."""
         connections, self._unreachable = connections | self._unreachable, set()
         if connections:

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 import zmq
 from loguru import logger
 
+from areal_bus.authorization import role_of
+from areal_bus.messages import Role
 from areal_bus.transport.listener import Socket
 from areal_bus.transport.rejections import NAMED, OTHERS
 from areal_bus.wire.bundle import MAX_BYTES, MAX_MESSAGES, Frames, join
 
 MAX_QUEUED = 1 << 18  # maximum queued messages for one peer
 MAX_RESENT_BYTES = 256 << 20  # maximum queued bytes for one peer when a resendable message is added
+MAX_KEPT_BYTES = 512 << 20  # the same when another message is added, except for a learner, which gets whole batches
 ROOM_BYTES = 64 << 20  # a sender that can wait pauses while this many bytes are queued for a peer
 
 MORE, LAST = int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
@@ -52,7 +55,7 @@ class SendQueues:
         max_queued: int = MAX_QUEUED,
         max_resent_bytes: int = MAX_RESENT_BYTES,
     ) -> None:
-        self.max_queued, self.max_resent_bytes = max_queued, max_resent_bytes
+        self.max_queued, self.max_resent_bytes, self.max_kept_bytes = max_queued, max_resent_bytes, MAX_KEPT_BYTES
         self.undelivered: Counter[str] = Counter()  # dropped messages by peer
         self.waiting: dict[str, deque[Frames]] = {}  # no empty queues
         self._name, self._router, self._dealers, self._clients = name, router, dealers, clients
@@ -104,10 +107,11 @@ class SendQueues:
     def _post(self, peer: str, frames: Frames, n_bytes: int, *, is_resent: bool) -> None:
         """Append to the queue; flush it when it fills a bundle."""
         waiting = self.waiting.setdefault(peer, deque())
+        most = self.max_resent_bytes if is_resent else self.max_kept_bytes
         if len(waiting) >= self.max_queued:
             self._drop(peer, n_bytes, f"its socket is full and {self.max_queued} messages are queued")
-        elif is_resent and self._n_here[peer] + n_bytes > self.max_resent_bytes:
-            self._drop(peer, n_bytes, f"its socket is full and {self.max_resent_bytes >> 20} MiB are queued")
+        elif self._n_here[peer] + n_bytes > most and (is_resent or role_of(peer) is not Role.LEARNER):
+            self._drop(peer, n_bytes, f"its socket is full and {most >> 20} MiB are queued")
         else:
             waiting.append(frames)
             self._n_here[peer] += n_bytes

@@ -14,6 +14,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import Ack, HeadHeartbeat, Message, Stop, Trajectory
 from areal_bus.transport.bus import BusOptions, Heartbeats
 from areal_bus.transport.receive_queue import ReceiveQueue
+from areal_bus.transport.receiver import Received
 from areal_bus.transport.send_queue import size
 from areal_bus.wire import bundle, codec
 from tests.support.strangers import OpenBus as Bus
@@ -173,14 +174,41 @@ def test_an_inbox_that_fills_up_while_one_is_consumed_says_so() -> None:
 
         @n_consumed.setter
         def n_consumed(self, n: int) -> None:
-            self.count(self.n_more)
+            if self.n_more:
+                self.count([received(self.n_more)])
             self._n_consumed = n
 
     inbox = Raced(100)
-    inbox.count(90)
+    inbox.count([received(90)])
     inbox.n_more = 20
-    assert inbox.consume(30)
+    assert inbox.consume(received(30))
     assert not inbox.is_full
+
+
+def received(n_bytes: int, sender: str = "generator-0.0") -> Received:
+    return sender, Stop("for example"), n_bytes
+
+
+def test_senders_are_taken_from_in_turn_and_a_flood_of_one_delays_no_report_of_time() -> None:
+    """Another one's message was behind all of the flood, and the time was that of its beginning."""
+    inbox = ReceiveQueue(1 << 20)
+    inbox.put([received(1, "generator-66.0")] * 1000)
+    inbox.put([received(1, "generator-0.0"), received(1, "reward-0.0")])
+    began = inbox.until
+    inbox.mark_complete(began + 1.0)
+    assert [inbox.take(0)[0] for _ in range(4)] == ["generator-66.0", "generator-0.0", "reward-0.0", "generator-66.0"]
+    assert inbox.until == began + 1.0
+    assert [inbox.take(0, skips=lambda sender: sender == "generator-66.0")] == [None]
+    assert sum(inbox.take(0) is not None for _ in range(2000)) == 998
+
+
+def test_a_wake_up_is_kept_for_the_take_that_would_wait() -> None:
+    inbox = ReceiveQueue(1 << 20)
+    inbox.wake()
+    inbox.put([received(1)])
+    assert inbox.take(None) == received(1)
+    assert inbox.take(None) is None
+    assert inbox.take(0) is None
 
 
 def test_foreign_bytes_are_refused_and_counted(tmp_path: Path) -> None:

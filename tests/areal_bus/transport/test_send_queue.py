@@ -105,6 +105,18 @@ def test_resendable_messages_are_dropped_beyond_a_bound_in_bytes_and_drops_are_r
     assert (note["peer"], note["n"], note["text"]) == (REWARD, doubled[-1], why.format(doubled[-1]))
 
 
+@pytest.mark.parametrize("name", ["generator-66.0", "learner-0.0"])
+def test_other_messages_are_bounded_in_bytes_too_except_a_learners_batches(tmp_path: Path, name: str) -> None:
+    """The directory waited for 39 peers that did not read: 1.4 GiB."""
+    with deaf_reward(tmp_path, name=name) as deaf:
+        deaf.bus.send_queues.max_kept_bytes = 1 << 20
+        for _ in range(8 * CLIENT_AHEAD):
+            deaf.bus.send(name, Stop("x" * 60_000))
+        until(lambda: not deaf.bus._orders, "they wait")
+        assert (deaf.bus.n_waiting(name) <= 1 << 20) == (name != "learner-0.0")
+        assert (deaf.bus.send_queues.undelivered[name] > 0) == (name != "learner-0.0")
+
+
 def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
