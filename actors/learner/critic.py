@@ -34,6 +34,8 @@ class ValueModel(Policy):
 
     def values(self, pieces: Sequence[SequencePiece]) -> Tensor:
         """(N,) float32 values, in the order of the wanted tokens."""
+        if self.alone and len(pieces) > 1:
+            return torch.cat([self.values([piece]) for piece in pieces])
         row = lay_out(pieces, share=self.packed)
         n = len(row.wanted_N)
         split = self.split(row)

@@ -24,19 +24,23 @@ class ForwardPasses:
         self._beat = beat
         self._n_planned = 0  # tokens of the micro-batches since they were last counted
 
-    def micro_batches(self, batch: Batch, members: list[int], version: int) -> list[list[int]]:
-        """Item indices by micro-batch, equally many on every rank; an empty one is an idle pass.
+    def micro_batches(
+        self, batch: Batch, members: list[int], version: int, *, model: PackedModel | None = None
+    ) -> list[list[int]]:
+        """Item indices by micro-batch, equally many on every rank; an empty one is an idle pass. `model`: that reads
+        them, by default the policy.
 
         A group stays together, so that its prompt is computed once, unless it exceeds the token budget.
         """
-        capacity = stage_at(self._stages, version).max_tokens_per_mb
+        reader = self._policy if model is None else model
+        capacity = reader.row_tokens(stage_at(self._stages, version).max_tokens_per_mb)
         units: list[tuple[list[int], int]] = []  # (items, tokens)
         groups: dict[int, list[int]] = {}
         for i in members:
             groups.setdefault(batch.items[i].group, []).append(i)
         for together in groups.values():
             tokens = n_rows(pieces(batch, together))
-            if self._policy.packed and tokens <= capacity:
+            if reader.packed and tokens <= capacity:
                 units.append((together, tokens))
             else:
                 units += [([i], n_rows(pieces(batch, [i]))) for i in together]
@@ -57,7 +61,8 @@ class ForwardPasses:
         """Item index -> (n_trained,) log-probs of its trained tokens by this model, on the host."""
         found: dict[int, Tensor] = {}
         with torch.no_grad():
-            for indices in self.micro_batches(batch, members, version):
+            reader = None if isinstance(model, PolicyBase) else model
+            for indices in self.micro_batches(batch, members, version, model=reader):
                 if not indices:
                     model.idle_pass()
                     continue
@@ -73,7 +78,7 @@ class ForwardPasses:
         """Item index -> the critic's values of its sampled tokens, of items with a trained token."""
         values: dict[int, Tensor] = {}
         members = [i for i, item in enumerate(batch.items) if item.n_trained]
-        for indices in self.micro_batches(batch, members, version):
+        for indices in self.micro_batches(batch, members, version, model=critic.model):
             with torch.no_grad():
                 if indices:
                     values |= critic.predict(batch, indices)

@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any, NoReturn, Required, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -22,15 +22,18 @@ from actors.learner import chunked_head
 from actors.learner.adapters import Adapters
 from actors.learner.context_parallel import RowSplit, padded
 from actors.learner.rendezvous import LearnerRanks
+from actors.learner.row_probe import RowProbe, whole_row
 from actors.models import packed_attention
 from actors.models.attention import choose
 from actors.models.matmul import stepped
+from actors.models.packed_attention import PackedAttention
 from actors.models.packed_row import PackedRow, SequencePiece, lay_out
 from areal_bus.config.capacity import logits_chunk
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.weights.route import Home
 
+NOT_PLAIN = "it has sliding windows, soft caps or an attention of its own"
 PROBE = 12  # tokens of the check that compares fused layers with the original ones
 
 
@@ -74,27 +77,62 @@ class PackedModel:
             return
         choose(self.device)
         self.model = model if ranks.size > 1 else model.to(self.device)  # sharding moves it layer by layer
-        self.packed = packed_attention.supports(model.config) and model.config._attn_implementation == "sdpa"
-        if self.packed:
-            self.model.set_attn_implementation(packed_attention.NAME)
+        self.packed = False  # by our attention: a prompt that several sequences share is computed once
+        self.alone = False  # one sequence a row
         linear.replace(self.model)
-        if ranks.context is not None and not self.packed:
-            raise ConfigError(
-                f"actor.context_parallel needs plain causal attention in every layer, and {model.config.model_type} "
-                "has sliding windows, soft caps or an attention of its own: set actor.context_parallel = 1"
-            )
+        if ranks.context is not None and not self._may_pack():
+            self._refuse_context(NOT_PLAIN)
         self._head = chunked_head.install(self.model)
         self._max_logits_mib = settings.get("max_logits_mib", 512.0)
         self.model.eval()  # no dropout: log-probs must be those of the sampler
         if ranks.size == 1:
+            self._choose_rows()
             self._fuse()
         if settings.get("gradient_checkpointing"):
             self._checkpoint_activations()
         if ranks.size > 1:
             shard(self.model, self.dtype if self.casts else None, self.device, replicas=ranks.replicas)
+            self._choose_rows()
+            self.model.reshard()  # or the names would be those of gathered parameters
         self._parameters = dict(self.model.named_parameters())
         if self.device.type == "cpu":
             _return_freed_memory()
+
+    def _choose_rows(self) -> None:
+        """Choose by a test how sequences share a row: with our attention, with that of transformers, or not at all.
+
+        A collective when sharded. Raises ConfigError for a model that cannot compute the log-probs of one sequence.
+        """
+        config = self.model.config.get_text_config()
+        probe = RowProbe(config, self.model.get_input_embeddings().num_embeddings, self.ranks.max)
+        why = NOT_PLAIN
+        probe.read_alone(lambda row: self._output(row, None))
+        if self._may_pack():
+            self.model.set_attn_implementation(packed_attention.NAME)
+            why = probe.trouble(lambda row: self._output(row, PackedAttention.of(row, self.device)), share=True)
+            self.packed = not why
+            if why:
+                self.model.set_attn_implementation("sdpa")
+        if not self.packed and self.ranks.context is not None:
+            self._refuse_context(why)
+        if not self.packed:
+            why = whole_row(config) or probe.trouble(lambda row: self._output(row, None), share=False)
+            self.alone = bool(why)
+        if self.alone and self.ranks.index == 0:
+            logger.warning("one sequence a row, which is slower: {}: {}", config.model_type, why)
+
+    def _may_pack(self) -> bool:
+        return packed_attention.supports(self.model.config) and self.model.config._attn_implementation == "sdpa"
+
+    def _refuse_context(self, why: str) -> NoReturn:
+        raise ConfigError(
+            f"actor.context_parallel needs plain causal attention in every layer: {self.model.config.model_type}: "
+            f"{why}; set actor.context_parallel = 1"
+        )
+
+    def row_tokens(self, budget: int) -> int:
+        """Most tokens of a micro-batch of several sequences; 1 where each is a micro-batch of its own."""
+        return 1 if self.alone else budget
 
     def _fuse(self) -> None:
         """Replace the layers of a Llama-like model by fused ones on CPU, if they compute the same."""
@@ -151,6 +189,12 @@ class PackedModel:
         The pieces are packed into one row without attention across pieces. If the model allows it (`packed`), the
         shared prompt of a family is computed once. The entropy carries a gradient with `entropy_grad` only.
         """
+        if self.alone and len(pieces) > 1:
+            parts = [
+                PackedModel.logprobs(self, [piece], entropy=entropy, entropy_grad=entropy_grad) for piece in pieces
+            ]
+            entropies = [entropy_N for _, entropy_N in parts if entropy_N is not None]
+            return torch.cat([logp_N for logp_N, _ in parts]), torch.cat(entropies) if entropies else None
         row = lay_out(pieces, share=self.packed)
         n = len(row.targets_N)
         if (split := self.split(row)) is not None:
@@ -194,13 +238,17 @@ class PackedModel:
     def _forward(self, row: PackedRow, packing: packed_attention.Packing | None) -> Tensor:
         """What the head makes of the wanted tokens."""
         with self._compute():
-            output = self.model(
-                input_ids=row.ids_S.unsqueeze(0).to(self.device),
-                position_ids=row.positions_S.unsqueeze(0).to(self.device),
-                use_cache=False,  # with a cache transformers would not detect packing
-                logits_to_keep=row.wanted_N.to(self.device),
-                **({} if packing is None else {"packing": packing}),
-            )
+            return self._output(row, packing)
+
+    def _output(self, row: PackedRow, packing: packed_attention.Packing | None) -> Tensor:
+        """The same, computed in the type of the parameters."""
+        output = self.model(
+            input_ids=row.ids_S.unsqueeze(0).to(self.device),
+            position_ids=row.positions_S.unsqueeze(0).to(self.device),
+            use_cache=False,  # with a cache transformers would not detect packing
+            logits_to_keep=row.wanted_N.to(self.device),
+            **({} if packing is None else {"packing": packing}),
+        )
         return output.logits  # type: ignore[no-any-return]
 
     def idle_pass(self) -> None:

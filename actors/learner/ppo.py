@@ -252,7 +252,7 @@ class PPOActor:
         with self._journal.span("critic"):
             critic.optimizer.zero_grad()
             value = 0.0
-            for indices in self._passes.micro_batches(batch, part.members, self.version):
+            for indices in self._passes.micro_batches(batch, part.members, self.version, model=critic.model):
                 if not indices:
                     critic.model.idle_pass()
                     continue

@@ -109,7 +109,7 @@ def warm_up(
 def _gradient(policy: Policy, pieces: list[SequencePiece], *, capacity: int) -> float:
     """Accumulate the gradient of the mean token loss over all ranks; returns that loss."""
     (n_tokens,) = policy.ranks.sum([float(sum(len(piece.places_K) for piece in pieces))])
-    parts = pack([piece.n_read for piece in pieces], capacity=capacity)
+    parts = pack([piece.n_read for piece in pieces], capacity=policy.row_tokens(capacity))
     (most,) = policy.ranks.max([float(len(parts))])
     total = 0.0
     for part in parts:

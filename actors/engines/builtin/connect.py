@@ -6,9 +6,11 @@ import torch
 
 from actors.engines.adapter_engine import with_adapters
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
+from actors.engines.builtin.own_forward import REMEDY
 from actors.engines.protocol import Engine
 from actors.models.loading import empty_model, load_base, stop_ids
 from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError, EngineError
 
 
 def open_builtin(config: Config, folder: str, tokenizer: Any, *, device: str, ahead_s: float = 0.0) -> Engine:
@@ -22,11 +24,10 @@ def open_builtin(config: Config, folder: str, tokenizer: Any, *, device: str, ah
 
 
 def _engine(config: Config, model: Any, tokenizer: Any, ahead_s: float) -> BuiltinEngine:
-    return BuiltinEngine(
-        model,
-        EngineOptions(
-            n_slots=config.rollout.max_concurrent_rollouts, on_update=config.rollout.on_update, ahead_s=ahead_s
-        ),
-        stop_ids=stop_ids(model, tokenizer),
-        tokenizer=tokenizer,
+    options = EngineOptions(
+        n_slots=config.rollout.max_concurrent_rollouts, on_update=config.rollout.on_update, ahead_s=ahead_s
     )
+    try:
+        return BuiltinEngine(model, options, stop_ids=stop_ids(model, tokenizer), tokenizer=tokenizer)
+    except EngineError as error:
+        raise ConfigError(f"model family refused: {error}; {REMEDY}") from error

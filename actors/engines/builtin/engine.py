@@ -19,7 +19,7 @@ from loguru import logger
 from torch import Tensor
 
 from actors.cpu.decode_step import Draws
-from actors.engines.builtin import limits
+from actors.engines.builtin import limits, own_forward
 from actors.engines.builtin.cuda_graphs import CudaGraphs, CudaRecorder, Recorder
 from actors.engines.builtin.dense_cache import DenseCache, decode_mask
 from actors.engines.builtin.fused_llama import disagreement, fused
@@ -198,7 +198,7 @@ class BuiltinEngine:
         self._term, self._version, self._holds, self._paused = term, version, False, False
         if self._fused is not None:
             self._fused.bind()
-            self._check_forward()
+        self._check_forward()
         self._weights_hash = self._hash_weights()
         return free
 
@@ -218,19 +218,29 @@ class BuiltinEngine:
         """Nothing to stop."""
 
     def _check_forward(self) -> None:
-        """Use the fused forward if it computes what the model computes."""
-        if self._fused is None or self._is_checked:
+        """Use the fused forward if it computes what the model computes. Raises ConfigError if the engine's use of the
+        model's own forward does not.
+        """
+        if self._is_checked:
             return
         self._is_checked = True
-        why = disagreement(self._model, self._fused)
+        why = None if self._fused is None else disagreement(self._model, self._fused)
         if why is not None:
             logger.warning("using the model's own forward, which is slower: with the fused one {}", why)
             self._fused = None
+        if self._fused is None:
+            own_forward.check(self._plain(), self._model, most=self._limits.most, n_words=self._limits.vocabulary)
         elif self._fused.by_kernel:
             self._cache = PagedCache(*self._fused.heads)
         elif isinstance(self._cache, DenseCache) and (self._recorder or self._device.type == "cuda"):
             recorder = self._recorder or CudaRecorder()
             self._graphs = CudaGraphs(self._fused, self._cache, dtype=self._dtype, recorder=recorder)
+
+    def _plain(self) -> "BuiltinEngine":
+        """A fresh engine over the same weights that uses the model's own forward, unchecked."""
+        engine = BuiltinEngine(self._model, EngineOptions(n_slots=3), stop_ids=frozenset())
+        engine._fused, engine._is_checked, engine._version = None, True, 0
+        return engine
 
     def _hash_weights(self) -> int:
         """Hash of the addresses of the weights."""

@@ -31,8 +31,14 @@ def check_supported(config: Any) -> None:
 
 
 def most_tokens(config: Any) -> int:
-    """Positions that the model holds."""
-    return int(config.get_text_config().max_position_embeddings)
+    """Positions that the model holds. Raises EngineError where its configuration does not say."""
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if most is None:
+        raise EngineError(
+            "max_position_embeddings missing: the builtin engine needs the number of positions, and config.json of "
+            f"{config.model_type} does not say it"
+        )
+    return int(most)
 
 
 def window(config: Any) -> int | None:
