@@ -7,6 +7,7 @@ from pathlib import Path
 
 from actors.data.loading import rows_with_origins
 from actors.engines.servers.server_process import installed, interpreter
+from actors.models.loading import check_model_path
 from areal_bus.config.adapt_rules import is_adaptive, settings_by_split
 from areal_bus.config.loader import extending
 from areal_bus.config.sections import Config
@@ -78,6 +79,7 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
     resumed = preview_resume(config, file)
     places = plan_ranks(config.topology, planned_hosts(config.topology, size or min_ranks(config.topology)))
     check_route(config, places)
+    check_weights(config, file.resolve().parent)
     shape = find_shape(config, file.resolve().parent)
     check_generation(config, shape, file.resolve().parent)
     n_prompt = longest_prompt(config, file.resolve().parent)
@@ -87,6 +89,7 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
         headline(config, places, shape),
         *terminal.table([HEADINGS, *rank_rows(config, places, shape, n_prompt)]),
         *stage_lines(config, shape, n_prompt),
+        *minibatch_lines(config, places),
         *shared_gpu_lines(config, places, shape, n_prompt),
         *fit.lines,
         *interpreter_lines(config, file.resolve().parent),
@@ -96,6 +99,33 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
     else:
         rest = ["# changed settings; --all: every setting, and the memory formula", changed(config)]
     return PlanPage("\n".join([*resumed, *plan_lines, "", *rest]), fit.is_too_large)
+
+
+def check_weights(config: Config, folder: Path) -> None:
+    """Raises ConfigError for a model folder that is here and not whole. A folder that is elsewhere is not looked at."""
+    paths = {
+        "model.path": config.model.path if config.model.scratch is None else "",
+        "reference.path": config.reference.path,
+        "teacher.path": config.teacher.path,
+        "critic.path": config.critic.path,
+    }
+    for key, path in paths.items():
+        if path and any((place / Path(path).expanduser()).is_dir() for place in (Path.cwd(), folder)):
+            check_model_path(path, folder, key=key)
+
+
+def minibatch_lines(config: Config, places: Sequence[RankPlan]) -> list[str]:
+    """Several minibatches are dealt by learner rank, so their content depends on the number of ranks."""
+    n, learners = (
+        config.actor.ppo_n_minibatches,
+        sum(actor.role == Role.LEARNER for place in places for actor in place.actors),
+    )
+    if n < 2 or learners < 2:
+        return []
+    return [
+        f"actor.ppo_n_minibatches = {n}: which groups share a minibatch depends on the number of learner ranks "
+        f"({learners}); compare runs with the same number (docs/loss.md)"
+    ]
 
 
 def compare_splits(config: Config, size: int, shape: DecoderShape, n_prompt: int) -> Fit:

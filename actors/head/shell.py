@@ -341,7 +341,7 @@ class Shell:
         if self.config.checkpoint.keep_best:
             metric, name = self.config.evaluate.metric, self.config.evaluate.metric_set
             try:
-                best_checkpoints.write(self.folder, metric, history(name, metric, self.state.figures))
+                best_checkpoints.write(self.folder, metric, history(name, metric, self.state.figures, with_ends=True))
             except OSError as error:
                 logger.warning("checkpoint.keep_best: {} was not written: {}", self.folder / "best.json", error)
 
@@ -457,10 +457,10 @@ def accuracy_lines(state: HeadState) -> list[str]:
 
 
 def best_lines(state: HeadState) -> list[str]:
-    """The best evaluation in training of each set, by evaluate.metric."""
+    """The best evaluation of each set, by evaluate.metric."""
     lines, metric = [], state.rules.evaluate_metric
     for problems in state.rules.evaluation_sets:
-        values = history(problems.name, metric, state.figures)
+        values = history(problems.name, metric, state.figures, with_ends=True)
         if (found := best(values)) is not None:
             of = f" of {problems.name}" if problems.name else ""
             lines.append(f"best {metric}{of} in {len(values)} evaluations: {found[1]:.4f} at version {found[0]}")

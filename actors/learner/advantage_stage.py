@@ -13,7 +13,7 @@ from actors.learner.algorithms.reward_shaping import shape_rewards
 from actors.learner.batch import Batch, Item
 from actors.learner.critic import fill_returns
 from actors.runtime.stages import stages_of
-from areal_bus.config.algorithms import uses_teacher
+from areal_bus.config.algorithms import kl_estimator_of, uses_teacher
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.sections import Config
 from areal_bus.core.stages import stage_at
@@ -36,7 +36,7 @@ def fill_advantages(
         return
     truncated = is_truncated(batch)
     advantages, signal = group_advantages(trajectories_of(batch, config), estimator, settings)
-    is_masked = truncated & (settings.truncated_samples == "mask")
+    batch.left_out = is_masked = truncated & (settings.truncated_samples == "mask")
     if settings.normalize_batch or estimator.normalization:
         advantages = normalized(batch, advantages, signal, ~is_masked, algorithm, total)
     batch.advantages = advantages
@@ -51,7 +51,7 @@ def fill_token_rewards(batch: Batch, settings: ActorConfig) -> None:
     (I2).
     """
     if settings.kl_ctl and settings.kl_in == "reward":
-        estimate = KL_ESTIMATORS[settings.kl_estimator]
+        estimate = KL_ESTIMATORS[kl_estimator_of(settings)]
         batch.token_rewards = {i: -settings.kl_ctl * estimate(batch.prox[i], batch.reference[i]) for i in batch.prox}
 
 
@@ -72,7 +72,7 @@ def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[in
     settings = config.actor
     rewards_M = shaped_rewards(batch, config)
     fill_returns(batch, rewards_M, values, settings)
-    is_masked = is_truncated(batch) & (settings.truncated_samples == "mask")
+    batch.left_out = is_masked = is_truncated(batch) & (settings.truncated_samples == "mask")
     if settings.normalize_batch:
         normalize_by_token(batch, list(values), ~is_masked, settings, total)
     batch.advantages = rewards_M.float()
@@ -104,7 +104,19 @@ def shaped_rewards(batch: Batch, config: Config) -> Tensor:
     rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
     stages = stages_of(config)
     most = torch.tensor([stage_at(stages, item.born).max_new_tokens for item in batch.items])
-    return shape_rewards(rewards, lengths_of(batch), is_truncated(batch), config.actor, max_new_tokens=most)
+    turns = torch.tensor([longest_turn(item.places_K) for item in batch.items], dtype=torch.int64)
+    return shape_rewards(
+        rewards, lengths_of(batch), is_truncated(batch), config.actor, max_new_tokens=most, longest_M=turns
+    )
+
+
+def longest_turn(places_K: Tensor) -> int:
+    """Sampled tokens of the longest turn: gconfig.max_new_tokens is the limit of one."""
+    if not len(places_K):
+        return 0
+    ends = (places_K.diff() != 1).nonzero()[:, 0] + 1
+    bounds = torch.cat([ends.new_zeros(1), ends, ends.new_tensor([len(places_K)])])
+    return int(bounds.diff().max())
 
 
 def lengths_of(batch: Batch) -> Tensor:

@@ -66,6 +66,7 @@ class Batch:
         None  # (n_items,) bool: False where the gradient is 0, e.g. all rewards of the group are equal
     )
     computed: Tensor | None = None  # (n_items,) bool: items whose trained tokens enter the loss; by default `signal`
+    left_out: Tensor | None = None  # (n_items,) bool: items that enter no loss and no denominator; None: none
     prox: dict[int, Tensor] = field(default_factory=dict)  # item index -> (n_trained,) log-probs, detached
 
     token_advantages: dict[int, Tensor] = field(
@@ -200,14 +201,17 @@ class Minibatch:
 
 def minibatches(batch: Batch, n: int, *, first: int) -> list[Minibatch]:
     """Whole groups, dealt round-robin over n minibatches from number `first` on. Items without a trained token or
-    signal are counted, not computed. Raises ValueError before advantages are computed.
+    signal are counted, not computed; those left out are not counted. Raises ValueError before advantages are computed.
     """
     if batch.advantages is None or batch.signal is None:
         raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
     minibatch_of = {group: (i + first) % n for i, group in enumerate(batch.groups)}
     parts = [Minibatch() for _ in range(n)]
     computed = batch.signal if batch.computed is None else batch.computed
+    left_out = set() if batch.left_out is None else set(batch.left_out.nonzero()[:, 0].tolist())
     for index, (item, is_computed) in enumerate(zip(batch.items, computed.tolist(), strict=True)):
+        if index in left_out:
+            continue
         part = parts[minibatch_of[item.group]]
         part.n_tokens += item.n_trained
         part.n_sequences += item.n_trained > 0

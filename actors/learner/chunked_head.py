@@ -92,8 +92,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
         hidden_NH, weight_VH, bias_V = ctx.saved_tensors
         cast_VH = weight_VH.to(ctx.dtype)
         by_hidden_NH = torch.empty_like(hidden_NH)
-        by_weight_VH = torch.zeros_like(weight_VH) if ctx.needs_input_grad[1] else None  # not of a frozen head
-        by_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
+        by_weight_VH = _sum_like(weight_VH) if ctx.needs_input_grad[1] else None  # not of a frozen head
+        by_bias_V = None if bias_V is None else _sum_like(bias_V)
         for at in range(0, len(hidden_NH), task.n_chunk):
             chunk = slice(at, at + task.n_chunk)
             logits_CV, slope_CV = _logits(hidden_NH[chunk], cast_VH, bias_V, task)
@@ -110,7 +110,16 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 by_weight_VH += torch.mm(grad_CV.t(), hidden_NH[chunk].to(ctx.dtype))
             if by_bias_V is not None:
                 by_bias_V += grad_CV.sum(0)
-        return by_hidden_NH, by_weight_VH, by_bias_V, None
+        return by_hidden_NH, _typed(by_weight_VH, weight_VH), _typed(by_bias_V, bias_V), None
+
+
+def _sum_like(parameter: Tensor) -> Tensor:
+    """Zeros to which the parts of all chunks are added: in float32 at least, or a bfloat16 sum would stop growing."""
+    return torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+
+
+def _typed(total: Tensor | None, parameter: Tensor | None) -> Tensor | None:
+    return None if total is None or parameter is None else total.to(parameter.dtype)
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:

@@ -17,8 +17,11 @@ from actors.learner.adapters import Adapters
 from actors.learner.policy import PackedModel, Policy, whole
 from actors.learner.shards.plan import on_host
 from actors.learner.shards.tensor_file import FileRecord, write_tensors
+from actors.models.loading import turn_end
 
 FSDP = "FSDP"  # prefix that FSDP2 gives the class of a sharded model
+SETTINGS = "tokenizer_config.json"
+NEW_CLASSES = ("TokenizersBackend", "PythonBackend", "SentencePieceBackend")  # of transformers 5
 INDEX = "model.safetensors.index.json"
 
 
@@ -38,8 +41,10 @@ class ModelPart:
         adapters = adapters_of(model)
         if self.is_root:
             tokenizer.save_pretrained(folder)
+            keep_class(folder, tokenizer)
             if adapters is None:
                 _describe(folder, model)
+                add_turn_end(folder, tokenizer)
             else:
                 adapters.write(folder, self.tensors)
                 self.tensors.clear()
@@ -131,6 +136,32 @@ def _file_names(owners: Mapping[str, int]) -> dict[int, str]:
     if len(ranks) == 1:
         return {ranks[0]: "model.safetensors"}
     return {rank: f"model-{i + 1:05d}-of-{len(ranks):05d}.safetensors" for i, rank in enumerate(ranks)}
+
+
+def keep_class(folder: Path, tokenizer: Any) -> None:
+    """Name the class that the source of the tokenizer names: transformers 4 does not know those of transformers 5."""
+    file, source = folder / SETTINGS, Path(str(getattr(tokenizer, "name_or_path", ""))) / SETTINGS
+    if not file.is_file():
+        return
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    if settings.get("tokenizer_class") not in NEW_CLASSES:
+        return
+    named = json.loads(source.read_text(encoding="utf-8")).get("tokenizer_class") if source.is_file() else None
+    settings["tokenizer_class"] = named if named and named not in NEW_CLASSES else "PreTrainedTokenizerFast"
+    file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def add_turn_end(folder: Path, tokenizer: Any) -> None:
+    """Let generation stop at the token that ends a turn of the chat template: a base model's settings lack it."""
+    file, end = folder / "generation_config.json", turn_end(tokenizer)
+    if end is None or not file.is_file():
+        return
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    ends = settings.get("eos_token_id")
+    known = list(ends) if isinstance(ends, list) else [] if ends is None else [ends]
+    if end not in known:
+        settings["eos_token_id"] = [*known, end]
+        file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _describe(folder: Path, packed: PackedModel) -> None:

@@ -13,7 +13,7 @@ from actors.learner.algorithms.fused import LogRatio, decoupled_ppo, gap, ppo
 from actors.learner.algorithms.kl import KL_ESTIMATORS
 from actors.learner.algorithms.parts import Tokens, Totals, select
 from actors.learner.algorithms.registry import BUILTIN_STATISTICS, Algorithm, split
-from areal_bus.config.algorithms import correction_of
+from areal_bus.config.algorithms import correction_of, kl_estimator_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def extra_terms(algorithm: Algorithm, part: MicroBatchTokens, logprobs_N: Tensor
     if part.is_good_N is not None:
         extra_N = extra_N - algorithm.settings.sft_coef * part.is_good_N * logprobs_N
     if part.reference_N is not None and algorithm.settings.kl_in == "loss":
-        estimate = KL_ESTIMATORS[algorithm.settings.kl_estimator]
+        estimate = KL_ESTIMATORS[kl_estimator_of(algorithm.settings)]
         extra_N = extra_N + algorithm.settings.kl_ctl * estimate(logprobs_N, part.reference_N)
     return extra_N
 

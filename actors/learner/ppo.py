@@ -1,6 +1,7 @@
 """One PPO update: learning rate, loss, backward pass, gradient clipping and optimizer step."""
 
 import math
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -48,6 +49,11 @@ def learning_rate(actor: ActorConfig, *, step: int, total: int) -> float:
         return actor.lr
     share = 1 - done if actor.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
     return actor.lr * (actor.min_lr_ratio + (1 - actor.min_lr_ratio) * share)
+
+
+def update_seed(seed: int, version: int, rank: int) -> int:
+    """Of torch's generator in one update of one rank, so that equal and resumed runs draw the same dropout."""
+    return random.Random(f"update {seed} {version} {rank}").getrandbits(63)
 
 
 CLIP_EPSILON = 1e-6  # clip_grads_with_norm_ adds it to the norm
@@ -180,6 +186,7 @@ class PPOActor:
 
     def _take_steps(self, batch: Batch, metrics: StepMetrics, lr: float) -> list[_OptimizerStep]:
         """The optimizer steps of an update; none if it is simulated."""
+        torch.manual_seed(update_seed(self._config.run.seed, self.version, self._ranks.index))  # of adapters' dropout
         if self._simulated is None:
             parts = self._minibatches(batch)
             return [step for part in parts if (step := self._step(batch, part, metrics)) is not None]

@@ -54,14 +54,16 @@ def demonstrate(rows: Sequence[Row], tokenizer: Any, data: DataConfig) -> list[D
     return [
         Demonstration(
             prompt=prompt_ids(prompt_of(row, data), data, tokenizer),
-            completion=[
-                *tokenizer(row["demonstration"], add_special_tokens=False)["input_ids"],
-                end,
-            ],
+            completion=ended(tokenizer(row["demonstration"], add_special_tokens=False)["input_ids"], end),
         )
         for row in rows
         if row.get("demonstration")
     ]
+
+
+def ended(ids: Sequence[int], end: int) -> list[int]:
+    """The tokens with the end behind them, once."""
+    return [*ids] if ids and ids[-1] == end else [*ids, end]
 
 
 def warm_up(
@@ -83,6 +85,7 @@ def warm_up(
     if not demonstrations:
         raise ConfigError("learner.warmup needs demonstrations: the data has none; set learner.warmup.steps = 0")
     draw = random.Random(f"warmup {seed}")
+    torch.manual_seed(random.Random(f"warmup {seed} {policy.ranks.index}").getrandbits(63))  # of adapters' dropout
     optimizer = torch.optim.AdamW(list(policy.parameters().values()), lr=settings.lr, weight_decay=0.0)
     order: list[int] = []
     losses: list[float] = []

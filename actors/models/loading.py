@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 
 from actors.models.adapter_folder import WEIGHTS_FILE, base_of, is_adapter_folder, merge_folder
@@ -172,16 +173,15 @@ def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = 
     try:
         if random_seed is None:
             base = base_of(path)
-            model = _soft_capped(
-                AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype), **_where(base))
-            )
+            whole = {"config": _config(base), "dtype": getattr(torch, dtype)}
+            model = _soft_capped(AutoModelForCausalLM.from_pretrained(base, **whole, **_where(base)))
             if base != path:
                 merge_folder(model, Path(path))
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(random_seed)
                 model = _structure(path, dtype)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
         raise ConfigError(f"model.path must load as a causal language model: {path}: {_first(error)}") from error
     return aligned(model.to(device).eval())
 
@@ -217,7 +217,7 @@ def empty_model(path: str, dtype: str, device: str) -> Any:
     try:
         with torch.device("cpu" if device.startswith("cuda") else device), no_init_weights():
             model = _structure(path, dtype)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         raise ConfigError(f"model.path must load as a causal language model: {path}: {_first(error)}") from error
     model.tie_weights()
     return model.to(device).eval()
@@ -252,13 +252,25 @@ def turn_end(tokenizer: Any) -> int | None:
     return int(ids[0]) if ids and ids[0] in added and added[ids[0]].special else None
 
 
+def _config(path: str) -> Any:
+    """The configuration of a model. Of several padding tokens the first counts: transformers takes one."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    settings = _json(path, "config.json") if Path(path).is_dir() else {}
+    padding, kind = settings.get("pad_token_id"), settings.get("model_type")
+    if isinstance(padding, list) and kind in CONFIG_MAPPING:
+        return CONFIG_MAPPING[kind].from_dict(settings | {"pad_token_id": padding[0] if padding else None})  # type: ignore[no-untyped-call]
+    return AutoConfig.from_pretrained(path, **_where(path))
+
+
 def _structure(path: str, dtype: str) -> Any:
     """The model of a configuration, its weights as the caller's contexts make them."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     path = base_of(path)
-    config = AutoConfig.from_pretrained(path, **_where(path))
+    config = _config(path)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
     with contextlib.suppress(OSError):  # a model without generation_config.json keeps that of its configuration
         model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())

@@ -71,7 +71,8 @@ def prompt_ids(asked: Question, data: DataConfig, tokenizer: Any) -> list[int]:
 
     Raises PromptTooLong over data.max_prompt_tokens, ConfigError without a chat template.
     """
-    ids = tokenizer(full_text(asked, data, tokenizer), add_special_tokens=not data.chat_template)["input_ids"]
+    text = full_text(asked, data, tokenizer)
+    ids = _open(tokenizer(text, add_special_tokens=not data.chat_template)["input_ids"], text, data, tokenizer)
     if len(ids) > data.max_prompt_tokens:
         raise PromptTooLong(
             f"a prompt has at most data.max_prompt_tokens = {data.max_prompt_tokens} tokens; this one has {len(ids)}"
@@ -83,7 +84,16 @@ def prompt_lengths(prompts: Sequence[Question], data: DataConfig, tokenizer: Any
     """Number of tokens of each prompt, without a limit. Raises ConfigError without a chat template."""
     texts = [full_text(asked, data, tokenizer) for asked in prompts]
     batch = tokenizer(texts, add_special_tokens=not data.chat_template, verbose=False)
-    return [len(ids) for ids in batch["input_ids"]]
+    return [len(_open(ids, text, data, tokenizer)) for ids, text in zip(batch["input_ids"], texts, strict=True)]
+
+
+def _open(ids: Sequence[int], text: str, data: DataConfig, tokenizer: Any) -> Sequence[int]:
+    """The tokens without an end of text that the tokenizer puts behind every text: the answer follows the prompt."""
+    end = getattr(tokenizer, "eos_token_id", None)
+    if data.chat_template or end is None or not ids or ids[-1] != end:
+        return ids
+    own = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids if own and own[-1] == end else ids[:-1]
 
 
 def full_text(asked: Question, data: DataConfig, tokenizer: Any) -> str:

@@ -282,6 +282,11 @@ def _settings_without_use(actor: ActorConfig) -> list[Rule]:
     ]
 
 
+def kl_estimator_of(actor: ActorConfig) -> str:
+    """The estimator of the KL from the reference: as set, else "k3" in the loss and "k1" in the reward."""
+    return actor.kl_estimator or ("k1" if actor.kl_in == "reward" else "k3")
+
+
 def _frozen_models(c: Config) -> list[Rule]:
     """Rules for the reference model and the teacher."""
     actor, reference, defaults = c.actor, c.reference, ActorConfig()
@@ -298,6 +303,12 @@ def _frozen_models(c: Config) -> list[Rule]:
         (
             not uses_reference(actor) and bool(reference.path or reference.update_every),
             "[reference] is the model of the KL divergence: set actor.kl_ctl (it is 0), or remove the section",
+        ),
+        (
+            uses_reference(actor) and actor.kl_in == "reward" and actor.kl_estimator in ("k2", "k3"),
+            f'actor.kl_estimator = "{actor.kl_estimator}" is refused in the reward: there the policy gradient weighs '
+            'its value, whose slope is near 0 where the policies agree; remove it ("k1" is the default there), or set '
+            'actor.kl_in = "loss"',
         ),
         (
             uses_reference(actor) and actor.kl_in == "loss" and actor.kl_estimator == "k1",

@@ -116,8 +116,9 @@ class ActorConfig(Section):
     """SAPO's temperature for negative advantages."""
     kl_ctl: float = Field(0.0, ge=0)
     """Coefficient of the KL divergence from a reference model, see [reference]. 0: no reference model is loaded."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of this divergence from the sampled tokens (Schulman 2020). See docs/algorithms.md."""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """Estimator of this divergence from the sampled tokens (Schulman 2020). Unset: "k3" in the loss, "k1" in the
+    reward, where the others have the wrong gradient. See docs/algorithms.md."""
     kl_in: Literal["reward", "loss"] = "loss"
     """Add the divergence to the "loss" of each trained token, or subtract it from the "reward" before the baseline."""
     distill_coef: float = Field(0.0, ge=0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 LEAST_SHARE = 0.95  # of the answers that an evaluation needs to decide anything
 STEP = "step-"  # names of evaluations in training: step-8, step-8:SET
+ENDS = ("before", "after")  # and of the others
 
 Figures = Mapping[str, Mapping[str, str | int | float | None]]
 
@@ -44,14 +45,25 @@ def due(
     waiting = [problems for problems in sets if name_of(when, problems) not in figures]
     if not step or not waiting:
         return None
-    return when, min(waiting, key=lambda problems: max((v for v, _ in _values(problems.name, "k", figures)), default=0))
+
+    def newest(problems: EvaluationSet) -> int:
+        return max((version for version, _ in _values(problems.name, "k", figures, of_step=True)), default=0)
+
+    return when, min(waiting, key=newest)
 
 
-def history(set_name: str, metric: str, figures: Figures) -> list[tuple[int, float]]:
+def history(set_name: str, metric: str, figures: Figures, *, with_ends: bool = False) -> list[tuple[int, float]]:
     """(version, metric) of the evaluations of a set in training, oldest first; without those that have no value or
     decide nothing.
+
+    `with_ends`: also those before and after training; the one after replaces an earlier one of the same version.
     """
-    return sorted(_values(set_name, metric, {name: found for name, found in figures.items() if decides(found)}))
+    figures = {name: found for name, found in figures.items() if decides(found)}
+    found = sorted(_values(set_name, metric, figures, of_step=True))
+    if not with_ends:
+        return found
+    ends = dict(sorted(_values(set_name, metric, figures, of_step=False)))
+    return sorted((dict(found) | ends).items())
 
 
 def decides(found: Mapping[str, str | int | float | None]) -> bool:
@@ -62,11 +74,12 @@ def decides(found: Mapping[str, str | int | float | None]) -> bool:
     return n_asked - n_missing >= LEAST_SHARE * n_asked
 
 
-def _values(set_name: str, metric: str, figures: Figures) -> Iterator[tuple[int, float]]:
+def _values(set_name: str, metric: str, figures: Figures, *, of_step: bool) -> Iterator[tuple[int, float]]:
     for name, found in figures.items():
         moment, _, of = name.partition(":")
         version, value = found.get("version"), found.get(metric)
-        if moment.startswith(STEP) and of == set_name and isinstance(version, int) and isinstance(value, int | float):
+        is_wanted = of == set_name and (moment.startswith(STEP) if of_step else moment in ENDS)
+        if is_wanted and isinstance(version, int) and isinstance(value, int | float):
             yield version, value
 
 

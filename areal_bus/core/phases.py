@@ -173,15 +173,16 @@ class Phases:
                 self.terms.mark(again)
                 self.effects.mark(again)
 
-    def _metric_values(self) -> list[tuple[int, float]]:
-        return plan.history(self.rules.evaluate_metric_set, self.rules.evaluate_metric, self.state.figures)
+    def _metric_values(self, *, with_ends: bool = False) -> list[tuple[int, float]]:
+        rules = self.rules
+        return plan.history(rules.evaluate_metric_set, rules.evaluate_metric, self.state.figures, with_ends=with_ends)
 
     def _stops_early(self) -> bool:
         patience = self.rules.evaluate_patience
         return bool(patience) and plan.has_stopped_improving(self._metric_values(), patience=patience)
 
     def _early_sentence(self) -> str:
-        rules, found = self.rules, plan.best(self._metric_values())
+        rules, found = self.rules, plan.best(self._metric_values(with_ends=True))
         at = "" if found is None else f": {found[1]:.4f} at version {found[0]} is still the best"
         return (
             f"stopped at version {self.gate.u}, because {rules.evaluate_metric} did not improve in "

@@ -49,6 +49,26 @@ def config(**sections: dict[str, Any]) -> Config:
     return Config.model_validate(base | {"gconfig": {"n_samples": 2, "max_new_tokens": 6}} | sections)
 
 
+def test_a_dry_run_refuses_a_model_that_is_not_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    file = tmp_path / "run.toml"
+    file.write_text(f'[model]\npath = "{folder}"\n[data]\ntask = "sums"\n')
+    with pytest.raises(ConfigError, match=r"holds its weights as \*\.safetensors"):
+        dry_run(load(file, (), {}), file, None)
+    (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    with pytest.raises(ConfigError, match="whole safetensors files"):
+        dry_run(load(file, (), {}), file, None)
+
+
+@pytest.mark.parametrize(("learners", "says"), [(2, True), (1, False)])
+def test_a_dry_run_says_that_minibatches_depend_on_the_learner_ranks(learners: int, says: bool) -> None:
+    tiny = Path("configs/tiny.toml")
+    settings = load(tiny, [f"topology.learners={learners}", "actor.ppo_n_minibatches=2"], {})
+    assert ("depends on the number of learner ranks" in dry_run(settings, tiny, 6)) == says
+
+
 def test_a_shape_is_read_from_a_published_config() -> None:
     published = {"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 16, "num_attention_heads": 2}
     fields = {"num_key_value_heads": 1, "vocab_size": 10, "tie_word_embeddings": True}

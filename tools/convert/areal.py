@@ -101,8 +101,12 @@ def rejection(value: Any, foreign: Foreign) -> Ours:
 
 
 def kl(value: Any, foreign: Foreign) -> Ours:
+    if not number(value):
+        return {}
     kind = str(foreign.get("actor.kl_estimator"))
-    return {"actor.kl_ctl": number(value), "actor.kl_estimator": kind, "actor.kl_in": "reward"} if number(value) else {}
+    if kind != "k1":
+        foreign.drop("actor.kl_estimator", f"{kind!r} in the reward has the wrong gradient: k1 takes its place")
+    return {"actor.kl_ctl": number(value), "actor.kl_estimator": "k1", "actor.kl_in": "reward"}
 
 
 def truncated(value: Any, foreign: Foreign) -> Ours:

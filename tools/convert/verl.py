@@ -91,8 +91,10 @@ def kl_reward(value: Any, foreign: Foreign) -> Ours:
             "algorithm.use_kl_in_reward", "the KL is in the loss or in the reward: here it is in the loss"
         )
     kind = KL.get(str(foreign.get("algorithm.kl_penalty")), "k1")
+    if kind != "k1":
+        foreign.drop("algorithm.kl_penalty", f"{kind!r} in the reward has the wrong gradient: k1 takes its place")
     coefficient = number(foreign.get("algorithm.kl_ctrl.kl_coef"))
-    return {"actor.kl_ctl": coefficient, "actor.kl_estimator": kind, "actor.kl_in": "reward"}
+    return {"actor.kl_ctl": coefficient, "actor.kl_estimator": "k1", "actor.kl_in": "reward"}
 
 
 def warmup_share(value: Any, foreign: Foreign) -> Ours:

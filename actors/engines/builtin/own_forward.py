@@ -68,4 +68,5 @@ def _gaps(model: Any, prompt: list[int], done: Completion) -> Tensor:
     n = len(done.ids)
     logits_nV = model(input_ids=ids_T[None], use_cache=False).logits[0, -n - 1 : -1].float()
     expected_n = logits_nV.log_softmax(-1).gather(1, ids_T[-n:, None])[:, 0].cpu()
-    return (expected_n - torch.tensor(done.logps)).abs()
+    gaps_n: Tensor = (expected_n - torch.tensor(done.logps)).abs()
+    return gaps_n

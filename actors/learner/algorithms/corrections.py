@@ -167,4 +167,10 @@ def second_moment_threshold(squared_N: Tensor, limit: float, total: Callable[[li
     for _ in range(64):
         middle = (low * high) ** 0.5 if low > 0 else high / 2
         low, high = (middle, high) if mean_up_to(middle) <= limit else (low, middle)
-    return low
+    return _below(low, squared_N.dtype)
+
+
+def _below(bound: float, dtype: torch.dtype) -> float:
+    """The largest number of the type that is at most `bound`: a comparison would round it, maybe up."""
+    found = torch.tensor(bound, dtype=dtype)
+    return float(found if float(found) <= bound else torch.nextafter(found, torch.zeros_like(found)))

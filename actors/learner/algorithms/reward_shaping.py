@@ -7,12 +7,19 @@ from areal_bus.config.learner import ActorConfig
 
 
 def shape_rewards(
-    rewards_M: Tensor, lengths_M: Tensor, truncated_M: Tensor, settings: ActorConfig, *, max_new_tokens: Tensor | int
+    rewards_M: Tensor,
+    lengths_M: Tensor,
+    truncated_M: Tensor,
+    settings: ActorConfig,
+    *,
+    max_new_tokens: Tensor | int,
+    longest_M: Tensor | None = None,
 ) -> Tensor:
     """(M,) float64, in this order: zero if truncated, bias, scale, clip, overlong and length penalties.
 
     `lengths_M`: sampled tokens; `truncated_M`: bool, cut off by the length limit, which is `max_new_tokens`: one
-    number, or (M,) where stages have different ones.
+    number, or (M,) where stages have different ones. `longest_M`: of the longest turn, for the overlong penalty, as the
+    limit is that of one turn; None: each has one.
     """
     shaped = rewards_M.double()
     if settings.truncated_samples == "zero":
@@ -22,7 +29,8 @@ def shape_rewards(
         shaped = shaped.clamp(-settings.reward_clip, settings.reward_clip)
     lengths = lengths_M.double()
     if settings.overlong_tokens:
-        shaped = shaped + overlong_penalty(lengths, settings, max_new_tokens=max_new_tokens)
+        of_turn = lengths if longest_M is None else longest_M.double()
+        shaped = shaped + overlong_penalty(of_turn, settings, max_new_tokens=max_new_tokens)
     if settings.length_penalty:
         shaped = shaped - settings.length_penalty * lengths / max_new_tokens
     return shaped

@@ -49,6 +49,14 @@ def test_a_demonstration_is_the_prompt_the_answer_and_the_end(tmp_path: Path) ->
     assert tokenizer.decode(made.completion) == "cba<end>"
 
 
+def test_a_demonstration_that_ends_itself_gets_no_second_end(tmp_path: Path) -> None:
+    write_scratch_folder(tmp_path, ScratchConfig())
+    tokenizer = load_tokenizer(str(tmp_path))
+    data = DataConfig(task="reverse", prompt="{question}>", chat_template=False)
+    (made,) = demonstrate([{"question": "abc", "demonstration": "cba<eos>"}], tokenizer, data)
+    assert tokenizer.decode(made.completion) == "cba<eos>"
+
+
 def test_a_warm_up_without_demonstrations_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs demonstrations"):
         run(tmp_path, [])

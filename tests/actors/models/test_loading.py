@@ -191,6 +191,25 @@ def test_the_tokenizer_that_needs_no_torch_is_the_one_that_transformers_finds(sc
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+def test_of_several_padding_tokens_the_first_counts(scratch: Path) -> None:
+    file = scratch / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pad_token_id": [2, 0]}))
+    assert empty_model(str(scratch), "float32", "cpu").config.pad_token_id == 2
+    saved = load_model(str(scratch), "float32", "cpu", random_seed=1)
+    saved.save_pretrained(scratch / "whole")
+    again = scratch / "whole" / "config.json"
+    again.write_text(json.dumps(json.loads(again.read_text()) | {"pad_token_id": [2, 0]}))
+    loaded = load_model(str(scratch / "whole"), "float32", "cpu")
+    assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), loaded.parameters(), strict=True))
+
+
+def test_a_setting_of_another_type_is_the_users_error(scratch: Path) -> None:
+    file = scratch / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_size": "wide"}))
+    with pytest.raises(ConfigError, match="must load"):
+        load_model(str(scratch), "float32", "cpu")
+
+
 def test_a_model_that_does_not_load_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_type"}')
     with pytest.raises(ConfigError, match="must load"):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from actors.data.loading import complete_row
 from actors.endpoint.conversation import Conversation
@@ -13,7 +14,7 @@ from actors.models.scratch import write_scratch_folder
 from actors.workflows.chat import Chat
 from actors.workflows.episode_runner import Asked, EpisodeRun
 from actors.workflows.loading import load_workflow
-from actors.workflows.prompts import Question, chat, fill, full_text, prompt_ids, prompt_of
+from actors.workflows.prompts import Question, chat, fill, full_text, prompt_ids, prompt_lengths, prompt_of
 from actors.workflows.protocol import Ask, Episode, Row
 from actors.workflows.single_turn import SingleTurn
 from areal_bus.config.sections import Config, ScratchConfig
@@ -54,6 +55,20 @@ def config(**data: Any) -> Config:
 
 def completion(ids: list[int], *, version: int = 0, finish: str = "stop") -> Completion:
     return Completion(("", 0, 0, 0, 0), ids, [-0.5] * len(ids), [[version, len(ids)]], finish)
+
+
+def test_an_end_that_the_tokenizer_puts_behind_every_text_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    write_scratch_folder(tmp_path, ScratchConfig())
+    tokenizer = load_tokenizer(str(tmp_path))
+    plain = prompt_ids(asked("abc"), config().data, tokenizer)
+    end = tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <eos>", pair="$A $B <eos>", special_tokens=[("<eos>", end)]
+    )
+    assert tokenizer("abc")["input_ids"] == [*plain, end]
+    assert prompt_ids(asked("abc"), config().data, tokenizer) == plain
+    assert prompt_lengths([asked("abc")], config().data, tokenizer) == [3]
+    assert prompt_ids(asked("abc<eos>"), config().data, tokenizer) == [*plain, end, end]  # the row's own stays
 
 
 def test_a_prompt_is_filled_with_the_fields_of_the_row() -> None:

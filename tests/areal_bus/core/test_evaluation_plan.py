@@ -54,3 +54,17 @@ def test_a_set_has_the_history_of_its_own_evaluations_in_training() -> None:
     }
     assert plan.history("", "reward", figures) == [(4, 1.0), (9, 2.0)]
     assert plan.history("aime", "reward", figures) == [(5, 3.0)]
+
+
+def test_the_best_counts_evaluations_before_and_after_training() -> None:
+    figures: dict[str, dict[str, str | int | float | None]] = {
+        "before": {"version": 0, "reward": 0.2},
+        "step-4": {"version": 4, "reward": 0.85},
+        "step-8": {"version": 8, "reward": 0.8},
+        "after": {"version": 8, "reward": 0.9},
+        "after:aime": {"version": 8, "reward": 1.0},
+    }
+    found = plan.history("", "reward", figures, with_ends=True)
+    assert found == [(0, 0.2), (4, 0.85), (8, 0.9)]
+    assert plan.best(found) == (8, 0.9)
+    assert plan.history("", "reward", figures) == [(4, 0.85), (8, 0.8)]  # patience counts these

@@ -45,3 +45,9 @@ def test_without_evaluations_nothing_is_best() -> None:
     assert not BestRule(2, 0).is_due(2)
     with pytest.raises(ConfigError, match=r"checkpoint\.keep_best compares evaluations"):
         check(settings(checkpoint={"keep_best": 1}, data={"task": "sums", "chat_template": False}))
+
+
+def test_the_model_before_training_takes_no_place_of_the_best() -> None:
+    rule = BestRule(1, every=4)
+    assert rule.keeps(8, [(0, 0.95), (4, 0.85), (8, 0.9)])
+    assert not rule.keeps(4, [(0, 0.95), (4, 0.85), (8, 0.9)])

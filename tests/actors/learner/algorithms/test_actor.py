@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from actors.learner.advantage_stage import longest_turn
 from actors.learner.algorithms.aggregations import AGGREGATIONS
 from actors.learner.algorithms.corrections import CORRECTIONS
 from actors.learner.algorithms.losses import LOSSES
 from actors.learner.algorithms.registry import find_algorithm
-from actors.learner.batch import build
+from actors.learner.algorithms.reward_shaping import shape_rewards
+from actors.learner.batch import build, minibatches
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
@@ -106,6 +108,25 @@ def test_truncated_samples_are_trained_masked_or_worth_nothing(tmp_path: Path) -
     assert advantages["train"] is not None
     assert torch.equal(advantages["train"], advantages["mask"]), "their rewards stay in the baseline"  # type: ignore[arg-type]
     assert (advantages["zero"] != advantages["train"]).any()  # type: ignore[union-attr]
+    parts = {way: minibatches(batch, 1, first=0)[0] for way, batch in batches.items()}
+    whole, rest = batches["train"].items, [item for item in batches["train"].items if item.finish != "length"]
+    for way, counted in (("train", whole), ("zero", whole), ("mask", rest)):  # by token and by sequence
+        found = (parts[way].n_tokens, parts[way].n_sequences)
+        assert found == (sum(item.n_trained for item in counted), sum(item.n_trained > 0 for item in counted)), way
+
+
+@pytest.mark.parametrize(("turns", "longest"), [([6], 6), ([3, 5, 4], 5), ([2, 2], 2), ([], 0)])
+def test_the_overlong_penalty_reads_the_longest_turn(turns: list[int], longest: int) -> None:
+    places, at = [], 0
+    for n in turns:
+        places += range(at + 4, at + 4 + n)  # a turn follows 4 given tokens
+        at += 4 + n
+    assert longest_turn(torch.tensor(places, dtype=torch.int64)) == longest
+    actor, n = ActorConfig(overlong_tokens=2), torch.tensor([sum(turns)])
+    shaped = shape_rewards(
+        torch.ones(1), n, torch.tensor([False]), actor, max_new_tokens=6, longest_M=torch.tensor([longest])
+    )
+    assert float(shaped) == pytest.approx(1 - min(max(longest - 4, 0) / 2, 1))
 
 
 def test_rewards_are_clipped_and_long_answers_lose_some(tmp_path: Path) -> None:

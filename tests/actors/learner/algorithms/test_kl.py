@@ -87,7 +87,7 @@ VARIANTS = {
     "k2 in the loss": {"kl_ctl": 0.3, "kl_estimator": "k2"},
     "k3 in the loss": {"kl_ctl": 0.3, "aggregation": "seq-mean-token-mean", "ppo_n_minibatches": 2},
     "k1 in the reward": {"kl_ctl": 0.3, "kl_in": "reward", "kl_estimator": "k1"},
-    "k3 in the reward": {"kl_ctl": 0.3, "kl_in": "reward", "recompute_logprobs": False, "correction": "none"},
+    "unset in the reward": {"kl_ctl": 0.3, "kl_in": "reward", "recompute_logprobs": False, "correction": "none"},
     "distillation beside the reward": {"distill_coef": 0.5, "advantage": "rloo"},
     "distillation with KL": {"advantage": "distill", "kl_ctl": 0.1},
 }
@@ -123,14 +123,14 @@ def test_I2_a_masked_token_has_no_influence_on_the_KL(tmp_path: Path, variant: s
 
 def test_the_reward_loses_the_sum_of_the_KL_over_the_trained_tokens(tmp_path: Path) -> None:
     shard = random_shard(5, clock=CLOCK, old=True)
-    actor = {"kl_ctl": 0.2, "kl_in": "reward", "kl_estimator": "k2", "advantage": "none", "reward_scaling": 2.0}
+    actor = {"kl_ctl": 0.2, "kl_in": "reward", "advantage": "none", "reward_scaling": 2.0}
     one = tiny_actor(tmp_path, config_of(actor))
     batch = prepared(one, shard)
     assert batch.advantages is not None
     for i, item in enumerate(batch.items):
         assert len(batch.reference[i]) == item.n_trained < item.n_sampled
         gap = batch.prox[i].double() - batch.reference[i].double()
-        wanted = 2.0 * item.reward - 0.2 * float((gap.square() / 2).sum())
+        wanted = 2.0 * item.reward - 0.2 * float(gap.sum())  # k1
         assert float(batch.advantages[i]) == pytest.approx(wanted, abs=1e-5)
 
 
@@ -207,6 +207,8 @@ def test_a_group_of_one_is_distilled_whatever_its_reward(tmp_path: Path) -> None
     [
         ({"actor": {"kl_ctl": 0.1, "kl_estimator": "k1"}}, 'set "k2"'),
         ({"actor": {"kl_estimator": "k2"}}, "set actor.kl_ctl (it is 0)"),
+        ({"actor": {"kl_ctl": 0.1, "kl_in": "reward", "kl_estimator": "k2"}}, "refused in the reward"),
+        ({"actor": {"kl_ctl": 0.1, "kl_in": "reward", "kl_estimator": "k3"}}, "refused in the reward"),
         ({"reference": {"update_every": 5}}, "set actor.kl_ctl (it is 0), or remove the section"),
         ({"actor": {"advantage": "distill"}}, "set teacher.path"),
         ({"actor": {"distill_coef": 0.1}}, "set teacher.path"),

@@ -220,6 +220,13 @@ def test_m2po_keeps_as_many_tokens_as_the_second_moment_allows(squares: list[flo
         assert float(more.mean()) > limit * (1 - 1e-6)
 
 
+@given(st.lists(st.floats(0, 4, width=32), min_size=1, max_size=40), st.floats(0.001, 2.0))
+def test_m2po_keeps_no_float32_value_that_exceeds_the_second_moment(squares: list[float], limit: float) -> None:
+    values = torch.tensor(squares, dtype=torch.float32)
+    kept = values[values <= second_moment_threshold(values, limit, list)].double()
+    assert not len(kept) or float(kept.mean()) <= limit * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_an_aggregation_weighs_each_token_as_its_formula(name: str) -> None:
     lengths = torch.tensor(LENGTHS)
