@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
         "config": str(config_file.resolve()),
         "folder": str(folder),
         "working_folder": str(Path.cwd()),
+        "date": read_object(run / ORIGIN).get("date") or date.today().isoformat(),  # of the first start
     }
     origin |= {"start": start} | slurm_job(os.environ)
     write_atomic(run / ORIGIN, json.dumps(origin | data, indent=2) + "\n")

@@ -62,7 +62,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, heartb
     session.join(context)
     journal.mark("load")
     heartbeat.note = f"loads {context.model_folder}"
-    tokenizer = load_tokenizer(context.model_folder)
+    tokenizer = load_tokenizer(context.model_folder, date=context.run_date())
     logs, what = context.folder / "logs", f"workflow.function {config.workflow.function!r}"
     workflow = load_workflow(config, wake=bus.wake, prints=Prints(logs, context.name, what))
     engine = make_engine(context, config, tokenizer)

@@ -241,7 +241,7 @@ class Learner:
         config, context = self.config, self.context
         with self.journal.span("load"):
             self.pulse.note = "loads the model"
-            self.tokenizer = load_tokenizer(context.model_folder)
+            self.tokenizer = load_tokenizer(context.model_folder, date=context.run_date())
             model, settings = context.model_folder, model_settings(config, ranks, context.device)
             self.policy = load_policy(config, model, settings, checkpoint=start.folder)
             critic = load_critic(config, model, settings, config_folder=Path(context.config_folder))

@@ -26,6 +26,7 @@ from actors.learner.frozen_model import FrozenModel, FrozenModels
 from actors.learner.metrics import SignalWarnings, StepMetrics, count
 from actors.learner.objective import MicroBatchTokens, micro_batch_loss
 from actors.learner.policy import Policy, whole
+from actors.learner.server_check import ServerCheck
 from actors.learner.simulated_update import SimulatedUpdate
 from actors.runtime.context import HeartbeatState
 from actors.runtime.stages import stages_of
@@ -109,6 +110,7 @@ class PPOActor:
         self._context = context
         self._journal = context.journal
         self._watch = SignalWarnings(self._warn)
+        self._server_check = ServerCheck(config)
         self._simulated = simulated
         self._n_applied = 0  # optimizer steps of the current update
         self.critic = None if critic is None else Critic(critic, config.critic)
@@ -170,6 +172,7 @@ class PPOActor:
         steps = self._take_steps(batch, metrics, lr)
         metrics.sums.computed = self._passes.take_planned()
         metrics.reduce(self._ranks)
+        self._server_check.look(metrics)
         self._watch.look(batch, metrics, eta=self._config.rollout.max_head_offpolicyness)
         stats = metrics.flat() | {"lr": lr, "n_optimizer_steps": float(len(steps))}
         if steps:

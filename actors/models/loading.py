@@ -7,6 +7,8 @@ import contextlib
 import json
 import re
 import shlex
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from areal_bus.process.commands import python
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"
 REPLY = "reply"  # of the conversation that shows how a template ends a turn
+CLOCK = "strftime_now"  # function by which a chat template asks for the date
 LINE = 64  # bytes of a cache line
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # transformers' names for one class
 
@@ -96,12 +99,19 @@ def _hint(path: str) -> str:
     return f"; to bring SmolLM2: {python()} -m actors.models.download_smollm2 {shlex.quote(path)}"
 
 
-def load_tokenizer(path: str) -> Any:
-    """The transformers tokenizer of the model. Raises ConfigError when there is none."""
+def load_tokenizer(path: str, *, date: str = "") -> Any:
+    """The transformers tokenizer of the model. Raises ConfigError when there is none.
+
+    `date`, YYYY-MM-DD: what a chat template that prints today's date prints, so that a run has one; "": today's.
+    """
     try:
-        return _tokenizer_class(path).from_pretrained(path, **_where(path))
+        tokenizer = _tokenizer_class(path).from_pretrained(path, **_where(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"a model comes with its tokenizer: {path} has none that loads ({_first(error)})") from error
+    if date and CLOCK in str(tokenizer.chat_template):
+        shown = partial(datetime.strftime, datetime.fromisoformat(date))
+        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **{CLOCK: shown})
+    return tokenizer
 
 
 def _tokenizer_class(path: str) -> Any:
@@ -233,6 +243,12 @@ def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
         found.update([value] if isinstance(value, int) else value or [])
     end = turn_end(tokenizer)
     return frozenset(found if end is None else found | {end})
+
+
+def absent_ids(tokenizer: Any, vocabulary: int) -> frozenset[int]:
+    """Ids of the model that its tokenizer does not have: rows that fill up the embedding. None without a tokenizer."""
+    known = tokenizer.get_vocab().values() if hasattr(tokenizer, "get_vocab") else range(vocabulary)
+    return frozenset(range(vocabulary)).difference(known)
 
 
 def turn_end(tokenizer: Any) -> int | None:

@@ -56,6 +56,13 @@ class Context:
     def folder(self) -> Path:
         return Path(self.run_folder)
 
+    def run_date(self) -> str:
+        """The day of the run's first start, YYYY-MM-DD; "" where its folder does not say."""
+        try:
+            return str(json.loads((self.folder / "origin.json").read_text(encoding="utf-8")).get("date", ""))
+        except (OSError, ValueError, AttributeError):
+            return ""
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 

@@ -205,6 +205,15 @@ def test_a_row_with_a_lone_surrogate_is_refused(file: Path) -> None:
     assert "rows.jsonl:2 has text with the lone surrogate '\\ud800'" in refusal(file)
 
 
+def test_a_resumed_run_keeps_the_date_of_its_first_start(file: Path) -> None:
+    run = Path(prepare(load(file, (), {}), file).run_folder)
+    origin = json.loads((run / "origin.json").read_text())
+    assert len(origin["date"]) == len("2025-03-07")
+    (run / "origin.json").write_text(json.dumps(origin | {"date": "2025-03-07"}))
+    prepare(load(file, (), {}), file, run)
+    assert json.loads((run / "origin.json").read_text())["date"] == "2025-03-07"
+
+
 def test_a_run_records_where_it_was_started(file: Path) -> None:
     run = Path(prepare(load(file, (), {}), file).run_folder)
     origin = json.loads((run / "origin.json").read_text())

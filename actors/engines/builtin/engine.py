@@ -29,6 +29,7 @@ from actors.engines.builtin.sampler import sample
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request
 from actors.models.attention import choose
+from actors.models.loading import absent_ids
 from actors.models.matmul import stepped
 from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
@@ -78,6 +79,7 @@ class BuiltinEngine:
         self._is_checked = False  # the fused forward has been compared with the model
         self._budget = options.prefill_tokens or (512 if self._device.type == "cpu" else 4096)
         self._stop_ids, self._on_update, self._tokenizer = stop_ids, options.on_update, tokenizer
+        self._absent = absent_ids(tokenizer, self._limits.vocabulary) - stop_ids
         self._n_slots = options.n_slots
         self._cache: DenseCache | PagedCache = DenseCache(options.n_slots)
         self._graphs: CudaGraphs | None = None  # recorded decode steps, on CUDA
@@ -131,9 +133,8 @@ class BuiltinEngine:
             return []
         began, only_decodes, n_tokens = time.perf_counter(), all(row.cached for row in self._rows), self._n_tokens
         n_steps = self._n_ahead() if only_decodes else 1
-        if n_steps > 1:
-            tokens, logps = self._decode_several(n_steps)
-        else:
+        tokens, logps = self._decode_several(n_steps) if n_steps > 1 else ([], [])
+        if not tokens or not tokens[0]:
             tokens, logps = self._sample(self._version)
         for row, new, of_new in zip(self._rows, tokens, logps, strict=True):
             row.add(new, of_new, self._version)
@@ -304,6 +305,7 @@ class BuiltinEngine:
             top_ps=[row.request.top_p for row in rows],
             uniforms=[row.uniforms.at(length) for row, length in zip(rows, lengths, strict=True)],
             filters={at: filtered_row(row) for at, row in enumerate(rows) if row.is_filtered},
+            absent=self._absent,
         )
         return [[token] for token in tokens], [[logp] for logp in logps]
 
@@ -316,7 +318,7 @@ class BuiltinEngine:
         return 1 if is_cut or not self._fused.steps_on(len(self._rows)) else min(n, *(row.n_left for row in self._rows))
 
     def _decode_several(self, n_steps: int) -> tuple[list[list[int]], list[list[float]]]:
-        """The next `n_steps` tokens and log-probs of every row; fewer if a row ends."""
+        """The next `n_steps` tokens and log-probs of every row; fewer if a row ends, none if it draws an absent one."""
         if self._fused is None or not isinstance(self._cache, PagedCache):
             raise RuntimeError("several steps in one call need the fused forward and the paged cache")
         rows = self._rows
@@ -326,9 +328,12 @@ class BuiltinEngine:
         uniforms = zip(
             *(row.uniforms.run(length, n_steps) for row, length in zip(rows, lengths, strict=True)), strict=True
         )
-        draws = Draws([row.request.temperature for row in rows], list(uniforms), self._stop_ids)
+        draws = Draws([row.request.temperature for row in rows], list(uniforms), self._stop_ids | self._absent)
         view = self._cache.steps(positions, n_steps=n_steps)
-        return self._fused.decoded_on([row.last for row in rows], view, draws)
+        tokens, logps = self._fused.decoded_on([row.last for row in rows], view, draws)
+        if any(of_row[-1] in self._absent for of_row in tokens):  # the last step is drawn again, without them
+            return [of_row[:-1] for of_row in tokens], [of_row[:-1] for of_row in logps]
+        return tokens, logps
 
     def _decode(self, positions: list[int]) -> Tensor:
         """(n, V) logits of the cached rows, whose last tokens are at these positions."""

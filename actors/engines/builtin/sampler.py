@@ -4,7 +4,7 @@ A token depends on its logits, its seed and its position only, not on the other 
 Shapes: n rows, V vocabulary, W tokens of a part of it, G parts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from actors.engines.builtin.sequence import FilteredRow
 
 W = 64
 FEW = 1024  # a vocabulary of at most this size is one part
+NEVER = -1e30  # a logit whose token has no weight, also divided by a temperature
 NONE: Mapping[int, FilteredRow] = {}
 
 
@@ -27,11 +28,12 @@ def sample(
     top_ps: Sequence[float],
     uniforms: Sequence[float],
     filters: Mapping[int, FilteredRow] = NONE,
+    absent: Collection[int] = (),
 ) -> tuple[list[int], list[float]]:
     """One token a row, and its log-prob under the whole distribution at the row's temperature (float32).
 
     Temperature 0 takes the likeliest token and gives its log-prob at temperature 1. `filters`: rows that are drawn from
-    another distribution; the log-prob is the same, of the logits as they come.
+    another distribution; the log-prob is the same, of the logits as they come. `absent`: tokens that are never drawn.
     """
     tokens, logps = _unfiltered(logits_nV, temperatures, top_ps, uniforms)
     if filters:
@@ -39,7 +41,30 @@ def sample(
         drawn = _by_filters(logits_nV[rows], list(filters.values()), [uniforms[row] for row in rows])
         for row, token, logp in zip(rows, *drawn, strict=True):
             tokens[row], logps[row] = token, logp
+    again = [row for row, token in enumerate(tokens) if token in absent]
+    if again:
+        own = {place: filters[row] for place, row in enumerate(again) if row in filters}
+        heats, nuclei, at = ([of[row] for row in again] for of in (temperatures, top_ps, uniforms))
+        for row, token, logp in zip(again, *_without(logits_nV[again], absent, heats, nuclei, at, own), strict=True):
+            tokens[row], logps[row] = token, logp
     return tokens, logps
+
+
+def _without(
+    logits_nV: Tensor,
+    absent: Collection[int],
+    temperatures: Sequence[float],
+    top_ps: Sequence[float],
+    uniforms: Sequence[float],
+    filters: Mapping[int, FilteredRow],
+) -> tuple[list[int], list[float]]:
+    """Draw rows again whose token is absent: from the others, by the digits of the uniform that the first draw left."""
+    kept_nV = logits_nV.clone()
+    kept_nV[:, torch.tensor(sorted(absent), device=kept_nV.device)] = max(torch.finfo(kept_nV.dtype).min, NEVER)
+    rest = [uniform * 2.0**24 % 1.0 for uniform in uniforms]
+    tokens, _ = sample(kept_nV, temperatures=temperatures, top_ps=top_ps, uniforms=rest, filters=filters)
+    logp_nV = torch.log_softmax(_tempered(logits_nV.float(), temperatures), dim=-1)
+    return tokens, logp_nV.gather(-1, torch.tensor(tokens, device=logp_nV.device)[:, None])[:, 0].tolist()
 
 
 def _by_filters(

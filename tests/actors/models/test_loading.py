@@ -191,6 +191,16 @@ def test_the_tokenizer_that_needs_no_torch_is_the_one_that_transformers_finds(sc
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+def test_a_template_prints_the_date_of_the_run(scratch: Path) -> None:
+    tokenizer = load_tokenizer(str(scratch))
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(scratch)
+    dated = load_tokenizer(str(scratch), date="2025-03-07")
+    messages = [{"role": "user", "content": "hi"}]
+    assert dated.apply_chat_template(messages, tokenize=False) == "07 Mar 2025: hi"
+    assert "07 Mar 2025" not in load_tokenizer(str(scratch)).apply_chat_template(messages, tokenize=False)
+
+
 def test_of_several_padding_tokens_the_first_counts(scratch: Path) -> None:
     file = scratch / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pad_token_id": [2, 0]}))

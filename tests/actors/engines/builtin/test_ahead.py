@@ -318,3 +318,24 @@ def test_a_request_is_still_refused() -> None:
     running = engine(ahead_s=FOREVER)
     with pytest.raises(EngineError):
         running.submit(request(0, n=10_000))
+
+
+class FewWords:
+    """Stands where a tokenizer does: the model's last rows only fill up its embedding."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {str(token): token for token in range(V // 2)}
+
+
+def test_a_token_that_the_tokenizer_does_not_have_is_never_sampled() -> None:
+    found = []
+    for ahead_s in (0.0, FOREVER):
+        options = EngineOptions(n_slots=6, ahead_s=ahead_s)
+        running = BuiltinEngine(model(0), options, stop_ids=frozenset([V - 1]), tokenizer=FewWords(), version=0)
+        for uid, (temperature, top_p) in enumerate([(1.0, 1.0), (0.0, 1.0), (1.7, 0.8), (0.6, 1.0)]):
+            running.submit(request(uid, temperature=temperature, top_p=top_p))
+        found.append(all_of(running)[0])
+    assert found[0] == found[1]
+    tokens = {token for completion in found[0].values() for token in completion.ids}
+    assert tokens <= {*range(V // 2), V - 1}  # the stop token of the model's own settings is left
+    assert len(tokens) > 4

@@ -1,8 +1,10 @@
 """Sampling: uniforms by position, and the inverse of the distribution."""
 
 import math
+import random
 from collections import Counter
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -22,6 +24,26 @@ def draw(
     uniforms = [Uniforms((1, 2)).at(i) for i in range(n)]
     tokens, logps = sample(rows, temperatures=[temperature] * n, top_ps=[top_p] * n, uniforms=uniforms)
     return torch.tensor(tokens), logps
+
+
+@pytest.mark.parametrize("size", [8, 2000])
+@pytest.mark.parametrize("is_filtered", [False, True])
+def test_an_absent_token_is_never_drawn_and_the_others_keep_their_shares(size: int, is_filtered: bool) -> None:
+    logits = torch.zeros(1, size)
+    logits[0, 4:] = 2.0 - math.log(size - 4)  # most of the weight is absent
+    logits[0, 1] = math.log(2.0)
+    drawn, n = [0] * 4, 4000
+    numbers = random.Random(0)
+    for _ in range(n):
+        (token,), (logp,) = sample(
+            logits, temperatures=[1.0], top_ps=[0.9999 if is_filtered else 1.0], uniforms=[numbers.random()],
+            absent=frozenset(range(4, size)),
+        )  # fmt: skip
+        drawn[token] += 1
+        assert logp == pytest.approx(float(logits.log_softmax(-1)[0, token]), abs=1e-5)
+    assert [count / n for count in drawn] == pytest.approx([0.2, 0.4, 0.2, 0.2], abs=0.04)
+    greedy, _ = sample(logits, temperatures=[0.0], top_ps=[1.0], uniforms=[0.5], absent=frozenset(range(4, size)))
+    assert greedy == [1]
 
 
 def test_uniforms_are_a_function_of_seed_and_position() -> None:
