@@ -29,6 +29,6 @@ class ServerCheck:
             raise ConfigError(
                 f"model family refused: log-probs of the server ({self._engine}) differ from the learner's at the same "
                 f"weights, {self._family}: a KL of {kl:.2g} over {measured:g} tokens (at most {self._most:g}), largest "
-                f"difference {metrics.mismatch_max:.2g}; nothing was published; choose another model or rollout.engine, "
+                f"difference {metrics.mismatch_max:.2g}; nothing was published; choose another model or engine, "
                 "or upgrade the server"
             )
