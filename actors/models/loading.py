@@ -275,8 +275,8 @@ def _config(path: str) -> Any:
 
     settings = _json(path, "config.json") if Path(path).is_dir() else {}
     padding, kind = settings.get("pad_token_id"), settings.get("model_type")
-    if isinstance(padding, list) and kind in CONFIG_MAPPING:
-        return CONFIG_MAPPING[kind].from_dict(settings | {"pad_token_id": padding[0] if padding else None})  # type: ignore[no-untyped-call]
+    if isinstance(padding, list) and isinstance(kind, str) and kind in CONFIG_MAPPING:
+        return CONFIG_MAPPING[kind].from_dict(settings | {"pad_token_id": padding[0] if padding else None})
     return AutoConfig.from_pretrained(path, **_where(path))
 
 
