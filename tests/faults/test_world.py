@@ -15,6 +15,7 @@ from tests.launch.test_bootstrap import MPI, MPIRUN
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun")]
 SCRIPT = Path(sys.executable).with_name("areal-bus")
 STEPS = 3
+PATIENCE_S = 600.0  # a loaded machine took two minutes
 QUIET = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # ASCII: Python leaves such a locale alone
 
 
@@ -25,7 +26,7 @@ def trained(folder: Path, redirection: str, *settings: str, environment: dict[st
     outer = os.environ | MPI | {"PYTHONPATH": str(INSIDE), "OMP_NUM_THREADS": "1"} | (environment or {})
     with (folder / "errors.txt").open("wb") as errors:
         line = ["sh", "-c", f'"$@" {redirection}', "sh", *words]
-        code = subprocess.run(line, cwd=ROOT, env=outer, stderr=errors, timeout=120, check=False).returncode
+        code = subprocess.run(line, cwd=ROOT, env=outer, stderr=errors, timeout=PATIENCE_S, check=False).returncode
     said = (folder / "errors.txt").read_text(encoding="utf-8", errors="replace")
     assert code == 0, said
     run = folder / "runs" / "latest"
@@ -44,7 +45,7 @@ def test_a_job_without_mpirun_trains_to_its_end_when_its_disk_is_full(tmp_path: 
     into_full = ["sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh"]
     ring = Ring(tmp_path, f"run.total_train_steps={STEPS}", bootstrap="env", before=lambda rank: into_full)
     with ring.started():
-        ring.finish()
+        ring.finish(timeout_s=PATIENCE_S)
     assert not ring.lines("failed")
 
 
