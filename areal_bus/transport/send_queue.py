@@ -52,10 +52,9 @@ class SendQueues:
         clients: Mapping[str, bytes],
         *,
         unreachable: Callable[[str], None] = lambda _: None,
-        max_queued: int = MAX_QUEUED,
         max_resent_bytes: int = MAX_RESENT_BYTES,
     ) -> None:
-        self.max_queued, self.max_resent_bytes, self.max_kept_bytes = max_queued, max_resent_bytes, MAX_KEPT_BYTES
+        self.max_queued, self.max_resent_bytes, self.max_kept_bytes = MAX_QUEUED, max_resent_bytes, MAX_KEPT_BYTES
         self.undelivered: Counter[str] = Counter()  # dropped messages by peer
         self.waiting: dict[str, deque[Frames]] = {}  # no empty queues
         self._name, self._router, self._dealers, self._clients = name, router, dealers, clients

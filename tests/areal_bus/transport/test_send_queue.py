@@ -192,7 +192,8 @@ def test_a_burst_is_sent_while_it_is_posted_and_does_not_reach_the_bounds(tmp_pa
         dealer.setsockopt(zmq.LINGER, 0)
         reward.bind(f"ipc://{tmp_path}/burst")
         dealer.connect(f"ipc://{tmp_path}/burst")
-        box = send_queue.SendQueues("a bus", None, {REWARD: dealer}, {}, max_queued=300, max_resent_bytes=1 << 20)
+        box = send_queue.SendQueues("a bus", None, {REWARD: dealer}, {}, max_resent_bytes=1 << 20)
+        box.max_queued = 300
         for frames in [*[[b"few", b"bytes"]] * 1000, *[[b"many", bytes(50_000)]] * 100]:
             box.enqueue(REWARD, frames, is_resent=True)()
         box.flush()
