@@ -51,6 +51,8 @@ class RowProbe:
                 f"{CANNOT}: {self._family} cannot compute log-probs of chosen tokens (input_ids, position_ids, "
                 f"logits_to_keep): {_brief(error)}; choose a causal language model that transformers runs in this way"
             ) from error
+        if not all(values.isfinite().all() for values in self._alone):
+            raise ConfigError(f"{CANNOT}: log-probs of {self._family} are not finite; check its weights for NaN")
         if self._differ([self._alone[0][:-2]], [later[:-2]], 1):
             raise ConfigError(
                 f"{CANNOT}: {self._family} is not causal: a later token changes the log-probs of earlier ones by "

@@ -24,6 +24,7 @@ from actors.cpu.llama_layer import LlamaLayer, Norm
 from actors.learner.policy import Policy
 from actors.learner.rendezvous import LearnerRanks
 from actors.models import matmul
+from areal_bus.errors import ConfigError
 from tests.actors.learner.test_policy import families, pieces
 
 pytestmark = pytest.mark.usefixtures("as_kernels_run")
@@ -209,11 +210,12 @@ def test_layers_that_compute_something_else_are_not_used(monkeypatch: pytest.Mon
     assert all(gradient.isfinite().all() for gradient in gradients.values())
 
 
-def test_weights_without_a_number_are_no_agreement() -> None:
+def test_a_policy_refuses_weights_that_are_not_finite() -> None:
     model = made("llama")
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
-    assert not is_fused(policy_of(model))
+    with pytest.raises(ConfigError, match="are not finite"):
+        policy_of(model)
 
 
 def test_other_layers_stay_as_they_are(told: list[str]) -> None:
