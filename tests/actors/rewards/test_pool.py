@@ -135,7 +135,7 @@ def test_item_15_an_error_has_its_place_in_the_users_code_and_its_traceback(pool
     raised = verdict_of(pool, "raises")
     line = next(n for n, text in enumerate(lines, 1) if text.startswith("def raises"))
     assert raised.place == f"{file}:{line}"
-    assert raised.error.endswith(f"own words ? ({file}:{line})")
+    assert raised.error.endswith(f"own words \ufffd ({file}:{line})")
     assert raised.trace.startswith("Traceback")
     assert "in raises" in raised.trace
     returned = verdict_of(pool, "text")  # raised by ours: the place is the function's own
