@@ -1,48 +1,48 @@
 """One peer that sends without end: the others are read, answered and missed as without it."""
 
-import contextlib
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import zmq
 
 from areal_bus.messages import Disconnected, Heartbeat, Stop
 from areal_bus.transport.bus import Bus, BusOptions
 from areal_bus.transport.receive_queue import ReceiveQueue
 from areal_bus.transport.receiver import Received
-from areal_bus.wire import bundle, codec
+from areal_bus.wire import codec
 from tests.support.strangers import JOB, NAME, until
 
 FLOODER = NAME.partition(b"/")[0].decode()
 HONEST = "generator-0.0"
 
 
+FLOOD = """
+import sys, zmq
+from areal_bus.messages import Heartbeat
+from areal_bus.wire import bundle, codec
+endpoint, identity, job = sys.argv[1:]
+frames, _ = bundle.join([codec.encode(Heartbeat(1, None, ""), job=job)] * bundle.MAX_MESSAGES)
+with zmq.Context() as context, context.socket(zmq.DEALER) as one:
+    one.setsockopt(zmq.IDENTITY, identity.encode())
+    one.connect(endpoint)
+    while True:
+        one.send_multipart(frames)
+"""
+BACKLOG_BYTES = 2 << 20  # of a flood that has begun
+
+
 @contextmanager
-def flood(endpoint: str) -> Iterator[None]:
-    """Bundles of heartbeats, as fast as they are taken."""
-    frames = codec.encode(Heartbeat(1, None, ""), job=JOB)
-    together, _ = bundle.join([frames] * bundle.MAX_MESSAGES)
-    stop = threading.Event()
-
-    def send() -> None:
-        with zmq.Context() as context, context.socket(zmq.DEALER) as one:
-            one.setsockopt(zmq.IDENTITY, NAME)
-            one.setsockopt(zmq.LINGER, 0)
-            one.setsockopt(zmq.SNDTIMEO, 100)
-            one.connect(endpoint)
-            while not stop.is_set():
-                with contextlib.suppress(zmq.Again):
-                    one.send_multipart(together)
-
-    thread = threading.Thread(target=send)
-    thread.start()
+def flood(bus: Bus) -> Iterator[None]:
+    """Bundles of heartbeats without a pause, of another process: one here would wait for the interpreter of the bus."""
+    before = bus.receive_queue.n_received
+    process = subprocess.Popen([sys.executable, "-c", FLOOD, bus.endpoint, NAME.decode(), JOB])
     try:
+        until(lambda: bus.receive_queue.n_received > before + BACKLOG_BYTES, "the flood has begun")
         yield
     finally:
-        stop.set()
-        thread.join()
+        process.kill()
+        process.wait()
 
 
 def test_a_flood_puts_off_neither_reports_of_ended_connections_nor_the_time_that_is_read(tmp_path: Path) -> None:
@@ -53,8 +53,7 @@ def test_a_flood_puts_off_neither_reports_of_ended_connections_nor_the_time_that
     honest.send("head", Heartbeat(1, None, ""))
     try:
         assert head.receive(20.0) == (HONEST, Heartbeat(1, None, ""))
-        with flood(head.endpoint):
-            until(lambda: head.receive(0) is not None, "the flood has begun")
+        with flood(head):
             began = head.until
             honest.close()
             until(lambda: is_gone(head), "its end is reported in the flood")
@@ -74,8 +73,7 @@ def test_a_message_of_another_peer_overtakes_a_flood(tmp_path: Path) -> None:
     honest = Bus(HONEST, job=JOB)
     honest.connect("head", head.endpoint)
     try:
-        with flood(head.endpoint):
-            until(lambda: head.receive_queue.n_received > 1 << 20, "a backlog of it waits")
+        with flood(head):
             honest.send("head", Heartbeat(7, None, ""))
             taken = []
             until(lambda: taken.append(head.receive(0)) or taken[-1] == (HONEST, Heartbeat(7, None, "")), "it is read")
@@ -106,16 +104,16 @@ def test_a_hog_fills_the_inbox_and_others_still_find_room() -> None:
 
 def test_what_a_hog_sends_is_dropped_while_another_peer_is_read(tmp_path: Path) -> None:
     """A full inbox was not read at all, whoever had filled it."""
-    options = BusOptions(inbox_bytes=1 << 20)
+    options = BusOptions(inbox_bytes=BACKLOG_BYTES)
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/head", options=options)
     honest = Bus(HONEST, job=JOB)
     honest.connect("head", head.endpoint)
     honest.send("head", Heartbeat(1, None, ""))
     try:
         assert head.receive(20.0) == (HONEST, Heartbeat(1, None, ""))
-        with flood(head.endpoint):
+        with flood(head):
             until(lambda: head.refused[FLOODER, "quota"] > 100, "the flood is over its quota")
-            assert head.receive_queue.n_received - head.receive_queue.n_consumed < 3 << 20
+            assert head.receive_queue.n_received - head.receive_queue.n_consumed < 3 * BACKLOG_BYTES
             honest.send("head", Heartbeat(2, None, ""))
             waits = head.receive_queue._received
             until(lambda: waits[HONEST] > waits_of(Heartbeat(1, None, "")), "the other one's is read though it is full")

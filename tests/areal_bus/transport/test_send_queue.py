@@ -111,7 +111,7 @@ def test_other_messages_are_bounded_in_bytes_too_except_a_learners_batches(tmp_p
     with deaf_reward(tmp_path, name=name) as deaf:
         deaf.bus.send_queues.max_kept_bytes = 1 << 20
         for _ in range(8 * CLIENT_AHEAD):
-            deaf.bus.send(name, Stop("x" * 60_000))
+            deaf.bus.send(name, Prompt(0, 0, 0, [0], "", "x" * 60_000))
         until(lambda: not deaf.bus._orders, "they wait")
         assert (deaf.bus.n_waiting(name) <= 1 << 20) == (name != "learner-0.0")
         assert (deaf.bus.send_queues.undelivered[name] > 0) == (name != "learner-0.0")
