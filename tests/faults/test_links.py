@@ -61,7 +61,7 @@ def test_row_16_reordered_messages_change_neither_counts_nor_clocks() -> None:
             seen.add(key(message))
         versions = [beat.version for beat in arrived(ring, m.HeadHeartbeat)]
         n_swapped += sum(one > other for one, other in pairwise(versions))
-    assert n_early > 30
+    assert n_early > 20
     assert n_swapped > 5
 
 

@@ -112,7 +112,7 @@ class Replay:
                 return self._say(line["sender"], unsampled)
             case "refused" if line["what"] == "Sampled":
                 ids = (line["uid"], line["sample"], line["attempt"])
-                return self._say(line["sender"], m.Sampled(*ids, "", 0))
+                return self._say(line["sender"], m.Sampled(*ids, "", 1))  # the line has no number of tokens
             case "refused" if line["what"] == "Scored":
                 return self._score({**line, "status": "value", "reward": 0.0, "correct": None, "n_tokens": 0})
         raise Differs(f"nothing that the journal names leads to {line}")

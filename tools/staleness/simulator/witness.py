@@ -77,6 +77,7 @@ class Witness:
             Event.LEASE: self._on_lease,
             Event.SCORED: self._on_scored,
             Event.REFUND: self._on_refund,
+            Event.UNSAMPLED: self._on_unsampled,
             Event.BATCH: self._on_batch,
             Event.TRAJECTORY: self._on_trajectory,
             Event.UPDATE: self._on_update,
@@ -250,6 +251,13 @@ class Witness:
     def _declared(self, status: str) -> float | None:
         return self.scenario.on_timeout if status == m.VerdictStatus.TIMEOUT else self.scenario.on_error
 
+    def _on_unsampled(self, line: dict[str, Any]) -> None:
+        """Another generator gets the prompt, or none does: in either case, a simulated one gave the reason itself."""
+        honest = line["reason"] != m.Refund.SAMPLING_ERROR or line["error"] == NO_REASON
+        self.check(
+            "I5", honest, "nobody may be given a sample that contradicts itself: {}", line["error"], uid=line["uid"]
+        )
+
     def _on_refund(self, line: dict[str, Any]) -> None:
         uid = line["uid"]
         prompt = self._of(uid)
@@ -273,8 +281,7 @@ class Witness:
             sorted(reasons),
             uid=uid,
         )
-        honest = line["reason"] != m.Refund.SAMPLING_ERROR or line["error"] == NO_REASON
-        self.check("I5", honest, "nobody may be given a sample that contradicts itself: {}", line["error"], uid=uid)
+        self._on_unsampled(line)
         if line["reason"] == m.Refund.POISON:
             self.check("I4", prompt.n_leases > 2, "retired after {} leases", prompt.n_leases, uid=uid)
         told = line["n_tokens_dropped"]
