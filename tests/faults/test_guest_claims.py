@@ -100,7 +100,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("works", [False, True])
-def test_a_run_trains_the_same_batches_with_a_guest_that_makes_every_wrong_claim_and_without(works: bool) -> None:
+def test_row_46_a_guest_that_makes_every_wrong_claim_changes_no_batch(works: bool) -> None:
     alone, visited = ring_of(guest=False, eta=0), ring_of(guest=True, works=works, eta=0)
     assert trained(visited) == trained(alone)
     refused = {x["what"] for x in lines(visited, Event.REFUSED, sender=GUEST)}
