@@ -109,7 +109,11 @@ def load_tokenizer(path: str, *, date: str = "") -> Any:
     except (OSError, ValueError) as error:
         raise ConfigError(f"a model comes with its tokenizer: {path} has none that loads ({_first(error)})") from error
     if date and CLOCK in str(tokenizer.chat_template):
-        shown = datetime.fromisoformat(date).strftime
+        day = datetime.fromisoformat(date)
+
+        def shown(form: str) -> str:
+            return day.strftime(form)
+
         tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **{CLOCK: shown})
     return tokenizer
 

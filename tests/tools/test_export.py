@@ -352,7 +352,7 @@ def test_a_missing_package_and_a_second_writer_are_refused(ring: Ring, monkeypat
     ):
         export.main([str(ring.folder), "--to", "csv"])
     monkeypatch.setattr(trackers, "find_spec", lambda package: None)
-    with pytest.raises(ConfigError, match=r"pip install --constraint constraints\.txt wandb"):
+    with pytest.raises(ConfigError, match=r"pip install .*'areal-bus\[wandb\]'"):
         export.main([str(ring.folder), "--to", "wandb"])
 
 
