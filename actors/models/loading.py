@@ -23,7 +23,7 @@ from areal_bus.process.commands import python
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"
 REPLY = "reply"  # of the conversation that shows how a template ends a turn
-CLOCK = "strftime_now"  # function by which a chat template asks for the date
+CLOCK = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")  # by which a chat template asks for the date
 LINE = 64  # bytes of a cache line
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # transformers' names for one class
 
@@ -108,13 +108,11 @@ def load_tokenizer(path: str, *, date: str = "") -> Any:
         tokenizer = _tokenizer_class(path).from_pretrained(path, **_where(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"a model comes with its tokenizer: {path} has none that loads ({_first(error)})") from error
-    if date and CLOCK in str(tokenizer.chat_template):
+    template = tokenizer.chat_template
+    if date and isinstance(template, str) and "strftime_now" in template:
         day = datetime.fromisoformat(date)
-
-        def shown(form: str) -> str:
-            return day.strftime(form)
-
-        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **{CLOCK: shown})
+        dated = CLOCK.sub(lambda call: json.dumps(day.strftime(call[2])), template)
+        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, chat_template=dated)
     return tokenizer
 
 
