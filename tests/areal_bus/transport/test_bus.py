@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from areal_bus.errors import ConfigError
+from areal_bus.errors import EndpointTaken
 from areal_bus.messages import Ack, HeadHeartbeat, Message, Stop, Trajectory
 from areal_bus.transport.bus import BusOptions, Heartbeats
 from areal_bus.transport.receive_queue import ReceiveQueue
@@ -270,7 +270,7 @@ def test_a_taken_port_says_which_key_to_change() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ConfigError, match=r"bus\.port"):
+        with pytest.raises(EndpointTaken, match=r"bus\.port"):
             Bus("head", job=JOB, listen=f"tcp://127.0.0.1:{taken.getsockname()[1]}")
 
 
