@@ -33,7 +33,7 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.weights.route import Home
 
-NOT_PLAIN = "it has sliding windows, soft caps or an attention of its own"
+NOT_PLAIN = "has sliding windows, soft caps or an attention of its own"
 PROBE = 12  # tokens of the check that compares fused layers with the original ones
 
 
@@ -105,18 +105,20 @@ class PackedModel:
         """
         config = self.model.config.get_text_config()
         probe = RowProbe(config, self.model.get_input_embeddings().num_embeddings, self.ranks.max)
+        is_mixed = len({parameter.dtype for parameter in self.model.parameters()}) > 1  # adapters are float32
+        read = self._forward if is_mixed else self._output  # else in the type of the parameters: rounding hides less
         why = NOT_PLAIN
-        probe.read_alone(lambda row: self._output(row, None))
+        probe.read_alone(lambda row: read(row, None))
         if self._may_pack():
             self.model.set_attn_implementation(packed_attention.NAME)
-            why = probe.trouble(lambda row: self._output(row, PackedAttention.of(row, self.device)), share=True)
+            why = probe.trouble(lambda row: read(row, PackedAttention.of(row, self.device)), share=True)
             self.packed = not why
             if why:
                 self.model.set_attn_implementation("sdpa")
         if not self.packed and self.ranks.context is not None:
-            self._refuse_context(why)
+            self._refuse_context(f"fails its test: {why}")
         if not self.packed:
-            why = whole_row(config) or probe.trouble(lambda row: self._output(row, None), share=False)
+            why = whole_row(config) or probe.trouble(lambda row: read(row, None), share=False)
             self.alone = bool(why)
         if self.alone and self.ranks.index == 0:
             logger.warning("one sequence a row, which is slower: {}: {}", config.model_type, why)
@@ -126,8 +128,8 @@ class PackedModel:
 
     def _refuse_context(self, why: str) -> NoReturn:
         raise ConfigError(
-            f"actor.context_parallel needs plain causal attention in every layer: {self.model.config.model_type}: "
-            f"{why}; set actor.context_parallel = 1"
+            f"actor.context_parallel needs plain causal attention in every layer, and {self.model.config.model_type} "
+            f"{why}: set actor.context_parallel = 1"
         )
 
     def row_tokens(self, budget: int) -> int:

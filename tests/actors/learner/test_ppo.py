@@ -337,11 +337,11 @@ def test_a_batch_is_trained_at_the_version_it_was_taken_at(tmp_path: Path) -> No
 @pytest.mark.parametrize("broken", ["weights", "log-probs"])
 def test_what_is_not_finite_is_neither_applied_nor_published(tmp_path: Path, broken: str) -> None:
     model, shard = tiny_model(), random_shard(2)
-    if broken == "weights":
-        model.model.layers[1].mlp.up_proj.weight.data[3, 4] = math.inf
+    actor = tiny_actor(tmp_path, model=model)
+    if broken == "weights":  # at load they would be refused
+        actor.policy.parameters()["model.layers.1.mlp.up_proj.weight"].data[3, 4] = math.inf
     else:
         shard[1] = shard_item(sample=1, reward=5.0, n_groups=3, logps=[-3.0, -math.inf, -3.0, -3.0])
-    actor = tiny_actor(tmp_path, model=model)
     actor._context = replace(actor._context, publish=lambda *_: pytest.fail("a broken update was published"))
     before = weights(actor)
     with pytest.raises(NonFinite, match="must be finite"):
