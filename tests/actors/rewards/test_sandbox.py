@@ -238,7 +238,7 @@ def test_processes_may_be_deeper_than_calls(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         process_memory.Path,
         "read_text",
-        lambda path: "" if int(path.parts[2]) == deep else f"{int(path.parts[2]) + 1} ",
+        lambda path, **_: "" if int(path.parts[2]) == deep else f"{int(path.parts[2]) + 1} ",
     )
     assert list(process_memory.descendants(1)) == list(range(1, deep + 1))
 
