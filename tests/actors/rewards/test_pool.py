@@ -195,7 +195,7 @@ def test_a_score_that_hangs_is_a_timeout_and_the_next_one_works(pool, completion
         ("leaves", "exit code 0"),
         ("crashes", "SIGSEGV"),
         ("exits", "SystemExit: 3"),
-        ("raises", "RuntimeError: the user's own words ?"),
+        ("raises", "RuntimeError: the user's own words \ufffd"),
         ("recurses", "RecursionError"),
         ("nan", "finite"),
         ("infinite", "finite"),
