@@ -179,9 +179,10 @@ def test_a_group_that_cannot_be_sampled_is_reported_once_with_the_reason(tmp_pat
             failed: SampleFailed = around.heard(SampleFailed)
             where = f"{tmp_path / 'fussy_flow.py'}:7"
             assert (failed.uid, failed.reason) == (0, "sampling_error")
-            assert failed.error == f"KeyError: 'lost' ({where}); the row has no field 'lost', it has answer, question"
+            error = f"KeyError: 'lost' ({where}); the row has no field 'lost', it has answer, question"
+            assert failed.error == error
             kept = (tmp_path / "run" / "logs" / "generator-0.0.failures.txt").read_text()  # item 15
-            assert kept.startswith(f"uid 0 sample 1 attempt 0: KeyError: 'lost' ({where})\nTraceback")
+            assert kept.startswith(f"uid 0 sample 1 attempt 0: {error}\nTraceback")
             around.list_reward()
             around.tell(prompt(1, "good", samples=(0,)))
             assert around.heard(Trajectory, around.reward).uid == 1  # nothing of the failed group is sent

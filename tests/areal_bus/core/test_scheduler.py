@@ -22,7 +22,7 @@ class PlainLeasing(Scheduler):
     def lease_all(self, *, admitting: bool) -> None:
         if not self._has_work(admitting):
             return
-        eligible = self.state.eligible_generators()
+        eligible = self._not_paused(self.state.eligible_generators())
         while any(self._lease_one(member, admitting=admitting) for member in least_loaded(eligible)):
             pass
         if admitting and self.rules.eta == 0:
