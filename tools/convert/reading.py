@@ -11,7 +11,7 @@ import yaml
 from areal_bus.errors import ConfigError
 
 REFERENCE = re.compile(r"\$\{([^${}]+)\}")
-SCIENTIFIC = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")  # YAML reads 1e-6 as text
+SCIENTIFIC = re.compile(r"[+-]?(\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d+")  # YAML reads 1e-6 as text
 DEPTH = 10  # of references to references
 
 Flat = dict[str, Any]

@@ -21,7 +21,7 @@ CONTAINED = {"solution_server": ("plain_values",), "test_program": ("plain_value
 HERE = Path(__file__).parent
 LARGEST_FILE = 64 << 20  # bytes, of a checker
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,9})?", re.ASCII)  # as printed: not 1_0, not nan
+DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,9})?", re.ASCII)  # as printed: not 1_0, not nan
 CLOSE = 1e-6  # of a printed number with decimals
 FOLDER = "actors.rewards.code"
 

@@ -54,8 +54,8 @@ FUNCTIONS: Mapping[str, Callable[[complex], complex]] = {
 INVERSES = ("sin", "cos", "tan")
 TOKEN = re.compile(
     r"\s*(?:(?P<mixed>(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.]))"
-    r"|(?P<science>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+|\s*(?:\\times|\\cdot|\*|x(?=\s*10\s*\^))\s*10\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|-?\d+)))"
-    r"|(?P<repeating>\d*\.\d*\\(?:overline|bar)\s*\{\s*\d+\s*\})|(?P<number>\d+\.?\d*|\.\d+)|(?P<command>\\(?:[A-Za-z]+|[{}|]))|(?P<word>[A-Za-z]+)|(?P<sign>\*\*|[^\sA-Za-z\d\\]))"
+    r"|(?P<science>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+|\s*(?:\\times|\\cdot|\*|x(?=\s*10\s*\^))\s*10\s*\^\s*(?:\{\s*[+-]?\d+\s*\}|-?\d+)))"
+    r"|(?P<repeating>\d*\.\d*\\(?:overline|bar)\s*\{\s*\d+\s*\})|(?P<number>\d+(?:\.\d*)?|\.\d+)|(?P<command>\\(?:[A-Za-z]+|[{}|]))|(?P<word>[A-Za-z]+)|(?P<sign>\*\*|[^\sA-Za-z\d\\]))"
 )
 EXPONENT = re.compile(r"(?:[eE]|10\s*\^\s*\{?\s*)([+-]?\d+)\s*\}?$")
 GREEK = {
