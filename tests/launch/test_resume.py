@@ -393,7 +393,10 @@ def test_auto_ends_with_0_when_the_job_it_waited_for_has_finished_the_run(
 @pytest.mark.parametrize(
     ("where", "error"),
     [
-        ("launch.socket_folders.tempfile.mkdtemp", FileNotFoundError(errno.ENOENT, "No usable temporary directory found")),
+        (
+            "launch.socket_folders.tempfile.mkdtemp",
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found"),
+        ),
         ("launch.runs.os.open", PermissionError(errno.EACCES, "Permission denied", "runs/small/lock")),
         ("launch.rank.first_split", OSError(errno.EROFS, "Read-only file system", "split.json")),
         ("launch.prepare.subprocess.run", OSError(errno.ENOMEM, "Cannot allocate memory")),
