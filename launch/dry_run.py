@@ -28,7 +28,7 @@ from launch.memory import (
     find_shape,
     learner_activation_numbers,
 )
-from launch.prepare import count_tokens, render_prompt
+from launch.prompt_checks import count_tokens, render_prompt
 from launch.resume import preview_resume
 from launch.seats import plan_ranks, rank_pool
 from launch.settings_help import as_toml

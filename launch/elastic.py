@@ -19,10 +19,11 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_bus.storage.atomic_file import write_atomic
 from launch.environment import VISIBLE_DEVICES
+from launch.job_end import summary_exists
 from launch.network import choose_interfaces, local_facts, toward
 from launch.resume import saved_config
 from launch.runs import CONFIG, is_locked, why_no_run
-from launch.supervise import Supervisor, summary_exists
+from launch.supervise import Supervisor
 
 INVITATION = "join.json"
 GUESTS_FOLDER = "guests"  # RUN/guests/N exists when a guest has claimed the index of generator-N

@@ -19,22 +19,16 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from actors.data.fields import SOURCE
 from actors.data.loader_source import LoaderSource
 from actors.data.loading import RowWithOrigin, check_demonstrations, rows_with_origins, sets_with_origins
-from actors.models.adapter_folder import is_adapter_folder
-from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
-from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
+from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import check_reward
 from actors.runtime.user_modules import add_user_folder
 from actors.workflows.loading import check_workflow
-from actors.workflows.prompts import Question, prompt_lengths, prompt_of
 from areal_bus.config.algorithms import is_users
 from areal_bus.config.learner import LearnerConfig
 from areal_bus.config.sections import Config, WorkflowConfig
-from areal_bus.config.stage_rules import largest
 from areal_bus.config.trackers import check_installed
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.process import standard_streams
@@ -44,8 +38,10 @@ from areal_bus.storage.atomic_file import write_atomic
 from launch.environment import actor_environment
 from launch.generation import check_token_ids, check_tokenizer
 from launch.memory import find_shape
+from launch.model_checks import check_frozen_models, check_lora, check_model
+from launch.prompt_checks import check_prompts
 from launch.resume import check_changes, next_start, resume_lines
-from launch.row_checks import dropped_note, seen_note, unknown_notes
+from launch.row_checks import seen_note, unknown_notes
 from launch.runs import (
     CONFIG,
     ORIGIN,
@@ -61,85 +57,6 @@ from launch.runs import (
 from launch.slurm import slurm_job
 from launch.stages import stage_lines
 from launch.trial import is_tried, is_users_reward, trials
-
-MAX_TOKENIZED = 8192  # the prompts that are longest in bytes are tokenized: about two seconds
-
-
-def check_prompts(config: Config, rows: Sequence[RowWithOrigin], model: str) -> list[str]:
-    """A note on the rows that are dropped (data.long_prompts).
-
-    Raises ConfigError for the longest prompt if it is too long, or for the first row that cannot be rendered.
-    """
-    if not rows:
-        return []  # those of a loader are not known
-    prompts = [render_prompt(config, row) for row in rows]
-    most, drops = config.data.max_prompt_tokens, config.data.long_prompts == "drop"
-    order = sorted(range(len(rows)), key=lambda i: len(prompts[i].text.encode()), reverse=True)
-    lengths: dict[int, int] = {}
-    for begin in range(0, len(order), MAX_TOKENIZED):
-        chosen = order[begin : begin + MAX_TOKENIZED]
-        found = dict(zip(chosen, count_tokens([prompts[i] for i in chosen], config, model), strict=True))
-        lengths |= found
-        if not drops or max(found.values()) <= most:
-            break
-    kept = {i: n for i, n in lengths.items() if n <= most or not drops}
-    longest = max(kept or lengths, key=lengths.__getitem__)
-    check_prompt_length(config, rows[longest].where, lengths[longest])
-    check_context_length(config, rows[longest].where, lengths[longest], model)
-    dropped = {i: n for i, n in lengths.items() if i not in kept}
-    return [dropped_note(rows, dropped, most=most)] if dropped else []
-
-
-def render_prompt(config: Config, row: RowWithOrigin) -> Question:
-    try:
-        return prompt_of(row.row, config.data)
-    except ConfigError as error:
-        raise ConfigError(f"{error} ({row.where})") from None
-
-
-def count_tokens(prompts: Sequence[Question], config: Config, model: str) -> list[int]:
-    """Tokens of each prompt, with the generators' tokenizer."""
-    if config.model.scratch is not None:
-        return [
-            len(encoding.ids)
-            for encoding in character_tokenizer(config.model.scratch).encode_batch([one.text for one in prompts])
-        ]
-    try:
-        return prompt_lengths(prompts, config.data, load_tokenizer(model))
-    except TemplateError as error:
-        raise ConfigError(
-            f"data.chat_template = true needs a template that accepts data.system and the prompt: {model}: {error}"
-        ) from None
-
-
-def check_prompt_length(config: Config, where: str, n: int) -> None:
-    most = config.data.max_prompt_tokens
-    if n > most:
-        raise ConfigError(
-            f"a prompt may have at most data.max_prompt_tokens = {most} tokens: the longest, {where}, has {n}; set "
-            f'data.max_prompt_tokens = {n} (or more), or {shorten_hint(config)}, or set data.long_prompts = "drop"'
-        )
-
-
-def check_context_length(config: Config, where: str, n: int, model: str) -> None:
-    """Raises ConfigError unless the longest prompt and its completion fit the context length of the model."""
-    scratch, n_new = config.model.scratch, largest(config).gconfig.max_new_tokens
-    if scratch is None:
-        most, name = max_positions(model), "the model's max_position_embeddings"
-    else:
-        most, name = scratch.max_positions, "model.scratch.max_positions"
-    if most is not None and n + n_new > most:
-        ways = [f"set gconfig.max_new_tokens = {most - n} (or less)"] if n < most else []
-        ways += [f"set model.scratch.max_positions = {n + n_new} (or more)"] if scratch is not None else []
-        raise ConfigError(
-            f"a prompt plus gconfig.max_new_tokens = {n_new} may have at most {name} = {most} tokens: the "
-            f"longest prompt, {where}, has {n}; {' or '.join([*ways, shorten_hint(config)])}"
-        )
-
-
-def shorten_hint(config: Config) -> str:
-    """Advice for prompts that are too long."""
-    return "lower data.largest" if config.data.is_generated else "remove rows of that length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,59 +145,6 @@ def check_same_data(run: Path, data: dict[str, Any]) -> None:
             f"a run keeps its rows, because its uids count them: {run} began with {before['rows']} rows "
             f"(SHA-256 {before['rows_sha256'][:12]}), and the data has {data['rows']} ({data['rows_sha256'][:12]}) now"
         )
-
-
-def check_model(config: Config, folder: Path) -> str:
-    """The model's folder or id; "" for [model.scratch], whose folder is created in the run's. Raises ConfigError."""
-    if config.model.scratch is None:
-        return check_model_path(config.model.path, folder)
-    check_shape(config.model.scratch)
-    return ""
-
-
-def check_lora(config: Config, model: str) -> None:
-    """peft is there, and the model has the layers that get adapters. Raises ConfigError."""
-    lora = config.actor.lora
-    if lora is None:
-        return
-    if is_adapter_folder(Path(model or ".")):
-        raise ConfigError(
-            f"actor.lora needs a whole model: {model} holds adapters itself; merge it (docs/lora.md), or remove "
-            "[actor.lora] to train all weights of the merged model"
-        )
-    from actors.models.lora import adapted_layers, check_peft  # imports torch
-
-    check_peft()
-    with tempfile.TemporaryDirectory() as described:
-        if config.model.scratch is not None:
-            write_scratch_folder(Path(described), config.model.scratch)
-        adapted_layers(empty_model(model or described, "float32", "meta"), lora.target_modules)
-
-
-def check_frozen_models(config: Config, folder: Path, model: str) -> None:
-    """Reference and teacher have weights, the policy's tokens and room for its sequences. Raises ConfigError."""
-    paths = {"reference.path": config.reference.path, "teacher.path": config.teacher.path}
-    found = {key: check_model_path(path, folder, key=key) for key, path in paths.items() if path}
-    if not found:
-        return
-    scratch = config.model.scratch
-    ours = character_tokenizer(scratch).get_vocab() if scratch else load_tokenizer(model).get_vocab()
-    for key, other in found.items():
-        if is_scratch_folder(Path(other)):
-            raise ConfigError(f"{key} needs a trained model: {other} has no weights; name the RUN/model of a run")
-        theirs = load_tokenizer(other).get_vocab()
-        differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
-        if differing:
-            raise ConfigError(
-                f"{key} must be a model with the policy's tokenizer: {len(differing)} tokens have another id or are in "
-                f"one of them only, the first is {differing[0]!r} ({other})"
-            )
-        most, longest = max_positions(other), config.data.max_prompt_tokens + largest(config).gconfig.max_new_tokens
-        if most is not None and most < longest:
-            raise ConfigError(
-                f"{key} must read whole sequences, up to data.max_prompt_tokens + gconfig.max_new_tokens = {longest} "
-                f"tokens: {other} reads {most}"
-            )
 
 
 def load_all_rows(config: Config, folder: Path) -> tuple[list[RowWithOrigin], list[RowWithOrigin]]:

@@ -6,34 +6,39 @@ actors/runtime/process.py.
 """
 
 import contextlib
-import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from actors.runtime.context import Context
 from actors.runtime.process import BAD_INPUT, CRASHED, DONE, LEFT, OVER, RESTART
-from actors.runtime.user_failures import Fault, read_fault
+from actors.runtime.user_failures import read_fault
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
-from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
 from areal_bus.process import parent_death
-from areal_bus.process.exit_codes import signal_name
 from areal_bus.process.isolation import CHILD
-from areal_bus.storage.atomic_file import write_atomic
+from launch.job_end import (
+    cause_of,
+    describe_exit,
+    job_failed,
+    last_error,
+    names_in,
+    sender_of,
+    summary_exists,
+    write_cause,
+)
 from launch.process import ActorProcess, Signals, print_to_mpirun, resume_hint, start_actor
 from launch.restart_policy import RestartBackoff, StallTimer
-from launch.runs import PID, SUMMARY, read_object
+from launch.runs import PID, SUMMARY
 from launch.seats import Seat
 from launch.splits import belongs, present_context
+from launch.supervised_actor import SupervisedActor
 
-CAUSE = "ended-by.json"  # in RUN: the rank that ended the job, and why
 KILL_S = 2.0  # wait after SIGKILL
 HEAD_ENDS_S = 3.0  # for the head to end the job and report it, when an actor of its rank has ended for good
 REPEAT_S = 1.0  # a launcher and mpirun may both deliver one signal: a later one is a second request
@@ -47,27 +52,6 @@ class SupervisorTimes:
     summary_s: float = 2.0  # a network file system may show RUN/summary.json this much later than the actors' Stop
     reassign_s: float = 30.0  # an actor that a change of the split ends, and that does not end, gets SIGKILL
     over_s: float = 10.0  # after the job's end remaining actors get SIGTERM: they may wait for a head that is gone
-
-
-@dataclass(slots=True)
-class SupervisedActor:
-    """One actor of this rank over all its incarnations."""
-
-    context: Context  # of the current or next incarnation
-    gpus: Sequence[int]
-    backoff: RestartBackoff
-    stall_timer: StallTimer  # of the current incarnation; checked for the head only
-    child: ActorProcess | None = None  # None: it waits for a restart, or is done
-    due: float = 0.0  # time of the restart
-    stopped: bool | None = None  # it ended with 0 and waits for RUN/summary.json; the value: whether it progressed
-    is_done: bool = False
-    is_parked: bool = False  # this rank runs no learner or generator in the present split
-    misplaced_since: float | None = None  # when the split was seen to have another actor here
-    fault: Fault | None = None  # where in the user's code the incarnation before ended, if it did
-
-    @property
-    def is_head(self) -> bool:
-        return self.context.role == Role.HEAD
 
 
 @dataclass(slots=True)
@@ -256,9 +240,7 @@ class Supervisor:
         return CRASHED
 
     def _keep_cause(self, text: str) -> None:
-        """Write why this rank ends the job, for the rank of the head: mpirun only sends it a signal."""
-        with contextlib.suppress(OSError):
-            write_atomic(self.run / CAUSE, json.dumps({"job": self.job, "cause": f"rank {self.rank}: {text}"}) + "\n")
+        write_cause(self.run, self.job, f"rank {self.rank}: {text}")
 
     def _restart_early_exit(self, actor: SupervisedActor) -> int | None:
         """Restart an actor that ended with 0 although the job is not over."""
@@ -381,66 +363,3 @@ class Supervisor:
 
     def _print(self, text: str, who: str = "") -> None:
         print(f"rank {self.rank}{f' ({who})' if who else ''}: {text}", file=sys.stderr, flush=True)
-
-
-def sender_of(number: signal.Signals, n_ranks: int) -> str:
-    """A signal as its sender knows it. `n_ranks`: of mpirun, which turns Ctrl-C into SIGTERM; 0 without mpirun."""
-    if number == signal.SIGINT:
-        return "Ctrl-C"
-    return "Ctrl-C or SIGTERM" if number == signal.SIGTERM and n_ranks else number.name
-
-
-def cause_of(run: Path, job: str) -> str:
-    """Why a rank of this start has ended the job; "" if none has."""
-    try:
-        found, summary = read_object(run / CAUSE), read_object(run / SUMMARY)
-    except ConfigError:
-        return ""
-    if found.get("job", "") == job and found:
-        return str(found["cause"])
-    return str(summary.get("sentence", "")) if summary.get("code") and is_of(summary, job) else ""
-
-
-def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
-    if code < 0:
-        return f"killed by {signal_name(-code)}"
-    return "asked for a restart" if code == RESTART else f"ended with exit code {code}"
-
-
-def last_error(context: Context) -> str:
-    """The last line of this incarnation's traceback in parentheses; "" without a traceback."""
-    try:
-        lines = (context.folder / "logs" / f"{context.name}.error.txt").read_text(encoding="utf-8").split("\n")
-    except OSError:
-        return ""
-    return "".join(f" ({line.strip()})" for line in [line for line in lines if line.strip()][-1:])
-
-
-def summary_exists(run: Path, job: str = "") -> bool:
-    """Whether the head of this start has written RUN/summary.json. `job`: its id; "" for any."""
-    try:
-        return SUMMARY in names_in(run) and is_of(read_object(run / SUMMARY), job)
-    except ConfigError:
-        return False
-
-
-def names_in(run: Path) -> set[str]:
-    """The names in the folder: a network file system caches for a while that a file does not exist."""
-    try:
-        return set(os.listdir(run))
-    except OSError:
-        return set()
-
-
-def is_of(summary: Mapping[str, Any], job: str) -> bool:
-    """Whether it is of this start: a network file system may still show the summary of the last one."""
-    return not job or summary.get("job", job) == job
-
-
-def job_failed(run: Path, job: str = "") -> bool:
-    """Whether the summary of this start has an error; False without one."""
-    try:
-        return (run / SUMMARY).exists() and is_of(found := read_object(run / SUMMARY), job) and bool(found["code"])
-    except (ConfigError, KeyError):
-        return True

@@ -5,7 +5,7 @@ import pytest
 from actors.data.loading import RowWithOrigin
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from launch.prepare import check_prompts
+from launch.prompt_checks import check_prompts
 from launch.row_checks import seen_note, unknown_notes
 
 

@@ -29,7 +29,7 @@ from areal_bus.config.algorithms import refusals
 from areal_bus.config.learner import LoraConfig
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import CheckpointError, ConfigError, EngineError
-from launch.prepare import check_lora
+from launch.model_checks import check_lora
 from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
 
 LORA = {"rank": 4, "alpha": 6}

@@ -1,0 +1,64 @@
+"""Checks the policy's model, its adapters, and the frozen models (reference and teacher) before a run starts."""
+
+import tempfile
+from pathlib import Path
+
+from actors.models.adapter_folder import is_adapter_folder
+from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
+from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
+from areal_bus.config.sections import Config
+from areal_bus.config.stage_rules import largest
+from areal_bus.errors import ConfigError
+
+
+def check_model(config: Config, folder: Path) -> str:
+    """The model's folder or id; "" for [model.scratch], whose folder is created in the run's. Raises ConfigError."""
+    if config.model.scratch is None:
+        return check_model_path(config.model.path, folder)
+    check_shape(config.model.scratch)
+    return ""
+
+
+def check_lora(config: Config, model: str) -> None:
+    """peft is there, and the model has the layers that get adapters. Raises ConfigError."""
+    lora = config.actor.lora
+    if lora is None:
+        return
+    if is_adapter_folder(Path(model or ".")):
+        raise ConfigError(
+            f"actor.lora needs a whole model: {model} holds adapters itself; merge it (docs/lora.md), or remove "
+            "[actor.lora] to train all weights of the merged model"
+        )
+    from actors.models.lora import adapted_layers, check_peft  # imports torch
+
+    check_peft()
+    with tempfile.TemporaryDirectory() as described:
+        if config.model.scratch is not None:
+            write_scratch_folder(Path(described), config.model.scratch)
+        adapted_layers(empty_model(model or described, "float32", "meta"), lora.target_modules)
+
+
+def check_frozen_models(config: Config, folder: Path, model: str) -> None:
+    """Reference and teacher have weights, the policy's tokens and room for its sequences. Raises ConfigError."""
+    paths = {"reference.path": config.reference.path, "teacher.path": config.teacher.path}
+    found = {key: check_model_path(path, folder, key=key) for key, path in paths.items() if path}
+    if not found:
+        return
+    scratch = config.model.scratch
+    ours = character_tokenizer(scratch).get_vocab() if scratch else load_tokenizer(model).get_vocab()
+    for key, other in found.items():
+        if is_scratch_folder(Path(other)):
+            raise ConfigError(f"{key} needs a trained model: {other} has no weights; name the RUN/model of a run")
+        theirs = load_tokenizer(other).get_vocab()
+        differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+        if differing:
+            raise ConfigError(
+                f"{key} must be a model with the policy's tokenizer: {len(differing)} tokens have another id or are in "
+                f"one of them only, the first is {differing[0]!r} ({other})"
+            )
+        most, longest = max_positions(other), config.data.max_prompt_tokens + largest(config).gconfig.max_new_tokens
+        if most is not None and most < longest:
+            raise ConfigError(
+                f"{key} must read whole sequences, up to data.max_prompt_tokens + gconfig.max_new_tokens = {longest} "
+                f"tokens: {other} reads {most}"
+            )
