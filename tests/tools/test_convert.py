@@ -9,10 +9,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.rewards import formats
 from areal_bus.config.loader import load, resolve
 from areal_bus.errors import ConfigError
-from tools.convert.__main__ import SYSTEMS, main, tree_of
-from tools.convert.mapping import convert
+from tools.convert.__main__ import SYSTEMS, main, report, tree_of
+from tools.convert.mapping import PLACEMENT, Converted, convert
 from tools.convert.reading import leaves, read_foreign
 from tools.convert.tables import page, with_table
 
@@ -46,7 +47,7 @@ VERL: dict[str, Any] = {
         },
         "rollout": {"name": "vllm", "n": 5, "temperature": 0.7, "top_p": 0.95, "max_num_seqs": 3},
     },
-    "reward_model": {"overlong_buffer": {"enable": True, "len": 128, "penalty_factor": 0.5}},
+    "reward_model": {"overlong_buffer": {"enable": True, "len": 128, "penalty_factor": 0.5, "log_it": 1}},
     "custom_reward_function": {"path": "recipes/r.py", "name": "score"},
     "trainer": {
         "total_training_steps": 200,
@@ -135,6 +136,8 @@ EXPECTED = {
         "actor.lora.rank": 32,
         "actor.lora.alpha": 16.0,  # verl's default
         "actor.correction": "tis",
+        "rollout.max_head_offpolicyness": 0,  # verl's trainer is synchronous
+        "data.long_prompts": "refuse",  # verl's default
         "reward.function": "r:score",
         "run.name": "a-b",
         "evaluate.every_steps": 5,
@@ -144,6 +147,9 @@ EXPECTED = {
         "data.path": "trl-lib/DeepMath-103K:default",
         "data.batch_size": 8,
         "actor.ppo_n_minibatches": 2,
+        "run.total_train_steps": 50,  # 100 optimizer steps
+        "actor.lr_warmup_steps": 5,  # a tenth
+        "rollout.max_head_offpolicyness": 0,  # GRPOTrainer is synchronous
         "actor.advantage": "dr_grpo",
         "actor.aggregation": "seq-mean-token-sum-norm",
         "actor.kl_ctl": 0.04,
@@ -178,9 +184,10 @@ ABSENT = {
     "verl": [
         "data.train_files",
         "actor_rollout_ref.actor.ppo_epochs",
-        "gconfig.top_p",
+        "actor_rollout_ref.rollout.top_p",
+        "reward_model.overlong_buffer.log_it",
     ],
-    "trl": ["use_dora", "per_device_train_batch_size"],
+    "trl": ["use_dora", "sync_ref_model"],
     "areal": ["gconfig.frequency_penalty", "actor.optimizer.warmup_steps_proportion"],
 }
 
@@ -253,3 +260,334 @@ def test_json_references_and_what_is_missing(tmp_path: Path, capsys: pytest.Capt
 def test_the_pages_have_the_tables_of_the_tool(name: str) -> None:
     text = page(SYSTEMS[name]).read_text(encoding="utf-8")
     assert text == with_table(text, SYSTEMS[name])
+
+
+PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.yaml"))
+
+
+def converted(name: str, rows: int | None = None, **values: Any) -> Converted:
+    """Of settings whose dots are written as two underscores."""
+    found = convert(SYSTEMS[name], {key.replace("__", "."): value for key, value in values.items()}, rows)
+    resolve(tree_of(found), "converted.toml", environ={})
+    return found
+
+
+def assert_each_key_is_in_one_list(found: Converted, keys: set[str]) -> None:
+    lists = [set(found.mapped), set(found.lost), set(found.left_out)]
+    assert set().union(*lists) == keys
+    assert sum(map(len, lists)) == len(keys)
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_each_published_setting_is_mapped_or_lost_or_left_out(path: Path) -> None:
+    values = read_foreign(path)
+    found = convert(SYSTEMS[path.stem.partition("_")[0]], values)
+    resolve(tree_of(found), "converted.toml", environ={})
+    assert_each_key_is_in_one_list(found, set(values))
+    assert not [key for key, why in found.lost.items() if why.startswith(("not known", "unknown"))]
+    assert all(why for why in found.lost.values())
+
+
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 9), st.sampled_from(["x", "", "none"]), st.just([1]))
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(PUBLISHED), st.data())
+def test_an_invented_setting_is_in_one_list(path: Path, data: st.DataObject) -> None:
+    flat = read_foreign(path)
+    sections = sorted({key.rpartition(".")[0] for key in flat})
+    section = data.draw(st.sampled_from(sections))
+    key = f"{section}.zz_invented".lstrip(".") + data.draw(st.sampled_from(["", ".deeper.yet"]))
+    found = convert(SYSTEMS[path.stem.partition("_")[0]], flat | {key: data.draw(VALUES)})
+    assert_each_key_is_in_one_list(found, {*flat, key})
+
+
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [
+        ("verl", "data actor_rollout_ref actor_rollout_ref.actor actor_rollout_ref.rollout actor_rollout_ref.model"),
+        ("verl", "actor_rollout_ref.actor.optim actor_rollout_ref.rollout.val_kwargs algorithm trainer reward"),
+        ("verl", "algorithm.rollout_correction algorithm.filter_groups reward.sandbox_fusion async_training critic"),
+        ("trl", ""),
+        ("areal", "actor actor.optimizer actor.rejection_sampling actor.reward_norm gconfig eval_gconfig rollout"),
+        ("areal", "train_dataset valid_dataset evaluator saver recover ref critic cluster sglang vllm"),
+    ],
+)
+def test_an_unknown_setting_is_printed_by_name(name: str, sections: str) -> None:
+    keys = [f"{section}.zz_invented".lstrip(".") for section in sections.split() or [""]]
+    found = convert(SYSTEMS[name], dict.fromkeys(keys, 3))
+    assert {key: found.lost.get(key) for key in keys} == dict.fromkeys(keys, "not known to this tool")
+    printed = report(found, SYSTEMS[name], None, with_all=False)
+    assert all(f"  {key}: not known to this tool" in printed for key in keys)
+
+
+def test_the_lists_print_what_is_off_and_what_is_placement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "verl.yaml"
+    file.write_text(
+        "algorithm: {use_pf_ppo: false, pf_ppo: {weight_pow: 2.0}}\ntrainer: {device: cuda, test_freq: 3}\n"
+    )
+    assert main([str(file), "--all"]) == 0
+    printed = capsys.readouterr().err
+    assert "left out (off, unset, or the same here): 2 keys\n  algorithm.pf_ppo.weight_pow\n" in printed
+    assert f"left out ({PLACEMENT}): 1 keys\n  trainer.device\n" in printed
+    assert "  trainer.test_freq: set evaluate.path: the file names no problems" in printed
+
+
+def test_overrides_are_read_as_settings_and_references_to_sections_as_theirs(tmp_path: Path) -> None:
+    (tmp_path / "overrides.yaml").write_text(
+        "- data.train_batch_size=32\n- +algorithm.lam=0.9\n- trainer.logger=[a,b]\n"
+    )
+    assert read_foreign(tmp_path / "overrides.yaml") == {
+        "data.train_batch_size": 32,
+        "algorithm.lam": 0.9,
+        "trainer.logger": ["a", "b"],
+    }
+    (tmp_path / "sections.yaml").write_text("a: {b: {lr: 1, x: {}}}\nc: {b: '${a.b}'}\n")
+    assert read_foreign(tmp_path / "sections.yaml") == {"a.b.lr": 1, "a.b.x": {}, "c.b.lr": 1, "c.b.x": {}}
+
+
+@pytest.mark.parametrize("base", ["custom_reward_function", "reward__custom_reward_function"])
+def test_verl_reward_is_the_function_that_is_named(base: str) -> None:
+    found = converted("verl", **{f"{base}__path": "recipes/r.py", f"{base}__name": "score"})
+    assert found.ours["reward.function"] == "r:score"
+    assert set(found.mapped) == {f"{base}.path".replace("__", "."), f"{base}.name".replace("__", ".")}
+
+
+@pytest.mark.parametrize(
+    ("values", "lost"),
+    [
+        ({"reward__reward_model__enable": True}, "reward.reward_model.enable"),
+        ({"reward_model__enable": True}, "reward_model.enable"),
+        ({"reward__reward_manager__name": "MyManager"}, "reward.reward_manager.name"),
+        ({"reward__reward_manager__module__path": "m.py"}, "reward.reward_manager.module.path"),
+    ],
+)
+def test_verl_reward_is_no_default_where_another_is_named(values: dict[str, Any], lost: str) -> None:
+    found = converted("verl", **values)
+    assert found.ours["reward.function"] == "SET_THIS:reward"
+    assert lost in found.lost
+    assert "reward.function" in found.to_set
+    named = converted("verl", reward__custom_reward_function__path="r.py", **values)
+    assert named.ours["reward.function"] == "r:compute_score"
+    assert lost in named.lost
+
+
+@pytest.mark.parametrize("base", ["reward__sandbox_fusion", "reward_model__sandbox_fusion", "sandbox_fusion"])
+def test_verl_sandbox_is_the_reward_of_programs(base: str) -> None:
+    found = converted("verl", **{f"{base}__url": "http://sandbox", f"{base}__memory_limit_mb": 2048})
+    assert (found.ours["reward.function"], found.ours["reward.code.memory_mib"]) == ("code", 2048)
+    named = converted("verl", custom_reward_function__path="r.py", **{f"{base}__url": "http://sandbox"})
+    assert named.ours["reward.function"] == "r:compute_score"
+    assert list(named.lost) == [f"{base}.url".replace("__", ".")]
+
+
+@pytest.mark.parametrize(
+    ("values", "eta"),
+    [
+        ({"data__train_batch_size": 8}, 0),
+        ({"trainer__v1__trainer_mode": "sync", "trainer__v1__sampler__max_off_policy_threshold": 8}, 0),
+        ({"trainer__v1__trainer_mode": "separate_async", "trainer__v1__sampler__max_off_policy_threshold": 4}, 4),
+        ({"rollout__nnodes": 1, "rollout__n_gpus_per_node": 2}, 1),
+        ({"async_training__staleness_threshold": 0.1}, 1),
+        ({"async_training__staleness_threshold": 0}, 0),
+    ],
+)
+def test_verl_eta_is_that_of_its_trainer(values: dict[str, Any], eta: int) -> None:
+    assert converted("verl", **values).ours["rollout.max_head_offpolicyness"] == eta
+
+
+IS, RS = "algorithm__rollout_correction__rollout_is", "algorithm__rollout_correction__rollout_rs"
+BYPASS, LOSS = "algorithm__rollout_correction__bypass_mode", "algorithm__rollout_correction__loss_type"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {"correction": "none"}),
+        ({IS: "token", f"{IS}_threshold": 3.0}, {"correction": "tis", "correction_upper": 3.0}),
+        ({IS: "sequence"}, {"correction": "tis_sequence", "correction_upper": 2.0}),
+        (
+            {IS: "token", f"{IS}_threshold": "0.5_5.0"},
+            {"correction": "tis", "correction_lower": 0.5, "correction_upper": 5.0, "correction_action": "mask"},
+        ),
+        ({BYPASS: True}, {"correction": "none", "recompute_logprobs": False}),
+        ({BYPASS: True, IS: "token"}, {"correction": "none", "recompute_logprobs": False}),
+        (
+            {BYPASS: True, LOSS: "reinforce", IS: "token"},
+            {"correction": "tis", "correction_upper": 2.0, "loss": "reinforce"},
+        ),
+    ],
+)
+def test_verl_rollout_correction_is_mapped(values: dict[str, Any], expected: dict[str, Any]) -> None:
+    ours = converted("verl", **values).ours
+    assert {key: ours.get(f"actor.{key}") for key in expected} == expected
+    assert {key for key in ours if key.startswith("actor.correction")} <= {f"actor.{key}" for key in expected}
+
+
+def test_verl_rejection_without_weight_is_lost_by_name() -> None:
+    found = converted("verl", **{RS: "seq_mean_k3", f"{RS}_threshold": 0.01})
+    assert set(found.lost) == {RS.replace("__", "."), f"{RS}_threshold".replace("__", ".")}
+
+
+def test_verl_sampling_of_training_and_evaluation_is_not_hidden() -> None:
+    rollout, val = "actor_rollout_ref__rollout__", "actor_rollout_ref__rollout__val_kwargs__"
+    found = converted("verl", **{f"{rollout}do_sample": False, f"{rollout}repetition_penalty": 1.1})
+    assert (found.ours["gconfig.temperature"], found.ours["gconfig.repetition_penalty"]) == (0.0, 1.1)
+    found = converted(
+        "verl", **{f"{val}top_p": 0.7, f"{val}top_k": -1, f"{val}do_sample": True, f"{val}temperature": 1}
+    )
+    assert list(found.lost) == ["actor_rollout_ref.rollout.val_kwargs.top_p"]
+    assert converted("verl", **{f"{rollout}top_p": 0.7, f"{val}top_p": 0.7}).lost == {}
+
+
+@pytest.mark.parametrize(("given", "ours"), [(True, "drop"), (False, "refuse")])
+def test_verl_long_prompts_are_dropped_or_refused(given: bool, ours: str) -> None:
+    assert converted("verl", data__filter_overlong_prompts=given).ours["data.long_prompts"] == ours
+    assert "data.truncation" in converted("verl", data__truncation="left").lost
+    assert converted("areal", train_dataset__max_length=512).ours["data.long_prompts"] == "drop"
+
+
+def test_verl_streamed_minibatches_are_one_batch() -> None:
+    found = converted(
+        "verl",
+        async_training__trigger_parameter_sync_step=4,
+        async_training__require_batches=2,
+        actor_rollout_ref__actor__ppo_mini_batch_size=32,
+        rollout__total_rollout_steps=51200,
+        data__train_batch_size=0,
+    )
+    keys = ("data.batch_size", "actor.ppo_n_minibatches", "run.total_train_steps")
+    assert [found.ours[key] for key in keys] == [256, 8, 200]
+
+
+def test_trl_optimizer_steps_are_updates() -> None:
+    steps = {"max_steps": 1000, "warmup_steps": 40, "save_steps": 100, "ref_model_sync_steps": 64, "beta": 0.1}
+    generation = {"gradient_accumulation_steps": 2, "steps_per_generation": 8, "sync_ref_model": True}
+    found = converted("trl", **steps, **generation)
+    keys = ("run.total_train_steps", "actor.lr_warmup_steps", "checkpoint.every_steps", "reference.update_every")
+    assert [found.ours[key] for key in keys] == [250, 10, 25, 16]
+    by_size = converted("trl", max_steps=1000, generation_batch_size=64, per_device_train_batch_size=8)
+    assert [by_size.ours[key] for key in ("run.total_train_steps", "data.batch_size")] == [125, 8]
+    assert converted("trl", max_steps=1000, num_iterations=2).ours["run.total_train_steps"] == 500
+
+
+def test_a_falling_rate_ends_with_the_run_that_counts_passes() -> None:
+    falling = {"num_train_epochs": 2, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1}
+    batch = {"per_device_train_batch_size": 8, "num_generations": 4, "gradient_accumulation_steps": 4}
+    found = converted("trl", 4000, **falling, **batch)
+    assert (found.ours["run.total_train_steps"], found.ours["actor.lr_warmup_steps"]) == (1000, 100)
+    unknown = converted("trl", **falling, **batch)
+    assert unknown.ours["run.total_train_steps"] == 1
+    assert "--rows" in unknown.to_set["run.total_train_steps"]
+    assert "warmup_ratio" in unknown.lost
+    constant = converted("trl", **falling | {"lr_scheduler_type": "constant", "warmup_ratio": 0.0}, **batch)
+    assert constant.ours["run.total_train_steps"] == 1_000_000
+    assert constant.ours["data.total_train_epochs"] == 2
+
+
+def test_trl_asynchronous_keys_are_mapped() -> None:
+    found = converted(
+        "trl",
+        max_staleness=3,
+        weight_sync_steps=2,
+        max_inflight_tasks=64,
+        max_steps=100,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=8,
+    )
+    expected = {
+        "rollout.max_head_offpolicyness": 3,
+        "rollout.max_concurrent_rollouts": 64,
+        "data.batch_size": 8,  # 2 steps of 8 x 4 completions, 8 a prompt
+        "actor.ppo_n_minibatches": 2,
+        "run.total_train_steps": 50,
+        "gconfig.max_new_tokens": 2048,
+        "actor.correction": "none",
+        "actor.recompute_logprobs": False,
+        "rollout.engine": "vllm",
+    }
+    assert {key: found.ours.get(key) for key in expected} == expected
+    assert not found.lost
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("<think>\nfirst this\n</think>\nthe answer is 4", 1.0),
+        ("<think>first</think>4", 1.0),
+        ("<think>\nfirst this\nthe answer is 4", 0.0),
+        ("first</think>4", 0.0),
+        ("<think>a<think>b</think>4", 0.0),
+        ("so: <think>a</think>4", 0.0),
+    ],
+)
+def test_trl_think_format_scores_as_in_trl(completion: str, reward: float) -> None:
+    found = converted("trl", reward_funcs="think_format_reward")
+    assert found.ours["reward.function"] == "format"
+    formats.configure(formats.FormatOptions(pattern=found.ours["reward.format.pattern"]))
+    try:
+        assert formats.score("", completion, {}).reward == reward
+    finally:
+        formats.configure(formats.FormatOptions())
+
+
+@pytest.mark.parametrize(
+    "values", [{"reward_funcs": ["get_soft_overlong_punishment"]}, {"reward_model_name_or_path": "m"}]
+)
+def test_trl_reward_is_no_default_where_another_is_named(values: dict[str, Any]) -> None:
+    found = converted("trl", **values)
+    assert found.ours["reward.function"] == "SET_THIS:reward"
+    assert set(found.lost) == set(values)
+
+
+NORM, TOKENS = "actor__reward_norm__", "actor__adv_norm__"
+
+
+@pytest.mark.parametrize(
+    ("values", "advantage", "normalizes"),
+    [
+        ({}, "none", False),
+        ({f"{NORM}mean_level": "group", f"{NORM}std_level": "group"}, "grpo", False),
+        ({f"{NORM}mean_level": "group", f"{NORM}std_level": None}, "dr_grpo", False),
+        ({f"{NORM}mean_level": "group", f"{NORM}mean_leave1out": True, f"{NORM}std_level": None}, "rloo", False),
+        ({f"{NORM}mean_level": "group", f"{NORM}std_level": "batch"}, "dr_grpo", True),
+        ({f"{NORM}mean_level": "batch", f"{NORM}std_level": "batch"}, "none", True),
+        ({f"{NORM}group_size": 4}, "none", True),  # a norm without levels is one over the batch
+        ({f"{NORM}mean_level": "batch", f"{NORM}std_level": None}, "reinforce", False),
+        ({f"{TOKENS}mean_level": "batch", f"{TOKENS}std_level": "batch"}, "none", True),
+        ({f"{TOKENS}mean_level": "batch", f"{TOKENS}std_level": None}, "reinforce", False),
+    ],
+)
+def test_areal_norms_are_an_estimator(values: dict[str, Any], advantage: str, normalizes: bool) -> None:
+    found = converted("areal", gconfig__n_samples=4, **values)
+    assert found.ours["actor.advantage"] == advantage
+    assert found.ours.get("actor.normalize_batch", False) is normalizes
+    assert_each_key_is_in_one_list(found, {key.replace("__", ".") for key in ("gconfig__n_samples", *values)})
+
+
+def test_areal_without_ref_or_rejection_has_no_reference_and_no_weight() -> None:
+    decoupled = {"actor__use_decoupled_loss": True, "actor__recompute_logprob": True}
+    found = converted("areal", **decoupled)
+    assert "actor.kl_ctl" not in found.ours
+    assert found.ours["actor.correction"] == "none"
+    assert found.ours["actor.recompute_logprobs"] is True
+    with_ref = converted("areal", ref__path="M", **decoupled)
+    assert (with_ref.ours["actor.kl_ctl"], with_ref.ours["reference.path"]) == (0.1, "M")  # AReaL's default
+    assert "actor.kl_ctl" in converted("areal", actor__kl_ctl=0.1, **decoupled).lost
+    capped = converted("areal", actor__rejection_sampling__metric="ratio", **decoupled).ours
+    assert [capped[f"actor.behav_imp_weight_{key}"] for key in ("cap", "mode")] == [5.0, "mask"]  # AReaL's defaults
+
+
+def test_areal_truncation_and_overlong_penalty_have_their_order() -> None:
+    penalty = {
+        "actor__overlong_reward_penalty": True,
+        "actor__overlong_tokens": 64,
+        "actor__overlong_penalty_factor": 0.5,
+    }
+    found = converted("areal", actor__reward_scaling=10.0, **penalty)
+    assert found.ours["actor.overlong_penalty_factor"] == 5.0  # scaled there, not here
+    cut = {"actor__mask_no_eos_with_zero": True}
+    assert converted("areal", **cut).ours["actor.truncated_samples"] == "zero"
+    for changes in (penalty, {"actor__reward_bias": -0.5}, {f"{NORM}mean_level": "group", "gconfig__n_samples": 2}):
+        assert converted("areal", **cut, **changes).ours["actor.truncated_samples"] == "mask"

@@ -17,7 +17,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.convert.areal import AREAL
-from tools.convert.mapping import Converted, System, convert
+from tools.convert.mapping import NO_EFFECT, PLACEMENT, Converted, System, convert
 from tools.convert.reading import read_foreign
 from tools.convert.trl import TRL
 from tools.convert.verl import VERL
@@ -38,9 +38,12 @@ def parser() -> argparse.ArgumentParser:
         epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("file", type=Path, metavar="FILE", help="their settings (.yaml, .yml, .json)")
+    p.add_argument(
+        "file", type=Path, metavar="FILE", help="their settings (.yaml, .yml, .json), or a list of overrides"
+    )
     p.add_argument("--from", choices=sorted(SYSTEMS), dest="system", help="whose they are (recognised by their keys)")
-    p.add_argument("--all", action="store_true", help="list also the keys of placement, memory and logging")
+    p.add_argument("--all", action="store_true", help="list also what is mapped, and the keys without effect here")
+    p.add_argument("--rows", type=int, metavar="N", help="rows of the training data: steps of a run that counts passes")
     p.add_argument("--to", type=Path, metavar="TOML", help="the file to write (standard output)")
     return p
 
@@ -49,8 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     values = read_foreign(args.file)
     system = SYSTEMS[args.system] if args.system else recognise(values, args.file)
-    found = convert(system, values)
-    if not set(values) & {key.theirs for key in system.keys}:
+    if args.rows is not None and args.rows < 1:
+        raise ConfigError(f"--rows must be at least 1: it is {args.rows}")
+    found = convert(system, values, args.rows)
+    if not set(values) & {key.theirs for key in system.keys} | set(found.mapped):
         raise ConfigError(f"the file must hold settings of {system.title}: no key of {args.file} is one")
     check(found, args.to or Path(f"{args.file.stem}.toml"), system)
     text = toml_of(found, system, args.file)
@@ -97,13 +102,18 @@ def write(path: Path, text: str) -> None:
 
 def report(found: Converted, system: System, path: Path | None, *, with_all: bool) -> list[str]:
     lines = [f"{len(found.ours)} settings from {system.title}" + (f", in {path}" if path else "")]
-    lines += [f"set {key} yourself: the file names none" for key in found.to_set]
-    if found.absent:
-        lines += ["no counterpart:", *(f"  {key}: {why}" for key, why in found.absent.items())]
-    if found.unimportant:
-        hint = "" if with_all else " (--all lists them)"
-        lines.append(f"left out, because they place, log, save memory or are off: {len(found.unimportant)} keys{hint}")
-        lines += [f"  {key}" for key in found.unimportant if with_all]
+    lines += [f"set {key} yourself: {why}" for key, why in found.to_set.items()]
+    if found.notes:
+        lines += ["notes:", *(f"  {key}: {text}" for key, text in found.notes.items())]
+    if found.lost:
+        lines += ["no counterpart:", *(f"  {key}: {why}" for key, why in found.lost.items())]
+    for why in (NO_EFFECT, PLACEMENT):
+        keys = [key for key, reason in found.left_out.items() if reason == why]
+        if keys:
+            lines += [f"left out ({why}): {len(keys)} keys{'' if with_all else ', --all lists them'}"]
+            lines += [f"  {key}" for key in keys if with_all]
+    if with_all:
+        lines += ["mapped:", *(f"  {key}: {', '.join(names)}" for key, names in found.mapped.items())]
     return lines
 
 
@@ -118,8 +128,8 @@ def toml_of(found: Converted, system: System, path: Path) -> str:
         keys = [key for key in found.ours if key.partition(".")[0] == section]
         if keys:
             lines += ["", f"[{section}]", *(line_of(found, key) for key in keys)]
-    if found.absent:
-        lines += ["", "# No counterpart:", *(f"#   {key}: {why}" for key, why in found.absent.items())]
+    if found.lost:
+        lines += ["", "# No counterpart:", *(f"#   {key}: {why}" for key, why in found.lost.items())]
     return "\n".join(lines) + "\n"
 
 

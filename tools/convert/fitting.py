@@ -3,13 +3,16 @@
 from tools.convert.mapping import Foreign, Ours
 
 GROUPED = ("grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # baselines over the samples of a prompt
-SHAPING = ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "min_new_tokens")
+SHAPING = ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_new_tokens")
 MANY_STEPS = 1_000_000  # the passes through the data end the run before
+UNKNOWN_REWARD = (
+    "SET_THIS:reward"  # a start refuses it, so that no other reward takes the place of the one that is named
+)
 
 
 def tidy(ours: Ours, foreign: Foreign) -> None:
     """What our loader asks for, whatever the system."""
-    for step in (fit_batch, fit_algorithm, fit_evaluation, fit_sampling):
+    for step in (fit_batch, fit_warmup, fit_length, fit_algorithm, fit_bounds, fit_evaluation, fit_sampling):
         step(ours, foreign)
 
 
@@ -21,47 +24,81 @@ def fit_batch(ours: Ours, foreign: Foreign) -> None:
         ours["rollout.max_concurrent_rollouts"] = max(ours.get("rollout.max_concurrent_rollouts", 32), n)
     if ours.get("actor.advantage") in GROUPED and n < 2:
         ours["gconfig.n_samples"] = 2
-        foreign.dropped["one sample a prompt"] = "a group baseline needs two samples: gconfig.n_samples is 2"
+        foreign.notes["gconfig.n_samples"] = "1 there; a group baseline needs two samples"
     if ours.get("gconfig.n_samples", 8) < 2:
-        drop(ours, "data.max_refill")  # a group of one has no signal to wait for
-    if "data.total_train_epochs" in ours:
-        ours.setdefault("run.total_train_steps", MANY_STEPS)
+        foreign.remove(ours, "a group of one has no signal to wait for", "data.max_refill")
+
+
+def fit_warmup(ours: Ours, foreign: Foreign) -> None:
+    """A share of the run as steps."""
+    epochs, batch = ours.get("data.total_train_epochs"), ours.get("data.batch_size", 8)
+    by_rows = None if epochs is None or foreign.n_rows is None else foreign.n_rows * epochs // batch
+    total = ours.get("run.total_train_steps", by_rows)
+    if foreign.warmup is None or "actor.lr_warmup_steps" in ours:
+        return
+    key, share = foreign.warmup
+    if total is None:
+        foreign.lose(key, "set actor.lr_warmup_steps: the number of steps is unknown; --rows computes it")
+    else:
+        foreign.put(ours, {"actor.lr_warmup_steps": round(share * total)}, key)
+
+
+def fit_length(ours: Ours, foreign: Foreign) -> None:
+    """Steps of a run that counts passes: a falling rate needs their number, a constant rate does not."""
+    epochs, batch = ours.get("data.total_train_epochs"), ours.get("data.batch_size", 8)
+    if epochs is None or "run.total_train_steps" in ours:
+        return
+    by = foreign.parts.get("data.total_train_epochs", [])
+    if foreign.n_rows is not None:
+        foreign.put(ours, {"run.total_train_steps": max(1, foreign.n_rows * epochs // batch)}, *by)
+        foreign.notes["run.total_train_steps"] = f"{foreign.n_rows} rows x {epochs} passes / {batch} prompts"
+    elif ours.get("actor.lr_schedule", "constant") == "constant":
+        foreign.put(ours, {"run.total_train_steps": MANY_STEPS}, *by)
+        foreign.notes["run.total_train_steps"] = "no limit: the passes through the data end the run"
+    else:
+        ours["run.total_train_steps"] = 1
+        foreign.to_set["run.total_train_steps"] = (
+            f"rows x {epochs} passes / {batch} prompts, the end of the {ours['actor.lr_schedule']} rate: give --rows"
+        )
 
 
 def fit_algorithm(ours: Ours, foreign: Foreign) -> None:
     if ours.get("actor.loss") == "sapo":
-        drop(
-            ours,
-            "actor.correction",
-            "actor.behav_imp",
-            "actor.use_decoupled_loss",
-            "actor.eps_clip_higher",
-            "actor.c_clip",
-        )
+        why = 'actor.loss = "sapo" has no place for it'
+        foreign.remove(ours, why, "actor.correction_", "actor.behav_imp")
+        foreign.unset(ours, "actor.eps_clip_higher", "actor.c_clip", "actor.use_decoupled_loss")
+        if ours.get("actor.correction", "none") != "none":
+            foreign.remove(ours, why, "actor.correction")
         ours["actor.correction"] = "none"
     else:
-        drop(ours, "actor.sapo_")
+        foreign.unset(ours, "actor.sapo_")
     if ours.get("actor.loss") not in ("sapo", "ppo", "gspo", None):
-        drop(ours, "actor.c_clip")
+        foreign.unset(ours, "actor.c_clip")
+    if ours.get("actor.loss") == "reinforce":
+        foreign.unset(ours, "actor.eps_clip_higher")
     if ours.get("actor.advantage") != "gae":
-        drop(ours, "critic.", "actor.discount", "actor.gae_lambda")
+        foreign.unset(ours, "critic.", "actor.discount", "actor.gae_lambda")
     if not ours.get("actor.kl_ctl"):
-        drop(ours, "actor.kl_", "reference.")
+        foreign.unset(ours, "actor.kl_", "reference.")
+    if "actor.lora.rank" in ours:
+        foreign.remove(ours, "with adapters the reference is the model without them", "reference.update_every")
+
+
+def fit_bounds(ours: Ours, foreign: Foreign) -> None:
     if "actor.overlong_tokens" in ours:
         ours["actor.overlong_tokens"] = min(ours["actor.overlong_tokens"], ours.get("gconfig.max_new_tokens", 256))
-    if "actor.lora.rank" in ours:
-        drop(ours, "reference.update_every")  # the reference is the model without adapters
     if ours.get("actor.aggregation") == "seq-mean-token-sum-norm":
         ours.setdefault("actor.aggregation_length", ours.get("gconfig.max_new_tokens", 256))
     else:
-        drop(ours, "actor.aggregation_length")
+        foreign.unset(ours, "actor.aggregation_length")
     if ours.get("actor.lr_schedule", "constant") == "constant":
-        drop(ours, "actor.min_lr_ratio")
+        foreign.unset(ours, "actor.min_lr_ratio")
 
 
 def fit_evaluation(ours: Ours, foreign: Foreign) -> None:
     if not ours.get("evaluate.path"):
-        drop(ours, "evaluate.")
+        foreign.remove(ours, "set evaluate.path: the file names no problems", "evaluate.every_steps")
+        foreign.unset(ours, "evaluate.")
     if ours.get("evaluate.every_steps"):
         room = ours.get("evaluate.n_samples", 8) + ours.get("gconfig.n_samples", 8)
         ours["rollout.max_concurrent_rollouts"] = max(ours.get("rollout.max_concurrent_rollouts", 32), room)
@@ -70,20 +107,23 @@ def fit_evaluation(ours: Ours, foreign: Foreign) -> None:
 def fit_sampling(ours: Ours, foreign: Foreign) -> None:
     engine = ours.get("rollout.engine", "builtin")
     if engine == "builtin":
-        drop(ours, "topology.tensor_parallel")
+        foreign.unset(ours, "topology.tensor_parallel")
     temperatures = {ours.get("gconfig.temperature", 1.0)}
     if ours.get("evaluate.before") or ours.get("evaluate.every_steps"):
         temperatures.add(ours.get("evaluate.temperature", 1.0))
     if engine == "vllm" and not temperatures <= {0.0, 1.0}:
-        for key in [key for key in ours if key.removeprefix("gconfig.") in SHAPING]:
-            if ours.pop(key) not in (0, 1):
-                foreign.dropped[key] = "vLLM has log-probs of the model at temperature 1 only: docs/engines.md"
+        why = "vLLM has log-probs of the model at temperature 1 only: docs/engines.md"
+        refuse_shaping(ours, foreign, why, SHAPING)
     if engine == "sglang":
-        for key in ("gconfig.repetition_penalty", "gconfig.frequency_penalty", "gconfig.min_new_tokens"):
-            if ours.pop(key, 0) not in (0, 1):
-                foreign.dropped[key] = "SGLang's log-probs would be those after the penalty: docs/engines.md"
+        why = "SGLang's log-probs would be those after the penalty: docs/engines.md"
+        refuse_shaping(
+            ours, foreign, why, ("repetition_penalty", "frequency_penalty", "presence_penalty", "min_new_tokens")
+        )
 
 
-def drop(ours: Ours, *prefixes: str) -> None:
-    for key in [key for key in ours if key.startswith(prefixes)]:
-        del ours[key]
+def refuse_shaping(ours: Ours, foreign: Foreign, why: str, names: tuple[str, ...]) -> None:
+    for key in [f"gconfig.{name}" for name in names]:
+        if ours.get(key) in (0, 1):
+            foreign.unset(ours, key)
+        else:
+            foreign.remove(ours, why, key)

@@ -1,4 +1,7 @@
-"""Reads a settings file of another system: YAML or JSON, interpolations resolved, flat by dotted key."""
+"""Reads a settings file of another system: YAML, JSON or a list of overrides, flat by dotted key.
+
+Interpolations (`${a.b}`) are resolved.
+"""
 
 import json
 import re
@@ -29,12 +32,20 @@ def read_foreign(path: Path) -> Flat:
         reason = " ".join(str(error).split())
         kind = "JSON" if path.suffix == ".json" else "YAML"
         raise ConfigError(f"the file must be valid {kind}: {path}: {reason[:200]}") from None
+    if isinstance(tree, list) and tree and all(isinstance(one, str) and "=" in one for one in tree):
+        tree = dict(map(override, tree))
     if not isinstance(tree, dict) or not tree:
         raise ConfigError(
             f"the file must hold settings by name: {path} holds {'nothing' if not tree else 'no mapping'}"
         )
-    flat = dict(leaves(tree))
+    flat = with_sections(dict(leaves(tree)))
     return {key: resolve(value, flat, key) for key, value in flat.items()}
+
+
+def override(text: str) -> tuple[str, Any]:
+    """ "+a.b=1", as .hydra/overrides.yaml lists them."""
+    key, _, value = text.partition("=")
+    return key.strip().lstrip("+"), yaml.safe_load(value) if value.strip() else None
 
 
 def leaves(tree: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -42,8 +53,19 @@ def leaves(tree: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
     for name, value in tree.items():
         if isinstance(value, dict) and value:
             found += leaves(value, f"{prefix}{name}.")
-        elif value != {}:
+        else:
             found.append((f"{prefix}{name}", plain(value)))
+    return found
+
+
+def with_sections(flat: Flat) -> Flat:
+    """A reference to a section (`critic.optimizer: ${actor.optimizer}`) as the keys of that section."""
+    found: Flat = {}
+    for key, value in flat.items():
+        whole = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        base = f"{whole[1]}." if whole and whole[1] not in flat else ""
+        below = [name for name in flat if base and name.startswith(base)]
+        found |= {f"{key}.{name.removeprefix(base)}": flat[name] for name in below} if below else {key: value}
     return found
 
 

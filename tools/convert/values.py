@@ -4,12 +4,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.convert.mapping import Foreign, Ours
+from tools.convert.mapping import Foreign, Ours, is_off
 
 PRECISIONS = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32", "float": "float32"}
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf": "builtin"}
 SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "constant_with_warmup": "constant"}
 LEAST_CLIP = 1e-6
+
+
+def skip(value: Any, foreign: Foreign) -> Ours:
+    """Read with another key."""
+    return {}
+
+
+def unless(*values: Any) -> Callable[[Any, Foreign], bool]:
+    """Off at these values, besides those that switch anything off."""
+    return lambda value, foreign: is_off(value, foreign) or value in values
 
 
 def number(value: Any) -> float:
@@ -56,12 +66,23 @@ def positive(ours: str) -> Callable[[Any, Foreign], Ours]:
     return lambda value, foreign: {ours: whole(value)} if whole(value) > 0 else {}
 
 
+def warmup_share(theirs: str) -> Callable[[Any, Foreign], Ours]:
+    """Of a run whose number of steps `fitting` knows."""
+
+    def read_share(value: Any, foreign: Foreign) -> Ours:
+        if number(value) > 0:
+            foreign.warmup = (theirs, number(value))
+        return {}
+
+    return read_share
+
+
 def clip_range(ours: str, theirs: str) -> Callable[[Any, Foreign], Ours]:
     """A range above 0."""
 
     def read_range(value: Any, foreign: Foreign) -> Ours:
         if number(value) <= 0:
-            foreign.drop(theirs, f"a range is above 0: {ours} is {LEAST_CLIP:g}")
+            foreign.notes[ours] = "a range is above 0"
         return {ours: max(number(value), LEAST_CLIP)}
 
     return read_range
@@ -74,7 +95,7 @@ def chosen(ours: str, theirs: str, names: Mapping[str, Any]) -> Callable[[Any, F
         name = str(value).lower()
         if name in names:
             return {ours: names[name]}
-        return foreign.drop(theirs, f"{name!r} is not there; {ours} keeps its default")
+        return foreign.lose(theirs, f"{name!r} is not there; {ours} keeps its default")
 
     return read_name
 
