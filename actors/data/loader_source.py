@@ -1,5 +1,6 @@
 """A data source whose rows come from a user's loader in a process of its own, a few rows ahead."""
 
+import hashlib
 import json
 import os
 import select
@@ -14,6 +15,7 @@ from areal_bus.core.data_source import Row
 from areal_bus.errors import ConfigError
 
 AHEAD = 8  # rows that are asked for before they are drawn
+CHECKED_AFTER = (1, 7, 24)  # rows after which the start continues from a state
 DRAW_S = 120.0  # longest wait for a row, the start of the process included
 MAX_READ = 1 << 16
 
@@ -47,7 +49,7 @@ class LoaderSource:
         self._state = json.dumps(answer["state"], ensure_ascii=False)
         self.position += 1
         number, pass_, text = answer["row"]
-        return Row(number, pass_, text)
+        return Row(number, pass_, text, digest=hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16])
 
     def learn(self, row: Row, n_right: int, n_judged: int) -> None:
         """Nothing: the loader decides its order."""
@@ -75,22 +77,33 @@ class LoaderSource:
             self._process = None
 
     def first_rows(self) -> list[str]:
-        """A few rows as JSON, for checks before the run, which also continues from a state once.
+        """A few rows as JSON, for checks before the run, which also continues from states after several of them.
 
-        Raises ConfigError when the loader fails, has no row, or does not continue at its state.
+        Raises ConfigError when the loader fails, has no row, or does not continue at a state.
         """
-        first, state = self.draw(), self._state
-        drawn = [row for _ in range(AHEAD) if (row := self.draw()) is not None]
-        if first is None:
+        drawn: list[Row] = []
+        states = [self._state]
+        while len(drawn) < CHECKED_AFTER[-1] + AHEAD and (row := self.draw()) is not None:
+            drawn.append(row)
+            states.append(self._state)
+        if not drawn:
             raise ConfigError(f"data.function = {self._function!r}: a loader must have at least one row")
-        self.go_to(1, state)
-        again = self.draw()
-        if drawn and again != drawn[0]:
-            raise ConfigError(
-                f"data.function = {self._function!r}: a loader must continue after the row of its state_dict: from "
-                f"that after row 0 it gives {again and again.text[:80]!r}, and {drawn[0].text[:80]!r} without a stop"
-            )
-        return [row.text for row in (first, *drawn)]
+        for after in CHECKED_AFTER:
+            if after < len(drawn):
+                self.go_to(after, states[after])
+                self._check_same(after, drawn[after : after + AHEAD])
+        return [row.text for row in drawn]
+
+    def _check_same(self, after: int, expected: list[Row]) -> None:
+        """Draw these rows again. Raises ConfigError at another one."""
+        for row in expected:
+            again = self.draw()
+            if again != row:
+                raise ConfigError(
+                    f"data.function = {self._function!r}: a loader must continue after the row of its state_dict: from "
+                    f"that after {after} row{'s' if after > 1 else ''} it gives {again and again.text[:80]!r}, and "
+                    f"{row.text[:80]!r} without a stop; the state of a shuffle buffer must hold its rows"
+                )
 
     def _wait(self) -> None:
         """Until each request has its answer."""

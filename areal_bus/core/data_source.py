@@ -19,6 +19,7 @@ class Row:
     epoch: int
     text: str  # JSON object
     source: str = ""  # name of its [[data.source]]; "" where there is only one
+    digest: str = ""  # of the text of a loader's row, whose number does not say which row it is; "": the number does
 
 
 def oversize(text: str) -> str:

@@ -173,6 +173,7 @@ class Scheduler:
             row=issue.drawn.row,
             epoch=issue.drawn.epoch,
             **({"source": issue.drawn.source} if issue.drawn.source else {}),
+            **({"row_digest": issue.drawn.digest} if issue.drawn.digest else {}),
             issue=issue.n_before,
             live=gate.live,
             in_training=gate.in_training,

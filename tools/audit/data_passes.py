@@ -3,6 +3,7 @@
 from collections import Counter
 
 from tools.audit.journal_reader import JournalFile
+from tools.audit.loader_rows import LoaderRows
 from tools.audit.run_settings import RunSettings
 
 FAR = 1 << 24  # largest row number: a damaged journal must not make us allocate more
@@ -23,10 +24,13 @@ class Passes:
         self._n_drawn: Counter[str] = Counter()  # by source
         self._outside: set[Row] = set()  # rows whose group had a pass rate outside of the window
         self._n_waiting = 0  # rows to be drawn again
+        self._of_loaders = LoaderRows(file)
 
-    def draw(self, at: Row, uid: int) -> int:
+    def draw(self, at: Row, uid: int, digest: str = "") -> int:
         """In one pass each row is drawn once. Returns how often this one was drawn before."""
         source, epoch, row = at
+        if digest:
+            self._of_loaders.draw(at, digest, uid)
         if not 0 <= row < FAR or not 0 <= epoch < FAR:
             self.file.add("I4", f"a row is an index of the data, in a pass: row {row} of pass {epoch}", uid=uid)
             return 0
@@ -86,6 +90,7 @@ class Passes:
 
     def go_on_at(self, position: int) -> None:
         """After all rows are restored: the next new row follows the drawn ones."""
+        self._of_loaders.begin_term()
         self._n_waiting = sum(rows.count(value) for rows in self._rows.values() for value in _WAITING)
         drawn = sum(map(_n_drawn, self._rows.values()))
         if position != drawn:
@@ -102,6 +107,7 @@ class Passes:
 
     def close(self) -> None:
         """A pass is complete if a later one followed."""
+        self._of_loaders.close()
         for source in sorted({name for name, _ in self._rows}):
             begun = {epoch: rows for (name, epoch), rows in self._rows.items() if name == source and _n_drawn(rows)}
             if self.setup.window is not None and source not in self.setup.loaders:

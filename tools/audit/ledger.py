@@ -117,7 +117,7 @@ class Prompts:
                 return
             self.state.extend([REFUNDED] * (uid - len(self.state)))
         row = (line.get("source", ""), line["epoch"], line["row"])
-        n_before = self.passes.draw(row, uid)
+        n_before = self.passes.draw(row, uid, line.get("row_digest", ""))
         if self.is_at_the_end and not n_before:
             self.file.add("I3", f"after end_of_data no new row comes: row {row[2]} of pass {row[1]}", uid=uid)
         self.state.append(OPEN)

@@ -38,6 +38,32 @@ def three(config):
     return Loader(3)
 def forgetful(config):
     return Loader(3, remembers=False)
+class Buffered:
+    # holds: whether the buffer is in the state; late: rows before it is used
+    def __init__(self, n, size, holds, late=0):
+        self.n, self.size, self.holds, self.late = n, size, holds, late
+        self.read, self.buffer, self.given = 0, [], 0
+    def __iter__(self):
+        while self.buffer or self.read < self.n:
+            size = self.size if self.given >= self.late else 1
+            while len(self.buffer) < size and self.read < self.n:
+                self.buffer.append(self.read)
+                self.read += 1
+            number = self.buffer.pop((7 * self.given) % len(self.buffer))
+            self.given += 1
+            yield {"question": f"q{number}", "answer": "a"}
+        self.read, self.given = 0, 0
+    def state_dict(self):
+        return {"read": self.read, "given": self.given, "buffer": list(self.buffer) if self.holds else []}
+    def load_state_dict(self, state):
+        self.read, self.given, self.buffer = state["read"], state["given"], list(state["buffer"])
+
+def shuffles(config):
+    return Buffered(100, 8, True)
+def forgets_its_buffer(config):
+    return Buffered(100, 8, False)
+def forgets_it_later(config):
+    return Buffered(100, 8, False, late=10)
 def empty(config):
     return Loader(0)
 def stateless(config):
@@ -76,6 +102,19 @@ def test_rows_come_pass_after_pass_and_go_on_after_any_state(tmp_path: Path) -> 
         source.close()
 
 
+def test_a_loader_that_holds_its_shuffle_buffer_passes_the_check_of_the_start(tmp_path: Path) -> None:
+    source = source_of(tmp_path, "own_loader:shuffles")
+    try:
+        texts = source.first_rows()
+        assert len(texts) == len(set(texts)) == 32
+        source.go_to(0, "")
+        drawn = [source.draw() for _ in range(3)]
+        assert [row.text for row in drawn if row] == texts[:3]
+        assert len({row.digest for row in drawn if row}) == 3
+    finally:
+        source.close()
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [
@@ -84,6 +123,8 @@ def test_rows_come_pass_after_pass_and_go_on_after_any_state(tmp_path: Path) -> 
             "a loader needs state_dict and load_state_dict.*a list has not; StatefulDataLoader of torchdata has",
         ),
         ("forgetful", "a loader must continue after the row of its state_dict"),
+        ("forgets_its_buffer", "from that after 1 row it gives .*; the state of a shuffle buffer must hold its rows"),
+        ("forgets_it_later", "from that after 24 rows it gives"),
         ("empty", "a loader must yield a row in each pass: pass 0 has none"),
         ("texts", "a loader must yield rows .*: it yields a str; set batch_size = None"),
         ("bad_row", "must have the field 'question': data.function = 'own_loader:bad_row', row 0 of pass 0"),

@@ -535,10 +535,18 @@ class OneLargeRow(Numbers):
         return replace(drawn, text="x" * (m.MAX_TEXT_BYTES + 1)) if drawn is not None and drawn.row == 1 else drawn
 
 
-@pytest.mark.parametrize("eta", [0, 1])
-def test_a_row_larger_than_a_message_is_refunded_with_its_reason_and_the_next_one_is_leased(eta: int) -> None:
+class OneRowWithDigest(Numbers):
+    """A loader of which the second row has a digest."""
+
+    def draw(self) -> Row | None:
+        drawn = super().draw()
+        return replace(drawn, digest="5f3a") if drawn is not None and drawn.row == 1 else drawn
+
+
+def begun(source: Numbers, *, eta: int) -> tuple[Head, list[Effect]]:
+    """A head with one member of each role that has leased the first rows of this source."""
     rules = scenario(n_generators=1, batch_size=3, n_samples=1, eta=eta).rules
-    head = Head(HeadState(rules, OneLargeRow(None)), now=0.0)
+    head = Head(HeadState(rules, source), now=0.0)
     effects: list[Effect] = []
     for name, role in (("learner-0.0", "learner"), ("reward-0.0", "reward"), ("generator-0.0", "generator")):
         head.on(name, m.Join(name, role, 0, 0, "" if role == "generator" else name, 1, ""), 0.0)
@@ -546,7 +554,18 @@ def test_a_row_larger_than_a_message_is_refunded_with_its_reason_and_the_next_on
     head.on("learner-0.0", m.BeginTerm(0, "digest 0", head.state.incarnation), 0.0)
     for name in ("learner-0.0", "generator-0.0"):
         effects += push_done(head, name, 0)
-    effects += head.tick(0.0)
+    return head, effects + head.tick(0.0)
+
+
+def test_an_admission_has_the_digest_of_a_row_that_has_one() -> None:
+    _, effects = begun(OneRowWithDigest(None), eta=1)
+    admitted = [x.fields for x in effects if isinstance(x, Record) and x.event is Event.ADMIT]
+    assert [line.get("row_digest") for line in admitted[:3]] == [None, "5f3a", None]
+
+
+@pytest.mark.parametrize("eta", [0, 1])
+def test_a_row_larger_than_a_message_is_refunded_with_its_reason_and_the_next_one_is_leased(eta: int) -> None:
+    head, effects = begun(OneLargeRow(None), eta=eta)
     [refund] = [x.fields for x in effects if isinstance(x, Record) and x.event is Event.REFUND]
     assert (refund["uid"], refund["reason"]) == (1, Refund.PROMPT_TOO_LONG)
     assert refund["error"] == "a row of the data has at most 8388608 bytes as JSON; this one has 8388609"

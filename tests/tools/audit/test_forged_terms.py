@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.tools.audit.forged_run import GENERATORS, HEAD
 from tests.tools.audit.forged_terms import HEADS, LEARNERS, TermForge, crashed_run, term
@@ -154,6 +155,51 @@ def test_I4_a_row_to_be_drawn_again_that_is_forgotten_is_caught(tmp_path: Path) 
 
 
 # I5, I6, I7
+
+
+def with_digests(forge: TermForge) -> list[dict[str, Any]]:
+    """The admissions in order, with the digests of a loader's rows: one for each number."""
+    found = [line for head in HEADS for line in forge.of(head, "admit")]
+    for line in found:
+        line["row_digest"] = f"row {line['row']}"
+    return found
+
+
+def test_I4_the_rows_of_a_loader_that_goes_on_exactly_are_clean(tmp_path: Path) -> None:
+    forge = crashed_run()
+    rows = [line["row"] for line in with_digests(forge)]
+    assert len(rows) > len(set(rows))  # some are drawn again
+    found = judge(audit(Run(forge.save(tmp_path / "run"))))
+    assert found["I4"].verdict is InvariantVerdict.HOLDS
+
+
+def test_I4_a_row_of_a_loader_that_is_another_one_when_it_is_drawn_again_is_caught(tmp_path: Path) -> None:
+    def edit(forge: TermForge) -> None:
+        [line for line in with_digests(forge) if line["row"] == 4][-1]["row_digest"] = "another"
+
+    caught(tmp_path, "I4", "a row that is drawn again is the same: row 4 of pass 0 is another, it was row 4", edit)
+
+
+def last_equals_first(forge: TermForge) -> list[dict[str, Any]]:
+    """The last row, drawn in the last term only, has the digest of the first one."""
+    lines = with_digests(forge)
+    lines[-1]["row_digest"] = "row 0"
+    assert lines[-1]["row"] not in [line["row"] for line in lines[:-1]]
+    return lines
+
+
+def test_I4_a_row_that_a_resumed_loader_gives_again_is_caught(tmp_path: Path) -> None:
+    caught(tmp_path, "I4", "row 9 of pass 0 equals row 0, drawn in an earlier term", last_equals_first)
+
+
+def test_I4_equal_rows_of_the_data_prove_nothing(tmp_path: Path) -> None:
+    forge = crashed_run()
+    lines = last_equals_first(forge)
+    lines[2]["row_digest"] = "row 1"  # two rows of one term are equal, too
+    for line in lines[3:]:
+        if line["row"] == 2:
+            line["row_digest"] = "row 1"
+    assert judge(audit(Run(forge.save(tmp_path / "run"))))["I4"].verdict is InvariantVerdict.HOLDS
 
 
 def test_I5_a_term_that_begins_with_other_weights_is_caught(tmp_path: Path) -> None:
