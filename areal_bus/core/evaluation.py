@@ -21,6 +21,7 @@ class Evaluation:
     rows: list[str]  # JSON objects; uid = index
     waiting: list[int] = field(default_factory=list)
     leased: dict[int, str] = field(default_factory=dict)  # uid -> holder
+    leased_at: dict[int, float] = field(default_factory=dict)  # uid -> monotonic seconds
     attempts: dict[int, int] = field(default_factory=dict)
     scored: dict[tuple[int, int], Scored] = field(default_factory=dict)  # (uid, sample) -> verdict
     failed: dict[int, str] = field(default_factory=dict)  # uid -> why it could not be sampled
@@ -39,10 +40,10 @@ class Evaluation:
         """The next problem that may be leased, by the generators that failed at it."""
         return next((uid for uid in self.waiting if may(self.failed_at.get(uid, set()))), None)
 
-    def lease(self, uid: int, holder: str) -> None:
+    def lease(self, uid: int, holder: str, now: float = 0.0) -> None:
         """A waiting problem goes to `holder`."""
         self.waiting.remove(uid)
-        self.leased[uid] = holder
+        self.leased[uid], self.leased_at[uid] = holder, now
         self.attempts[uid] = self.attempts.get(uid, self.first_attempt - 1) + 1
 
     def missing(self, uid: int) -> list[int]:

@@ -13,6 +13,7 @@ from areal_bus.authorization import check_sender
 from areal_bus.core.adaptation import Adaptation
 from areal_bus.core.effects import Effect, Effects
 from areal_bus.core.events import Event
+from areal_bus.core.guest_leases import GuestLeases
 from areal_bus.core.member_lifecycle import MemberLifecycle
 from areal_bus.core.membership import Member, MemberState
 from areal_bus.core.phases import Phases
@@ -41,6 +42,7 @@ class Head:
         self.state = state
         self._effects = Effects()
         self.rollouts = Rollouts(state, self._effects)
+        self.guest_leases = GuestLeases(state, self.rollouts)
         self.scheduler = Scheduler(state, self._effects)
         self.publisher = Publisher(state, self._effects)
         self.lifecycle = MemberLifecycle(state, self._effects, self.rollouts, self.publisher)
@@ -99,6 +101,7 @@ class Head:
         """Check silences and deadlines. All messages that arrived before `until` are handled (None: before now)."""
         self._check_gap(now)
         self.lifecycle.miss(now if until is None else until, now)
+        self.guest_leases.expire()
         self.publisher.expire(now)
         if self._awaits_an_update():
             self._assembling_since = now
@@ -125,6 +128,7 @@ class Head:
         It counts a little, so that a head that is always late still detects dead members.
         """
         gap_s, self._last_event = now - self._last_event, now
+        self.state.now = now
         if self.adaptation is not None:
             self.adaptation.now = now
         silent_s = self.state.rules.silent_s
@@ -159,7 +163,10 @@ class Head:
         member.progress, member.note = message.progress, message.note
 
     def _on_failure(self, member: Member, message: m.Failure) -> None:
-        """Only recorded here: the supervisor of the actor ends the job and names the actor."""
+        """Only recorded here, once: the supervisor of the actor ends the job and names the actor."""
+        if member.has_failed:
+            raise LateEvent(f"{member.name} has reported its failure")
+        member.has_failed = True
         self._effects.record(Event.FAILED, name=member.name, error=message.error[:500])
 
     # after every event

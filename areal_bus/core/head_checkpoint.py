@@ -82,6 +82,7 @@ def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, rules: H
         and kept.keys() == known.verdicts.keys()
     ):
         entry.holder, entry.state, entry.alone = known.holder, known.state, known.alone
+        entry.leased_at = known.leased_at
         entry.sampled, entry.noted = known.sampled, known.noted
     return entry
 

@@ -8,7 +8,7 @@ a success it is evicted. Failures of all generators alike count against none of 
 from dataclasses import dataclass
 
 FIRST = 3  # failed leases in a row before the first pause
-PAUSE_S = 1.0  # the first pause; each later one is twice as long, up to MOST_S
+PAUSE_S = 1.0  # the first pause; each later one is twice as long, up to MOST_S; longer where leases time out
 MOST_S = 60.0
 PATIENCE = 5  # pauses in a row; the next one is an eviction
 
@@ -23,6 +23,7 @@ class FailingGenerator:
     n_known: int = 0  # those before the last pause
     n_pauses: int = 0  # in a row, of this incarnation
     pause_s: float = 0.0  # the last pause
+    lasted_s: float = 0.0  # a lease until it timed out
     again: float = 0.0  # not before this, in monotonic seconds
     error: str = ""
 
@@ -44,13 +45,14 @@ class LeaseFailures:
         self._n_succeeded = 0
         self._failing: dict[str, FailingGenerator] = {}  # by actor, so that an incarnation does not begin anew
 
-    def failed(self, name: str, error: str) -> None:
-        """A lease of this generator failed, for a cause that may be its own."""
+    def failed(self, name: str, error: str, *, lasted_s: float = 0.0) -> None:
+        """A lease of this generator failed, for a cause that may be its own. `lasted_s`: until it timed out."""
         known = self._failing.setdefault(actor_of(name), FailingGenerator(name, self._n_succeeded))
         if known.name != name:
             known.name, known.n_pauses = name, 0
         known.n_failed += 1
         known.error = error
+        known.lasted_s = max(known.lasted_s, lasted_s)
 
     def succeeded(self, name: str) -> None:
         """A sample of this generator has a verdict."""
@@ -79,7 +81,7 @@ class LeaseFailures:
     def _pause(self, known: FailingGenerator) -> LeasePause:
         known.n_pauses += 1
         known.n_known, known.since = known.n_failed, self._n_succeeded
-        known.pause_s = min(2 * known.pause_s or PAUSE_S, MOST_S)
+        known.pause_s = max(min(2 * known.pause_s or PAUSE_S, MOST_S), known.n_pauses * known.lasted_s)
         known.again = self.now + known.pause_s
         evicts = known.n_pauses > PATIENCE
         why = f"its last {known.n_failed} leases failed while others succeeded; the last error: {known.error[:300]}"

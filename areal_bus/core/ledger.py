@@ -47,6 +47,7 @@ class LedgerEntry:
     n_deaths: int = 0  # holders that died while they sampled it
     alone: bool = False  # its holder has no other work
     failed_at: set[str] = field(default_factory=set)  # generators that could not sample it, without incarnation
+    leased_at: float = 0.0  # when this attempt was leased, in monotonic seconds
 
     @property
     def missing(self) -> list[int]:

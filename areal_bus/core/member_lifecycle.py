@@ -26,7 +26,7 @@ class MemberLifecycle:
         self.members, self.pushes, self.terms, self.deaths = state.members, state.pushes, state.terms, state.deaths
         self.rollouts = rollouts
         self.publisher = publisher
-        self._told: dict[str, float] = {}  # stranger -> when it was told to join again
+        self._told: dict[str, tuple[float, int]] = {}  # stranger -> when it was told to join again, and how often
         self._leaving: set[str] = set()
         self._directory: m.PeerList | None = None  # that all members were sent
 
@@ -35,10 +35,10 @@ class MemberLifecycle:
         newer = self.members.replaced_by(sender)
         if newer is not None:
             self.effects.send(sender, m.Stop(f"{newer} has taken its place"))  # I6
-        elif now - self._told.get(sender, -TELL_AGAIN_S) >= TELL_AGAIN_S:
+        elif now - (known := self._told.get(sender, (-TELL_AGAIN_S, 0)))[0] >= TELL_AGAIN_S:
             if len(self._told) >= MOST_STRANGERS:
                 self._told.clear()
-            self._told[sender] = now
+            self._told[sender] = now, known[1] + 1
             why = self._stranger_is_misplaced(sender)
             order = m.Reassign(why) if why else m.Rejoin("only a member may speak", self.state.incarnation)
             self.effects.send(sender, order)
@@ -111,6 +111,7 @@ class MemberLifecycle:
         """
         member.is_cut = False
         if member.role is not Role.REWARD or not member.ready:
+            member.n_asked += 1
             self.effects.send(member.name, m.Rejoin("its connection was broken", self.state.incarnation))
 
     def join(self, sender: str, message: m.Join, now: float) -> None:
@@ -120,15 +121,28 @@ class MemberLifecycle:
         if why := self._misplaced(Role(message.role), message.index, message.split):
             self.effects.send(sender, m.Reassign(why))
             raise LateEvent(f"{sender} has no place in this split of ranks: {why}")
+        n_asked = self._check_asked(sender, message)
         before = self.members.of(Role(message.role), index=message.index)
         member = self.members.join(message, now)
         if all(other is not member for other in before):
+            member.n_asked = n_asked
             for other in before:
                 self._forget(other.name, died=other.name != member.name)
             self.effects.record(Event.JOINED, name=member.name, host=message.host, pid=message.pid)
             if member.role is Role.LEARNER:
                 self._join_crew(member, is_new=bool(before))
         self.send_directory(sender)
+
+    def _check_asked(self, name: str, message: m.Join) -> int:
+        """Rejoins that are not answered yet. Raises ImpossibleEvent for a guest that joins again without one: each Join
+        ends its leases, breaks the push that it takes part in, and begins another.
+        """
+        known = self.members.by_name.get(name)
+        if known is None:
+            return self._told.pop(name, (0.0, 0))[1]
+        if self.state.is_guest(known) and not known.n_asked and message.again > known.again:
+            raise ImpossibleEvent(f"a guest joins again when it is asked to; {name} was not")
+        return max(0, known.n_asked - 1)
 
     def _misplaced(self, role: Role, index: int, split: int | None = None) -> str:
         """Why this actor has no place in the split of ranks; "" if it has one. `split`: the number that it knows."""

@@ -36,11 +36,14 @@ class Member:
     ready: bool = False
     capacity: int = 0  # samples that it is leased at once
     leased: set[tuple[str, int, int, int]] = field(default_factory=set)  # (evaluation, uid, attempt, sample) in work
+    unscored: set[tuple[str, int, int, int]] = field(default_factory=set)  # of a guest: sampled, without a verdict
     version: int | None = None  # of the weights it holds
     note: str = ""
     progress: int = 0
     leaving: bool = False  # it wants no further work
     alone: bool = False  # it samples a prompt that is run alone
+    n_asked: int = 0  # Rejoins that it was sent and has not answered with a Join
+    has_failed: bool = False  # it has reported the error with which it exits
     is_cut: bool = False  # its connection has ended: messages in flight are lost
     cannot_hear_head: bool = False  # we receive its messages; it does not receive ours
     cannot_hear_since: float | None = None  # when it first reported that it does not receive ours; None: it does
@@ -53,8 +56,10 @@ class Member:
 
     @property
     def room(self) -> int:
-        """Number of further samples that may be leased to it."""
-        return 0 if self.alone or self.leaving else self.capacity - self.load
+        """Number of further samples that may be leased to it. A guest has at most as many without a verdict beside."""
+        if self.alone or self.leaving:
+            return 0
+        return self.capacity - self.load - max(0, len(self.unscored) - self.capacity)
 
     @property
     def can_be_lost(self) -> bool:
@@ -64,6 +69,8 @@ class Member:
     def release(self, evaluation: str, uid: int, attempt: int) -> None:
         """Remove the leases of this group."""
         self.leased = {lease for lease in self.leased if lease[:3] != (evaluation, uid, attempt)}
+        if self.unscored:
+            self.unscored = {lease for lease in self.unscored if lease[:3] != (evaluation, uid, attempt)}
 
 
 class Membership:
@@ -127,6 +134,7 @@ class Membership:
         member.heard = now
         if member.standing is MemberState.DEAD and not member.cannot_hear_head:
             member.leased.clear()
+            member.unscored.clear()
             member.alone = False
             member.version = None
             self._stand(member, self._standing_when_ready(member) if member.ready else MemberState.JOINING)

@@ -66,14 +66,14 @@ class Rollouts:
             now = self.ledger.open.get(uid)
             was_held = before.state in (PromptState.LEASED, PromptState.SCORING)
             if before.holder is not None and was_held and (now is None or now.holder != before.holder):
-                self._end_lease(before.holder, uid, before.attempt)
+                self.end_lease(before.holder, uid, before.attempt)
 
     def _end_evaluation(self) -> None:
         """Drop the open evaluation and end its leases. The new term begins it again."""
         evaluation, self.evaluations.open = self.evaluations.open, None
         if evaluation is not None:
             for uid, holder in evaluation.leased.items():
-                self._end_lease(holder, uid, evaluation.attempts[uid], evaluation.name)
+                self.end_lease(holder, uid, evaluation.attempts[uid], evaluation.name)
 
     def drop_evaluation(self) -> None:
         """Drop the open evaluation, because the run drains. The resumed run begins it again."""
@@ -82,7 +82,7 @@ class Rollouts:
             self.effects.progress("note", name="head", text=f"drops evaluation {name!r}: a resumed run begins it anew")
         self._end_evaluation()
 
-    def _end_lease(self, holder: str, uid: int, attempt: int, evaluation: str = "") -> None:
+    def end_lease(self, holder: str, uid: int, attempt: int, evaluation: str = "") -> None:
         member = self.members.by_name.get(holder)
         if member is not None:
             self._free(member, evaluation, uid, attempt)
@@ -119,11 +119,17 @@ class Rollouts:
 
     def sampled(self, member: Member, message: m.Sampled) -> None:
         """A generator finished a sample: its slot is free. The verdict comes from a reward and may arrive first."""
-        self._discard(member, (message.evaluation, message.uid, message.attempt, message.sample))
+        lease = (message.evaluation, message.uid, message.attempt, message.sample)
+        self._discard(member, lease)
         if message.evaluation:
-            self.evaluations.named(message.evaluation).sampled(member.name, message)
+            evaluation = self.evaluations.named(message.evaluation)
+            evaluation.sampled(member.name, message)
+            is_scored = (message.uid, message.sample) in evaluation.scored
         else:
-            self.ledger.sampled(member.name, message)
+            entry = self.ledger.sampled(member.name, message)
+            is_scored = message.sample in entry.scored or message.sample in entry.failed
+        if self.state.is_guest(member) and not is_scored:
+            member.unscored.add(lease)
         self.effects.record(Event.SAMPLED, **ids(message), n_tokens=message.n_tokens)
 
     def partial(self, member: Member, message: Partial) -> None:
@@ -155,22 +161,22 @@ class Rollouts:
             evaluation = self.evaluations.named(message.evaluation)
             evaluation.check_holder(member.name, message.uid)
             # a new term leases all problems anew, so that a lost timeline is no reason
-            self._problem_failed(evaluation, message.uid, message.attempt, message.error)
+            self.problem_failed(evaluation, message.uid, message.attempt, message.error)
             return
         entry = self.ledger.open.get(message.uid)
         if entry is None or entry.attempt != message.attempt or entry.holder != member.name:
             raise ImpossibleEvent(f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}")
         if message.reason != Refund.LOST_TIMELINE:
-            self._failed(entry, Refund(message.reason), message.error)
+            self.failed(entry, Refund(message.reason), message.error)
         elif self.ledger.is_of_earlier_term(entry):
             self.ledger.give_back(entry.uid)
         else:
-            self._failed(entry, Refund.SAMPLING_ERROR, f"no term began since its lease: {message.error}")
+            self.failed(entry, Refund.SAMPLING_ERROR, f"no term began since its lease: {message.error}")
 
-    def _failed(self, entry: LedgerEntry, reason: Refund, error: str) -> None:
-        """The holder failed at this prompt. Others try it before it is refunded."""
+    def failed(self, entry: LedgerEntry, reason: Refund, error: str, *, lasted_s: float = 0.0) -> None:
+        """The holder failed at this prompt. Others try it before it is refunded. `lasted_s`: until it timed out."""
         holder = entry.holder or ""
-        self.state.lease_failures.failed(holder, error)
+        self.state.lease_failures.failed(holder, error, lasted_s=lasted_s)
         entry.failed_at.add(actor_of(holder))
         if self._is_given_up(entry.failed_at):
             self.refund(entry, reason, error)
@@ -178,14 +184,16 @@ class Rollouts:
         ids = {"uid": entry.uid, "attempt": entry.attempt, "holder": holder}
         self.effects.record(Event.UNSAMPLED, **ids, reason=str(reason), error=error[:500])
         self.partials.forget(entry.uid, entry.n_samples)  # they may be the cause
-        self._end_lease(holder, entry.uid, entry.attempt)
+        self.end_lease(holder, entry.uid, entry.attempt)
         self.ledger.give_back(entry.uid)
 
-    def _problem_failed(self, evaluation: Evaluation, uid: int, attempt: int, error: str) -> None:
-        """As `_failed`, of a problem of an evaluation."""
+    def problem_failed(
+        self, evaluation: Evaluation, uid: int, attempt: int, error: str, *, lasted_s: float = 0.0
+    ) -> None:
+        """As `failed`, of a problem of an evaluation."""
         holder = evaluation.leased.get(uid, "")
         failed_at = evaluation.failed_at.setdefault(uid, set())
-        self.state.lease_failures.failed(holder, error)
+        self.state.lease_failures.failed(holder, error, lasted_s=lasted_s)
         failed_at.add(actor_of(holder))
         if self._is_given_up(failed_at):
             evaluation.fail(uid, attempt, error)
@@ -200,9 +208,16 @@ class Rollouts:
             self.state.lease_failures.excuse(failed_at)
         return True
 
+    def _note_lease(self, name: str, leased_at: float) -> None:
+        """A lease was completed: those of the job's own generators are the measure for a guest's."""
+        maker = self.members.by_name.get(name)
+        if maker is not None and not self.state.is_guest(maker):
+            self.state.lease_limit.note(self.state.now - leased_at)
+
     @staticmethod
     def _discard(member: Member, lease: tuple[str, int, int, int]) -> None:
         member.leased.discard(lease)
+        member.unscored.discard(lease)
         member.alone = member.alone and bool(member.leased)
 
     def scored(self, message: Scored) -> None:
@@ -235,6 +250,7 @@ class Rollouts:
             self.state.refunds_in_a_row = 0
             missing = {"missing": sorted(entry.failed)} if entry.failed else {}
             self.effects.record(Event.READY, uid=entry.uid, **missing)
+            self._note_lease(message.generator, entry.leased_at)
 
     def _answer(self, evaluation: Evaluation, message: Scored) -> None:
         """A sample of an evaluation. An impossible one ends its problem: no copy of it is left."""
@@ -243,11 +259,13 @@ class Rollouts:
             check_spans(message, born=evaluation.version, clock=self.gate.u)
             self.rules.check_sample(message, evaluation.version)
         except ImpossibleEvent as error:
-            self._problem_failed(evaluation, message.uid, message.attempt, str(error))
-            self._end_lease(message.generator, message.uid, message.attempt, evaluation.name)
+            self.problem_failed(evaluation, message.uid, message.attempt, str(error))
+            self.end_lease(message.generator, message.uid, message.attempt, evaluation.name)
             raise
         evaluation.deliver(message)
         self._record_scored(message)
+        if message.uid not in evaluation.leased:
+            self._note_lease(message.generator, evaluation.leased_at[message.uid])
 
     def _check_term(self, message: Scored) -> None:
         """No sample can be of a later term. One that claims so is rejected without an Ack."""
@@ -267,7 +285,7 @@ class Rollouts:
         void = f"a sample of term {message.term} has tokens of versions that term {self.term} made void"
         if is_void and self.ledger.is_of_earlier_term(entry):
             self.ledger.give_back(entry.uid)
-            self._end_lease(message.generator, entry.uid, entry.attempt)
+            self.end_lease(message.generator, entry.uid, entry.attempt)
             raise ImpossibleEvent(void)
         try:
             if is_void:
@@ -275,7 +293,7 @@ class Rollouts:
             check_spans(message, born=entry.born, clock=self.gate.u)
             self.rules.check_sample(message, entry.born)
         except ImpossibleEvent as error:
-            self._failed(entry, Refund.SAMPLING_ERROR, str(error))
+            self.failed(entry, Refund.SAMPLING_ERROR, str(error))
             raise
 
     def refund(self, entry: LedgerEntry, reason: Refund, error: str = "") -> None:
@@ -300,7 +318,7 @@ class Rollouts:
             error=error[:500],
         )
         if holder is not None:
-            self._end_lease(holder.name, entry.uid, entry.attempt)
+            self.end_lease(holder.name, entry.uid, entry.attempt)
         is_dropped = reason == Refund.PROMPT_TOO_LONG and self.rules.drop_long_prompts
         if reason not in EXPECTED and not is_dropped:
             self._complain(entry, f"{reason}: {error}" if error else str(reason))

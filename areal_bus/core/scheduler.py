@@ -75,7 +75,7 @@ class Scheduler:
 
         Outside of training an evaluation may use all slots, whatever is in force.
         """
-        if member.load and self.failures.is_on_probation(member.name):
+        if (member.load or member.unscored) and self.failures.is_on_probation(member.name):
             return False
         is_bound = not evaluates or self.state.phase is Phase.TRAINING
         room = self.state.room(member) if is_bound else member.room
@@ -188,6 +188,7 @@ class Scheduler:
         if why := oversize(row):
             self._unsendable.append((entry, why))
             return
+        entry.leased_at = self.state.now
         member.leased |= {("", entry.uid, entry.attempt, sample) for sample in samples}
         begun = self._begun(entry, member)
         ids = {"uid": entry.uid, "attempt": entry.attempt, "holder": member.name}
@@ -208,7 +209,7 @@ class Scheduler:
     def _lease_problem(self, member: Member, evaluation: Evaluation, uid: int) -> bool:
         if not self._fits(member, evaluation.n_samples, evaluates=True):
             return False
-        evaluation.lease(uid, member.name)
+        evaluation.lease(uid, member.name, self.state.now)
         samples, attempt = evaluation.missing(uid), evaluation.attempts[uid]
         member.leased |= {(evaluation.name, uid, attempt, sample) for sample in samples}
         lease = self.state.lease_ids.of(evaluation.name, uid, attempt)

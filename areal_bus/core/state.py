@@ -15,6 +15,7 @@ from areal_bus.core.gate import Gate
 from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
 from areal_bus.core.lease_failures import LeaseFailures, actor_of
 from areal_bus.core.lease_ids import LeaseIds
+from areal_bus.core.lease_limit import LeaseLimit
 from areal_bus.core.ledger import Ledger
 from areal_bus.core.membership import Member, Membership, MemberState
 from areal_bus.core.partial_rollouts import PartialRollouts
@@ -62,6 +63,7 @@ class HeadState:
     ) -> None:
         newest = checkpoints[max(checkpoints)]
         self.rules = rules
+        self.now = 0.0  # of the event that is handled, in monotonic seconds
         self.incarnation = incarnation
         self.split = rules.split
         self.change = SplitChange()
@@ -78,6 +80,7 @@ class HeadState:
         self.lease_ids = LeaseIds(rules.lease_secret)
         self.deaths = Deaths()
         self.lease_failures = LeaseFailures()
+        self.lease_limit = LeaseLimit()  # of guests
         self.score_failures = ScoreFailures()
         self.results: dict[str, Evaluation] = {}  # finished evaluations of this incarnation
         self.figures = dict(newest.results)  # of all finished evaluations, also of earlier incarnations
@@ -98,7 +101,11 @@ class HeadState:
 
     def with_share(self, generators: list[Member]) -> list[Member]:
         """Those that may get work: at eta = 0 the job's own, because a guest would change the share of each."""
-        return generators if self.rules.eta else [x for x in generators if x.index < self.split.generators]
+        return generators if self.rules.eta else [x for x in generators if not self.is_guest(x)]
+
+    def is_guest(self, member: Member) -> bool:
+        """Whether it is a generator that joined the running job from outside."""
+        return member.role is Role.GENERATOR and member.index >= self.split.generators
 
     def others_than(self, failed_at: set[str]) -> list[Member]:
         """Generators that may sample a prompt at which these failed: alive, neither paused nor leaving."""

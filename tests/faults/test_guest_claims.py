@@ -12,6 +12,7 @@ import pytest
 from areal_bus import messages as m
 from areal_bus.authorization import authorise
 from areal_bus.core.events import Event
+from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.errors import WireError
 from tests.areal_bus.transport.test_authorization import OVER_A_LIMIT
 from tests.faults.simulated import DONE, lines, scenario
@@ -78,6 +79,36 @@ def ring_of(*, guest: bool, works: bool = False, **changes: Any) -> Ring:
     assert not outcome.violations, outcome.violations[0]
     assert outcome.end == DONE
     return ring
+
+
+class KeptRing(Ring):
+    """Its guest completes pushes and takes leases, and never delivers. `reports`: it says that it has sampled them."""
+
+    reports = False
+
+    def _start(self, role: m.Role, index: int, incarnation: int) -> None:
+        super()._start(role, index, incarnation)
+        if index == 66:
+            guest = self.witness.generators[f"generator-66.{incarnation}"]
+            tell = guest._tell
+            is_kept = (m.Sampled,) if not self.reports else ()
+            guest._deliver = lambda *_, **__: None  # type: ignore[method-assign]
+            guest._tell = lambda message: None if isinstance(message, is_kept) else tell(message)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+@pytest.mark.parametrize("reports", [False, True])
+def test_row_46_a_guest_that_never_delivers_keeps_no_credit_for_ever(reports: bool, policy: StalenessPolicy) -> None:
+    ring = KeptRing(scenario(1, policy, n_generators=3, total_steps=30, p_lost=0.0, p_twice=0.0, n_problems=6))
+    ring.reports, ring.records = reports, []
+    ring.world.at(5.0, ring._start, m.Role.GENERATOR, 66, 0)
+    outcome = ring.run()
+    assert not outcome.violations, outcome.violations[0]
+    assert outcome.end == DONE
+    assert not lines(ring, Event.REFUND, reason="sampling_error")
+    kept = lines(ring, Event.UNSAMPLED)
+    assert {line["holder"].partition(".")[0] for line in kept} == {"generator-66"}
+    assert all(line["error"].startswith("timed out") for line in kept)
 
 
 def trained(ring: Ring) -> list[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ import pytest
 from areal_bus import messages as m
 from areal_bus.core.effects import Effect, Record
 from areal_bus.core.events import Event
-from areal_bus.core.head import Head
+from areal_bus.core.head import ALL_RECORDED, Head
 from areal_bus.core.sample_limits import SampleLimits
 from areal_bus.core.stages import Stage
 from areal_bus.errors import ImpossibleEvent
@@ -144,11 +144,48 @@ def test_a_generator_gives_no_reason_of_the_head(reason: str) -> None:
 def test_joins_that_change_no_endpoint_are_answered_to_the_joining_member_alone() -> None:
     """The directory went to all members each time: 1,500 joins of one filled the memory of the head."""
     head, _ = head_with(n_generators=3)
-    for again in range(1, 50):
-        effects = guest_joins(head, again=again)
+    for _ in range(50):
+        effects = guest_joins(head)
         assert {to for to, _ in sent(effects, m.PeerList)} == {GUEST}
     effects = head.on("reward-1.0", m.Join("reward-1.0", "reward", 1, 0, "there", 1, ""), 0.0)
     assert len(sent(effects, m.PeerList)) == 7
+
+
+def events(effects: list[Effect]) -> list[Event]:
+    return [x.event for x in effects if isinstance(x, Record)]
+
+
+def test_a_guest_that_joins_again_unasked_is_refused_and_keeps_its_leases() -> None:
+    """Each Join wrote lines, gave its leases to others, broke the push that it took part in and began another."""
+    head, _ = head_with(n_generators=3, batch_size=8)
+    guest_joins(head)
+    push_done(head, "learner-0.0", 0)
+    push_done(head, GUEST, 0)
+    held = set(head.state.members.by_name[GUEST].leased)
+    assert held
+    effects = [x for again in range(1, 5000) for x in guest_joins(head, again=again)]
+    assert set(events(effects)) == {Event.REFUSED}
+    assert len(effects) < ALL_RECORDED + 40
+    assert head.state.members.by_name[GUEST].leased == held
+
+
+def test_a_guest_that_was_asked_to_join_again_joins_once() -> None:
+    head, _ = head_with()
+    assert sent(head.on(GUEST, m.Heartbeat(1, None, ""), 0.0), m.Rejoin)  # as a stranger, of an earlier head
+    guest_joins(head, again=1)
+    assert Event.JOINED in events(guest_joins(head, again=2))  # its answer, after it had seen the new head by itself
+    assert Event.JOINED not in events(guest_joins(head, again=3))
+    head.on(GUEST, m.Disconnected(), 0.0)
+    assert sent(head.on(GUEST, m.Heartbeat(1, None, ""), 0.0), m.Rejoin)
+    assert Event.JOINED in events(guest_joins(head, again=4))
+    assert Event.JOINED not in events(guest_joins(head, again=5))
+
+
+def test_a_failure_is_recorded_once_of_each_incarnation() -> None:
+    head, _ = head_with()
+    effects = [x for _ in range(5000) for x in head.on(G0, m.Failure("out of memory"), 0.0)]
+    assert events(effects).count(Event.FAILED) == 1
+    assert len(events(effects)) < ALL_RECORDED + 40
 
 
 def test_a_generator_that_claims_to_listen_is_not_listed() -> None:
