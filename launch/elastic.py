@@ -17,6 +17,7 @@ from actors.runtime.context import Context
 from areal_bus.config.sections import RunConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
+from areal_bus.process.machine import machine
 from areal_bus.storage.atomic_file import write_atomic
 from launch.environment import VISIBLE_DEVICES
 from launch.job_end import summary_exists
@@ -36,7 +37,7 @@ def write_invitation(context: Context) -> None:
 
     `context`: of any generator of the job, with the guests' keys.
     """
-    fields = asdict(replace(context, lease_secret="")) | {"host": socket.gethostname()}
+    fields = asdict(replace(context, lease_secret="")) | {"host": socket.gethostname(), "machine": machine()}
     write_atomic(context.folder / INVITATION, json.dumps(fields) + "\n", mode=0o600)
 
 
@@ -120,7 +121,7 @@ def parse_invitation(path: Path) -> dict[str, Any]:
 
 def first_fault(fields: dict[str, Any]) -> str:
     """The first missing, unknown or wrong field of an invitation, in words; "" for none."""
-    wanted = {"host": str} | get_type_hints(Context)
+    wanted = {"host": str, "machine": str} | get_type_hints(Context)
     for name, kind in wanted.items():
         if name not in fields:
             return f"{name} is missing"
@@ -138,18 +139,18 @@ def first_fault(fields: dict[str, Any]) -> str:
 
 def guest_context(fields: dict[str, Any]) -> Context:
     """The Context of this guest. Raises ConfigError when it cannot join."""
-    host = fields.pop("host")
+    host, is_same = fields.pop("host"), fields.pop("machine") == machine()
     run = Path(fields["run_folder"])
     if not run.is_dir():
         raise ConfigError(f"a guest must see the run's folder under the job's path: {run} does not exist here")
     if summary_exists(run, fields["job"]):
         raise ConfigError(f"only a running job can be joined: {run} has ended")
-    if host == socket.gethostname() and is_locked(run) is False:
+    if is_same and is_locked(run) is False:
         raise ConfigError(
             f"only a running job can be joined: the job of {run} does not run (--resume "
             f"{shlex.quote(str(run))} continues it)"
         )
-    if fields["head"].startswith("ipc://") and host != socket.gethostname():
+    if fields["head"].startswith("ipc://") and not is_same:
         raise ConfigError(f'a guest on another host needs bus.transport = "tcp": the job uses ipc on {host}')
     config = saved_config(run)
     if config.rollout.max_head_offpolicyness == 0:

@@ -9,18 +9,17 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from areal_bus.config.sections import BusConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
+from areal_bus.process.machine import machine
 from launch.socket_folders import made_folder
 from launch.topology import ActorId, RankPlan
 
 SIOCGIFADDR = 0x8915  # Linux: IPv4 address of a named interface
 SIOCGIFNETMASK = 0x891B
 LOOPBACK = ("lo", "127.0.0.1")
-BOOT_ID, NETWORK = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,6 @@ class HostFacts:
 
 def local_facts(key: str = "") -> HostFacts:
     return HostFacts(socket.gethostname(), interfaces(), key, machine(), interfaces(SIOCGIFNETMASK))
-
-
-def machine() -> str:
-    """Equal for two processes if a loopback address and a socket's path mean the same to both; "" if unknown."""
-    try:
-        return f"{Path(BOOT_ID).read_text(encoding='utf-8').strip()} {os.readlink(NETWORK)}"
-    except OSError:
-        return ""
 
 
 def named_apart(facts: Sequence[HostFacts]) -> list[HostFacts]:

@@ -52,6 +52,7 @@ from launch.runs import (
     read_object,
     run_name,
     runs_named,
+    why_failed,
     why_refused,
 )
 from launch.slurm import slurm_job
@@ -263,6 +264,8 @@ def main() -> None:
         answer = {"error": str(error)}
     except OSError as error:
         answer = {"refused": why_refused(error)}
+    except Exception as error:  # noqa: BLE001  the ranks of the job wait for the answer
+        answer = {"refused": why_failed(error, Path(config.run.folder))}
     print(f"\n{json.dumps(answer)}", flush=True)  # on a new line: the user's module may have printed half a line
 
 

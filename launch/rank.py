@@ -39,7 +39,7 @@ from launch.network import (
 from launch.prepare import prepare_in_subprocess
 from launch.process import block_drain_signal, is_under_mpirun, print_to_mpirun
 from launch.resume import AUTO, AlreadyFinished, choose_run, exclusive_choice, new_run_line
-from launch.runs import Lock, PidFile, largest_incarnation, run_name, why_refused
+from launch.runs import Lock, PidFile, largest_incarnation, run_name, why_failed, why_refused
 from launch.seats import all_places, most_generators, plan_ranks, seat_of
 from launch.splits import first_split
 from launch.supervise import Supervisor
@@ -117,7 +117,7 @@ def run_actors(
         hosts = [place.host for place in places]
         answer = prepare_run(config, file, cleanup, facts=facts, address=addresses[0][1]) if rank == 0 else {}
         guest = new_pair()  # for generators that join later; rank 0's is used
-        answer |= {"guest": guest.public, "incarnations": largest_incarnation(journal_folders(config, answer))}
+        answer |= {"guest": guest.public} | own_answer(config, rank, answer)
         start = exchange(bootstrap, answer)
         if "code" in start:
             time.sleep(RANK_0_FIRST_S if rank else 0)
@@ -167,6 +167,8 @@ def exchange(bootstrap: Bootstrap, answer: dict[str, Any]) -> dict[str, Any]:
     answers = [json.loads(part) for part in bootstrap.allgather(json.dumps(answer).encode())]
     bootstrap.finish_exchanges()
     start: dict[str, Any] = answers[0]
+    if codes := [part["code"] for part in answers if "code" in part]:
+        start["code"] = codes[0]
     if "code" not in start:
         start["incarnation"] = 1 + max(part["incarnations"] for part in answers) if start["resumed"] else 0
     return start
@@ -215,6 +217,19 @@ def prepare_run(
         return {"code": 0}
     except (ArealBusError, OSError) as error:
         return {"code": report_error(0, error)}
+    except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
+        return {"code": report_error(0, ArealBusError(why_failed(error, Path(config.run.folder))))}
+
+
+def own_answer(config: Config, rank: int, answer: dict[str, Any]) -> dict[str, Any]:
+    """What this rank adds to the last exchange; with "code" if it cannot, which ends all ranks."""
+    try:
+        return {"incarnations": largest_incarnation(journal_folders(config, answer))}
+    except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
+        is_refused = isinstance(error, OSError)
+        why = why_refused(error) if is_refused else why_failed(error, Path(config.run.folder))
+        print(f"rank {rank}: error: {why}", file=sys.stderr, flush=True)
+        return {"incarnations": 0, "code": 1}
 
 
 def actor_contexts(

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from actors.runtime.user_code import describe, trace_of
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import reserved_name
 from areal_bus.errors import ConfigError
@@ -230,6 +231,22 @@ def why_refused(error: OSError) -> str:
         f"{what}{where}: the run cannot start; its folder and the temporary folder (TMPDIR) must be writable by this "
         "user and have free space"
     )
+
+
+TRACE = "start.error.txt"  # in run.folder: the traceback of the last start that ended with an unexpected error
+
+
+def why_failed(error: Exception, folder: Path) -> str:
+    """An unexpected error of the start, in one sentence. `folder`: run.folder, which gets its traceback."""
+    path = folder / TRACE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(trace_of(error), encoding="utf-8")
+        where = str(path)
+    except OSError as unwritable:
+        where = f"not written ({unwritable.strerror})"
+    text = " ".join(describe(error).splitlines())
+    return f"unexpected error while the run was prepared: {text}; full traceback: {where}"
 
 
 PID = "pid"

@@ -1,11 +1,11 @@
 """Finds out from /proc of this host whether the process that writes a journal runs, is stopped or is gone."""
 
 import os
-import socket
 from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 
+from areal_bus.process.machine import machine
 from areal_bus.storage.journal_segments import newest, segment
 
 PROC = Path("/proc")
@@ -18,8 +18,8 @@ class Process(StrEnum):
     UNKNOWN = ""  # on another host, or of another user
 
 
-def process_of(journal: Path, pid: int, host: str) -> Process:
-    """State of the process that writes this journal. `host`: where it ran; "" if unknown.
+def process_of(journal: Path, pid: int, where: str) -> Process:
+    """State of the process that writes this journal. `where`: its machine (areal_bus/process/machine.py); "": unknown.
 
     A pid may belong to another process by now, or to one of another host: the right process has the file open.
     """
@@ -32,7 +32,7 @@ def process_of(journal: Path, pid: int, host: str) -> Process:
     except OSError:
         holds, state = False, ""
     if not holds or state in ("Z", "X"):
-        return Process.GONE if host == socket.gethostname() else Process.UNKNOWN
+        return Process.GONE if where and where == machine() else Process.UNKNOWN
     return Process.STOPPED if state in ("T", "t") else Process.RUNS
 
 

@@ -33,7 +33,7 @@ TEXTS = {  # text fields that are read, by event
     "joined": ("name",),
 }
 NUMBERS = {"wait": ("i", "n", "since_s"), "term": ("term", "version"), "update": ("version",), "publish": ("version",)}
-Start = tuple[str, float, Path, int]  # name, wall, file, pid; pid 0: unknown
+Start = tuple[str, float, Path, int, str]  # name, wall, file, pid, machine; 0 and "": unknown
 
 
 @dataclass(slots=True)
@@ -45,7 +45,6 @@ class HeadStatus:
     term: int = 0
     in_force: dict[str, int] = field(default_factory=dict)  # eta and slots, where they adapt
     states: dict[str, str] = field(default_factory=dict)
-    hosts: dict[str, str] = field(default_factory=dict)  # by name; the head runs on the host of learner 0
     waits: list[Line] = field(default_factory=list)  # the last complete register
     register: list[Line] = field(default_factory=list)  # the register that is being read
     stall: Line | None = None  # the current stall of the ring
@@ -59,8 +58,6 @@ class HeadStatus:
         event = line["event"]
         if event in ("member", "joined"):
             self.states[line["name"]] = str(line.get("state", "joining"))
-            if event == "joined":
-                self.hosts[line["name"]] = str(line.get("host", ""))
         elif event == "term":
             self.term, self.version, self.published = line["term"], line["version"], line["version"]
             self.in_force = _in_force(line)
@@ -120,7 +117,7 @@ class RunStatus:
         found: dict[str, list[Start]] = {}
         for path in self.where.journals():
             name = path.name.removesuffix(".jsonl")
-            starts = self._starts.get(name, [(name, 0.0, path, 0)])
+            starts = self._starts.get(name, [(name, 0.0, path, 0, "")])
             found.setdefault(name.rpartition(".")[0], []).extend(starts)
         return {place: sorted(starts, key=lambda start: start[1]) for place, starts in found.items()}
 
@@ -128,8 +125,8 @@ class RunStatus:
         name = f"{line.get('role')}-{line.get('rank')}.{line.get('inc')}"
         pid = line.get("pid", 0)
         path = journal_folder(self.where.folder) / f"{name}.jsonl"
-        start = (name, float(line.get("wall", 0.0)), path, pid if isinstance(pid, int) else 0)
-        self._starts.setdefault(name, []).append(start)
+        pid, on = pid if isinstance(pid, int) else 0, str(line.get("machine", ""))
+        self._starts.setdefault(name, []).append((name, float(line.get("wall", 0.0)), path, pid, on))
 
 
 def _is_complete(line: Line) -> bool:

@@ -198,7 +198,7 @@ def _dead_state(head: HeadStatus, least_s: float, *, was_asked: bool, crash: str
 
 
 def _actor(place: str, starts: list[Start], head: HeadStatus, now: float) -> ActorStatus:
-    name, began, path, pid = starts[-1]
+    name, began, path, pid, where = starts[-1]
     last = _last_lines(path)
     silent_s = max(0.0, now - float(last[-1]["wall"] if last else began))
     doing = ""
@@ -211,8 +211,7 @@ def _actor(place: str, starts: list[Start], head: HeadStatus, now: float) -> Act
             doing = max(spans, key=lambda label: spans[label], default="")
             break
     state = head.states.get(name, "") if place != "head-0" else ""
-    known = name if place != "head-0" else next((x for x in reversed(head.hosts) if x.startswith("learner-0.")), "")
-    process = process_of(path, pid, head.hosts.get(known, ""))
+    process = process_of(path, pid, where)
     return ActorStatus(name, state, round(silent_s, 3), doing, len(starts), str(process), pid)
 
 

@@ -22,7 +22,6 @@ from areal_bus.config.data import DataConfig, SourceConfig
 from areal_bus.config.named_tasks import evaluation_split
 from areal_bus.config.sections import Config
 from areal_bus.config.workflows import environment_of
-from areal_bus.core.data_source import oversize
 from areal_bus.errors import ConfigError
 from areal_bus.messages import MAX_ROW_BYTES
 from areal_bus.process.commands import install_command
@@ -144,9 +143,15 @@ def task_with_origins(rows: Iterable[Row], name: str) -> list[RowWithOrigin]:
     """Generated rows with their origins. Raises ConfigError for one that no message holds."""
     found = [RowWithOrigin(f"{name} {number}", row) for number, row in enumerate(rows)]
     for where, row in found:
-        if why := oversize(json.dumps(row, ensure_ascii=False)):
-            raise ConfigError(f"{why}: {where}")
+        check_size(row, where)
     return found
+
+
+def check_size(row: Row, where: str, most_bytes: int = MAX_ROW_BYTES) -> None:
+    """Raises ConfigError for a row that is too large as JSON, which is sent with each prompt."""
+    n_bytes = len(json.dumps(row, ensure_ascii=False).encode(errors="replace"))
+    if n_bytes > most_bytes:
+        raise ConfigError(f"a row of data is too large: {where} has {n_bytes} bytes as JSON; {most_bytes} are allowed")
 
 
 def check_data(config: Config, config_folder: str | Path) -> None:
@@ -229,9 +234,8 @@ def complete_row(row: Any, data: DataConfig, where: str, *, most_bytes: int | No
     own = {name: row[name] for name in ("question", "answer") if name in row and row[name] != completed[name]}
     if own:
         completed[REPLACED] = own
-    n_bytes = len(json.dumps(completed, ensure_ascii=False).encode(errors="replace"))  # as it is sent with its prompts
-    if most_bytes is not None and n_bytes > most_bytes:
-        raise ConfigError(f"a row of data is too large: {where} has {n_bytes} bytes as JSON; {most_bytes} are allowed")
+    if most_bytes is not None:
+        check_size(completed, where, most_bytes)
     return completed
 
 

@@ -1,7 +1,6 @@
 """Start of a learner: loads policy and critic, and runs the supervised warm-up."""
 
 import math
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from areal_bus.core.events import Event
 from areal_bus.core.stages import stage_at
 from areal_bus.errors import ConfigError, NonFinite
 from areal_bus.storage.journal import Journal
+from areal_bus.storage.temporary_folder import temporary_folder
 
 MAX_GRAD_NORM = 1.0
 
@@ -157,10 +157,11 @@ def base_folder(model: str) -> str:
 
 def write_base(model: Any, folder: str) -> None:
     """Write the model as a transformers folder, once."""
-    final, partial = Path(folder), Path(f"{folder}.{os.getpid()}.tmp")
+    final = Path(folder)
     if not final.exists():
-        model.save_pretrained(partial)
-        partial.rename(final)
+        with temporary_folder(final) as building:
+            model.save_pretrained(building)
+            building.rename(final)
 
 
 def load_critic(config: Config, model: str, settings: ModelSettings, *, config_folder: Path) -> ValueModel | None:

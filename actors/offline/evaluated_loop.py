@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from areal_bus.core.evaluation_plan import STEP, EvaluationSet, name_of
 from areal_bus.core.events import Event
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Prompt, Trajectory, VerdictStatus
+from areal_bus.storage.temporary_folder import temporary_folder
 
 SHOW_S = 10.0  # interval between two lines of progress
 
@@ -78,10 +78,10 @@ class EvaluatedLoop(SynchronousReference):
                 weights[name].copy_(weight)
             return
         super()._warm_up(policy)
-        self._warm_ups.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}")
-        save_file({name: weight.contiguous() for name, weight in weights.items()}, partial)
-        partial.replace(file)
+        with temporary_folder(file) as building:
+            partial = building / file.name
+            save_file({name: weight.contiguous() for name, weight in weights.items()}, partial)
+            partial.replace(file)
 
     # evaluations
 

@@ -5,8 +5,6 @@ needs host memory for the model once (twice for float32 of a rounded one). Adapt
 """
 
 import json
-import os
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from actors.models.adapter_folder import base_of
 from actors.models.loading import load_model, load_tokenizer
 from actors.runtime.process import leave
 from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.storage.temporary_folder import temporary_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +38,15 @@ def save_hf(order: SaveOrder) -> None:
     dtype = order.dtype or dtype_of(source)
     model = load_model(str(source), dtype, "cpu")
     n_exact = take_masters(model, Path(order.checkpoint)) if dtype == "float32" else 0
-    building = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
-        model.save_pretrained(building, max_shard_size=f"{order.shard_gb:g}GB")
-        load_tokenizer(str(source)).save_pretrained(building)
-        if final.is_dir():
-            final.rmdir()  # an empty one
-        final.parent.mkdir(parents=True, exist_ok=True)
-        building.rename(final)
+        with temporary_folder(final) as building:
+            model.save_pretrained(building, max_shard_size=f"{order.shard_gb:g}GB")
+            load_tokenizer(str(source)).save_pretrained(building)
+            if final.is_dir():
+                final.rmdir()  # an empty one
+            building.rename(final)
     except OSError as error:
         raise ConfigError(f"a model folder is written whole or not at all: {final} could not be ({error})") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     n_millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     exact = f", {n_exact} tensors from the learner's float32 weights" if n_exact else ""
     print(f"{final}: {n_millions:.1f} million parameters in {dtype}{exact}", flush=True)

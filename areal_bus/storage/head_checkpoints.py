@@ -82,7 +82,7 @@ def _write(path: Path, checkpoint: HeadCheckpoint, further: dict[str, str], *, s
     path.parent.mkdir(parents=True, exist_ok=True)
     body = b"".join(_pack(checkpoint))
     about = {"schema": SCHEMA, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest(), **further}
-    building = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    building = path.with_name(f".{path.name}.tmp")  # each has one writer
     try:
         with building.open("wb") as file:
             file.write(json.dumps(about).encode() + b"\n")

@@ -14,6 +14,7 @@ from typing import Any
 
 from areal_bus.core.events import Event
 from areal_bus.foreign_text import cut, valid
+from areal_bus.process.machine import machine
 from areal_bus.storage.cpu_times import CpuTimes, read
 from areal_bus.storage.journal_segments import ONE_FILE, FileSizes, SegmentedFile
 
@@ -55,7 +56,7 @@ class Journal:
         self._cpu = CpuTimes()
         self._cpu_s: dict[str, float] = {}  # counted and not written
         began = {"t": round(self._started, 6)}  # labels count from here: a busy machine may stop us before the line
-        about = {"pid": os.getpid(), "host": socket.gethostname(), "cores": n_cores()}
+        about = {"pid": os.getpid(), "host": socket.gethostname(), "machine": machine(), "cores": n_cores()}
         self.write(Event.START, **began, schema=SCHEMA, **about)
 
     def write(self, event: Event, **fields: Any) -> None:

@@ -6,7 +6,6 @@ new one of the same name; it is restored if the replacement did not complete. Ea
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.errors import CheckpointError
+from areal_bus.storage.temporary_folder import delete_unlocked, locked
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -162,8 +162,7 @@ def tidy(parent: Path) -> None:
             old.rename(final)
     for temporary in parent.glob(".step-*.tmp"):
         _release(temporary)  # of an earlier write of this process
-        if not _is_written(temporary):
-            shutil.rmtree(temporary, ignore_errors=True)
+        delete_unlocked(temporary)
 
 
 def temporary_of(final: Path, pid: int | None = None) -> Path:
@@ -176,32 +175,14 @@ _locks: dict[Path, int] = {}  # temporary folders that this process writes -> de
 
 def _hold(temporary: Path) -> None:
     """Lock a temporary folder until `_release`, or the end of this process. Its pid may be another's by then."""
-    descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # a file system without locks: the run's own lock admits one writer
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    _locks[temporary] = descriptor
+    descriptor = locked(temporary)
+    if descriptor is not None:
+        _locks[temporary] = descriptor
 
 
 def _release(temporary: Path) -> None:
     if (descriptor := _locks.pop(temporary, None)) is not None:
         os.close(descriptor)
-
-
-def _is_written(temporary: Path) -> bool:
-    """Whether a live process holds the lock of this folder."""
-    try:
-        descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _sha256(path: Path) -> str:

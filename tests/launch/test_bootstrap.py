@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from areal_bus.config.sections import LaunchConfig
 from areal_bus.errors import ConfigError
-from launch.bootstrap import EnvBootstrap, RanksMissing, pack, rank_and_size, unpack
+from launch.bootstrap import EnvBootstrap, RanksMissing, is_one_host_of_open_mpi, pack, rank_and_size, unpack
 from launch.job_id import job_id
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +123,25 @@ def test_parts_survive_packing(parts: list[bytes]) -> None:
 def test_rank_and_size_come_from_the_launchers_environment(names: tuple[str, str]) -> None:
     assert rank_and_size({names[0]: "3", names[1]: "8"}) == (3, 8)
     assert rank_and_size({}) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_one"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, False),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, False),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.1.0"}, False),
+        ({"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, False),
+        ({}, False),
+    ],
+)
+def test_open_mpi_is_restricted_to_one_host_only_where_its_launcher_says_so(
+    environ: dict[str, str], is_one: bool
+) -> None:
+    """srun --mpi=pmix and MPICH do not set these variables: two that are absent are no equal sizes."""
+    assert is_one_host_of_open_mpi(environ) is is_one
 
 
 @pytest.mark.parametrize(("rank", "size"), [("x", "3"), ("0", ""), ("3", "3"), ("-1", "3"), ("1.0", "3")])

@@ -31,6 +31,7 @@ from launch.elastic import (
 )
 from launch.environment import actor_environment
 from launch.main import main
+from launch.network import local_facts, toward
 from launch.runs import Lock, is_locked
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +76,15 @@ def test_an_invitation_is_readable_by_its_owner_only_and_gives_a_generators_cont
     assert "head secret" not in path.read_text()  # 32, 20
 
 
+def test_a_guest_uses_the_interface_that_leads_to_the_head() -> None:
+    facts = local_facts()
+    assert toward("tcp://127.0.0.1:5", facts) == ("lo", "127.0.0.1")
+    for name, address in facts.addresses.items():
+        assert toward(f"tcp://{address}:5", facts)[1] in {address, "127.0.0.1"}, name
+    with pytest.raises(ConfigError, match=r"no network of this host leads to the head: tcp://255\.255\.255\.255:5: "):
+        toward("tcp://255.255.255.255:5", facts)
+
+
 def test_each_guest_gets_its_own_index(run: Path) -> None:
     write_invitation(template(run))
     assert [guest_context(parse_invitation(run / INVITATION)).index for _ in range(3)] == [2, 3, 4]
@@ -93,9 +103,19 @@ def test_a_guest_that_cannot_join_is_refused_with_the_reason(
 ) -> None:
     write_invitation(template(run))
     about = parse_invitation(run / INVITATION) | changes
-    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr("launch.elastic.machine", lambda: "another machine")
     with pytest.raises(ConfigError, match=message):
         guest_context(about)
+
+
+def test_a_machine_of_the_same_host_name_is_another_machine(dead_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clones and pods share host names: the lock of the job is not seen there, nor are its sockets."""
+    write_invitation(template(dead_run))
+    about = parse_invitation(dead_run / INVITATION)
+    monkeypatch.setattr("launch.elastic.machine", lambda: "another machine")
+    assert guest_context(dict(about)).index == 2
+    with pytest.raises(ConfigError, match=r'bus\.transport = "tcp"'):
+        guest_context(about | {"head": "ipc:///tmp/x"})
 
 
 def test_a_job_that_has_ended_is_not_joined(run: Path) -> None:

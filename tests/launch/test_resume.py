@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import io
 import json
 import os
 import re
@@ -22,9 +23,10 @@ from launch.bootstrap import RANK_VARIABLES
 from launch.dry_run import dry_run
 from launch.main import load_settings, main
 from launch.network import local_facts
+from launch.prepare import main as check_in_subprocess
 from launch.prepare import prepare, prepare_in_subprocess
 from launch.process import resume_hint
-from launch.rank import journal_folders, prepare_run, remove_all
+from launch.rank import exchange, journal_folders, own_answer, prepare_run, remove_all
 from launch.resume import (
     FIXED_KEYS,
     LOCATION_KEYS,
@@ -420,6 +422,86 @@ def test_an_error_of_the_system_at_rank_0_ends_all_ranks_with_a_sentence(
     assert said.startswith(f"error: {error.strerror}")
     assert said.count("\n") == 1
     assert "TMPDIR" in said
+
+
+class Odd:
+    """Text that json reads and that raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [KeyError("rows"), RuntimeError("two\nlines"), RuntimeError(Odd()), MemoryError()])
+def test_an_unexpected_error_at_rank_0_ends_all_ranks_with_a_sentence_and_its_traceback_is_kept(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    run = begin(file)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("launch.rank.first_split", fail)
+    cleanup: list[Any] = []
+    config = load(file, [f"run.resume={run}"], {})
+    answer = prepare_run(config, file, cleanup, facts=[local_facts()], address="127.0.0.1")
+    remove_all(cleanup)
+    said = capsys.readouterr().err
+    kept = Path(config.run.folder) / "start.error.txt"
+    assert answer == {"code": 1}
+    assert said.startswith(f"error: unexpected error while the run was prepared: {type(error).__name__}")
+    assert said.rstrip().endswith(f"full traceback: {kept}")
+    assert said.count("\n") == 1
+    assert "in fail" in kept.read_text(encoding="utf-8")
+
+
+def test_an_unexpected_error_while_the_settings_are_checked_is_one_sentence(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("rows")
+
+    question = {"config": load(file, [], {}).model_dump(mode="json"), "file": str(file), "run": None, "parent": 1}
+    monkeypatch.setattr("launch.prepare.prepare", fail)
+    for name in ("die_with_parent", "standard_streams.secure"):
+        monkeypatch.setattr(f"launch.prepare.{name}", lambda *_: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(question)))
+    check_in_subprocess()
+    refused = json.loads(capsys.readouterr().out.splitlines()[-1])["refused"]
+    assert refused.startswith("unexpected error while the run was prepared: KeyError: 'rows'")
+    assert refused.endswith("start.error.txt")
+
+
+def test_an_error_of_another_rank_before_the_last_exchange_ends_all_ranks(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folders: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "journal")
+
+    monkeypatch.setattr("launch.rank.largest_incarnation", refuse)
+    answer = own_answer(load(file, [], {}), 3, {})
+    assert answer["code"] == 1
+    assert capsys.readouterr().err.startswith("rank 3: error: Permission denied: journal")
+    good: dict[str, Any] = {"incarnations": 0, "resumed": False, "run_folder": "runs/x"}
+    assert exchange(Ranks([good, answer]), good)["code"] == 1
+    assert exchange(Ranks([good, {"incarnations": 4}]), good | {"resumed": True}).get("code") is None
+
+
+class Ranks:
+    """A bootstrap whose ranks have all answered."""
+
+    rank, size = 0, 2
+
+    def __init__(self, answers: list[dict[str, Any]]) -> None:
+        self._answers = [json.dumps(answer).encode() for answer in answers]
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        return self._answers
+
+    def finish_exchanges(self) -> None:
+        """Nothing to close."""
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 def test_a_disk_that_is_full_while_a_run_is_prepared_ends_with_a_sentence(file: Path) -> None:

@@ -18,6 +18,7 @@ from areal_bus.core.effects import Record
 from areal_bus.core.events import Event
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Role
+from areal_bus.process.machine import machine
 from areal_bus.storage.journal import Journal
 from tools import why
 from tools.run import Run
@@ -25,6 +26,7 @@ from tools.staleness.simulator.ring import Ring
 from tools.staleness.simulator.scenario import Fault, Scenario
 
 NOW = 2000.0
+HERE = machine()
 ROOT = Path(__file__).parents[2]
 
 
@@ -252,7 +254,7 @@ def test_the_end_of_a_long_file_is_found(forge: Forge) -> None:
 # processes of this host
 
 
-def local(folder: Path, *, begins: str = "") -> tuple[Forge, "subprocess.Popen[bytes]"]:
+def local(folder: Path, *, begins: str = "", where: str = HERE) -> tuple[Forge, "subprocess.Popen[bytes]"]:
     """A run that trains, whose head and learner are one process of this host that holds both files."""
     made = Forge(folder)
     paths = [made.path(name) for name in ("head-0.0", "learner-0.0")]
@@ -264,7 +266,7 @@ def local(folder: Path, *, begins: str = "") -> tuple[Forge, "subprocess.Popen[b
     if not begins:
         process.stdout.readline()
     for name in ("head-0.0", "learner-0.0"):
-        made.write(name, NOW, "start", schema=1, pid=process.pid)
+        made.write(name, NOW, "start", schema=1, pid=process.pid, machine=where)
     made.write("head-0.0", NOW, "joined", name="learner-0.0", host=socket.gethostname(), pid=process.pid)
     return made, process
 
@@ -286,6 +288,15 @@ def test_a_stopped_process_is_in_the_headline_at_once(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("where", [HERE, "another boot net:[1]", ""])
+def test_a_process_is_gone_only_where_it_ran_on_this_machine(tmp_path: Path, where: str) -> None:
+    """A machine of the same host name has other processes."""
+    forge, process = local(tmp_path, where=where)
+    process.kill()
+    process.communicate()
+    assert {actor.process for actor in forge.look().actors} == {"gone" if where == HERE else ""}
 
 
 def test_a_stopped_worker_of_an_actor_is_in_the_headline_at_once(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from types import ModuleType
 
 import pytest
 
-from actors.data.loading import check_data, load_problems, load_rows, read_rows
+from actors.data.loading import check_data, load_problems, load_rows, read_rows, task_with_origins
 from areal_bus.config.data import DataConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_bus.messages import MAX_ROW_BYTES, Prompt
+from areal_bus.wire import codec
 
 GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k"
 
@@ -73,6 +75,39 @@ def test_a_bad_row_is_refused_with_its_place_and_what_was_found(tmp_path, lines,
     with pytest.raises(ConfigError) as caught:
         check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def row_of(n_bytes: int, letter: str = "x") -> dict[str, str]:
+    """A row of so many bytes as JSON."""
+    empty = {"question": "q", "answer": ""}
+    n = n_bytes - len(json.dumps(empty, ensure_ascii=False).encode())
+    return empty | {"answer": letter * (n // len(letter.encode())) + "x" * (n % len(letter.encode()))}
+
+
+@pytest.mark.parametrize("letter", ["x", "字"])
+@pytest.mark.parametrize("where", ["data", "evaluate"])
+def test_a_row_of_a_file_is_refused_at_the_start_where_no_message_holds_it(tmp_path, where, letter):
+    """It passed the start, and ended the head, and each next one, when it was leased."""
+    small = json.dumps({"question": "q", "answer": "a"})
+    for n_bytes in (MAX_ROW_BYTES, MAX_ROW_BYTES + 1):
+        large = json.dumps(row_of(n_bytes, letter), ensure_ascii=False)
+        (tmp_path / "own.jsonl").write_text(small if where == "evaluate" else large, encoding="utf-8")
+        (tmp_path / "test.jsonl").write_text(large, encoding="utf-8")
+        config = config_of(data={"path": "own.jsonl"}, evaluate={"path": "test.jsonl", "before": where == "evaluate"})
+        if n_bytes == MAX_ROW_BYTES:
+            check_data(config, tmp_path)
+            row = load_problems(config, tmp_path)[0] if where == "evaluate" else load_rows(config, tmp_path)[0]
+            codec.check(Prompt(0, 0, 0, [0], "", json.dumps(row | {"source": "a" * 1000}, ensure_ascii=False)))
+        else:
+            with pytest.raises(ConfigError, match=rf"too large: .*has {n_bytes} bytes as JSON; {MAX_ROW_BYTES} are"):
+                check_data(config, tmp_path)
+
+
+def test_a_generated_row_is_refused_at_the_start_where_no_message_holds_it():
+    rows = [row_of(MAX_ROW_BYTES), row_of(MAX_ROW_BYTES + 1)]
+    assert task_with_origins(rows[:1], "data.task = 'own', row")
+    with pytest.raises(ConfigError, match=r"too large: data\.task = 'own', row 1 has"):
+        task_with_origins(rows, "data.task = 'own', row")
 
 
 def test_item_26_verls_rows_load_with_messages_and_nested_keys(tmp_path):

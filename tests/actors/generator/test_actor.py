@@ -189,6 +189,48 @@ def test_a_group_that_cannot_be_sampled_is_reported_once_with_the_reason(tmp_pat
             assert around.heard(Sampled).uid == 1
 
 
+OUTSIZE = """
+from actors.workflows.protocol import Episode
+
+class Flow:
+    def __init__(self, config): ...
+
+    async def episode(self, row, ask):
+        turn = await ask(ask.tokenizer(row["question"])["input_ids"])
+        if row["answer"] == "large text":
+            return Episode(text="x" * (9 << 20))
+        if row["answer"] == "large row":
+            return Episode(text=turn.text, row={"note": "字" * (3 << 20)})
+        return Episode(text=turn.text, row={"note": {1, 2}} if row["answer"] == "no JSON" else {})
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "error"), [("large text", "bytes"), ("large row", "bytes"), ("no JSON", "set is not JSON serializable")]
+)
+def test_an_episode_that_no_message_holds_fails_its_prompt_and_the_generator_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, error: str
+) -> None:
+    """Its completion was journalled before its row was written, and its episode stayed open."""
+    (tmp_path / "outsize_flow.py").write_text(OUTSIZE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with ring(tmp_path, workflow={"function": "outsize_flow:Flow"}) as around:
+        around.join()
+        around.push(0)
+        around.tell(replace(prompt(0, samples=(0, 1)), row=json.dumps({"question": "abc", "answer": what})))
+        failed: SampleFailed = around.heard(SampleFailed)
+        assert (failed.uid, failed.attempt, failed.reason) == (0, 0, "sampling_error")
+        assert error in failed.error
+        around.tell(prompt(1, samples=(0,)))
+        assert around.heard(Trajectory, around.reward).uid == 1  # the first message that a reward gets
+        assert around.heard(Sampled).uid == 1
+        around.stop()
+        assert not around.failed
+        lines = around.journal()
+        assert [line["uid"] for line in lines if line["event"] == "completion"] == [1]
+        assert [line["sample"] for line in lines if line["event"] == "request" and line["uid"] == 0] == [0, 1]
+
+
 def test_a_prompt_over_the_limit_is_refused(tmp_path: Path) -> None:
     with ring(tmp_path) as around:
         around.join()

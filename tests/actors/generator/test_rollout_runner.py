@@ -1,13 +1,18 @@
 """The episodes of a generator: each has a row of its own."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from actors.engines.protocol import Request
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
+from actors.runtime.user_failures import MIN_FAILURES, Failures
 from actors.workflows.protocol import Ask, Episode, Row
 from areal_bus.config.sections import Config
-from areal_bus.messages import Prompt
+from areal_bus.errors import UserCodeFailed
+from areal_bus.messages import ATTEMPTS, Prompt, SampleFailed
 from areal_bus.storage.journal import Journal
 
 
@@ -41,3 +46,34 @@ def test_a_samples_change_of_its_row_is_not_seen_by_the_next_sample(tmp_path: Pa
     assert list(runner.begin(Prompt(0, 0, 0, [0, 1, 2], "", '{"question": "q", "hints": []}'))) == []
     assert workflow.seen == [("q", [])] * 3
     assert len(engine.requests) == 3
+
+
+RAISING = """
+class Flow:
+    async def episode(self, row, ask):
+        raise ValueError("bad row")
+"""
+
+
+@pytest.mark.parametrize("term", [0, 1])
+def test_only_first_tries_of_a_prompt_in_its_term_count_as_failures_of_the_workflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: int
+) -> None:
+    """A prompt that failed elsewhere comes as the next attempt: the row may be the cause, not the workflow."""
+    (tmp_path / f"raising_{term}.py").write_text(RAISING, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    workflow = importlib.import_module(f"raising_{term}").Flow()
+    journal = Journal(tmp_path, role="generator", index=0, incarnation=0)
+    log = RolloutLog("generator-0.0", journal, Failures(tmp_path / "logs", "generator-0.0", "workflow.function"))
+    runner = RolloutRunner(Requests(), workflow, None, Config(), log)  # type: ignore[arg-type]
+
+    def fail(uid: int, attempt: int) -> None:
+        (outcome,) = runner.begin(Prompt(uid, term * ATTEMPTS + attempt, 0, [0], "", "{}"))
+        assert isinstance(outcome, SampleFailed)
+
+    for uid in range(5 * MIN_FAILURES):
+        fail(uid, 1)
+    for uid in range(MIN_FAILURES - 1):
+        fail(uid, 0)
+    with pytest.raises(UserCodeFailed, match="bad row"):
+        fail(100, 0)

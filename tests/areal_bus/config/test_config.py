@@ -242,6 +242,18 @@ def test_a_variable_with_one_underscore_of_two_is_not_ignored(tmp_path: Path) ->
     assert "AREAL_BUS_ACTOR_LR is AREAL_BUS_ACTOR__LR" in said
 
 
+@pytest.mark.parametrize("by", ["--set", "environment"])
+def test_a_value_that_the_locale_has_mangled_is_refused_with_its_key(tmp_path: Path, by: str) -> None:
+    """Bytes of another encoding, which Python reads as half surrogates: "für" in Latin-1."""
+    file, given = write(tmp_path, SMALL), "{question} f\udcfcr"
+    options = [f"data.prompt={given}"] if by == "--set" else []
+    environ = {"AREAL_BUS_DATA__PROMPT": given} if by == "environment" else {}
+    said = refusal(file, *options, **environ)
+    assert said.startswith("data.prompt must be UTF-8 text: the locale (")
+    assert r"'{question} f\udcfcr'" in said
+    assert "LC_ALL=C.UTF-8" in said
+
+
 def test_the_environment_is_checked_like_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, SMALL)
     assert "(AREAL_BUS_ACTOR__LRR): the nearest is actor.lr" in refusal(file, AREAL_BUS_ACTOR__LRR="1")

@@ -208,8 +208,44 @@ def receiver(module: Any) -> None:
     landing(module)
 
 
+HOSTILE: list[Any] = []  # of this process, if it is the one that the file `hostile` names
+
+
+def hostile() -> Any:
+    """None: this process is an honest one."""
+    if not HOSTILE and ME.who and told("hostile") == ME.who:
+        from hostile import Hostile
+
+        HOSTILE.append(Hostile())
+    return HOSTILE[0] if HOSTILE else None
+
+
+def session(module: Any) -> None:
+    """A hostile generator claims room for every prompt there is."""
+    real = module.HeadSession.send
+
+    def send(self: Any, message: Any) -> None:
+        is_claimed = isinstance(message, module.Ready) and hostile() is not None
+        real(self, module.Ready(2**62) if is_claimed else message)
+
+    module.HeadSession.send = send
+
+
+def limit(module: Any) -> None:
+    """A guest's leases time out sooner in a test."""
+    module.LEAST_S = float(told("lease_s") or module.LEAST_S)
+
+
 def generation(module: Any) -> None:
     """Drop a message to a generator ("drop")."""
+    real_turn = module.Generator.turn
+
+    def turn(self: Any) -> None:
+        if (one := hostile()) is not None:
+            one.act(self, sys.modules["areal_bus.messages"])
+        real_turn(self)
+
+    module.Generator.turn = turn
     before(module.Generator, "_swap", "swap")
     before(module.Generator, "turn", "turn")
     real = module.Generator._on
@@ -223,6 +259,14 @@ def generation(module: Any) -> None:
 
 def delivery(module: Any) -> None:
     """A complete sample that is not reported yet."""
+    real = module.Delivery.add
+
+    def add(self: Any, trajectory: Any) -> None:
+        one = hostile()
+        if (given := trajectory if one is None else one.result(trajectory)) is not None:
+            real(self, given)
+
+    module.Delivery.add = add
     after(module.Delivery, "add", "completed")
 
 
@@ -262,6 +306,7 @@ def decisions(module: Any) -> None:
 
 WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.runtime.context": context,
+    "actors.runtime.head_session": session,
     "actors.learner.rollout": rollout,
     "actors.learner.ppo": actor,
     "actors.learner.actor": learner,
@@ -276,6 +321,7 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.head.checkpoint_writer": frontiers,
     "actors.head.shell": head,
     "areal_bus.core.training": decisions,
+    "areal_bus.core.lease_limit": limit,
 }
 
 
