@@ -100,8 +100,8 @@ class BusConfig(Section):
     silent_s: float = Field(3.0, gt=0)
     """Silence after which a generator or reward counts as dead; up to ten times longer on a busy machine."""
     inbox_mib: int = Field(256, ge=1)
-    """Limit of received but unprocessed messages per process, counted in bytes on the wire; above it the process stops
-    reading its sockets. In memory, small messages take up to five times as much."""
+    """Limit of received but unprocessed messages per process, counted as they take memory; above it the process stops
+    reading its sockets."""
     resend_s: float = Field(120.0, gt=0)
     """A trajectory without acknowledgement for this long is sent again, to another reward actor if there is one."""
 

@@ -17,6 +17,7 @@ from areal_bus.transport.listener import MAX_CONNECTIONS, READ_AHEAD, Listener, 
 from areal_bus.transport.rejections import Rejections
 from areal_bus.wire import bundle
 from areal_bus.wire import codec as wire
+from areal_bus.wire.header import object_bytes
 
 IDENTITY = re.compile(rb"([A-Za-z0-9._-]{1,64})/([0-9a-f]{16})")  # of a connection: actor name, random number
 PROBE = [b""]  # ignored by every Bus; sent to test whether a connection still exists
@@ -26,7 +27,7 @@ SKIPPED = 100  # maximum frames that are skipped at once
 
 NOBLOCK = int(zmq.NOBLOCK)
 
-Received = tuple[str, Message, int]  # sender, message, bytes of the message
+Received = tuple[str, Message, int]  # sender, message, bytes that it takes in memory
 Authorise = Callable[[str, Message], None]
 
 
@@ -193,7 +194,7 @@ class Receiver:
         except WireError as error:
             self._rejections.add(name, error.reason, str(error), connection=connection)
             return []
-        return [(name, message, sum(map(len, part))) for part, message in whole]
+        return [(name, message, sum(map(len, part)) + object_bytes(part[0])) for part, message in whole]
 
     def _frames(self, socket: Socket) -> list[bytes]:
         """The frames of one message. Frames beyond the limit are left to be skipped."""

@@ -20,6 +20,7 @@ PACKER_BYTES = 1024  # initial size; it grows. The default of 256 KiB costs 1 us
 MAP, ENTRY = 256, 208  # a dict and each of its entries (with its temporary pair), without key and value
 LIST, ITEM = 88, 8
 NUMBER = 32
+PAIR = 96  # a list of two small numbers
 STRING = 80
 CONTAINERS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])  # first bytes of maps and arrays
 EXT = {*range(0xC7, 0xCA), *range(0xD4, 0xD9)}  # first bytes of ext types
@@ -76,6 +77,16 @@ def unpack_checked(packed: bytes, n_containers: int) -> dict[str, Any]:
     return header
 
 
+def count_containers(packed: bytes) -> int:
+    """The maximum number of containers in a header."""
+    return len(packed) - len(packed.translate(None, CONTAINERS))
+
+
+def object_bytes(packed: bytes) -> int:
+    """About the memory that the objects of a header take: most of them are pairs of numbers (segments, spans)."""
+    return 2 * len(packed) + PAIR * count_containers(packed)
+
+
 def check_cost(packed: bytes, kind: str = "one") -> int:
     """Check the size of a header and of its unpacked objects, from the bytes alone. Returns the maximum number of
     containers in it.
@@ -86,7 +97,7 @@ def check_cost(packed: bytes, kind: str = "one") -> int:
     n_bytes = len(packed)
     if n_bytes > MAX_HEADER_BYTES:
         raise WireError(f"a header is at most {MAX_HEADER_BYTES} bytes; this {kind} has {n_bytes}", "size")
-    n_containers = n_bytes - len(packed.translate(None, CONTAINERS))
+    n_containers = count_containers(packed)
     if 144 * n_bytes + n_containers * (MAP + ITEM * n_bytes) > MAX_OBJECT_BYTES:
         _walk(packed)
     return n_containers

@@ -9,7 +9,7 @@ from launch.memory.units import BYTES, MIB, Need
 
 N_BUCKETS = 2  # receive buckets of a push
 N_SAMPLED = 3  # logits of a slot and two temporaries of sampling; float64
-# Processes of a server without weights, keys and values, measured on CPU (vLLM 0.32.0, SGLang 0.5.23).
+# Processes of a server without weights, keys and values: vLLM 0.32.0 measured on CPU, SGLang 0.5.23 estimated.
 SERVER = {"vllm": 1450 * MIB, "sglang": 1800 * MIB}
 SERVER_RANK = 500 * MIB  # each further rank of tensor parallelism
 SLOT_STEP = 64  # positions; slots grow by a quarter, to a multiple of it (actors/engines/builtin/dense_cache.py)

@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,13 @@ import pytest
 import zmq
 
 from areal_bus.errors import EndpointTaken
-from areal_bus.messages import Ack, HeadHeartbeat, Message, Stop, Trajectory
+from areal_bus.messages import Ack, HeadHeartbeat, Heartbeat, Message, Stop, Trajectory
 from areal_bus.transport.bus import BusOptions, Heartbeats
 from areal_bus.transport.receive_queue import ReceiveQueue
 from areal_bus.transport.receiver import Received
 from areal_bus.transport.send_queue import size
 from areal_bus.wire import bundle, codec
+from areal_bus.wire.header import object_bytes
 from tests.support.strangers import OpenBus as Bus
 from tests.support.strangers import until
 
@@ -94,7 +96,33 @@ def test_what_is_sent_together_to_one_peer_is_one_zeromq_message(tmp_path: Path)
         actor.close()
 
 
-def test_an_inbox_counts_of_each_message_its_own_bytes(tmp_path: Path) -> None:
+def memory_of(message: Message) -> int:
+    frames = codec.encode(message, job=JOB)
+    return size(frames) + object_bytes(bytes(frames[0]))
+
+
+SPANS = [[version, 1] for version in range(300, 2300)]  # versions that Python keeps no objects of
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Heartbeat(1, 2, "samples 3"), ack(1), trajectory(400), replace(trajectory(8004), spans=SPANS[:1000],
+     segments=[[1001, 1000]], logps=bytes(4000))],
+    ids=["Heartbeat", "Ack", "Trajectory", "Trajectory with spans"],
+)  # fmt: skip
+def test_the_inbox_counts_no_less_than_messages_take_in_memory(message: Message) -> None:
+    """256 MiB on the wire were up to 1.2 GiB in memory: a span of 4 bytes is a list of 100."""
+    frames = [bytes(frame) for frame in codec.encode(message, job=JOB)]
+    n = min(4000, (8 << 20) // size(frames))
+    tracemalloc.start()
+    kept = [codec.decode([bytes(bytearray(frame)) for frame in frames], job=JOB) for _ in range(n)]
+    taken = tracemalloc.get_traced_memory()[0] / n
+    tracemalloc.stop()
+    assert len(kept) == n
+    assert taken <= memory_of(message) <= 8 * taken  # of small messages less: bytes of text may look like lists
+
+
+def test_an_inbox_counts_of_each_message_the_memory_that_it_takes(tmp_path: Path) -> None:
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
     actor = Bus("generator-0.0", job=JOB)
     actor.connect("head", head.endpoint)
@@ -102,7 +130,7 @@ def test_an_inbox_counts_of_each_message_its_own_bytes(tmp_path: Path) -> None:
     actor.send_all(("head", message) for message in together)
     for n in range(3):
         next_of(head)
-        assert head.receive_queue.n_consumed == sum(size(codec.encode(one, job=JOB)) for one in together[: n + 1])
+        assert head.receive_queue.n_consumed == sum(memory_of(one) for one in together[: n + 1])
     assert head.receive_queue.n_received == head.receive_queue.n_consumed
     for bus in (actor, head):
         bus.close()
