@@ -17,8 +17,8 @@ from actors.runtime.context import Context
 from areal_bus.config.sections import RunConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from areal_bus.process.machine import machine
 from areal_bus.storage.atomic_file import write_atomic
+from areal_bus.storage.machine import machine
 from launch.environment import VISIBLE_DEVICES
 from launch.job_end import summary_exists
 from launch.network import choose_interfaces, local_facts, toward

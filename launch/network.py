@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from areal_bus.config.sections import BusConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from areal_bus.process.machine import machine
+from areal_bus.storage.machine import machine
 from launch.socket_folders import made_folder
 from launch.topology import ActorId, RankPlan
 

@@ -226,8 +226,7 @@ def own_answer(config: Config, rank: int, answer: dict[str, Any]) -> dict[str, A
     try:
         return {"incarnations": largest_incarnation(journal_folders(config, answer))}
     except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
-        is_refused = isinstance(error, OSError)
-        why = why_refused(error) if is_refused else why_failed(error, Path(config.run.folder))
+        why = why_refused(error) if isinstance(error, OSError) else why_failed(error, Path(config.run.folder))
         print(f"rank {rank}: error: {why}", file=sys.stderr, flush=True)
         return {"incarnations": 0, "code": 1}
 

@@ -5,8 +5,8 @@ from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 
-from areal_bus.process.machine import machine
 from areal_bus.storage.journal_segments import newest, segment
+from areal_bus.storage.machine import machine
 
 PROC = Path("/proc")
 
@@ -19,7 +19,7 @@ class Process(StrEnum):
 
 
 def process_of(journal: Path, pid: int, where: str) -> Process:
-    """State of the process that writes this journal. `where`: its machine (areal_bus/process/machine.py); "": unknown.
+    """State of the process that writes this journal. `where`: its machine (areal_bus/storage/machine.py); "": unknown.
 
     A pid may belong to another process by now, or to one of another host: the right process has the file open.
     """

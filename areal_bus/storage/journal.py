@@ -14,9 +14,9 @@ from typing import Any
 
 from areal_bus.core.events import Event
 from areal_bus.foreign_text import cut, valid
-from areal_bus.process.machine import machine
 from areal_bus.storage.cpu_times import CpuTimes, read
 from areal_bus.storage.journal_segments import ONE_FILE, FileSizes, SegmentedFile
+from areal_bus.storage.machine import machine
 
 SCHEMA = 1
 MAX_BUFFERED = 256  # lines that are written together

@@ -18,8 +18,8 @@ from areal_bus.core.effects import Record
 from areal_bus.core.events import Event
 from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.messages import Role
-from areal_bus.process.machine import machine
 from areal_bus.storage.journal import Journal
+from areal_bus.storage.machine import machine
 from tools import why
 from tools.run import Run
 from tools.staleness.simulator.ring import Ring

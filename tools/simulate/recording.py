@@ -275,7 +275,7 @@ def cpu_use(
     served += within(windows(head, "head"), began, ended)
     of_generators = [window for history in histories for window in within(history.windows, began, ended)]
     every = [*of_learner, *of_generators, *served]
-    one_host = len({str(line.get("machine") or line.get("host")).partition(" ")[0] for line in starts}) == 1
+    one_host = len({(line.get("host"), str(line.get("machine")).partition(" ")[0]) for line in starts}) == 1
     n_scored = sum(line["event"] == "scored" and began <= line["t"] <= ended for line in head)
     if not one_host or "cores" not in starts[0] or not n_scored or any(window.cpu_s is None for window in every):
         return None

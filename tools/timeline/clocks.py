@@ -82,7 +82,7 @@ def read_clocks(where: Run) -> Clocks:
     """The clocks of a run."""
     clocks = Clocks()
     hosts = {line["name"]: str(line["host"]) for path in where.journals("head") for line in run.lines(path, "joined")}
-    bases: dict[str, list[tuple[float, Clock]]] = {}  # boot or host -> (wall - t, clock)
+    bases: dict[str, list[tuple[float, Clock]]] = {}  # boot and host -> (wall - t, clock)
     heads_base: float | None = None
     for path in [*where.journals("head"), *(path for path in where.journals() if not path.name.startswith("head-"))]:
         name = path.name.removesuffix(".jsonl")
@@ -96,7 +96,7 @@ def read_clocks(where: Run) -> Clocks:
                 clocks.of[name, number] = clocks.all[0]
                 continue
             boot = str(line.get("machine", "")).partition(" ")[0]  # tells apart machines with one host name
-            known = bases.setdefault(boot or host or f"host of {name}", [])
+            known = bases.setdefault(f"{boot} {host or name}", [])
             clock = next((clock for other, clock in known if abs(other - base) < REBOOT_S), None)
             if clock is None:
                 is_first, label = not clocks.all, host or f"host of {name}"
