@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -135,7 +136,9 @@ def fingerprint(rows: Sequence[RowWithOrigin]) -> dict[str, Any]:
     digest = hashlib.sha256()
     for placed in rows:
         digest.update(json.dumps(placed.row, sort_keys=True).encode() + b"\n")
-    return {"rows": len(rows), "rows_sha256": digest.hexdigest()}
+    found: dict[str, Any] = {"rows": len(rows), "rows_sha256": digest.hexdigest()}
+    by_source = Counter(placed.row[SOURCE] for placed in rows if SOURCE in placed.row)
+    return found | ({"rows_by_source": dict(by_source)} if by_source else {})
 
 
 def check_same_data(run: Path, data: dict[str, Any]) -> None:

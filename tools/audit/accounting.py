@@ -1,11 +1,9 @@
-"""Accounting: tokens by fate, ages of what was trained, and evaluations."""
+"""Accounting: tokens by fate, and ages of what was trained."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from areal_bus.core import evaluation_metrics as metrics
 from tools import surviving_history
 from tools.audit.actor_logs import grows
 from tools.audit.journal_reader import JournalFile, Line
@@ -103,83 +101,6 @@ def quantile(counts: Counter[int], share: float) -> int | None:
         if so_far >= needed:
             return value
     return None
-
-
-@dataclass(slots=True)
-class Evaluated:
-    """Verdicts of one evaluation."""
-
-    n: int = 0
-    rewards: list[float] = field(default_factory=list)
-    judged: list[bool] = field(default_factory=list)
-    n_by_uid: Counter[int] = field(default_factory=Counter)
-    rows: dict[int, list[bool]] = field(default_factory=dict)  # judged answers by uid
-    versions: list[int] = field(default_factory=list)  # oldest and newest of each answer
-
-
-class Evaluations:
-    """Checks `scored` and `evaluation` lines of the head. A new term restarts an open evaluation."""
-
-    def __init__(self, file: JournalFile) -> None:
-        self.file = file
-        self.n = 0
-        self._open: dict[str, Evaluated] = {}
-
-    def go_back(self) -> None:
-        self._open.clear()
-
-    def score(self, line: Line) -> None:
-        known = self._open.setdefault(line["evaluation"], Evaluated())
-        known.n += 1
-        known.n_by_uid[line["uid"]] += 1
-        known.versions += [x for x in (line["min_version"], line["max_version"]) if x is not None]
-        if line["status"] == "value":
-            known.rewards.append(line["reward"])
-            if line["correct"] is not None:
-                known.judged.append(line["correct"])
-                known.rows.setdefault(line["uid"], []).append(line["correct"])
-
-    def close(self, line: Line) -> None:
-        """A timeout or an error is counted, never a 0."""
-        known = self._open.pop(line["name"], Evaluated())
-        self.n += 1
-        told = (line["n"], line["reward"], line["accuracy"])
-        mine = (known.n, _mean(known.rewards), _mean(known.judged))
-        n_without = known.n - len(known.rewards)
-        if line["n_failed"] < n_without or not all(map(_same, told, mine)):
-            rule = f"an evaluation's n, reward and accuracy are of its values alone ({n_without} have none)"
-            self.file.add("I10", f"{rule}: {mine}, not {told}", version=line["version"])
-        n_missing = line.get("n_asked", 0) - len(known.rewards)
-        if "n_asked" in line and line["n_missing"] != n_missing:
-            text = f"an evaluation names the answers that it lacks: {n_missing}, not {line['n_missing']}"
-            self.file.add("I10", text, version=line["version"])
-        if "k" in line:  # journals of older runs have no metrics
-            self._check_metrics(line, known)
-
-    def _check_metrics(self, line: Line, known: Evaluated) -> None:
-        """Each problem has all its samples or counts as failed. Metrics and versions match the answers."""
-        k, rows, version = line["k"], list(known.rows.values()), line["version"]
-        short = [uid for uid, n in known.n_by_uid.items() if n != k]
-        if len(short) > line["n_failed"]:
-            rule = f"an evaluation ends when each problem has its {k} samples or has failed"
-            self.file.add("I3", f"{rule}: {len(short)} have another number, {line['n_failed']} failed", version=version)
-        told = (line["avg_at_k"], line["avg_at_k_se"], line["pass_at_k"])
-        mine = (metrics.average(rows), metrics.standard_error(rows), metrics.pass_at(k, rows))
-        if not all(map(_same, told, mine)):
-            self.file.add("I10", f"avg@k, its error and pass@k are of the answers: {mine}, not {told}", version=version)
-        span = (min(known.versions, default=None), max(known.versions, default=None))
-        if (line["version_first"], line["version_last"]) != span or (span[0] is not None and span[0] < version):
-            named = (line["version_first"], line["version_last"])
-            rule = f"the answers of an evaluation begun at version {version} have the versions that it names"
-            self.file.add("I5", f"{rule}: {span}, not {named}", version=version)
-
-
-def _mean(values: list[float] | list[bool]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _same(one: float | None, other: float | None) -> bool:
-    return one == other or (one is not None and other is not None and math.isclose(one, other))
 
 
 KINDS = ("scored", "trained", "dropped")

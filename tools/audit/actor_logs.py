@@ -48,7 +48,17 @@ class LeaseWork:
 
     maker: str
     held: Version  # when the first sample began
+    where: str = ""  # the line of that
+    is_leased: bool = False  # by the head's lines
     n_continued: int = 0  # tokens that other generators made
+    begun: set[int] = field(default_factory=set)  # its samples
+
+
+class Start(NamedTuple):
+    """One start of a process by its own journal."""
+
+    pid: int | None
+    host: str | None
 
 
 class HeldWeights(NamedTuple):
@@ -69,8 +79,10 @@ class Evidence:
     scores: dict[int, ScoreRecord] = field(default_factory=dict)  # training: the first verdict
     more_scores: dict[int, list[ScoreRecord]] = field(default_factory=dict)  # of a sample that was sent twice
     evaluated: dict[tuple[str, int, int, int], list[ScoreRecord]] = field(default_factory=dict)  # of evaluations
+    answers: dict[tuple[str, int, int, int], Made] = field(default_factory=dict)  # completions of evaluations
+    starts: dict[str, list[Start]] = field(default_factory=dict)  # by process
     work: dict[tuple[int, int], LeaseWork] = field(default_factory=dict)  # training
-    pushed: set[tuple[str, int, int]] = field(default_factory=set)  # (name, push, version) that a generator completed
+    pushed: dict[tuple[str, int, int], str] = field(default_factory=dict)  # (name, push, version) -> line of its part
     digests: dict[Version, HeldWeights] = field(default_factory=dict)
     n_digests: int = 0
     generators: set[str] = field(default_factory=set)
@@ -134,7 +146,7 @@ def attempt_of(known: int) -> int:
     return known & 0xFFFFFFF
 
 
-FIGURES = ("n_tokens", "n_tokens_trained", "n_tokens_masked", "n_tokens_skipped", "lag_max", "digest")  # kept
+OF_THE_LINE = frozenset({"t", "wall", "term", "role", "rank", "inc", "seq", "event", "version", "u"})
 
 
 class Begun(NamedTuple):
@@ -195,7 +207,7 @@ class GeneratorLog:
         self.held = held
         self.received.add(version)
         self.pushed.add(version)
-        self.evidence.pushed.add((self.name, line["push"], version))
+        self.evidence.pushed[self.name, line["push"], version] = self.file.where()
         digest(self.file, self.evidence, line)
 
     def _forget_void(self, base: int | None, version: int) -> None:
@@ -213,8 +225,11 @@ class GeneratorLog:
         n_done = line.get("n_done", 0)
         self.begun[evaluation, uid, attempt, sample] = Begun(self.held[1], self.held[1], n_done)
         if not evaluation:
-            work = self.evidence.work.setdefault((uid, attempt), LeaseWork(self.name, self.held))
+            work = self.evidence.work.setdefault((uid, attempt), LeaseWork(self.name, self.held, self.file.where()))
             work.n_continued += n_done
+            if sample in work.begun:
+                self.file.add("I4", "a sample of one attempt begins once: it did", uid=uid, sample=sample)
+            work.begun.add(sample)
             if work.maker != self.name:
                 text = f"one generator samples an attempt: {work.maker} does"
                 self.file.add("I6", text, uid=uid, sample=sample, attempt=attempt)
@@ -229,6 +244,8 @@ class GeneratorLog:
         evidence.n_completions += 1
         self._check(versions, line["n_tokens"], began, uid, sample)
         if evaluation:
+            made = Made(tuple(versions), intern(line["finish"]), self.name)
+            evidence.answers[evaluation, uid, sample, attempt] = made
             return
         known = key(uid, sample, attempt)
         if known in evidence.completions:
@@ -332,14 +349,19 @@ class LearnerLog:
     def on_pushed(self, line: Line) -> None:
         if self.version is not None and line["version"] > self.version:
             self.file.add("I6", f"a version is pushed after its update: {line['version']}, updates {self.version}")
+        self.evidence.pushed[self.file.name, line["push"], line["version"]] = self.file.where()
         digest(self.file, self.evidence, line)
 
     def on_step(self, line: Line) -> None:
         if self.version is not None and line["version"] != self.version + 1:
             self.file.add("I6", f"each update makes the next version: {line['version']} after {self.version}")
         self.version = line["version"]
-        figures = {name: line[name] for name in FIGURES if name in line}
-        self.evidence.steps[self.file.name, line["version"]] = figures
+        self.evidence.steps[self.file.name, line["version"]] = figures_of(line)
+
+
+def figures_of(line: Line) -> dict[str, Any]:
+    """The figures of a step, and the digest of its weights."""
+    return {name: value for name, value in line.items() if name not in OF_THE_LINE}
 
 
 def digest(file: JournalFile, evidence: Evidence, line: Line) -> None:

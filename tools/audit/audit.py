@@ -7,6 +7,7 @@ from typing import Any
 from tools.audit import run_settings as setup
 from tools.audit import terms
 from tools.audit.actor_logs import Evidence, GeneratorLog, LearnerLog, RewardLog
+from tools.audit.every_line import EveryLine
 from tools.audit.findings import Coverage, Findings, Judgement
 from tools.audit.head_replay import HeadReplay
 from tools.audit.journal_reader import Handler, JournalFile
@@ -39,20 +40,22 @@ class Audit:
 def audit(run: Run) -> Audit:
     """Read every journal file once, the heads last."""
     heads = run.journals("head")
-    rules, findings, evidence = setup.read(run.config(), run.earlier_configs()), Findings(), Evidence(terms.scan(heads))
+    rules = setup.read(run.config(), run.earlier_configs(), run.origin())
+    findings, evidence = Findings(), Evidence(terms.scan(heads))
     files, n_lines = [], 0
     for path in run.journals():
         if path not in heads:
             file = JournalFile(path, findings)
             files.append(file)
-            n_lines += file.drive(handlers_of(path.name.partition("-")[0], file, evidence))
+            handlers = handlers_of(path.name.partition("-")[0], file, evidence)
+            n_lines += file.drive(handlers, EveryLine(file, evidence).look)
             label(file)
     head: HeadReplay | None = None
     for path in heads:  # last: the head's lines are compared with the others'
         file = JournalFile(path, findings)
         files.append(file)
         head = head or HeadReplay(rules, file, evidence)
-        n_lines += file.drive(head.enter(file))
+        n_lines += file.drive(head.enter(file), EveryLine(file, evidence).look)
         head.leave()
         label(file)
     if head is not None:

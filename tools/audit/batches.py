@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from tools.audit import figures
 from tools.audit.journal_reader import JournalFile, Line
 from tools.audit.ledger import AuditedPrompt, Prompts
 from tools.audit.run_settings import RunSettings
@@ -25,6 +26,7 @@ class BatchRecord:
     n_seen: int = 0
     n_tokens: int = 0
     n_masked: int = 0
+    trained: list[figures.TrainedSample] = field(default_factory=list)
 
 
 class BatchChecks:
@@ -73,6 +75,10 @@ class BatchChecks:
         batch.n_seen += 1
         batch.n_tokens += line["n_tokens"]
         batch.n_masked += line["n_masked"]
+        batch.trained.append(figures.read(line))
+        if line["clock"] != batch.step:
+            text = f"a trajectory has the clock of its batch: {batch.step}, not {line['clock']}"
+            self.file.add("I6", text, uid=uid, sample=sample)
         prompt = batch.groups.get(uid)
         if prompt is None:
             prompt = self.prompts.take(line)
@@ -168,24 +174,35 @@ class BatchChecks:
         if oldest is None and line.get("n_tokens_trained", 0) > 0:
             self.file.add("I2", "an update tells the largest lag that it trained: lag_max is missing", step=batch.step)
         self._balance(line, batch)
+        for text in figures.broken(line, batch.trained, self._judged(batch), self.setup):
+            self.file.add("I12", text, step=batch.step)
+
+    def _judged(self, batch: BatchRecord) -> list[bool]:
+        """Which answers of the batch were right, among those that the task judged."""
+        verdicts = [
+            batch.groups[one.uid].scored[one.sample].correct
+            for one in batch.trained
+            if one.uid in batch.groups and one.sample in batch.groups[one.uid].scored
+        ]
+        return [is_right for is_right in verdicts if is_right is not None]
 
     def _balance(self, line: Line, batch: BatchRecord) -> None:
         names = ("n_tokens", "n_tokens_trained", "n_tokens_masked", "n_tokens_skipped")
         if any(name not in line for name in names):
             self.n_without_figures += not batch.is_undone
             return
-        n, trained, masked, skipped = (int(line[name]) for name in names)
+        n, trained, masked, skipped = (line[name] for name in names)
         if not batch.is_undone:
-            self.n_tokens += n
-            self.n_trained += trained
-            self.n_masked += masked
-            self.n_skipped += skipped
+            self.n_tokens += int(n)
+            self.n_trained += int(trained)
+            self.n_masked += int(masked)
+            self.n_skipped += int(skipped)
         if not n == batch.n_tokens == trained + masked + skipped:
             text = (
-                f"tokens = trained + masked + skipped: the batch has {batch.n_tokens}, the update {n} = "
-                f"{trained} + {masked} + {skipped}"
+                f"tokens = trained + masked + skipped: the batch has {batch.n_tokens}, the update {n:g} = "
+                f"{trained:g} + {masked:g} + {skipped:g}"
             )
             self.file.add("I12", text, step=batch.step)
         if masked != batch.n_masked:
-            text = f"masked tokens are those of the batch's lines: {batch.n_masked}, not {masked}"
+            text = f"masked tokens are those of the batch's lines: {batch.n_masked}, not {masked:g}"
             self.file.add("I12", text, step=batch.step)

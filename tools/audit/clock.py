@@ -108,6 +108,8 @@ class Clock:
         if version != self.u and not (is_late and version == self.v):
             text = f"a push brings u, a catch-up push v: {version} (u {self.u}, v {self.v})"
             self.file.add("I6", text, push=line["push"], version=version)
+        if not is_late and version == self.v:
+            self.file.add("I6", f"a push to all brings a version above v = {self.v}: {version}", push=line["push"])
         if not is_late:
             self._pushes[version] = (line["push"], line["t"] - self.file.still_s)
 

@@ -23,20 +23,31 @@ class Agreement:
         self.n_unheard = 0  # verdicts that must come from one of these
         self._refused_samples: set[int] = set()
 
-    def join(self, name: str) -> None:
+    def join(self, line: Line) -> None:
+        """A member joins by the pid and the host of a start in its own journal."""
+        name, starts = line["name"], self.evidence.starts.get(line["name"], [])
+        told = (line.get("pid"), line.get("host"))
+        if starts and not any(told == (start.pid, start.host or told[1]) for start in starts):
+            self.file.add("I6", f"a member joins as its process: {starts[-1]}, not {told} of {name}")
         if name.startswith("reward-") and name not in self.evidence.rewards:
             self.without_a_file.add(name)
 
-    def lease(self, line: Line, *, term: int, v: int) -> None:
+    def lease(self, line: Line, prompt: AuditedPrompt | None, *, term: int, v: int) -> None:
         """The generator that began the lease held the published version, by a push of this term (I7)."""
         work = self.evidence.work.get((line["uid"], line["attempt"]))
         if work is None:
             return
         self.n_leases += 1
+        work.is_leased = True
         if work.maker != line["holder"]:
             text = f"its holder samples a lease: it is {line['holder']}'s, {work.maker} began it"
             self.file.add("I6", text, uid=line["uid"], attempt=line["attempt"])
             return
+        if prompt is not None:
+            others = sorted(s for s in work.begun if not 0 <= s < prompt.n or s in prompt.scored)
+            if others:
+                text = f"a generator begins samples of its lease that have no verdict: not {others} of {prompt.n}"
+                self.file.add("I8", text, uid=line["uid"])
         held, handed = work.held, line.get("n_done", 0)
         if work.n_continued > handed:
             rule = "a generator goes on from what the head handed it"
@@ -65,6 +76,11 @@ class Agreement:
         """A verdict of an evaluation."""
         known = (line["evaluation"], line["uid"], line["sample"], line["attempt"])
         ids = {"uid": line["uid"], "sample": line["sample"], "attempt": line["attempt"]}
+        made = self.evidence.answers.get(known)
+        told = (line["n_tokens"], line["finish"], line["min_version"], line["max_version"])
+        if made is not None and made.told != told:
+            rule = "n_tokens, finish, min_version and max_version are those of the completion"
+            self.file.add("I5", f"{rule}: {made.told}, not {told}", **ids)
         if self._is_as_given(self.evidence.evaluated.get(known, ()), line["status"], line["reward"], ids):
             del self.evidence.evaluated[known]
 
@@ -111,7 +127,7 @@ class Agreement:
         newest = attempt if prompt is None else prompt.attempt
         if not 0 <= uid < n_admitted:
             broken = ("I3", f"only an admitted prompt is sampled: {n_admitted} were")
-        elif newest is None or attempt > newest:
+        elif newest is None or attempt != newest:
             broken = ("I6", f"what is leased is sampled: attempt {attempt}, leased is {newest}")
         elif prompt is not None and attempt == newest and not 0 <= number < prompt.n:
             broken = ("I8", f"a group has samples 0..{prompt.n - 1}: {number}")
@@ -143,6 +159,13 @@ class Agreement:
         is_result = line["what"] != "Partial"
         if is_result and "uid" in line and "sample" in line and len(self._refused_samples) < KEPT_REFUSALS:
             self._refused_samples.add(key(line["uid"], line["sample"], line.get("attempt", 0)))
+
+    def unleased(self) -> None:
+        """Every request of a generator is of a lease by the head (I6)."""
+        for (uid, attempt), work in self.evidence.work.items():
+            if not work.is_leased:
+                text = f"a generator samples what the head leased: {work.maker} began what was not"
+                self.file.findings.add("I6", work.where, text, uid=uid, attempt=attempt)
 
     def lost_verdicts(self, prompts: Prompts, *, before: float) -> None:
         """A reward's verdict on a prompt that was not refunded is accepted or rejected, never lost (I9).

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from areal_bus.core.row_order import RowOrder
 from tools.audit.journal_reader import JournalFile
 from tools.audit.loader_rows import LoaderRows
 from tools.audit.run_settings import RunSettings
@@ -25,6 +26,9 @@ class Passes:
         self._outside: set[Row] = set()  # rows whose group had a pass rate outside of the window
         self._n_waiting = 0  # rows to be drawn again
         self._of_loaders = LoaderRows(file)
+        self._orders = {
+            name: RowOrder(order.n_rows, seed=order.seed, shuffle=order.shuffle) for name, order in setup.orders.items()
+        }
 
     def draw(self, at: Row, uid: int, digest: str = "") -> int:
         """In one pass each row is drawn once. Returns how often this one was drawn before."""
@@ -46,11 +50,21 @@ class Passes:
             text = f"rows to be drawn again come before new ones: {self._n_waiting} wait when row {row} is drawn"
             self.file.add("I4", text, uid=uid)
         if not before:
+            self._follow_order(at, uid)
             self._take_turn(source, uid)
         rows[row] = min(before + 1 + before % 2, _MOST + 1)
         if rows[row] > 2 * MOST_AGAIN + 1:
             self.file.add("I4", f"a row is issued again at most {MOST_AGAIN} times: row {row} of pass {epoch}", uid=uid)
         return rows[row] // 2
+
+    def _follow_order(self, at: Row, uid: int) -> None:
+        """The k-th new row of a source is that of its seeded order."""
+        source, epoch, row = at
+        order = self._orders.get(source)
+        due = None if order is None else order.row(self._n_drawn[source])
+        if due is not None and due != (epoch, row):
+            text = f"rows come in the order of run.seed: row {due[1]} of pass {due[0]}, not {row} of pass {epoch}"
+            self.file.add("I4", text, uid=uid)
 
     def _take_turn(self, source: str, uid: int) -> None:
         """The next row comes from the source furthest behind its weight. In a limited run a source may have ended."""

@@ -6,11 +6,13 @@ This module passes each line to the modules that hold the rules.
 from collections.abc import Mapping
 
 from tools.audit import terms
-from tools.audit.accounting import Ages, Evaluations, Tokens, Undone
-from tools.audit.actor_logs import Evidence, digest
+from tools.audit.accounting import Ages, Tokens, Undone
+from tools.audit.actor_logs import Evidence, digest, figures_of
 from tools.audit.batches import BatchChecks
 from tools.audit.clock import Clock
 from tools.audit.cross_check import Agreement, as_scored
+from tools.audit.evaluations import Evaluations
+from tools.audit.figures import is_same
 from tools.audit.journal_reader import Handler, JournalFile, Line
 from tools.audit.ledger import AcceptedSample, AuditedPrompt, Prompts
 from tools.audit.members import Members, held_by
@@ -73,7 +75,7 @@ class HeadReplay:
         self.splits = Splits(file, self.clock, self.members)
         self.slots = Slots(setup, file)
         self.pushing = Pushing(file, self.members, evidence)
-        self.evaluations = Evaluations(file)
+        self.evaluations = Evaluations(setup, file, self.clock, evidence)
         self.agreement = Agreement(file, evidence)
         self.stalls = Stalls(setup, file, self.clock, self.prompts, self.members)
         self.ages, self.undone_ages = Ages(setup), Ages(setup)
@@ -90,7 +92,7 @@ class HeadReplay:
             "joined": self.on_joined,
             "member": self.on_member,
             "refused": self.agreement.refuse,
-            "evaluation": self.evaluations.close,
+            "evaluation": self.on_evaluation,
             "term": self.on_term,
             "split": self.splits.begin,
             "end": self.on_end,
@@ -117,6 +119,9 @@ class HeadReplay:
     def _heed(self, handler: Handler) -> Handler:
         def handle(line: Line) -> None:
             self.stalls.hear(line)
+            is_known = self._is_judged and not self.unseen and line["event"] != "term"
+            if is_known and self.term is not None and line.get("term", self.term) != self.term:
+                self.file.add("I6", f"a line of the head has its term: {self.term}, not {line['term']}")
             handler(line)
 
         return handle
@@ -128,8 +133,6 @@ class HeadReplay:
             if not self._is_judged:
                 self.unseen = f"the head lived {self.lives} times, and no line says from what the last life went on"
             if not self.unseen:
-                if self.term is not None and line.get("term", self.term) != self.term:
-                    self.file.add("I6", f"a line of the head has its term: {self.term}, not {line['term']}")
                 handler(line)
 
         return handle
@@ -214,7 +217,7 @@ class HeadReplay:
     # members
 
     def on_joined(self, line: Line) -> None:
-        self.agreement.join(line["name"])
+        self.agreement.join(line)
         self.splits.join(line)
         for name in self.members.join(line):
             self.pushing.lose(name)
@@ -230,6 +233,11 @@ class HeadReplay:
             self.prompts.lose(gone)
             self.slots.lose(gone)
 
+    def on_evaluation(self, line: Line) -> None:
+        self.evaluations.close(line)
+        if self._is_judged and not self.unseen:
+            self.evaluations.check_moment(line)
+
     # prompts
 
     def on_adapt(self, line: Line) -> None:
@@ -244,11 +252,11 @@ class HeadReplay:
     def on_lease(self, line: Line) -> None:
         known = self.prompts.open.get(line["uid"])
         is_first = known is not None and known.attempt is None
-        self.prompts.lease(line)
+        prompt = self.prompts.lease(line)
         self.members.feed(line, self.clock.v, is_first=is_first)
         self.splits.lease(line)
         self.slots.lease(line)
-        self.agreement.lease(line, term=self.term or 0, v=self.clock.v)
+        self.agreement.lease(line, prompt, term=self.term or 0, v=self.clock.v)
 
     def on_unsampled(self, line: Line) -> None:
         self.prompts.unsampled(line)
@@ -257,6 +265,7 @@ class HeadReplay:
     def on_sampled(self, line: Line) -> None:
         """Prompts are unknown before the `term` line of an incarnation."""
         if self._is_judged and not self.unseen and not line.get("evaluation", ""):
+            self.prompts.sampled(line)
             self.agreement.sampled(line, self.prompts.open.get(line["uid"]), n_admitted=len(self.prompts.state))
             self.slots.sampled(line)
 
@@ -299,6 +308,9 @@ class HeadReplay:
         if self.batches.n_groups_seen > n_groups and not is_undone:
             self._leave_out(prompt)
         ages = self.undone_ages if is_undone else self.ages
+        if line["born"] != prompt.born:
+            text = f"born stays what it was at admission: {prompt.born}, not {line['born']}"
+            self.file.add("I7", text, uid=prompt.uid, sample=line["sample"])
         ages.take(line, prompt.born, self.file)
         sample = self._verdict(prompt, line)
         if sample is not None:
@@ -335,10 +347,27 @@ class HeadReplay:
         self.clock.update(line)
         self.batches.update(line)
         digest(self.file, self.evidence, line)
+        self._compare_step(line)
+
+    def _compare_step(self, line: Line) -> None:
+        """The learner's own line of the step has the same figures (I12)."""
+        learner, version = self.members.root, line["version"]
+        step = self.evidence.steps.get((learner, version))
+        if step is None:
+            if learner in self.evidence.learners:
+                text = f"an update is its learner's: {learner} has no step line of version {version}"
+                self.file.add("I6", text, version=version)
+            return
+        told = figures_of(line)
+        step = {"digest": told.get("digest")} | step  # older journals have none
+        for name in sorted(step.keys() | told.keys()):
+            if not is_same(step.get(name), told.get(name)):
+                text = f"an update has the figures of its step: {name} {step.get(name)}, not {told.get(name)}"
+                self.file.add("I12", text, version=version)
 
     def on_push(self, line: Line) -> None:
         self.clock.push(line)
-        self.pushing.push(line)
+        self.pushing.push(line, v=self.clock.v)
 
     def on_publish(self, line: Line) -> None:
         self.clock.publish(line)
@@ -354,6 +383,9 @@ class HeadReplay:
         self.batches.finish(torn=not ended)
         self.prompts.close(ended=ended)
         self.evidence.compare_bases(self.file.findings)
+        if not self.unseen:
+            self.pushing.close()
+            self.agreement.unleased()
         if ended and self.clock.v != self.clock.u:
             self.file.add("I11", f"at the end the last update is published: v {self.clock.v}, u {self.clock.u}")
         for prompt in self.prompts.open.values():

@@ -68,8 +68,8 @@ class JournalFile:
             yield line
         self.torn = bool(broken)
 
-    def drive(self, handlers: dict[str, Handler]) -> int:
-        """Hand each line to the handler of its event. Returns how many lines there are."""
+    def drive(self, handlers: dict[str, Handler], each: Handler = lambda line: None) -> int:
+        """Hand each line to `each` and to the handler of its event. Returns how many lines there are."""
         n = 0
         for line in self.lines():
             n += 1
@@ -77,6 +77,7 @@ class JournalFile:
             handler = handlers.get(event)
             try:
                 self._pass(float(line["t"]), event)
+                each(line)
                 if event in LABELS:
                     self._label(line)
                 if handler is not None:

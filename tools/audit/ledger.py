@@ -11,10 +11,11 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from tools.audit.clock import Clock
-from tools.audit.data_passes import FAR, Passes, Row
+from tools.audit.data_passes import FAR, MOST_AGAIN, Passes, Row
 from tools.audit.journal_reader import JournalFile, Line
 from tools.audit.terms import TermLog
 
+MOST_SAMPLES = 1 << 16  # of a group: a damaged journal must not make us allocate more
 ANY_TIME = frozenset(
     {"sampling_error", "prompt_too_long", "poison", "lost_timeline", "no_signal"}
 )  # more rules of no_signal are below
@@ -79,6 +80,7 @@ class AuditedPrompt:
     failed: str = ""  # status of a verdict without a reward: a refund must follow
     scored: dict[int, AcceptedSample] = field(default_factory=dict)
     earlier: list[tuple[int, AcceptedSample]] = field(default_factory=list)  # verdicts that were lost in rollbacks
+    sampled: set[tuple[int, int]] = field(default_factory=set)  # (attempt, sample) that left their generators
     left: int | None = None  # the clock's moment at which it was taken or refunded
     reason: str = ""  # of its refund
 
@@ -102,6 +104,7 @@ class Prompts:
         self.n_refilled = 0  # refunds as no_signal since the last batch or term
         self.is_at_the_end = False  # a prompt was refunded as end_of_data in this term
         self.n_ready = 0
+        self._unsent: dict[int, set[tuple[int, int]]] = {}  # closed prompts -> (attempt, sample) without `sampled`
         self._by_age: list[tuple[int, int]] = []  # heap of (born, uid) of the ready prompts, and of some former ones
         self.n_queued = 0
         self.n_leases = 0
@@ -120,6 +123,8 @@ class Prompts:
         n_before = self.passes.draw(row, uid, line.get("row_digest", ""))
         if self.is_at_the_end and not n_before:
             self.file.add("I3", f"after end_of_data no new row comes: row {row[2]} of pass {row[1]}", uid=uid)
+        if (issue := line.get("issue", n_before)) != n_before:
+            self.file.add("I4", f"issue counts the draws of a row before: {n_before}, not {issue}", uid=uid)
         self.state.append(OPEN)
         self.open[uid] = AuditedPrompt(uid, line["born"], row, n_before)
 
@@ -133,6 +138,9 @@ class Prompts:
         expected = self.first_attempt
         if prompt.attempt is None:
             prompt.n = line["n"]
+            if prompt.n not in (sizes := self.clock.setup.group_sizes) and sizes:
+                told = ", ".join(map(str, sizes))
+                self.file.add("I8", f"a group has gconfig.n_samples = {told} samples: {prompt.n}", uid=uid)
         else:
             expected = max(prompt.attempt + 1, expected)
             if not prompt.is_queued and not prompt.may_return:
@@ -168,6 +176,19 @@ class Prompts:
             self.file.add("I6", text, uid=prompt.uid, attempt=line["attempt"])
         self.n_queued += not prompt.is_queued
         prompt.is_queued, prompt.holder = True, ""
+
+    def sampled(self, line: Line) -> None:
+        """Each sample of an attempt leaves its generator once."""
+        uid, sent = line["uid"], (line["attempt"], line["sample"])
+        prompt = self.open.get(uid)
+        if prompt is not None:
+            is_again = sent in prompt.sampled
+            prompt.sampled.add(sent)
+        else:
+            is_again = sent[0] >= self.first_attempt and sent not in self._unsent.get(uid, ())
+            self._unsent.get(uid, set()).discard(sent)
+        if is_again:
+            self.file.add("I4", "a sample is sent once: it was before", uid=uid, sample=sent[1])
 
     # verdicts
 
@@ -287,9 +308,22 @@ class Prompts:
         if line["n_tokens_dropped"] != prompt.n_tokens:
             text = f"dropped tokens are those received: {prompt.n_tokens}, not {line['n_tokens_dropped']}"
             self.file.add("I12", text, uid=prompt.uid)
+        self._check_refund(line, prompt)
         if line.get("again", reason in AGAIN):
             self.passes.release(prompt.row)
         return prompt
+
+    def _check_refund(self, line: Line, prompt: AuditedPrompt) -> None:
+        """What a refund says of its prompt; journals of older runs say less."""
+        expected = {
+            "n_scored": len(prompt.scored),
+            "age": self.clock.u - prompt.born,
+            "again": line["reason"] == "too_old" and prompt.n_before < MOST_AGAIN,
+        }
+        for name, value in expected.items():
+            if line.get(name, value) != value:
+                text = f"{name} of a refund follows from the lines before: {value}, not {line[name]}"
+                self.file.add("I12" if name == "n_scored" else "I3", text, uid=prompt.uid)
 
     def _learn(self, prompt: AuditedPrompt) -> None:
         """A curriculum counts the right samples of the group."""
@@ -324,6 +358,7 @@ class Prompts:
         ready = [prompt for prompt in self.open.values() if prompt.is_ready]
         self._by_age = sorted((prompt.born, prompt.uid) for prompt in ready)
         self.n_ready = len(ready)
+        self._unsent.clear()
         self.n_refilled = 0
         self.n_queued = sum(prompt.is_queued for prompt in self.open.values())
 
@@ -352,6 +387,10 @@ class Prompts:
         self.n_queued -= prompt.is_queued
         del self.open[prompt.uid]
         prompt.left = self.clock.moment
+        if prompt.attempt is not None and prompt.n <= MOST_SAMPLES:
+            unsent = {(prompt.attempt, sample) for sample in range(prompt.n)} - prompt.sampled
+            if unsent:
+                self._unsent[prompt.uid] = unsent
         for column, value in zip(self.left, (prompt.left, prompt.uid), strict=True):
             column.append(value)
         if self.terms.undo_prompt(prompt.uid):

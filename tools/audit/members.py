@@ -5,6 +5,7 @@ import re
 from tools.audit.journal_reader import JournalFile, Line
 
 GENERATOR = "generator-"
+STATES = ("joining", "stale", "healthy", "dead", "left")
 _HOLDS = re.compile(r"holds version (\d+)")
 
 
@@ -40,7 +41,16 @@ class Members:
         if name not in self.state:
             self.file.add("I6", f"only who joined is a member: {name} did not")
         self.state[name] = state
+        if state not in STATES:
+            self.file.add("I6", f"a member's state is one of {', '.join(STATES)}: {state!r}")
+        if state == "stale" and not name.startswith(GENERATOR):
+            self.file.add("I6", f"only a generator holds weights that become stale: {name}")
         version = held_by(line)
+        holds = version if version is not None else self.version.get(name)
+        if name.startswith(GENERATOR) and state == "healthy" and holds is None:
+            self.file.add("I6", f"a generator is healthy when it holds a version: {name} holds none")
+        if version is not None and state != "healthy":
+            self.file.add("I6", f"a generator that completed a push is healthy: {name} is {state}")
         if version is not None:
             self.version[name] = version
         if state in ("dead", "left"):
@@ -61,6 +71,10 @@ class Members:
     def there(self) -> list[str]:
         """Generators that can be pushed to."""
         return [name for name, s in self.state.items() if name.startswith(GENERATOR) and s in ("healthy", "stale")]
+
+    def stale(self, v: int) -> list[str]:
+        """Generators without version v. A term and a publication make generators stale without a line."""
+        return [name for name in self.there() if self.state[name] == "stale" or self.version.get(name, -1) < v]
 
     def feed(self, line: Line, v: int, *, is_first: bool) -> int | None:
         """A lease, the first or a later one: its holder has the published version of this term (I7).

@@ -33,6 +33,7 @@ class Pushing:
 
     def __init__(self, file: JournalFile, members: Members, evidence: Evidence) -> None:
         self.file, self.members, self.evidence = file, members, evidence
+        self.begun: set[tuple[int, int]] = set()  # (push, version) in all incarnations
         self.begin()
 
     def begin(self) -> None:
@@ -40,8 +41,13 @@ class Pushing:
         self._push: LastPush | None = None
         self._missed: set[str] = set()
 
-    def push(self, line: Line) -> None:
+    def push(self, line: Line, *, v: int) -> None:
         self._end("push", line["push"])
+        self.begun.add((line["push"], line["version"]))
+        n_stale = len(self.members.stale(v))
+        if line["catch_up"] and line["n_members"] > n_stale:
+            text = f"a catch-up push is to stale generators: {n_stale} are, not {line['n_members']}"
+            self.file.add("I6", text, push=line["push"])
         self._push = LastPush(line["push"], line["version"], line["n_members"], line["catch_up"])
 
     def hold(self, name: str, version: int) -> None:
@@ -88,6 +94,13 @@ class Pushing:
         if line["members"] != n_hold:
             text = f"members are those that completed the push: {n_hold} hold version {version}, not {line['members']}"
             self.file.add("I6", text, version=version)
+
+    def close(self) -> None:
+        """Every part of a push that a process reports is of a push that the head began."""
+        for (name, push, version), where in self.evidence.pushed.items():
+            if (push, version) not in self.begun:
+                text = f"a push is begun by the head: {name} has a part of push {push} of version {version}"
+                self.file.findings.add("I6", where, text, push=push, version=version)
 
     def _end(self, what: str, which: int) -> None:
         """One push is in flight at most."""

@@ -127,6 +127,7 @@ class Rollback:
         if prompt.is_queued:
             prompt.holder = ""
         prompt.failed, prompt.left = "", None
+        prompt.sampled.clear()
         self.prompts.passes.put_back(prompt.row, n_before=prompt.n_before, is_drawn=True)
 
     def _find_again(

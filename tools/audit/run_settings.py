@@ -1,14 +1,25 @@
 """The settings of a run that its audit needs."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from areal_bus.config.data import SourceConfig
 from areal_bus.config.sections import WorkflowConfig
 from areal_bus.core.curriculum import PassRateWindow
 
+T = TypeVar("T")
+
 POLICIES = ("mask", "hold", "drop", "paper")
+
+
+class RowOrderSettings(NamedTuple):
+    """The arguments of RowOrder."""
+
+    n_rows: int
+    seed: int | str
+    shuffle: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +46,19 @@ class RunSettings:
     eta_min: int | None = None  # topology.adapt, the smallest of all starts; None: eta never changes
     slots_min: int | None = None  # topology.adapt, the smallest of all starts; None: slots in force never change
     slots: tuple[int, ...] = ()  # of a generator, in each start with slots_min
+    orders: Mapping[str, RowOrderSettings] = field(default_factory=dict)  # of each source whose order is known
+    trains: Literal["all", "signal"] | None = None  # groups that train: all, those whose rewards differ; None: unknown
+    leaves_truncated_out: bool = False  # actor.truncated_samples = "mask"
+    evaluates_every: int | None = None  # evaluate.every_steps
 
     def declared(self, status: str) -> float | None:
         """The declared reward of a verdict `timeout` or `error`."""
         return self.on_timeout if status == "timeout" else self.on_error if status == "error" else None
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Samples of a group, of all stages; () if unknown."""
+        return () if self.n_samples is None else tuple(map(int, str(self.n_samples).split(", ")))
 
     @property
     def limit(self) -> int | None:
@@ -56,8 +76,13 @@ class RunSettings:
         return max(deadlines) + 10.0 if deadlines else None
 
 
-def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunSettings:
-    """Read from the resolved config.json, as plain JSON; {} without one. `earlier`: the configs of earlier starts."""
+def read(
+    config: dict[str, Any], earlier: Iterable[dict[str, Any]] = (), origin: Mapping[str, Any] = MappingProxyType({})
+) -> RunSettings:
+    """Read from the resolved config.json, as plain JSON; {} without one. `earlier`: the configs of earlier starts.
+
+    `origin`: origin.json, which has the number of rows.
+    """
     earlier = tuple(earlier)
 
     def number(section: str, key: str) -> Any:
@@ -82,8 +107,51 @@ def read(config: dict[str, Any], earlier: Iterable[dict[str, Any]] = ()) -> RunS
         slots_min=_least("slots_min", config, *earlier),
         slots=tuple(n for start in (config, *earlier) if (n := _slots(start)) is not None),
         partial_groups=config.get("reward", {}).get("partial_groups") is True,
+        orders=_orders(origin, config, *earlier),
+        trains=_trains(config.get("actor"), *(start.get("actor") for start in earlier)),
+        leaves_truncated_out=config.get("actor", {}).get("truncated_samples") == "mask",
+        evaluates_every=_only({start.get("evaluate", {}).get("every_steps") for start in (config, *earlier)}),
         **_data(config.get("data", {})),
     )
+
+
+def _only(values: set[T]) -> T | None:
+    """The value of all starts; None where they differ."""
+    return next(iter(values)) if len(values) == 1 else None
+
+
+def _orders(origin: Mapping[str, Any], *starts: dict[str, Any]) -> dict[str, RowOrderSettings]:
+    """The order of the rows of each source. A curriculum's depends on results, and a loader has its own."""
+    data, seed = starts[0].get("data", {}), _only({start.get("run", {}).get("seed") for start in starts})
+    shuffle = _only({start.get("data", {}).get("shuffle") for start in starts})
+    if seed is None or shuffle is None or data.get("curriculum") is not None or data.get("function"):
+        return {}
+    if not data.get("source"):
+        n_rows = origin.get("rows")
+        return {"": RowOrderSettings(n_rows, seed, shuffle)} if n_rows else {}
+    counts = origin.get("rows_by_source", {})
+    return {name: RowOrderSettings(n, f"{seed}:{name}", shuffle) for name, n in counts.items()}
+
+
+SHAPING = {"overlong_tokens": 0, "length_penalty": 0.0, "reward_clip": None, "distill_coef": 0.0, "sft_coef": 0.0}
+
+
+def _trains(*actors: dict[str, Any] | None) -> Literal["all", "signal"] | None:
+    """Which groups train, the same in all starts; None if unknown."""
+    found = [_trains_by(actor) for actor in actors]
+    return found[0] if all(one == found[0] for one in found) else None
+
+
+def _trains_by(actor: dict[str, Any] | None) -> Literal["all", "signal"] | None:
+    """Which groups train, where the advantage compares rewards within the group and nothing else moves them."""
+    if not actor or actor.get("advantage") not in ("grpo", "dr_grpo", "rloo", "opo"):
+        return None
+    has_kl = actor.get("kl_ctl", 0.0) > 0
+    if any(actor.get(key, plain) != plain for key, plain in SHAPING.items()) or not actor.get("reward_scaling", 1.0):
+        return None
+    if actor.get("normalize_batch") or (has_kl and actor.get("kl_in") == "reward"):
+        return None
+    return "all" if has_kl or actor.get("entropy_coef") else "signal"
 
 
 def _least(key: str, *starts: dict[str, Any]) -> int | None:

@@ -20,6 +20,7 @@ CONFIG: dict[str, Any] = {
     "weights": {"timeout_s": 60.0},
     "bus": {"silent_s": 60.0},
     "journal": {"dir": ""},
+    "actor": {"advantage": "rloo"},
 }
 N = 2
 HEAD, REWARD, LEARNER = "head-0.0", "reward-0.0", "learner-0.0"
@@ -56,7 +57,7 @@ class Forge:
 
     def assemble(self) -> None:
         for name in self.lines:
-            self.write(name, "start", schema=1, pid=1)
+            self.write(name, "start", schema=1, pid=1, host="here")
         for name in (REWARD, *GENERATORS, LEARNER):
             self.join(name)
         self.write(self.head, "term", version=0, next_uid=0, position=0, open=[], kept=[])
@@ -114,7 +115,8 @@ class Forge:
         ids = {"uid": uid, "sample": sample, "attempt": prompt["attempt"]}
         self.write(holder, "completion", **ids, n_tokens=5, finish="stop", versions=versions)
         self.write(self.head, "sampled", **ids, n_tokens=5)
-        reward = uid + sample / 10 + 100 * self.term
+        spread = 0.0 if uid % 5 == 1 else sample / 10  # groups 1 and 6 have no signal
+        reward = uid + spread + 100 * self.term
         verdict = {"reward": reward} if status == "value" else {"error": "no answer"}
         self.write(REWARD, "score", **ids, evaluation="", status=status, score_s=0.0, **verdict)
         seen = {"n_tokens": 5, "finish": "stop", "min_version": began, "max_version": held, "seconds": 1.0}
@@ -139,6 +141,7 @@ class Forge:
 
     def take(self, *uids: int) -> int:
         """A batch. Returns how many of its tokens are masked."""
+        self.batch: list[Line] = []
         step, eta = self.w, self.config["rollout"]["max_head_offpolicyness"]
         counts = {"n_groups": len(uids), "n_trajectories": N * len(uids), "short": len(uids) < 2}
         self.write(self.head, "batch", step=step, clock=step, **counts, u=self.u, v=self.v)
@@ -150,7 +153,8 @@ class Forge:
                 masked = sum(n for version, n in pairs if step - version > eta)
                 n_masked += masked
                 ids = {"step": step, "clock": step, "born": prompt["born"], "uid": uid, "sample": sample}
-                self.write(self.head, "trajectory", **ids, n_tokens=5, n_masked=masked, finish="stop", **scored)
+                tail = {"n_tokens": 5, "n_masked": masked, "finish": "stop", **scored}
+                self.batch.append(self.write(self.head, "trajectory", **ids, **tail))
         self.live -= len(uids)
         self.in_training += len(uids)
         self.w += 1
@@ -159,11 +163,34 @@ class Forge:
     def update(self, uids: tuple[int, ...], *, n_masked: int) -> None:
         self.u += 1
         self.digests[self.u] = f"digest of {self.u} by {self.learner}"
-        n_tokens = 5 * N * len(uids)
-        figures = {"n_tokens": float(n_tokens), "n_tokens_trained": float(n_tokens - n_masked - 5)}
-        figures |= {"n_tokens_masked": float(n_masked), "n_tokens_skipped": 5.0, "lag_max": 1.0}
-        self.write(self.learner, "step", version=self.u, **figures)
+        figures = self.figures(n_tokens=5 * N * len(uids), n_masked=n_masked)
+        self.write(self.learner, "step", version=self.u, digest=self.digests[self.u], **figures)
         self.write(self.head, "update", version=self.u, u=self.u, digest=self.digests[self.u], **figures)
+
+    def figures(self, *, n_tokens: int, n_masked: int) -> dict[str, float]:
+        """Of the last batch. Groups with equal rewards train nothing."""
+        groups = {line["uid"]: {x["reward"] for x in self.batch if x["uid"] == line["uid"]} for line in self.batch}
+        signal = {uid for uid, rewards in groups.items() if len(rewards) > 1}
+        lags = [
+            line["clock"] - version
+            for line in self.batch
+            for version, n in zip(line["versions"][::2], line["versions"][1::2], strict=True)
+            for _ in range(n)
+            if line["uid"] in signal
+        ]
+        lags = sorted(lags)[: len(lags) - n_masked]  # the oldest are masked
+        return {
+            "n_tokens": float(n_tokens),
+            "n_tokens_trained": float(len(lags)),
+            "n_tokens_masked": float(n_masked),
+            "n_tokens_skipped": float(n_tokens - n_masked - len(lags)),
+            "reward": sum(line["reward"] for line in self.batch) / len(self.batch),
+            "truncated_share": 0.0,
+            "masked_share": n_masked / n_tokens,
+            "zero_advantage_share": 1 - len(signal) / len(groups),
+            "loss": 0.25,
+            **({"lag_mean": sum(lags) / len(lags), "lag_max": float(lags[-1])} if lags else {}),
+        }
 
     def evaluate(self) -> None:
         """Two answers with a value, one error."""
@@ -177,6 +204,7 @@ class Forge:
             told = {"reward": verdict.get("reward", 0.0), "correct": status == "value"}
             self.write(self.head, "scored", **ids, status=status, **told, **seen)
         told = {"n": 3, "n_failed": 1, "accuracy": 1.0, "reward": 0.5, "k": 1, "avg_at_k": 1.0, "avg_at_k_se": 0.0}
+        told |= {"n_asked": 3, "n_missing": 1, "set": "", "version_mean": float(self.v)}
         told |= {"maj_at_k": 1.0, "pass_at_k": 1.0, "version_first": self.v, "version_last": self.v}
         self.write(self.head, "evaluation", name="after", version=self.v, **told)
 

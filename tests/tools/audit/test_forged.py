@@ -400,7 +400,7 @@ def test_I12_accounting_is_caught(tmp_path: Path) -> None:
     def edit(forge: Forge) -> None:
         forge.of(HEAD, "update", version=3)[0]["n_tokens_trained"] += 1
 
-    caught(tmp_path, "I12", edit, "tokens = trained + masked + skipped: the batch has 20, the update 20 = 10 + 6 + 5")
+    caught(tmp_path, "I12", edit, "tokens = trained + masked + skipped: the batch has 20, the update 20 = 15 + 6 + 0")
 
 
 def test_I12_accounting_of_dropped_tokens_is_caught(tmp_path: Path) -> None:

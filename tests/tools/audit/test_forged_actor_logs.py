@@ -93,6 +93,8 @@ def test_a_version_is_published_without_a_push_when_nobody_is_left_to_push_to(
     def edit(forge: Forge) -> None:
         if word["event"] == "push_broken":  # of a push that it missed alone
             update = forge.of(HEAD, "update", version=4)[0]
+            stale = {"event": "member", "name": GENERATORS[0], "state": "stale", "why": "missed a push"}
+            forge.lines[HEAD].insert(forge.lines[HEAD].index(update), {**update, **stale, "version": None})
             late = {"event": "push", "push": 4, "version": 3, "view": 1, "n_members": 1, "catch_up": True}
             forge.lines[HEAD].insert(forge.lines[HEAD].index(update), {**update, **late})
         publish_to_nobody(forge, word)

@@ -68,13 +68,23 @@ def test_a_lease_kept_over_a_term_may_be_given_back(tmp_path: Path) -> None:
     def edit(forge: TermForge) -> None:
         uid, at = {"uid": 2, "sample": 0}, forge.lines[HEAD].index(term(forge, 1)) + 5
         lease = {**forge.of(HEAD, "lease", uid=5)[-1], "uid": 2, "born": 0, "n": 1, "holder": GENERATORS[1]}
+        lease["t"] = forge.lines[HEAD][at]["t"]
         forge.lines[HEAD].insert(at, lease)
         began = {**forge.of(GENERATORS[1], "request", uid=5)[-1], **uid}
         done = {**forge.of(GENERATORS[0], "completion", **uid)[0], "attempt": 1000, "versions": [1, 5]}
         forge.lines[GENERATORS[0]].remove(forge.of(GENERATORS[0], "completion", **uid)[0])
         place = forge.lines[GENERATORS[1]].index(forge.of(GENERATORS[1], "request", uid=5)[-1])
+        done["t"] = began["t"]
         forge.lines[GENERATORS[1]][place:place] = [began, done]
-        for line in forge.of(HEAD, "scored", **uid) + forge.of(REWARD, "score", **uid, evaluation=""):
+        step = forge.of(HEAD, "trajectory", **uid)[0]["step"]
+        made = [line for lines in forge.lines.values() for line in lines if line.get("version") == step + 1]
+        for line in [line for line in made if line.get("lag_mean") == 0.7 and line["term"] == 1]:
+            line["lag_mean"] = 0.55
+        for line in (
+            forge.of(HEAD, "scored", **uid)
+            + forge.of(HEAD, "sampled", **uid)
+            + forge.of(REWARD, "score", **uid, evaluation="")
+        ):
             line["attempt"] = 1000
         forge.of(HEAD, "scored", **uid)[0].update(min_version=1, max_version=1)
         forge.of(HEAD, "trajectory", **uid)[0].update(attempt=1000, versions=[1, 5])

@@ -1,0 +1,118 @@
+"""Recomputes the figures of an update from the trajectories of its batch, as far as the journal determines them (I12).
+
+The mean lag is over the trained tokens. Which groups train follows from the rewards where the advantage has a group
+baseline and nothing else moves rewards (`RunSettings.trains`). Elsewhere the figures are held to their bounds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tools.audit.run_settings import RunSettings
+from tools.surviving_history import Spans, span_pairs, trained_spans
+
+RELATIVE = 1e-9  # sums over ranks have another order
+SHARES = ("truncated_share", "masked_share", "zero_advantage_share", "correct")
+NAMES = ("reward", *SHARES, "lag_mean", "lag_max")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSample:
+    """One trajectory of a batch."""
+
+    uid: int
+    sample: int
+    reward: float
+    finish: str
+    n_tokens: int
+    n_masked: int
+    lags: Spans  # (clock - version, tokens), without masked tokens
+
+    @property
+    def n_trained(self) -> int:
+        return self.n_tokens - self.n_masked
+
+
+def read(line: Mapping[str, Any]) -> TrainedSample:
+    """A `trajectory` line."""
+    spans = trained_spans(span_pairs(line["versions"]), line["n_masked"])
+    lags = [(line["clock"] - version, n) for version, n in spans]
+    return TrainedSample(
+        line["uid"], line["sample"], line["reward"], line["finish"], line["n_tokens"], line["n_masked"], lags
+    )
+
+
+def broken(
+    line: Mapping[str, Any], batch: Sequence[TrainedSample], judged: Sequence[bool], setup: RunSettings
+) -> list[str]:
+    """Figures of an `update` line that its batch contradicts. `judged`: right and wrong answers of the batch."""
+    if not batch or not any(name in line for name in NAMES):
+        return []
+    n_tokens = sum(one.n_tokens for one in batch)
+    expected = {
+        "reward": math.fsum(one.reward for one in batch) / len(batch),
+        "truncated_share": sum(one.finish == "length" for one in batch) / len(batch),
+        "masked_share": sum(one.n_masked for one in batch) / n_tokens if n_tokens else None,
+        "correct": sum(judged) / len(judged) if judged else None,
+    }
+    trained = trained_part(batch, setup)
+    if trained is None:
+        return [*differing(line, expected), *out_of_bounds(line, batch)]
+    lags = [pair for one in trained for pair in one.lags]
+    n_trained = sum(n for _, n in lags)
+    expected |= {
+        "zero_advantage_share": 1 - len(groups_with_signal(batch)) / len({one.uid for one in batch}),
+        "n_tokens_trained": n_trained,
+        "n_tokens_skipped": n_tokens - n_trained - sum(one.n_masked for one in batch),
+        "lag_mean": sum(lag * n for lag, n in lags) / n_trained if n_trained else None,
+        "lag_max": max((lag for lag, _ in lags), default=None),
+    }
+    return differing(line, expected)
+
+
+def trained_part(batch: Sequence[TrainedSample], setup: RunSettings) -> list[TrainedSample] | None:
+    """The trajectories whose tokens enter the loss; None where the journal does not determine them."""
+    if setup.trains is None:
+        return None
+    signal = groups_with_signal(batch)
+    chosen = [one for one in batch if setup.trains == "all" or one.uid in signal]
+    return [one for one in chosen if not (setup.leaves_truncated_out and one.finish == "length")]
+
+
+def groups_with_signal(batch: Sequence[TrainedSample]) -> set[int]:
+    """Groups whose rewards differ."""
+    rewards: dict[int, set[float]] = {}
+    for one in batch:
+        rewards.setdefault(one.uid, set()).add(one.reward)
+    return {uid for uid, found in rewards.items() if len(found) > 1}
+
+
+def differing(line: Mapping[str, Any], expected: Mapping[str, float | None]) -> list[str]:
+    """A figure without a value is left out."""
+    return [
+        f"{name} of an update is that of its batch's lines: {value}, not {line.get(name)}"
+        for name, value in expected.items()
+        if not is_same(line.get(name), value)
+    ]
+
+
+def out_of_bounds(line: Mapping[str, Any], batch: Sequence[TrainedSample]) -> list[str]:
+    """Shares are shares, and a lag is one of the tokens that were not masked."""
+    lags = {lag for one in batch for lag, _ in one.lags}
+    mean, largest = line.get("lag_mean"), line.get("lag_max")
+    found = [f"a share is 0..1: {name} {line[name]}" for name in SHARES if name in line and not 0 <= line[name] <= 1]
+    if (mean is None) != (largest is None):
+        found.append(f"an update has a mean and a largest lag, or neither: {mean}, {largest}")
+    elif mean is not None and not (largest in lags and min(lags) <= mean <= largest):
+        found.append(f"lags of an update are those of its batch's tokens: mean {mean}, largest {largest}, {lags}")
+    return found
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two figures are equal but for the order of a sum; NaN equals NaN."""
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        if math.isnan(one) or math.isnan(other):
+            return math.isnan(one) and math.isnan(other)
+        return math.isclose(one, other, rel_tol=RELATIVE, abs_tol=1e-12)
+    return bool(one == other)
