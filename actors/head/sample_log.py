@@ -61,6 +61,7 @@ def as_line(effect: Keep) -> dict[str, Any]:
         "generator": s.generator,
         "prompt": s.prompt_text,
         "completion": s.text,
+        **({"answer": answer} if (answer := answer_of(effect.row)) else {}),
         "reward": s.reward if has_reward else None,
         "correct": s.correct,
         "status": s.status,
@@ -73,6 +74,12 @@ def as_line(effect: Keep) -> dict[str, Any]:
         **({"parts": parts} if (parts := parts_of(s)) else {}),
         **({"source": effect.source} if effect.source else {}),
     }
+
+
+def answer_of(row: str) -> str:
+    """The answer of a row as text; "" without one."""
+    answer = json.loads(row).get("answer") if row else None
+    return answer if isinstance(answer, str) else "" if answer is None else json.dumps(answer, ensure_ascii=False)
 
 
 def turns_of(scored: Scored) -> list[list[str]]:

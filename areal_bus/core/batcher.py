@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_bus import messages as m
+from areal_bus.core.data_source import Row
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
 from areal_bus.core.ledger import LedgerEntry
@@ -155,9 +156,9 @@ class Batcher:
         )
         for entry in entries:
             self.rows.learn(entry.uid, *entry.solved)
-            source = self.rows.close(entry.uid).drawn.source
+            drawn = self.rows.close(entry.uid).drawn
             for _, scored in sorted(entry.scored.items()):
-                self._record_trajectory(scored, step, clock, entry.born, source)
+                self._record_trajectory(scored, step, clock, entry.born, drawn)
         return BatchPlan(step, clock, entries)
 
     def hand_out(self, batch: BatchPlan, learners: list[Member]) -> None:
@@ -180,7 +181,7 @@ class Batcher:
         last = step + 1 >= self.rules.total_steps
         self.effects.send(learner.name, m.ShardEnd(step, clock, n_items, len(entries), last))
 
-    def _record_trajectory(self, scored: Scored, step: int, clock: int, born: int, source: str) -> None:
+    def _record_trajectory(self, scored: Scored, step: int, clock: int, born: int, drawn: Row) -> None:
         runs = runs_under(self.rules.policy, scored.spans, clock, self.rules.eta)  # I2
         n_masked = sum(n for n, trained in runs if not trained)
         self.effects.record(
@@ -195,7 +196,7 @@ class Batcher:
             versions=[number for span in scored.spans for number in span],
             finish=scored.finish,
         )
-        self.effects.keep(scored, step=step, clock=clock, n_masked=n_masked, source=source)
+        self.effects.keep(scored, step=step, clock=clock, n_masked=n_masked, source=drawn.source, row=drawn.text)
 
 
 def _left_out(entries: list[LedgerEntry]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Keep:
     clock: int
     n_masked: int
     source: str = ""  # name of its [[data.source]]
+    row: str = ""  # its row as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,10 @@ class Effects:
     def progress(self, kind: str, **fields: Any) -> None:
         self._out.append(Progress(kind, fields))
 
-    def keep(self, scored: m.Scored, *, step: int | None, clock: int, n_masked: int, source: str = "") -> None:
-        self._out.append(Keep(scored, step, clock, n_masked, source))
+    def keep(
+        self, scored: m.Scored, *, step: int | None, clock: int, n_masked: int, source: str = "", row: str = ""
+    ) -> None:
+        self._out.append(Keep(scored, step, clock, n_masked, source, row))
 
     def save(self, checkpoint: HeadCheckpoint) -> None:
         self._out.append(Save(checkpoint))

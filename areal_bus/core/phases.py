@@ -143,7 +143,8 @@ class Phases:
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
         for _, scored in sorted(evaluation.scored.items()):
-            self.effects.keep(scored, step=None, clock=evaluation.version, n_masked=0)
+            row = evaluation.rows[scored.uid]
+            self.effects.keep(scored, step=None, clock=evaluation.version, n_masked=0, row=row)
         self.state.results[evaluation.name] = evaluation
         figures = self.state.figures[evaluation.name] = evaluation.figures()
         self.effects.record(Event.EVALUATION, **figures)

@@ -138,7 +138,8 @@ def test_every_series_has_the_value_of_its_lines(ring: Ring) -> None:
     assert values.pop("perf/tokens_per_s") == pytest.approx(40 / step_s)
     assert values.pop("perf/push_s") == pytest.approx(0.2)
     assert values == {
-        "rollout/reward": 0.75, "rollout/reward_std": 10.0, "rollout/n_tokens": 40.0, "rollout/length": 20.0,
+        "rollout/reward": 0.75, "rollout/reward_std": 10.0, "rollout/reward_min": 10.75, "rollout/reward_max": 30.75,
+        "rollout/n_tokens": 40.0, "rollout/length": 20.0,
         "rollout/length_max": 30.0, "staleness/trajectory_lag": 0.5, "staleness/trajectory_lag_max": 1.0,
         "train/kl": 0.01, "train/new_figure": 7.0, "perf/push_stall_s": 0.5, "ring/live_prompts": 4.0,
         "ring/in_training": 2.0, "ring/restarts": 0.0, "ring/refunds": 1.0, "ring/refunds/too_old": 1.0,

@@ -29,7 +29,10 @@ from tools.report.facts.curves import MOST, Curve, StepBins, VersionClock
 from tools.report.facts.run_facts import RunFacts, read_facts
 from tools.report.facts.settings_rows import setting_rows
 from tools.report.facts.sweep_facts import groups_of, mean_and_range
-from tools.report.page.axes import y_axis
+from tools.report.page.axes import LEFT, number, y_axis
+from tools.report.page.charts import CHARACTER
+from tools.report.page.curve_cards import Plot, with_spread, within
+from tools.report.page.parts import of_labels
 from tools.report.page.render import render
 from tools.report.page.run_page import run_page
 from tools.report.verdict import judge
@@ -278,7 +281,7 @@ def test_the_page_lists_alarms_with_samples_and_links_recordings_below_the_run(j
     page = (folder / "report.html").read_text()
     link = '<a href="profiles/learner-0.0-step-000002.json.gz">learner-0.0, steps 2 to 3</a>'
     assert re.findall(r'<a href="[^#].*?</a>', page) == [link]
-    assert "<td>no_signal</td>" in page
+    assert ">no_signal</td>" in page
     alarm = next(one for one in judge(read_facts(Run(folder))).health if "Alarm no_signal" in one.evidence)
     assert alarm.grade == (Grade.BAD if "and holds" in alarm.evidence else Grade.NOTE)
     assert alarm.advice[0] in judge(read_facts(Run(folder))).advice
@@ -307,6 +310,77 @@ def test_a_run_whose_held_out_score_fell_is_not_told_to_train_longer() -> None:
     assert any("before you train longer" in line for line in remark.advice)
     still = whether_it_learns(facts_with(rollout_reward=[0.5] * 10, eval_avg_at_k=[0.5, 0.5]))
     assert any("Train longer" in line for line in still.advice)
+
+
+def test_a_run_that_stopped_early_is_not_told_to_train_longer(tmp_path: Path) -> None:
+    """Its best evaluation is the first: there is none before the end."""
+    ring = Ring(tmp_path / "run")
+    for _ in range(8):
+        ring.update(0.5)
+    reason = "stopped at version 8, because avg_at_k did not improve in 2 evaluations"
+    ring.line("head", "end", code=0, reason=reason, wall_s=1.0)
+    facts = read_facts(Run(ring.folder))
+    facts.curves = facts_with(rollout_reward=[0.5] * 8, eval_avg_at_k=[0.5, 0.5, 0.49]).curves
+    advice = whether_it_learns(facts).advice
+    assert not any("Train longer" in line for line in advice)
+    assert any(reason in line for line in advice)
+
+
+def test_a_sample_is_shown_with_its_verdict_and_the_answer_of_its_row(journals: Path, tmp_path: Path) -> None:
+    folder = copied(journals, tmp_path)
+    path = folder / "samples" / "samples.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line | {"answer": "2 apples"}, separators=(",", ":")) + "\n" for line in lines))
+    page = page_of(folder)
+    assert "answer of the row" in page
+    assert "2 apples" in page
+    assert re.search(r'<p class="dim">wrong; ', page)
+
+
+@pytest.mark.parametrize("is_share", [True, False])
+def test_a_band_ends_at_the_values_that_it_is_about(is_share: bool) -> None:
+    """A deviation of 0.4 around 0.9 ends at the largest reward, and around a share at 1."""
+    curves = facts_with(rollout_reward=[0.9, 0.1], spread=[0.4, 0.4], least=[0.0, 0.0], most=[1.0, 1.0]).curves
+    bounds = ("", "") if is_share else ("least", "most")
+    plot = Plot("Reward", [("rollout/reward", "mean")], "spread", "", bounds, is_share)
+    bins = within(
+        with_spread(curves["rollout/reward"].bins(), curves["rollout/reward"], curves["spread"]), curves, plot
+    )
+    assert [(one.low, one.high) for one in bins] == [(0.5, 1.0), (0.0, 0.5)]
+
+
+def test_labels_of_one_card_have_a_colour_each() -> None:
+    labels = [
+        "generate",
+        "backward",
+        "score",
+        "decide",
+        "idle",
+        "wait",
+        "wait_batch",
+        "prox",
+        "reference",
+        "idle:prompt",
+    ]
+    colours = of_labels(labels)
+    assert len(set(colours.values())) == len(labels)
+    assert {label for label, colour in colours.items() if colour[0] == "w"} == {
+        "idle",
+        "wait",
+        "wait_batch",
+        "idle:prompt",
+    }
+
+
+def test_the_reward_is_drawn_before_the_advice_and_once(journals: Path, tmp_path: Path) -> None:
+    page = page_of(copied(journals, tmp_path))
+    assert page.count('aria-label="Reward over versions"') == 1
+    assert page.index('aria-label="Reward over versions"') < page.index('<dl id="figures">')
+
+
+@given(st.floats(-1e13, 1e13))
+def test_a_tick_fits_left_of_its_axis(value: float) -> None:
+    assert CHARACTER * len(number(value)) <= LEFT - 4
 
 
 def test_a_torn_journal_and_one_that_begins_give_a_page(journals: Path, tmp_path: Path) -> None:

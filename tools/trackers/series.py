@@ -41,6 +41,8 @@ FIGURES: Mapping[str, tuple[str, str]] = {  # figure of a `step` or `update` lin
 }
 OTHERS: Mapping[str, str] = {  # series from other lines
     "rollout/reward_std": "standard deviation of the rewards of the batch's trajectories",
+    "rollout/reward_min": "least reward of the batch's trajectories",
+    "rollout/reward_max": "largest reward of the batch's trajectories",
     "rollout/length": "mean number of sampled tokens of a trajectory",
     "rollout/length_max": "largest number of sampled tokens of a trajectory",
     "staleness/trajectory_lag": "mean lag of the oldest token of each trajectory, masked tokens included",
@@ -116,6 +118,8 @@ class _Trajectories:
     def values(self) -> Iterator[tuple[str, float]]:
         if self.rewards:
             yield "rollout/reward_std", pstdev(self.rewards)
+            yield "rollout/reward_min", min(self.rewards)
+            yield "rollout/reward_max", max(self.rewards)
         if self.lengths:
             yield "rollout/length", fmean(self.lengths)
             yield "rollout/length_max", float(max(self.lengths))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 360, 170  # of a chart, in units of its viewBox
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 26
+LEFT, RIGHT, TOP, BOTTOM = 58, 18, 10, 26  # nine characters fit left of the axis
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from tools.report.page.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
 
 WHOLE = ("version", "versions behind")  # labels of an x-axis of whole numbers
 MAX_NAME = 14  # characters of a tick
+CHARACTER = 6.0  # width of one in a tick, about
 MAX_MARKS = 40  # a line with fewer points shows them
 
 
@@ -105,7 +106,7 @@ def histogram(
 
 def bar_rows(rows: Sequence[tuple[str, Sequence[Layer]]], label: str) -> Markup:
     """A stacked bar for each row, as shares of its sum. A layer has one value."""
-    height, left = 18, 96
+    height, left = 18, 110
     parts = []
     for line, (name, layers) in enumerate(rows):
         top, at = 4 + line * height, float(left)
@@ -153,10 +154,16 @@ def _frame(xs: Axis, ys: Axis, x_label: str, x_names: Sequence[str] = ()) -> str
         )
     for tick, name in _x_ticks(xs, x_label, x_names):
         at = f'x="{place(xs(tick))}" y="{HEIGHT - BOTTOM + 12}"'
-        parts.append(f'<text class="tick" {at} text-anchor="middle">{escape(name)}</text>')
+        parts.append(f'<text class="tick" {at} text-anchor="{_anchor(xs(tick), name)}">{escape(name)}</text>')
     middle = (LEFT + WIDTH - RIGHT) // 2
     parts.append(f'<text class="tick" x="{middle}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x_label)}</text>')
     return "".join(parts)
+
+
+def _anchor(at: float, name: str) -> str:
+    """How a name stands at its place, so that it ends within the chart."""
+    half = CHARACTER * len(name) / 2
+    return "end" if at + half > WIDTH else "start" if at - half < 0 else "middle"
 
 
 def _x_ticks(xs: Axis, x_label: str, x_names: Sequence[str]) -> list[tuple[float, str]]:

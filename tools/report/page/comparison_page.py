@@ -1,7 +1,6 @@
 """The page of several runs: their curves in one chart, seeds as mean and band."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from statistics import fmean
 
 from tools.report.facts.run_facts import RunFacts
@@ -10,7 +9,7 @@ from tools.report.facts.sweep_facts import SeedGroup, groups_of, mean_and_range
 from tools.report.page.axes import number
 from tools.report.page.charts import Layer, PlotLine, bar_rows, legend_of, line_chart
 from tools.report.page.curve_cards import HELD_OUT, PLOTS
-from tools.report.page.parts import N_COLOURS, Card, Page, PageTable, Section, of_label, of_place
+from tools.report.page.parts import N_COLOURS, Card, Page, PageTable, Section, of_labels, of_place
 from tools.report.verdict.learning import METRICS, parts
 from tools.report.verdict.remarks import Grade, Remark, Verdict, seconds
 from tools.sweep.comparison import paired
@@ -34,9 +33,8 @@ def comparison_page(runs: Sequence[RunFacts], verdicts: Sequence[Verdict]) -> Pa
         times_section(runs),
         differences_section(groups, differing),
     ]
-    return Page(
-        f"{len(runs)} runs compared", ", ".join(str(one.where.folder) for one in runs), answers, (), (), sections
-    )
+    folders = ", ".join(str(one.where.folder) for one in runs)
+    return Page(f"{len(runs)} runs compared", folders, answers, (), (), sections, first_cards(groups))
 
 
 def differing_remark(groups: Sequence[SeedGroup], differing: Mapping[str, Sequence[str]]) -> Remark:
@@ -115,18 +113,26 @@ def verdicts_section(runs: Sequence[RunFacts], verdicts: Sequence[Verdict]) -> S
 def curves_section(groups: Sequence[SeedGroup]) -> Section:
     """One chart a series that any run has, one line a group."""
     has_seeds = any(len(group.runs) > 1 for group in groups)
-    intro = "By version." + (" A line is the mean over seeds, its band the least and the largest." if has_seeds else "")
+    intro = "By version; reward and held-out score are above."
+    intro += " A line is the mean over seeds, its band the least and the largest." if has_seeds else ""
     section = Section("curves", "Curves", intro)
-    held_out = [(f"Held-out {field.replace('_at_k', '@k')}", f"eval/{field}") for field in HELD_OUT]
-    plots = [(plot.title, plot.lines[0][0]) for plot in PLOTS]
-    for title, series in chain(plots[:1], held_out, plots[1:]):
-        card = overlay_card(title, series, groups[:N_COLOURS])
+    for plot in PLOTS[1:]:
+        card = overlay_card(plot.title, plot.lines[0][0], groups[:N_COLOURS])
         section.cards += [card] if card is not None else []
     if len(groups) > N_COLOURS:
         section.note = f"The first {N_COLOURS} of {len(groups)} settings are drawn."
     elif not section.cards:
         section.note = "No update and no evaluation yet."
     return section
+
+
+def first_cards(groups: Sequence[SeedGroup]) -> list[Card]:
+    """The reward, and the first held-out score that any run has."""
+    held_out = next((field for field in HELD_OUT if any(group.curves(f"eval/{field}") for group in groups)), None)
+    plots = [(PLOTS[0].title, PLOTS[0].lines[0][0])]
+    plots += [(f"Held-out {held_out.replace('_at_k', '@k')}", f"eval/{held_out}")] if held_out else []
+    cards = [overlay_card(title, series, groups[:N_COLOURS]) for title, series in plots]
+    return [card for card in cards if card is not None]
 
 
 def overlay_card(title: str, series: str, groups: Sequence[SeedGroup]) -> Card | None:
@@ -146,11 +152,13 @@ def times_section(runs: Sequence[RunFacts]) -> Section:
     """The labels of each role, a bar a run."""
     section = Section("time", "Where the time went", "Seconds of all processes of a role by label. Grey is waiting.")
     for role in ROLES:
-        rows = []
+        each = [share.label for one in runs for share in (one.breakdown.shares if one.breakdown else [])
+                if share.role == role]  # fmt: skip
+        colours, rows = of_labels(each), []
         for one in runs:
             shares = [share for share in (one.breakdown.shares if one.breakdown else []) if share.role == role]
             if shares:
-                layers = [Layer(share.label, of_label(share.label), [share.seconds]) for share in shares]
+                layers = [Layer(share.label, colours[share.label], [share.seconds]) for share in shares]
                 rows.append((one.name, layers))
         if rows:
             section.cards.append(Card(role, bar_rows(rows, f"Time of role {role}"), "% of its time", legend_of(rows)))

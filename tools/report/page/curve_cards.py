@@ -19,10 +19,14 @@ class Plot:
     lines: Sequence[tuple[str, str]]  # (series, name)
     spread: str = ""  # series of the standard deviation or error of the first line
     note: str = ""
+    bounds: tuple[str, str] = ("", "")  # series of the least and the largest value of the first line's members
+    is_share: bool = False  # values are 0..1
 
 
 PLOTS = (
-    Plot("Reward", [("rollout/reward", "mean")], "rollout/reward_std", "Band: standard deviation within a batch."),
+    Plot("Reward", [("rollout/reward", "mean")], "rollout/reward_std",
+         "Band: standard deviation within a batch, up to its least and largest reward.",
+         ("rollout/reward_min", "rollout/reward_max")),
     Plot("Right answers in training", [("rollout/accuracy", "share right")]),
     Plot("Lag of trained tokens", [("staleness/lag", "mean"), ("staleness/lag_max", "largest")], note="In versions."),
     Plot("Lag of trajectories", [("staleness/trajectory_lag", "mean"), ("staleness/trajectory_lag_max", "largest")],
@@ -48,12 +52,17 @@ HELD_OUT = ("avg_at_k", "accuracy", "reward")  # the first that the evaluations 
 
 
 def curve_cards(curves: Curves) -> list[Card]:
-    """One card for each plot that has a point; held-out scores come after the reward."""
-    drawn = [card for plot in PLOTS if (card := plot_card(curves, plot)) is not None]
-    held_out = [card for plot in held_out_plots(curves) if (card := plot_card(curves, plot)) is not None]
+    """One card for each plot that has a point, without the first ones."""
+    drawn = [card for plot in PLOTS[1:] if (card := plot_card(curves, plot)) is not None]
     parts = [Plot("Rewards by name", named)] if (named := list(_named_rewards(curves))) else []
     more = [card for plot in parts if (card := plot_card(curves, plot)) is not None]
-    return [*drawn[:1], *held_out, *more, *drawn[1:]]
+    return [*more, *drawn]
+
+
+def first_cards(curves: Curves) -> list[Card]:
+    """The reward and the held-out score."""
+    plots = [PLOTS[0], *held_out_plots(curves)]
+    return [card for plot in plots if (card := plot_card(curves, plot)) is not None]
 
 
 def held_out_plots(curves: Curves) -> list[Plot]:
@@ -71,7 +80,7 @@ def held_out_plots(curves: Curves) -> list[Plot]:
             error = "eval/avg_at_k_se" if field == "avg_at_k" else ""
             name = field.replace("_at_k", "@k").capitalize()
             note = f"{name} of each evaluation{'; band: standard error' if error else ''}."
-            return [Plot("Held-out score", lines, error, note)]
+            return [Plot("Held-out score", lines, error, note, is_share=field != "reward")]
     return []
 
 
@@ -81,7 +90,7 @@ def plot_card(curves: Curves, plot: Plot) -> Card | None:
     for place, (series, name) in enumerate(plot.lines):
         bins = curves[series].bins() if series in curves else []
         if place == 0 and plot.spread in curves:
-            bins = with_spread(bins, curves[series], curves[plot.spread])
+            bins = within(with_spread(bins, curves[series], curves[plot.spread]), curves, plot)
         if bins:
             lines.append(PlotLine(name, of_place(place), bins))
     if not lines:
@@ -102,6 +111,19 @@ def with_spread(bins: Sequence[CurveBin], curve: Curve, spread: Curve) -> list[C
     else:
         return list(bins)
     return [CurveBin(one.x, one.mean, one.mean - w, one.mean + w) for one, w in zip(bins, widths, strict=True)]
+
+
+def within(bins: Sequence[CurveBin], curves: Curves, plot: Plot) -> list[CurveBin]:
+    """Bands that end where no value lies: at the least and the largest member, and at 0 and 1 of a share."""
+    least, largest = (curves[name].bins() if name in curves else [] for name in plot.bounds)
+    if len(least) == len(largest) == len(bins):
+        edges = [(low.low, high.high) for low, high in zip(least, largest, strict=True)]
+    else:
+        edges = [(0.0, 1.0) if plot.is_share else (float("-inf"), float("inf"))] * len(bins)
+    return [
+        CurveBin(one.x, one.mean, min(max(one.low, low), one.mean), max(min(one.high, high), one.mean))
+        for one, (low, high) in zip(bins, edges, strict=True)
+    ]
 
 
 def _named_rewards(curves: Curves) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """The parts of a page, as page.html.j2 lays them out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup
@@ -64,22 +64,35 @@ class Page:
     advice: Sequence[str]
     figures: Sequence[tuple[str, str]]  # name, value
     sections: Sequence[Section]
+    first: Sequence[Card] = ()  # charts that the first screen shows
 
 
-N_COLOURS = 8  # .c0 to .c7 in page.css; .w0 to .w3 are greys
+N_COLOURS = 12  # .c0 to .c11 in page.css
+N_GREYS = 6  # .w0 to .w5
 
 WORK = {"generate": 0, "backward": 0, "score": 0, "decide": 0, "swap": 1, "snapshot": 1, "push": 1, "wait_push_s": 1,
-        "optimizer": 2, "prox": 4, "checkpoint": 5, "warmup": 6, "load": 7, "start": 7, "bus": 3, "update_s": 0,
-        "reference": 4, "serve": 1}  # fmt: skip
+        "optimizer": 2, "prox": 4, "checkpoint": 5, "warmup": 6, "load": 7, "start": 8, "bus": 3, "update_s": 0,
+        "reference": 9, "serve": 10}  # fmt: skip
 WAITS = {"idle": 0, "wait": 0, "wait_batch": 0, "wait_sampling_s": 0, "idle:prompt": 1, "idle:weights": 2,
          "idle:episode": 3, "wait_reward_s": 2}  # fmt: skip
 
 
 def of_label(label: str) -> str:
-    """The class of a label. Unknown ones get one by their name, always the same."""
+    """The class that a label prefers. Unknown ones get one by their name, always the same."""
     if label in WAITS:
         return f"w{WAITS[label]}"
     return f"c{WORK[label] if label in WORK else sum(label.encode()) % N_COLOURS}"
+
+
+def of_labels(labels: Iterable[str]) -> dict[str, str]:
+    """The class of each label of one card: where two prefer the same one, the later gets the next that is free."""
+    chosen: dict[str, str] = {}
+    for label in dict.fromkeys(labels):
+        kind, first = of_label(label)[0], int(of_label(label)[1:])
+        n = N_GREYS if kind == "w" else N_COLOURS
+        tried = [f"{kind}{(first + i) % n}" for i in range(n)]
+        chosen[label] = next((one for one in tried if one not in chosen.values()), tried[0])
+    return chosen
 
 
 def of_place(place: int) -> str:

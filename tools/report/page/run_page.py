@@ -12,7 +12,7 @@ from tools.report.facts.run_facts import RunFacts
 from tools.report.facts.settings_rows import setting_rows
 from tools.report.page.axes import number
 from tools.report.page.charts import Layer, histogram, stacked_chart
-from tools.report.page.curve_cards import curve_cards
+from tools.report.page.curve_cards import curve_cards, first_cards
 from tools.report.page.parts import Card, Page, PageTable, SampleCard, Section, of_place
 from tools.report.page.time_cards import (
     edges_of,
@@ -65,7 +65,9 @@ def run_page(facts: RunFacts, verdict: Verdict) -> Page:
     ]
     if (recorded := profiles_section(facts)) is not None:
         sections.insert(-1, recorded)
-    return Page(f"Report of {facts.name}", subtitle(facts), answers, verdict.advice, figures(facts), sections)
+    first = first_cards(facts.curves)
+    title = f"Report of {facts.name}"
+    return Page(title, subtitle(facts), answers, verdict.advice, figures(facts), sections, first)
 
 
 def subtitle(facts: RunFacts) -> str:
@@ -109,7 +111,10 @@ def figures(facts: RunFacts) -> list[tuple[str, str]]:
 
 
 def curves_section(facts: RunFacts) -> Section:
-    intro = f"By version. Above {MAX_BINS} updates a point is the mean of several; a band shows their range."
+    intro = (
+        f"By version; reward and held-out score are above. Beyond {MAX_BINS} updates a point is the mean of several; a "
+        "band shows their range."
+    )
     section = Section("curves", "Curves", intro, curve_cards(facts.curves))
     if not section.cards:
         section.intro, section.note = "", "No update and no evaluation yet."
@@ -200,9 +205,20 @@ def sample_card(facts: RunFacts, one: Notable, form: str) -> SampleCard:
     if sample is None:
         return SampleCard(heading, f"{measure}; attempt {attempt}; text not kept", ())
     reward = "none" if sample.get("reward") is None else number(float(sample["reward"]))
-    told = [measure, f"reward {reward}", f"finish {sample.get('finish')}", f"{sample.get('n_tokens')} tokens",
-            f"versions {spans(sample)}"]  # fmt: skip
-    return SampleCard(heading, "; ".join(told), [(title, shortened(text)) for title, text, _ in texts(sample)])
+    told = [right_or_wrong(sample), measure, f"reward {reward}", f"finish {sample.get('finish')}",
+            f"{sample.get('n_tokens')} tokens", f"versions {spans(sample)}"]  # fmt: skip
+    return SampleCard(heading, "; ".join(filter(None, told)), shown_texts(sample))
+
+
+def right_or_wrong(sample: Line) -> str:
+    """The verdict of the task; "" where it has no yes or no."""
+    return {True: "right", False: "wrong"}.get(sample.get("correct"), "")
+
+
+def shown_texts(sample: Line) -> list[tuple[str, str]]:
+    """Prompts and completions, then the answer of the row."""
+    answer = [("answer of the row", shortened(sample["answer"]))] if sample.get("answer") else []
+    return [(title, shortened(text)) for title, text, _ in texts(sample)] + answer
 
 
 def shortened(text: str) -> str:
@@ -257,9 +273,10 @@ def _until(one: Finding) -> str:
 def _card(sample: Line) -> SampleCard:
     reward = sample.get("reward")
     worth = number(float(reward)) if isinstance(reward, int | float) else "none"
-    told = f"step {sample['step']}; reward {worth}; finish {sample.get('finish')}; {sample.get('n_tokens')} tokens"
-    shown = [(title, text[:MAX_TEXT]) for title, text, _ in texts(sample)]
-    return SampleCard(f"uid {sample['uid']} sample {sample['sample']}", told, shown)
+    told = [right_or_wrong(sample), f"step {sample['step']}", f"reward {worth}", f"finish {sample.get('finish')}",
+            f"{sample.get('n_tokens')} tokens"]  # fmt: skip
+    heading = f"uid {sample['uid']} sample {sample['sample']}"
+    return SampleCard(heading, "; ".join(filter(None, told)), shown_texts(sample))
 
 
 def profiles_section(facts: RunFacts) -> Section | None:

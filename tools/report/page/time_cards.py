@@ -12,7 +12,7 @@ from tools.report.facts.run_facts import Breakdown, RunFacts
 from tools.report.page.axes import number
 from tools.report.page.charts import Layer, PlotLine, bar_rows, legend_of, line_chart, stacked_chart
 from tools.report.page.curve_cards import Plot, plot_card
-from tools.report.page.parts import N_COLOURS, Card, PageTable, Section, of_label, of_place
+from tools.report.page.parts import N_COLOURS, Card, PageTable, Section, of_label, of_labels, of_place
 
 MAX_ACTORS = 16  # with a chart of their own
 MAX_ROWS = 48  # actors with a bar
@@ -58,8 +58,9 @@ def layers_of(bins: StepBins, edges: Sequence[float]) -> list[Layer]:
     """A layer a label, the largest first; greys last, so that work is at the bottom."""
     first = int(edges[0] // bins.width)
     names = sorted(bins.sums, key=lambda name: (of_label(name).startswith("w"), -bins.total(name)))
+    colours = of_labels(names)
     return [
-        Layer(name, of_label(name), [bins.sums[name].get(first + i, 0.0) for i in range(len(edges) - 1)])
+        Layer(name, colours[name], [bins.sums[name].get(first + i, 0.0) for i in range(len(edges) - 1)])
         for name in names
     ]
 
@@ -82,8 +83,9 @@ def totals_card(facts: RunFacts, order: Sequence[str]) -> Card:
         bins = facts.time.labels[name]
         for label in bins.sums:
             row[label] = row.get(label, 0.0) + bins.total(label)
+    colours = of_labels(label for row in totals.values() for label in row)
     rows = [
-        (name, [Layer(label, of_label(label), [s]) for label, s in sorted(row.items(), key=lambda item: -item[1])])
+        (name, [Layer(label, colours[label], [s]) for label, s in sorted(row.items(), key=lambda item: -item[1])])
         for name, row in totals.items()
     ]
     what = "Totals by actor" if len(order) <= MAX_ROWS else f"Totals by role ({len(order)} actors)"
@@ -99,9 +101,10 @@ def step_cards(steps: Sequence[Step]) -> list[Card]:
     chunks = [whole[i : i + size] for i in range(0, len(whole), size)]
     edges = [chunk[0].version - 0.5 for chunk in chunks] + [whole[-1].version + 0.5]
     names = {attribute: heading for heading, attribute in COLUMNS.items()}
+    colours = of_labels(("update_s", "wait_push_s", "wait_reward_s", "wait_sampling_s"))
     layers = [
-        Layer(names[part], of_label(part), [fmean(getattr(step, part) or 0.0 for step in chunk) for chunk in chunks])
-        for part in ("update_s", "wait_push_s", "wait_reward_s", "wait_sampling_s")
+        Layer(names[part], colour, [fmean(getattr(step, part) or 0.0 for step in chunk) for chunk in chunks])
+        for part, colour in colours.items()
     ]
     chart = stacked_chart(edges, layers, "Seconds of a step by cause", unit=" s", of_all=False)
     mean = f"{number(fmean(step.step_s or 0.0 for step in whole))} s"

@@ -76,6 +76,12 @@ def best_before_the_end(facts: RunFacts) -> tuple[float, float] | None:
     return (-version, score) if is_between else None
 
 
+def early_stop(facts: RunFacts) -> str:
+    """Why evaluate.early_stop_patience ended the run; "" if it did not."""
+    reason = facts.status.sentence.removeprefix("it ended: ") if facts.status is not None else ""
+    return reason if reason.startswith("stopped at version") else ""
+
+
 def _error(facts: RunFacts, name: str, place: int) -> float | None:
     """Standard error of one evaluation: over problems where it was written, else of a share of n answers."""
     curve, written, counts = facts.curve(name), facts.curve("eval/avg_at_k_se"), facts.curve("eval/n")
@@ -124,6 +130,11 @@ def _why_not(facts: RunFacts) -> tuple[str, ...]:
     if silent and fmean(silent) > 0.5:
         share = percent(fmean(silent))
         return (f"In {share} of the groups all rewards are equal: choose problems of medium difficulty.",)
+    if reason := early_stop(facts):
+        return (
+            f"It was {reason}: more steps of the same run will not help. Lower actor.lr, take more data, or look at "
+            "the samples of the last versions.",
+        )
     if peak := best_before_the_end(facts):
         return (
             f"The held-out score was best at version {peak[0]:g}: take the model of that version "
