@@ -78,7 +78,8 @@ def as_line(effect: Keep) -> dict[str, Any]:
 
 def answer_of(row: str) -> str:
     """The answer of a row as text; "" without one."""
-    answer = json.loads(row).get("answer") if row else None
+    fields = json.loads(row) if row else None
+    answer = fields.get("answer") if isinstance(fields, dict) else None
     return answer if isinstance(answer, str) else "" if answer is None else json.dumps(answer, ensure_ascii=False)
 
 

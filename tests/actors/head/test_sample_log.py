@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.head.sample_log import SampleLog
+from actors.head.sample_log import SampleLog, as_line
 from areal_bus.core.effects import Keep
 from areal_bus.messages import Scored
 
@@ -51,3 +51,10 @@ def test_turns_that_are_no_pairs_of_texts_are_left_out(tmp_path: Path, turns: st
 def test_half_a_pair_in_turns_and_texts_is_replaced(tmp_path: Path) -> None:
     line = line_of(tmp_path, replace(SCORED, turns='[["a\\ud83d", "b"]]', text="\udc00", error="\ud83d"))
     assert (line["turns"], line["completion"], line["error"]) == ([["a\ufffd", "b"]], "\ufffd", "\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"), [('{"answer":"4"}', "4"), ('{"answer":[4]}', "[4]"), ("{}", None), ("", None)]
+)
+def test_a_sample_has_the_answer_of_its_row(row: str, answer: str | None) -> None:
+    assert as_line(Keep(SCORED, step=0, clock=0, n_masked=0, row=row)).get("answer") == answer

@@ -212,7 +212,8 @@ def sample_card(facts: RunFacts, one: Notable, form: str) -> SampleCard:
 
 def right_or_wrong(sample: Line) -> str:
     """The verdict of the task; "" where it has no yes or no."""
-    return {True: "right", False: "wrong"}.get(sample.get("correct"), "")
+    correct = sample.get("correct")
+    return "" if correct is None else "right" if correct else "wrong"
 
 
 def shown_texts(sample: Line) -> list[tuple[str, str]]:
