@@ -9,6 +9,9 @@ from actors.workflows.single_turn import SingleTurn
 
 
 def raises(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+    """For whatever the model writes. The call before the start has the right answer, and would refuse the rest."""
+    if completion == row["answer"]:
+        return 1.0
     raise ValueError("no answer is ever right")
 
 

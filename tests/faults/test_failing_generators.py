@@ -1,11 +1,13 @@
 """Row 45: a generator fails at every prompt, for ever or for a while, while the others do good work."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from areal_bus.core.events import Event
 from areal_bus.core.staleness import StalenessPolicy
+from tests.faults import ring as real
 from tests.faults.simulated import DONE, lines, play, scenario
 from tools.staleness.simulator.scenario import Scenario
 
@@ -62,3 +64,22 @@ def test_row_45_a_prompt_at_which_every_generator_fails_ends_the_job_as_before()
     assert outcome.end.code == 1
     assert "in a row ended without a reward; the last one: sampling_error: it cannot" in outcome.end.sentence
     assert not [line for line in lines(ring, Event.MEMBER) if line["why"].startswith("paused for")]
+
+
+@pytest.mark.slow
+def test_row_45_a_real_generator_whose_engine_fails_at_every_request_is_paused_and_the_run_ends_well(
+    tmp_path: Path,
+) -> None:
+    ring = real.Ring(tmp_path, "run.total_train_steps=8", "rollout.max_head_offpolicyness=1", ranks=5)
+    real.replace(tmp_path / "failing", "generator-0")
+    with ring.started():
+        ring.finish(timeout_s=600)
+    ring.check_survived()
+    assert not ring.lines("refund", role="head", reason="sampling_error")
+    failed = ring.lines("unsampled", role="head")
+    assert {line["holder"].partition(".")[0] for line in failed} == {"generator-0"}
+    assert all("the device is in error" in line["error"] for line in failed)
+    paused = [line["name"] for line in ring.lines("member", role="head") if line["why"].startswith("paused for")]
+    assert paused
+    assert {name.partition(".")[0] for name in paused} == {"generator-0"}
+    assert len(failed) < 30  # of the 72 prompts or more of the run it had those of its first leases and its probation

@@ -271,7 +271,15 @@ def delivery(module: Any) -> None:
 
 
 def builtin(module: Any) -> None:
-    """Every token takes the time set by the test."""
+    """Every token takes the time set by the test; the engine of the generator that `failing` names takes no request."""
+    take = module.BuiltinEngine.submit
+
+    def submit(self: Any, request: Any) -> None:
+        if ME.who and told("failing") == ME.who:
+            raise sys.modules["areal_bus.errors"].EngineError("the device is in error")
+        take(self, request)
+
+    module.BuiltinEngine.submit = submit
     after(module.BuiltinEngine, "update", "swapped")
     real = module.BuiltinEngine.step
 
