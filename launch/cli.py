@@ -27,6 +27,7 @@ COMMANDS = {
     "watch": ("tools.watch", "watch a run live, in the terminal or in a browser (--web)"),
     "breakdown": ("tools.breakdown", "show where the time went: by role, by step, by cause"),
     "alarms": ("tools.alarms", "show what goes wrong in a run, once or along with it"),
+    "runs": ("tools.runs", "list all runs: steps, best held-out score, eta, tokens/s, state (--sort, --json)"),
     "report": ("tools.report", "write a run, several runs or a sweep as one HTML page with a verdict"),
     "timeline": ("tools.timeline", "write a run as a Chrome trace for ui.perfetto.dev"),
     "why": ("tools.why", "show whether a run is alive, stalled, dead or over, and which actor waits for which"),
