@@ -9,7 +9,7 @@ from typing import Any
 
 from tools.alarms.alarm_reader import AlarmReader
 from tools.follow import JournalFollower
-from tools.run import Run
+from tools.run import Line, Run
 from tools.run_status import HEAD_EVENTS, RunStatus
 from tools.trackers.series import EVENTS as SERIES_EVENTS
 from tools.trackers.series import Row, SeriesReader
@@ -48,6 +48,7 @@ class Frame:
     verdict: str  # of the head, "" without one
     version: int | None
     n_steps: int | None  # of the whole run; None without a config
+    left_s: float | None  # until the last step, at the speed so far; None before the second update and after the end
     published: int | None
     term: int
     in_force: dict[str, int]  # eta and slots of a generator, where they adapt
@@ -73,6 +74,7 @@ class LiveRun:
     _series: SeriesReader = field(default_factory=SeriesReader)
     _alarms: AlarmReader = field(init=False)
     _points: dict[str, Points] = field(default_factory=dict)
+    _updates: list[tuple[int, float]] = field(default_factory=list)  # first and last (version, wall) of this start
 
     def __post_init__(self) -> None:
         self._journal = JournalFollower(self.where, {*SERIES_EVENTS, *FLOW_EVENTS, *HEAD_EVENTS})
@@ -86,6 +88,8 @@ class LiveRun:
             if line["event"] in HEAD_EVENTS:
                 self._status.take(line)
             self._flow.take(line)
+            if line["event"] in ("update", "term"):
+                self._time(line)
             if line["event"] == "spans":
                 self._alarms.count(line)
             for item in self._series.take(line):
@@ -93,6 +97,7 @@ class LiveRun:
                 self._add(item.values.items(), item.step) if isinstance(item, Row) else self._cut(item.version)
         report = report_of(self._status, now)
         steps = self.where.config().get("run", {}).get("total_train_steps")
+        is_running = report.state in ("alive", "stalled")
         return Frame(
             run=str(self.where.folder),
             wall=now,
@@ -101,6 +106,7 @@ class LiveRun:
             verdict=report.verdict,
             version=report.version,
             n_steps=steps if isinstance(steps, int) else None,
+            left_s=self._left_s(steps) if is_running and isinstance(steps, int) else None,
             published=report.published,
             term=report.term,
             in_force=dict(self._status.head.in_force),
@@ -110,6 +116,18 @@ class LiveRun:
             samples=[_short(sample) for sample in newest_samples(self.where)],
             alarms=[Alarm(one.name, one.since, one.is_active, one.seen, one.advice) for one in self._alarms.findings()],
         )
+
+    def _time(self, line: Line) -> None:
+        """A term begins to measure anew: versions may go back, and a pause between two starts is no work."""
+        at = (int(line["version"]), float(line["wall"]))
+        self._updates = [] if line["event"] == "term" else [*self._updates[:1], at]
+
+    def _left_s(self, n_steps: int) -> float | None:
+        """Seconds for the steps that are left, each as long as those so far."""
+        if len(self._updates) < 2 or self._updates[1][0] <= self._updates[0][0]:
+            return None
+        (first, began), (last, now) = self._updates
+        return (now - began) / (last - first) * max(n_steps - last, 0)
 
     def _add(self, values: Iterable[tuple[str, float]], version: int) -> None:
         for name, value in values:

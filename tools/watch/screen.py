@@ -14,15 +14,20 @@ from tools import terminal
 from tools.watch.live_run import Alarm, Frame, Points
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-SPARK_WIDTH = 40
+SPARK_WIDTH, MIN_SPARK = 40, 8
+OF_FIGURES = 56  # columns of a curve beside its line
+OF_RING = 80  # columns of the table of prompts
+OF_ACTORS = 90  # columns of the whole table of actors
 STYLES = {"alive": "green", "ended": "green", "stalled": "yellow"}  # other states: red
 MAX_ACTORS = 12
 MAX_SAMPLES = 3
 
 
-def render(frame: Frame) -> Group:
-    """The whole frame."""
-    parts: list[RenderableType] = [_heading(frame), *_alarms(frame), _ring(frame), _curves(frame), _actors(frame)]
+def render(frame: Frame, width: int | None = None) -> Group:
+    """The whole frame. `width`: columns of the terminal; a narrow one gets shorter curves and fewer columns."""
+    columns = terminal.width() if width is None else width
+    curves, actors = _curves(frame, columns), _actors(frame, columns)
+    parts: list[RenderableType] = [_heading(frame), *_alarms(frame), _ring(frame, columns), curves, actors]
     return Group(*parts, *([_samples(frame)] if frame.samples else []))
 
 
@@ -32,15 +37,23 @@ def _heading(frame: Frame) -> Text:
     text.append(terminal.printable(frame.sentence), STYLES.get(frame.state, "red"))
     version = "no update yet" if frame.version is None else f"version {frame.version}"
     total = "" if frame.n_steps is None else f" of {frame.n_steps}"
-    text.append(f"\n{version}{total}, published {frame.published}, term {frame.term}{_in_force(frame)}, ")
+    text.append(f"\n{version}{total}, published {frame.published}, term {frame.term}{_in_force(frame)}{_left(frame)}, ")
     text.append(time.strftime("%H:%M:%S", time.localtime(frame.wall)), "dim")
     if frame.verdict:
-        text.append(f"\n{terminal.printable(frame.verdict)}", "yellow")
+        text.append(f"\n{terminal.printable(frame.verdict)}", "yellow" if frame.state == "stalled" else "dim")
     return text
 
 
 def _in_force(frame: Frame) -> str:
     return "".join(f", {name} {value}" for name, value in frame.in_force.items())
+
+
+def _left(frame: Frame) -> str:
+    if frame.left_s is None:
+        return ""
+    minutes, seconds = divmod(round(frame.left_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f", {hours}:{minutes:02}:{seconds:02} left"
 
 
 def _alarms(frame: Frame) -> Iterator[Text]:
@@ -54,8 +67,10 @@ def _alarm_line(alarm: Alarm) -> str:
     return f"alarm {alarm.name}{over} since version {alarm.since}: {terminal.printable(alarm.seen)}"
 
 
-def _ring(frame: Frame) -> Table:
-    """Prompts at each stage, in the order of the ring."""
+def _ring(frame: Frame, columns: int) -> RenderableType:
+    """Prompts at each stage, in the order of the ring; on a narrow terminal one line that wraps between words."""
+    if columns < OF_RING:
+        return Text(f"prompts: {' → '.join(f'{n} {stage}' for stage, n in frame.flow.items())}")
     table = Table(box=box.ROUNDED, title="prompts in the ring", title_justify="left", expand=False)
     for name in frame.flow:
         table.add_column(f"{name} →" if name != "trained" else name, justify="right")
@@ -63,30 +78,35 @@ def _ring(frame: Frame) -> Table:
     return table
 
 
-def _curves(frame: Frame) -> Table:
+def _curves(frame: Frame, columns: int) -> Table:
+    """One line a series; the least and the largest value are the ends of its scale."""
+    spark = max(MIN_SPARK, min(SPARK_WIDTH, columns - OF_FIGURES))
     table = Table(box=None, pad_edge=False, title="curves", title_justify="left")
     for heading in ("series", "last", "least", "most", ""):
         table.add_column(heading, justify="right" if heading in ("last", "least", "most") else "left", no_wrap=True)
     for name, points in frame.curves.items():
         values = [value for _, value in points]
         row = (name, *(figure(x) for x in (values[-1], min(values), max(values))))
-        table.add_row(*row, Text(sparkline(points), "cyan"))
+        table.add_row(*row, Text(sparkline(points, spark), "cyan"))
     if not frame.curves:
         table.add_row("no update yet", "", "", "", "")
     return table
 
 
-def _actors(frame: Frame) -> Table:
+def _actors(frame: Frame, columns: int) -> Table:
+    headings = ("name", "state", "process", "last line", "busy with", "incarnations")
+    shown = len(headings) if columns >= OF_ACTORS else 4
     table = Table(box=None, pad_edge=False, title="actors", title_justify="left")
-    for heading in ("name", "state", "process", "last line", "busy with", "incarnations"):
+    for heading in headings[:shown]:
         table.add_column(heading, no_wrap=True)
     for actor in frame.actors[:MAX_ACTORS]:
         state = Text(
             actor.state, "red" if actor.state == "dead" or (actor.process == "gone" and frame.is_running) else ""
         )
-        table.add_row(actor.name, state, actor.process, f"{actor.silent_s:.0f} s ago", actor.doing, str(actor.n_lives))
+        row = (actor.name, state, actor.process, f"{actor.silent_s:.0f} s ago", actor.doing, str(actor.n_lives))
+        table.add_row(*row[:shown])
     if len(frame.actors) > MAX_ACTORS:
-        table.add_row(as_here(f"and {len(frame.actors) - MAX_ACTORS} more: python -m tools.why"), "", "", "", "", "")
+        table.add_row(as_here(f"and {len(frame.actors) - MAX_ACTORS} more: python -m tools.why"), *[""] * (shown - 1))
     return table
 
 
