@@ -20,7 +20,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from actors.data.fields import SOURCE
+from actors.data.fields import SOURCE, UNREAD
 from actors.data.loader_source import LoaderSource
 from actors.data.loading import RowWithOrigin, check_demonstrations, rows_with_origins, sets_with_origins
 from actors.models.scratch import write_scratch_folder
@@ -42,7 +42,7 @@ from launch.memory import find_shape
 from launch.model_checks import check_frozen_models, check_lora, check_model
 from launch.prompt_checks import check_prompts
 from launch.resume import check_changes, next_start, resume_lines
-from launch.row_checks import seen_note, unknown_notes
+from launch.row_checks import seen_note, unknown_notes, why_unread
 from launch.runs import (
     CONFIG,
     ORIGIN,
@@ -135,7 +135,8 @@ def fingerprint(rows: Sequence[RowWithOrigin]) -> dict[str, Any]:
     """Number and SHA-256 of the training rows, in order."""
     digest = hashlib.sha256()
     for placed in rows:
-        digest.update(json.dumps(placed.row, sort_keys=True).encode() + b"\n")
+        row = {name: value for name, value in placed.row.items() if name != UNREAD}  # it names the file's place
+        digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
     found: dict[str, Any] = {"rows": len(rows), "rows_sha256": digest.hexdigest()}
     by_source = Counter(placed.row[SOURCE] for placed in rows if SOURCE in placed.row)
     return found | ({"rows_by_source": dict(by_source)} if by_source else {})
@@ -175,7 +176,7 @@ def loader_samples(config: Config, folder: Path) -> list[RowWithOrigin]:
 
 def common_fields(rows: Sequence[RowWithOrigin]) -> set[str]:
     """Fields that every row has, which a reward function may use."""
-    return set.intersection(*(set(placed.row) for placed in rows))
+    return set.intersection(*(set(placed.row) for placed in rows)) - {UNREAD}
 
 
 def check_sampling(config: Config, rows: Sequence[RowWithOrigin], model: str) -> list[str]:
@@ -206,7 +207,10 @@ def check_rewards(config: Config, folder: Path, rows: Sequence[RowWithOrigin], m
         fields = common_fields(own) if own else None  # the rows of a loader are not known
         samples = trials(config, own, model) if is_tried(config) else iter(())
         scored = samples if is_users_reward(reward) else ()
-        check_reward(config.model_copy(update={"reward": reward}), folder, fields, trials=scored)
+        try:
+            check_reward(config.model_copy(update={"reward": reward}), folder, fields, trials=scored)
+        except ConfigError as error:
+            raise ConfigError(f"{error}{why_unread(str(error), own)}") from error
         next(samples, None)  # the workflow alone, where no reward has asked for a sample
 
 

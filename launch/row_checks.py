@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from actors.data.fields import MESSAGES
+from actors.data.fields import MESSAGES, UNREAD
 from actors.data.loading import RowWithOrigin
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import UNKNOWN, character_tokenizer
@@ -75,6 +75,17 @@ def seen_note(rows: Sequence[RowWithOrigin], problems: Sequence[RowWithOrigin]) 
         f"{len(seen)} of {len(problems)} held-out problems are training rows: {named}; their accuracy is no measure of "
         "new problems"
     ]
+
+
+def why_unread(text: str, rows: Sequence[RowWithOrigin]) -> str:
+    """The end of an error text that names a column which was left out of a row: file, row and why; else ""."""
+    if "unreadable value" in text:
+        return ""
+    for placed in rows:
+        for name, why in placed.row.get(UNREAD, {}).items():
+            if repr(name) in text:
+                return f"; unreadable value in column {name!r} of a row: {why}; change it in the file"
+    return ""
 
 
 def asked(row: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from actors.data.fields import UNREAD
 from actors.data.loading import RowWithOrigin
 from actors.engines.protocol import Completion
 from actors.models.loading import load_tokenizer
@@ -61,7 +62,7 @@ def trials(config: Config, rows: Sequence[RowWithOrigin], model: str) -> Iterato
                 raise
             except Exception as error:  # noqa: BLE001  user code
                 place = error.place if isinstance(error, WorkflowError) else place_of(error)
-                hint = known_fields(error, placed.row)
+                hint = known_fields(error, placed.row, placed.row.get(UNREAD, {}))
                 failed = failed or f"on {placed.where}: {describe(error, place)}{hint}"
                 continue
             n_samples += 1

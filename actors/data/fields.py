@@ -10,6 +10,8 @@ MESSAGES = "question_messages"  # holds the messages of a field "question", beca
 
 REPLACED = "replaced"  # the file's own values of "question" and "answer", where the text of a row is another
 
+UNREAD = "_unread_columns"  # of a row: by column that was left out, where it is and why it cannot be read
+
 
 def messages_of(row: Mapping[str, Any], key: str) -> list[Message] | None:
     """The chat messages at `key`; None for a text. Raises ValueError as read_messages does."""

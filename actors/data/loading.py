@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
 
-from actors.data.fields import MESSAGES, MISSING, REPLACED, SOURCE, last_user, lookup, read_messages
+from actors.data.fields import MESSAGES, MISSING, REPLACED, SOURCE, UNREAD, last_user, lookup, read_messages
 from actors.data.files import is_saved, read_file, rows_of_tables
 from actors.data.plain_row import plain_row
 from actors.data.published_rows import READERS, adapt
@@ -234,6 +234,8 @@ def complete_row(row: Any, data: DataConfig, where: str, *, most_bytes: int | No
     own = {name: row[name] for name in ("question", "answer") if name in row and row[name] != completed[name]}
     if own:
         completed[REPLACED] = own
+    if left_out := {name: f"{where} has {why}" for name, why in unread.items() if name not in row}:
+        completed[UNREAD] = left_out
     if most_bytes is not None:
         check_size(completed, where, most_bytes)
     return completed

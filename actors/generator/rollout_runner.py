@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from actors.data.fields import UNREAD
 from actors.engines.protocol import Done, Engine, Request, SamplingControls
 from actors.runtime.context import dump
 from actors.runtime.stages import stages_of
@@ -222,7 +223,7 @@ class RolloutRunner:
         place, trace = place_of(error), ""
         if isinstance(error, WorkflowError):
             place, trace = place or error.place or self._live[key].run.place, error.trace
-        text = describe(error, place) + known_fields(error, self._live[key].row)
+        text = describe(error, place) + known_fields(error, self._live[key].row, self._live[key].row.get(UNREAD, {}))
         if place and self._failures is not None:
             about = f"{self._live[key].run.name}"
             self._failures.note(

@@ -1,7 +1,7 @@
 """Columns of a data row as a reward function of another system expects them.
 
 A row has fields that loading and workers add: "question" and "answer" as text, the messages of a question, the values
-that this text replaced, and token ids for functions that take them.
+that this text replaced, columns that were left out, and token ids for functions that take them.
 """
 
 import base64
@@ -9,10 +9,10 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from actors.data.fields import MESSAGES, REPLACED
+from actors.data.fields import MESSAGES, REPLACED, UNREAD
 
 TOKEN_IDS = "token_ids"  # {"prompt": [...], "completion": [...]}, for functions with `needs_token_ids`
-ADDED = (MESSAGES, REPLACED, TOKEN_IDS)
+ADDED = (MESSAGES, REPLACED, UNREAD, TOKEN_IDS)
 
 Row = Mapping[str, Any]
 

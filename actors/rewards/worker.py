@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from actors.data.fields import UNREAD
 from actors.rewards.columns import ADDED, TOKEN_IDS, decode_ids
 from actors.rewards.ipc import LENGTH, REPLY_BYTES, REQUEST_BYTES, check, pack, read
 from actors.rewards.loading import load_reward
@@ -194,7 +195,7 @@ def explain(error: BaseException, function: object, row: Mapping[str, Any]) -> d
     """The error of a function that was called for this row; for user code with place and traceback."""
     place = place_of(error) or ("" if is_ours(function) else innermost(error) or definition(function))
     text = described(error)
-    fields = known_fields(error, {name: value for name, value in row.items() if name not in ADDED})
+    fields = known_fields(error, {name: value for name, value in row.items() if name not in ADDED}, row.get(UNREAD, {}))
     if not place:
         return {"error": f"{text}{fields}"}
     trace = trace_of(error)

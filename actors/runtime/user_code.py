@@ -81,12 +81,17 @@ def describe(error: BaseException, place: str = "") -> str:
     return f"{text} ({at})" if at and at not in text else text
 
 
-def known_fields(error: BaseException, row: Mapping[str, Any]) -> str:
-    """For a KeyError on a name that the row has not: the fields that it has, as the end of an error text; else ""."""
+def known_fields(error: BaseException, row: Mapping[str, Any], unread: Mapping[str, str]) -> str:
+    """The end of an error text for a KeyError on a name that the row has not; else "".
+
+    The fields that the row has, or, of a column that was left out of it (`unread`), where it is and why.
+    """
     if not isinstance(error, KeyError) or len(error.args) != 1 or not isinstance(name := error.args[0], str):
         return ""
     if name in row:
         return ""
+    if why := unread.get(name):
+        return f"; unreadable value in column {name!r} of a row: {why}; change it in the file"
     names = sorted(field for field in row if not field.startswith("_"))
     more = f" and {len(names) - MAX_FIELDS} more" if len(names) > MAX_FIELDS else ""
     return f"; the row has no field {name!r}, it has {', '.join(names[:MAX_FIELDS])}{more}"

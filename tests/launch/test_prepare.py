@@ -5,8 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from actors.data.fields import UNREAD
+from actors.data.loading import RowWithOrigin
 from actors.models.loading import load_model, load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.loader import load
@@ -14,7 +18,7 @@ from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import install_command
 from launch.dry_run import dry_run
-from launch.prepare import prepare, prepare_in_subprocess
+from launch.prepare import fingerprint, prepare, prepare_in_subprocess
 
 SMALL = """
 [model.scratch]
@@ -260,3 +264,30 @@ def test_a_warm_up_on_rows_of_a_file_needs_demonstrations_that_are_texts(file: P
     assert refusal(file, warm_up).endswith("rows.jsonl:2 it is of type int")
     write_rows(file.parent / "rows.jsonl", [ROWS[0], {**ROWS[1], "demonstration": "j"}])
     prepare(load(file, [warm_up], {}), file)
+
+
+TAKES_GOLD = {
+    "own": 'def score(prompt, completion, row):\n    return float(row["gold"] == completion)\n',
+    "trl": "def score(completions, gold, **kwargs):\n    return [1.0 for _ in completions]\n",
+}
+
+
+@pytest.mark.parametrize("kind", TAKES_GOLD)
+def test_a_reward_that_takes_a_column_that_cannot_be_read_is_refused_by_file_row_and_column(
+    file: Path, kind: str
+) -> None:
+    columns = {"question": ["abc", "ab"], "answer": ["c", "b"], "gold": [b"\xff\xfe", b"\xff"]}
+    parquet.write_table(pyarrow.table(columns), file.parent / "rows.parquet")
+    (file.parent / "takes_gold.py").write_text(TAKES_GOLD[kind])
+    said = refusal(file, "data.path=rows.parquet", "reward.function=takes_gold:score")
+    where = file.parent / "rows.parquet"
+    why = f"{where}[0] has 2 bytes that are no UTF-8 text; change it in the file"
+    assert said.endswith(f"; unreadable value in column 'gold' of a row: {why}")
+    assert said.count("unreadable") == 1
+
+
+def test_the_place_of_an_unreadable_value_is_no_part_of_the_data(file: Path) -> None:
+    (one, other) = [
+        RowWithOrigin("", {"question": "q", "answer": "a", UNREAD: {"image": f"{place} has 2 bytes"}}) for place in "ab"
+    ]
+    assert fingerprint([one]) == fingerprint([other])

@@ -157,6 +157,7 @@ def test_values_of_numpy_and_torch_in_a_row_are_plain() -> None:
     assert complete_row(row, config_of(data={"path": "x.jsonl"}).data, "here") == {
         "question": "q", "answer": "5", "small": 0.1, "many": [[0.1, 2.0]], "yes": True, "tensor": [1, 2],
         "words": ["a", None], "3": [1, 2], "text": "t", "replaced": {"answer": 5},
+        "_unread_columns": {"thing": "here has a value of the type object"},
     }  # fmt: skip
 
 
