@@ -16,7 +16,7 @@ from areal_bus.process.commands import as_here
 from tools import run, terminal
 from tools.simulate.calibration import Measured, config_of, fit
 from tools.simulate.comparison import RunComparison, compare_with_run, split_of
-from tools.simulate.intervals import REPLICATES, Prediction, predict, replicas
+from tools.simulate.intervals import REPLICATES, Prediction, predict, replicas, widened
 from tools.simulate.outcome import simulate_steady_state
 from tools.simulate.recording import record
 from tools.simulate.schedule import Schedule
@@ -39,8 +39,9 @@ run. tokens/s: sampled tokens that updates consume in a second; 90 %: its interv
 and of so many updates, and the usual error of the model. bound: the slower half alone. slots: share of slots with a
 live sample. *: the smallest eta within 2 % of the best of its split, without masked tokens. The model assumes that
 training speed is proportional to the learner ranks, that long contexts do not slow decoding, and that nothing fails.
-Actors of a measured run share the cores of its host (--cores). On one shared device both halves run at half speed
-while both work."""
+Actors of a measured run share the cores of its host (--cores). Above the eta of the run they work at once for longer
+than it shows, so where they want more cores than there are, the lower end of the interval is divided by the ratio.
+On one shared device both halves run at half speed while both work."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -112,15 +113,13 @@ def predicted_from(
     measured, repeated = fit(seen), list(replicas(seen, args.replicates, seed=args.seed))
     pace = pace_of_run(measured, args)
     cells = list(schedules(config, pace, each_split(config, args, split_of(measured)), etas(args.etas)))
-    rows = [
-        SweepCell(
-            split,
-            eta,
-            schedule,
-            predict(schedule_for(config, split, eta, args), measured, repeated, n_steps=args.steps, seed=args.seed),
-        )
-        for split, eta, schedule in terminal.progress(cells, "simulating")
-    ]
+    rows = []
+    for split, eta, schedule in terminal.progress(cells, "simulating"):
+        found = predict(schedule_for(config, split, eta, args), measured, repeated, n_steps=args.steps, seed=args.seed)
+        if pace.cores is not None and eta > of_run.rollout.max_head_offpolicyness:
+            shared = replace(pace.cores, learners=split.learners)
+            found = widened(found, shared.oversubscribed(generators=split.generators))
+        rows.append(SweepCell(split, eta, schedule, found))
     return pace, rows, compare_with_run(of_run, measured, measured, n_steps=args.steps, seed=args.seed)
 
 

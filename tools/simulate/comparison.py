@@ -1,5 +1,6 @@
 """Compares a run with its prediction from the speeds of another run, or of itself."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -60,5 +61,8 @@ def split_of(seen: Measured) -> Split:
 
 
 def plus_minus(value: float, interval: Range | None) -> str:
-    """The half-width of an interval as a share of the value; "" without one."""
-    return f"± {(interval.high - interval.low) / 2 / value:.0%}" if interval is not None and value else ""
+    """An interval as shares of the value: its half-width, or both ends where they lie differently; "" without one."""
+    if interval is None or not value:
+        return ""
+    down, up = 1 - interval.low / value, interval.high / value - 1
+    return f"± {up:.0%}" if math.isclose(down, up, rel_tol=1e-6) else f"-{down:.0%} +{up:.0%}"

@@ -45,6 +45,10 @@ class Cores:
             of_share(share, 1.0),
         )
 
+    def oversubscribed(self, *, generators: int) -> float:
+        """The cores that all actors want at once, over those that there are."""
+        return (generators * self.generator + self.learners * self.learner) / self.n if self.n else math.inf
+
     def share(self, wanted: Sequence[float]) -> float:
         """The most cores that each of these processes gets; inf if there is enough."""
         return equal_share(wanted, self.n)

@@ -89,6 +89,18 @@ class Prediction:
     lag_mean: Range | None = None
 
 
+def widened(found: Prediction, oversubscribed: float) -> Prediction:
+    """The prediction with a lower end that lies as far down as busy actors may slow each other.
+
+    `oversubscribed`: the cores that all actors want at once, over those that there are. At an eta above that of the run
+    they work at once for longer than the run shows, so its speeds are those of less contention.
+    """
+    speed = found.tokens_per_s
+    if speed is None or oversubscribed <= 1:
+        return found
+    return replace(found, tokens_per_s=Range(speed.low / oversubscribed, speed.high))
+
+
 def predict(
     schedule_of: Callable[[Measured], Schedule],
     measured: Measured,

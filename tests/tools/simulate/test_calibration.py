@@ -16,10 +16,10 @@ from tests.tools.simulate.recorded_ring import RecordedRing
 from tools.run import Run
 from tools.simulate import __main__ as tool
 from tools.simulate.calibration import SLOWDOWNS, USUAL_SLOWDOWN, config_of, fit, measure
-from tools.simulate.comparison import compare_with_run
+from tools.simulate.comparison import compare_with_run, plus_minus
 from tools.simulate.cores import Cores, equal_share
 from tools.simulate.generator_history import Prefill, prefill_token_s, sample_key
-from tools.simulate.intervals import around, replicas
+from tools.simulate.intervals import Prediction, Range, around, replicas, widened
 from tools.simulate.outcome import simulate_steady_state
 from tools.simulate.recording import record
 from tools.simulate.schedule import Schedule
@@ -257,6 +257,18 @@ def test_an_interval_is_as_wide_as_its_repetitions_scatter() -> None:
     certain = around(10.0, [10.0, 10.0], model_error=0.1)
     assert certain is not None
     assert (certain.low, certain.high) == pytest.approx((8.36, 11.64), abs=0.01)
+
+
+def test_an_interval_reaches_down_to_what_oversubscribed_cores_may_cost() -> None:
+    """Two generators and a learner that compute want three of two cores: two thirds of the speed at worst."""
+    ratio = Cores(2).oversubscribed(generators=2)
+    outcome = simulate_steady_state(TRUE, n_steps=4)
+    found = Prediction(outcome, Range(12_000.0, 15_000.0), Range(0.5, 1.5))
+    assert widened(found, ratio).tokens_per_s == Range(8_000.0, 15_000.0)
+    assert widened(found, Cores(4).oversubscribed(generators=2)) == found
+    assert widened(found, ratio).lag_mean == found.lag_mean
+    assert plus_minus(10_000.0, Range(6_000.0, 11_000.0)) == "-40% +10%"
+    assert plus_minus(10_000.0, Range(9_000.0, 11_000.0)) == "± 10%"
 
 
 def test_replicas_scatter_around_the_calibration(run_of: Callable[[Schedule], Run]) -> None:
