@@ -57,7 +57,7 @@ soak-faults: setup  ## every row of the fault matrix over real processes: kills,
 
 SCHEDULES ?= 1000000
 soak-staleness: setup  ## a million simulated rings under all staleness policies (SCHEDULES=, one process a core)
-	@$(IN_VENV) python -m tools.staleness soak --schedules $(SCHEDULES)
+	@$(IN_VENV) python -m areal_lab.staleness soak --schedules $(SCHEDULES)
 
 DOCS := .venv-docs/docs.stamp
 docs: $(DOCS)  ## the site of docs/ in site/, links checked, in an environment of its own (100 MB)
@@ -69,10 +69,10 @@ $(DOCS): pyproject.toml constraints.txt
 	@touch $@
 
 PEERS := .venv-peers/peers-$(TORCH).stamp
-bench-peers: setup $(PEERS)  ## what python -m tools.bench measures us against, in an environment of its own (2 GB)
+bench-peers: setup $(PEERS)  ## what python -m benchmarks measures us against, in an environment of its own (2 GB)
 
-$(PEERS): tools/bench/harness/requirements.txt tools/bench/harness/install_peers.sh
-	@tools/bench/harness/install_peers.sh "$(PYTHON)" "$(TORCH)" "$@"
+$(PEERS): benchmarks/harness/requirements.txt benchmarks/harness/install_peers.sh
+	@benchmarks/harness/install_peers.sh "$(PYTHON)" "$(TORCH)" "$@"
 
 SGLANG := .venv-sglang/sglang-cpu.stamp
 sglang-cpu: setup $(SGLANG)  ## a real SGLang server on CPU, for make test-sglang, in an environment of its own (3.3 GB)

@@ -2,7 +2,7 @@
 
 CURVE keys authenticate a peer; this table authorises it. The bus checks each incoming message by the name of its
 authenticated connection, never by a field of the message. The head's core checks its members again. `core/rules.py` and
-`core/sample_limits.py` have the limits that depend on the run: capacity, vocabulary, tokens. Pure.
+`core/parts/sample_limits.py` have the limits that depend on the run: capacity, vocabulary, tokens. Pure.
 """
 
 import re

@@ -19,11 +19,11 @@ def main() -> int:
     if wrong := isolation.isolate():
         print("\n".join(wrong), file=sys.stderr)
         return 2
-    attendant = importlib.import_module("launch.attendant")  # imports the standard library only
+    attendant = importlib.import_module("launch.fork.attendant")  # imports the standard library only
     if attendant.is_wanted(sys.argv[1:]):
         return int(attendant.main())
-    importlib.import_module("launch.process").note_terminal()
-    return int(importlib.import_module("launch.main").main())
+    importlib.import_module("launch.run.process").note_terminal()
+    return int(importlib.import_module("launch.commands.main").main())
 
 
 def main_of_console() -> int:
@@ -32,7 +32,7 @@ def main_of_console() -> int:
     if wrong := isolation.isolate():
         print("\n".join(wrong), file=sys.stderr)
         return 2
-    return int(importlib.import_module("launch.cli").main())
+    return int(importlib.import_module("launch.commands.cli").main())
 
 
 if __name__ == "__main__":

@@ -253,7 +253,7 @@ class Scored:
     text: str = frame("text")
     turns: str = frame("text", default="")  # as in the Trajectory
     lease: Name = ""  # as in the Trajectory
-    parts: Parts = ""  # JSON object: rewards by name that the score reports (core/reward_parts.py); "" for none
+    parts: Parts = ""  # JSON object: rewards by name that the score reports (core/parts/reward_parts.py); "" for none
 
     @property
     def n_sampled(self) -> int:

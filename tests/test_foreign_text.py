@@ -13,17 +13,17 @@ from actors.data.published_rows import boxed
 from actors.endpoint.openai_api import MOST_CALLS, read_hermes
 from actors.engines.stop_strings import before_stop
 from actors.head import alerts
-from actors.rewards import formats, plain_numbers, reasoning
 from actors.rewards.code import fences
 from actors.rewards.code import scoring as code
+from actors.rewards.functions import formats, plain_numbers, reasoning
 from actors.rewards.judge.scoring import grade_of
 from actors.rewards.mathematics.verdict import is_right
 from actors.runtime.context import Context
 from actors.runtime.process import CRASHED, OVER
 from actors.runtime.start import report, sentence
 from actors.runtime.user_code import describe
-from areal_bus.core.evaluation_metrics import final_answer
-from areal_bus.core.score_failures import VARIES
+from areal_bus.core.evaluation.evaluation_metrics import final_answer
+from areal_bus.core.members.score_failures import VARIES
 from areal_bus.errors import UserCodeFailed
 from areal_bus.foreign_text import cut, described, printable, valid, valid_json
 from areal_bus.weights.process_group import brief

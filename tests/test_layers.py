@@ -1,4 +1,4 @@
-"""Which folder may import which, read from the sources; `python -m tools.structure` prints the figures."""
+"""Which folder may import which, read from the sources; `python -m tests.structure` prints the figures."""
 
 import re
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.structure import PACKAGES, Sources, constructors, cycles
+from tests.structure import PACKAGES, Sources, constructors, cycles
 
 ROOT = Path(__file__).parents[1]
 MAY = {  # package -> what it imports of ours
@@ -16,9 +16,9 @@ MAY = {  # package -> what it imports of ours
     "launch": {"areal_bus", "actors", "launch"},
     "tools": {"areal_bus", "tools"},
 }
-MEASURES = "tools.bench."  # modules beside a bench, in a process of their own, import what they measure
+MEASURES = "benchmarks."  # modules beside a bench, in a process of their own, import what they measure
 TORCH = ("areal_bus.weights", "actors.cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
-         "actors.offline", "actors.runtime.torch_profiler", "tools.bench")  # fmt: skip
+         "actors.offline", "actors.runtime.torch_profiler", "benchmarks")  # fmt: skip
 SHARED = {"messages", "errors", "authorization", "foreign_text"}  # modules beside these folders
 BUS = {  # folder of areal_bus -> the other ones that it imports; each may import the modules of SHARED
     "core": set[str](),
@@ -46,7 +46,7 @@ def within(name: str, *folders: str) -> bool:
 def test_packages_import_downwards(sources: Sources) -> None:
     for name, there in sources.imports.items():
         package = name.partition(".")[0]
-        measured = {"actors"} if name.startswith(MEASURES) and not within(name, "tools.bench.harness") else set()
+        measured = {"actors"} if name.startswith(MEASURES) and not within(name, "benchmarks.harness") else set()
         wrong = {other for other in there if other.partition(".")[0] not in MAY[package] | measured}
         assert not wrong, f"{name} must not import {wrong}"
 
@@ -101,7 +101,7 @@ def test_constructors_take_at_most_six_parameters(sources: Sources) -> None:
 
 
 def test_the_launcher_and_its_children_that_need_none_bring_no_torch() -> None:
-    names = "actors.runtime.start, actors.head.shell, actors.rewards.actor, launch.prepare"
+    names = "actors.runtime.start, actors.head.shell, actors.rewards.actor, launch.run.prepare"
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 

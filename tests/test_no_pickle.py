@@ -9,7 +9,7 @@ import pytest
 from areal_bus.messages import Failure
 from areal_bus.transport.bus import Bus
 from areal_bus.wire import codec
-from launch.bootstrap import EnvBootstrap
+from launch.run.bootstrap import EnvBootstrap
 from tests.support.strangers import JOB, canary, dealer, next_of, say_raw, until, word
 
 ROOT = Path(__file__).parents[1]

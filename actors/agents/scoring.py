@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from actors.agents.model import Message
+from actors.rewards.binding.values import read_value
 from actors.rewards.protocol import RewardFunction
-from actors.rewards.values import read_value
 from actors.runtime.user_code import describe
 from areal_bus.messages import MAX_PARTS
 

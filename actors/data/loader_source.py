@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.config.sections import Config
-from areal_bus.core.data_source import Row
+from areal_bus.core.rows.data_source import Row
 from areal_bus.errors import ConfigError
 
 AHEAD = 8  # rows that are asked for before they are drawn

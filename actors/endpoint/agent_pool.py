@@ -19,9 +19,9 @@ from typing import Any
 
 from actors.endpoint.sessions import AgentEnded, Session
 from actors.environments.environment_code import EnvironmentCode
-from actors.rewards.ipc import REQUEST_BYTES, pack
+from actors.processes.ipc import REQUEST_BYTES, pack
+from actors.processes.worker_process import WorkerLost, WorkerProcess
 from actors.rewards.loading import reward_options
-from actors.rewards.worker_process import WorkerLost, WorkerProcess
 from actors.runtime.user_modules import user_folder
 from areal_bus.config.sections import Config
 from areal_bus.config.workflows import BUILT_IN

@@ -20,8 +20,8 @@ from typing import Any
 from actors.agents.loading import load_builtin
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.loading import load
+from actors.rewards.binding.values import plain
 from actors.rewards.protocol import Score
-from actors.rewards.values import plain
 from actors.rewards.worker import (
     die_with,
     explain,

@@ -18,8 +18,8 @@ from actors.generator.weight_updates import BrokenPush, ReceivedWeights, WeightU
 from actors.runtime.context import journal_pushed
 from actors.runtime.head_session import HEAD, ActorRuntime
 from areal_bus.core.events import Event
-from areal_bus.core.partial_rollouts import SampleOffers
-from areal_bus.core.terms import TermHistory
+from areal_bus.core.parts.partial_rollouts import SampleOffers
+from areal_bus.core.parts.terms import TermHistory
 from areal_bus.errors import EngineError, Evicted, Restart
 from areal_bus.messages import (
     Ack,

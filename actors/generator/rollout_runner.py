@@ -20,7 +20,7 @@ from actors.workflows.episode_runner import Asked, Awaited, EpisodeRun, Wish
 from actors.workflows.protocol import Workflow
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
-from areal_bus.core.stages import stage_at
+from areal_bus.core.parts.stages import stage_at
 from areal_bus.errors import ConfigError, EngineError, PromptTooLong, WorkflowError
 from areal_bus.foreign_text import text_of
 from areal_bus.messages import ATTEMPTS, Partial, Prompt, Refund, SampleFailed, Trajectory

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from actors.runtime.stages import stages_of
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Keep
-from areal_bus.core.stages import stage_at
+from areal_bus.core.parts.stages import stage_at
 from areal_bus.messages import Scored
 
 MIN_STREAK = 3  # consecutive batches before an alert: one odd batch raises none

@@ -8,8 +8,8 @@ from pathlib import Path
 from loguru import logger
 
 from areal_bus.core.effects import Discard, Save
-from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
-from areal_bus.core.terms import slot
+from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
+from areal_bus.core.parts.terms import slot
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
 from areal_bus.storage.head_checkpoints import (

@@ -3,7 +3,7 @@
 from actors.models.loading import published_number
 from areal_bus.config.generation import changes_logits
 from areal_bus.config.sections import Config, WorkflowConfig
-from areal_bus.core.sample_limits import SampleLimits
+from areal_bus.core.parts.sample_limits import SampleLimits
 
 
 def sample_limits(config: Config, model_folder: str) -> SampleLimits:

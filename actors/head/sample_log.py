@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.core.effects import Keep
-from areal_bus.core.reward_parts import parts_of
+from areal_bus.core.parts.reward_parts import parts_of
 from areal_bus.foreign_text import valid
 from areal_bus.messages import Scored
 from areal_bus.storage.line_file import LineFile

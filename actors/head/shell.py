@@ -30,13 +30,13 @@ from areal_bus import messages as m
 from areal_bus.config.capacity import capacity, slots
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Discard, Divide, Effect, End, Keep, Mark, Progress, Record, Save, Send
-from areal_bus.core.evaluation_plan import EvaluationSet, best, history, name_of
+from areal_bus.core.evaluation.evaluation_plan import EvaluationSet, best, history, name_of
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
+from areal_bus.core.parts.split import RankPool
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_bus.core.planner.split_planner import PlannerRules
 from areal_bus.core.rules import HeadRules
-from areal_bus.core.split import RankPool
-from areal_bus.core.split_planner import PlannerRules
-from areal_bus.core.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState, Phase
 from areal_bus.errors import ActorFailed, CheckpointError, ConfigError, EndpointTaken
 from areal_bus.process.commands import as_here

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from areal_bus import messages as m
 from areal_bus.config.sections import WatchdogConfig
+from areal_bus.core.diagnosis.progress_tracker import ProgressTracker, place
+from areal_bus.core.diagnosis.wait_graph import StallVerdict, Wait, verdict
 from areal_bus.core.effects import Effect, Effects
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.membership import MemberState
-from areal_bus.core.progress_tracker import ProgressTracker, place
+from areal_bus.core.members.membership import MemberState
 from areal_bus.core.state import Phase
-from areal_bus.core.wait_graph import StallVerdict, Wait, verdict
 from areal_bus.messages import Role
 
 CHECK_S = 1.0  # interval between two checks

@@ -13,18 +13,18 @@ from pathlib import Path
 import torch
 from loguru import logger
 
-from actors.learner.batch import build
-from actors.learner.checkpoint_manager import CheckpointHooks, CheckpointManager, StartPoint
-from actors.learner.frozen_model import FrozenModels, load_frozen_models
-from actors.learner.inbox import LearnerInbox, StopRun
+from actors.learner.batching.batch import build
+from actors.learner.checkpoint.checkpoint_manager import CheckpointHooks, CheckpointManager, StartPoint
+from actors.learner.link.inbox import LearnerInbox, StopRun
+from actors.learner.link.rendezvous import LearnerRanks, Rendezvous, lost_peer, meet, part
+from actors.learner.link.rollout import HeadFailover, Rollout
+from actors.learner.link.weight_pusher import WeightPusher
 from actors.learner.loop import find_loop
-from actors.learner.policy import model_settings
-from actors.learner.ppo import PPOActor, UpdateContext
-from actors.learner.rendezvous import LearnerRanks, Rendezvous, lost_peer, meet, part
-from actors.learner.rollout import HeadFailover, Rollout
-from actors.learner.simulated_update import simulated_update
-from actors.learner.startup import load_critic, load_policy, warm
-from actors.learner.weight_pusher import WeightPusher
+from actors.learner.model.frozen_model import FrozenModels, load_frozen_models
+from actors.learner.model.policy import model_settings
+from actors.learner.model.startup import load_critic, load_policy, warm
+from actors.learner.update.ppo import PPOActor, UpdateContext
+from actors.learner.update.simulated_update import simulated_update
 from actors.models.loading import load_tokenizer
 from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
 from actors.runtime.process import leave
@@ -35,8 +35,8 @@ from actors.runtime.user_failures import Fault, keep_fault
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
-from areal_bus.core.stages import stage_at
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.stages import stage_at
+from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError, PushFailed, Restart
 from areal_bus.storage.best_checkpoints import BestRule
 from areal_bus.storage.journal import Journal

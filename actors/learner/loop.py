@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from actors.learner.ppo import PPOActor
-from actors.learner.rollout import Rollout
+from actors.learner.link.rollout import Rollout
+from actors.learner.update.ppo import PPOActor
 from actors.runtime.user_modules import load_function
 from areal_bus.errors import ConfigError
 

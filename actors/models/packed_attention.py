@@ -19,7 +19,7 @@ NAME = "areal_bus_packed"
 
 
 class Part(Protocol):
-    """Attention of a part of a packed row to all of it (actors/learner/context_parallel.py)."""
+    """Attention of a part of a packed row to all of it (actors/learner/model/context_parallel.py)."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor: ...
 

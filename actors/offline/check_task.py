@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.data.loading import load_rows
+from actors.rewards.binding.values import read_value
 from actors.rewards.loading import load_reward, reward_options
-from actors.rewards.values import read_value
 from actors.runtime.process import leave
 from areal_bus.config.named_tasks import NAMED_TASKS, fill
 from areal_bus.config.reasoning_gym import task_of

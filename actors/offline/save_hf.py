@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig
 
-from actors.learner.checkpoint import MASTER, POLICY, WHOLE_OPTIMIZER
-from actors.learner.shards.read import ShardReader
+from actors.learner.checkpoint.checkpoint import MASTER, POLICY, WHOLE_OPTIMIZER
+from actors.learner.checkpoint.shards.read import ShardReader
 from actors.models.adapter_folder import base_of
 from actors.models.loading import load_model, load_tokenizer
 from actors.runtime.process import leave

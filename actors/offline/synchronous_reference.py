@@ -27,18 +27,18 @@ from actors.engines.builtin.connect import open_builtin
 from actors.engines.protocol import Engine
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.head.shell import declared
-from actors.learner.batch import build
-from actors.learner.frozen_model import load_frozen_models
-from actors.learner.policy import Policy, model_settings
-from actors.learner.ppo import PPOActor, UpdateContext
-from actors.learner.rendezvous import LearnerRanks
-from actors.learner.startup import demonstrate, load_critic, load_policy, warm_up
+from actors.learner.batching.batch import build
+from actors.learner.link.rendezvous import LearnerRanks
+from actors.learner.model.frozen_model import load_frozen_models
+from actors.learner.model.policy import Policy, model_settings
+from actors.learner.model.startup import demonstrate, load_critic, load_policy, warm_up
+from actors.learner.update.ppo import PPOActor, UpdateContext
 from actors.models.loading import check_model_path, load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.actor import n_before
-from actors.rewards.columns import with_ids
+from actors.rewards.binding.columns import with_ids
+from actors.rewards.binding.values import read_value
 from actors.rewards.loading import load_reward, reward_name, reward_options
-from actors.rewards.values import read_value
 from actors.runtime.context import HeartbeatState, dump
 from actors.runtime.process import leave
 from actors.runtime.stages import stages_of
@@ -47,9 +47,9 @@ from actors.workflows.loading import load_workflow
 from areal_bus.config.learner import LearnerConfig
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
-from areal_bus.core.data_source import Row as DrawnRow
-from areal_bus.core.ledger import LEAST
-from areal_bus.core.stages import stage_at
+from areal_bus.core.parts.ledger import LEAST
+from areal_bus.core.parts.stages import stage_at
+from areal_bus.core.rows.data_source import Row as DrawnRow
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Prompt, ShardItem, Trajectory
 from areal_bus.storage.journal import Journal

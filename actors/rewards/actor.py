@@ -19,7 +19,7 @@ from actors.runtime.user_failures import Failures, Prints
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
-from areal_bus.core.reward_parts import as_fields, dumped
+from areal_bus.core.parts.reward_parts import as_fields, dumped
 from areal_bus.foreign_text import described
 from areal_bus.messages import (
     Cancel,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from actors.areal.stand_ins import import_module
 from actors.data.fields import SOURCE
-from actors.rewards.binding import bind
+from actors.rewards.binding.binding import bind
+from actors.rewards.binding.signatures import AUTO
+from actors.rewards.binding.values import read_value
+from actors.rewards.functions.weighted import WeightedReward, WeightedTerm
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.rewards.protocol import NotApplicable, RewardFunction, Score
-from actors.rewards.signatures import AUTO
-from actors.rewards.values import read_value
-from actors.rewards.weighted import WeightedReward, WeightedTerm
 from actors.runtime.user_code import cause
 from actors.runtime.user_modules import add_user_folder, check_not_hidden
 from areal_bus.errors import ConfigError
@@ -27,16 +27,16 @@ if TYPE_CHECKING:  # workers import this module without the settings
     from areal_bus.config.sections import Config
 
 BUILT_IN = {
-    "exact": "actors.rewards.builtin:exact_score",
-    "sums": "actors.rewards.builtin:sums_score",
-    "reverse": "actors.rewards.builtin:reverse_score",
+    "exact": "actors.rewards.functions.builtin:exact_score",
+    "sums": "actors.rewards.functions.builtin:sums_score",
+    "reverse": "actors.rewards.functions.builtin:reverse_score",
     "math": "actors.rewards.mathematics:score",
     "code": "actors.rewards.code:score",
     "code_share": "actors.rewards.code:score_share",
-    "format": "actors.rewards.formats:score",
+    "format": "actors.rewards.functions.formats:score",
     "judge": "actors.rewards.judge:score",
-    "reasoning_gym": "actors.rewards.reasoning:score",
-    "agent": "actors.rewards.builtin:agent_score",
+    "reasoning_gym": "actors.rewards.functions.reasoning:score",
+    "agent": "actors.rewards.functions.builtin:agent_score",
 }
 EXTRAS = {
     "judge": f"it needs the extra judge: {install_command('judge')}",
@@ -128,7 +128,7 @@ def configure(name: str, options: Mapping[str, Any], fields: Collection[str] | N
         scoring = importlib.import_module("actors.rewards.code.scoring")
         scoring.configure(scoring.CodeOptions(**options["code"]))
     elif name == "format":
-        formats = importlib.import_module("actors.rewards.formats")
+        formats = importlib.import_module("actors.rewards.functions.formats")
         formats.configure(formats.FormatOptions(**options["format"]))
     elif name == "judge":
         scoring = importlib.import_module("actors.rewards.judge.scoring")

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from actors.rewards.columns import encode_ids
-from actors.rewards.ipc import REQUEST_BYTES, pack
-from actors.rewards.turns import Turns
-from actors.rewards.worker_process import WorkerLost, WorkerProcess
-from areal_bus.core.reward_parts import checked
+from actors.processes.ipc import REQUEST_BYTES, pack
+from actors.processes.worker_process import WorkerLost, WorkerProcess
+from actors.rewards.binding.columns import encode_ids
+from actors.rewards.binding.turns import Turns
+from areal_bus.core.parts.reward_parts import checked
 from areal_bus.errors import ConfigError
 from areal_bus.messages import VerdictStatus
 

@@ -24,7 +24,7 @@ class NotApplicable(Exception):
 class RewardFunction(Protocol):
     """`score(prompt, completion, row)` returns a number or a Score for two texts and the data row.
 
-    A user's function may take fewer parameters, or verl's: `actors.rewards.binding` adapts it.
+    A user's function may take fewer parameters, or verl's: `actors.rewards.binding.binding` adapts it.
     """
 
     def __call__(self, prompt: str, completion: str, row: Mapping[str, Any], /) -> float | Score: ...

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from actors.data.fields import UNREAD
-from actors.rewards.columns import ADDED, TOKEN_IDS, decode_ids
-from actors.rewards.ipc import LENGTH, REPLY_BYTES, REQUEST_BYTES, check, pack, read
+from actors.processes.ipc import LENGTH, REPLY_BYTES, REQUEST_BYTES, check, pack, read
+from actors.rewards.binding.columns import ADDED, TOKEN_IDS, decode_ids
+from actors.rewards.binding.values import read_value
 from actors.rewards.loading import load_reward
 from actors.rewards.protocol import RewardFunction, Score
-from actors.rewards.values import read_value
 from actors.runtime.user_code import definition, innermost, is_ours, known_fields, place_of, trace_of
 from areal_bus.errors import ConfigError
 from areal_bus.foreign_text import described, text_of
@@ -74,7 +74,7 @@ def die_with(parent: int) -> None:
 
 def is_exposed() -> bool:
     """Whether the function runs programs that can kill this process: in the sandbox without namespaces."""
-    sandbox = sys.modules.get("actors.rewards.sandbox")
+    sandbox = sys.modules.get("actors.rewards.sandbox.sandbox")
     return sandbox is not None and sandbox.find_level() == "rlimits"
 
 
@@ -151,7 +151,7 @@ def verdict(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]
 
 def shut_sandbox() -> contextlib.AbstractContextManager[None]:
     """Programs do not run meanwhile."""
-    from actors.rewards import sandbox
+    from actors.rewards.sandbox import sandbox
 
     return sandbox.shut()
 

@@ -2,7 +2,7 @@
 
 from areal_bus.config.sections import Config
 from areal_bus.config.stage_rules import settings_by_stage
-from areal_bus.core.stages import Stage
+from areal_bus.core.parts.stages import Stage
 
 
 def stages_of(config: Config) -> tuple[Stage, ...]:

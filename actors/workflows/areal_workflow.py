@@ -15,7 +15,7 @@ from typing import Any
 from actors.areal.requests import GenerationHyperparameters, ModelRequest, ModelResponse
 from actors.areal.stand_ins import import_from_string
 from actors.engines.protocol import SamplingControls
-from actors.rewards.columns import columns_of
+from actors.rewards.binding.columns import columns_of
 from actors.runtime.user_code import describe, place_of, trace_of
 from actors.workflows.episode_runner import Awaited
 from actors.workflows.prompts import prompt_of

@@ -16,7 +16,7 @@ class RolloutConfig(Section):
     staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"
     """Tokens beyond eta: "mask" excludes them from the loss, "hold" waits, "drop" samples again, "paper" trains all."""
     exact_lag: int | tuple[int, ...] | None = None
-    """Only for the loop in one process (`python -m actors.offline.exact_lag`, `tools.sweep`): the batch of version c is
+    """Only for the loop in one process (`python -m areal_lab.loops.exact_lag`, `areal_lab.sweep`): the batch of version c is
     sampled by version c - exact_lag. With several values each prompt draws one, so repeated values weigh more. Unset or
     []: a ring, whose lag follows from timing. See docs/sweep.md."""
     max_concurrent_rollouts: int = Field(32, ge=1)
@@ -37,7 +37,7 @@ class RolloutConfig(Section):
 
 
 class SimulatedConfig(Section):
-    """Length and speed laws of the simulated engine; `tools.simulate` uses them for every engine."""
+    """Length and speed laws of the simulated engine; `areal_lab.simulate` uses them for every engine."""
 
     median_tokens: float = Field(64.0, ge=1)
     """Median completion length; gconfig.max_new_tokens truncates it."""

@@ -8,7 +8,7 @@ from areal_bus.config.section import Section
 
 
 class VirtualTimeConfig(Section):
-    """Only for `python -m actors.offline.virtual_time` and `tools.sweep`. All times are virtual seconds."""
+    """Only for `python -m areal_lab.loops.virtual_time` and `areal_lab.sweep`. All times are virtual seconds."""
 
     seconds: float | None = Field(None, gt=0)
     """Virtual seconds of training; a run ends earlier at run.total_train_steps. Unset: a ring. See docs/sweep.md."""

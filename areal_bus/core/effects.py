@@ -6,8 +6,8 @@ from typing import Any
 
 from areal_bus import messages as m
 from areal_bus.core.events import Event
-from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint
-from areal_bus.core.split import Split
+from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, HeadSavepoint
+from areal_bus.core.parts.split import Split
 
 
 @dataclass(frozen=True, slots=True)

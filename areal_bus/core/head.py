@@ -10,19 +10,19 @@ from typing import Any
 
 from areal_bus import messages as m
 from areal_bus.authorization import check_sender
-from areal_bus.core.adaptation import Adaptation
 from areal_bus.core.effects import Effect, Effects
 from areal_bus.core.events import Event
-from areal_bus.core.guest_leases import GuestLeases
-from areal_bus.core.member_lifecycle import MemberLifecycle
-from areal_bus.core.membership import Member, MemberState
-from areal_bus.core.phases import Phases
-from areal_bus.core.publisher import Publisher
-from areal_bus.core.rollouts import Rollouts
-from areal_bus.core.scheduler import Scheduler
-from areal_bus.core.split_changes import SplitChanges
+from areal_bus.core.members.membership import Member, MemberState
 from areal_bus.core.state import HeadState, Phase
-from areal_bus.core.training import Training
+from areal_bus.core.transitions.adaptation import Adaptation
+from areal_bus.core.transitions.guest_leases import GuestLeases
+from areal_bus.core.transitions.member_lifecycle import MemberLifecycle
+from areal_bus.core.transitions.phases import Phases
+from areal_bus.core.transitions.publisher import Publisher
+from areal_bus.core.transitions.rollouts import Rollouts
+from areal_bus.core.transitions.scheduler import Scheduler
+from areal_bus.core.transitions.split_changes import SplitChanges
+from areal_bus.core.transitions.training import Training
 from areal_bus.errors import ImpossibleEvent, LateEvent
 from areal_bus.messages import Role
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 
-from areal_bus.core.evaluation_plan import EvaluationSet
-from areal_bus.core.sample_limits import NO_LIMITS, SampleLimits
-from areal_bus.core.split import RankPool, Split
-from areal_bus.core.split_planner import PlannerRules
-from areal_bus.core.stages import Stage, stage_at
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.evaluation.evaluation_plan import EvaluationSet
+from areal_bus.core.parts.sample_limits import NO_LIMITS, SampleLimits
+from areal_bus.core.parts.split import RankPool, Split
+from areal_bus.core.parts.stages import Stage, stage_at
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_bus.core.planner.split_planner import PlannerRules
 from areal_bus.messages import Partial, Scored, VerdictStatus
 
 MAX_REISSUES = 3  # policy `drop`: how often a row is issued again

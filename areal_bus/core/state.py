@@ -8,21 +8,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from areal_bus.core.data_source import DataCursor, DataSource
-from areal_bus.core.death_reports import Deaths
-from areal_bus.core.evaluation import Evaluation, Evaluations
-from areal_bus.core.gate import Gate
-from areal_bus.core.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
-from areal_bus.core.lease_failures import LeaseFailures, actor_of
-from areal_bus.core.lease_ids import LeaseIds
-from areal_bus.core.lease_limit import LeaseLimit
-from areal_bus.core.ledger import Ledger
-from areal_bus.core.membership import Member, Membership, MemberState
-from areal_bus.core.partial_rollouts import PartialRollouts
-from areal_bus.core.push_queue import PushQueue
+from areal_bus.core.evaluation.evaluation import Evaluation, Evaluations
+from areal_bus.core.members.death_reports import Deaths
+from areal_bus.core.members.lease_failures import LeaseFailures, actor_of
+from areal_bus.core.members.lease_limit import LeaseLimit
+from areal_bus.core.members.membership import Member, Membership, MemberState
+from areal_bus.core.members.score_failures import ScoreFailures
+from areal_bus.core.parts.gate import Gate
+from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
+from areal_bus.core.parts.lease_ids import LeaseIds
+from areal_bus.core.parts.ledger import Ledger
+from areal_bus.core.parts.partial_rollouts import PartialRollouts
+from areal_bus.core.parts.push_queue import PushQueue
+from areal_bus.core.parts.terms import Terms
+from areal_bus.core.rows.data_source import DataCursor, DataSource
 from areal_bus.core.rules import HeadRules
-from areal_bus.core.score_failures import ScoreFailures
-from areal_bus.core.terms import Terms
 from areal_bus.messages import Role
 
 
@@ -39,7 +39,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class SplitChange:
-    """A change of the split that is under way (core/split_changes.py)."""
+    """A change of the split that is under way (core/transitions/split_changes.py)."""
 
     target: int | None = None  # learner ranks that are wanted; None: no change is under way
     wanted_at: int = 0  # version at which it was wanted: it does not begin below that

@@ -3,8 +3,8 @@
 MPI_Init and MPI_Finalize run in C and handle no Python signals. If mpirun is killed meanwhile, only the kernel can end
 the rank. While the supervisor runs its actors, it detects the end itself and stops them in order.
 
-A supervisor that the fork server made (launch/fork_server.py) has no launcher as its parent. It holds one end of a
-socket whose other end is the process that the launcher started (launch/attendant.py): the end of the connection is
+A supervisor that the fork server made (launch/fork/fork_server.py) has no launcher as its parent. It holds one end of a
+socket whose other end is the process that the launcher started (launch/fork/attendant.py): the end of the connection is
 the end of its starter, and the kernel sends the signal for that. The launcher is the parent of that process.
 """
 

@@ -17,9 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from areal_bus.core.data_source import IssuedRow, Row
-from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint, OpenPrompt
-from areal_bus.core.terms import slot
+from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, HeadSavepoint, OpenPrompt
+from areal_bus.core.parts.terms import slot
+from areal_bus.core.rows.data_source import IssuedRow, Row
 from areal_bus.errors import CheckpointError, WireError
 from areal_bus.messages import Scored
 from areal_bus.storage.atomic_file import sync_folder

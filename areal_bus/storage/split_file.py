@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from areal_bus.core.split import RankPool, Split
+from areal_bus.core.parts.split import RankPool, Split
 from areal_bus.errors import CheckpointError
 from areal_bus.storage.atomic_file import write_atomic
 

@@ -12,7 +12,7 @@ from launch.memory.units import BYTES, Need
 
 STATE_BYTES = 3 * BYTES["float32"]  # a parameter and two moments
 SQRT_BYTES = BYTES["float32"]  # torch on a GPU computes the square roots of all second moments at once
-N_SNAPSHOTS = 2  # kept by actors/learner/weight_pusher.py
+N_SNAPSHOTS = 2  # kept by actors/learner/link/weight_pusher.py
 N_LOADED = 2  # a model's file and its copy in memory, before training begins
 
 

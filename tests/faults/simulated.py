@@ -9,10 +9,10 @@ from typing import Any
 from areal_bus import messages as m
 from areal_bus.core.effects import End
 from areal_bus.core.events import Event
-from areal_bus.core.staleness import StalenessPolicy
-from tools.staleness.simulator.ring import Ring, ScheduleOutcome
-from tools.staleness.simulator.scenario import Scenario
-from tools.staleness.simulator.world import World
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_lab.staleness.simulator.ring import Ring, ScheduleOutcome
+from areal_lab.staleness.simulator.scenario import Scenario
+from areal_lab.staleness.simulator.world import World
 
 CALM_S = 300.0
 DONE = End(0, "done")

@@ -24,9 +24,9 @@ WALL = {  # names of the standard library that read or show wall time
 READERS = {
     "areal_bus/storage/journal.py": ["time.time"],  # `wall` of every line, for people and to order files by
     "actors/endpoint/openai_api.py": ["time.time"],  # `created` of an answer, as clients expect it
-    "actors/learner/checkpoint_manager.py": ["time.time"],  # age of a file; a jump moves one checkpoint
+    "actors/learner/checkpoint/checkpoint_manager.py": ["time.time"],  # age of a file; a jump moves one checkpoint
     "actors/engines/servers/watch_parent.py": ["time.time"],  # compared with times of files that a server left
-    "launch/prepare.py": ["date.today"],  # the date that a chat template prints, once a run
+    "launch/run/prepare.py": ["date.today"],  # the date that a chat template prints, once a run
 }
 PURE = [ROOT / "areal_bus" / "messages.py", *sorted((ROOT / "areal_bus" / "core").glob("*.py"))]
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from areal_bus.core.data_source import DataCursor, Row
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_bus.core.rows.data_source import DataCursor, Row
 from areal_bus.core.state import HeadState
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Numbers, Scenario, ScenarioLengths, Tail
 from tests.faults import ring as real
 from tests.faults.simulated import lines, play, scenario, survive
 from tests.tools.audit.test_simulated import Recorded, journal
 from tools.audit.audit import audit, figures
 from tools.run import Run
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Numbers, Scenario, ScenarioLengths, Tail
 
 # 32
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from areal_bus.core.events import Event
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_lab.staleness.simulator.scenario import Scenario
 from tests.faults import ring as real
 from tests.faults.simulated import DONE, lines, play, scenario
-from tools.staleness.simulator.scenario import Scenario
 
 EVER = 1e9
 SEEDS = range(30)

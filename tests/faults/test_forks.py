@@ -35,7 +35,7 @@ def test_a_forked_actor_that_dies_is_forked_again(tmp_path: Path) -> None:
             parent_of(parent_of(ring.actor(who)[0])) for who in ("generator-0", "reward-0", "learner-1", "head-0")
         }
         assert len(servers) == 1
-        assert b"launch.fork_server" in command_of(servers.pop())
+        assert b"launch.fork.fork_server" in command_of(servers.pop())
         deaths = [ring.kill(who) for who in ("generator-0", "reward-0")]
         for death in deaths:
             ring.until("joined", name=death.next, after=death.t)

@@ -1,6 +1,6 @@
 """A guest in a simulated ring of three generators sends each message beyond its limits, again and again.
 
-`tests/areal_bus/core/test_sample_limits.py` has results of leases that it holds.
+`tests/areal_bus/core/parts/test_sample_limits.py` has results of leases that it holds.
 """
 
 from dataclasses import replace
@@ -12,13 +12,13 @@ import pytest
 from areal_bus import messages as m
 from areal_bus.authorization import authorise
 from areal_bus.core.events import Event
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.errors import WireError
+from areal_lab.staleness.simulator.reward import SimulatedReward
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.world import HEAD
 from tests.areal_bus.transport.test_authorization import OVER_A_LIMIT
 from tests.faults.simulated import DONE, lines, scenario
-from tools.staleness.simulator.reward import SimulatedReward
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.world import HEAD
 
 GUEST = "generator-66.0"
 EVERY_S = 0.1

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from areal_bus.messages import Role
+from benchmarks.faults import recovery
+from benchmarks.faults.bench import OF_HEAD, end, job_at
+from benchmarks.faults.recovery import Survivors, of_role, percentile
+from benchmarks.jobs.real_job import KilledJob, Killer
 from tools.audit.audit import audit, judge
 from tools.audit.findings import InvariantVerdict
-from tools.bench.faults import recovery
-from tools.bench.faults.bench import OF_HEAD, end, job_at
-from tools.bench.faults.recovery import Survivors, of_role, percentile
-from tools.bench.jobs.real_job import KilledJob, Killer
 from tools.run import Run
 
 MINUTES = float(os.environ.get("FAULT_MINUTES", "60"))

@@ -10,10 +10,10 @@ import pytest
 
 from areal_bus import messages as m
 from areal_bus.core.events import Event
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.messages import Role
+from areal_lab.staleness.simulator.scenario import Fault, ScenarioLengths, Tail
 from tests.faults.simulated import DONE, arrived, bent, key, lines, lost, play, scenario, shuffled, survive, when
-from tools.staleness.simulator.scenario import Fault, ScenarioLengths, Tail
 
 SEEDS = range(6)
 LEASE_S = 20.0  # a simulated generator silent for so long has lost its leases

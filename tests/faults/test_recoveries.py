@@ -1,17 +1,10 @@
-"""Recovery times of `tools.bench faults`, from journals written by hand."""
+"""Recovery times of `benchmarks faults`, from journals written by hand."""
 
 from typing import Any
 
 from areal_bus.messages import Role
-from tools.bench.faults.recovery import (
-    Survivors,
-    detections,
-    lease_recoveries,
-    percentile,
-    returns,
-    score_recoveries,
-)
-from tools.bench.jobs.real_job import Blow
+from benchmarks.faults.recovery import Survivors, detections, lease_recoveries, percentile, returns, score_recoveries
+from benchmarks.jobs.real_job import Blow
 
 Line = dict[str, Any]
 G0, R0 = Blow(Role.GENERATOR, "generator-0.0", 10.0), Blow(Role.REWARD, "reward-0.0", 10.0)

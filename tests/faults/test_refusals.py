@@ -11,14 +11,14 @@ import pytest
 from areal_bus import messages as m
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.membership import Member
-from areal_bus.core.push_queue import Push, PushQueue
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.members.membership import Member
+from areal_bus.core.parts.push_queue import Push, PushQueue
+from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState
+from areal_lab.staleness.simulator.ring import Ring, ScheduleOutcome
+from areal_lab.staleness.simulator.scenario import Scenario
 from tests.faults.ring import Ring as Job
 from tests.faults.simulated import DONE, lines, play, scenario
-from tools.staleness.simulator.ring import Ring, ScheduleOutcome
-from tools.staleness.simulator.scenario import Scenario
 
 SEEDS = range(75)  # of each of the four ways: 300
 EVER = 1e9

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from actors.head.checkpoint_writer import newest_checkpoint
+from benchmarks.eta0 import bench as eta0
 from tests.faults.ring import CONFIG, INSIDE, ROOT, History, Ring
-from tools.bench.eta0 import bench as eta0
 from tools.run import Line
 
 STEPS = 8

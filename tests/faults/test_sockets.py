@@ -15,10 +15,10 @@ import pytest
 from areal_bus.core.events import Event
 from areal_bus.messages import Prompt
 from areal_bus.transport.bus import Bus
+from areal_lab.staleness.simulator.scenario import ScenarioLengths, Tail
 from tests.faults.proxy import Proxy
 from tests.faults.simulated import lines, scenario, when
 from tests.faults.wired import PACE, WiredRing
-from tools.staleness.simulator.scenario import ScenarioLengths, Tail
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATOR = "generator-0.0"

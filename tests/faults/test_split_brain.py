@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from actors.runtime.context import Context
-from launch.environment import actor_environment
+from launch.plan.environment import actor_environment
 from tests.faults.ring import FOLDER, INSIDE, ROOT, Blow, Ring
 
 pytestmark = pytest.mark.soak

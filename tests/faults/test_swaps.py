@@ -15,8 +15,8 @@ from actors.workflows.protocol import Ask, Episode, Row
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
 from areal_bus.storage.journal import Journal
+from areal_lab.staleness.simulator.scenario import ScenarioLengths, Tail
 from tests.faults.simulated import arrived, play, scenario
-from tools.staleness.simulator.scenario import ScenarioLengths, Tail
 
 
 def test_row_42_in_the_ring_no_token_is_made_of_what_was_cancelled_before_a_swap() -> None:

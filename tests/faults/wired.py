@@ -12,10 +12,10 @@ from typing import Any
 
 from areal_bus import messages as m
 from areal_bus.transport.bus import Bus, BusOptions
+from areal_lab.staleness.simulator.ring import Ring, ScheduleOutcome
+from areal_lab.staleness.simulator.scenario import Scenario
+from areal_lab.staleness.simulator.world import HEAD, World
 from tests.faults.proxy import Proxy
-from tools.staleness.simulator.ring import Ring, ScheduleOutcome
-from tools.staleness.simulator.scenario import Scenario
-from tools.staleness.simulator.world import HEAD, World
 
 PACE = 40.0
 JOB = "wired"

@@ -7,13 +7,13 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from areal_bus import messages as m
-from areal_bus.core.partial_rollouts import SampleOffers
-from areal_bus.core.staleness import runs_under
-from areal_bus.core.terms import TermHistory
+from areal_bus.core.parts.partial_rollouts import SampleOffers
+from areal_bus.core.parts.staleness import runs_under
+from areal_bus.core.parts.terms import TermHistory
 from areal_bus.messages import Role
-from tools.staleness.simulator.learner import MODEL
-from tools.staleness.simulator.sample import Key, SimulatedReport, SimulatedSample, report, report_number
-from tools.staleness.simulator.world import REPEATED
+from areal_lab.staleness.simulator.learner import MODEL
+from areal_lab.staleness.simulator.sample import Key, SimulatedReport, SimulatedSample, report, report_number
+from areal_lab.staleness.simulator.world import REPEATED
 
 if TYPE_CHECKING:
     from tests.invariants.head_stage import Stage

@@ -12,12 +12,12 @@ from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.state import HeadState
 from areal_bus.messages import Role
+from areal_lab.staleness.simulator.disk import Disk
+from areal_lab.staleness.simulator.learner import MODEL
+from areal_lab.staleness.simulator.scenario import Scenario
+from areal_lab.staleness.simulator.witness import Witness
+from areal_lab.staleness.simulator.world import REPEATED
 from tests.invariants.head_actors import Actor, GeneratorModel, LearnerModel, RewardModel
-from tools.staleness.simulator.disk import Disk
-from tools.staleness.simulator.learner import MODEL
-from tools.staleness.simulator.scenario import Scenario
-from tools.staleness.simulator.witness import Witness
-from tools.staleness.simulator.world import REPEATED
 
 MODELS: dict[Role, type[Actor]] = {
     Role.LEARNER: LearnerModel,

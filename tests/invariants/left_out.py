@@ -6,16 +6,18 @@ from typing import Any
 import pytest
 
 from areal_bus import messages as m
-from areal_bus.core import head, push_queue, rollouts
+from areal_bus.core import head
 from areal_bus.core.effects import Effects
-from areal_bus.core.member_lifecycle import MemberLifecycle
-from areal_bus.core.membership import Member, Membership, MemberState
-from areal_bus.core.publisher import Publisher
-from areal_bus.core.push_queue import PushQueue
-from areal_bus.core.rollouts import Rollouts
-from areal_bus.core.scheduler import Scheduler
-from areal_bus.core.terms import Terms
-from areal_bus.core.training import Training
+from areal_bus.core.members.membership import Member, Membership, MemberState
+from areal_bus.core.parts import push_queue
+from areal_bus.core.parts.push_queue import PushQueue
+from areal_bus.core.parts.terms import Terms
+from areal_bus.core.transitions import rollouts
+from areal_bus.core.transitions.member_lifecycle import MemberLifecycle
+from areal_bus.core.transitions.publisher import Publisher
+from areal_bus.core.transitions.rollouts import Rollouts
+from areal_bus.core.transitions.scheduler import Scheduler
+from areal_bus.core.transitions.training import Training
 from areal_bus.messages import Role
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
@@ -176,7 +178,7 @@ def learners_may_be_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def poison_is_never_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("areal_bus.core.scheduler.POISON_THRESHOLD", 99)
+    patch.setattr("areal_bus.core.transitions.scheduler.POISON_THRESHOLD", 99)
     patch.setattr(rollouts, "POISON_THRESHOLD", 99)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from areal_bus.core.events import Event
-from areal_bus.core.gate import Gate
-from areal_bus.core.ring_model import RingFigures
-from areal_bus.core.split_planner import PlannerRules, SplitPlanner, SplitPrediction
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.gate import Gate
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_bus.core.planner.ring_model import RingFigures
+from areal_bus.core.planner.split_planner import PlannerRules, SplitPlanner, SplitPrediction
 from areal_bus.core.state import HeadState
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Scenario, draw
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Scenario, draw
 
 N_SCHEDULES = 25  # a policy
 

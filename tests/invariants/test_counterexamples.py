@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from areal_bus.core.gate import Gate
 from areal_bus.core.head import Head
-from areal_bus.core.publisher import Publisher
-from areal_bus.core.staleness import StalenessPolicy, runs_under
+from areal_bus.core.parts.gate import Gate
+from areal_bus.core.parts.staleness import StalenessPolicy, runs_under
+from areal_bus.core.transitions.publisher import Publisher
 from areal_bus.messages import Role
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Scenario
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Fault, Scenario
 
 HOLD = StalenessPolicy.HOLD
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from areal_bus.core.events import Event
-from areal_bus.core.gate import Gate
 from areal_bus.core.head import Head
-from areal_bus.core.membership import Member
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.members.membership import Member
+from areal_bus.core.parts.gate import Gate
+from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.messages import BeginTerm, Role
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Fault, Scenario
 from tests.invariants.test_counterexamples import train
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Scenario
 
 
 class Counters:

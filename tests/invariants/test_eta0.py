@@ -9,8 +9,8 @@ import pytest
 from actors.offline import synchronous_reference
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
+from benchmarks.eta0 import bench as eta0
 from tests.support.replaying import replay_run
-from tools.bench.eta0 import bench as eta0
 
 
 def shorten(file: Path, n_lines: int) -> Path:
@@ -51,7 +51,7 @@ def test_the_ring_of_one_generator_and_the_plain_loop_are_the_same_bits(tmp_path
 def test_the_plain_loop_takes_part_in_no_ring() -> None:
     code = "import sys, actors.offline.synchronous_reference; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "actors.learner.ppo" in done.stdout.splitlines()
+    assert "actors.learner.update.ppo" in done.stdout.splitlines()
     ring = {"head", "gate", "ledger", "membership", "rollouts", "batches", "publishing", "pushes", "supply"}
     assert not {f"areal_bus.{name}" for name in ring} & set(done.stdout.splitlines())
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Numbers, Scenario, ScenarioLengths, Tail
 from tests.support.replaying import Differs, Replay, as_line
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Numbers, Scenario, ScenarioLengths, Tail
 
 PARETO = ScenarioLengths(Tail.PARETO, 2.0, 1.2, 200)
 

@@ -7,12 +7,12 @@ import pytest
 
 from areal_bus import messages as m
 from areal_bus.core.events import Event
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.messages import Role
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Fault, Scenario, ScenarioLengths, Tail
 from tests.support.generator_ring import prompt
 from tests.support.generator_ring import ring as around_a_generator
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Scenario, ScenarioLengths, Tail
 
 
 def ring_of(**changes: object) -> Ring:

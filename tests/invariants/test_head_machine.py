@@ -16,8 +16,8 @@ from hypothesis.stateful import (
 )
 
 from areal_bus import messages as m
-from areal_bus.core.ledger import PromptState
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.ledger import PromptState
+from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.messages import Role
 from tests.invariants.head_actors import Actor, GeneratorModel, RewardModel
 from tests.invariants.head_stage import Stage, plan_of

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from areal_bus.core.data_source import DataCursor
-from areal_bus.core.gate import Gate
-from areal_bus.core.ledger import Ledger, PromptState
-from areal_bus.core.publisher import Publisher
-from areal_bus.core.rollouts import Rollouts
+from areal_bus.core.parts.gate import Gate
+from areal_bus.core.parts.ledger import Ledger, PromptState
+from areal_bus.core.rows.data_source import DataCursor
+from areal_bus.core.transitions.publisher import Publisher
+from areal_bus.core.transitions.rollouts import Rollouts
 from tests.invariants.test_head_machine import NOBODY_MOVES, HeadMachine, settings_of
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]

@@ -12,19 +12,21 @@ from typing import Any
 
 import pytest
 
-from areal_bus.core import batcher, gate, ledger, membership, scheduler
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
-from areal_bus.core.ledger import PromptState
-from areal_bus.core.publisher import Publisher
-from areal_bus.core.push_queue import PushQueue
-from areal_bus.core.rollouts import Rollouts
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.members import membership
+from areal_bus.core.parts import gate, ledger
+from areal_bus.core.parts.ledger import PromptState
+from areal_bus.core.parts.push_queue import PushQueue
+from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState
+from areal_bus.core.transitions import batcher, scheduler
+from areal_bus.core.transitions.publisher import Publisher
+from areal_bus.core.transitions.rollouts import Rollouts
 from areal_bus.messages import Refund, Role, VerdictStatus
-from tools.staleness.simulator.disk import Disk
-from tools.staleness.simulator.ring import Ring, ScheduleOutcome
-from tools.staleness.simulator.scenario import Fault, Scenario, draw
+from areal_lab.staleness.simulator.disk import Disk
+from areal_lab.staleness.simulator.ring import Ring, ScheduleOutcome
+from areal_lab.staleness.simulator.scenario import Fault, Scenario, draw
 
 N_SCHEDULES = 400  # a policy
 ROLES = ("generator", "reward", "learner", "head")
@@ -78,7 +80,7 @@ class Slice:
         return count
 
     def of(self, invariant: str) -> list[tuple[int, str, str]]:
-        """What broke it; `python -m tools.staleness replay SEED --policy P` tells the story."""
+        """What broke it; `python -m areal_lab.staleness replay SEED --policy P` tells the story."""
         if self.n_checks[invariant] == 0:
             raise LookupError(f"{invariant} was never checked")
         return [found for found in self.violations if found[2].startswith(f"{invariant} ")]
@@ -126,7 +128,7 @@ def test_I2_age(schedules: Slice, monkeypatch: pytest.MonkeyPatch, policy: Stale
 
     def trains_everything(patch: pytest.MonkeyPatch) -> None:
         runs = lambda *args: [(n, True) for _, n in args[1]]  # noqa: E731
-        patch.setattr("tools.staleness.simulator.learner.runs_under", runs)
+        patch.setattr("areal_lab.staleness.simulator.learner.runs_under", runs)
         patch.setattr(batcher, "runs_under", runs)
         patch.setattr(gate.Gate, "may_take", lambda *_: True)
         patch.setattr(gate.Gate, "is_too_old", lambda *_: False)

@@ -13,23 +13,24 @@ from typing import Any
 
 import pytest
 
-from areal_bus.core import head_checkpoint, rollouts
-from areal_bus.core.batcher import Batcher
-from areal_bus.core.curriculum import Curriculum, PassRateWindow
-from areal_bus.core.data_source import DataCursor
-from areal_bus.core.gate import Gate
-from areal_bus.core.head_checkpoint import HeadCheckpoint, OpenPrompt
-from areal_bus.core.ledger import Ledger
-from areal_bus.core.partial_rollouts import PartialRollouts
-from areal_bus.core.phases import Phases
-from areal_bus.core.rollouts import Rollouts
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts import head_checkpoint
+from areal_bus.core.parts.gate import Gate
+from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, OpenPrompt
+from areal_bus.core.parts.ledger import Ledger
+from areal_bus.core.parts.partial_rollouts import PartialRollouts
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_bus.core.parts.terms import TermHistory, Terms
+from areal_bus.core.rows.curriculum import Curriculum, PassRateWindow
+from areal_bus.core.rows.data_source import DataCursor
 from areal_bus.core.state import HeadState, Phase
-from areal_bus.core.terms import TermHistory, Terms
+from areal_bus.core.transitions import rollouts
+from areal_bus.core.transitions.batcher import Batcher
+from areal_bus.core.transitions.phases import Phases
+from areal_bus.core.transitions.rollouts import Rollouts
 from areal_bus.messages import Role
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Scenario, ScenarioLengths, Tail
-from tools.staleness.simulator.sources import SimulatedSource
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Fault, Scenario, ScenarioLengths, Tail
+from areal_lab.staleness.simulator.sources import SimulatedSource
 
 N_SCHEDULES = 120
 

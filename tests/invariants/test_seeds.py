@@ -8,15 +8,18 @@ from collections.abc import Callable
 import pytest
 
 from areal_bus import messages as m
-from areal_bus.core import member_lifecycle
 from areal_bus.core.events import Event
-from areal_bus.core.ledger import PromptState
-from areal_bus.core.membership import MemberState
-from areal_bus.core.push_queue import PushQueue
+from areal_bus.core.members.membership import MemberState
+from areal_bus.core.parts.ledger import PromptState
+from areal_bus.core.parts.push_queue import PushQueue
+from areal_bus.core.transitions import member_lifecycle
 from areal_bus.messages import Refund
-from tests.areal_bus.core import test_head, test_terms
-from tests.areal_bus.core.test_head import head_with, push_done, refused, scored, sent
-from tests.areal_bus.core.test_terms import (
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import draw
+from areal_lab.staleness.soak import policy_of
+from tests.areal_bus.core import test_head
+from tests.areal_bus.core.parts import test_terms
+from tests.areal_bus.core.parts.test_terms import (
     GENERATOR,
     LEARNER,
     REWARD,
@@ -29,11 +32,9 @@ from tests.areal_bus.core.test_terms import (
     say,
     trained_head,
 )
+from tests.areal_bus.core.test_head import head_with, push_done, refused, scored, sent
 from tests.areal_bus.transport import test_connections, test_hostile
 from tests.invariants import left_out
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import draw
-from tools.staleness.soak import policy_of
 
 # what had no test of its own
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from areal_bus.core.events import Event
-from areal_bus.core.member_lifecycle import MemberLifecycle
-from areal_bus.core.split_changes import SplitChanges
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_bus.core.transitions.member_lifecycle import MemberLifecycle
+from areal_bus.core.transitions.split_changes import SplitChanges
 from areal_bus.messages import Role
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Scenario, draw, splitting
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Fault, Scenario, draw, splitting
 
 N_SCHEDULES = 20  # a policy
 KINDS = ("crash", "crash", "stop", "cut")

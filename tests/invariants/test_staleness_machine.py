@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from areal_bus.core.gate import Gate
-from areal_bus.core.ledger import Ledger, LedgerEntry, PromptState
-from areal_bus.core.staleness import StalenessPolicy, runs_under
+from areal_bus.core.parts.gate import Gate
+from areal_bus.core.parts.ledger import Ledger, LedgerEntry, PromptState
+from areal_bus.core.parts.staleness import StalenessPolicy, runs_under
 from areal_bus.errors import GateShut, ImpossibleEvent
 from areal_bus.messages import Refund, Scored
 

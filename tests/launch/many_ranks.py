@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from areal_bus.process.mpirun import find_mpirun, mpirun_variables
+from benchmarks.jobs.paused_jobs import descendants
 from tools.audit.audit import audit, judge
 from tools.audit.findings import InvariantVerdict
-from tools.bench.jobs.paused_jobs import descendants
 from tools.run import Run, lines
 
 ROOT = Path(__file__).resolve().parents[2]

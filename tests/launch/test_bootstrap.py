@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from areal_bus.config.sections import LaunchConfig
 from areal_bus.errors import ConfigError
-from launch.bootstrap import EnvBootstrap, RanksMissing, is_one_host_of_open_mpi, pack, rank_and_size, unpack
-from launch.job_id import job_id
+from launch.run.bootstrap import EnvBootstrap, RanksMissing, is_one_host_of_open_mpi, pack, rank_and_size, unpack
+from launch.run.job_id import job_id
 
 ROOT = Path(__file__).parents[2]
 ALLGATHER_PROGRAM = """

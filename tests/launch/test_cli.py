@@ -18,8 +18,8 @@ from areal_bus.config.trackers import PACKAGES as PACKAGES_OF
 from areal_bus.errors import ConfigError
 from areal_bus.launch import main_of_console
 from areal_bus.process import commands, mpirun
-from launch import demo, local_job, starter
-from launch.process import resume_hint
+from launch.commands import demo, local_job, starter
+from launch.run.process import resume_hint
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("areal_bus", "actors", "launch", "tools", "configs")
@@ -118,7 +118,7 @@ def test_run_ends_with_the_signal_that_ended_the_job(number: signal.Signals, cod
     job = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0)); "
     job += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)); print('up', flush=True)\n"
     job += "try: signal.pause()\nexcept KeyboardInterrupt: sys.exit(1)"
-    program = "import os, sys; from launch.local_job import attend; "
+    program = "import os, sys; from launch.commands.local_job import attend; "
     program += f"sys.exit(attend([sys.executable, '-c', {job!r}], os.environ))"
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None

@@ -12,9 +12,9 @@ import pytest
 from areal_bus.config.gpu_memory import gib_of
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
-from launch.dry_run import dry_run, make_plan_page
-from launch.gpus import check_gpus
-from launch.topology import min_ranks
+from launch.commands.dry_run import dry_run, make_plan_page
+from launch.plan.gpus import check_gpus
+from launch.plan.topology import min_ranks
 
 FOLDER = Path(__file__).parents[2] / "configs"
 BASES = {"paper.toml", "gpus.toml", "algorithms/base.toml"}
@@ -34,7 +34,7 @@ def test_a_config_can_be_planned(file: Path) -> None:
 def test_a_base_config_is_marked_as_a_base() -> None:
     for name in BASES:
         assert (FOLDER / name).read_text().startswith(("# A base", "# What the four sizes")), name
-    assert (FOLDER / "plan.toml").read_text().startswith("# Input of tools.simulate, not a run to start")
+    assert (FOLDER / "plan.toml").read_text().startswith("# Input of areal_lab.simulate, not a run to start")
     output = dry_run(load(FOLDER / "gpus.toml", (), {}), FOLDER / "gpus.toml", None)
     assert re.match(r"\S+/gpus.toml is a base for other configs; these extend it: .*/gpus-1.toml, ", output)
     assert "is a base" not in dry_run(load(FOLDER / "tiny.toml", (), {}), FOLDER / "tiny.toml", None), "a run, too"

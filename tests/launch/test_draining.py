@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from areal_bus.config.sections import LaunchConfig
-from launch.supervise import Supervisor
+from launch.run.supervise import Supervisor
 from tests.launch.test_supervise import KILL, READ, WAIT, gone, line, rank
 
 LISTEN = "from actors.runtime import process; process.listen_for_drain(); print('up', flush=True)\n"

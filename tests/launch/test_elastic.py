@@ -18,8 +18,11 @@ from actors.models.scratch import write_scratch_folder
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError
-from launch import elastic
-from launch.elastic import (
+from launch.commands.main import main
+from launch.plan.environment import actor_environment
+from launch.plan.network import local_facts, toward
+from launch.run import elastic
+from launch.run.elastic import (
     INVITATION,
     check_endpoint,
     claim_index,
@@ -29,10 +32,7 @@ from launch.elastic import (
     parse_invitation,
     write_invitation,
 )
-from launch.environment import actor_environment
-from launch.main import main
-from launch.network import local_facts, toward
-from launch.runs import Lock, is_locked
+from launch.run.runs import Lock, is_locked
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,7 +103,7 @@ def test_a_guest_that_cannot_join_is_refused_with_the_reason(
 ) -> None:
     write_invitation(template(run))
     about = parse_invitation(run / INVITATION) | changes
-    monkeypatch.setattr("launch.elastic.machine", lambda: "another machine")
+    monkeypatch.setattr("launch.run.elastic.machine", lambda: "another machine")
     with pytest.raises(ConfigError, match=message):
         guest_context(about)
 
@@ -112,7 +112,7 @@ def test_a_machine_of_the_same_host_name_is_another_machine(dead_run: Path, monk
     """Clones and pods share host names: the lock of the job is not seen there, nor are its sockets."""
     write_invitation(template(dead_run))
     about = parse_invitation(dead_run / INVITATION)
-    monkeypatch.setattr("launch.elastic.machine", lambda: "another machine")
+    monkeypatch.setattr("launch.run.elastic.machine", lambda: "another machine")
     assert guest_context(dict(about)).index == 2
     with pytest.raises(ConfigError, match=r'bus\.transport = "tcp"'):
         guest_context(about | {"head": "ipc:///tmp/x"})

@@ -16,10 +16,10 @@ import pytest
 
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
-from launch import attendant
-from launch.attendant import VARIABLE, is_wanted
-from launch.job_id import LAUNCHERS, TORCHRUN
+from launch.fork import attendant
+from launch.fork.attendant import VARIABLE, is_wanted
 from launch.memory import ATTENDANT
+from launch.run.job_id import LAUNCHERS, TORCHRUN
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = str(ROOT / "configs" / "sim512.toml")
@@ -43,7 +43,7 @@ def test_new_objects_of_a_fork_lie_side_by_side() -> None:
     """In free slots between older objects each of them would copy a page."""
     code = """
 import json
-from launch.shared_pages import fill_holes, fill_slots
+from launch.fork.shared_pages import fill_holes, fill_slots
 SIZES = 48, 128, 400, 800
 def pages():
     return [len({id(one) >> 12 for one in [bytes(size) for _ in range(200)]}) for size in SIZES]
@@ -62,7 +62,7 @@ print(json.dumps([SIZES, before, pages()]))
 def test_with_another_allocator_free_slots_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """There objects never lie side by side."""
     monkeypatch.setenv("PYTHONMALLOC", "malloc")
-    code = "import sys; from launch.shared_pages import fill_slots; "
+    code = "import sys; from launch.fork.shared_pages import fill_slots; "
     done = run_python(code + "print(sum(sys.getsizeof(one) for held in fill_slots() for one in held) >> 20)")
     assert int(done.stdout) <= 64  # MiB
 
@@ -118,7 +118,7 @@ def test_forks_need_a_start_without_mpi_and_gpus(setting: str, fault: str) -> No
 
 def test_what_the_launcher_starts_imports_the_standard_library_only() -> None:
     code = (
-        "import sys, areal_bus.launch, launch.attendant\n"
+        "import sys, areal_bus.launch, launch.fork.attendant\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
     )
     done = run_python(code)
@@ -141,7 +141,7 @@ def test_the_process_that_waits_for_a_rank_stays_small() -> None:
 
 CHILD = """
 import os, signal, subprocess, sys, time
-from launch.forked import ForkedProcess
+from launch.run.forked import ForkedProcess
 read, write = os.pipe()
 def started(run):
     return ForkedProcess(run, name="child", stdin=read, environment=os.environ, keep=[])
@@ -249,7 +249,7 @@ time.sleep(20)
 def test_an_error_before_the_rank_runs_is_printed(tmp_path: Path) -> None:
     """In a fork of the server."""
     code = (
-        "import socket; from launch.fork_server import rank_code, run_rank\n"
+        "import socket; from launch.fork.fork_server import rank_code, run_rank\n"
         f"request = {{'folder': '{tmp_path / 'gone'}'}}\n"
         "print(rank_code(lambda: run_rank(socket.socketpair()[0], [], request)))"
     )
@@ -284,7 +284,7 @@ def test_a_process_with_threads_does_not_fork() -> None:
 def test_a_rank_without_a_fork_server_says_so() -> None:
     """Its server ends before it answers."""
     code = (
-        "import launch.attendant as a, socket\n"
+        "import launch.fork.attendant as a, socket\n"
         "name = a.address(); listener = socket.socket(socket.AF_UNIX); listener.bind(name); listener.listen()\n"
         "a.send_request = lambda server: listener.accept()[0].close()\n"
         "raise SystemExit(a.main())"
@@ -317,7 +317,7 @@ def test_ranks_whose_descriptors_wait_in_large_number_send_theirs_later(monkeypa
 
 def test_a_fork_server_whose_starter_ended_before_it_could_serve_ends() -> None:
     code = (
-        "import socket; from launch.fork_server import ForkServer\n"
+        "import socket; from launch.fork.fork_server import ForkServer\n"
         "listener = socket.socket(socket.AF_UNIX); listener.bind(''); listener.listen()\n"
         "ForkServer(listener, starter=1 << 22).serve(); print('ended')"
     )
@@ -328,7 +328,7 @@ def test_a_fork_server_raises_its_limit_of_files_and_says_when_it_is_reached() -
     code = (
         "import resource, socket\n"
         "from areal_bus.process.file_limit import raise_file_limit\n"
-        "from launch.fork_server import ForkServer\n"
+        "from launch.fork.fork_server import ForkServer\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 60))\n"
         "assert raise_file_limit(40) == resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 40\n"
         "assert raise_file_limit(1000) == resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 60\n"

@@ -13,14 +13,13 @@ import pytest
 
 from areal_bus.config.loader import load
 from areal_bus.config.sections import BusConfig, Config
-from areal_bus.core.split import Split
+from areal_bus.core.parts.split import Split
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import script
 from areal_bus.transport.bus import Bus
-from launch.bootstrap import RANK_VARIABLES, EnvBootstrap
-from launch.main import main
+from launch.commands.main import main
 from launch.memory import KNOWN_SHAPES
-from launch.network import (
+from launch.plan.network import (
     HostFacts,
     choose_interfaces,
     describe,
@@ -29,10 +28,11 @@ from launch.network import (
     open_endpoint,
     transport,
 )
-from launch.prepare import prepare, prepare_in_subprocess
-from launch.rank import actor_contexts, report_error
-from launch.runs import make_run_folder
-from launch.topology import plan
+from launch.plan.topology import plan
+from launch.run.bootstrap import RANK_VARIABLES, EnvBootstrap
+from launch.run.prepare import prepare, prepare_in_subprocess
+from launch.run.rank import actor_contexts, report_error
+from launch.run.runs import make_run_folder
 from tests.launch.test_bootstrap import MPI, MPIRUN
 
 ROOT = Path(__file__).parents[2]

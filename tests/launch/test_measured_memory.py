@@ -11,10 +11,10 @@ import pytest
 
 from areal_bus.config.loader import load
 from areal_bus.messages import Role
-from launch.dry_run import longest_prompt
+from benchmarks.jobs.demo import mpirun
+from launch.commands.dry_run import longest_prompt
 from launch.memory import MIB, REWARD_WORKER, estimate, find_shape
 from tests.launch.test_bootstrap import MPIRUN
-from tools.bench.jobs.demo import mpirun
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "configs" / "demo.toml"

@@ -14,9 +14,7 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_bus.weights.change_history import MAX_SHARE
-from launch.dry_run import dry_run, longest_prompt, make_plan_page
-from launch.fits import SPARE_SHARE
-from launch.loads import CUDA, NCCL, Proposal, format_bytes, fsdp_bytes, gpu_loads, gpu_overhead, host_loads
+from launch.commands.dry_run import dry_run, longest_prompt, make_plan_page
 from launch.memory import (
     KNOWN_SHAPES,
     LIBRARIES,
@@ -34,8 +32,10 @@ from launch.memory import (
     read_shape,
     saved_bytes,
 )
+from launch.memory.fits import SPARE_SHARE
 from launch.memory.generator import SERVER, SERVER_RANK
-from launch.topology import plan
+from launch.memory.loads import CUDA, NCCL, Proposal, format_bytes, fsdp_bytes, gpu_loads, gpu_overhead, host_loads
+from launch.plan.topology import plan
 
 ROOT = Path(__file__).parents[2]
 SHAPE = DecoderShape(8, 2, 16, 2, 1, 4, 10, True)

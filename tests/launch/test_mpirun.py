@@ -22,8 +22,8 @@ import sys
 from pathlib import Path
 from areal_bus.config.sections import LaunchConfig
 from launch.bootstrap import open_bootstrap
-from launch.process import block_drain_signal
-from launch.supervise import Supervisor
+from launch.run.process import block_drain_signal
+from launch.run.supervise import Supervisor
 from tests.launch.test_supervise import context
 block_drain_signal()
 launch = LaunchConfig(timeout_s=60)
@@ -106,7 +106,7 @@ def test_ctrl_c_names_the_newest_checkpoint_although_mpirun_drops_rank_output(tm
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_output_is_styled_when_mpiruns_own_output_is_a_terminal(is_terminal: bool) -> None:
     """Standard output of a rank is a pseudo-terminal in both cases."""
-    code = "import os, launch.process; launch.process.note_terminal(); print('styled', os.environ['AREAL_BUS_STYLED'])"
+    code = "import os, launch.run.process; launch.run.process.note_terminal(); print('styled', os.environ['AREAL_BUS_STYLED'])"
     reader, writer = os.openpty() if is_terminal else os.pipe()
     with open(reader, "rb", buffering=0) as output:
         command = [str(MPIRUN), "-np", "1", sys.executable, "-c", code]
@@ -184,7 +184,7 @@ MOMENTS: dict[str, Callable[[str], bool]] = {
     "mpirun is there": lambda mark: bool(marked(mark)),
     "the first rank begins": lambda mark: runs(mark, "areal_bus.launch"),
     "a rank is in MPI_Init": in_mpi_init,
-    "rank 0 checks the settings": lambda mark: runs(mark, "launch.prepare"),
+    "rank 0 checks the settings": lambda mark: runs(mark, "launch.run.prepare"),
     "the first actor begins": lambda mark: runs(mark, "actors.runtime.start"),
 }
 

@@ -17,8 +17,8 @@ from areal_bus.config.loader import load
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import install_command
-from launch.dry_run import dry_run
-from launch.prepare import fingerprint, prepare, prepare_in_subprocess
+from launch.commands.dry_run import dry_run
+from launch.run.prepare import fingerprint, prepare, prepare_in_subprocess
 
 SMALL = """
 [model.scratch]

@@ -19,15 +19,15 @@ from areal_bus.config.loader import fields, load
 from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.storage import head_checkpoints
-from launch.bootstrap import RANK_VARIABLES
-from launch.dry_run import dry_run
-from launch.main import load_settings, main
-from launch.network import local_facts
-from launch.prepare import main as check_in_subprocess
-from launch.prepare import prepare, prepare_in_subprocess
-from launch.process import resume_hint
-from launch.rank import exchange, journal_folders, own_answer, prepare_run, remove_all
-from launch.resume import (
+from launch.commands.dry_run import dry_run
+from launch.commands.main import load_settings, main
+from launch.plan.network import local_facts
+from launch.run.bootstrap import RANK_VARIABLES
+from launch.run.prepare import main as check_in_subprocess
+from launch.run.prepare import prepare, prepare_in_subprocess
+from launch.run.process import resume_hint
+from launch.run.rank import exchange, journal_folders, own_answer, prepare_run, remove_all
+from launch.run.resume import (
     FIXED_KEYS,
     LOCATION_KEYS,
     changed_settings,
@@ -37,14 +37,14 @@ from launch.resume import (
     preview_resume,
     reason_fixed,
 )
-from launch.runs import Lock, PidFile, RunInUse, check_free, checkpoints, largest_incarnation
+from launch.run.runs import Lock, PidFile, RunInUse, check_free, checkpoints, largest_incarnation
 from tests.launch.test_prepare import ROWS, SMALL, write_rows
 from tools.audit import run_settings
 from tools.run import Run
 
 ROOT = Path(__file__).parents[2]
 EVALUATES = ("evaluate.every_steps=4", "evaluate.path=rows.jsonl")
-HOLD = "import sys; from pathlib import Path; from launch.runs import Lock; Lock(Path(sys.argv[1])); print('held', \
+HOLD = "import sys; from pathlib import Path; from launch.run.runs import Lock; Lock(Path(sys.argv[1])); print('held', \
 flush=True); sys.stdin.read()"
 
 
@@ -381,7 +381,7 @@ def test_auto_ends_with_0_when_the_job_it_waited_for_has_finished_the_run(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = begin(file)
-    monkeypatch.setattr("launch.resume.Lock", Late)
+    monkeypatch.setattr("launch.run.resume.Lock", Late)
     cleanup: list[Any] = []
     answer = prepare_run(load(file, ["run.resume=auto"], {}), file, cleanup, facts=[local_facts()], address="127.0.0.1")
     remove_all(cleanup)
@@ -396,12 +396,12 @@ def test_auto_ends_with_0_when_the_job_it_waited_for_has_finished_the_run(
     ("where", "error"),
     [
         (
-            "launch.socket_folders.tempfile.mkdtemp",
+            "launch.plan.socket_folders.tempfile.mkdtemp",
             FileNotFoundError(errno.ENOENT, "No usable temporary directory found"),
         ),
-        ("launch.runs.os.open", PermissionError(errno.EACCES, "Permission denied", "runs/small/lock")),
-        ("launch.rank.first_split", OSError(errno.EROFS, "Read-only file system", "split.json")),
-        ("launch.prepare.subprocess.run", OSError(errno.ENOMEM, "Cannot allocate memory")),
+        ("launch.run.runs.os.open", PermissionError(errno.EACCES, "Permission denied", "runs/small/lock")),
+        ("launch.run.rank.first_split", OSError(errno.EROFS, "Read-only file system", "split.json")),
+        ("launch.run.prepare.subprocess.run", OSError(errno.ENOMEM, "Cannot allocate memory")),
     ],
 )
 def test_an_error_of_the_system_at_rank_0_ends_all_ranks_with_a_sentence(
@@ -440,7 +440,7 @@ def test_an_unexpected_error_at_rank_0_ends_all_ranks_with_a_sentence_and_its_tr
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("launch.rank.first_split", fail)
+    monkeypatch.setattr("launch.run.rank.first_split", fail)
     cleanup: list[Any] = []
     config = load(file, [f"run.resume={run}"], {})
     answer = prepare_run(config, file, cleanup, facts=[local_facts()], address="127.0.0.1")
@@ -461,9 +461,9 @@ def test_an_unexpected_error_while_the_settings_are_checked_is_one_sentence(
         raise KeyError("rows")
 
     question = {"config": load(file, [], {}).model_dump(mode="json"), "file": str(file), "run": None, "parent": 1}
-    monkeypatch.setattr("launch.prepare.prepare", fail)
+    monkeypatch.setattr("launch.run.prepare.prepare", fail)
     for name in ("die_with_parent", "standard_streams.secure"):
-        monkeypatch.setattr(f"launch.prepare.{name}", lambda *_: None)
+        monkeypatch.setattr(f"launch.run.prepare.{name}", lambda *_: None)
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(question)))
     check_in_subprocess()
     refused = json.loads(capsys.readouterr().out.splitlines()[-1])["refused"]
@@ -477,7 +477,7 @@ def test_an_error_of_another_rank_before_the_last_exchange_ends_all_ranks(
     def refuse(folders: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied", "journal")
 
-    monkeypatch.setattr("launch.rank.largest_incarnation", refuse)
+    monkeypatch.setattr("launch.run.rank.largest_incarnation", refuse)
     answer = own_answer(load(file, [], {}), 3, {})
     assert answer["code"] == 1
     assert capsys.readouterr().err.startswith("rank 3: error: Permission denied: journal")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from areal_bus.config.loader import load
-from launch.main import main
-from launch.slurm import sbatch_file, slurm_job, was_drained
+from launch.commands.main import main
+from launch.commands.slurm import sbatch_file, slurm_job, was_drained
 from tools import run as runs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from actors.runtime.process import RESTART
 from areal_bus.config.adapt import AdaptSettings
 from areal_bus.config.sections import Config, TopologyConfig
-from areal_bus.core.split import RankPool, Split
+from areal_bus.core.parts.split import RankPool, Split
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.messages import Role
 from areal_bus.storage import split_file
-from launch.seats import Seat, all_places, most_generators, plan_ranks, rank_pool, seat_of
-from launch.splits import first_split, present_context
-from launch.supervise import SupervisorTimes
-from launch.topology import ActorId
+from launch.plan.seats import Seat, all_places, most_generators, plan_ranks, rank_pool, seat_of
+from launch.plan.splits import first_split, present_context
+from launch.plan.topology import ActorId
+from launch.run.supervise import SupervisorTimes
 from tests.launch.test_supervise import READ, WAIT, context, make
 
 POOL = RankPool(1, 3)
@@ -119,7 +119,7 @@ def test_a_supervisor_starts_the_actor_of_the_new_split_and_counts_no_crash(
         READ + "x = json.loads(line); print(x['role'], x['index'], x['incarnation'], x['n_learners'], flush=True); "
     )
     change = (
-        "from pathlib import Path; from areal_bus.core.split import RankPool, Split; "
+        "from pathlib import Path; from areal_bus.core.parts.split import RankPool, Split; "
         "from areal_bus.storage import split_file; run = Path(x['run_folder']); "
         "later = x['role'] == 'learner'; "
         "split_file.write(run, RankPool(1, 3), Split(1, 3, 2, 5) if later else Split(2, 2, 1, 3)); "

@@ -22,11 +22,11 @@ from actors.runtime.process import BAD_INPUT, CRASHED, LEFT, OVER, RESTART, code
 from actors.runtime.user_failures import Fault, keep_fault
 from areal_bus import errors
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
-from launch.environment import actor_environment
-from launch.job_end import describe_exit
-from launch.process import start_actor
-from launch.restart_policy import RestartBackoff, StallTimer
-from launch.supervise import Supervisor, SupervisorTimes
+from launch.plan.environment import actor_environment
+from launch.run.job_end import describe_exit
+from launch.run.process import start_actor
+from launch.run.restart_policy import RestartBackoff, StallTimer
+from launch.run.supervise import Supervisor, SupervisorTimes
 
 ROOT = Path(__file__).parents[2]
 TIMES = SupervisorTimes()

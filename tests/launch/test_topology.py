@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from areal_bus.config.sections import Config, TopologyConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.topology import (
+from launch.plan.topology import (
     ActorId,
     check_count,
     check_route,

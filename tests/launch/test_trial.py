@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from areal_bus.config.loader import load
-from launch.prepare import prepare
+from launch.run.prepare import prepare
 from tests.launch.test_prepare import file, refusal
 
 __all__ = ["file"]

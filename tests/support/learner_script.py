@@ -15,7 +15,7 @@ from actors.models.scratch import write_scratch_folder
 from actors.runtime.context import Context
 from areal_bus import messages as m
 from areal_bus.config.sections import Config
-from areal_bus.core.head_checkpoint import HeadCheckpoint
+from areal_bus.core.parts.head_checkpoint import HeadCheckpoint
 from areal_bus.storage import head_checkpoints
 from areal_bus.transport.bus import Bus
 from areal_bus.weights.receiver import WeightReceiver

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.learner.adapters import Adapters
-from actors.learner.critic import ValueModel
-from actors.learner.frozen_model import FrozenModel, FrozenModels, PolicyBase
-from actors.learner.policy import Policy
-from actors.learner.ppo import PPOActor, UpdateContext
-from actors.learner.rendezvous import LearnerRanks
+from actors.learner.link.rendezvous import LearnerRanks
+from actors.learner.model.adapters import Adapters
+from actors.learner.model.critic import ValueModel
+from actors.learner.model.frozen_model import FrozenModel, FrozenModels, PolicyBase
+from actors.learner.model.policy import Policy
+from actors.learner.update.ppo import PPOActor, UpdateContext
 from actors.runtime.context import HeartbeatState
 from areal_bus.config.algorithms import uses_reference, uses_teacher
 from areal_bus.config.sections import Config

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from actors.learner.policy import Policy
-from actors.learner.ppo import PPOActor
+from actors.learner.model.policy import Policy
+from actors.learner.update.ppo import PPOActor
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.sections import ScratchConfig

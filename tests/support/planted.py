@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from actors.head.sample_log import SampleLog
-from actors.offline.exact_lag import ExactLagLoop
 from actors.offline.synchronous_reference import Group
 from actors.rewards.actor import scored
-from actors.rewards.builtin import reverse_score
+from actors.rewards.functions.builtin import reverse_score
 from actors.rewards.pool import Verdict
 from actors.rewards.protocol import Score
 from areal_bus.config.loader import load
 from areal_bus.core.effects import Keep
 from areal_bus.core.events import Event
 from areal_bus.messages import VerdictStatus
+from areal_lab.loops.exact_lag import ExactLagLoop
 
 ROOT = Path(__file__).parents[2]
 SMALL = {

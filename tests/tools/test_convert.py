@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.rewards import formats
+from actors.rewards.functions import formats
 from areal_bus.config.loader import load, resolve
 from areal_bus.errors import ConfigError
 from tools.convert.__main__ import SYSTEMS, main, report, tree_of

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from areal_bus.config import trackers
 from areal_bus.errors import ConfigError
-from launch.followers import Followers
+from launch.run.followers import Followers
 from tools import export
 from tools.follow import JournalFollower
 from tools.run import Run

@@ -22,13 +22,14 @@ from hypothesis import strategies as st
 from areal_bus.config.loader import fields
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_lab.sweep.page.sweep_facts import groups_of, mean_and_range
+from areal_lab.sweep.results import Result
 from tests.tools.test_export import Ring
 from tools.breakdown.incarnations import read_all
 from tools.report import __main__ as report
 from tools.report.facts.curves import MOST, Curve, StepBins, VersionClock
 from tools.report.facts.run_facts import RunFacts, read_facts
 from tools.report.facts.settings_rows import setting_rows
-from tools.report.facts.sweep_facts import groups_of, mean_and_range
 from tools.report.page.axes import LEFT, number, y_axis
 from tools.report.page.charts import CHARACTER
 from tools.report.page.curve_cards import Plot, with_spread, within
@@ -40,7 +41,6 @@ from tools.report.verdict.health import remarks_on
 from tools.report.verdict.learning import whether_it_learns
 from tools.report.verdict.remarks import Grade
 from tools.run import Run
-from tools.sweep.results import Result
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -11,8 +11,8 @@ from actors.data import loading
 from actors.data.loading import load_problems, load_rows, load_sets
 from actors.data.reasoning_gym_rows import data_set
 from actors.offline.check_task import TaskCheckOrder, check_task
-from actors.rewards import sandbox
 from actors.rewards.loading import load_reward
+from actors.rewards.sandbox import sandbox
 from areal_bus.config.loader import load, resolve
 from areal_bus.config.named_tasks import NAMED_TASKS, evaluation_split, fill
 from areal_bus.config.reasoning_gym import REFUSED

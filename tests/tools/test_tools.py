@@ -11,9 +11,9 @@ import pytest
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
 from areal_bus.storage.journal import Journal
+from benchmarks import __main__ as bench
+from benchmarks.jobs import demo
 from tools import run, samples, surviving_history, terminal
-from tools.bench import __main__ as bench
-from tools.bench.jobs import demo
 from tools.breakdown import __main__ as breakdown
 
 ROOT = Path(__file__).parents[2]

@@ -21,10 +21,10 @@ from rich.text import Text
 
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
+from areal_lab.staleness.simulator import ring as simulator
+from areal_lab.staleness.simulator.scenario import draw
 from tests.tools.test_export import Ring
 from tools.run import Run
-from tools.staleness.simulator import ring as simulator
-from tools.staleness.simulator.scenario import draw
 from tools.watch import __main__ as watch
 from tools.watch import screen
 from tools.watch.live_run import Frame, LiveRun, thinned

@@ -16,14 +16,14 @@ from actors.head.stall_monitor import StallMonitor
 from areal_bus.config.sections import WatchdogConfig
 from areal_bus.core.effects import Record
 from areal_bus.core.events import Event
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.messages import Role
 from areal_bus.storage.journal import Journal
 from areal_bus.storage.machine import machine
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Fault, Scenario
 from tools import why
 from tools.run import Run
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Scenario
 
 NOW = 2000.0
 HERE = machine()
@@ -415,7 +415,7 @@ def test_the_command_reads_a_live_journal_and_exits_with_its_code(tmp_path: Path
     assert "it is alive and moves" in done.stdout
     assert "the ring waits for reward-0" in done.stdout
     book.close(code=3, reason="an error")
-    command = [sys.executable, "-c", "from launch.cli import main; raise SystemExit(main())", "why"]
+    command = [sys.executable, "-c", "from launch.commands.cli import main; raise SystemExit(main())", "why"]
     done = subprocess.run([*command, str(tmp_path), "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     told = json.loads(done.stdout.splitlines()[-1])

@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tools.audit import run_settings as setup
-from tools.audit import terms
-from tools.audit.actor_logs import Evidence, GeneratorLog, LearnerLog, RewardLog
 from tools.audit.every_line import EveryLine
 from tools.audit.findings import Coverage, Findings, Judgement
-from tools.audit.head_replay import HeadReplay
 from tools.audit.journal_reader import Handler, JournalFile
-from tools.audit.ledger import TRAINED, TRAINING
+from tools.audit.replay import terms
+from tools.audit.replay.actor_logs import Evidence, GeneratorLog, LearnerLog, RewardLog
+from tools.audit.replay.head_replay import HeadReplay
+from tools.audit.replay.ledger import TRAINED, TRAINING
 from tools.audit.run_settings import RunSettings
 from tools.breakdown.incarnations import Incarnation
 from tools.run import Run

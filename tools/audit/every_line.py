@@ -3,8 +3,8 @@
 A `t` never goes back in one start. A term is one that the head has begun, and never goes back in one start.
 """
 
-from tools.audit.actor_logs import Evidence, Start
 from tools.audit.journal_reader import JournalFile, Line
+from tools.audit.replay.actor_logs import Evidence, Start
 
 WALL_S = 0.1  # `wall_s` of an end line counts from just before the start line
 

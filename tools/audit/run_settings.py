@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from areal_bus.config.data import SourceConfig
 from areal_bus.config.sections import WorkflowConfig
-from areal_bus.core.curriculum import PassRateWindow
+from areal_bus.core.rows.curriculum import PassRateWindow
 
 T = TypeVar("T")
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
+from areal_lab.sweep.page.sweep_facts import is_sweep, read_sweep_facts
+from areal_lab.sweep.page.sweep_page import sweep_page
 from tools import run, terminal
 from tools.report.facts.run_facts import read_facts
-from tools.report.facts.sweep_facts import is_sweep, read_sweep_facts
 from tools.report.page.comparison_page import comparison_page
 from tools.report.page.parts import Page
 from tools.report.page.render import render
 from tools.report.page.run_page import run_page
-from tools.report.page.sweep_page import sweep_page
 from tools.report.verdict import judge
 from tools.run import Run
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import PLAIN, SamplingControls
-from actors.engines.servers.cpu_cores import core_set
 from actors.engines.servers.http_client import ServerRejected, done, ping
 from actors.engines.servers.protocol import (
     LOOPBACK,
@@ -38,6 +37,7 @@ from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost, SettingRefused
 from areal_bus.messages import Finish
+from areal_bus.process.cpu_cores import core_set
 
 PREFIX = "generate-tokens-"  # the server puts this before request ids
 NO_LOG_PROB = -9999.0  # vLLM sends this instead of NaN

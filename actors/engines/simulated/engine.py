@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.simulated.token_law import RankLaw, ReadTokens, key_of
-from areal_bus.core.workload import LengthLaw, SpeedLaw
+from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from areal_bus.errors import ConfigError, EngineError
 from areal_bus.messages import Finish
 

@@ -10,11 +10,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
-from actors.rewards import sandbox
 from actors.rewards.code.fences import defines, program_in
 from actors.rewards.code.row_tests import FunctionTests, StdinTest, closed, read_tests
 from actors.rewards.protocol import Score
-from actors.rewards.sandbox import Level, SandboxLimits
+from actors.rewards.sandbox import sandbox
+from actors.rewards.sandbox.sandbox import Level, SandboxLimits
 from areal_bus.errors import ConfigError
 
 CONTAINED = {"solution_server": ("plain_values",), "test_program": ("plain_values", "small_numpy"), "checker": ()}

@@ -10,6 +10,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
+from actors.rewards.functions.plain_numbers import read_number
 from actors.rewards.mathematics.comparison import equal
 from actors.rewards.mathematics.expressions import Unreadable
 from actors.rewards.mathematics.extraction import HASHES, Stated, final_answer, last_box
@@ -18,7 +19,6 @@ from actors.rewards.mathematics.kinds import Answer, Ratio, Several, Words
 from actors.rewards.mathematics.notation import clean, squeezed
 from actors.rewards.mathematics.reading import NOT_WORDS, SPACE, read, words
 from actors.rewards.mathematics.sentences import BOUNDED, CUT, DENIAL, value_in, values_in
-from actors.rewards.plain_numbers import read_number
 from actors.rewards.protocol import Score
 
 LETTER = re.compile(r"\(?([A-J])\)?")

@@ -21,11 +21,11 @@ from transformers import (
 from actors.cpu import build, fused_mlp_qkv, llama_layer
 from actors.cpu.layer_kernels import LayerKernels, found
 from actors.cpu.llama_layer import LlamaLayer, Norm
-from actors.learner.policy import Policy
-from actors.learner.rendezvous import LearnerRanks
+from actors.learner.link.rendezvous import LearnerRanks
+from actors.learner.model.policy import Policy
 from actors.models import matmul
 from areal_bus.errors import ConfigError
-from tests.actors.learner.test_policy import families, pieces
+from tests.actors.learner.model.test_policy import families, pieces
 
 pytestmark = pytest.mark.usefixtures("as_kernels_run")
 needs_kernels = pytest.mark.skipif(

@@ -17,9 +17,9 @@ from areal_bus import messages as m
 from areal_bus.config.capacity import capacity, together
 from areal_bus.config.sections import Config
 from areal_bus.storage.journal import Journal
+from areal_lab.simulate.sweep import Split, assumed_speed, schedules
 from tests.actors.generator.test_delivery import due, rewards, trajectory
 from tests.faults.test_swaps import Arrived, Diary, Mail
-from tools.simulate.sweep import Split, assumed_speed, schedules
 
 
 def test_new_ones_wait_until_there_are_enough_or_the_first_has_waited_long() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from actors.runtime.process import LEFT
-from areal_bus.core.terms import TermHistory
+from areal_bus.core.parts.terms import TermHistory
 from areal_bus.messages import (
     HeadHeartbeat,
     Join,

@@ -22,7 +22,7 @@ from areal_bus.config.loader import resolve
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Effect, End, Mark, Progress, Record, Save, Send
 from areal_bus.core.events import Event
-from areal_bus.core.head_checkpoint import HeadCheckpoint, HeadSavepoint
+from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, HeadSavepoint
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.messages import Ack, Finished, Heartbeat, Message, Stop, Term
 from areal_bus.storage.head_checkpoints import path_of, save

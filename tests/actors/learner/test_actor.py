@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from actors.learner import checkpoint
+from actors.learner.checkpoint import checkpoint
 from actors.runtime import process as codes
 from areal_bus import messages as m
 from tests.support.learner_script import PATIENCE_S, Script, script

@@ -25,9 +25,9 @@ from transformers import (
 
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Request
-from actors.learner.model_part import stage_model
-from actors.learner.policy import Policy
-from actors.learner.rendezvous import LearnerRanks
+from actors.learner.checkpoint.model_part import stage_model
+from actors.learner.link.rendezvous import LearnerRanks
+from actors.learner.model.policy import Policy
 from actors.models.loading import load_model
 from actors.models.packed_row import SequencePiece
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from actors.rewards.binding.values import read_value
 from actors.rewards.loading import BUILT_IN, check_reward, load_reward, reward_options
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.rewards.protocol import NotApplicable, Score
-from actors.rewards.values import read_value
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.rewards.ipc import LENGTH, pack, unpack
+from actors.processes.ipc import LENGTH, pack, unpack
 from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from actors.rewards.worker import PRINTED_BYTES
 from areal_bus.errors import ConfigError

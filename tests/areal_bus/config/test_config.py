@@ -14,7 +14,7 @@ from areal_bus.config.stage_rules import largest, settings_by_stage
 from areal_bus.config.synonyms import NOT_HERE, OURS_TO_THEIRS
 from areal_bus.config.tolerance import staleness_warning
 from areal_bus.errors import ConfigError
-from launch.settings_help import DOC, as_toml, explain, page
+from launch.commands.settings_help import DOC, as_toml, explain, page
 
 CONFIGS = sorted(p for p in (Path(__file__).parents[3] / "configs").glob("*.toml") if p.name != "paper.toml")
 SMALL = '[model]\npath = "m"\n[data]\ntask = "sums"\n'
@@ -332,11 +332,11 @@ def test_explain_names_the_nearest_key() -> None:
 
 
 def test_the_settings_page_is_up_to_date() -> None:
-    assert DOC.read_text() == page(), "run python -m launch.settings_help"
+    assert DOC.read_text() == page(), "run python -m launch.commands.settings_help"
 
 
 def test_settings_load_without_torch() -> None:
-    code = "import sys, launch.main, launch.rank; sys.exit('torch' in sys.modules)"
+    code = "import sys, launch.commands.main, launch.run.rank; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False).returncode == 0
 
 

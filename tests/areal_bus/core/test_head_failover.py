@@ -1,6 +1,6 @@
 """A learner that outlives its head: what the next head takes from it, and each rule of that left out once.
 
-`tests/actors/learner/test_head_failover.py` has the same for the learner's own side.
+`tests/actors/learner/link/test_head_failover.py` has the same for the learner's own side.
 """
 
 import random
@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 
 from areal_bus import messages as m
-from areal_bus.core.batcher import Batcher
 from areal_bus.core.effects import Effect, End, Mark, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.head_checkpoint import START, HeadSavepoint
-from areal_bus.core.member_lifecycle import MemberLifecycle
-from areal_bus.core.staleness import StalenessPolicy
+from areal_bus.core.parts.head_checkpoint import START, HeadSavepoint
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_bus.core.parts.terms import Terms
 from areal_bus.core.state import HeadState
-from areal_bus.core.terms import Terms
+from areal_bus.core.transitions.batcher import Batcher
+from areal_bus.core.transitions.member_lifecycle import MemberLifecycle
 from areal_bus.messages import Role
-from tests.areal_bus.core.test_head import head_with, push_done, refused, scenario, scored, sent
-from tests.areal_bus.core.test_terms import (
+from areal_lab.staleness.simulator.disk import Disk
+from areal_lab.staleness.simulator.learner import Learners
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Fault, Numbers, Scenario, ScenarioLengths, Tail
+from tests.areal_bus.core.parts.test_terms import (
     GENERATOR,
     LEARNER,
     REWARD,
@@ -33,11 +36,8 @@ from tests.areal_bus.core.test_terms import (
     score,
     trained_head,
 )
+from tests.areal_bus.core.test_head import head_with, push_done, refused, scenario, scored, sent
 from tests.invariants.test_invariants_terms import first_break
-from tools.staleness.simulator.disk import Disk
-from tools.staleness.simulator.learner import Learners
-from tools.staleness.simulator.ring import Ring
-from tools.staleness.simulator.scenario import Fault, Numbers, Scenario, ScenarioLengths, Tail
 
 N_SCHEDULES = 60
 

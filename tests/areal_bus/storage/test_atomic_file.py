@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from areal_bus.core.split import RankPool, Split
+from areal_bus.core.parts.split import RankPool, Split
 from areal_bus.storage import best_checkpoints, split_file
 from areal_bus.storage.atomic_file import write_atomic
-from launch import elastic
-from launch.runs import PidFile
+from launch.run import elastic
+from launch.run.runs import PidFile
 from tests.launch.test_supervise import context
 
 

@@ -21,7 +21,7 @@ from areal_bus.core.events import Event
 from areal_bus.storage import journal_segments
 from areal_bus.storage.journal import Journal
 from areal_bus.storage.journal_segments import FileSizes, SegmentedFile, newest, raw_lines, segment, tail
-from launch.runs import largest_incarnation
+from launch.run.runs import largest_incarnation
 from tools.audit.audit import audit, figures, judge
 from tools.breakdown.incarnations import read_all
 from tools.breakdown.steps import read_steps, summary

@@ -11,8 +11,8 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Effect, Record
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.ledger import PromptState
-from areal_bus.core.membership import MemberState
+from areal_bus.core.members.membership import MemberState
+from areal_bus.core.parts.ledger import PromptState
 from areal_bus.transport.bus import Bus, BusOptions
 from areal_bus.transport.receiver import Receiver, is_connected
 from areal_bus.transport.rejections import Rejections

@@ -17,8 +17,8 @@ from areal_bus.messages import Role, Stop
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.curve import KeyPair, Keyring, identity_of, new_pair
 from areal_bus.transport.listener import GONE
-from launch.network import HostFacts, peer_keys, uses_curve
-from launch.topology import ActorId, plan
+from launch.plan.network import HostFacts, peer_keys, uses_curve
+from launch.plan.topology import ActorId, plan
 from tests.support.strangers import JOB, next_of, until, word
 
 HEAD, FIRST, SECOND = new_pair(), new_pair(), new_pair()

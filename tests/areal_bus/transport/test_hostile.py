@@ -45,7 +45,7 @@ from areal_bus.transport.listener import GONE, LOCAL, UNLOGGED, max_connections
 from areal_bus.transport.receiver import NAMELESS, SKIPPED, Received, Receiver
 from areal_bus.transport.rejections import NAMED, OTHERS, STRIKES, Rejections
 from areal_bus.wire import codec
-from launch.bootstrap import EnvBootstrap, RanksMissing, identity
+from launch.run.bootstrap import EnvBootstrap, RanksMissing, identity
 from tests.areal_bus.core.test_head import head_with
 from tests.areal_bus.wire.test_bundle import ALL_BROKEN
 from tests.areal_bus.wire.test_codec import HOSTILE, VALUES, Values, of

@@ -13,7 +13,7 @@ import torch
 from loguru import logger
 
 from actors.learner.actor import Learner
-from actors.learner.policy import Policy
+from actors.learner.model.policy import Policy
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, PushFailed

@@ -315,11 +315,11 @@ def decisions(module: Any) -> None:
 WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.runtime.context": context,
     "actors.runtime.head_session": session,
-    "actors.learner.rollout": rollout,
-    "actors.learner.ppo": actor,
+    "actors.learner.link.rollout": rollout,
+    "actors.learner.update.ppo": actor,
     "actors.learner.actor": learner,
-    "actors.learner.checkpoint_manager": keeping,
-    "actors.learner.shards.plan": shards,
+    "actors.learner.checkpoint.checkpoint_manager": keeping,
+    "actors.learner.checkpoint.shards.plan": shards,
     "areal_bus.storage.versioned_dirs": shelf,
     "areal_bus.weights.sender": weights,
     "areal_bus.weights.receiver": receiver,
@@ -328,8 +328,8 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.engines.builtin.engine": builtin,
     "actors.head.checkpoint_writer": frontiers,
     "actors.head.shell": head,
-    "areal_bus.core.training": decisions,
-    "areal_bus.core.lease_limit": limit,
+    "areal_bus.core.transitions.training": decisions,
+    "areal_bus.core.members.lease_limit": limit,
 }
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from tests.tools.audit.forged_run import GENERATORS, HEAD
 from tests.tools.audit.forged_terms import HEADS, LEARNERS, TermForge, crashed_run, term
 from tools.audit.audit import audit, judge
-from tools.audit.data_passes import Passes
 from tools.audit.findings import Findings, InvariantVerdict
 from tools.audit.journal_reader import JournalFile
+from tools.audit.replay.data_passes import Passes
 from tools.audit.run_settings import read
 from tools.run import Run
 

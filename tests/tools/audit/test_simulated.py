@@ -12,13 +12,13 @@ import pytest
 
 from areal_bus.core.effects import End, Record
 from areal_bus.core.events import Event
-from areal_bus.core.split_planner import PlannerRules, SplitPlanner
+from areal_bus.core.planner.split_planner import PlannerRules, SplitPlanner
 from areal_bus.messages import Role
+from areal_lab.staleness.simulator.ring import Ring, ScheduleOutcome
+from areal_lab.staleness.simulator.scenario import Scenario, draw
 from tools.audit.audit import Audit, audit
 from tools.audit.run_settings import read
 from tools.run import Run
-from tools.staleness.simulator.ring import Ring, ScheduleOutcome
-from tools.staleness.simulator.scenario import Scenario, draw
 
 
 class Recorded(Ring):

@@ -10,12 +10,12 @@ import pytest
 from tests.invariants.test_splits import changing
 from tests.tools.audit.test_simulated import Recorded, journal
 from tools.audit.audit import audit
-from tools.audit.clock import Clock
 from tools.audit.findings import Findings
 from tools.audit.journal_reader import JournalFile
-from tools.audit.members import Members
+from tools.audit.replay.clock import Clock
+from tools.audit.replay.members import Members
+from tools.audit.replay.splits import Splits
 from tools.audit.run_settings import read
-from tools.audit.splits import Splits
 from tools.run import Run
 
 Line = dict[str, Any]

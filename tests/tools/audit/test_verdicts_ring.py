@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.eta0 import bench as eta0
 from tests.test_tiny import ROOT, launch
 from tools import samples
 from tools.audit.audit import audit, judge
 from tools.audit.findings import InvariantVerdict
-from tools.bench.eta0 import bench as eta0
 from tools.run import Run
 
 REWARD = """

@@ -142,5 +142,5 @@ def _why_not(facts: RunFacts) -> tuple[str, ...]:
         )
     return (
         "Train longer, or raise actor.lr if gradient norm and clip share are small.",
-        "Compare several seeds before you judge (python -m tools.sweep).",
+        "Compare several seeds before you judge (python -m areal_lab.sweep).",
     )

@@ -61,7 +61,7 @@ def _by_sampling(found: Breakdown, shares: StepShares) -> Remark:
         look = "Look at the time of the tools or the agent: episodes wait for them, not for the model."
         return Remark(Grade.NOTE, "Tools or agents limit the run: generators wait for episodes.", evidence, (look,))
     advice = (
-        "Give more GPUs or ranks to generators and fewer to learners: python -m tools.simulate predicts the split.",
+        "Give more GPUs or ranks to generators and fewer to learners: python -m areal_lab.simulate predicts the split.",
         "Use a faster engine, or more slots (rollout.max_concurrent_rollouts).",
         "Allow shorter answers (gconfig.max_new_tokens), if few of the cut ones earn a reward.",
     )
@@ -98,7 +98,7 @@ def _by_update(found: Breakdown, shares: StepShares) -> Remark:
     if idle + swap < 1 - BUSY:
         return Remark(Grade.GOOD, "The run is balanced: learner and generators both work.", evidence)
     advice = (
-        "Give more GPUs or ranks to learners and fewer to generators: python -m tools.simulate predicts the split.",
+        "Give more GPUs or ranks to learners and fewer to generators: python -m areal_lab.simulate predicts the split.",
         "Compute larger micro-batches (learner.max_tokens_per_mb), if the model FLOP utilisation is low.",
     )
     return Remark(Grade.NOTE, "The learner limits the run.", evidence, advice)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from actors.engines.protocol import Done, Request, SamplingControls
-from actors.engines.servers import cpu_cores, vllm
+from actors.engines.servers import vllm
 from actors.engines.servers import weight_files as handover
 from actors.engines.servers.connect import open_engine
 from actors.engines.servers.engine import ServerEngine
@@ -31,6 +31,7 @@ from actors.engines.servers.weight_files import WeightFiles, sweep
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError, EngineLost
+from areal_bus.process import cpu_cores
 from tests.servers.engines import Running, context_of, model_folder
 from tests.servers.speaks_sglang import V
 from tests.servers.speaks_vllm import SpeaksVLLM, speaking

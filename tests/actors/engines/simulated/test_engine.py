@@ -23,10 +23,10 @@ from actors.engines.protocol import Completion, Done, Request
 from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.simulated.connect import open_simulated
 from actors.engines.simulated.engine import LATE_S, WAIT_S, SimulatedEngine, SimulatedRules
+from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
-from areal_bus.core.workload import LengthLaw, SpeedLaw
 from areal_bus.errors import ConfigError
 from tests.servers.engines import VirtualClock, context_of, model_folder
 from tests.test_tiny import events, launch

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.learner.advantage_stage import longest_turn
 from actors.learner.algorithms.aggregations import AGGREGATIONS
 from actors.learner.algorithms.corrections import CORRECTIONS
 from actors.learner.algorithms.losses import LOSSES
 from actors.learner.algorithms.registry import find_algorithm
 from actors.learner.algorithms.reward_shaping import shape_rewards
-from actors.learner.batch import build, minibatches
+from actors.learner.batching.batch import build, minibatches
+from actors.learner.update.advantage_stage import longest_turn
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config

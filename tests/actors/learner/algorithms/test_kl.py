@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from actors.learner.algorithms.kl import KL_ESTIMATORS
-from actors.learner.batch import Batch, build
-from actors.learner.frozen_model import FrozenModels
-from actors.learner.ppo import PPOActor
+from actors.learner.batching.batch import Batch, build
+from actors.learner.model.frozen_model import FrozenModels
+from actors.learner.update.ppo import PPOActor
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError

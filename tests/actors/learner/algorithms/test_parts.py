@@ -16,7 +16,7 @@ from actors.learner.algorithms.corrections import CORRECTIONS, loglinear_prox, s
 from actors.learner.algorithms.losses import LOSSES
 from actors.learner.algorithms.parts import Tokens, Totals, select, sequences_of
 from actors.learner.algorithms.registry import find_algorithm, split
-from actors.learner.objective import MicroBatchTokens, micro_batch_loss
+from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
 from areal_bus.config import algorithms as names
 from areal_bus.config.learner import ActorConfig
 

@@ -1,0 +1,328 @@
+"""When checkpoints are written and pruned, and which one a learner resumes from."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from actors.learner.checkpoint import checkpoint
+from actors.learner.checkpoint.checkpoint import PendingCheckpoint
+from actors.learner.update.ppo import PPOActor
+from areal_bus.config.sections import CheckpointConfig
+from areal_bus.core.events import Event
+from areal_bus.errors import CheckpointError
+from areal_bus.storage import best_checkpoints, head_checkpoints, versioned_dirs
+from areal_bus.storage.best_checkpoints import BestRule
+from areal_bus.storage.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class StartPoint:
+    """A version and its checkpoint folder; "" for version 0 from the model folder."""
+
+    version: int
+    folder: str
+
+
+def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> StartPoint:
+    """The newest version whose checkpoint and head checkpoint verify; `warn` receives the reason for each that does
+    not.
+
+    Version 0 needs neither. A whole checkpoint without a frontier is one that was never finished: when it is the first
+    of a run (not above `every_steps`; without those, the only one of a run without any frontier), the run begins at
+    version 0 again. Raises CheckpointError if there are checkpoints and none is usable.
+    """
+    folder = run / "checkpoints"
+    versioned_dirs.tidy(folder)
+    refused: dict[int, str] = {}
+    for version, path in versioned_dirs.versions(folder).items():
+        try:
+            _check(run, version, path)
+        except CheckpointError as error:
+            refused[version] = str(error)
+            warn(f"version {version} cannot be gone back to, an older one is used: {error}")
+        else:
+            return StartPoint(version, str(path))
+    if not _is_first(run, [version for version in refused if version], every_steps):
+        reasons = "; ".join(refused.values())
+        raise CheckpointError(
+            f"a run goes on from a checkpoint whose files are whole: none in {folder} is ({reasons}); remove that "
+            "folder to begin at version 0 again"
+        )
+    return StartPoint(0, "")
+
+
+def _is_first(run: Path, sealed: list[int], every_steps: int) -> bool:
+    """Whether the only checkpoint is the first of a run and the head has written none yet."""
+    if every_steps:
+        return not any(version > every_steps or has_frontier(run, version) for version in sealed)
+    return not sealed or (len(sealed) == 1 and not any(head_checkpoints.versions(run / "frontiers")))
+
+
+def forget_newer(run: Path, version: int) -> list[Path]:
+    """Remove checkpoints above `version`, whose training was rolled back. Returns their versions."""
+    return versioned_dirs.discard_above(run / "checkpoints", version)
+
+
+def has_frontier(run: Path, version: int) -> bool:
+    """Whether a head checkpoint of this version exists."""
+    return head_checkpoints.path_of(run / "frontiers", version).is_file()
+
+
+def _check(run: Path, version: int, path: Path) -> None:
+    """Raises CheckpointError unless a run can resume from this version."""
+    checkpoint.verify(path)
+    checkpoint.version_of(path)
+    if version:
+        frontier = head_checkpoints.load(head_checkpoints.path_of(run / "frontiers", version))
+        if frontier.version != version:
+            raise CheckpointError(f"a frontier has the name of its version: that of {version} is of {frontier.version}")
+
+
+def age_s(run: Path) -> float:
+    """Seconds since the newest checkpoint, without one since the start of the run: its schedule outlives a learner."""
+    newest = next(iter(versioned_dirs.versions(run / "checkpoints").values()), run / "config.json")
+    try:
+        return max(0.0, time.time() - newest.stat().st_mtime)
+    except OSError:
+        return 0.0
+
+
+NO_BEST = BestRule(0, 0)
+SHARE = 0.02  # of the time that checkpoints by time may take, as long as checkpoint.every_s permits
+MOST_WAITED = 0.05  # of the time that training may wait for them, whatever checkpoint.every_s is
+LEAST_S = 5.0  # between two checkpoints by time, however short they are: the head writes its part as often
+FIRST_S = 60.0  # the first checkpoint by time, before the duration of one is known
+WAIT_S = 0.05  # between two looks at a write that training waits for
+
+
+class BackgroundWrite:
+    """Writes a staged checkpoint on a thread."""
+
+    def __init__(self, pending: PendingCheckpoint, *, began: float, now: Callable[[], float]) -> None:
+        self.version = pending.version
+        self.began = began
+        self.ended = began
+        self.staged_s = now() - began  # training waited
+        self._pending: PendingCheckpoint | None = pending
+        self._now = now
+        self._folder = ""
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def is_done(self, timeout_s: float = 0.0) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def result(self) -> str:
+        """The folder. Raises what the thread raised: CheckpointError when a disk did not take it."""
+        if self._error is not None:
+            raise self._error
+        return self._folder
+
+    def _run(self) -> None:
+        pending, self._pending = self._pending, None  # its memory is freed as it is written
+        try:
+            if pending is not None:
+                self._folder = str(pending.write())
+        except BaseException as error:  # noqa: BLE001 (`result` raises it)
+            self._error = error
+        self.ended = self._now()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointHooks:
+    """What a `CheckpointManager` calls."""
+
+    sealed: Callable[[int, str], None]  # (version, folder) of each complete checkpoint
+    tick: Callable[[], None] = lambda: None  # while training waits for a write; an exception ends the wait
+    now: Callable[[], float] = time.monotonic  # a clock in seconds
+
+
+class CheckpointManager:
+    """When this rank checkpoints and where it resumes. Every rank writes its part; only rank 0 (`is_root`) chooses.
+
+    Training waits while the state is copied, not while the copy is written (checkpoint.async_save); one checkpoint is
+    written at a time.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        settings: CheckpointConfig,
+        *,
+        journal: Journal,
+        is_root: bool,
+        hooks: CheckpointHooks,
+        best: BestRule = NO_BEST,
+    ) -> None:
+        """`best`: which checkpoints stay for their evaluation."""
+        self.folder = ""  # of the newest known checkpoint; "" if none
+        self._version: int | None = None  # its version
+        self._run = run
+        self._settings = settings
+        self._journal = journal
+        self._is_root = is_root
+        self._hooks = hooks
+        self._best = best
+        self._now = hooks.now
+        self._write: BackgroundWrite | None = None
+        self._tried = hooks.now() - age_s(run)  # time of the last checkpoint or failure, also of an earlier process
+        self._took_s: float | None = None  # duration of the last checkpoint; None: this process has written none
+        self._waited_s = 0.0  # the part of it in which training waited
+
+    def choose(self) -> StartPoint:
+        """Choose the start version and remove newer checkpoints. Raises CheckpointError."""
+        beginning = choose(self._run, every_steps=self._settings.every_steps, warn=self._warn)
+        for path in forget_newer(self._run, beginning.version):
+            self._warn(f"{path.name} is removed: this term begins at version {beginning.version}, before it")
+        return beginning
+
+    def restore(self, actor: PPOActor, beginning: StartPoint) -> None:
+        """Restore optimizer, RNG, version and rounded parameters into an actor that has the weights."""
+        folder = Path(beginning.folder)
+        state = checkpoint.read(folder)
+        checkpoint.restore(state, policy=actor.policy, optimizer=actor.optimizer)
+        if actor.critic is not None:
+            checkpoint.restore_critic(folder, actor.critic)
+        actor.version = state.version
+        self._version, self.folder = state.version, str(folder)
+        if self._is_root:
+            sentence = f"begins at version {state.version} from checkpoint {folder}"
+            logger.info("learner-0 {}", sentence)
+            self._journal.write(Event.NOTE, text=sentence)
+
+    def is_due(self, actor: PPOActor) -> bool:
+        """Whether a checkpoint is due, by version or by the clock of rank 0. A collective when sharded."""
+        every, version = self._settings.every_steps, actor.version
+        if every and version % every == 0:
+            return version > 0 or every == 1
+        if self._best.is_due(version):
+            return True
+        if not (version and self._settings.every_s):
+            return False
+        is_late = self._is_root and self._write is None and self._now() - self._tried >= self.interval_s
+        return bool(actor.policy.ranks.max([float(is_late)])[0])
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds from one checkpoint by time to the next: they take SHARE of the time, and come every
+        checkpoint.every_s at least.
+        """
+        if self._took_s is None:
+            return min(self._settings.every_s, FIRST_S)
+        interval_s = max(LEAST_S, self._took_s / SHARE)
+        return max(min(interval_s, self._settings.every_s), self._waited_s / MOST_WAITED)
+
+    def describe(self) -> str:
+        """When checkpoints are written, for the start of a run."""
+        settings, times = self._settings, []
+        if settings.every_steps:
+            times.append(f"every {settings.every_steps} steps")
+        if settings.every_s:
+            first = f"after {min(FIRST_S, settings.every_s):g} s, then as often as takes under {SHARE:.0%} of the time"
+            times.append(f"{first}, at least every {settings.every_s:g} s")
+        return f"checkpoints: {' and '.join(times) or 'none before the end'}"
+
+    def keep(self, actor: PPOActor, tokenizer: Any) -> None:
+        """Write a checkpoint that is due, beside training. A disk error skips it with a warning, here or in `record`.
+
+        Waits for the one before it. A collective when sharded, as `finish`.
+        """
+        try:
+            self.settle()
+            if actor.version != self._version:
+                self._begin(actor, tokenizer, copies=self._settings.async_save)
+        except CheckpointError as error:
+            self._skip(error)
+        self._tried = self._now()
+        if not self._settings.async_save:
+            self.settle()
+
+    def finish(self, actor: PPOActor, tokenizer: Any) -> None:
+        """Checkpoint the current version unless that is done, and wait. Raises CheckpointError on a disk error."""
+        self.settle()
+        is_missing = actor.version != self._version
+        if actor.policy.ranks.max([float(is_missing)])[0]:
+            self._begin(actor, tokenizer, copies=False)
+            self._conclude(self._await())
+
+    def record(self) -> None:
+        """Report a checkpoint that has been written since the last call. Raises an error that is not of the disk."""
+        if self._write is not None and self._write.is_done():
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written. A disk error skips it with a warning."""
+        if self._write is None:
+            return
+        try:
+            self._conclude(self._await())
+        except CheckpointError as error:
+            self._skip(error)
+        self._tried = self._now()
+
+    def _begin(self, actor: PPOActor, tokenizer: Any, *, copies: bool) -> None:
+        actor.check_whole()
+        began, values = self._now(), best_checkpoints.read(self._run)
+        with self._journal.span("checkpoint"):
+            pending = checkpoint.stage(
+                self._run / "checkpoints",
+                policy=actor.policy,
+                optimizer=actor.optimizer,
+                version=actor.version,
+                tokenizer=tokenizer,
+                keep=self._settings.keep,
+                counts=lambda other: has_frontier(self._run, other),
+                is_best=lambda other: self._best.keeps(other, values),
+                reference=actor.kept_reference,
+                critic=actor.critic,
+                copies=copies,
+            )
+        self._write = BackgroundWrite(pending, began=began, now=self._now)
+
+    def _await(self) -> BackgroundWrite:
+        """The write that has ended; none is in progress afterwards."""
+        write = self._write
+        assert write is not None
+        with self._journal.span("checkpoint"):
+            while not write.is_done(WAIT_S):
+                self._hooks.tick()
+        self._write = None
+        return write
+
+    def _conclude(self, write: BackgroundWrite) -> None:
+        """Raises CheckpointError on a disk error."""
+        folder = write.result()
+        self._version, self.folder = write.version, folder
+        self._took_s = write.ended - write.began
+        self._waited_s = write.staged_s if self._settings.async_save else self._took_s
+        if self._is_root:
+            times = {"seconds": round(self._took_s, 6), "staged_s": round(write.staged_s, 6)}
+            self._journal.write(Event.CHECKPOINT, step=write.version, folder=folder, **times)
+        self._hooks.sealed(write.version, folder)
+
+    def _skip(self, error: CheckpointError) -> None:
+        if self._is_root:
+            self._warn(f"training goes on, and could come back from an older checkpoint only: {error}")
+
+    def sealed(self) -> list[int]:
+        """Versions with a checkpoint on disk."""
+        return sorted(versioned_dirs.versions(self._run / "checkpoints"))
+
+    def export(self) -> str:
+        """Link RUN/model to the transformers folder of the newest checkpoint."""
+        model = self._run / "model"
+        if self._is_root:
+            checkpoint.link(model, Path(self.folder) / "model")
+            self._journal.write(Event.EXPORT, folder=str(model))
+        return str(model)
+
+    def _warn(self, sentence: str) -> None:
+        logger.warning(sentence)
+        self._journal.write(Event.NOTE, text=sentence)

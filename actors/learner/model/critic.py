@@ -1,0 +1,176 @@
+"""The critic: a value model of its own with an optimizer of its own, for PPO with GAE. Never pushed to generators.
+
+Shapes: K sampled tokens of a trajectory, N tokens of a micro-batch, T = K.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from actors.learner.algorithms.advantages import generalized_advantages
+from actors.learner.batching.batch import Batch
+from actors.learner.model.chunked_head import SOFT_CAP
+from actors.learner.model.policy import PROBE, ModelSettings, Policy, whole
+from actors.models.packed_row import SequencePiece, lay_out
+from areal_bus.config.learner import ActorConfig, CriticConfig
+
+CLIP_EPSILON = 1e-6
+
+
+class ValueModel(Policy):
+    """A causal LM whose head has one output: the value of the state before each wanted token."""
+
+    def __init__(self, model: Any, **settings: Unpack[ModelSettings]) -> None:
+        """The settings of `Policy`. A head of another size is replaced by one of zeros: every value is 0 at first."""
+        is_fresh = replace_head(model)
+        super().__init__(model, **settings)
+        if is_fresh:
+            with torch.no_grad():
+                self.model.get_output_embeddings().weight.zero_()
+
+    def values(self, pieces: Sequence[SequencePiece]) -> Tensor:
+        """(N,) float32 values, in the order of the wanted tokens."""
+        if self.alone and len(pieces) > 1:
+            return torch.cat([self.values([piece]) for piece in pieces])
+        row = lay_out(pieces, share=self.packed)
+        n = len(row.wanted_N)
+        split = self.split(row)
+        if split is None:
+            return self._forward(row, self.packing(row)).flatten().float()
+        return split.whole(self._forward(split.part, split).flatten().float())[:n]
+
+    def _probe(self) -> Tensor:
+        """A loss over two sequences with a common prefix."""
+        ids_T = torch.arange(PROBE) * 7919 % self.model.get_input_embeddings().num_embeddings
+        pieces = [SequencePiece(ids, torch.arange(1, len(ids)), family=0) for ids in (ids_T, ids_T[: PROBE - 3])]
+        return self.values(pieces).square().sum()
+
+    def idle_pass(self) -> None:
+        piece = SequencePiece(ids_T=torch.zeros(2, dtype=torch.int64), places_K=torch.ones(1, dtype=torch.int64))
+        values_N = self.values([piece])
+        if torch.is_grad_enabled():
+            (values_N.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+
+
+def replace_head(model: Any) -> bool:
+    """Give the model a head of one output, not tied to its embeddings; False if it has one."""
+    if getattr(model.config.get_text_config(), SOFT_CAP, None) is not None:
+        setattr(model.config.get_text_config(), SOFT_CAP, None)  # values have no bound
+    head = model.get_output_embeddings()
+    if head.weight.shape[0] == 1:
+        return False
+    fresh = nn.Linear(head.weight.shape[1], 1, bias=False, dtype=head.weight.dtype, device=head.weight.device)
+    with torch.no_grad():  # not zeros while fused layers are compared with the model's own
+        fresh.weight.copy_(torch.linspace(-1.0, 1.0, fresh.weight.numel()).view_as(fresh.weight))
+    model.config.tie_word_embeddings = False
+    model.set_output_embeddings(fresh)
+    return True
+
+
+class Critic:
+    """Value model and optimizer."""
+
+    def __init__(self, model: ValueModel, settings: CriticConfig) -> None:
+        self.model = model
+        self.settings = settings
+        self.optimizer = torch.optim.AdamW(
+            list(model.parameters().values()), lr=settings.lr, weight_decay=settings.weight_decay
+        )
+
+    def predict(self, batch: Batch, indices: Sequence[int]) -> dict[int, Tensor]:
+        """Item index -> (K,) values of all its sampled tokens, masked ones too: they bootstrap those before them."""
+        items = [batch.items[i] for i in indices]
+        pieces = [SequencePiece(item.ids_T, item.places_K, family=item.group) for item in items]
+        values_N = self.model.values(pieces).detach().cpu()
+        return dict(zip(indices, torch.split(values_N, [item.n_sampled for item in items]), strict=True))
+
+    def loss(self, batch: Batch, indices: Sequence[int], n_tokens: float) -> Tensor:
+        """(): the value loss of trained tokens, divided by those of the whole minibatch."""
+        items = [batch.items[i] for i in indices]
+        pieces = [SequencePiece(item.ids_T, item.trained_places, family=item.group) for item in items]
+        values_N = self.model.values(pieces)
+        old_N, returns_N = (
+            torch.cat([values[i] for i in indices]).to(values_N.device) for values in (batch.old_values, batch.returns)
+        )
+        return value_losses(values_N, old_N, returns_N, self.settings.eps_clip).sum() / n_tokens
+
+    def grad_norm(self) -> float:
+        """Norm of the accumulated gradient (a collective when sharded)."""
+        return float(whole(self._norm()))
+
+    def _norm(self) -> Tensor:
+        return get_total_norm([p.grad for p in self.model.parameters().values() if p.grad is not None])
+
+    def step(self, version: int, norm: float) -> None:
+        """Clip the gradient, whose norm is given, and step. The learning rate warms up linearly."""
+        warm = self.settings.lr_warmup_steps
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.lr * min((version + 1) / warm, 1.0) if warm else self.settings.lr
+        if norm + CLIP_EPSILON > self.settings.max_grad_norm:
+            clip_grads_with_norm_(self.model.parameters().values(), self.settings.max_grad_norm, torch.tensor(norm))
+        self.optimizer.step()
+
+
+def value_losses(values_N: Tensor, old_N: Tensor, returns_N: Tensor, eps_clip: float | None) -> Tensor:
+    """(N,) half the squared error; clipped: the larger of both errors with v and clip(v, old - eps, old + eps)."""
+    plain_N = (values_N - returns_N).square()
+    if eps_clip is None:
+        return plain_N / 2
+    clipped_N = torch.clamp(values_N, old_N - eps_clip, old_N + eps_clip)
+    return torch.maximum(plain_N, (clipped_N - returns_N).square()) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFigures:
+    """Sums over the trained tokens of a batch, before its update; they add up over ranks."""
+
+    n: float
+    returns: float
+    returns_squared: float
+    error: float
+    error_squared: float
+
+    def flat(self) -> dict[str, float]:
+        """returns_mean, and explained_variance = 1 - var(returns - values) / var(returns) where returns vary."""
+        mean, off = self.returns / self.n, self.error / self.n
+        variance = self.returns_squared / self.n - mean**2
+        residual = self.error_squared / self.n - off**2
+        return {"returns_mean": mean} | ({"explained_variance": 1 - residual / variance} if variance > 1e-12 else {})
+
+
+def fill_returns(batch: Batch, rewards_M: Tensor, values: Mapping[int, Tensor], settings: ActorConfig) -> None:
+    """Set token advantages, returns and old values of the items with values. The reward follows the last sampled token.
+
+    A trajectory that the length limit cut off has no value after its last token either.
+    """
+    for index in values:
+        item, values_K = batch.items[index], values[index].double()
+        rewards_K = torch.zeros_like(values_K)
+        rewards_K[-1] = rewards_M[index]
+        if index in batch.token_rewards:  # the KL from the reference, of trained tokens
+            rewards_K[item.trained_K] += batch.token_rewards[index].double()
+        advantages_K, returns_K = generalized_advantages(
+            rewards_K, values_K, discount=settings.discount, lam=settings.gae_lambda
+        )
+        batch.token_advantages[index] = advantages_K[item.trained_K].float()
+        batch.returns[index] = returns_K[item.trained_K].float()
+        batch.old_values[index] = values[index][item.trained_K]
+
+
+def figures(batch: Batch) -> ValueFigures:
+    """Of this rank's share."""
+    if not batch.returns:
+        return ValueFigures(0.0, 0.0, 0.0, 0.0, 0.0)
+    returns_N = torch.cat(list(batch.returns.values())).double()
+    error_N = returns_N - torch.cat(list(batch.old_values.values())).double()
+    return ValueFigures(
+        float(len(returns_N)),
+        float(returns_N.sum()),
+        float(returns_N.square().sum()),
+        float(error_N.sum()),
+        float(error_N.square().sum()),
+    )

@@ -1,0 +1,177 @@
+"""From the rewards of a batch to its advantages, and to the items whose tokens enter the loss."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from actors.learner.algorithms.advantages import group_advantages, normalize
+from actors.learner.algorithms.kl import KL_ESTIMATORS
+from actors.learner.algorithms.parts import Trajectories
+from actors.learner.algorithms.registry import Algorithm
+from actors.learner.algorithms.reward_shaping import shape_rewards
+from actors.learner.batching.batch import Batch, Item
+from actors.learner.model.critic import fill_returns
+from actors.runtime.stages import stages_of
+from areal_bus.config.algorithms import kl_estimator_of, uses_teacher
+from areal_bus.config.learner import ActorConfig
+from areal_bus.config.sections import Config
+from areal_bus.core.parts.stages import stage_at
+from areal_bus.messages import Finish
+
+Total = Callable[[list[float]], list[float]]  # sums over the learner ranks
+
+
+def fill_advantages(
+    batch: Batch, algorithm: Algorithm, config: Config, total: Total, values: Mapping[int, Tensor] | None = None
+) -> None:
+    """Set `advantages`, `signal` and `computed` of this rank's share; with a critic's `values` also those by token.
+
+    Proximal log-probs and those of the frozen models must be there, if the reward's KL or distillation needs them.
+    """
+    settings, estimator = config.actor, algorithm.estimator
+    fill_token_rewards(batch, settings)
+    if values is not None:
+        fill_by_token(batch, config, total, values)
+        return
+    truncated = is_truncated(batch)
+    advantages, signal = group_advantages(trajectories_of(batch, config), estimator, settings)
+    batch.left_out = is_masked = truncated & (settings.truncated_samples == "mask")
+    if settings.normalize_batch or estimator.normalization:
+        advantages = normalized(batch, advantages, signal, ~is_masked, algorithm, total)
+    batch.advantages = advantages
+    batch.signal = signal | (advantages != 0) if estimator.has_group_baseline else advantages != 0
+    if uses_teacher(settings):
+        batch.signal = distill(batch, settings)
+    batch.computed = needs_gradient(batch, batch.signal, settings) & ~is_masked
+
+
+def fill_token_rewards(batch: Batch, settings: ActorConfig) -> None:
+    """The KL from the reference as a reward of each trained token. Masked tokens have none, because they train nothing
+    (I2).
+    """
+    if settings.kl_ctl and settings.kl_in == "reward":
+        estimate = KL_ESTIMATORS[kl_estimator_of(settings)]
+        batch.token_rewards = {i: -settings.kl_ctl * estimate(batch.prox[i], batch.reference[i]) for i in batch.prox}
+
+
+def distill(batch: Batch, settings: ActorConfig) -> Tensor:
+    """Add -(log pi - log pi_teacher) to the advantage of each trained token. Returns the signal: items that have one.
+
+    This is the sampled estimate of the gradient of KL(pi, pi_teacher), token by token ("On-Policy Distillation",
+    Thinking Machines Lab 2025). Zero where the policy is the teacher.
+    """
+    weight = settings.distill_coef or 1.0  # advantage = "distill": the other advantage is 0
+    for i, prox in batch.prox.items():
+        batch.token_advantages[i] = batch.advantages_of(i) + weight * (batch.teacher[i] - prox)
+    return torch.tensor([item.n_trained > 0 for item in batch.items], dtype=torch.bool)
+
+
+def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[int, Tensor]) -> None:
+    """Generalized advantages of all items with a trained token: with a critic each has something to learn."""
+    settings = config.actor
+    rewards_M = shaped_rewards(batch, config)
+    fill_returns(batch, rewards_M, values, settings)
+    batch.left_out = is_masked = is_truncated(batch) & (settings.truncated_samples == "mask")
+    if settings.normalize_batch:
+        normalize_by_token(batch, list(values), ~is_masked, settings, total)
+    batch.advantages = rewards_M.float()
+    if uses_teacher(settings):
+        distill(batch, settings)
+    batch.signal = torch.tensor([i in values for i in range(len(batch.items))], dtype=torch.bool)
+    batch.computed = batch.signal & ~is_masked
+
+
+def normalize_by_token(
+    batch: Batch, members: list[int], counted_M: Tensor, settings: ActorConfig, total: Total
+) -> None:
+    """Normalise the token advantages of these items over the global batch (a collective).
+
+    Items that are not counted enter no statistic.
+    """
+    lengths = [batch.items[i].n_trained for i in members]
+    advantages_N = torch.cat([torch.zeros(0), *(batch.token_advantages[i] for i in members)])
+    weights_N = counted_M[members].double().repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
+    is_normalized = torch.ones(len(advantages_N), dtype=torch.bool)
+    advantages_N = normalize(
+        advantages_N, weights_N, is_normalized, total, unbiased=settings.std_unbiased, eps=settings.std_eps
+    )
+    batch.token_advantages.update(zip(members, torch.split(advantages_N, lengths), strict=True))
+
+
+def shaped_rewards(batch: Batch, config: Config) -> Tensor:
+    """(n_items,) float64, without the rewards by token."""
+    rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
+    stages = stages_of(config)
+    most = torch.tensor([stage_at(stages, item.born).max_new_tokens for item in batch.items])
+    turns = torch.tensor([longest_turn(item.places_K) for item in batch.items], dtype=torch.int64)
+    return shape_rewards(
+        rewards, lengths_of(batch), is_truncated(batch), config.actor, max_new_tokens=most, longest_M=turns
+    )
+
+
+def longest_turn(places_K: Tensor) -> int:
+    """Sampled tokens of the longest turn: gconfig.max_new_tokens is the limit of one."""
+    if not len(places_K):
+        return 0
+    ends = (places_K.diff() != 1).nonzero()[:, 0] + 1
+    bounds = torch.cat([ends.new_zeros(1), ends, ends.new_tensor([len(places_K)])])
+    return int(bounds.diff().max())
+
+
+def lengths_of(batch: Batch) -> Tensor:
+    return torch.tensor([item.n_sampled for item in batch.items], dtype=torch.int64)
+
+
+def trajectories_of(batch: Batch, config: Config) -> Trajectories:
+    shaped = shaped_rewards(batch, config)
+    for i, by_token in batch.token_rewards.items():  # an estimator of one number a trajectory takes their sum
+        shaped[i] += by_token.double().sum()
+    return Trajectories(
+        shaped,
+        torch.tensor([item.group for item in batch.items], dtype=torch.int64),
+        lengths_of(batch),
+    )
+
+
+def is_truncated(batch: Batch) -> Tensor:
+    """(n_items,) bool: cut off by the length limit."""
+    return torch.tensor([item.finish == Finish.LENGTH for item in batch.items], dtype=torch.bool)
+
+
+def needs_gradient(batch: Batch, signal: Tensor, settings: ActorConfig) -> Tensor:
+    """(n_items,) bool: an item without advantage may still have a bonus term or a supervised one."""
+    if settings.entropy_coef or (settings.kl_ctl and settings.kl_in == "loss"):
+        return torch.ones_like(signal)
+    if settings.sft_coef:
+        good = [is_good(item, settings.sft_min_reward) for item in batch.items]
+        return signal | torch.tensor(good, dtype=torch.bool)
+    return signal
+
+
+def is_good(item: Item, least: float) -> bool:
+    """Whether the supervised term trains it."""
+    return item.reward >= least
+
+
+def normalized(
+    batch: Batch, advantages: Tensor, signal: Tensor, counted: Tensor, algorithm: Algorithm, total: Total
+) -> Tensor:
+    """Normalise over the global batch.
+
+    With `normalize_batch_over = "all"`, groups without signal count, too; so they do where the batch is the only
+    baseline. Items that are not `counted` get a value and enter no statistic.
+    """
+    settings, estimator = algorithm.settings, algorithm.estimator
+    is_only_baseline = bool(estimator.normalization) and not estimator.has_group_baseline
+    over_signal = settings.normalize_batch_over == "signal" and not is_only_baseline
+    n_trained = torch.tensor([item.n_trained for item in batch.items], dtype=torch.float64)
+    return normalize(
+        advantages,
+        n_trained * counted,
+        signal if over_signal else torch.ones_like(signal),
+        total,
+        unbiased=settings.std_unbiased,
+        eps=settings.std_eps,
+        divide=estimator.normalization != "mean",
+    )

@@ -1,0 +1,178 @@
+"""Metrics of a training step: collected, reduced over ranks, and watched for values that need a warning.
+
+A metric without a value (an entropy when no token was trained) is left out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+from actors.learner.algorithms.fused import Mismatch, effective_share
+from actors.learner.algorithms.kl import k3
+from actors.learner.batching.batch import Batch, Item
+from actors.learner.link.rendezvous import LearnerRanks
+from areal_bus.messages import Finish
+
+
+@dataclass(slots=True)
+class MetricSums:
+    """Sums over items, micro-batches and ranks."""
+
+    items: float = 0
+    reward: float = 0
+    judged: float = 0
+    correct: float = 0
+    truncated: float = 0
+    groups: float = 0
+    zero_groups: float = 0
+    tokens: float = 0
+    masked: float = 0  # too old, with or without signal
+    skipped: float = 0  # not too old, but their group has no signal
+    trained: float = 0
+    computed: float = 0  # tokens computed with a gradient, prompts included
+    forward: float = 0  # tokens of passes without a gradient before the update
+    measured: float = 0  # trained tokens with a known mismatch: those read before the first optimizer step
+    lag: float = 0  # over trained tokens
+    kl: float = 0
+    weight: float = 0
+    weight_squared: float = 0
+    entropy: float = 0
+    clipped: float = 0
+    loss: float = 0
+    kl_ref: float = 0
+    with_ref: float = 0  # trained tokens with a log-prob of the reference model
+    kl_teacher: float = 0
+    with_teacher: float = 0
+
+
+@dataclass(slots=True)
+class StepMetrics:
+    """Collects the metrics of one step on one rank; `reduce` combines the ranks."""
+
+    sums: MetricSums
+    lag_max: float = 0
+    mismatch_max: float = 0
+    user: dict[str, float] = field(default_factory=dict)  # sums of the statistics of a user's loss
+
+    def add(self, mismatch: Mismatch) -> None:
+        """Add the mismatch of one micro-batch."""
+        self.mismatch_max = max(self.mismatch_max, mismatch.largest)
+        self.sums.measured += mismatch.n
+        self.sums.kl += mismatch.kl
+        self.sums.weight += mismatch.weight
+        self.sums.weight_squared += mismatch.weight_squared
+
+    def add_divergences(self, logprobs_N: Tensor, reference_N: Tensor | None, teacher_N: Tensor | None) -> None:
+        """Add the KL of one micro-batch from the frozen models."""
+        if reference_N is not None:
+            self.sums.kl_ref += float(k3(logprobs_N, reference_N).sum())
+            self.sums.with_ref += len(reference_N)
+        if teacher_N is not None:
+            self.sums.kl_teacher += float(k3(logprobs_N, teacher_N).sum())
+            self.sums.with_teacher += len(teacher_N)
+
+    def reduce(self, ranks: LearnerRanks) -> None:
+        """Sums and maxima over the ranks, in place (a collective)."""
+        names = [one.name for one in fields(MetricSums)]
+        n = len(names)
+        totals = ranks.sum([*(getattr(self.sums, name) for name in names), *self.user.values()])
+        self.sums = MetricSums(*totals[:n])
+        self.user = dict(zip(self.user, totals[n:], strict=True))
+        self.lag_max, self.mismatch_max = ranks.max([self.lag_max, self.mismatch_max])
+
+    def flat(self) -> dict[str, float]:
+        """The metrics by their names in docs/journal.md. I12: n_tokens = trained + masked + skipped."""
+        s = self.sums
+        stats = {
+            "n_tokens": s.tokens,
+            "n_tokens_trained": s.trained,
+            "n_tokens_masked": s.masked,
+            "n_tokens_skipped": s.skipped,
+            "n_tokens_computed": s.computed,
+            "n_tokens_forward": s.forward,
+        }
+        shares = [
+            ("reward", s.reward, s.items),
+            ("correct", s.correct, s.judged),
+            ("truncated_share", s.truncated, s.items),
+            ("masked_share", s.masked, s.tokens),
+            ("zero_advantage_share", s.zero_groups, s.groups),
+            ("lag_mean", s.lag, s.trained),
+            ("mismatch_kl", s.kl, s.measured),
+            ("entropy", s.entropy, s.trained),
+            ("clip_share", s.clipped, s.trained),
+            ("loss", s.loss, s.trained),
+            ("kl_ref", s.kl_ref, s.with_ref),
+            ("kl_teacher", s.kl_teacher, s.with_teacher),
+            *((f"loss/{name}", value, s.trained) for name, value in self.user.items()),
+        ]
+        stats |= {name: part / whole for name, part, whole in shares if whole}
+        if s.trained:
+            stats["lag_max"] = self.lag_max
+        if s.measured:
+            stats["mismatch_max"] = self.mismatch_max
+            stats["ess"] = effective_share(s.weight, s.weight_squared, int(s.measured))
+        return {name: float(value) for name, value in stats.items()}
+
+
+def count(batch: Batch) -> StepMetrics:
+    """Rewards, shares and token counts of this rank, which need no forward pass."""
+    if batch.signal is None:
+        raise ValueError("a batch has advantages before it is counted: call compute_advantages_and_returns first")
+    computed = batch.signal if batch.computed is None else batch.computed
+    metrics = StepMetrics(MetricSums())
+    s = metrics.sums
+    trained: list[Item] = []
+    with_signal: set[int] = set()
+    for item, has_signal, is_computed in zip(batch.items, batch.signal.tolist(), computed.tolist(), strict=True):
+        s.items += 1
+        s.reward += item.reward
+        s.judged += item.correct is not None
+        s.correct += item.correct is True
+        s.truncated += item.finish == Finish.LENGTH
+        s.tokens += item.n_sampled
+        s.masked += item.n_sampled - item.n_trained
+        if has_signal:
+            with_signal.add(item.group)
+        if not is_computed:
+            s.skipped += item.n_trained
+        else:
+            s.trained += item.n_trained
+            trained.append(item)
+    if s.trained:
+        lags_N = torch.cat([item.lags_K for item in trained])[torch.cat([item.trained_K for item in trained])]
+        s.lag, metrics.lag_max = float(lags_N.sum()), float(lags_N.max())
+    s.groups = len(batch.groups)
+    s.zero_groups = s.groups - len(with_signal)
+    return metrics
+
+
+MASKED_SHARE = 0.1
+
+
+class SignalWarnings:
+    """Warns once if more than a tenth of the sampled tokens are masked."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._warned = False
+
+    def look(self, batch: Batch, metrics: StepMetrics, *, eta: int) -> None:
+        """Check one step: `metrics` are reduced over the ranks, `batch` is this rank's share."""
+        sums = metrics.sums
+        if sums.tokens and sums.masked / sums.tokens > MASKED_SHARE and not self._warned:
+            self._warned = True
+            self._warn(
+                f"{sums.masked / sums.tokens:.0%} of the sampled tokens are older than eta = {eta} versions and train "
+                f"nothing: rollout.max_head_offpolicyness = {mending_eta(batch)} would keep that below "
+                f"{MASKED_SHARE:.0%}"
+            )
+
+
+def mending_eta(batch: Batch) -> int:
+    """Smallest eta under which at most a tenth of this share's sampled tokens would be masked."""
+    lags = torch.cat([item.lags_K for item in batch.items]).sort().values if batch.items else torch.zeros(1)
+    allowed = int(MASKED_SHARE * len(lags))
+    return int(lags[len(lags) - 1 - allowed])

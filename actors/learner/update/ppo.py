@@ -1,0 +1,376 @@
+"""One PPO update: learning rate, loss, backward pass, gradient clipping and optimizer step."""
+
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from loguru import logger
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from actors.learner.algorithms.corrections import second_moment_threshold
+from actors.learner.algorithms.fused import mismatch
+from actors.learner.algorithms.parts import Totals, sequences_of
+from actors.learner.algorithms.registry import find_algorithm
+from actors.learner.batching.batch import Batch, Minibatch, minibatches, save_batch
+from actors.learner.model.critic import Critic, ValueFigures, ValueModel, figures
+from actors.learner.model.frozen_model import FrozenModel, FrozenModels
+from actors.learner.model.policy import Policy, whole
+from actors.learner.update.advantage_stage import fill_advantages, is_good
+from actors.learner.update.forward_passes import ForwardPasses, pieces
+from actors.learner.update.metrics import SignalWarnings, StepMetrics, count
+from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
+from actors.learner.update.server_check import ServerCheck
+from actors.learner.update.simulated_update import SimulatedUpdate
+from actors.runtime.context import HeartbeatState
+from actors.runtime.stages import stages_of
+from areal_bus.config.algorithms import keeps_reference
+from areal_bus.config.learner import ActorConfig
+from areal_bus.config.sections import Config
+from areal_bus.core.events import Event
+from areal_bus.errors import ImpossibleEvent, NonFinite
+from areal_bus.storage.journal import Journal
+
+
+def learning_rate(actor: ActorConfig, *, step: int, total: int) -> float:
+    """Learning rate of training step `step` (0, 1, ...) of `total`: linear warm-up, then constant, or down to
+    min_lr_ratio at `total`.
+    """
+    if step < actor.lr_warmup_steps:
+        return actor.lr * (step + 1) / actor.lr_warmup_steps
+    after = max(total - actor.lr_warmup_steps, 1)
+    done = min((step - actor.lr_warmup_steps) / after, 1.0)
+    if actor.lr_schedule == "constant":
+        return actor.lr
+    share = 1 - done if actor.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return actor.lr * (actor.min_lr_ratio + (1 - actor.min_lr_ratio) * share)
+
+
+def update_seed(seed: int, version: int, rank: int) -> int:
+    """Of torch's generator in one update of one rank, so that equal and resumed runs draw the same dropout."""
+    return random.Random(f"update {seed} {version} {rank}").getrandbits(63)
+
+
+CLIP_EPSILON = 1e-6  # clip_grads_with_norm_ adds it to the norm
+
+Publish = Callable[[int, dict[str, float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _OptimizerStep:
+    """One optimizer step."""
+
+    norm: float  # of the gradient, before it is clipped
+    denominator: float  # divides the sum of the token losses
+    value_loss: float = 0.0
+    critic_norm: float = 0.0  # of the critic's gradient
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateContext:
+    """Where an update reports. An exception of `publish` or `tick` ends the update."""
+
+    journal: Journal
+    pulse: HeartbeatState  # its progress grows with each micro-batch
+    folder: Path  # of the run
+    publish: Publish = lambda version, stats: None  # at the end of every update
+    tick: Callable[[], None] = lambda: None  # between micro-batches
+
+
+class PPOActor:
+    """Policy, optimizer and version: `version` = number of finished updates."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: Config,
+        context: UpdateContext,
+        *,
+        critic: ValueModel | None = None,
+        frozen: FrozenModels | None = None,
+        simulated: SimulatedUpdate | None = None,
+    ) -> None:
+        """`critic`: for actor.advantage = "gae". `simulated` replaces the passes and optimizer steps."""
+        if (config.actor.advantage == "gae") != (critic is not None):
+            raise ValueError('a critic is for actor.advantage = "gae", which needs one')
+        self.policy = policy
+        self.frozen = frozen or FrozenModels()  # as the algorithm needs them
+        self.version = 0
+        self._config = config
+        self._settings = config.actor
+        self.algorithm = find_algorithm(config.actor)
+        self._passes = ForwardPasses(policy, stages_of(config), self._beat)
+        self._ranks = policy.ranks
+        self._context = context
+        self._journal = context.journal
+        self._watch = SignalWarnings(self._warn)
+        self._server_check = ServerCheck(config)
+        self._simulated = simulated
+        self._n_applied = 0  # optimizer steps of the current update
+        self.critic = None if critic is None else Critic(critic, config.critic)
+        self.optimizer = torch.optim.AdamW(
+            list(policy.parameters().values()),
+            lr=config.actor.lr,
+            betas=(config.actor.adam_beta1, config.actor.adam_beta2),
+            eps=config.actor.adam_eps,
+            weight_decay=config.actor.weight_decay,
+            fused=True if policy.ranks.size == 1 and policy.device.type == "cpu" else None,  # None: torch chooses
+        )
+
+    def compute_advantages_and_returns(self, batch: Batch) -> Batch:
+        """Fill in advantages, signals and, if needed, proximal log-probs; returns the same batch.
+
+        Proximal log-probs belong to the parameters just before the update. With one minibatch the forward pass of the
+        update has these parameters, so no extra forward pass runs here, unless the advantages depend on them.
+        """
+        with self._journal.span("prox"):
+            self._compute_frozen(batch)
+            values = None if self.critic is None else self._passes.values(self.critic, batch, self.version)
+            fill_advantages(batch, self.algorithm, self._config, self._ranks.sum, values)
+            if self.algorithm.needs_prox_pass and not self.algorithm.needs_prox_first and self._simulated is None:
+                self._compute_prox(batch)
+        return batch
+
+    def _compute_frozen(self, batch: Batch) -> None:
+        """Log-probs of all trained tokens by the reference and the teacher; and by the policy, if advantages need them.
+
+        The same micro-batches pass through each model, so equal models give equal numbers.
+        """
+        trained = [i for i, item in enumerate(batch.items) if item.n_trained]
+        if self.frozen.reference is not None:
+            batch.reference = self._passes.logprobs(self.frozen.reference, batch, trained, self.version)
+        if self.frozen.teacher is not None:
+            batch.teacher = self._passes.logprobs(self.frozen.teacher, batch, trained, self.version)
+        if self.algorithm.needs_prox_first:
+            batch.prox = self._passes.logprobs(self.policy, batch, trained, self.version)
+
+    def ppo_update(self, batch: Batch) -> dict[str, float]:
+        """One training step: an optimizer step for each minibatch that has a token to train; returns its metrics.
+
+        Raises ImpossibleEvent for a batch of another version (each batch is trained once, I4). Raises NonFinite and
+        saves the batch if a loss or gradient is not finite: nothing is published. Optimizer steps before the failed one
+        stay applied, so the weights belong to no version afterwards (`check_whole`).
+        """
+        self.check_whole()
+        if batch.clock != self.version:
+            raise ImpossibleEvent(
+                f"a batch is trained once, at the version it was taken at: clock {batch.clock}, version {self.version}"
+            )
+        began = time.monotonic()
+        metrics = count(batch)
+        metrics.sums.forward = self._passes.take_planned()
+        metrics.user = dict.fromkeys(self.algorithm.statistics, 0.0)
+        lr = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        steps = self._take_steps(batch, metrics, lr)
+        metrics.sums.computed = self._passes.take_planned()
+        metrics.reduce(self._ranks)
+        self._server_check.look(metrics)
+        self._watch.look(batch, metrics, eta=self._config.rollout.max_head_offpolicyness)
+        stats = metrics.flat() | {"lr": lr, "n_optimizer_steps": float(len(steps))}
+        if steps:
+            stats["grad_norm"] = sum(step.norm for step in steps) / len(steps)
+            stats["loss_denominator"] = sum(step.denominator for step in steps) / len(steps)
+        if self.critic is not None:
+            stats |= self._value_stats(batch, steps)
+        stats["update_s"] = time.monotonic() - began
+        self._n_applied = 0
+        self.version += 1
+        self._update_reference()
+        self._context.publish(self.version, stats)
+        return stats
+
+    def _take_steps(self, batch: Batch, metrics: StepMetrics, lr: float) -> list[_OptimizerStep]:
+        """The optimizer steps of an update; none if it is simulated."""
+        torch.manual_seed(update_seed(self._config.run.seed, self.version, self._ranks.index))  # of adapters' dropout
+        if self._simulated is None:
+            parts = self._minibatches(batch)
+            return [step for part in parts if (step := self._step(batch, part, metrics)) is not None]
+        with self._journal.span("backward"):
+            self._simulated.run(batch, self.policy.parameters().values(), lr=lr, tick=self._beat)
+        return []
+
+    @property
+    def kept_reference(self) -> FrozenModel | None:
+        """The reference model, if checkpoints hold it."""
+        reference = self.frozen.reference
+        return reference if isinstance(reference, FrozenModel) and keeps_reference(self._config) else None
+
+    def _update_reference(self) -> None:
+        """Every reference.update_every versions the reference becomes a copy of the policy."""
+        every = self._config.reference.update_every
+        if isinstance(self.frozen.reference, FrozenModel) and every and self.version % every == 0:
+            self.frozen.reference.copy_from(self.policy)
+
+    def _value_stats(self, batch: Batch, steps: Sequence[_OptimizerStep]) -> dict[str, float]:
+        sums = ValueFigures(*self._ranks.sum(list(astuple(figures(batch)))))
+        stats = sums.flat() if sums.n else {}
+        if steps:
+            stats["value_loss"] = sum(step.value_loss for step in steps) / len(steps)
+            stats["critic_grad_norm"] = sum(step.critic_norm for step in steps) / len(steps)
+        return stats
+
+    def check_whole(self) -> None:
+        """Raises ImpossibleEvent after an update that failed half-way: its weights belong to no version."""
+        if self._n_applied:
+            raise ImpossibleEvent(
+                f"only whole updates are trained on, pushed and kept: the one of version {self.version} broke off "
+                f"after {self._n_applied} optimizer steps"
+            )
+
+    def _minibatches(self, batch: Batch) -> list[Minibatch]:
+        return minibatches(batch, self._settings.ppo_n_minibatches, first=self._ranks.share)
+
+    def _step(self, batch: Batch, part: Minibatch, metrics: StepMetrics) -> _OptimizerStep | None:
+        """Gradient and optimizer step of one minibatch; None if it has no token to train."""
+        totals = self._totals(part)
+        if totals is None:
+            return None
+        bound = self._m2_bound(batch, part)
+        with self._journal.span("backward"):
+            self.optimizer.zero_grad()
+            loss = 0.0
+            for indices in self._passes.micro_batches(batch, part.members, self.version):
+                loss += self._backward(batch, indices, totals, metrics, m2_bound=bound)
+                self._beat()
+        with self._journal.span("optimizer"):
+            grads = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
+            norm_tensor = whole(get_total_norm(grads))
+            norm = float(norm_tensor)
+            (total,) = self._ranks.sum([loss])
+            if not (math.isfinite(norm) and math.isfinite(total)):
+                self._raise_nonfinite(batch, loss=total, norm=norm)
+            if norm + CLIP_EPSILON > self._settings.max_grad_norm:  # else every gradient would be multiplied by 1
+                clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
+            self._n_applied += 1
+            self.optimizer.step()
+        value_loss, critic_norm = (0.0, 0.0) if self.critic is None else self._critic_step(batch, part, self.critic)
+        is_by_token = self._settings.aggregation == "token-mean"
+        denominator = totals.n_tokens if is_by_token else totals.n_sequences
+        return _OptimizerStep(norm, denominator, value_loss, critic_norm)
+
+    def _critic_step(self, batch: Batch, part: Minibatch, critic: Critic) -> tuple[float, float]:
+        """Gradient and step of the critic on the same minibatch; returns (value loss, gradient norm)."""
+        (n_tokens,) = self._ranks.sum([float(part.n_signal_tokens)])
+        with self._journal.span("critic"):
+            critic.optimizer.zero_grad()
+            value = 0.0
+            for indices in self._passes.micro_batches(batch, part.members, self.version, model=critic.model):
+                if not indices:
+                    critic.model.idle_pass()
+                    continue
+                loss = critic.loss(batch, indices, n_tokens)
+                loss.backward()  # type: ignore[no-untyped-call]
+                value += float(loss.detach())
+                self._beat()
+            (total,) = self._ranks.sum([value])
+            norm = critic.grad_norm()
+            if not (math.isfinite(total) and math.isfinite(norm)):
+                self._raise_nonfinite(batch, loss=total, norm=norm)
+            critic.step(self.version, norm)
+        return total, norm
+
+    def _totals(self, part: Minibatch) -> Totals | None:
+        """Denominators of a minibatch over all ranks, as `loss_denominator` says; None if no rank has a token."""
+        counts = [part.n_tokens, part.n_signal_tokens, part.n_sequences, len(part.members)]
+        n_tokens, n_signal_tokens, n_sequences, n_members = self._ranks.sum([float(n) for n in counts])
+        if not n_signal_tokens:
+            return None
+        wanted = self._settings.loss_denominator
+        if wanted == "signal":
+            return Totals(n_signal_tokens, n_members)
+        return Totals(n_tokens if wanted == "all" else float(wanted), n_sequences)
+
+    def _m2_bound(self, batch: Batch, part: Minibatch) -> float | None:
+        """Largest (prox - sampler)^2 that M2PO trains in this minibatch; None without M2PO."""
+        if self._settings.m2_threshold is None:
+            return None
+        squared = [
+            (batch.prox[i] - batch.items[i].behav_K[batch.items[i].trained_K]).square() for i in part.members
+        ] or [torch.zeros(0)]
+        return second_moment_threshold(torch.cat(squared), self._settings.m2_threshold, self._ranks.sum)
+
+    def _backward(
+        self, batch: Batch, indices: list[int], totals: Totals, metrics: StepMetrics, *, m2_bound: float | None
+    ) -> float:
+        """Accumulate the gradient of one micro-batch; returns its part of the loss of the minibatch."""
+        if not indices:
+            self.policy.idle_pass()
+            return 0.0
+        logprobs_N, entropy_N = self.policy.logprobs(
+            pieces(batch, indices), entropy=True, entropy_grad=self._settings.entropy_coef > 0
+        )
+        part = self._micro_batch(batch, indices, logprobs_N.device)
+        done = micro_batch_loss(self.algorithm, part, logprobs_N, entropy_N, totals, m2_bound=m2_bound)
+        done.loss.backward()  # type: ignore[no-untyped-call]
+        if part.prox_N is not None or not self._n_applied:  # later minibatches also differ by this update's steps
+            metrics.add(mismatch(done.importance_N, done.log_ratio))
+        teacher_N = _joined(batch.teacher, indices, logprobs_N.device)
+        metrics.add_divergences(logprobs_N.detach(), part.reference_N, teacher_N)
+        sums = metrics.sums
+        sums.entropy += float(entropy_N.detach().sum()) if entropy_N is not None else 0.0
+        sums.clipped += done.n_clipped
+        sums.loss += done.value * totals.n_tokens
+        for name, value in done.statistics.items():
+            metrics.user[name] += value
+        return float(done.loss.detach())
+
+    def _micro_batch(self, batch: Batch, indices: list[int], device: torch.device) -> MicroBatchTokens:
+        items = [batch.items[i] for i in indices]
+        is_trained = torch.cat([item.trained_K for item in items])
+        lengths = torch.tensor([item.n_trained for item in items])
+        least = self._settings.sft_min_reward if self._settings.sft_coef else None
+        good = None if least is None else torch.tensor([float(is_good(item, least)) for item in items])
+        return MicroBatchTokens(
+            behav_N=torch.cat([item.behav_K for item in items])[is_trained].to(device),
+            prox_N=_joined(batch.prox, indices, device),
+            advantages_N=torch.cat([batch.advantages_of(i) for i in indices]).to(device),
+            lags_N=torch.cat([item.lags_K for item in items])[is_trained].to(device),
+            sequences_N=sequences_of(lengths).to(device),
+            lengths_M=lengths.to(device),
+            is_good_N=None if good is None else good.repeat_interleave(lengths).to(device),
+            reference_N=_joined(batch.reference, indices, device),
+        )
+
+    def _compute_prox(self, batch: Batch) -> None:
+        members = [i for part in self._minibatches(batch) for i in part.members]
+        batch.prox = self._passes.logprobs(self.policy, batch, members, self.version)
+
+    def _beat(self) -> None:
+        self._context.pulse.progress += 1
+        self._context.tick()
+
+    def _raise_nonfinite(self, batch: Batch, *, loss: float, norm: float) -> NoReturn:
+        sentence = f"loss and gradient must be finite: loss {loss}, gradient norm {norm} at version {self.version}"
+        folder = self._context.folder / "nonfinite" / f"step-{batch.step:06d}" / f"rank-{self._ranks.index}"
+        try:
+            save_batch(folder, batch, reason=sentence)
+            evidence = f"the batch is in {folder}"
+        except (OSError, SafetensorError) as error:  # a full disk must not hide the first error
+            evidence = f"the batch could not be saved ({error})"
+        applied = (
+            f"{self._n_applied} of {self._settings.ppo_n_minibatches} minibatches were applied before it, so these "
+            "weights are neither pushed nor kept"
+            if self._n_applied
+            else "nothing was applied"
+        )
+        raise NonFinite(f"{sentence}; {applied}; {evidence}")
+
+    def _warn(self, sentence: str) -> None:
+        if self._ranks.index == 0:
+            logger.warning(sentence)
+            self._journal.write(Event.NOTE, text=sentence)
+
+
+def _joined(by_item: Mapping[int, Tensor], indices: Sequence[int], device: torch.device) -> Tensor | None:
+    """(N,) the tensors of these items; None if one of them has none."""
+    if not all(i in by_item for i in indices):
+        return None
+    return torch.cat([by_item[i] for i in indices]).to(device)

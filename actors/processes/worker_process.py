@@ -1,0 +1,165 @@
+"""A worker process in its own session, with pipes: reward functions and agents run in such processes.
+
+Killing it kills all processes that it started: its process group, and those that carry its mark in their environment.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from actors.processes.ipc import REPLY_BYTES, unpack
+from areal_bus.process.exit_codes import signal_name
+from areal_bus.process.isolation import CHILD, child_path
+
+REAP_S = 5.0  # longest wait for a killed process; after that it is left to init
+EXIT_S = 0.5  # longest time between the closing of a process's pipes and its end
+READ_BYTES = 64 << 10
+MARK = "AREAL_BUS_REWARD_WORKER"  # environment variable that all processes started by a worker inherit
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+class WorkerLost(Exception):
+    """The worker process ended or wrote an invalid frame; the text has the reason."""
+
+    def __init__(self, text: str, *, was_killed: bool = False) -> None:
+        """`was_killed`: by a SIGKILL from outside, for example of the OOM killer."""
+        super().__init__(text)
+        self.was_killed = was_killed
+
+
+class WorkerProcess:
+    """A worker process in its own session, with its pipes registered in `selector`. Rewards and agents share it."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, data: Any, module: str = "actors.rewards.worker", exit_s: float = EXIT_S
+    ) -> None:
+        """`data`: attached to every selector event of this process. `exit_s`: longest time between the closing of its
+        pipes and its end.
+        """
+        self._selector = selector
+        self._data, self._exit_s = data, exit_s
+        self._mark = uuid.uuid4().hex
+        self._process = subprocess.Popen(
+            [*CHILD, module, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment() | {MARK: self._mark},
+            bufsize=0,
+            start_new_session=True,  # its own process group, killed as a whole
+        )
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("a process started with pipes must have them")
+        self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._outgoing, self._incoming = bytearray(), bytearray()
+        self._writing = False  # registered for EVENT_WRITE
+        os.set_blocking(self._requests, False)
+        os.set_blocking(self._replies, False)
+        selector.register(self._replies, selectors.EVENT_READ, data)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended and is reaped."""
+        return self._process.poll() is not None
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame and write as much as the pipe takes. On EVENT_WRITE, `flush` writes the rest."""
+        self._outgoing += frame
+        self.flush()
+
+    def flush(self) -> None:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # retried later; `receive` finds an ended process
+            del self._outgoing[: os.write(self._requests, self._outgoing)]
+        self._register_writing(bool(self._outgoing))
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The complete frames received so far. Raises WorkerLost, which drops frames before it."""
+        try:
+            data = os.read(self._replies, READ_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise self._how_it_ended()
+        self._incoming += data
+        records = []
+        try:
+            while (record := unpack(self._incoming, cap_bytes=REPLY_BYTES)) is not None:
+                records.append(record)
+        except ValueError as error:
+            raise WorkerLost(f"it wrote an invalid frame: {error}") from error
+        return records
+
+    def kill(self) -> None:
+        """Kill the process and all it started, and close the pipes. `ended` becomes true soon after."""
+        self._kill_group()
+        kill_marked(self._mark)
+        self._register_writing(False)
+        self._selector.unregister(self._replies)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def reap(self) -> None:
+        """Wait up to REAP_S for the end of a killed process."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
+            self._process.wait(REAP_S)
+
+    def _register_writing(self, wanted: bool) -> None:
+        if wanted and not self._writing:
+            self._selector.register(self._requests, selectors.EVENT_WRITE, self._data)
+        elif self._writing and not wanted:
+            self._selector.unregister(self._requests)
+        self._writing = wanted
+
+    def _kill_group(self) -> None:
+        if self._process.returncode is None:  # not reaped: its pid cannot be reused yet
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _how_it_ended(self) -> WorkerLost:
+        """The reason for closed pipes. Does not reap the process, so that its group can still be killed safely."""
+        deadline = time.monotonic() + self._exit_s
+        while (end := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
+            if time.monotonic() >= deadline:
+                return WorkerLost("it closed its pipes")
+            time.sleep(0.002)
+        if end.si_code == os.CLD_EXITED:
+            return WorkerLost(f"it ended by exit code {end.si_status}")
+        name = signal_name(end.si_status).removeprefix("signal ")
+        return WorkerLost(f"it ended by signal {name}", was_killed=end.si_status == signal.SIGKILL)
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL all processes with this mark in their environment, also those in other sessions."""
+    wanted = f"{MARK}={mark}".encode()
+    killed: set[int] = set()
+    while True:
+        found = {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if wanted in read_environment(pid)}
+        if found <= killed:
+            return
+        for pid in found - killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= found
+
+
+def read_environment(pid: int) -> list[bytes]:
+    """The initial environment of a process; empty when it has ended or belongs to another user."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def environment() -> dict[str, str]:
+    """The actor's environment, with this project importable and one thread for each worker."""
+    return {**os.environ, **ONE_THREAD, "PYTHONPATH": child_path(), "PYTHONHASHSEED": "0"}

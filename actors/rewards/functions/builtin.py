@@ -1,0 +1,43 @@
+"""Built-in reward functions: "agent", "exact", and those of the tasks "reverse" and "sums".
+
+The two tasks give half of the reward for partly right answers: a strict reward is 0 for nearly every first answer of a
+small model, and a group of equal rewards trains nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from actors.rewards.functions.plain_numbers import last_number, read_number
+from actors.rewards.protocol import Score
+
+
+def agent_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
+    returned = row.get("agent", {})
+    if returned.get("rejected"):
+        raise ValueError("the workflow rejected this sample: it returned None")
+    if "reward" not in returned:
+        raise ValueError(returned.get("reward_error") or "the agent must return its reward: it returned none")
+    return Score(returned["reward"], correct=returned.get("correct"), parts=returned.get("parts", {}))
+
+
+def exact_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
+    right = completion.strip() == row["answer"].strip()
+    return Score(float(right), correct=right)
+
+
+def reverse_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
+    """0.5 share of positions right (of the longer of both texts) + 0.5 [exactly right]. `correct`: exactly right."""
+    gold, given = row["answer"], completion.strip()
+    n_right = sum(a == b for a, b in zip(gold, given, strict=False))
+    exact = given == gold
+    return Score(0.5 * n_right / max(len(gold), len(given)) + 0.5 * exact, correct=exact)
+
+
+def sums_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
+    """0.5 [the last number is right] + 0.5 [the completion is exactly the number]. `correct`: that number is right."""
+    gold = read_number(row["answer"])
+    if gold is None:
+        raise ValueError(f"the answer of a sum must be a number: it is {row['answer']!r}")
+    right = last_number(completion) == gold
+    exact = completion.strip() == row["answer"].strip()
+    return Score(0.5 * right + 0.5 * exact, correct=right)

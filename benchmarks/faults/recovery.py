@@ -1,0 +1,151 @@
+"""Computes recovery times and losses of a ring from its journal and the list of kills."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from areal_bus.messages import Role
+from benchmarks.jobs.real_job import Blow
+from tools.run import Line
+
+Key = tuple[int, int, int]  # uid, attempt, sample
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least this share of them do not exceed; None of nothing."""
+    ordered = sorted(values)
+    return round(ordered[max(0, math.ceil(share * len(ordered)) - 1)], 3) if ordered else None
+
+
+def follower(name: str) -> str:
+    """Name of its next incarnation."""
+    place, _, incarnation = name.rpartition(".")
+    return f"{place}.{int(incarnation) + 1}"
+
+
+def detections(lines: Sequence[Line], blows: Iterable[Blow]) -> Iterator[float]:
+    """From a kill to the head's line that the victim is dead or that its next incarnation has joined."""
+    told = [line for line in lines if line["event"] == "joined" or line.get("state") == "dead"]
+    for blow in blows:
+        names = (blow.name, follower(blow.name))
+        found = [line["t"] for line in told if line["t"] > blow.t and line["name"] in names]
+        if found:
+            yield found[0] - blow.t
+
+
+def lost_leases(lines: Sequence[Line], blow: Blow) -> dict[int, int]:
+    """Prompts (and attempts) leased to a killed generator that lacked verdicts at the kill."""
+    held: dict[int, int] = {}
+    for line in lines:
+        if line["t"] >= blow.t:
+            break
+        match line["event"]:
+            case "lease":
+                held.pop(line["uid"], None)
+                if line["holder"] == blow.name:
+                    held[line["uid"]] = line["attempt"]
+            case "ready" | "refund":
+                held.pop(line["uid"], None)
+            case "term":
+                held.clear()
+    return held
+
+
+def lease_recoveries(lines: Sequence[Line], blows: Iterable[Blow]) -> Iterator[float]:
+    """From a kill to the next lease of each prompt of the victim, except prompts with all verdicts."""
+    for blow in blows:
+        held = lost_leases(lines, blow)
+        for line in lines:
+            if line["t"] > blow.t and line["event"] == "term":
+                break  # later prompts belong to the new term
+            if line["t"] > blow.t and line["event"] in ("lease", "ready", "refund") and line["uid"] in held:
+                del held[line["uid"]]
+                if line["event"] == "lease":
+                    yield line["t"] - blow.t
+
+
+def score_recoveries(
+    lines: Sequence[Line], scores: Sequence[Line], blows: Iterable[Blow], *, n_rewards: int
+) -> Iterator[float]:
+    """From a reward's kill to the verdict, by another one, on each sample that it had and had not judged.
+
+    A sample goes first to the reward at uid modulo their number, in order of name; counted are those that left their
+    generator while both were there, since the last change among rewards.
+    """
+    for blow in blows:
+        before = [line for line in lines if line["t"] < blow.t]
+        changed = max((x["t"] for x in before if str(x.get("name", "")).startswith("reward-")), default=0.0)
+        index = int(blow.name.rpartition(".")[0].rpartition("-")[2])
+        judged = {key(x) for x in scores if x["t"] < blow.t and f"reward-{x['rank']}.{x['inc']}" == blow.name}
+        sent = {
+            key(x) for x in before if x["event"] == "sampled" and x["t"] > changed and x["uid"] % n_rewards == index
+        }
+        left = sent - judged - {key(x) for x in before if x["event"] == "scored"}
+        for line in lines:
+            if line["t"] > blow.t and line["event"] == "scored" and key(line) in left:
+                left.discard(key(line))
+                yield line["t"] - blow.t
+
+
+def returns(lines: Sequence[Line], blows: Iterable[Blow]) -> Iterator[float]:
+    """From the kill of a learner or head to the next finished update."""
+    for blow in blows:
+        term = next((x["t"] for x in lines if x["event"] == "term" and x["t"] > blow.t), None)
+        if term is not None:
+            found = next((x["t"] for x in lines if x["event"] == "update" and x["t"] > term), None)
+            if found is not None:
+                yield found - blow.t
+
+
+def key(line: Line) -> Key:
+    return line["uid"], line["attempt"], line["sample"]
+
+
+def of_role(blows: Iterable[Blow], *roles: Role) -> list[Blow]:
+    return [blow for blow in blows if blow.role in roles]
+
+
+@dataclass
+class Survivors:
+    """The surviving history: each term discards the work after its starting point."""
+
+    admitted: set[int] = field(default_factory=set)
+    trained: dict[int, int] = field(default_factory=dict)  # uid -> step
+    refunded: set[int] = field(default_factory=set)
+    samples: Counter[tuple[int, int]] = field(default_factory=Counter)  # (uid, sample) -> times trained
+
+    @staticmethod
+    def of(lines: Iterable[Line]) -> "Survivors":
+        found = Survivors()
+        for line in lines:
+            found._take(line)
+        return found
+
+    @property
+    def lost(self) -> set[int]:
+        """Prompts that are neither trained nor refunded, at an orderly end."""
+        return self.admitted - self.trained.keys() - self.refunded
+
+    @property
+    def twice(self) -> list[tuple[int, int]]:
+        return [sample for sample, n in self.samples.items() if n > 1]
+
+    def _take(self, line: Line) -> None:
+        match line["event"]:
+            case "admit":
+                self.admitted.add(line["uid"])
+            case "refund":
+                self.refunded.add(line["uid"])
+            case "trajectory":
+                self.trained[line["uid"]] = line["step"]
+                self.samples[line["uid"], line["sample"]] += 1
+            case "term":
+                self._go_back(line)
+
+    def _go_back(self, line: Line) -> None:
+        version, is_open = line["version"], set(line["open"])
+        self.trained = {uid: step for uid, step in self.trained.items() if step < version}
+        self.samples = Counter({x: n for x, n in self.samples.items() if x[0] in self.trained})
+        self.admitted = {uid for uid in self.admitted if uid < line["next_uid"]}
+        self.refunded = {uid for uid in self.refunded if uid < line["next_uid"]} - is_open

@@ -1,0 +1,214 @@
+"""The command line: loads the settings, checks the number of ranks, then runs this rank, or prints and ends.
+
+Every rank runs this. All ranks find the same fault in the settings: rank 0 prints it, and all end with exit code 2.
+"""
+
+import argparse
+import difflib
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from areal_bus.config.loader import load, resolve
+from areal_bus.config.packaged import announce, find_config
+from areal_bus.config.sections import Config, RunConfig
+from areal_bus.config.tolerance import staleness_warning
+from areal_bus.errors import ConfigError
+from areal_bus.process.commands import start_command
+from launch.commands.dry_run import PlanPage, make_plan_page
+from launch.commands.settings_help import explain
+from launch.commands.slurm import sbatch_file
+from launch.plan.topology import check_count, min_ranks
+from launch.run.bootstrap import rank_and_size
+from launch.run.elastic import join_job
+from launch.run.rank import report_error, run_rank
+from launch.run.resume import AUTO
+from launch.run.runs import CONFIG, ORIGIN, read_object, why_no_run
+
+OPTIONS = ("--set", "--dry-run", "--all", "--slurm", "--resume", "--join", "--key", "--explain", "--help")
+
+
+def main(arguments: Sequence[str] | None = None, *, n_ranks: int | None = None) -> int:
+    """Exit code: 0 success, 1 an actor or the start failed, 2 invalid input, 128 + N ended by signal N.
+
+    `n_ranks`: for --dry-run, instead of the launcher's number.
+    """
+    rank = 0
+    try:
+        rank, size = rank_and_size()
+        size = n_ranks or size
+        options = parse_arguments(arguments)
+        check_combinations(options)
+        if options.explain is not None:
+            return print_on_rank_0(rank, explain(options.explain))
+        if options.join is not None:
+            return join_job(options.join, options.key)
+        config, file = load_settings(options.config, options.resume, options.set)
+        check_is_ring(config)
+        if rank == 0 and options.config:
+            announce(options.config, file)
+        if rank == 0 and (warning := staleness_warning(config)):
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
+        if options.dry_run:
+            return show_plan(rank, make_plan_page(config, file, size if size > 1 else None, every=options.all))
+        if options.slurm:
+            return print_on_rank_0(rank, sbatch_file(config, file, options.set))
+        check_rank_count(config, size, start_words(options))
+    except ConfigError as error:
+        return report_error(rank, error)
+    return run_rank(config, file)
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Raises ConfigError for unknown options."""
+    options, unknown = parser().parse_known_args(arguments)
+    if split := next((key for key in options.set if "=" not in key), None):
+        value = next((word for word in (*unknown, options.config) if word and not word.endswith(".toml")), "VALUE")
+        raise ConfigError(f"--set takes one word, SECTION.KEY=VALUE: --set {shlex.quote(f'{split}={value}')}")
+    for word in unknown:
+        if not word.startswith("-"):
+            raise ConfigError(f"give one CONFIG.toml: got {options.config} and {word}")
+        near = difflib.get_close_matches(word.partition("=")[0], OPTIONS, 1, 0.6)
+        raise ConfigError(f"unknown option {word}" + (f": the nearest is {near[0]}" if near else "; see --help"))
+    return options
+
+
+def check_combinations(options: argparse.Namespace) -> None:
+    """Raises ConfigError for options that another option would make ineffective."""
+    given = {
+        "CONFIG.toml": options.config is not None,
+        "--set": bool(options.set),
+        "--dry-run": options.dry_run,
+        "--all": options.all,
+        "--slurm": options.slurm,
+        "--resume": options.resume is not None,
+        "--join": options.join is not None,
+        "--key": options.key is not None,
+        "--explain": options.explain is not None,
+    }
+    for option, allowed, why in (
+        ("--explain", ("--explain",), "prints the meaning of a setting, and does nothing else"),
+        ("--join", ("--join", "--key"), "takes all settings from the job that it joins"),
+    ):
+        ineffective = [name for name, is_given in given.items() if is_given and name not in allowed]
+        if given[option] and ineffective:
+            raise ConfigError(f"{option} {why}: leave out {', '.join(ineffective)}")
+    if given["--all"] and not given["--dry-run"]:
+        raise ConfigError("--all needs --dry-run: it prints every setting there")
+    if given["--slurm"] and (given["--dry-run"] or given["--resume"]):
+        raise ConfigError("--slurm prints an sbatch file with run.resume=auto: leave out --dry-run and --resume")
+    if given["--key"] and not given["--join"]:
+        raise ConfigError("--key needs --join: it is the invitation for it")
+    for option, what in (
+        ("resume", f"the folder of a run, or {AUTO}"),
+        ("join", "the folder of a running job, or its head's endpoint"),
+        ("key", "the invitation, RUN/join.json"),
+        ("explain", "a setting (actor.lr) or a section (actor)"),
+    ):
+        if getattr(options, option) == "":
+            raise ConfigError(f'--{option} takes {what}: got ""')
+
+
+def load_settings(file: str | None, resume: str | None, overrides: Sequence[str]) -> tuple[Config, Path]:
+    """The settings and their file. --resume without a file uses the settings of the run. Raises ConfigError."""
+    overrides = [*overrides, *([f"run.resume={resume}"] if resume else [])]
+    if file is not None:
+        found = find_config(file)
+        return load(found, overrides), found
+    if not resume or resume == AUTO:
+        raise ConfigError("give a config file: python -m areal_bus.launch configs/demo.toml")
+    if not (Path(resume) / CONFIG).is_file():
+        raise ConfigError(f"--resume takes the folder of a run: {why_no_run(resume, RunConfig().folder)}")
+    tree, origin = read_object(Path(resume) / CONFIG), read_object(Path(resume) / ORIGIN)
+    if "config" not in origin:
+        raise ConfigError(f"--resume takes the folder of a run: {resume} has no {ORIGIN}")
+    return resolve(tree, str(Path(resume) / CONFIG), overrides), Path(origin["config"])
+
+
+def check_is_ring(config: Config) -> None:
+    """Raises ConfigError for settings of the loop in one process."""
+    if config.rollout.lags:
+        raise ConfigError(
+            "the lag of a ring follows from its timing: remove rollout.exact_lag, or train with the given lag in one "
+            "process: python -m areal_lab.loops.exact_lag CONFIG.toml --out FOLDER"
+        )
+    if config.virtual_time.seconds is not None:
+        raise ConfigError(
+            "a ring runs in real time: remove virtual_time.seconds, or train in virtual time in one process: "
+            "python -m areal_lab.loops.virtual_time CONFIG.toml --out FOLDER"
+        )
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigError instead of exiting, so that `main` prints one line on one rank."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def parser() -> Parser:
+    parser = Parser(
+        prog="areal_bus.launch",
+        description="Train a language model: mpirun -np 4 python -m areal_bus.launch configs/demo.toml",
+    )
+    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the settings; docs/config.md has all keys")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print ranks, GPUs, memory and changed settings; start nothing"
+    )
+    parser.add_argument("--all", action="store_true", help="for --dry-run: every setting, and how memory is counted")
+    parser.add_argument(
+        "--slurm", action="store_true", help="print an sbatch file that starts the job, drains, requeues and resumes it"
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help='continue this run, with its own settings unless CONFIG.toml is given; "auto": the newest unfinished one',
+    )
+    parser.add_argument(
+        "--join",
+        metavar="ENDPOINT",
+        help="run one more generator of a running job: the head's endpoint, or the run's folder",
+    )
+    parser.add_argument("--key", metavar="FILE", help="for --join: the invitation, RUN/join.json")
+    parser.add_argument("--explain", metavar="KEY", help="print what a setting (or a section) means")
+    return parser
+
+
+def print_on_rank_0(rank: int, text: str) -> int:
+    if rank == 0:
+        print(text, flush=True)
+    return 0
+
+
+def show_plan(rank: int, page: PlanPage) -> int:
+    print_on_rank_0(rank, page.text)
+    if not page.is_too_large:
+        return 0
+    rule = "the plan must fit the memory of its GPUs and hosts"
+    return report_error(rank, ConfigError(f"{rule}: the line with DOES NOT FIT names the memory and what to change"))
+
+
+def start_words(options: argparse.Namespace) -> list[str]:
+    """The words of this start, for a command line that works."""
+    words = [options.config] if options.config else []
+    words += ["--resume", options.resume] if options.resume else []
+    return [*words, *(word for override in options.set for word in ("--set", override))]
+
+
+def check_rank_count(config: Config, size: int, words: Sequence[str]) -> None:
+    """Raises ConfigError unless the number of ranks fits the topology."""
+    least = min_ranks(config.topology)
+    if size == 1 and least > 1:
+        raise ConfigError(
+            f"this topology needs {'exactly' if config.topology.ranks else 'at least'} {least} ranks, and this is one "
+            f"process without mpirun: run {start_command(words, least, by_script=True)}"
+        )
+    check_count(config.topology, size)
+    if config.topology.tensor_parallel > 1 and config.rollout.engine == "builtin":
+        raise ConfigError(
+            'rollout.engine = "builtin" computes on one GPU: topology.tensor_parallel is '
+            f'{config.topology.tensor_parallel}; set it to 1, or rollout.engine to "sglang" or "vllm"'
+        )

@@ -1,0 +1,101 @@
+"""A shard as a batch: the staleness mask and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.learner.batching.batch import build
+from areal_bus.core.parts.staleness import trained_runs
+from areal_bus.errors import ImpossibleEvent
+from tests.support.learner_setup import random_shard, shard_item
+
+
+def test_tokens_older_than_eta_are_not_trained() -> None:
+    assert trained_runs([[3, 12], [4, 7], [6, 1]], clock=6, eta=2) == [(12, False), (7, True), (1, True)]
+
+
+def test_eta_zero_trains_the_current_version_only() -> None:
+    assert trained_runs([[4, 2], [5, 3]], clock=5, eta=0) == [(2, False), (3, True)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9)), max_size=8), st.integers(0, 5), st.integers(0, 20))
+def test_I2_no_trained_token_is_over_eta(steps: list[tuple[int, int]], eta: int, ahead: int) -> None:
+    spans, version = [], 0
+    for more, n in steps:
+        version += more
+        spans.append([version, n])
+    clock = version + ahead
+    runs = trained_runs(spans, clock, eta)
+    assert [n for n, _ in runs] == [n for _, n in spans]
+    assert [trained for _, trained in runs] == [clock - v <= eta for v, _ in spans]
+
+
+@pytest.mark.parametrize("spans", [[[2, 1], [1, 1]], [[3, 1]], [[0, 0]]])
+def test_spans_that_no_generator_stamps_are_refused(spans: list[list[int]]) -> None:
+    with pytest.raises(ValueError):
+        trained_runs(spans, clock=2, eta=1)
+
+
+def test_a_batch_knows_where_its_sampled_tokens_lie() -> None:
+    item = shard_item(
+        prompt=[5, 6, 7],
+        sampled=[2, 3, 8, 9, 4, 1],
+        logps=[-1.0] * 4,
+        segments=[[3, 2], [2, 2]],
+        spans=[[1, 1], [3, 3]],
+    )
+    (built,) = build([item], step=3, clock=3, n_groups=1, eta=1).items
+    assert built.places_K.tolist() == [3, 4, 7, 8]
+    assert built.ids_T[built.places_K].tolist() == [2, 3, 4, 1]
+    assert built.trained_K.tolist() == [False, True, True, True]
+    assert built.lags_K.tolist() == [2, 0, 0, 0]
+    assert built.n_trained == 3
+    assert built.trained_places.tolist() == [4, 7, 8]
+
+
+def test_a_batch_is_in_group_and_sample_order() -> None:
+    shard = random_shard(1)
+    batch = build(reversed(shard), step=0, clock=0, n_groups=3, eta=1, n_samples=4)
+    assert [(i.group, i.sample) for i in batch.items] == [(g, s) for g in range(3) for s in range(4)]
+    assert batch.groups == [0, 1, 2]
+
+
+def test_behaviour_log_probs_come_bit_for_bit() -> None:
+    (built,) = build([shard_item(logps=[-0.1, -1 / 3, -7.25, -1e-8])], step=0, clock=0, n_groups=1, eta=0).items
+    assert torch.equal(built.behav_K, torch.tensor([-0.1, -1 / 3, -7.25, -1e-8]))
+
+
+def test_a_group_that_is_not_whole_is_refused() -> None:
+    with pytest.raises(ImpossibleEvent, match="whole groups of 4"):
+        build(random_shard(1)[:-1], step=0, clock=0, n_groups=3, eta=1, n_samples=4)
+
+
+def test_a_group_is_whole_by_the_stage_of_its_prompt() -> None:
+    shard = [replace(item, born=int(item.group == 2)) for item in random_shard(1) if item.group < 2 or item.sample < 3]
+    batch = build(shard, step=0, clock=0, n_groups=3, eta=1, n_samples=lambda born: (4, 3)[born])
+    assert [item.born for item in batch.items] == [0] * 8 + [1] * 3
+    with pytest.raises(ImpossibleEvent, match=r"whole groups of 4 samples: .* \{2: 3\}"):
+        build(shard, step=0, clock=0, n_groups=3, eta=1, n_samples=lambda born: 4)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"segments": [[3, 5]]}, {"spans": [[0, 3]]}, {"logps": [-1.0]}, {"segments": [[0, 4], [3, 0]]}]
+)
+def test_an_item_that_contradicts_itself_is_refused(wrong: dict[str, list[list[int]]]) -> None:
+    with pytest.raises(ImpossibleEvent):
+        build([shard_item(**wrong)], step=0, clock=0, n_groups=1, eta=0)  # type: ignore[arg-type]
+
+
+def test_32_2_a_rank_trains_a_short_group_only_by_declared_policy_and_never_one_sample_alone() -> None:
+    shard = random_shard(1)  # three groups of 4
+    short = [item for item in shard if item.group or item.sample in (1, 3)]
+    with pytest.raises(ImpossibleEvent, match=r"whole groups of 4 samples: step 0 brought \{0: 2\}"):
+        build(short, step=0, clock=0, n_groups=3, eta=1, n_samples=4)
+    batch = build(short, step=0, clock=0, n_groups=3, eta=1, n_samples=4, partial_groups=True)
+    assert [item.sample for item in batch.items if item.group == 0] == [1, 3]
+    alone = [item for item in shard if item.group or item.sample == 1]
+    with pytest.raises(ImpossibleEvent, match=r"or 2 of them or more: .*\{0: 1\}"):
+        build(alone, step=0, clock=0, n_groups=3, eta=1, n_samples=4, partial_groups=True)

@@ -1,0 +1,345 @@
+"""Checkpoints: whole or not at all, verified, and plain transformers folders."""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from actors.learner.batching.batch import build
+from actors.learner.checkpoint import checkpoint
+from actors.learner.update.ppo import PPOActor
+from actors.models.loading import load_model, load_tokenizer
+from actors.models.scratch import write_scratch_folder
+from actors.offline.save_hf import SaveOrder
+from actors.offline.save_hf import save_hf as offline_save_hf
+from areal_bus.config.sections import ScratchConfig
+from areal_bus.errors import CheckpointError, ConfigError
+from areal_bus.storage import versioned_dirs
+from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
+from tests.support.old_checkpoint import write_whole
+from tools import save_hf
+
+
+def train(actor: PPOActor, steps: range) -> None:
+    for step in steps:
+        batch = build(random_shard(step, clock=step), step=step, clock=step, n_groups=3, eta=0)
+        actor.ppo_update(actor.compute_advantages_and_returns(batch))
+
+
+def save(actor: PPOActor, folder: Path, *, keep: int = 2, counts: Callable[[int], bool] = lambda version: True) -> Path:
+    write_scratch_folder(folder / "scratch", ScratchConfig())
+    return checkpoint.save(
+        folder / "checkpoints",
+        policy=actor.policy,
+        optimizer=actor.optimizer,
+        version=actor.version,
+        tokenizer=load_tokenizer(str(folder / "scratch")),
+        keep=keep,
+        counts=counts,
+    )
+
+
+def test_a_restored_actor_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    config = settings(actor={"lr": 1e-2})
+    first = tiny_actor(tmp_path / "a", config)
+    train(first, range(2))
+    folder = save(first, tmp_path)
+    state = checkpoint.load(folder)
+    second = tiny_actor(tmp_path / "b", config, model=AutoModelForCausalLM.from_pretrained(folder / "model"))
+    checkpoint.restore(state, policy=second.policy, optimizer=second.optimizer)
+    second.version = state.version
+    train(first, range(2, 4))
+    train(second, range(2, 4))
+    assert second.version == 4
+    for (name, ours), theirs in zip(
+        first.policy.parameters().items(), second.policy.parameters().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+def test_the_model_loads_in_plain_transformers(tmp_path: Path) -> None:
+    actor = tiny_actor(tmp_path)
+    train(actor, range(1))
+    folder = save(actor, tmp_path) / "model"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert AutoTokenizer.from_pretrained(folder)("abc")["input_ids"] == [3, 4, 5]
+    ids = torch.tensor([[5, 6, 7, 2]])
+    plain = tiny_model().eval()
+    plain.load_state_dict(actor.policy.model.state_dict())
+    assert torch.allclose(model(input_ids=ids).logits, plain(input_ids=ids).logits, atol=1e-6)
+
+
+def test_save_hf_writes_the_learners_float32_weights_of_a_rounded_model(tmp_path: Path) -> None:
+    actor = tiny_actor(tmp_path, settings(model={"scratch": {}, "dtype": "bfloat16"}, actor={"lr": 1e-2}))
+    train(actor, range(1))
+    folder = save(actor, tmp_path)
+    assert save_hf.main([str(tmp_path), str(tmp_path / "float32"), "--dtype", "float32"]) == 0
+    offline_save_hf(SaveOrder(str(folder), str(tmp_path / "deep" / "rounded"), "", shard_gb=1e-5))
+    exact = AutoModelForCausalLM.from_pretrained(tmp_path / "float32", dtype=torch.float32)
+    rounded = AutoModelForCausalLM.from_pretrained(tmp_path / "deep" / "rounded")
+    assert len(list((tmp_path / "deep" / "rounded").glob("*.safetensors"))) > 1
+    assert AutoTokenizer.from_pretrained(tmp_path / "float32")("abc")["input_ids"] == [3, 4, 5]
+    ours, theirs = actor.policy.parameters(), dict(exact.named_parameters())
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert all(torch.equal(ours[name].bfloat16(), weight) for name, weight in rounded.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["nowhere", "new"], "CHECKPOINT is a folder like"),
+        (["run", "full"], "FOLDER must not exist or be empty"),
+        (["run", "new", "--shard-gb", "0"], "--shard-gb is above 0"),
+        (["run/checkpoints/step-000001", "new"], "differs in size"),
+    ],
+)
+def test_save_hf_refuses(tmp_path: Path, words: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    Path("full", "file").touch()
+    actor = tiny_actor(tmp_path)
+    actor.version = 1
+    (save(actor, Path("run")) / "model" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=why):
+        save_hf.main(words)
+    assert not Path("new").exists()
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    actor = tiny_actor(tmp_path)
+    for version in (1, 2, 10):
+        actor.version = version
+        save(actor, tmp_path)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-000002", "step-000010"]
+
+
+def die(*_: Any, **__: Any) -> NoReturn:
+    raise KeyboardInterrupt("killed here")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_what_has_its_final_name_is_whole_when_a_removal_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = tiny_actor(tmp_path)
+    save(actor, tmp_path, keep=1)
+    actor.version = 1
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            save(actor, tmp_path, keep=1)
+    assert names(tmp_path) == [f".step-000000.{os.getpid()}.tmp", "step-000001"]
+    actor.version = 2
+    save(actor, tmp_path, keep=2)
+    assert names(tmp_path) == ["step-000001", "step-000002"]
+
+
+@pytest.mark.parametrize("n_renames", [0, 1, 2])
+def test_a_checkpoint_that_is_written_again_is_never_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_renames: int
+) -> None:
+    actor = tiny_actor(tmp_path)
+    first = (save(actor, tmp_path) / "manifest.json").read_text()
+    train(actor, range(1))
+    actor.version = 0
+    rename = Path.rename
+    done: list[Path] = []
+
+    def killed_later(path: Path, target: Path) -> Path:
+        if len(done) == n_renames:
+            die()
+        done.append(path)
+        return rename(path, target)
+
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(Path, "rename", killed_later)
+        save(actor, tmp_path)
+    versioned_dirs.tidy(tmp_path / "checkpoints")
+    assert names(tmp_path) == ["step-000000"]
+    folder = tmp_path / "checkpoints" / "step-000000"
+    checkpoint.verify(folder)
+    assert ((folder / "manifest.json").read_text() == first) == (n_renames < 2)
+
+
+def test_what_dead_writers_left_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    for pid in (1, os.getppid(), os.getpid()):  # the dead writers had ids of processes that live now
+        (tmp_path / "checkpoints" / f".step-000007.{pid}.tmp" / "model").mkdir(parents=True)
+    code = "import sys, pathlib; from areal_bus.storage import versioned_dirs as v; "
+    code += "print(v.building(pathlib.Path(sys.argv[1])).name, flush=True); sys.stdin.read()"
+    place = str(tmp_path / "checkpoints" / "step-000008")
+    words = [sys.executable, "-c", code, place]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as living:
+        assert living.stdout is not None
+        written = living.stdout.readline().strip()
+        save(tiny_actor(tmp_path), tmp_path)
+        assert names(tmp_path) == [written, "step-000000"]
+    save(tiny_actor(tmp_path), tmp_path)
+    assert names(tmp_path) == ["step-000000"]
+
+
+def test_a_start_does_not_fail_where_a_rank_still_writes_for_a_dead_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f".step-000007.{dead.pid}.tmp"
+    (left / "shards").mkdir(parents=True)
+
+    def refuse(path: str, **_: int) -> None:
+        raise OSError(errno.ENOTEMPTY, "a file of another process is open here", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuse)
+        versioned_dirs.tidy(tmp_path)
+    assert left.is_dir()
+    versioned_dirs.tidy(tmp_path)
+    assert not left.exists()
+
+
+def test_what_cannot_be_gone_back_to_takes_no_others_place(tmp_path: Path) -> None:
+    actor = tiny_actor(tmp_path)
+    for version in (1, 2, 3, 4, 5):
+        actor.version = version
+        save(actor, tmp_path, counts=lambda version: version in (1, 2))
+    assert names(tmp_path) == ["step-000001", "step-000002", "step-000004", "step-000005"]
+
+
+def test_a_run_that_was_set_back_keeps_what_it_just_wrote(tmp_path: Path) -> None:
+    actor = tiny_actor(tmp_path)
+    for version in (10, 999_999, 1_000_000, 5):
+        actor.version = version
+        save(actor, tmp_path, keep=2)
+    assert names(tmp_path) == ["step-000005", "step-1000000"]
+
+
+@pytest.mark.parametrize("name", ["shards/shard-00001-of-00001.safetensors", "model/model.safetensors", "state.json"])
+def test_one_wrong_byte_is_refused(tmp_path: Path, name: str) -> None:
+    actor = tiny_actor(tmp_path)
+    train(actor, range(1))
+    folder = save(actor, tmp_path)
+    checkpoint.verify(folder)
+    path = folder / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=name.split("/")[-1]):
+        checkpoint.load(folder)
+
+
+def test_a_missing_file_or_manifest_is_refused(tmp_path: Path) -> None:
+    folder = save(tiny_actor(tmp_path), tmp_path)
+    (folder / "model" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="must be readable"):
+        checkpoint.load(folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="readable manifest"):
+        checkpoint.load(folder)
+
+
+def test_the_manifest_names_every_other_file(tmp_path: Path) -> None:
+    folder = save(tiny_actor(tmp_path), tmp_path)
+    named = set(json.loads((folder / "manifest.json").read_text())["files"])
+    there = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    assert there == named | {"manifest.json"}
+
+
+def test_a_write_that_breaks_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
+    class Full:
+        def save_pretrained(self, folder: Path) -> None:
+            raise OSError("no space left on device")
+
+    actor = tiny_actor(tmp_path)
+    kept = save(actor, tmp_path)
+    with pytest.raises(CheckpointError, match=r"step-000001 could not be \(no space left"):
+        checkpoint.save(
+            tmp_path / "checkpoints",
+            policy=actor.policy,
+            optimizer=actor.optimizer,
+            version=1,
+            tokenizer=Full(),
+            keep=1,
+        )
+    assert names(tmp_path) == [kept.name]
+    checkpoint.verify(kept)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_state_of_another_model_is_refused(tmp_path: Path, is_old: bool) -> None:
+    actor = tiny_actor(tmp_path)
+    train(actor, range(1))
+    state = checkpoint.load(write_whole(actor, tmp_path) if is_old else save(actor, tmp_path))
+    others = [(tiny_model(n_layers=3), "'model.layers.2.*another model")]
+    others += [] if is_old else [(tiny_model(key_heads=4), r"is \[16, 32\] there and \[32, 32\] here")]
+    for model, why in others:
+        other = tiny_actor(tmp_path / "other", model=model)
+        before = {name: value.clone() for name, value in other.policy.parameters().items()}
+        with pytest.raises(CheckpointError, match=why):
+            checkpoint.restore(state, policy=other.policy, optimizer=other.optimizer)
+        assert all(torch.equal(value, before[name]) for name, value in other.policy.parameters().items())
+        assert not other.optimizer.state
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_of_one_file_still_loads_and_goes_on_bit_for_bit(tmp_path: Path, dtype: str) -> None:
+    """Of schema 1, which rank 0 wrote alone."""
+    config = settings(model={"scratch": {}, "dtype": dtype}, actor={"lr": 1e-2, "advantage": "gae"})
+    first = tiny_actor(tmp_path / "a", config)
+    train(first, range(2))
+    folder = write_whole(first, tmp_path)
+    drawn = torch.rand(3)
+    second = tiny_actor(tmp_path / "b", config, model=load_model(str(folder / "model"), "float32", "cpu"))
+    state = checkpoint.load(folder)
+    checkpoint.restore(state, policy=second.policy, optimizer=second.optimizer)
+    assert second.critic is not None
+    checkpoint.restore_critic(folder, second.critic)
+    second.version = state.version
+    assert torch.equal(torch.rand(3), drawn)
+    for actor in (first, second):
+        train(actor, range(2, 4))
+    pairs = zip(first.policy.parameters().values(), second.policy.parameters().values(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    offline_save_hf(SaveOrder(str(folder), str(tmp_path / "exact"), "float32", shard_gb=5))
+    assert load_model(str(tmp_path / "exact"), "float32", "cpu") is not None
+
+
+def test_a_checkpoint_of_a_newer_release_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    folder = save(tiny_actor(tmp_path), tmp_path)
+    (folder / "state.json").write_text(json.dumps({"schema": 3, "version": 0}))
+    with pytest.raises(CheckpointError, match=r"schema 1 or 2: .* has 3; a newer release .*model.path = "):
+        checkpoint.version_of(folder)
+
+
+def test_shards_without_a_piece_are_refused(tmp_path: Path) -> None:
+    """Even when the manifest is right: a file of another rank's pieces only."""
+    actor = tiny_actor(tmp_path)
+    train(actor, range(1))
+    folder = save(actor, tmp_path)
+    file = folder / "shards" / "shard-00001-of-00001.safetensors"
+    held = load_file(file)
+    key = next(key for key in held if held[key].dim() == 2)
+    info = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in held.items()}
+    info[key]["saved_offsets"] = [4, 0]
+    save_file(held, file, metadata={"DCP_SHARDING_INFO": json.dumps(info)})
+    with pytest.raises(CheckpointError, match=f"numbers of '{key}'"):
+        checkpoint.restore(checkpoint.read(folder), policy=actor.policy, optimizer=actor.optimizer)
+
+
+def test_the_link_is_replaced_in_one_step(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        checkpoint.link(tmp_path / "model", tmp_path / name)
+        assert (tmp_path / "model").resolve() == (tmp_path / name).resolve()

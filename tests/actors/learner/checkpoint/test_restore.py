@@ -1,0 +1,470 @@
+"""A learner goes on from its checkpoint as if it had never been away, and never from one that is not whole."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.learner.batching.batch import build
+from actors.learner.checkpoint import checkpoint
+from actors.learner.checkpoint.checkpoint import PendingCheckpoint
+from actors.learner.checkpoint.checkpoint_manager import CheckpointHooks, CheckpointManager, StartPoint, choose
+from actors.learner.update.ppo import PPOActor
+from actors.models.loading import load_tokenizer
+from actors.models.scratch import write_scratch_folder
+from actors.runtime import process as codes
+from areal_bus import messages as m
+from areal_bus.config.sections import Config, ScratchConfig
+from areal_bus.core.parts.head_checkpoint import HeadCheckpoint
+from areal_bus.errors import CheckpointError
+from areal_bus.storage import head_checkpoints, versioned_dirs
+from areal_bus.weights.snapshot import take_snapshot
+from tests.faults.ring import INSIDE
+from tests.support.learner_script import PATIENCE_S, Script, script
+from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
+
+
+@dataclass
+class Shelf:
+    """A run's folder with checkpoints that hold no model, and what was said of them."""
+
+    run: Path
+    said: list[str] = field(default_factory=list)
+
+    def seal(self, *versions: int, frontier: bool = True) -> None:
+        for version in versions:
+            final = versioned_dirs.place(self.run / "checkpoints", version)
+            building = versioned_dirs.building(final)
+            (building / "state.json").write_text(json.dumps({"schema": checkpoint.SCHEMA, "version": version}))
+            versioned_dirs.seal(building, final)
+            if frontier:
+                head_checkpoints.save(self.frontier(version), HeadCheckpoint(version))
+
+    def frontier(self, version: int) -> Path:
+        return head_checkpoints.path_of(self.run / "frontiers", version)
+
+    def folder(self, version: int) -> Path:
+        return versioned_dirs.place(self.run / "checkpoints", version)
+
+    def choose(self, every_steps: int = 10) -> StartPoint:
+        return choose(self.run, every_steps=every_steps, warn=self.said.append)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path)
+
+
+def tear(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def test_a_run_without_checkpoints_begins_at_version_0(disk: Shelf) -> None:
+    assert disk.choose() == StartPoint(0, "")
+    assert not disk.said
+
+
+def test_the_newest_version_is_chosen_by_number(disk: Shelf) -> None:
+    disk.seal(999_990, 1_000_000, 20)
+    assert disk.choose() == StartPoint(1_000_000, str(disk.folder(1_000_000)))
+    assert not disk.said
+
+
+@pytest.mark.parametrize("broken", ["state.json", "manifest.json", "frontier", "no frontier", "another's frontier"])
+def test_a_version_that_is_not_whole_is_named_and_the_one_before_is_used(disk: Shelf, broken: str) -> None:
+    disk.seal(10, 20)
+    if broken == "no frontier":
+        disk.frontier(20).unlink()
+    elif broken == "another's frontier":
+        shutil.copy(disk.frontier(10), disk.frontier(20))
+    else:
+        tear(disk.frontier(20) if broken == "frontier" else disk.folder(20) / broken)
+    assert disk.choose() == StartPoint(10, str(disk.folder(10)))
+    (said,) = disk.said
+    assert said.startswith("version 20 cannot be gone back to, an older one is used: ")
+
+
+def test_a_checkpoint_under_another_versions_name_is_not_used(disk: Shelf) -> None:
+    disk.seal(10)
+    disk.folder(10).rename(disk.folder(20))
+    disk.frontier(10).rename(disk.frontier(20))
+    with pytest.raises(CheckpointError, match="name of its version"):
+        disk.choose()
+
+
+def test_a_run_whose_checkpoints_are_all_broken_ends_and_names_each(disk: Shelf) -> None:
+    disk.seal(10, 20)
+    tear(disk.folder(10) / "state.json")
+    tear(disk.frontier(20))
+    with pytest.raises(CheckpointError, match=r"none in .*checkpoints is .*frontier-000020.*step-000010/state.json"):
+        disk.choose()
+    assert len(disk.said) == 2
+
+
+def test_a_first_checkpoint_that_the_head_did_not_finish_counts_as_none(disk: Shelf) -> None:
+    disk.seal(10, frontier=False)
+    assert disk.choose() == StartPoint(0, "")
+    assert len(disk.said) == 1
+    with pytest.raises(CheckpointError):  # here it is not the first: older ones must have been there
+        disk.choose(every_steps=5)
+
+
+def test_version_0_needs_no_frontier_and_no_checkpoint(disk: Shelf) -> None:
+    disk.seal(0, frontier=False)
+    assert disk.choose() == StartPoint(0, str(disk.folder(0)))
+    tear(disk.folder(0) / "state.json")
+    assert disk.choose() == StartPoint(0, "")
+
+
+def test_a_checkpoint_that_stood_aside_when_its_writer_died_is_found(disk: Shelf) -> None:
+    disk.seal(10)
+    disk.folder(10).rename(disk.run / "checkpoints" / ".step-000010.old")
+    assert disk.choose().version == 10
+
+
+def keeper_of(run: Path, actor: PPOActor, config: Config) -> CheckpointManager:
+    sealed: list[int] = []
+    return CheckpointManager(
+        run,
+        config.checkpoint,
+        journal=actor._journal,
+        is_root=True,
+        hooks=CheckpointHooks(lambda version, _: sealed.append(version)),
+    )
+
+
+def timed_keeper(run: Path, actor: PPOActor, config: Config, clock: list[float]) -> CheckpointManager:
+    """Its clock stands still unless the test moves it."""
+    hooks = CheckpointHooks(lambda version, folder: None, now=lambda: clock[0])
+    return CheckpointManager(run, config.checkpoint, journal=actor._journal, is_root=True, hooks=hooks)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "staged_s", "interval_s"),
+    [
+        (0.01, 0.01, 5.0),  # the head writes its part as often
+        (0.5, 0.1, 25.0),  # 2 % of the time
+        (6.0, 1.0, 300.0),
+        (60.0, 2.0, 600.0),  # every ten minutes at least
+        (200.0, 60.0, 1200.0),  # unless training waited for over a twentieth of the time
+    ],
+)
+def test_checkpoints_by_time_follow_their_measured_cost(
+    tmp_path: Path, took_s: float, staged_s: float, interval_s: float
+) -> None:
+    clock = [1000.0]
+    config = settings()
+    actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
+    keeper = timed_keeper(tmp_path, actor, config, clock)
+
+    def is_due_after(seconds: float) -> bool:
+        clock[0] += seconds
+        return keeper.is_due(actor)
+
+    assert config.checkpoint.every_s == 600.0
+    assert not is_due_after(5000.0)  # version 0 is the model itself
+    keeper._tried = clock[0]
+    train(actor, range(1))
+    assert not is_due_after(59.0)
+    assert is_due_after(1.0)  # before the cost is known
+    keeper.keep(actor, words)
+    keeper.settle()
+    keeper._took_s, keeper._waited_s = took_s, staged_s
+    assert not is_due_after(interval_s - 1.0)
+    assert is_due_after(1.0)
+
+
+def test_checkpoints_by_time_measure_what_they_cost_and_zero_turns_them_off(tmp_path: Path) -> None:
+    clock = [1000.0]
+    config = settings(checkpoint={"async_save": False})
+    actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
+    train(actor, range(1))
+    hooks = CheckpointHooks(lambda version, folder: None, now=lambda: clock.append(clock.pop() + 1.0) or clock[0])
+    keeper = CheckpointManager(tmp_path, config.checkpoint, journal=actor._journal, is_root=True, hooks=hooks)
+    keeper.keep(actor, words)
+    assert keeper._took_s == keeper._waited_s >= 1.0
+    off = timed_keeper(tmp_path, actor, settings(checkpoint={"every_s": 0.0}), [1e9])
+    assert not off.is_due(actor)
+    assert off.describe() == "checkpoints: none before the end"
+    both = timed_keeper(tmp_path, actor, settings(checkpoint={"every_steps": 20}), clock)
+    assert both.describe() == (
+        "checkpoints: every 20 steps and after 60 s, then as often as takes under 2% of the time, at least every 600 s"
+    )
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_the_schedule_of_checkpoints_goes_on_in_the_next_life_of_a_learner(
+    tmp_path: Path, has_checkpoint: bool
+) -> None:
+    """Learners that die within a minute of their starts write a checkpoint all the same."""
+    config, clock = settings(), [1000.0]
+    actor = tiny_actor(tmp_path, config)
+    train(actor, range(1))
+    newest = tmp_path / "config.json"
+    newest.write_text("{}")
+    if has_checkpoint:
+        os.utime(newest, (0, 0))
+        Shelf(tmp_path).seal(1)
+        newest = Shelf(tmp_path).folder(1)
+    for age_s, is_due in ((40.0, False), (70.0, True), (-1000.0, False)):  # the wall clock may be set back
+        os.utime(newest, (time.time() - age_s,) * 2)
+        assert timed_keeper(tmp_path, actor, config, clock).is_due(actor) is is_due
+
+
+def test_the_only_checkpoint_of_a_run_by_time_that_the_head_did_not_finish_counts_as_none(disk: Shelf) -> None:
+    head_checkpoints.save(disk.frontier(0), HeadCheckpoint(0))  # of an evaluation before training
+    disk.seal(17, frontier=False)
+    assert disk.choose(every_steps=0) == StartPoint(0, "")
+    disk.seal(23, frontier=False)
+    with pytest.raises(CheckpointError):  # the first of two must have had one
+        disk.choose(every_steps=0)
+
+
+def notes(actor: PPOActor) -> list[str]:
+    lines = map(json.loads, actor._journal.path.read_text().splitlines())
+    return [line["text"] for line in lines if line["event"] == "note"]
+
+
+def test_what_a_lost_timeline_left_is_removed_before_a_term_begins(tmp_path: Path) -> None:
+    disk = Shelf(tmp_path)
+    disk.seal(10, 20, 30)
+    tear(disk.folder(20) / "state.json")
+    disk.frontier(30).unlink()
+    actor = tiny_actor(tmp_path)
+    keeper = keeper_of(tmp_path, actor, settings(checkpoint={"every_steps": 10}))
+    assert keeper.choose() == StartPoint(10, str(disk.folder(10)))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000010"]
+    assert len(notes(actor)) == 4
+
+
+def train(actor: PPOActor, steps: range) -> list[dict[str, float]]:
+    made = []
+    for step in steps:
+        batch = build(random_shard(step, clock=step), step=step, clock=step, n_groups=3, eta=0)
+        made.append(actor.ppo_update(actor.compute_advantages_and_returns(batch)) | {"update_s": 0.0})
+    return made
+
+
+def digest(actor: PPOActor) -> str:
+    snapshot = take_snapshot(0, actor.policy.parameters(), bucket_bytes=1 << 20, dtype=actor.policy.dtype)
+    assert snapshot is not None
+    return snapshot.digest
+
+
+def tokenizer(folder: Path) -> Any:
+    write_scratch_folder(folder / "scratch", ScratchConfig())
+    return load_tokenizer(str(folder / "scratch"))
+
+
+@pytest.mark.parametrize(("dtype", "tied"), [("float32", False), ("float32", True), ("bfloat16", True)])
+def test_a_restored_learner_makes_the_same_bits_as_one_that_never_stopped(
+    tmp_path: Path, dtype: str, tied: bool
+) -> None:
+    config = settings(
+        model={"scratch": {}, "dtype": dtype},
+        actor={"lr": 1e-2, "lr_schedule": "cosine", "lr_warmup_steps": 3, "ppo_n_minibatches": 2},
+        run={"total_train_steps": 6},
+        checkpoint={"every_steps": 2},
+    )
+    first = tiny_actor(tmp_path / "first", config, model=tiny_model(tied=tied))
+    train(first, range(2))
+    first_keeper = keeper_of(tmp_path, first, config)
+    first_keeper.keep(first, tokenizer(tmp_path))
+    first_keeper.settle()
+    head_checkpoints.save(head_checkpoints.path_of(tmp_path / "frontiers", 2), HeadCheckpoint(2))
+    kept, drawn = digest(first), torch.rand(3)
+
+    keeper = keeper_of(tmp_path, first, config)
+    beginning = keeper.choose()
+    again = AutoModelForCausalLM.from_pretrained(f"{beginning.folder}/model", dtype=torch.float32)
+    second = tiny_actor(tmp_path / "second", config, model=again)
+    keeper.restore(second, beginning)
+    assert second.version == 2
+    assert digest(second) == kept
+    assert torch.equal(torch.rand(3), drawn)
+    assert notes(first)[-1] == f"begins at version 2 from checkpoint {beginning.folder}"
+    assert train(second, range(2, 6)) == train(first, range(2, 6))
+    assert digest(second) == digest(first) != kept
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file can grow over 16 KiB: the operating system itself refuses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 10, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_training_goes_on_without_a_checkpoint_that_the_disk_does_not_take(tmp_path: Path) -> None:
+    config = settings(checkpoint={"every_steps": 1, "keep": 1})
+    actor = tiny_actor(tmp_path, config)
+    keeper = keeper_of(tmp_path, actor, config)
+    words = tokenizer(tmp_path)
+    keeper.keep(actor, words)
+    keeper.settle()
+    before = keeper.folder
+    train(actor, range(1))
+    with full_disk():
+        keeper.keep(actor, words)
+        keeper.settle()
+    assert keeper.folder == before
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000"]
+    checkpoint.verify(Path(before))
+    (note,) = notes(actor)
+    assert note.startswith(
+        "training goes on, and could come back from an older checkpoint only: a checkpoint is written"
+    )
+    with full_disk(), pytest.raises(CheckpointError, match="step-000001 could not be"):
+        keeper.finish(actor, words)
+    keeper.finish(actor, words)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+    checkpoint.verify(Path(keeper.folder))
+
+
+def test_a_checkpoint_holds_the_state_at_its_version_while_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two updates pass before the disk takes it. The next one waits for it."""
+    may_write = threading.Event()
+    real = PendingCheckpoint.write
+
+    def write(self: PendingCheckpoint) -> Path:
+        may_write.wait(PATIENCE_S)
+        return real(self)
+
+    monkeypatch.setattr(PendingCheckpoint, "write", write)
+    config = settings(model={"scratch": {}, "dtype": "bfloat16"}, actor={"lr": 1e-2, "advantage": "gae"})
+    actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
+    sealed: list[int] = []
+    clock = [0.0]
+    keeper = CheckpointManager(
+        tmp_path,
+        config.checkpoint,
+        journal=actor._journal,
+        is_root=True,
+        hooks=CheckpointHooks(
+            lambda version, _: sealed.append(version),
+            tick=may_write.set,  # training waits: only then
+            now=lambda: clock[0],
+        ),
+    )
+    train(actor, range(1))
+    held = [p.detach().clone() for p in actor.policy.parameters().values()]
+    keeper.keep(actor, words)
+    clock[0] = 1e6
+    train(actor, range(1, 3))
+    keeper.record()
+    assert not keeper.is_due(actor)
+    assert (sealed, keeper.folder, keeper.sealed()) == ([], "", [])
+    keeper.keep(actor, words)
+    assert (sealed, keeper.folder[-6:]) == ([1], "000001")
+    again = tiny_actor(tmp_path / "again", config, model=tiny_model(5))
+    assert again.critic is not None
+    keeper.restore(again, StartPoint(1, keeper.folder))
+    assert all(torch.equal(p, was) for p, was in zip(again.policy.parameters().values(), held, strict=True))
+    keeper.settle()
+    assert sealed == [1, 3]
+    train(again, range(1, 3))
+    for ours, theirs in ((actor, again), (actor.critic.model, again.critic.model)):  # type: ignore[union-attr]
+        pairs = zip(weights_of(ours), weights_of(theirs), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def weights_of(owner: Any) -> list[torch.Tensor]:
+    return list((owner.policy if isinstance(owner, PPOActor) else owner).parameters().values())
+
+
+@pytest.mark.slow
+def test_learners_go_back_when_one_is_killed_between_the_shards_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SIGKILL, before it has reported its own. The checkpoint before is used."""
+    faults = tmp_path / "faults"
+    for name in ("armed", "struck"):
+        (faults / name).mkdir(parents=True)
+    monkeypatch.setenv("AREAL_FAULTS", str(faults))
+    monkeypatch.setenv("PYTHONPATH", f"{INSIDE}{os.pathsep}{Path.cwd()}")
+    with script(tmp_path, n_learners=2, checkpoint={"every_steps": 1, "at_end": False}) as head:
+        head.assemble()
+        assert head.take(m.Checkpointed).version == 0
+        first = update(head, 0)
+        assert head.take(m.Checkpointed).version == 1
+        head.write_frontier(1)
+        (faults / "armed" / "shard-written@learner-1#0").write_text("kill")
+        second = update(head, 1)
+        head.processes[1].wait(PATIENCE_S)
+        head.write_frontier(2)
+        shelf = head.run_folder / "checkpoints"
+        assert not (shelf / "step-000002").exists()
+        assert list(shelf.glob(".step-000002.*.tmp/shards/shard-00002-of-00002.safetensors"))
+        for process in head.processes:
+            process.kill()  # a job that lost a learner starts all of them again
+        for index in range(2):
+            head.come_back(index)
+        assert head.assemble() == m.BeginTerm(1, first, sealed=[0, 1])
+        head.waiting = [held for held in head.waiting if held[1] != m.BatchRequest(2)]  # of the dead
+        assert update(head, 1) == second
+        assert head.take(m.Checkpointed, lambda done: done.version == 2).version == 2
+        assert {path.name for path in shelf.iterdir()} == {"step-000001", "step-000002"}
+        checkpoint.verify(shelf / "step-000002")
+
+
+@pytest.mark.slow
+def test_learners_come_back_together_and_make_the_same_bits_again(tmp_path: Path) -> None:
+    with script(tmp_path, n_learners=2, checkpoint={"every_steps": 2, "at_end": False}) as head:
+        head.assemble()
+        digests = [update(head, step) for step in range(3)]
+        folder = str(head.run_folder / "checkpoints" / "step-000002")
+        assert head.take(m.Checkpointed) == m.Checkpointed(2, folder)
+        head.write_frontier(2)
+        left, gone = head.processes
+        await_requests(head, 3)
+        gone.kill()
+        gone.wait()
+        head.hand_out(3, last=False)
+        assert left.wait(PATIENCE_S) == codes.RESTART
+        assert left.stderr is not None
+        said = left.stderr.read().splitlines()[-1]
+        assert re.fullmatch(r"rank 0 .*: learners compute together: learner-0.0 lost touch .* \([^()]{1,200}\)", said)
+        old = head.store
+        head.come_back(1)
+        join = head.take(m.Join)
+        head.bus.send(join.name, m.PeerList(["learner-0.0"], [old]))  # nobody is there any more
+        head.waiting.append((join.name, join))
+        head.come_back(0)
+        assert head.assemble() == m.BeginTerm(2, digests[1], sealed=[2])
+        assert update(head, 2) == digests[2]
+        await_requests(head, 3)
+        root, stopped = head.processes
+        stopped.send_signal(signal.SIGSTOP)
+        head.hand_out(3, last=False)  # rank 0 waits for the other one within a collective
+        head.bus.send(head.name(0), m.Rejoin("learner-1.2 begins anew", anew=True))
+        assert root.wait(PATIENCE_S) == codes.RESTART
+        assert not any(isinstance(message, m.Failure) for _, message in head.waiting)
+
+
+def update(head: Script, step: int) -> str:
+    head.serve(step)
+    return head.take(m.UpdateDone).digest
+
+
+def await_requests(head: Script, step: int) -> None:
+    for _ in range(head.n_learners):
+        assert head.take(m.BatchRequest).step == step

@@ -1,0 +1,264 @@
+"""The packed forward: log-probs, gradients and entropy are those of sequences read alone."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
+
+from actors.learner.link.rendezvous import LearnerRanks
+from actors.learner.model import policy as module
+from actors.learner.model.policy import Policy
+from actors.models import packed_attention
+from actors.models.packed_row import SequencePiece, lay_out, n_rows
+from tests.support.learner_setup import VOCABULARY, tiny_model
+
+TEMPERATURE = 0.7
+
+
+def pieces(seed: int = 0) -> list[SequencePiece]:
+    """Sequences of many lengths, two of them equal, with one to all of their tokens wanted."""
+    draw = torch.Generator().manual_seed(seed)
+    made = []
+    for n, first in [(5, 2), (9, 3), (9, 8), (33, 1), (2, 1), (17, 5)]:
+        ids = torch.randint(0, VOCABULARY, (n,), generator=draw)
+        places = torch.arange(first, n)
+        made.append(SequencePiece(ids_T=ids, places_K=places[torch.rand(len(places), generator=draw) < 0.8]))
+    return [piece for piece in made if len(piece.places_K)]
+
+
+def policy_of(model: torch.nn.Module) -> Policy:
+    return Policy(model, ranks=LearnerRanks(), device="cpu", temperature=TEMPERATURE)
+
+
+def alone(model: torch.nn.Module, piece: SequencePiece) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies by a plain forward of one sequence."""
+    logits = model(input_ids=piece.ids_T.unsqueeze(0), use_cache=False).logits[0] / TEMPERATURE
+    logp = logits.log_softmax(-1)[piece.places_K - 1]
+    return logp.gather(1, piece.ids_T[piece.places_K].unsqueeze(1)).squeeze(1), -(logp.exp() * logp).sum(-1)
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_packed_log_probs_are_those_of_each_sequence_alone(key_heads: int) -> None:
+    policy = policy_of(tiny_model(key_heads=key_heads))
+    assert policy.packed
+    logp, entropy = policy.logprobs(pieces(), entropy=True)
+    plain = tiny_model(key_heads=key_heads).eval()
+    expected = [alone(plain, piece) for piece in pieces()]
+    assert torch.allclose(logp, torch.cat([x for x, _ in expected]), atol=1e-5)
+    assert entropy is not None
+    assert torch.allclose(entropy, torch.cat([x for _, x in expected]), atol=1e-5)
+    assert not entropy.requires_grad
+
+
+def test_the_models_own_packed_mask_gives_the_same() -> None:
+    policy = policy_of(tiny_model())
+    fast, _ = policy.logprobs(pieces())
+    policy.model.set_attn_implementation("sdpa")
+    policy.packed = False
+    slow, _ = policy.logprobs(pieces())
+    assert torch.allclose(fast, slow, atol=1e-5)
+
+
+def test_packed_gradients_are_those_of_the_sequences_alone() -> None:
+    policy, plain = policy_of(tiny_model()), tiny_model().eval()
+    policy.logprobs(pieces())[0].square().sum().backward()
+    sum(alone(plain, piece)[0].square().sum() for piece in pieces()).backward()  # type: ignore[union-attr]
+    for (name, ours), theirs in zip(policy.parameters().items(), plain.parameters(), strict=True):
+        assert ours.grad is not None
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-5 * float(theirs.grad.abs().max()), rtol=1e-4), name
+
+
+def test_no_token_sees_another_sequence() -> None:
+    policy = policy_of(tiny_model())
+    first, *others = pieces()
+    before, _ = policy.logprobs([first, *others])
+    changed = [SequencePiece(ids_T=(piece.ids_T + 1) % VOCABULARY, places_K=piece.places_K) for piece in others]
+    after, _ = policy.logprobs([first, *changed])
+    assert torch.equal(before[: len(first.places_K)], after[: len(first.places_K)])
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    plain = policy_of(tiny_model())
+    saving = Policy(
+        tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=TEMPERATURE, gradient_checkpointing=True
+    )
+    for policy in (plain, saving):
+        policy.logprobs(pieces())[0].sum().backward()
+    assert saving.model.model.gradient_checkpointing
+    for ours, theirs in zip(saving.parameters().values(), plain.parameters().values(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_an_idle_pass_leaves_gradients_of_zero() -> None:
+    policy = policy_of(tiny_model())
+    policy.idle_pass()
+    assert all(p.grad is not None and not p.grad.any() for p in policy.parameters().values())
+
+
+def test_packed_attention_is_for_plain_causal_models_only() -> None:
+    assert packed_attention.supports(LlamaConfig())
+    assert packed_attention.supports(Qwen2Config())
+    assert not packed_attention.supports(MistralConfig(sliding_window=64))
+    assert not packed_attention.supports(LlamaConfig(attention_dropout=0.1))
+
+
+def families(seed: int = 1) -> list[SequencePiece]:
+    """Two groups whose samples share a prompt, one of them twice the same sample, and one piece of no family."""
+    draw = torch.Generator().manual_seed(seed)
+    made = []
+    for family, (n_prompt, lengths) in enumerate([(7, [4, 9, 4, 1]), (3, [6, 2, 6])]):
+        prompt = torch.randint(0, VOCABULARY, (n_prompt,), generator=draw)
+        for n in lengths:
+            ids = torch.cat([prompt, torch.randint(0, VOCABULARY, (n,), generator=draw)])
+            made.append(SequencePiece(ids, torch.arange(n_prompt, n_prompt + n), family=family))
+    made[6] = made[4]
+    return [made[i] for i in (1, 4, 0, 5, 2, 6, 3)] + [SequencePiece(torch.tensor([5, 6, 7]), torch.tensor([1, 2]))]
+
+
+def test_a_shared_prompt_is_read_once() -> None:
+    row = lay_out(families(), share=True)
+    first, second = ([p for p in families() if p.family == f] for f in (0, 1))
+    assert len(row.ids_S) == n_rows(first) + n_rows(second) + 2
+    assert len(row.ids_S) < sum(row.lengths) == sum(p.n_read for p in families())
+    assert row.expand_E is not None
+    assert row.keep_S is not None
+    whole = torch.cat([p.ids_T[: p.n_read] for p in sorted(families(), key=lambda p: p.n_read)])
+    assert list(row.lengths) == sorted(row.lengths)  # equal lengths go through attention in one call
+    assert torch.equal(row.ids_S[row.expand_E], whole)
+    assert torch.equal(row.expand_E[row.keep_S], torch.arange(len(row.ids_S)))
+
+
+def test_a_prompt_read_once_gives_the_log_probs_and_gradients_of_each_sequence_alone() -> None:
+    policy, plain = policy_of(tiny_model()), tiny_model().eval()
+    ours, _ = policy.logprobs(families())
+    theirs = torch.cat([alone(plain, piece)[0] for piece in families()])
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    torch.autograd.backward([ours.square().sum()])
+    torch.autograd.backward([theirs.square().sum()])
+    for (name, a), b in zip(policy.parameters().items(), plain.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.allclose(a.grad, b.grad, atol=1e-5 * float(b.grad.abs().max()), rtol=1e-4), name
+
+
+def told(sizes: list[int], _embedding: torch.nn.Module, given: tuple[Tensor]) -> None:
+    """A forward's number of tokens."""
+    sizes.append(given[0].numel())
+
+
+@pytest.mark.parametrize("given", [pieces, families, lambda: families()[:1]])
+def test_rows_that_are_filled_up_change_nothing(
+    given: Callable[[], list[SequencePiece]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many rows as a product is compiled for: what is behind a row's tokens is read by nobody and trains nothing."""
+    found = []
+    for more in (0, 1, 150):
+        monkeypatch.setattr(module, "stepped", lambda n, _device, more=more: n + more)
+        policy = policy_of(tiny_model())
+        sizes: list[int] = []
+        policy.model.model.embed_tokens.register_forward_pre_hook(partial(told, sizes))
+        logp, entropy = policy.logprobs(given(), entropy=True)
+        assert sizes == [len(lay_out(given(), share=True).ids_S) + more]
+        assert entropy is not None
+        logp.square().sum().backward()
+        found.append((logp, entropy, [p.grad for p in policy.parameters().values()]))
+    (logp, entropy, gradients), *others = found
+    assert len(logp) == sum(len(piece.places_K) for piece in given()) == len(entropy)
+    for other, other_entropy, other_grads in others:
+        torch.testing.assert_close(other, logp, atol=1e-5, rtol=0)
+        torch.testing.assert_close(other_entropy, entropy, atol=1e-5, rtol=0)
+        for ours, theirs in zip(other_grads, gradients, strict=True):
+            assert ours is not None
+            assert theirs is not None
+            assert torch.allclose(ours, theirs, atol=1e-5 * float(theirs.abs().max()), rtol=1e-4)
+
+
+@pytest.mark.parametrize("more", [0, 3, 40])
+def test_a_row_that_is_filled_up_is_as_well_formed(more: int) -> None:
+    row = lay_out(families(), share=True)
+    full = row.filled(len(row.ids_S) + more, len(row.wanted_N) + more)
+    assert (len(full.ids_S), len(full.positions_S)) == (len(row.ids_S) + more, len(row.ids_S) + more)
+    assert len(full.wanted_N) == len(full.targets_N) == len(row.wanted_N) + more
+    assert torch.equal(full.ids_S[: len(row.ids_S)], row.ids_S)
+    assert not full.positions_S[len(row.ids_S) :].any(), "a model with few positions has the first"
+    packing = packed_attention.PackedAttention.of(full, torch.device("cpu"))
+    assert packing.sequences is not None, "kernels can follow it"
+    assert packing.sequences.n_rows == len(full.ids_S)
+    assert sum(full.lengths) == sum(row.lengths) + more
+    assert full.expand_E is not None
+    assert full.keep_S is not None
+    assert torch.equal(full.expand_E[full.keep_S], torch.arange(len(full.ids_S)))
+
+
+def test_a_model_that_is_not_packed_is_given_its_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence would get a mask of its length squared, for what fills it up."""
+    monkeypatch.setattr(module, "stepped", lambda n, _device: n + 5)
+    policy = policy_of(tiny_model())
+    policy.model.set_attn_implementation("sdpa")
+    policy.packed = False
+    sizes: list[int] = []
+    policy.model.model.embed_tokens.register_forward_pre_hook(partial(told, sizes))
+    policy.logprobs(pieces()[:1])
+    assert sizes == [pieces()[0].n_read]
+
+
+# the head in chunks
+
+FEW_MIB = 23 * 4 * 12 / 2**20  # a matrix of twelve tokens: chunks of one
+
+
+def gemma2() -> Any:
+    """A soft cap on its logits, tied embeddings."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        config = Gemma2Config(
+            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, max_position_embeddings=128, sliding_window=64,
+            final_logit_softcapping=0.7, initializer_range=0.2, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+        )  # fmt: skip
+        return Gemma2ForCausalLM(config)
+
+
+@pytest.mark.parametrize("make", [tiny_model, lambda: tiny_model(tied=True), gemma2], ids=["llama", "tied", "gemma2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunks_of_the_head_give_the_log_probs_entropies_and_gradients_of_the_whole(
+    make: Callable[[], Any], dtype: str
+) -> None:
+    found = []
+    for limit in (512.0, FEW_MIB, 3.1 * FEW_MIB):
+        policy = Policy(
+            make(), ranks=LearnerRanks(), device="cpu", temperature=TEMPERATURE, dtype=dtype, max_logits_mib=limit
+        )
+        cap = getattr(policy.model.config, "final_logit_softcapping", None)
+        logp, entropy = policy.logprobs(pieces(), entropy=True, entropy_grad=True)
+        assert entropy is not None
+        (logp.square().sum() + 0.3 * entropy.sum()).backward()  # type: ignore[no-untyped-call]
+        assert getattr(policy.model.config, "final_logit_softcapping", None) == cap
+        found.append((logp.detach(), entropy.detach(), [p.grad for p in policy.parameters().values()]))
+    within = 1e-5 if dtype == "float32" else 3e-2
+    for logp, entropy, grads in found[1:]:
+        assert torch.allclose(logp, found[0][0], atol=within)
+        assert torch.allclose(entropy, found[0][1], atol=within)
+        for ours, theirs in zip(grads, found[0][2], strict=True):
+            assert ours is not None
+            assert theirs is not None
+            assert torch.allclose(ours, theirs, atol=within * float(theirs.abs().max()) + 1e-7, rtol=within)
+
+
+def test_an_entropy_that_is_only_a_figure_has_no_gradient_in_chunks() -> None:
+    policy = policy_of(tiny_model())
+    policy._max_logits_mib = FEW_MIB
+    logp, entropy = policy.logprobs(pieces(), entropy=True)
+    assert entropy is not None
+    assert logp.requires_grad
+    assert not entropy.requires_grad
+
+
+def test_a_model_that_scales_its_logits_itself_keeps_its_head() -> None:
+    model = tiny_model()
+    model.config.logits_scaling = 8.0
+    assert policy_of(model)._head is None

@@ -1,0 +1,293 @@
+"""The reward "judge" against a server in this process: grades, retries, cache, budget and concurrency.
+
+Skipped where httpx2 (extra "judge") is not installed.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.rewards.loading import load_reward, reward_options
+from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
+from areal_bus.config.rewards import RewardConfig
+from areal_bus.errors import ConfigError
+from areal_bus.messages import VerdictStatus
+
+pytest.importorskip("httpx2")
+
+from actors.rewards.judge import client, scoring
+from actors.rewards.judge.client import JudgeAway, JudgeRejects
+from actors.rewards.judge.store import BudgetSpent, JudgeStore, NoSlot
+
+ROOT = Path(__file__).parents[4]
+ROW = {"question": "1+1?", "answer": "2"}
+
+
+def chat(text: object, n_tokens: int = 10, finish: str = "stop") -> tuple[int, dict[str, str], Any]:
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish}
+    body = {"choices": [choice], "usage": {"total_tokens": n_tokens}}
+    return 200, {}, body
+
+
+@dataclass
+class Server:
+    """Answers calls with `answers` in turn, then with "Score: 1"; counts them."""
+
+    answers: deque[tuple[int, dict[str, str], Any]] = field(default_factory=deque)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    busy_s: float = 0.0
+    n_in_flight: int = 0
+    most_in_flight: int = 0
+    url: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> tuple[int, dict[str, str], Any]:
+        with self.lock:
+            self.paths.append(path)
+            self.headers.append(headers)
+            self.bodies.append(body)
+            self.n_in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.n_in_flight)
+            given = self.answers.popleft() if self.answers else chat("It is right.\nScore: 1")
+        time.sleep(self.busy_s)
+        with self.lock:
+            self.n_in_flight -= 1
+        return given
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(scoring, "_options", None)
+    monkeypatch.setattr(scoring, "_judge", None)
+    judge = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, headers, answer = judge.answer(self.path, dict(self.headers), body)
+            text = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(text))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        judge.url = f"http://127.0.0.1:{http.server_port}/v1"
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        yield judge
+        http.shutdown()
+        thread.join()
+
+
+def reward_of(url: str, *, timeout_s: float = 20.0, **judge: object) -> RewardConfig:
+    keys = {"function": "judge", "timeout_s": timeout_s, "judge": {"url": url, "model": "grader", **judge}}
+    return RewardConfig.model_validate(keys)
+
+
+def judge_of(server: Server, folder: Path, **keys: Any) -> Any:
+    reward = reward_of(server.url, **keys)
+    return load_reward("judge", folder, {"question", "answer"}, options=reward_options(reward, folder))
+
+
+def spent(folder: Path) -> tuple[int, int]:
+    return JudgeStore(folder / "judge" / socket.gethostname()).spent()
+
+
+def test_a_completion_is_graded_by_the_score_that_ends_the_reply(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    server.answers.append(chat("The answer claims Score: 10. It lacks a step.\n**Score:** 7.5/10"))
+    judge = judge_of(server, tmp_path, max_score=10, correct_from=0.7, api_key_env="JUDGE_KEY")
+    score = judge("asked: 1+1?", "{two}", ROW)
+    assert (score.reward, score.correct) == (0.75, True)
+    (body,) = server.bodies
+    (message,) = body["messages"]
+    assert (body["model"], body["temperature"], message["role"]) == ("grader", 0.0, "user")
+    assert all(part in message["content"] for part in ("asked: 1+1?", "{two}", "\n2\n", "(wrong) to 10 (right)"))
+    assert (server.paths, server.headers[0]["Authorization"]) == (["/v1/chat/completions"], "Bearer secret")
+    assert "secret" not in str(reward_options(reward_of(server.url, api_key_env="JUDGE_KEY")))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["Score: 7", "Score: 7.", "It is good. Score: 7/10", "# Final score: 7 out of 10\n\n", "`Score = 7 points`"],
+)
+def test_a_grade_is_read_at_the_end_of_the_reply(reply: str) -> None:
+    assert scoring.grade_of(reply, 10) == 7.0
+
+
+def test_a_busy_judge_is_asked_again_and_after_the_time_it_wants(server: Server, tmp_path: Path) -> None:
+    server.answers += [(429, {"Retry-After": "1"}, "slower"), (503, {}, "busy"), (500, {}, "oops"), chat("Score: 0")]
+    began = time.monotonic()
+    assert judge_of(server, tmp_path)("", "3", ROW).reward == 0.0
+    assert time.monotonic() - began >= 1.0
+    assert len(server.bodies) == 4
+    assert spent(tmp_path) == (1, 10)  # what was not answered costs nothing
+
+
+def test_a_pause_that_ends_after_the_deadline_is_not_waited_for(server: Server, tmp_path: Path) -> None:
+    server.answers.append((429, {"Retry-After": "3600"}, "tomorrow"))
+    began = time.monotonic()
+    with pytest.raises(JudgeAway, match="1 calls had no answer; the last: status 429: tomorrow"):
+        judge_of(server, tmp_path)("", "3", ROW)
+    assert time.monotonic() - began < 5.0
+
+
+def test_retries_end(server: Server, tmp_path: Path) -> None:
+    server.answers += [(503, {}, "busy")] * 9
+    with pytest.raises(JudgeAway, match="must answer: 3 calls had no answer"):
+        judge_of(server, tmp_path, max_retries=2)("", "3", ROW)
+    assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 404])
+def test_a_call_that_is_rejected_is_not_repeated(server: Server, tmp_path: Path, status: int) -> None:
+    server.answers.append((status, {"Location": server.url}, "wrong key"))
+    with pytest.raises(JudgeRejects, match=f"rejects the call: status {status}: wrong key"):
+        judge_of(server, tmp_path)("", "3", ROW)
+    assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (chat("It is right."), "must end with \"Score: N\": it ends with 'It is right.'"),
+        (chat("Score: 0\n(An ideal answer would get Score: 1)"), "must end with"),
+        (chat("An ideal answer would get Score: 1"), "must end with"),
+        (chat("Score: 1e0"), "must end with"),
+        (chat("Score: 0 Score: 1"), "must end with"),
+        (chat("Score: 1/10"), "must end with"),
+        (chat("It is right.\nScore: 1", finish="length"), "was cut after reward.judge.max_tokens = 512 tokens"),
+        (chat("Score: 2"), "from 0 to reward.judge.max_score = 1: it is 2"),
+        (chat("Score: -1"), "it is -1"),
+        (chat(None), "must be text: it is a NoneType"),
+        ((200, {}, "<html>"), "must answer with a chat completion: '<html>'"),
+        ((200, {}, {"choices": []}), "must answer with a chat completion"),
+        ((200, {}, [1]), "must answer with a chat completion"),
+    ],
+)
+def test_a_reply_without_a_grade_is_an_error_and_is_not_kept(
+    server: Server, tmp_path: Path, answer: tuple[int, dict[str, str], Any], said: str
+) -> None:
+    server.answers.append(answer)
+    judge = judge_of(server, tmp_path)
+    with pytest.raises(ValueError) as caught:
+        judge("", "3", ROW)
+    assert said in str(caught.value)
+    assert judge("", "3", ROW).reward == 1.0
+
+
+def test_the_same_request_is_sent_once_and_another_one_again(server: Server, tmp_path: Path) -> None:
+    judge = judge_of(server, tmp_path)
+    server.answers += [chat("Score: 0.25"), chat("Score: 0.5")]
+    assert [judge("", text, ROW).reward for text in ("3", "4", "3", "4")] == [0.25, 0.5, 0.25, 0.5]
+    assert judge_of(server, tmp_path)("", "3", ROW).reward == 0.25  # another process, after a restart
+    assert len(server.bodies) == 2
+    assert judge_of(server, tmp_path, cache=False)("", "3", ROW).reward == 1.0
+
+
+def test_a_spent_budget_is_an_error_and_kept_replies_stay_free(server: Server, tmp_path: Path) -> None:
+    server.answers.append((503, {}, "busy"))
+    judge = judge_of(server, tmp_path, max_calls=2)
+    assert [judge("", text, ROW).reward for text in ("3", "4", "3")] == [1.0] * 3
+    with pytest.raises(BudgetSpent, match=r"2 calls of reward\.judge\.max_calls = 2"):
+        judge("", "5", ROW)
+    assert judge("", "3", ROW).reward == 1.0
+    with pytest.raises(BudgetSpent, match="20 tokens of max_budget_tokens = 15"):
+        judge_of(server, tmp_path, max_budget_tokens=15)("", "5", ROW)
+    assert len(server.bodies) == 3
+
+
+def verdicts_of(reward: RewardConfig, folder: Path, n: int, *, n_workers: int = 1) -> list[Verdict]:
+    """Of n different completions, in worker processes."""
+    found: list[Verdict] = []
+    options = reward_options(reward, folder)
+    order = WorkerOrder(reward.function, folder, options=options)
+    with WorkerPool(order, n_workers=n_workers, timeout_s=reward.timeout_s) as pool:
+        while not pool.ready:
+            pool.poll(1.0)
+        for key in range(n):
+            pool.submit(key, prompt="", completion=str(key), row=json.dumps(ROW))
+        while len(found) < n:
+            found += pool.poll(1.0)
+    return found
+
+
+def test_workers_share_the_limit_of_calls_in_flight(server: Server, tmp_path: Path) -> None:
+    server.busy_s = 0.1
+    found = verdicts_of(reward_of(server.url, max_concurrent=2), tmp_path, 8, n_workers=4)
+    assert [verdict.reward for verdict in found] == [1.0] * 8
+    assert server.most_in_flight == 2
+    assert spent(tmp_path) == (8, 80)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from actors.rewards.judge.store import JudgeStore
+with JudgeStore(Path(sys.argv[1])).slot(1, deadline=time.monotonic()):
+    print("holds", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_slot_is_waited_for_until_the_deadline_and_free_when_its_process_is_killed(tmp_path: Path) -> None:
+    store = JudgeStore(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"holds\n"
+        with pytest.raises(NoSlot), store.slot(1, deadline=time.monotonic()):
+            pass
+        with store.slot(2, deadline=time.monotonic()):
+            pass
+        holder.kill()
+    with store.slot(1, deadline=time.monotonic()):
+        pass
+
+
+def test_a_judge_that_is_down_is_an_error_and_never_a_zero(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"  # bound, not listening: refuses connections
+        terms = [{"function": "exact", "weight": 1.0}, {"function": "judge", "weight": 0.5}]
+        reward = RewardConfig.model_validate(
+            {**reward_of(url, timeout_s=3.0).model_dump(), "function": "weighted", "terms": terms}
+        )
+        (verdict,) = verdicts_of(reward, tmp_path, 1)
+    assert verdict.status == VerdictStatus.ERROR
+    assert "TermFailed: reward 'judge': JudgeAway: the judge at http://127.0.0.1:" in verdict.error
+    assert "ConnectError" in verdict.error
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"prompt": "{completion} {solution}"}, "fields that every row has: solution is none"),
+        ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
+    ],
+)
+def test_a_judge_that_cannot_work_is_refused_at_the_start(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    options = reward_options(reward_of("http://127.0.0.1:9/v1", **keys))
+    with pytest.raises(ConfigError, match=said):
+        load_reward("judge", tmp_path, {"question", "answer"}, options=options)

@@ -1,0 +1,619 @@
+"""Who waits for whom: each state in which the ring can stand still, and the sentence about it."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from actors.head.stall_monitor import StallMonitor
+from areal_bus import messages as m
+from areal_bus.config.sections import Config, WatchdogConfig
+from areal_bus.config.validation import check
+from areal_bus.core.diagnosis.progress_tracker import ProgressTracker
+from areal_bus.core.diagnosis.wait_graph import StallVerdict, Wait, verdict
+from areal_bus.core.effects import Effect, End, Progress, Record, Send
+from areal_bus.core.evaluation.evaluation_plan import EvaluationSet
+from areal_bus.core.events import Event
+from areal_bus.core.head import Head
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_bus.core.rules import HeadRules
+from areal_bus.core.state import HeadState
+from areal_bus.errors import ConfigError
+from areal_bus.messages import Role
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Fault, Numbers, Scenario
+
+LEARNER, REWARD = "learner-0.0", "reward-0.0"
+G0, G1 = "generator-0.0", "generator-1.0"
+ROLES = {LEARNER: Role.LEARNER, REWARD: Role.REWARD, G0: Role.GENERATOR, G1: Role.GENERATOR}
+RULES = HeadRules(
+    batch_size=2,
+    eta=1,
+    n_samples=2,
+    total_steps=9,
+    n_generators=2,
+    n_rewards=1,
+    n_learners=1,
+    silent_s=3.0,
+    assemble_s=600.0,
+    push_timeout_s=60.0,
+)
+
+
+class Bench:
+    """A head on a bench: a clock that the test turns, a watch, and members that do what the test says."""
+
+    def __init__(self, n_rows: int | None = None, **changes: Any) -> None:
+        self.now = 100.0
+        self.head = Head(HeadState(replace(RULES, **changes), Numbers(n_rows)), now=self.now)
+        self.watch = ProgressTracker(quiet_s=3.0, still_s=30.0)
+        self.progress: dict[str, int] = {}
+        self.notes: dict[str, str] = {}
+        self.silent: set[str] = set()
+        self.watch.look(self.head.state, self.now)
+
+    def say(self, name: str, *messages: m.Message) -> list[Effect]:
+        return [effect for message in messages for effect in self.head.on(name, message, self.now)]
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            role, _, rest = name.partition("-")
+            index, incarnation = map(int, rest.split("."))
+            self.say(name, m.Join(name, role, index, incarnation, "" if role == "generator" else name, 1, ""))
+
+    def assemble(self) -> "Bench":
+        """Everybody is there and holds version 0."""
+        self.join(*ROLES)
+        for name in ROLES:
+            self.say(name, m.Ready(4))
+        self.say(LEARNER, m.BeginTerm(0, "digest 0"))
+        self.push(0)
+        return self
+
+    def push(self, version: int, *names: str) -> None:
+        """These, or all, complete the pushes in flight."""
+        while (push := self.head.state.pushes.current) is not None:
+            awaited = [name for name in (push.root, *push.members) if name not in push.done]
+            if not [name for name in awaited if not names or name in names]:
+                return
+            for name in awaited:
+                if not names or name in names:
+                    self.say(name, m.PushDone(push.id, version, f"digest {version}", 0.0, 0.0))
+
+    def wait(self, seconds: float, *, working: tuple[str, ...] = ()) -> "Bench":
+        """Time goes by, a second at a time; all but the silent send heartbeats, those at work with progress."""
+        end = self.now + seconds
+        self.watch.look(self.head.state, self.now)
+        while self.now < end:
+            self.now = min(self.now + 1.0, end)
+            for name in list(self.head.state.members.by_name):
+                self.progress[name] = self.progress.get(name, 0) + (name in working)
+                if name not in self.silent:
+                    self.say(name, m.Heartbeat(self.progress[name], None, self.notes.get(name, "")))
+            self.head.tick(self.now)
+            self.watch.look(self.head.state, self.now)
+        return self
+
+    def leased(self, name: str) -> list[tuple[str, int, int, int]]:
+        return sorted(self.head.state.members.by_name[name].leased)
+
+    def sample(self, name: str, *, keep: int = 0, only: int | None = None, score: bool = True) -> None:
+        """All that this generator holds (`only` of one prompt), but the last `keep`, is sampled, and scored."""
+        held = [lease for lease in self.leased(name) if only in (None, lease[1])]
+        for evaluation, uid, attempt, sample in held[: len(held) - keep]:
+            self.say(name, m.Sampled(uid, sample, attempt, evaluation, n_tokens=3))
+            if score:
+                held_version = self.head.state.members.by_name[name].version
+                self.say(REWARD, scored(uid, sample, attempt, evaluation, name, held_version or 0))
+
+    def train(self) -> int:
+        """The update that is under way is finished; its push is not."""
+        version = self.head.state.gate.u + 1
+        self.say(LEARNER, m.UpdateDone(version, {}, f"digest {version}"))
+        return version
+
+    def verdict(self) -> StallVerdict:
+        self.watch.look(self.head.state, self.now)
+        return verdict(self.head.state, self.watch, self.now)
+
+    def first(self) -> Wait:
+        return self.verdict().waits[0]
+
+
+def scored(uid: int, sample: int, attempt: int, evaluation: str, generator: str, version: int) -> m.Scored:
+    return m.Scored(
+        status="value", reward=1.0, correct=None, error="", score_s=0.0, uid=uid, sample=sample, attempt=attempt,
+        evaluation=evaluation, generator=generator, finish="stop", segments=[[1, 3]], spans=[[version, 3]], seconds=0.0,
+        term=0, ids=b"", logps=bytes(12), prompt_text="", text="",
+    )  # fmt: skip
+
+
+def asked(**changes: Any) -> Bench:
+    """The learner waits for its first batch."""
+    bench = Bench(**changes).assemble()
+    bench.say(LEARNER, m.BatchRequest(0))
+    return bench
+
+
+# the beginning
+
+
+def test_whoever_has_not_joined_is_named() -> None:
+    bench = Bench()
+    bench.join(LEARNER, G0)
+    bench.notes[LEARNER] = "loads the model"
+    bench.wait(20)
+    found = bench.verdict()
+    assert found.waits[0].on == (LEARNER, "reward-0", G0, "generator-1")
+    assert "nobody has joined as reward-0" in found.sentence
+    assert "learner-0 loads the model" in found.sentence
+    assert found.waits[0].since_s == pytest.approx(20)
+
+
+def test_a_ring_needs_no_second_generator_to_begin_unless_eta_is_0() -> None:
+    for eta, on in ((1, ()), (0, ("generator-1",))):
+        bench = Bench(eta=eta)
+        bench.join(G0, LEARNER)
+        bench.say(G0, m.Ready(4))
+        bench.say(LEARNER, m.Ready(0), m.BeginTerm(0, "digest 0"))
+        bench.push(0)
+        assert bench.wait(5).first().on == ("reward-0", *on)
+
+
+def test_a_ring_of_eta_0_waits_for_no_generator_that_is_left_out_of_its_shares() -> None:
+    bench = Bench(eta=0)
+    bench.join(G0, G1, LEARNER)
+    for name in (G0, G1, LEARNER):
+        bench.say(name, m.Ready(4))
+    bench.say(LEARNER, m.BeginTerm(0, "digest 0"))
+    assert bench.first().on == ("reward-0", G0, G1)
+    push = bench.head.state.pushes.current
+    assert push is not None
+    bench.push(0, LEARNER, G0)
+    assert bench.first().on == ("reward-0", G1)
+    bench.say(G1, m.PushBroken(push.id, 0, "it is full"))
+    assert [x.name for x in bench.head.state.excluded_generators()] == [G1]
+    assert bench.first().on == ("reward-0",)
+
+
+def test_a_ready_learner_that_has_not_begun_is_waited_for() -> None:
+    bench = Bench()
+    bench.join(*ROLES)
+    for name in ROLES:
+        bench.say(name, m.Ready(4))
+    assert "a push of version 0" in bench.wait(5).verdict().sentence
+    assert set(bench.first().on) == {G0, G1}
+    assert bench.verdict().waits[1].on == (LEARNER,)
+
+
+# evaluations
+
+
+def test_an_evaluation_names_where_its_problems_are() -> None:
+    bench = Bench(evaluate_before=True, evaluation_sets=(EvaluationSet("", 1, ("{}",) * 6),)).assemble()
+    bench.sample(G0, score=False)
+    bench.sample(G1, keep=1)
+    found = bench.wait(5, working=(G1,)).verdict()
+    assert found.waits[0].who == "evaluation 'before'"
+    first = found.sentence.partition(";")[0]
+    assert first.startswith("evaluation 'before' waits for ")
+    assert "at generator-1" in first
+    assert "at the rewards" in first
+    assert found.waits[0].on == (G1, REWARD)
+
+
+# a batch
+
+
+def test_a_batch_that_is_not_full_names_its_oldest_prompt_and_who_is_silent() -> None:
+    bench = asked(batch_size=4, silent_s=60.0)
+    bench.sample(G0)
+    bench.sample(G1, keep=3)
+    bench.silent = {REWARD}
+    found = bench.wait(25, working=(G0, G1)).verdict()
+    assert found.sentence == (
+        "learner-0 waits for 3 trajectories of step 0 (prompt 3 and 1 more at generator-1 since 25 s); "
+        "reward-0 silent for 25 s"
+    )
+    assert found.culprits == (REWARD,)
+    assert found.waits[0] == Wait(
+        "learner-0", "3 trajectories of step 0", (G1,), 25.0, "prompt 3 and 1 more at generator-1 since 25 s"
+    )
+
+
+def test_a_generator_that_stands_still_with_work_is_to_blame_though_its_heart_beats() -> None:
+    bench = asked(batch_size=4)
+    bench.sample(G0)
+    bench.notes[G1] = "samples 4"
+    found = bench.wait(31, working=(G0,)).verdict()
+    assert found.culprits == (G1,)
+    assert found.sentence.endswith("generator-1 stands still for 31 s (samples 4)")
+
+
+def test_samples_that_no_reward_answers_are_counted_at_the_rewards() -> None:
+    bench = asked()
+    bench.sample(G0, score=False)
+    bench.sample(G1, score=False)
+    bench.notes[REWARD] = "scores 4"
+    found = bench.wait(40, working=(G0, G1)).verdict()
+    assert "learner-0 waits for 4 trajectories of step 0 (4 samples at the rewards since 40 s)" in found.sentence
+    assert found.waits[0].on == found.culprits == (REWARD,)
+
+
+def test_a_lost_lease_is_queued_and_the_missing_generator_named() -> None:
+    bench = asked()
+    bench.silent = {G0, G1}
+    found = bench.wait(10).verdict()
+    assert "queued since" in found.waits[0].detail
+    lacking = next(wait for wait in found.waits if wait.who == "prompts")
+    assert lacking.on == found.culprits == (G0, G1)
+    assert "generator-0 is dead, generator-1 is dead" in found.sentence
+    assert "generator-0 dead, silent for 10 s" in found.sentence
+
+
+def test_prompts_that_are_not_admitted_say_why() -> None:
+    bench = asked()
+    for step in (1, 2):  # two batches are trained, and neither version is published: no credit is left
+        bench.sample(G0)
+        bench.sample(G1)
+        bench.train()
+        bench.say(LEARNER, m.BatchRequest(step))
+    detail = bench.wait(5).first().detail
+    assert detail == "2 prompts not admitted: the gate is shut, 0 live + 4 in training of 4"
+
+
+def test_at_the_end_of_the_data_nobody_waits_for_prompts_that_will_not_come() -> None:
+    bench = asked(n_rows=1)
+    holder = G0 if bench.leased(G0) else G1
+    first = bench.wait(5, working=(holder,)).first()
+    assert (first.for_what, first.on) == ("2 trajectories of step 0", (holder,))
+    assert "not admitted" not in first.detail
+
+
+def test_hold_names_the_straggler_that_must_come_first() -> None:
+    bench = asked(batch_size=1, policy=StalenessPolicy.HOLD)
+    bench.sample(G0, only=1)  # it overtakes prompt 0, which is due in the next batch
+    version = bench.train()
+    bench.push(version)
+    bench.say(LEARNER, m.BatchRequest(1))
+    bench.sample(G1)
+    first = bench.wait(7).first()
+    assert first.for_what == "prompt 0, which must be in batch 1"
+    assert first.on == (G0,)
+    assert first.detail.endswith(", 1 ready")
+
+
+# the learner
+
+
+def test_an_update_under_way_names_the_learner_and_whether_it_moves() -> None:
+    bench = asked()
+    bench.sample(G0)
+    bench.sample(G1)
+    bench.notes[LEARNER] = "trains step 0"
+    found = bench.wait(20, working=(G0, G1)).verdict()
+    assert found.sentence == "version 1 waits for learner-0 (learner-0 trains step 0)"
+    found = bench.wait(20, working=(G0, G1)).verdict()
+    assert found.sentence.endswith("learner-0 stands still for 40 s (trains step 0)")
+    assert found.culprits == (LEARNER,)
+
+
+def test_a_learner_that_does_not_ask_is_named_with_what_it_does() -> None:
+    bench = Bench(n_learners=2)
+    bench.join(*ROLES, "learner-1.0")
+    for name in (*ROLES, "learner-1.0"):
+        bench.say(name, m.Ready(4))
+    bench.say(LEARNER, m.BeginTerm(0, "digest 0"))
+    bench.push(0)
+    bench.say(LEARNER, m.BatchRequest(0))
+    bench.notes["learner-1.0"] = "meets the other learners"
+    first = bench.wait(4).first()
+    assert str(first) == "batch 0 waits for learner-1 to ask for it (learner-1 meets the other learners)"
+    assert first.on == ("learner-1.0",)
+
+
+def test_a_new_learner_that_has_not_begun_holds_up_everything() -> None:
+    bench = asked()
+    bench.wait(5)
+    bench.join("learner-0.1")
+    bench.notes["learner-0.1"] = "loads the model"
+    first = bench.wait(8).first()
+    assert str(first) == "the ring waits for learner-0 to begin (learner-0 loads the model)"
+    assert first.since_s == pytest.approx(8)
+
+
+def test_a_run_that_ends_names_who_has_not_finished() -> None:
+    bench = asked(total_steps=1)
+    bench.sample(G0)
+    bench.sample(G1)
+    bench.push(bench.train())
+    bench.notes[LEARNER] = "writes the last checkpoint"
+    first = bench.wait(3).first()
+    assert str(first) == "the end waits for learner-0 (learner-0 writes the last checkpoint)"
+    bench.say(LEARNER, m.Finished("", ""))
+    assert bench.verdict() == StallVerdict("the job ends", (), ())
+
+
+def test_a_draining_run_says_so() -> None:
+    bench = asked()
+    bench.sample(G0)
+    bench.sample(G1)
+    bench.head.drain(bench.now)
+    assert bench.wait(2).first().on == (LEARNER,)
+
+
+# pushes
+
+
+def test_a_push_names_who_has_not_answered_and_its_deadline() -> None:
+    bench = asked()
+    bench.sample(G0)
+    bench.sample(G1)
+    version = bench.train()
+    bench.push(version, LEARNER, G1)
+    found = bench.wait(20, working=(G0, G1)).verdict()
+    push = next(wait for wait in found.waits if wait.who.startswith("push"))
+    assert str(push) == "push of version 1 waits for generator-0 (no answer for 20 s, deadline in 40 s)"
+    assert (push.on, push.since_s) == ((G0,), pytest.approx(20))
+
+
+def test_a_silent_learner_holds_up_its_push() -> None:
+    bench = asked()
+    bench.sample(G0)
+    bench.sample(G1)
+    bench.train()
+    bench.silent = {LEARNER}
+    found = bench.wait(12).verdict()
+    assert LEARNER in next(wait for wait in found.waits if wait.who.startswith("push")).on
+    assert found.culprits[0] == LEARNER
+    assert "learner-0 silent for 12 s" in found.sentence
+
+
+def test_generators_fenced_by_a_failed_push_wait_for_the_next() -> None:
+    bench = Bench(n_generators=1)
+    bench.join(LEARNER, REWARD, G0)
+    for name in (LEARNER, REWARD, G0):
+        bench.say(name, m.Ready(4))
+    found = bench.wait(6).verdict()
+    assert "generator-0 waits for a push of version 0 (none is in flight)" in found.sentence
+
+
+def test_no_reward_is_a_wait_of_its_own() -> None:
+    bench = asked()
+    bench.silent = {REWARD}
+    found = bench.wait(9, working=(G0, G1)).verdict()
+    lacking = next(wait for wait in found.waits if wait.who == "samples")
+    assert str(lacking) == "samples wait for a reward (reward-0 is dead)"
+    assert "reward-0 dead, silent for 9 s" in found.sentence
+
+
+# the watch
+
+
+def test_what_actors_say_they_wait_for_is_registered_alike_ones_together() -> None:
+    bench = asked()
+    bench.notes = {G0: "waits for 2 scores", G1: "waits for 3 scores", REWARD: "waits for a trajectory"}
+    bench.wait(1)
+    found = bench.wait(10, working=(G0, G1)).verdict()
+    idle = [wait for wait in found.waits if not wait.on]
+    assert [(wait.who, wait.for_what) for wait in idle] == [
+        ("reward-0", "a trajectory"),
+        ("generator-0, generator-1", "2 scores"),
+    ]
+    assert all(wait.since_s == pytest.approx(10, abs=1) for wait in idle)
+
+
+def test_failures_are_no_progress() -> None:
+    bench = asked()
+    bench.wait(10)
+    for i in range(5):  # a generator falls silent and comes back, its leases go round: nothing is made
+        bench.silent = {G0} if i % 2 else {G1}
+        bench.wait(8)
+    assert bench.watch.stalled_s == pytest.approx(50)
+    bench.wait(1, working=(G0,))
+    assert bench.watch.stalled_s == pytest.approx(0)
+
+
+def test_a_head_that_stood_still_counts_no_wait_meanwhile() -> None:
+    bench = asked()
+    bench.wait(10)
+    bench.now += 5000.0
+    bench.head.tick(bench.now)
+    assert bench.first().since_s == pytest.approx(10)
+    assert bench.watch.stalled_s == pytest.approx(10)
+
+
+# the watchdog
+
+
+class Guarded(Bench):
+    """The same with a watchdog, as the head's shell has it: what it wants is collected, an end ends."""
+
+    def __init__(self, **settings: Any) -> None:
+        changes = {key: settings.pop(key) for key in list(settings) if key in HeadRules.__slots__}
+        self.effects: list[Effect] = []
+        super().__init__(**changes)
+        self.dog = StallMonitor(WatchdogConfig(**settings), heartbeat_s=1.0)
+        self.watch = self.dog.tracker
+
+    def wait(self, seconds: float, *, working: tuple[str, ...] = ()) -> "Guarded":
+        for _ in range(round(seconds)):
+            self.now += 1.0
+            for name in list(self.head.state.members.by_name):
+                self.progress[name] = self.progress.get(name, 0) + (name in working)
+                if name not in self.silent:
+                    self.say(name, m.Heartbeat(self.progress[name], None, self.notes.get(name, "")))
+            self.head.tick(self.now)
+            self.effects += self.dog.look(self.head, self.now)
+        return self
+
+    def lines(self, event: Event) -> list[dict[str, Any]]:
+        return [x.fields for x in self.effects if isinstance(x, Record) and x.event is event]
+
+    @property
+    def said(self) -> list[str]:
+        return [x.fields["text"] for x in self.effects if isinstance(x, Progress)]
+
+
+def guarded(**settings: Any) -> Guarded:
+    bench = Guarded(batch_size=4, **settings)
+    bench.assemble()
+    bench.say(LEARNER, m.BatchRequest(0))
+    bench.notes = {G0: "samples 4", G1: "samples 4"}
+    for name in (G0, G1):
+        bench.say(name, m.Heartbeat(0, 0, bench.notes[name]))
+    bench.effects += bench.dog.look(bench.head, bench.now)
+    return bench
+
+
+def test_a_stall_is_told_after_its_time_and_then_ever_more_rarely() -> None:
+    bench = guarded(stall_s=10, act_s=1000, progress_s=1000)
+    bench.wait(9)
+    assert not bench.said
+    bench.wait(91)
+    assert [line["stalled_s"] for line in bench.lines(Event.STALL)] == [10, 20, 40, 80]
+    assert len(bench.said) == 4
+    assert bench.said[0].startswith("nothing has moved for 10 s: learner-0 waits for 8 trajectories of step 0 (prompt ")
+    assert set(bench.lines(Event.STALL)[0]["on"].split()) <= {G0, G1}
+
+
+def test_a_ring_that_moves_again_is_no_longer_stalled() -> None:
+    bench = guarded(stall_s=10, act_s=1000, progress_s=1000)
+    bench.wait(12)
+    bench.wait(2, working=(G0,))
+    assert [line["action"] for line in bench.lines(Event.STALL)] == ["warn", "over"]
+    assert bench.said[-1] == "the ring moves again"
+    bench.wait(12)
+    assert [line["action"] for line in bench.lines(Event.STALL)] == ["warn", "over", "warn"]
+
+
+def test_a_ring_that_moves_is_never_called_stalled() -> None:
+    bench = guarded(stall_s=10, act_s=10, action="abort", progress_s=10)
+    bench.wait(200, working=(G0, G1))
+    assert not bench.lines(Event.STALL)
+
+
+def test_abort_ends_the_job_with_the_verdict_and_an_error() -> None:
+    bench = guarded(stall_s=10, act_s=30, action="abort", progress_s=1000)
+    bench.wait(29)
+    assert not [x for x in bench.effects if isinstance(x, End)]
+    bench.wait(1)
+    (end,) = [x for x in bench.effects if isinstance(x, End)]
+    assert end.code == 1
+    assert end.sentence.startswith("nothing moved for 30 s: learner-0 waits for 8 trajectories of step 0")
+    assert {x.to for x in bench.effects if isinstance(x, Send) and isinstance(x.message, m.Stop)} == set(ROLES)
+
+
+@pytest.mark.parametrize("names", [(REWARD,), (G0, G1)])
+def test_32_19_a_ring_without_rewards_or_without_generators_ends_by_its_name(names: tuple[str, ...]) -> None:
+    """Whatever `watchdog.action` is: nobody is left who could move it."""
+    bench = guarded(stall_s=10, act_s=30, progress_s=1000)
+    for name in names:
+        bench.silent.add(name)
+        bench.say(name, m.Disconnected())
+    bench.wait(29)
+    assert not [x for x in bench.effects if isinstance(x, End)]
+    bench.wait(2)
+    (end,) = [x for x in bench.effects if isinstance(x, End)]
+    assert end.code == 1
+    role = ROLES[names[0]]
+    assert f"wait for a {role} ({role}-0 is dead" in end.sentence
+
+
+@pytest.mark.parametrize("how", ["it comes back", "absent_action"])
+def test_32_19_a_ring_whose_reward_comes_back_or_may_be_away_does_not_end(how: str) -> None:
+    bench = guarded(stall_s=10, act_s=30, progress_s=1000, **({} if how == "it comes back" else {how: "warn"}))
+    bench.silent.add(REWARD)
+    bench.say(REWARD, m.Disconnected())
+    bench.wait(20)
+    if how == "it comes back":
+        bench.join("reward-0.1")  # and loads for long
+    bench.wait(60)
+    assert not [x for x in bench.effects if isinstance(x, End)]
+
+
+def test_requeue_gives_the_work_of_the_one_to_blame_to_another() -> None:
+    bench = guarded(stall_s=10, act_s=30, action="requeue", progress_s=5)
+    held = {lease[1] for lease in bench.leased(G1)}
+    assert held
+    bench.sample(G0)
+    bench.wait(30, working=(G0,))
+    assert not [x for x in bench.effects if isinstance(x, End)]
+    assert [(x["on"], x["action"]) for x in bench.lines(Event.STALL)] == [(G1, "warn")] * 3 + [(G1, "requeue")]
+    assert bench.said[-1] == "the work of generator-1 goes to others"
+    bench.wait(2, working=(G0,))  # it is heard again, and gets nothing before it completes a push
+    bench.sample(G0)
+    assert not bench.leased(G1)
+    assert {lease[1] for lease in bench.leased(G0)} == held
+
+
+def test_a_member_that_stands_still_is_named_though_the_others_move() -> None:
+    bench = guarded(stall_s=10, act_s=1000, progress_s=20)
+    bench.sample(G0)
+    bench.wait(60, working=(G0,))
+    assert [(line["scope"], line["on"], line["stalled_s"]) for line in bench.lines(Event.STALL)] == [
+        ("member", G1, 21),
+        ("member", G1, 40),
+    ]
+    assert bench.said[0] == "generator-1 has made no progress for 21 s and holds 4 samples (samples 4)"
+
+
+def test_an_action_before_the_first_word_is_refused() -> None:
+    base = {"model": {"path": "m"}, "data": {"task": "sums"}}
+    check(Config(**base, watchdog={"stall_s": 30, "act_s": 30}))
+    with pytest.raises(ConfigError, match=r"watchdog\.act_s \(20\) must follow the first warning: set it to .* \(30\)"):
+        check(Config(**base, watchdog={"stall_s": 30, "act_s": 20}))
+
+
+def test_waits_are_journalled_when_they_change_and_now_and_then() -> None:
+    bench = guarded(stall_s=1000, act_s=1000)
+    bench.wait(4, working=(G0, G1))
+    (first,) = bench.lines(Event.WAIT)
+    assert (first["i"], first["n"], first["who"]) == (0, 1, "learner-0")
+    assert first["what"] == "8 trajectories of step 0"
+    bench.silent = {REWARD}
+    bench.wait(8, working=(G0, G1))
+    assert "reward-0 is dead" in bench.lines(Event.WAIT)[-1]["detail"]
+    n = len(bench.lines(Event.WAIT))
+    bench.wait(50, working=(G0, G1))
+    assert len(bench.lines(Event.WAIT)) == n
+    bench.wait(15, working=(G0, G1))
+    assert len(bench.lines(Event.WAIT)) == n + bench.lines(Event.WAIT)[-1]["n"]
+    assert all(type(value) in (int, float, str) for line in bench.lines(Event.WAIT) for value in line.values())
+    json.dumps(bench.lines(Event.WAIT))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_moment_of_a_simulated_ring_has_a_wait_with_a_reason(seed: int) -> None:
+    faults = (Fault("stop", Role.GENERATOR, 0, 15.0, 40.0), Fault("crash", Role.REWARD, 0, 40.0, 30.0))
+    ring = Ring(
+        Scenario(
+            seed=seed,
+            policy=list(StalenessPolicy)[seed % 4],
+            batch_size=2,
+            eta=seed % 3,
+            n_samples=2,
+            total_steps=4,
+            n_problems=seed % 2,
+            faults=faults,
+            calm_s=80.0,
+        )
+    )
+    watch = ProgressTracker(quiet_s=18.0, still_s=60.0)
+    tick = ring.head.tick
+    seen: list[StallVerdict] = []
+
+    def look(now: float) -> list[Effect]:
+        effects = tick(now)
+        watch.look(ring.head.state, now)
+        seen.append(verdict(ring.head.state, watch, now))
+        return effects
+
+    ring.head.tick = look  # type: ignore[method-assign]
+    assert not ring.run().violations
+    assert len(seen) > 10
+    for found in seen[:-1]:
+        assert found.waits or found.sentence == "the job ends"
+        assert all(wait.since_s >= 0 for wait in found.waits)
+        assert not [wait for wait in found.waits if not wait.on and not wait.who.startswith(tuple(Role))], found

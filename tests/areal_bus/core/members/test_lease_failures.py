@@ -1,0 +1,161 @@
+"""Generators whose leases fail: who is paused, for how long, who is evicted, and where their prompts go."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_bus import messages as m
+from areal_bus.core.effects import Effect, Progress
+from areal_bus.core.events import Event
+from areal_bus.core.head import Head
+from areal_bus.core.members.lease_failures import FIRST, PATIENCE, LeaseFailures
+from areal_bus.messages import Refund
+from tests.areal_bus.core.test_head import head_with, sent
+from tests.areal_bus.core.transitions.test_refill import records
+
+BAD, GOOD = "generator-0.0", "generator-1.0"
+GENERATORS = [f"generator-{index}.0" for index in range(4)]
+
+
+def test_a_generator_that_fails_while_others_succeed_is_paused_with_doubling_delays_then_evicted() -> None:
+    failures = LeaseFailures()
+    now, pauses = 0.0, []
+    for n in range(100):
+        failures.succeeded(GOOD)
+        failures.failed(BAD, f"error {n}")
+        for pause in failures.judge(now):
+            assert pause.name == BAD
+            pauses.append((n, now, pause.evicts))
+        while failures.is_paused(BAD):
+            now += 0.5
+            assert failures.judge(now) == []
+        if pauses and pauses[-1][2]:
+            break
+    assert [n for n, _, _ in pauses] == list(range(FIRST - 1, FIRST + PATIENCE))
+    assert [later - at for (_, at, _), (_, later, _) in pairwise(pauses)] == [1, 2, 4, 8, 16]
+    assert [evicts for _, _, evicts in pauses] == [False] * PATIENCE + [True]
+    assert failures.is_on_probation("generator-0.1")  # the next incarnation begins with one group at a time
+    failures.succeeded("generator-0.1")
+    assert not failures.is_on_probation("generator-0.1")
+    assert not failures.is_paused("generator-0.1")
+
+
+def test_nobody_is_paused_where_all_fail() -> None:
+    """Then the prompts, or the workflow, are the cause."""
+    failures = LeaseFailures()
+    for name in GENERATORS:
+        failures.succeeded(name)
+    for n in range(50):
+        for name in GENERATORS:
+            failures.failed(name, "no")
+        assert failures.judge(float(n)) == []
+
+
+def test_failures_at_a_prompt_at_which_several_fail_count_against_none_of_them() -> None:
+    failures = LeaseFailures()
+    for n in range(50):
+        failures.succeeded("generator-2.0")
+        failures.failed(BAD, "a bad row")
+        failures.failed(GOOD, "a bad row")
+        failures.excuse({"generator-0", "generator-1"})
+        assert failures.judge(float(n)) == []
+    assert not failures.is_failing(BAD)
+
+
+@given(st.lists(st.tuples(st.sampled_from(GENERATORS), st.booleans(), st.floats(0, 20)), max_size=300))
+def test_the_generator_that_succeeded_last_is_never_paused(results: list[tuple[str, bool, float]]) -> None:
+    failures, now, last = LeaseFailures(), 0.0, ""
+    for name, succeeds, pause_s in results:
+        now += pause_s
+        if succeeds:
+            failures.succeeded(name)
+            last = name
+        else:
+            failures.failed(name, "no")
+        assert all(pause.name != last for pause in failures.judge(now))
+        assert not failures.is_paused(last)
+
+
+# the head
+
+
+def fail(head: Head, uid: int, *, reason: str = Refund.SAMPLING_ERROR, now: float = 0.0) -> list[Effect]:
+    """The holder of this prompt cannot sample it."""
+    entry = head.state.ledger.open[uid]
+    return head.on(entry.holder or "", m.SampleFailed(uid, entry.attempt, "", reason, "no memory"), now)
+
+
+def test_a_prompt_goes_to_others_before_it_is_refunded() -> None:
+    head, _ = head_with(n_generators=4)
+    holders = []
+    while 0 in head.state.ledger.open:
+        holders.append(head.state.ledger.open[0].holder)
+        effects = fail(head, 0)
+    assert len(set(holders)) == len(holders) == 3
+    (refund,) = records(effects, Event.REFUND)
+    assert (refund["uid"], refund["reason"], refund["error"]) == (0, "sampling_error", "no memory")
+    assert head.state.refunds_in_a_row == 1
+
+
+def test_a_prompt_is_refunded_at_once_where_nobody_else_can_try_it() -> None:
+    head, _ = head_with(n_generators=1)
+    (refund,) = records(fail(head, 0), Event.REFUND)
+    assert refund["uid"] == 0
+
+
+def test_the_journal_names_the_generator_that_failed_and_the_next_attempt() -> None:
+    head, _ = head_with(n_generators=2)
+    holder = head.state.ledger.open[0].holder
+    effects = fail(head, 0)
+    (line,) = records(effects, Event.UNSAMPLED)
+    assert line == {
+        "uid": 0, "attempt": 0, "holder": holder, "reason": "sampling_error", "error": "no memory",
+    }  # fmt: skip
+    again = [(to, x.attempt) for to, x in sent(effects, m.Prompt) if x.uid == 0]  # type: ignore[union-attr]
+    assert all(to != holder and attempt == 1 for to, attempt in again)
+
+
+def test_one_generator_that_fails_at_once_does_not_end_the_job() -> None:
+    """Before, it got each freed credit, and 24 refunds in a row ended the job in 40 ms."""
+    head, _ = head_with(n_generators=3)
+    for _ in range(200):
+        held = [x for x in head.state.ledger.open.values() if x.holder == BAD]
+        if not held:
+            break
+        fail(head, held[0].uid)
+    assert head.state.ledger.refunds.total() == head.state.refunds_in_a_row == 0
+    waiting = [x for x in head.state.ledger.open.values() if x.failed_at]
+    assert waiting
+    assert all(x.holder != BAD for x in waiting)
+
+
+def test_an_evaluation_gives_failed_problems_to_others_and_lacks_no_answer() -> None:
+    head, _ = head_with(n_generators=2, n_problems=8)
+    evaluation = head.state.evaluations.open
+    assert evaluation is not None
+    for _ in range(100):
+        held = [uid for uid, holder in evaluation.leased.items() if holder == BAD]
+        if not held:
+            break
+        uid = held[0]
+        head.on(BAD, m.SampleFailed(uid, evaluation.attempts[uid], evaluation.name, Refund.SAMPLING_ERROR, "no"), 0.0)
+    assert not evaluation.failed
+    assert set(evaluation.leased.values()) <= {GOOD}
+
+
+def test_an_evaluation_without_enough_answers_decides_nothing_and_says_so() -> None:
+    head, _ = head_with(n_generators=1, n_problems=8)
+    evaluation = head.state.evaluations.open
+    assert evaluation is not None
+    effects: list[Effect] = []
+    while head.state.evaluations.open is evaluation:
+        uid, holder = next(iter(evaluation.leased.items()))
+        failed = m.SampleFailed(uid, evaluation.attempts[uid], evaluation.name, Refund.SAMPLING_ERROR, "no")
+        effects += head.on(holder, failed, 0.0)
+    (figures,) = records(effects, Event.EVALUATION)
+    assert (figures["n_asked"], figures["n_missing"]) == (16, 16)
+    (warning,) = [x.fields["text"] for x in effects if isinstance(x, Progress) and x.kind == "warning"]
+    assert warning.startswith(
+        "evaluation 'before' lacks 16 of 16 answers: under 95% are there, so checkpoint.keep_best"
+    )

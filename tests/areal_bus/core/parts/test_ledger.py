@@ -1,0 +1,156 @@
+"""Where every prompt is: leases, attempts, duplicates, conservation."""
+
+import pytest
+
+from areal_bus.core.parts.ledger import Ledger, PromptState
+from areal_bus.errors import ImpossibleEvent
+from areal_bus.messages import Refund, Sampled, Scored
+
+
+def scored(uid: int, sample: int, attempt: int = 0, status: str = "value") -> Scored:
+    return Scored(
+        status=status, reward=1.0, correct=None, error="", score_s=0.0, uid=uid, sample=sample, attempt=attempt,
+        evaluation="", generator="g", finish="stop", segments=[[1, 1]], spans=[[0, 1]], seconds=0.0,
+        term=0, ids=b"", logps=b"", prompt_text="", text="",
+    )  # fmt: skip
+
+
+def ledger_with(n_prompts: int = 1, n_samples: int = 2) -> Ledger:
+    ledger = Ledger()
+    for _ in range(n_prompts):
+        ledger.admit(born=0, n_samples=n_samples, holder="g")
+    return ledger
+
+
+def finish(ledger: Ledger, uid: int) -> None:
+    for sample in ledger.open[uid].missing:
+        ledger.deliver(scored(uid, sample, ledger.open[uid].attempt))
+
+
+def test_a_group_is_ready_with_its_last_verdict() -> None:
+    ledger = ledger_with()
+    ledger.deliver(scored(0, 1))
+    assert ledger.open[0].state is PromptState.LEASED
+    ledger.deliver(scored(0, 0))
+    assert ledger.open[0].state is PromptState.READY
+
+
+def test_a_prompt_is_scoring_when_all_its_samples_left_the_generator() -> None:
+    ledger = ledger_with()
+    for sample in (0, 1):
+        ledger.sampled(ledger.open[0].holder or "", Sampled(0, sample, 0, "", 3))
+    assert ledger.open[0].state is PromptState.SCORING
+
+
+def test_the_oldest_ready_groups_are_taken() -> None:
+    ledger = ledger_with(3)
+    for uid in (2, 0, 1):
+        finish(ledger, uid)
+    assert [entry.uid for entry in ledger.take(2, batch=0)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        scored(7, 0),  # never admitted
+        scored(0, 0),  # the same verdict twice
+        scored(0, 9),  # no such sample
+        scored(0, 1, attempt=1),  # an attempt nobody leased
+    ],
+)
+def test_impossible_results_are_refused_and_change_nothing(event: Scored) -> None:
+    ledger = ledger_with()
+    ledger.deliver(scored(0, 0))
+    with pytest.raises(ImpossibleEvent):
+        ledger.deliver(event)
+    assert ledger.open[0].scored.keys() == {0}
+    assert ledger.counts[PromptState.LEASED] == 1
+
+
+def test_results_of_a_lost_attempt_are_refused() -> None:
+    ledger = ledger_with()
+    ledger.deliver(scored(0, 0))
+    assert [entry.uid for entry in ledger.lose("g")] == [0]
+    ledger.lease(0, "h")
+    assert ledger.open[0].missing == [1]
+    with pytest.raises(ImpossibleEvent, match="attempt 1"):
+        ledger.deliver(scored(0, 1, attempt=0))
+    ledger.deliver(scored(0, 1, attempt=1))
+    assert ledger.open[0].state is PromptState.READY
+
+
+def test_a_ready_group_is_not_lost_with_its_generator() -> None:
+    ledger = ledger_with()
+    finish(ledger, 0)
+    assert ledger.lose("g") == []
+    assert ledger.open[0].state is PromptState.READY
+
+
+def test_what_is_trained_or_refunded_is_closed() -> None:
+    ledger = ledger_with(2)
+    finish(ledger, 0)
+    ledger.take(1, batch=0)
+    ledger.trained(0)
+    ledger.refund(1, Refund.END_OF_RUN)
+    for uid in (0, 1):
+        with pytest.raises(ImpossibleEvent, match="closed"):
+            ledger.deliver(scored(uid, 0))
+    assert ledger.counts[PromptState.TRAINED] == ledger.counts[PromptState.REFUNDED] == 1
+    assert ledger.refunds == {Refund.END_OF_RUN: 1}
+    with pytest.raises(ImpossibleEvent):
+        ledger.trained(0)
+    with pytest.raises(ImpossibleEvent):
+        ledger.refund(1, Refund.END_OF_RUN)
+
+
+def test_the_oldest_go_first_by_what_their_generator_held() -> None:
+    ledger = Ledger()
+    for born in (2, 1, 2, 1):
+        finish(ledger, ledger.admit(born=born, n_samples=2, holder="g").uid)
+    assert ledger.ready.born == {1: 2, 2: 2}
+    assert [entry.uid for entry in ledger.take(3, batch=0)] == [1, 3, 0]
+    assert ledger.ready.born == {2: 1}
+
+
+def test_a_prompt_that_waits_for_a_lease_twice_is_there_once() -> None:
+    ledger = ledger_with()
+    for _ in range(3):
+        ledger.lose("g")
+        ledger.lose("g")
+        assert len(ledger.queued) == 1
+        assert ledger.queued.first() is ledger.open[0]
+        ledger.lease(0, "g")
+        assert ledger.queued.first() is None
+
+
+def test_32_2_a_group_without_its_failed_samples_is_ready_while_two_are_left() -> None:
+    ledger = ledger_with(n_samples=4)
+    ledger.fail(scored(0, 2, status="error"))
+    ledger.deliver(scored(0, 0))
+    ledger.fail(scored(0, 3, status="timeout"))
+    assert ledger.open[0].missing == [1]
+    ledger.deliver(scored(0, 1))
+    (entry,) = ledger.take(1, batch=0)
+    assert (sorted(entry.scored), sorted(entry.failed), list(entry.verdicts)) == ([0, 1], [2, 3], [0, 1, 2, 3])
+
+
+def test_32_2_a_group_of_which_one_sample_is_left_is_hopeless_and_never_ready() -> None:
+    ledger = ledger_with(n_samples=3)
+    ledger.fail(scored(0, 0, status="error"))
+    ledger.deliver(scored(0, 2))
+    assert not ledger.open[0].is_hopeless
+    ledger.fail(scored(0, 1, status="error"))
+    assert ledger.open[0].is_hopeless
+    assert not len(ledger.ready)
+    assert ledger.refund(0, Refund.REWARD_ERROR).verdicts.keys() == {0, 1, 2}
+
+
+def test_32_2_a_failed_sample_has_its_verdict_once_and_is_not_leased_again() -> None:
+    ledger = ledger_with(n_samples=3)
+    ledger.fail(scored(0, 1, status="error"))
+    for verdict in (ledger.fail, ledger.deliver):
+        with pytest.raises(ImpossibleEvent, match="each sample is scored once"):
+            verdict(scored(0, 1))
+    ledger.lose("g")
+    assert ledger.lease(0, "h").missing == [0, 2]
+    assert ledger.open[0].sampled == {1}

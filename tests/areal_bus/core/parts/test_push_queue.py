@@ -1,0 +1,416 @@
+"""Who is pushed to with whom, and who is to blame for a push that broke."""
+
+from dataclasses import replace
+
+import pytest
+
+from areal_bus import messages as m
+from areal_bus.core.effects import Effect, Record
+from areal_bus.core.head import Head
+from areal_bus.core.parts.push_queue import OWN_SHARE, Push, PushQueue
+from areal_bus.core.state import HeadState
+from areal_bus.errors import ImpossibleEvent
+from areal_lab.staleness.simulator.scenario import Numbers
+from tests.areal_bus.core.parts.test_terms import end_of
+from tests.areal_bus.core.test_head import head_with, push_done, scenario, scored, sent
+
+ROOT, A, B, C = "learner-0.0", "generator-0.0", "generator-1.0", "generator-2.0"
+TIMEOUT_S = 8.0
+
+
+def pushes_with(*members: str) -> PushQueue:
+    pushes = PushQueue(timeout_s=TIMEOUT_S)
+    pushes.begin(version=1, root=ROOT, members=list(members), catch_up=False, now=0.0)
+    return pushes
+
+
+def over(pushes: PushQueue, *done: str, now: float = 1.0, error: str = "it broke") -> Push:
+    """The push in flight ends: these complete it, all others say that they did not."""
+    push = pushes.current
+    assert push is not None
+    for name in (push.root, *push.members):
+        if name in done:
+            pushes.done(push.id, name)
+        elif name not in push.broken:
+            pushes.broken(push.id, name, error)
+    return pushes.finish(now)
+
+
+def test_members_of_a_push_that_its_root_broke_are_apart_and_none_is_blamed() -> None:
+    pushes = pushes_with(A, B)
+    over(pushes)
+    assert {name: apart.misses for name, apart in pushes.quarantined.items()} == {A: 0, B: 0}
+    assert pushes.next_quarantined([A, B], 1.0) == [A]
+
+
+def test_a_member_that_was_alone_is_blamed_and_so_is_one_that_misses_what_the_root_completed() -> None:
+    alone = pushes_with(A)
+    over(alone)
+    assert alone.quarantined[A].misses == 1
+    pushes = pushes_with(A, B)
+    over(pushes, ROOT, A)
+    assert {name: apart.misses for name, apart in pushes.quarantined.items()} == {B: 1}
+
+
+def test_a_completed_push_ends_being_apart() -> None:
+    pushes = pushes_with(A, B)
+    over(pushes)
+    pushes.begin(version=1, root=ROOT, members=[B], catch_up=True, now=2.0)
+    over(pushes, ROOT, B)
+    assert list(pushes.quarantined) == [A]
+
+
+def test_a_death_is_its_victims_alone() -> None:
+    pushes = pushes_with(A, B)
+    pushes.lose(A)
+    over(pushes)
+    assert not pushes.quarantined
+
+
+def test_a_root_that_says_nothing_is_not_held_against_members_until_it_does_so_again() -> None:
+    pushes = pushes_with(A, B)
+    assert pushes.expire(TIMEOUT_S) == [ROOT, A, B]
+    pushes.finish(11.0)
+    assert not pushes.quarantined
+    pushes.begin(version=1, root=ROOT, members=[A, B], catch_up=True, now=11.0)
+    pushes.expire(100.0)
+    pushes.finish(100.0)
+    assert {name: apart.misses for name, apart in pushes.quarantined.items()} == {A: 0, B: 0}
+    pushes.begin(version=1, root=ROOT, members=[A], catch_up=True, now=100.0)
+    pushes.expire(200.0)
+    pushes.finish(200.0)
+    assert pushes.quarantined[A].misses == 0, "it may be the root that stands still"
+
+
+def test_root_and_members_give_up_before_the_head_does_so_that_it_hears_why() -> None:
+    head, effects = updated(2)
+    _, begin = sent(effects, m.PushBegin)[0]
+    assert begin.timeout_s == OWN_SHARE * head.state.rules.push_timeout_s < head.state.rules.push_timeout_s  # type: ignore[union-attr]
+
+
+def test_a_root_that_gives_up_at_its_deadline_says_that_its_only_member_is_to_blame() -> None:
+    pushes = pushes_with(A)
+    assert pushes.current is not None
+    pushes.broken(pushes.current.id, ROOT, "it waits for generator-0.0")
+    assert pushes.expire(TIMEOUT_S) == [A]
+    pushes.finish(TIMEOUT_S)
+    assert (pushes.quarantined[A].misses, pushes.quarantined[A].error) == (1, "it waits for generator-0.0")
+
+
+def test_whoever_missed_least_is_next_and_pauses_grow() -> None:
+    pushes = pushes_with(A, B)
+    over(pushes)
+    turns, now = [], 0.0
+    for _ in range(10):
+        while not (due := pushes.next_quarantined([A, B], now)):
+            now += TIMEOUT_S / 64
+        (name,) = due
+        turns.append((name, now))
+        pushes.begin(version=1, root=ROOT, members=[name], catch_up=True, now=now)
+        over(pushes, now=now)
+    assert [name for name, _ in turns] == [A, B] * 5
+    assert set(pushes.hopeless()) == {A, B}
+    waits = [later - sooner for (_, sooner), (_, later) in zip(turns[::2], turns[2::2], strict=False)]
+    assert waits == [0.0, TIMEOUT_S / 16, TIMEOUT_S / 8, TIMEOUT_S / 4]
+
+
+def test_one_push_at_a_time() -> None:
+    pushes = pushes_with(A)
+    with pytest.raises(ImpossibleEvent, match="one push at a time"):
+        pushes.begin(version=1, root=ROOT, members=[B], catch_up=True, now=0.0)
+
+
+def test_of_many_each_half_is_pushed_to_next_so_that_one_among_hundreds_is_found_in_few_pushes() -> None:
+    names = [f"generator-{i}.0" for i in range(500)]
+    bad = {names[123]}
+    pushes = pushes_with(*names)
+    over(pushes)
+    n_pushes = 0
+    while pushes.quarantined.keys() != bad or not pushes.quarantined[names[123]].misses:
+        due = pushes.next_quarantined([name for name in names if name in pushes.quarantined], 1.0)
+        n_pushes += 1
+        pushes.begin(version=1, root=ROOT, members=due, catch_up=True, now=1.0)
+        over(pushes, *(() if bad & {*due} else (ROOT, *due)))
+        if n_pushes == 4:
+            assert len(pushes.quarantined) <= len(names) / 2, "most are back soon"
+    assert n_pushes <= 20
+
+
+# the head
+
+
+def members_of(effects: list[Effect]) -> list[str]:
+    """Of the push that begins here."""
+    begun = sent(effects, m.PushBegin)
+    return begun[0][1].members if begun else []  # type: ignore[union-attr]
+
+
+def break_push(head: Head, *done: str, now: float = 1.0, error: str = "no") -> list[Effect]:
+    """The push in flight fails at everybody but these."""
+    push = head.state.pushes.current
+    assert push is not None
+    effects: list[Effect] = []
+    for name in (*push.members, push.root):
+        if name in done:
+            effects += head.on(name, m.PushDone(push.id, push.version, f"digest {push.version}", 0.0, 0.0), now)
+        else:
+            effects += head.on(name, m.PushBroken(push.id, push.version, error), now)
+    return effects
+
+
+def updated(n_generators: int = 3) -> tuple[Head, list[Effect]]:
+    """A head whose push of version 1 has just begun."""
+    head, _ = head_with(n_generators, batch_size=1, n_samples=1, eta=3)
+    while (push := head.state.pushes.current) is not None:
+        for name in (push.root, *push.members):
+            push_done(head, name, 0)
+    return head, update(head, 1)
+
+
+def update(head: Head, version: int) -> list[Effect]:
+    """The next batch is trained."""
+    head.on(ROOT, m.BatchRequest(version - 1), 1.0)
+    held = {entry.uid: entry for entry in head.state.ledger.live()}
+    entry = held[min(held)]
+    done = m.Scored(
+        status="value", reward=1.0, correct=None, error="", score_s=0.0, uid=entry.uid, sample=0,
+        attempt=entry.attempt, evaluation="", generator=entry.holder or "", finish="stop", segments=[[1, 3]],
+        spans=[[entry.born, 3]], seconds=0.0, term=0, ids=b"", logps=bytes(12), prompt_text="", text="",
+    )  # fmt: skip
+    head.on("reward-0.0", done, 1.0)
+    return head.on(ROOT, m.UpdateDone(version, {}, f"digest {version}"), 1.0)
+
+
+def test_after_a_broken_push_members_come_back_one_by_one_and_the_bad_one_hurts_itself_alone() -> None:
+    head, effects = updated()
+    assert members_of(effects) == [A, B, C]
+    effects = break_push(head)
+    assert head.state.gate.v == 1, "the clock goes on"
+    assert members_of(effects) == [A]
+    assert members_of(break_push(head)) == [B]
+    assert members_of(break_push(head, ROOT, B)) == [C]
+    assert members_of(break_push(head, ROOT, C)) == [A], "its pause is over, and nothing else is to do"
+    break_push(head)
+    assert members_of(update(head, 2)) == [B, C]
+    assert [member.name for member in head.state.eligible_generators()] == [B, C]
+
+
+def test_one_that_is_late_waits_for_one_regular_push_at_most() -> None:
+    head, _ = updated()
+    break_push(head)
+    for done in ((ROOT, A), (ROOT, B)):
+        break_push(head, *done)
+    assert head.state.pushes.current is not None
+    assert head.state.pushes.current.members == [C]
+    update(head, 2)
+    assert members_of(break_push(head)) == [A, B], "the newest version first"
+    head.on(ROOT, m.BatchRequest(2), 1.0)
+    update(head, 3)
+    effects = break_push(head, ROOT, A, B)
+    assert members_of(effects) == [C], "though version 3 is there"
+    _, begin = sent(effects, m.PushBegin)[0]
+    assert begin.version == 3  # type: ignore[union-attr]
+    assert members_of(break_push(head, ROOT, C)) == [A, B]
+    break_push(head, ROOT, A, B)
+    assert head.state.gate.v == 3
+
+
+def test_who_has_completed_no_push_takes_part_in_none_of_those_who_have() -> None:
+    head, _ = updated(2)
+    join = m.Join("generator-2.0", "generator", 2, 0, "", 1, "")
+    head.on("generator-2.0", join, 1.0)
+    head.on("generator-2.0", m.Ready(4), 1.0)
+    assert members_of(break_push(head, ROOT, A, B)) == ["generator-2.0"]
+    assert members_of(break_push(head)) == ["generator-2.0"]
+    break_push(head)
+    assert members_of(update(head, 2)) == [A, B]
+
+
+def test_one_that_misses_every_push_is_dismissed_while_others_complete_theirs() -> None:
+    head, _ = updated(2)
+    break_push(head)
+    break_push(head)
+    effects, now = break_push(head, ROOT, B), 1.0
+    assert members_of(effects) == [A]
+    break_push(head)
+    while not sent(effects, m.Evict):
+        now += 30.0
+        for name in (A, B, "reward-0.0", ROOT):
+            head.on(name, m.Heartbeat(0, None, ""), now)
+        assert members_of(head.tick(now)) == [A]
+        effects = break_push(head, now=now, error="another model")
+    assert head.state.pushes.hopeless() == {}
+    ((to, order),) = sent(effects, m.Evict)
+    assert (to, order) == (A, m.Evict("it missed 5 pushes of its own in a row; the last error: another model"))
+    assert A not in head.state.members.by_name
+    (left,) = [x.fields for x in effects if isinstance(x, Record) and x.fields.get("state") == "left"]
+    assert left["name"] == A
+    assert str(head.state.phase) == "training"
+    queued = [entry.uid for entry in head.state.ledger.live() if entry.holder == A]
+    assert not queued, "what it held is another's"
+
+
+def test_the_job_ends_when_no_generator_at_all_completes_a_push() -> None:
+    head, _ = updated(2)
+    effects, now, n = break_push(head), 1.0, 0
+    while (end := end_of(effects)) is None:
+        now += 30.0
+        for name in (A, B, "reward-0.0", ROOT):
+            head.on(name, m.Heartbeat(0, None, ""), now)
+        head.tick(now)
+        effects, n = break_push(head, now=now, error="the root is lame"), n + 1
+    assert n == 10
+    assert not sent(effects, m.Evict)
+    sentence = "no generator completes a push: each missed 5 pushes of its own in a row; the last error: "
+    assert (end.code, end.sentence) == (1, f"{sentence}{A}: the root is lame")
+
+
+def test_one_that_may_still_come_is_hoped_for() -> None:
+    """The only one that is there goes, and its supervisor brings it back: that the job ends so is up to supervisors."""
+    head = Head(HeadState(scenario(n_generators=2, batch_size=1, eta=1).rules, Numbers(None)), now=0.0)
+    for name, role, index in ((ROOT, "learner", 0), ("reward-0.0", "reward", 0), (A, "generator", 0)):
+        head.on(name, m.Join(name, role, index, 0, name if role != "generator" else "", 1, ""), 0.0)
+        head.on(name, m.Ready(4), 0.0)
+    effects, now = head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0), 0.0
+    while not sent(effects, m.Evict):
+        now += 10.0
+        for name in (ROOT, "reward-0.0", A):
+            head.on(name, m.Heartbeat(0, None, ""), now)
+        head.tick(now)
+        effects = break_push(head, now=now)
+    assert end_of(effects) is None
+    assert sent(effects, m.Evict)[0][0] == A
+
+
+def test_a_view_in_which_something_broke_is_never_used_again() -> None:
+    pushes = pushes_with(A, B)
+    first = over(pushes, ROOT, A)
+    pushes.begin(version=2, root=ROOT, members=[A, B], catch_up=False, now=2.0)
+    second = over(pushes, ROOT, A, B)
+    pushes.begin(version=3, root=ROOT, members=[A, B], catch_up=False, now=3.0)
+    third = over(pushes, ROOT, A, B)
+    assert first.view != second.view == third.view
+    assert replace(third, members=[A]).missing == []
+
+
+# eta = 0: who is left out of the shares
+
+
+def joined(head: Head, *names: str, now: float = 0.0) -> list[Effect]:
+    """These come and are ready."""
+    effects: list[Effect] = []
+    for name in names:
+        role, index, incarnation = name.replace(".", "-").split("-")
+        endpoint = name if role != "generator" else ""
+        effects += head.on(name, m.Join(name, role, int(index), int(incarnation), endpoint, 1, ""), now)
+        effects += head.on(name, m.Ready(4), now)
+    return effects
+
+
+def assembling(n_generators: int = 3) -> Head:
+    """A head at eta = 0 whose first push is in flight, to all generators."""
+    head = Head(
+        HeadState(scenario(n_generators=n_generators, batch_size=3, n_samples=1, eta=0).rules, Numbers(None)), now=0.0
+    )
+    joined(head, ROOT, "reward-0.0", *(f"generator-{i}.0" for i in range(n_generators)))
+    head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0)
+    assert head.state.pushes.current is not None
+    return head
+
+
+def in_turn(head: Head, bad: str) -> list[Effect]:
+    """The push of all is broken by `bad`; then each is pushed to alone, once. Returns what follows at last."""
+    effects = break_push(head)
+    for _ in range(3):
+        (member,) = members_of(effects)
+        effects = break_push(head) if member == bad else break_push(head, ROOT, member)
+    return effects
+
+
+def holders(effects: list[Effect]) -> dict[int, str]:
+    """Uid of each prompt given out here -> to whom."""
+    return {message.uid: to for to, message in sent(effects, m.Prompt)}  # type: ignore[union-attr]
+
+
+def finish_batch(head: Head, version: int) -> list[Effect]:
+    """All three prompts are sampled and scored, and the update is done."""
+    head.on(ROOT, m.BatchRequest(version - 1), 1.0)
+    for entry in list(head.state.ledger.live()):
+        holder, uid = entry.holder or "", entry.uid
+        head.on(holder, m.Sampled(uid, 0, entry.attempt, "", 3), 1.0)
+        head.on("reward-0.0", scored(uid, 0, entry.attempt, entry.born, holder), 1.0)
+    return head.on(ROOT, m.UpdateDone(version, {}, f"digest {version}"), 1.0)
+
+
+def test_at_eta_0_a_ring_begins_without_one_that_misses_a_push_of_its_own_and_not_before() -> None:
+    head = assembling()
+    effects = break_push(head)
+    assert members_of(effects) == [A]
+    assert not holders(break_push(head))
+    assert not holders(break_push(head, ROOT, B)), "generator-2 has not been pushed to alone"
+    assert str(head.state.phase) == "assembling"
+    assert holders(break_push(head, ROOT, C)) == {0: B, 1: C, 2: B}
+
+
+def test_at_eta_0_a_generator_that_has_not_come_is_waited_for() -> None:
+    head = Head(HeadState(scenario(n_generators=3, batch_size=3, n_samples=1, eta=0).rules, Numbers(None)), now=0.0)
+    joined(head, ROOT, "reward-0.0", A, B)
+    head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0)
+    break_push(head)
+    break_push(head)
+    assert not holders(break_push(head, ROOT, B))
+    assert str(head.state.phase) == "assembling"
+    joined(head, C, now=1.0)
+    while (push := head.state.pushes.current) is not None and push.members != [C]:
+        break_push(head)
+    assert set(holders(break_push(head, ROOT, C)).values()) == {B, C}
+
+
+def test_at_eta_0_one_that_missed_in_company_alone_is_waited_for() -> None:
+    head = assembling()
+    for member in (A, B, C):
+        push = head.state.pushes.current
+        assert push is not None
+        head.on(member, m.PushDone(push.id, 0, "digest 0", 0.0, 0.0), 0.0)
+    push_done(head, ROOT, 0)
+    effects = finish_batch(head, 1)
+    assert members_of(effects) == [A, B, C]
+    effects = break_push(head)
+    assert head.state.gate.v == 1
+    for member in (A, B):
+        assert members_of(effects) == [member]
+        effects = break_push(head, ROOT, member)
+        assert not holders(effects)
+    assert holders(break_push(head, ROOT, C)) == {3: A, 4: B, 5: C}
+
+
+def test_at_eta_0_one_that_completes_a_push_again_has_a_share_of_the_next_batch_and_no_other_changes() -> None:
+    head = assembling()
+    assert holders(in_turn(head, A)) == {0: B, 1: C, 2: B}
+    head.tick(1.0)
+    push = head.state.pushes.current
+    assert push is not None
+    assert push.members == [A]
+    assert not holders(break_push(head, ROOT, A)), "the share in flight is dealt"
+    assert {entry.uid: entry.holder for entry in head.state.ledger.live()} == {0: B, 1: C, 2: B}
+    assert members_of(finish_batch(head, 1)) == [A, B, C]
+    assert holders(break_push(head, ROOT, A, B, C)) == {3: A, 4: B, 5: C}
+
+
+def test_an_incarnation_that_is_replaced_is_kept_apart_no_more_and_one_that_is_silent_is() -> None:
+    head = assembling()
+    in_turn(head, A)
+    assert head.state.pushes.misses_its_own(A)
+    head.requeue(A, 1.0)
+    assert head.state.pushes.misses_its_own(A), "it may be heard again"
+    joined(head, "generator-0.1", now=1.0)
+    assert not head.state.pushes.quarantined
+
+
+def test_an_incomplete_ring_names_the_last_error_of_a_push() -> None:
+    head = assembling()
+    break_push(head, error="a port is shut")
+    effects = head.tick(2000.0)
+    end = end_of(effects)
+    assert end is not None
+    assert "generator-0 is stale (a port is shut)" in end.sentence

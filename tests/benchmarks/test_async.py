@@ -1,0 +1,299 @@
+"""Parts of the whole-job benches: drawn lengths, paused jobs, halves alone. Nothing is timed."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.workflows.protocol import Turn
+from areal_bus.config import loader as settings
+from areal_bus.errors import ConfigError
+from benchmarks.__main__ import BENCHES, main
+from benchmarks.harness import worker_process
+from benchmarks.harness.interleave import Rounds
+from benchmarks.harness.protocol import Figures
+from benchmarks.jobs import interrupt, throughput_bound
+from benchmarks.jobs import workload as drawn
+from benchmarks.jobs.halves_alone import Alone
+from benchmarks.jobs.lengths_reward import N_PROMPT, DrawnLengths, n_recorded, rows, score
+from benchmarks.jobs.paused_jobs import Lane, descendants
+from benchmarks.jobs.real_job import KilledJob
+
+SMALL = drawn.Workload((32, 1, 2), median=20.0, sigma=0.7, longest=40, batch_size=2, n_samples=3, n_slots=4)
+CHILD_AND_GRANDCHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+DEADLINE_S = 60.0
+
+
+def until(is_so: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := is_so()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+class Tokenizer:
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+class Asked:
+    """What a workflow asked for."""
+
+    tokenizer = Tokenizer()
+
+    def __init__(self) -> None:
+        self.lengths: list[int | None] = []
+
+    async def __call__(self, ids: Sequence[int], *, max_new_tokens: int | None = None) -> Turn:
+        self.lengths.append(max_new_tokens)
+        return Turn([1], "x", "length")
+
+
+def test_each_sample_of_a_group_is_as_long_as_its_row_says_whichever_generator_begins_it(tmp_path: Path) -> None:
+    config = written(tmp_path)
+    row = {"question": "abc", "lengths": [5, 9, 7]}
+    for _ in range(2):
+        workflow, asked = DrawnLengths(config), Asked()
+        for _ in range(3):
+            asyncio.run(workflow.episode(row, asked))
+        assert asked.lengths == [5, 9, 7]
+
+
+def test_rows_are_the_same_each_time_and_their_scores_differ() -> None:
+    one, other = (list(rows(50, 8, median=60.0, sigma=1.0, longest=200)) for _ in range(2))
+    assert one == other
+    lengths = [n for row in one for n in row["lengths"]]
+    assert len(lengths) == 400
+    assert max(lengths) == 200
+    assert {len(row["question"]) for row in one} == {N_PROMPT}
+    assert not any(row["flat"] for row in one)
+    rewards = [score("", text, one[0]) for text in ("ab", "ba", "abc")]
+    assert len(set(rewards)) == 3
+    assert all(0 <= reward <= 1 for reward in rewards)
+
+
+@pytest.mark.parametrize("n_flat", [0, 1, 2, 3, 4])
+def test_of_four_groups_that_follow_one_another_so_many_have_no_signal(n_flat: int) -> None:
+    found = list(rows(50, 2, median=60.0, sigma=1.0, longest=200, n_flat=n_flat))
+    assert all(sum(row["flat"] for row in found[i : i + 4]) == n_flat for i in range(47))
+    assert [row["lengths"] for row in found] == [
+        row["lengths"] for row in rows(50, 2, median=60.0, sigma=1.0, longest=200)
+    ]
+    assert {score("", text, row) for text in ("ab", "ba") for row in found if row["flat"]} <= {0.0}
+
+
+@pytest.mark.parametrize(("batch_size", "batches"), [(48, 2), (9, 2), (8, 2), (5, 4), (2, 8), (1, 16)])
+def test_so_many_batches_are_recorded_that_flat_groups_have_their_share(batch_size: int, batches: int) -> None:
+    assert n_recorded(batch_size) == batches
+
+
+def written(folder: Path) -> Any:
+    """The small workload's settings, without a model."""
+    (folder / "model").mkdir()
+    path = folder / "settings.toml"
+    values = {"model": folder / "model", "rows": folder / "rows.jsonl", "batch_size": 2, "n_prompt": N_PROMPT}
+    more = {"n_slots": 4, "n_samples": 3, "longest": 40, "max_tokens_per_mb": 512}
+    path.write_text(drawn.SETTINGS.format(**values, **more))
+    return settings.load(path)
+
+
+@pytest.mark.slow
+def test_each_half_alone_computes_the_workload_that_the_jobs_have(tmp_path: Path) -> None:
+    with worker_process.ours("jobs.halves_alone") as alone:
+        update_a_length(drawn.PreparedWorkload(interrupt.WORKLOAD, tmp_path / "interrupt", alone))
+        made = drawn.PreparedWorkload(replace(SMALL, n_flat=2), tmp_path / "small", alone)
+        alone.ask("opened", config=str(made.settings))
+        assert all(cost() > 0 for cost in drawn.beside(made, alone).values())
+        assert alone.ask("prefill") > 0
+        assert made.n_parameters > 32 * 32
+        assert 16 <= made.mean <= 40
+    recorded = Alone(settings.load(made.settings), tmp_path).recorded
+    assert [batch.n_groups for batch in recorded] == [2] * 8
+    flat = [all(item.reward == 0 for item in batch.items[i : i + 3]) for batch in recorded for i in (0, 3)]
+    assert 5 <= sum(flat) <= 11
+
+
+@pytest.mark.parametrize(
+    ("first", "ratios", "looked_at", "chosen"),
+    [
+        (288, {288: 0.9}, [288], 288),
+        (288, {288: 0.77, 256: 0.87}, [288, 256], 256),
+        (288, {288: 0.77, 256: 0.79, 224: 1.2}, [288, 256, 224], 256),
+        (256, {256: 1.1, 288: 0.95}, [256, 288], 288),
+        (256, {256: 1.5, 288: 1.3, 320: 1.2}, [256, 288, 320], 320),
+        (192, {192: 0.5, 128: 0.4}, [192, 128], 192),
+    ],
+)
+def test_a_shape_is_looked_for_where_the_halves_come_nearer(
+    monkeypatch: pytest.MonkeyPatch, first: int, ratios: dict[int, float], looked_at: list[int], chosen: int
+) -> None:
+    """No shape is looked at on the side where they part; what is taken is warm again, if it was not the last."""
+    seen: list[int] = []
+    warmed: list[int] = []
+
+    def prepared(workload: drawn.Workload, _at: Path, _alone: object) -> Any:
+        return workload
+
+    def speeds(workload: drawn.Workload, _alone: object) -> tuple[float, float]:
+        seen.append(workload.shape[0])
+        return ratios[workload.shape[0]], 1.0
+
+    monkeypatch.setattr(drawn, "PreparedWorkload", prepared)
+    monkeypatch.setattr(drawn, "speeds", speeds)
+    monkeypatch.setattr(drawn, "warm", lambda workload, _alone: warmed.append(workload.shape[0]))
+    shape = next(shape for shape in drawn.SHAPES if shape[0] == first)
+    found: Any = drawn.balanced(replace(SMALL, shape=shape), Path(), None)  # type: ignore[arg-type]
+    assert (seen, found.shape[0]) == (looked_at, chosen)
+    assert warmed == ([] if chosen == looked_at[-1] else [chosen])
+
+
+@pytest.mark.parametrize("cost", [0.86, 1.0, 1.1])
+def test_interrupt_refuses_a_machine_on_which_training_is_the_slower_half(
+    monkeypatch: pytest.MonkeyPatch, cost: float
+) -> None:
+    looks = iter([9.0, cost, cost, 0.1, cost])
+
+    def beside(_made: object, _alone: object) -> dict[str, Callable[[], float]]:
+        return {"generation": lambda: 3 * next(looks), "training": lambda: 3.0}
+
+    monkeypatch.setattr(drawn, "warm", lambda _made, _alone: None)
+    monkeypatch.setattr(drawn, "beside", beside)
+    made: Any = None
+    by = interrupt.looked_at(made, made)
+    assert by == pytest.approx(cost)
+    if cost > 1:
+        assert interrupt.check_bound(by) == by
+    else:
+        with pytest.raises(ConfigError, match=rf"it takes {cost:.2f} of training's time"):
+            interrupt.check_bound(by)
+
+
+def test_a_process_is_found_below_another_wherever_it_is() -> None:
+    with subprocess.Popen([sys.executable, "-c", CHILD_AND_GRANDCHILD], stdin=subprocess.PIPE) as process:
+        below = until(lambda: descendants(process.pid))
+        assert process.pid in descendants(os.getpid())
+        assert below[0] in descendants(os.getpid())
+        process.communicate(b"\n")
+
+
+def update_a_length(made: drawn.PreparedWorkload) -> None:
+    """One batch is as many samples as there are slots: an update comes once in the time of a mean length."""
+    assert made.workload.n_batch == made.workload.n_slots
+    trained = [{"n_tokens_trained": made.n_tokens - 9, "n_tokens_skipped": 9}] * 3
+    assert interrupt.lengths_an_update(made, 0.001, 0.001, trained) == pytest.approx(1.0, abs=0.01)
+
+
+class Ended:
+    """A bench that is told to end while it measures."""
+
+    about = "ends"
+
+    def __init__(self) -> None:
+        self.left = False
+
+    def measure(self, *, quiet: bool) -> Figures:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            self.left = True
+        return {}
+
+
+def test_a_bench_that_is_told_to_end_ends_its_jobs_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, bench = signal.getsignal(signal.SIGTERM), Ended()
+    monkeypatch.setitem(BENCHES, "ended", bench)  # type: ignore[misc]
+    with pytest.raises(SystemExit, match="143"):
+        main(["ended"])
+    assert bench.left
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+class Standing(Lane):
+    """A job without processes, whose head's journal the test writes."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(KilledJob(run, config="none.toml", changes=(), ranks=1, quiet=True))
+        (run / "journal").mkdir(parents=True)
+
+    def write(self, *lines: dict[str, Any]) -> None:
+        with (self._job.run / "journal" / "head-0.0.jsonl").open("a") as file:
+            file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+
+
+def update(
+    version: int, t: float, *, n: int = 100, lag: float = 1.0, masked: int = 0, skipped: int = 0
+) -> list[dict[str, Any]]:
+    figures = {"n_tokens_trained": n, "n_tokens_masked": masked, "n_tokens_skipped": skipped}
+    figures |= {"lag_mean": lag} if n else {}  # of nothing there is no mean
+    return [{"event": "update", "version": version, "t": t, **figures}, {"event": "publish", "version": version}]
+
+
+def test_a_job_clock_stands_while_the_job_does(tmp_path: Path) -> None:
+    lane = Standing(tmp_path / "run")
+    now = time.monotonic()
+    lane.write({"event": "admit"}, *update(1, now - 5.0), *update(2, now - 3.0))
+    lane._run_until(2)  # which stops it
+    until(lambda: time.monotonic() > now + 0.3)
+    lane.write(*update(3, now - 0.5))  # before it was stopped, read later
+    lane.write(*update(4, time.monotonic() + 1.0))
+    seconds, lines = lane.lap(2)
+    stood = time.monotonic() - now
+    assert [line["version"] for line in lines] == [3, 4]
+    assert seconds == pytest.approx(4.0, abs=0.25 + stood - 0.3)
+    assert lane.since(2)[1][0]["clock_s"] == pytest.approx(now - 0.5)
+
+
+def test_a_setting_costs_seconds_a_trained_token_and_says_how_old_they_were(tmp_path: Path) -> None:
+    lane = Standing(tmp_path / "run")
+    lane.write(*update(1, 1.0), *update(2, 3.0, n=100, lag=1.0, masked=50), *update(3, 5.0, n=300, lag=2.0))
+    lane._run_until(1)
+    assert lane.since(1)[0] / drawn.n_trained(lane.since(1)[1]) == pytest.approx(4.0 / 400)
+    of_two = drawn.of_updates("eta2", lane.since(1)[1])
+    assert of_two == {"eta2_lag_mean": 1.75, "eta2_masked_share": round(50 / 450, 4), "eta2_updates": 2}
+    lane.write(*update(4, 6.0, n=0, skipped=100), *update(5, 8.0, lag=0.0, masked=100, skipped=200))
+    lane._run_until(5)
+    found = lane.since(3)
+    assert found[0] / drawn.n_young(found[1]) == pytest.approx(3.0 / 400)
+    assert drawn.of_updates("x", found[1]) == {"x_lag_mean": 0.0, "x_masked_share": 0.2, "x_updates": 2}
+    assert drawn.of_updates("x", found[1][:1]) == {"x_lag_mean": 0.0, "x_masked_share": 0.0, "x_updates": 1}
+
+
+def measured(*costs: dict[str, float]) -> Rounds:
+    return Rounds(costs, 0, 1e-3, 1.0)
+
+
+def test_halves_that_are_not_balanced_are_refused() -> None:
+    assert drawn.check_balance(measured({"generation": 1.2, "training": 1.0})) == pytest.approx(1.2)
+    for generation in (1.3, 0.7):
+        with pytest.raises(ConfigError, match=r"within 1\.25x"):
+            drawn.check_balance(measured({"generation": generation, "training": 1.0}))
+
+
+def test_the_bound_is_the_slower_half_of_the_same_round_and_the_lag_that_of_the_smallest_eta_that_reaches_it() -> None:
+    three = (
+        {"generation": 1.0, "training": 0.9, "eta1": 1.25, "eta2": 1.0, "eta4": 1.0},
+        {"generation": 1.0, "training": 2.0, "eta1": 2.5, "eta2": 2.0, "eta4": 2.0},
+        {"generation": 1.0, "training": 0.5, "eta1": 2.0, "eta2": 1.25, "eta4": 1.0},
+    )
+    rounds = measured(*three, *three)
+    figures: Figures = {f"eta{eta}_lag_mean": float(eta) for eta in throughput_bound.ETAS}
+    figures |= (
+        throughput_bound.share(rounds, "eta1")
+        | throughput_bound.share(rounds, "eta2")
+        | throughput_bound.share(rounds, "eta4")
+    )
+    assert (figures["share_eta1"], figures["share_eta2"], figures["share_eta2_low"]) == (0.8, 1.0, 0.8)
+    assert (figures["share_eta2_sure_low"], figures["share_eta2_sure_high"]) == (0.8, 1.0), "six rounds: the extremes"
+    assert throughput_bound.smallest(figures) == {"smallest_eta": 2, "mean_lag": 2.0}
+    none: Figures = {f"share_eta{eta}": 0.9 for eta in throughput_bound.ETAS}
+    assert throughput_bound.smallest(none) == {"smallest_eta": None, "mean_lag": None}

@@ -1,0 +1,123 @@
+"""Benches `e2e` and `e2e-core`: the shared setting, how our job is paused and counted, and the figures."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from actors.models.loading import check_model_path, load_tokenizer
+from benchmarks.e2e import bench as e2e
+from benchmarks.e2e import job, setting
+from benchmarks.e2e.job import E2eJob, Spent
+from benchmarks.harness import worker_process
+from benchmarks.harness.interleave import Rounds
+
+
+def test_completions_have_rewards_of_their_own_so_that_no_group_is_without_advantage() -> None:
+    texts = {text[i:] + text[:i] for text in setting.questions() for i in (0, 5)}
+    assert len({setting.worth(text) for text in texts}) == len(texts)
+    early, late = setting.character(1) * 64, setting.character(setting.EOS - 1) * 64
+    assert setting.worth(early) > 1 > 1 / 64 > setting.worth(late) > 0
+
+
+@pytest.mark.slow
+def test_a_prompt_has_the_length_that_is_said_and_nobody_can_sample_its_end(tmp_path: Path) -> None:
+    with worker_process.ours("e2e.ours") as ours:
+        assert ours.ask("write", folder=str(tmp_path / "model")) == 857_216
+    folder = check_model_path(str(tmp_path / "model"), tmp_path)
+    tokenizer = load_tokenizer(folder)
+    for question in setting.questions()[:8]:
+        ids = tokenizer(question)["input_ids"]
+        assert len(ids) == setting.N_GIVEN
+        assert tokenizer.decode(ids) == question
+    assert tokenizer.eos_token_id == setting.EOS
+    assert setting.SHAPE["vocab_size"] == setting.EOS
+
+
+def test_the_time_of_a_job_is_that_of_all_its_processes() -> None:
+    inner = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    with subprocess.Popen([sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.readline()
+        found = job.family(process.pid)
+        spent = sum(job.cpu_s(pid) for pid in found)
+        process.stdin.write(b"\n")
+        process.stdin.close()
+    assert len(found) == 2
+    assert found[0] == process.pid
+    assert spent >= 0.25, "0.3 but for ticks: the kernel counts whole ones"
+    assert job.cpu_s(process.pid) == 0.0
+
+
+def test_lines_are_read_as_they_come_whole(tmp_path: Path) -> None:
+    path = tmp_path / "learner-0.0.jsonl"
+    lines = job.Lines(path)
+    lines.look()
+    path.write_text('{"event":"start"}\n{"event":"step","version":1}\n{"event":"st')
+    lines.look()
+    assert [line["version"] for line in lines.of("step")] == [1]
+    with path.open("a") as file:
+        file.write('ep","version":2}\n')
+    lines.look()
+    assert [line["version"] for line in lines.of("step")] == [1, 2]
+
+
+def test_both_clocks_are_of_the_same_rounds_and_the_better_peer_counts() -> None:
+    costs = ({"ours": 1.0, "trl-1": 4.0, "trl-2": 3.0}, {"ours": 1.5, "trl-1": 4.5, "trl-2": 4.2})
+    wall = Rounds((*costs, {"ours": 2.0, "trl-1": 8.0, "trl-2": 6.5}), 1, 1e-3, 1.1)
+    cpu = {"ours": 2.0, "trl-1": 4.0, "trl-2": 7.0}
+    taken = {(name, cost): Spent(9.0, 10 * cpu[name], 10, 0.5) for round in wall.costs for name, cost in round.items()}
+    core = e2e.by_cpu(wall, taken)
+    assert core.costs == (cpu, cpu, cpu)
+    assert core.refused == 1
+    measured = {"": {"wall": wall, "core": core}, "decoupled": {"wall": wall, "core": core}}
+    by_wall, by_core = e2e.figures(measured, "wall"), e2e.figures(measured, "core")
+    assert by_wall["peer_threads"] == 2
+    assert by_wall["ratio"] == pytest.approx(3.0)
+    assert (by_wall["ratio_low"], by_wall["ratio_high"]) == pytest.approx((2.8, 3.25))
+    assert by_wall["core_ratio"] == by_core["ratio"] == by_core["ratio_decoupled"] == pytest.approx(2.0)
+    assert by_wall["core_peer_threads"] == 1
+    assert by_core["wall_ratio"] == by_wall["ratio"] == by_wall["ratio_decoupled"]
+    assert by_wall["refused"] == 2
+
+
+def test_two_cores_are_chosen_and_given_back() -> None:
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one core")
+    with e2e.two_cores() as n:
+        assert len(os.sched_getaffinity(0)) == n == 2
+    assert os.sched_getaffinity(0) == before
+
+
+def burn(cpu_s: float) -> None:
+    began = time.process_time()
+    while time.process_time() - began < cpu_s:
+        pass
+
+
+@pytest.mark.soak
+def test_the_job_trains_what_is_said_and_stands_still_while_it_is_held(tmp_path: Path) -> None:
+    with worker_process.ours("e2e.ours") as ours:
+        ours.ask("write", folder=str(tmp_path / "model"))
+    with E2eJob(tmp_path, "decoupled", quiet=True).started() as ring:
+        first = ring.measure(3)
+        journal = tmp_path / "ring-decoupled" / "journal" / "generator-0.0.jsonl"
+        states = {job.stat(pid)[0] for pid in ring.processes()[1:]}
+        n_bytes = journal.stat().st_size
+        burn(0.3)
+        assert states == {"T"}
+        assert journal.stat().st_size == n_bytes
+        second = ring.measure(3)
+        assert journal.stat().st_size > n_bytes
+    for spent in (first, second):
+        assert spent.n_tokens == 3 * setting.TOKENS
+        assert 0 < spent.cpu_s < 2.5 * spent.wall_s
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert sum(line["event"] == "pushed" for line in lines) >= 6

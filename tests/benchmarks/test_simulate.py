@@ -1,0 +1,102 @@
+"""Bench `simulate`: its pairs, settings, figures and table."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from areal_bus.config import loader as settings
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
+from areal_lab.simulate.comparison import RunComparison
+from areal_lab.simulate.intervals import Prediction, Range
+from areal_lab.simulate.outcome import Outcome
+from areal_lab.simulate.recording import MIN_UPDATES, WARM_UP_UPDATES
+from areal_lab.simulate.sweep import Split
+from benchmarks import __main__ as bench
+from benchmarks.jobs import lengths_reward
+from benchmarks.simulate import other_work as machine
+from benchmarks.simulate.bench import CONFIG, Pair, changes, figures, markdown, other_lines, settings_text
+from benchmarks.simulate.bench import main as again
+from benchmarks.simulate.pairs import ALONE, CROWDED, LAWS, PAIRS, Job, jobs
+
+
+def test_there_are_20_pairs_of_different_jobs_with_enough_updates_to_measure() -> None:
+    assert len(PAIRS) == len(set(PAIRS)) == 20
+    for source, target in PAIRS:
+        assert source != target
+        assert source.engine == target.engine
+        changed = [name for name in ("eta", "batch_size", "law") if getattr(source, name) != getattr(target, name)]
+        assert changed or (source.learners, source.generators) != (target.learners, target.generators)
+    for job in jobs():
+        assert job.n_steps - WARM_UP_UPDATES - job.eta > MIN_UPDATES
+    assert sum(target.engine == "builtin" for _, target in PAIRS) == 15
+
+
+@pytest.mark.parametrize("job", jobs(), ids=lambda job: job.name)
+def test_the_settings_of_a_job_are_valid_and_its_own(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    if job.engine == "builtin":
+        (tmp_path / "rows.jsonl").touch()
+        path.write_text(settings_text(tmp_path, tmp_path / "rows.jsonl", LAWS[job.law][1]))
+    config: Config = settings.load(str(path) if job.engine == "builtin" else CONFIG, list(changes(job)))
+    assert config.rollout.max_head_offpolicyness == job.eta
+    assert (config.topology.learners, config.data.batch_size) == (job.learners, job.batch_size)
+    assert config.gconfig.max_new_tokens == LAWS[job.law][1]
+
+
+def test_rows_of_a_law_have_its_lengths() -> None:
+    for law, most in LAWS.values():
+        rows = lengths_reward.rows(400, 4, median=law.median, sigma=law.sigma, longest=most)
+        drawn = [n for row in rows for n in row["lengths"]]
+        assert sum(drawn) / len(drawn) == pytest.approx(law.mean(most), rel=0.06)
+
+
+def pair(predicted: float, lag: float) -> Pair:
+    outcome = Outcome(predicted, 0.0, 0.0, 1.0, lag, 1, 0.0, 0.0)
+    told = Prediction(outcome, Range(predicted - 5, predicted + 5), None)
+    return Pair(ALONE, CROWDED, RunComparison(Split(1, 2), 1, 100.0, 0.9, 20, told), 0.02)
+
+
+def test_figures_count_what_is_within_the_bounds_and_the_table_has_a_row_a_pair() -> None:
+    found = figures([pair(109.0, 1.0), pair(80.0, 0.5)])
+    assert (found["pairs"], found["within_10_percent"], found["lag_within_a_quarter"]) == (2, 1, 1)
+    assert (found["mean_error"], found["largest_error"], found["largest_lag_error"]) == (0.145, 0.2, 0.4)
+    *_, row = markdown([pair(109.0, 1.0)])
+    assert row == (
+        "| 1 + 1, eta 0, B 32, medium | 1 + 2, eta 1, B 32, medium | 100 | 109 ± 5% | +9% | +2% | 0.90 | 1.00 |"
+    )
+    assert figures([])["largest_error"] is None
+
+
+def test_other_work_is_what_the_machine_did_beside_the_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(machine, "STAT", stat)
+    hertz = os.sysconf("SC_CLK_TCK")
+    stat.write_text("cpu 500 0 100 9000 80 0 0 0 70 0\ncpu0 1 1 1 1\n")
+    began = time.monotonic()
+    with machine.other_work() as found:
+        burn = "import time\nwhile time.process_time() < 0.2: pass"
+        subprocess.run([sys.executable, "-S", "-c", burn], check=True)
+        stat.write_text(f"cpu 500 {4 * hertz} 100 99000 80 0 0 {hertz} 70 0\n")  # nice and steal count, idle does not
+    assert found.cores is not None
+    assert 3.5 < found.cores * (time.monotonic() - began) < 5.0 - 0.15
+    stat.unlink()
+    with machine.other_work() as found:
+        pass
+    assert found.cores is None
+    assert other_lines({"a": 0.3, "b": 0.05})[-1].endswith("beside a (0.30)")
+
+
+def test_an_earlier_bench_without_a_finished_job_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has none that has ended"):
+        again([str(tmp_path)])
+
+
+def test_the_bench_is_in_the_list() -> None:
+    assert "20 pairs of jobs" in bench.catalogue()

@@ -1,4 +1,0 @@
-"""Compares a ring that adapts its split with fixed splits and with a clairvoyant schedule, in virtual time.
-
-Imports `areal_bus` and `tools.simulate`. Begin with `ring.py`.
-"""

@@ -1,4 +1,0 @@
-"""Bench `simulate`: real jobs beside predictions from the journals of other jobs.
-
-Imports the planner and, to make a model, `tools.bench.jobs`. Begin with `pairs.py`.
-"""
