@@ -1,4 +1,4 @@
-"""Benchmarks: one folder a bench (or a family) with its sides; `harness` holds the shared parts.
+"""Benchmarks: our figures next to those of other systems; not in the wheel.
 
-Imports `areal_bus` and `tools`; each side imports what it measures, in its own process. Begin with `__main__.py`.
+Imports everything. `python -m benchmarks --list` names them; each is `python -m benchmarks NAME`.
 """

@@ -1,4 +1,4 @@
-"""From the command line to processes: ranks, resources, supervision, resume.
+"""From the command line to processes. Floors: `plan/`, `memory/`, `run/`, then `commands/` and `fork/`.
 
-Imports `actors` and `areal_bus`. Begin with `main.py`, then `rank.py` and `supervise.py`.
+Begin with `commands/main.py`, then `run/rank.py`.
 """

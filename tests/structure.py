@@ -1,7 +1,7 @@
 """`python -m tests.structure [ROOT]`: measures the structure of the sources (files, folders, imports, sizes).
 
-A room (component) is a folder of a package, or a module directly in the package. An arrow (dependency) is an import
-from one room to another of the same package. Floors (depth) count the rooms on the longest chain of arrows. Imports
+A room (component) of a place is a folder or a module directly in it. An arrow (dependency) is an import from one room
+to another of the same place. Floors (depth) count the rooms on the longest chain of arrows. Imports
 for types only do not count. ROOT may be any checkout, so that two can be compared.
 """
 
@@ -9,14 +9,16 @@ import argparse
 import ast
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-PACKAGES = ("areal_bus", "actors", "launch", "tools")
+PACKAGES = ("areal_bus", "actors", "launch", "tools", "areal_lab", "benchmarks")
+PRODUCT = PACKAGES[:4]  # the ring, and what reads its runs
 PRODUCTION = PACKAGES[:3]
+PLACES = (*PRODUCT, "areal_bus.core", "actors.learner", "actors.rewards")
 SMALL = 80  # lines
 Graph = Mapping[str, set[str]]
 
@@ -93,9 +95,10 @@ class Sources:
         """Module -> the modules of ours that it imports at module level."""
         return {module.name: self.ours(module.top_level()) - {module.name} for module in self.modules}
 
-    def rooms(self, package: str) -> dict[str, set[str]]:
-        """Room of a package -> the other rooms that it imports from, without the package's `__init__`."""
-        inside = {m.name: m.room for m in self.modules if m.path.parts[0] == package and m.name != package}
+    def rooms(self, place: str) -> dict[str, set[str]]:
+        """Room of a place (areal_bus, areal_bus.core) -> the other rooms that it imports from, without `__init__`."""
+        depth = place.count(".") + 2
+        inside = {m.name: ".".join(m.name.split(".")[:depth]) for m in self.modules if m.name.startswith(f"{place}.")}
         graph: dict[str, set[str]] = {room: set() for room in inside.values()}
         for name, there in self.imports.items():
             if name in inside:
@@ -103,11 +106,12 @@ class Sources:
         return graph
 
     def folders(self) -> dict[str, set[str]]:
-        """`rooms` over all packages."""
-        graph: dict[str, set[str]] = {m.room: set() for m in self.modules}
+        """`rooms` over all packages. A module next to folders of modules is a room of its own."""
+        divided = {m.path.parent.parent for m in self.modules}
+        room_of = {m.name: m.name if m.path.parent in divided else m.room for m in self.modules}
+        graph: dict[str, set[str]] = {room: set() for room in room_of.values()}
         for name, there in self.imports.items():
-            room = self.by_name[name].room
-            graph[room] |= {self.by_name[other].room for other in there} - {room}
+            graph[room_of[name]] |= {room_of[other] for other in there} - {room_of[name]}
         return graph
 
     def classes(self) -> dict[str, list[str]]:
@@ -188,9 +192,9 @@ def constructors(modules: Iterable[Module]) -> Iterator[tuple[int, str]]:
                     yield n, f"{module.path}:{inner.lineno} {node.name}"
 
 
-def non_python(root: Path) -> list[Path]:
+def non_python(root: Path) -> list[Module]:
     return [
-        path
+        Module(path.relative_to(root), path.read_text(encoding="utf-8"), ast.Module([], []))
         for package in PACKAGES
         for path in sorted((root / package).rglob("*"))
         if path.suffix in (".c", ".h", ".sh") and path.is_file()
@@ -205,18 +209,24 @@ def measure(root: Path) -> dict[str, object]:
     sized = [module for module in real if module.path.name != "__init__.py"]
     figures: dict[str, object] = {
         "source files": len(sources.modules) + len(others),
-        "lines": sum(m.n_lines for m in sources.modules)
-        + sum(path.read_text(encoding="utf-8").count("\n") for path in others),
+        "lines": sum(m.n_lines for m in [*sources.modules, *others]),
     }
-    for package in PACKAGES:
-        rooms = sources.rooms(package)
-        figures[f"{package}: rooms"] = len(rooms)
-        figures[f"{package}: floors"] = floors(rooms)
-        figures[f"{package}: arrows"] = sum(map(len, rooms.values()))
+    for name, packages in (("product", PRODUCT), ("ring", PRODUCTION)):
+        mine = [m for m in [*sources.modules, *others] if m.path.parts[0] in packages]
+        figures[f"{name}: files"] = len(mine)
+        figures[f"{name}: lines"] = sum(m.n_lines for m in mine)
+    for place in PLACES:
+        rooms = sources.rooms(place)
+        figures[f"{place}: rooms"] = len(rooms)
+        figures[f"{place}: floors"] = floors(rooms)
+        figures[f"{place}: arrows"] = sum(map(len, rooms.values()))
+    n_files = Counter(str(m.path.parent) for m in sources.modules if m.path.name != "__init__.py")
+    folder, n_most = n_files.most_common(1)[0]
     largest = max(sized, key=lambda module: module.n_lines)
     n_function, function = max(functions(real))
     n_constructor, constructor = max(constructors(real))
     figures |= {
+        "largest folder": f"{n_most} ({folder})",
         f"modules under {SMALL} lines": sum(module.n_lines < SMALL for module in sized),
         "largest module": f"{largest.n_lines} ({largest.path})",
         "largest function": f"{n_function} ({function})",

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(
-    path for package in ("areal_bus", "actors", "launch", "tools") for path in (ROOT / package).rglob("*.py")
-)
+PACKAGES = ("areal_bus", "actors", "launch", "tools", "areal_lab", "benchmarks")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 N_POSITIONAL = {"read_text": 0, "write_text": 1}  # arguments before `encoding`
 STARTS = {"run", "Popen", "check_output"}
 BINARY = {("os", "open"), ("gzip", "open"), ("tarfile", "open"), ("zipfile", "open"), ("webbrowser", "open")}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.agents.calculator import calculator
+from actors.agents.tools import calculator
 from actors.data.published_rows import boxed
 from actors.endpoint.openai_api import MOST_CALLS, read_hermes
 from actors.engines.stop_strings import before_stop
@@ -23,7 +23,7 @@ from actors.runtime.process import CRASHED, OVER
 from actors.runtime.start import report, sentence
 from actors.runtime.user_code import describe
 from areal_bus.core.evaluation.evaluation_metrics import final_answer
-from areal_bus.core.members.score_failures import VARIES
+from areal_bus.core.members.console_reports import VARIES
 from areal_bus.errors import UserCodeFailed
 from areal_bus.foreign_text import cut, described, printable, valid, valid_json
 from areal_bus.weights.process_group import brief

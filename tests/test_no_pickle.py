@@ -13,9 +13,8 @@ from launch.run.bootstrap import EnvBootstrap
 from tests.support.strangers import JOB, canary, dealer, next_of, say_raw, until, word
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(
-    path for package in ("areal_bus", "actors", "launch", "tools") for path in (ROOT / package).rglob("*.py")
-)
+PACKAGES = ("areal_bus", "actors", "launch", "tools", "areal_lab", "benchmarks")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 MODULES = {
     "pickle", "cPickle", "_pickle", "pickletools", "dill", "cloudpickle", "joblib", "shelve", "marshal",
     "multiprocessing", "ProcessPoolExecutor",

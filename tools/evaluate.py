@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from areal_bus.config import loader as settings
-from areal_bus.config import named_tasks
-from areal_bus.config.named_tasks import is_generated
-from areal_bus.config.packaged import find_and_announce
+from areal_bus.config.names import named_tasks
+from areal_bus.config.names.named_tasks import is_generated
+from areal_bus.config.names.packaged import find_and_announce
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here

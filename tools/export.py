@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from areal_bus.config.trackers import PACKAGES
+from areal_bus.config.names.trackers import PACKAGES
 from tools import run, terminal
-from tools.command_line import run_parser
 from tools.follow import HOLD_S, is_over, stopped_by
 from tools.run import Run
+from tools.terminal import run_parser
 from tools.trackers.session import TrackerSession, open_session
 
 INTERVAL_S = 2.0

@@ -12,7 +12,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.report.facts.run_facts import RunFacts, read_curves
-from tools.report.page.axes import number
+from tools.report.page.charts import number
 from tools.report.verdict.learning import METRICS
 from tools.run import Run
 from tools.why import make_report

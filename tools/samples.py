@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from areal_bus.errors import ConfigError
 from tools import run, terminal
-from tools.command_line import run_parser
 from tools.run import Line, Run
 from tools.surviving_history import undone_places
+from tools.terminal import run_parser
 
 EPILOG = """\
 examples:

@@ -8,8 +8,8 @@ import json
 import subprocess
 from collections.abc import Sequence
 
-from areal_bus.config.named_tasks import GENERATED, NAMED_TASKS, REASONING_GYM, check_name
-from areal_bus.config.reasoning_gym import PREFIX, REFUSED, task_of
+from areal_bus.config.names.named_tasks import GENERATED, NAMED_TASKS, REASONING_GYM, check_name
+from areal_bus.config.names.reasoning_gym import PREFIX, REFUSED, task_of
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
 from areal_bus.process.isolation import CHILD

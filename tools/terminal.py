@@ -1,5 +1,6 @@
 """Output of the tools: tables, bars, escaped quotations, and the exit code of a tool."""
 
+import argparse
 import io
 import os
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from areal_bus.errors import ConfigError
 from areal_bus.foreign_text import printable
 from areal_bus.process import standard_streams
+from areal_bus.process.commands import as_here
 from areal_bus.process.terminal import columns, progress, table
 
 __all__ = ["bar", "columns", "end", "one_line", "printable", "progress", "quote", "table", "width"]
@@ -65,3 +67,15 @@ def end(main: Callable[[], int]) -> None:
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)
+
+
+def run_parser(module: str, *, description: str, epilog: str) -> argparse.ArgumentParser:
+    """A parser for `python -m MODULE [RUN]`. The caller adds the options."""
+    p = argparse.ArgumentParser(
+        as_here(f"python -m {module}"),
+        description=description,
+        epilog=as_here(epilog),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
+    return p

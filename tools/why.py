@@ -12,10 +12,9 @@ from pathlib import Path
 
 from areal_bus.storage.journal_segments import tail
 from tools import run, terminal
-from tools.command_line import run_parser
-from tools.processes import Process, process_of, stopped_below
 from tools.run import Line, Run
-from tools.run_status import HEAD_EVENTS, MAX_SHOWN, HeadStatus, RunStatus, Start
+from tools.run_status import HEAD_EVENTS, MAX_SHOWN, HeadStatus, Process, RunStatus, Start, process_of, stopped_below
+from tools.terminal import run_parser
 
 SILENT_S = 15.0  # a process writes about once a second, the head also when nothing happens
 TAIL_BYTES = 1 << 18

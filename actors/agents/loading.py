@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.agents.calculator import calculator
 from actors.agents.multi_turn import MultiTurn
-from actors.agents.tools import Tool, ToolCalls
+from actors.agents.tools import Tool, ToolCalls, calculator
 from actors.rewards.loading import load_reward
 from actors.runtime.user_modules import load_function
 from areal_bus.errors import ConfigError

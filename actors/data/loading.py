@@ -19,9 +19,9 @@ from actors.data.tasks import Problems, Row, make_problems
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.problems import environment_problems
 from areal_bus.config.data import DataConfig, SourceConfig
-from areal_bus.config.named_tasks import evaluation_split
+from areal_bus.config.names.named_tasks import evaluation_split
+from areal_bus.config.names.workflows import environment_of
 from areal_bus.config.sections import Config
-from areal_bus.config.workflows import environment_of
 from areal_bus.errors import ConfigError
 from areal_bus.messages import MAX_ROW_BYTES
 from areal_bus.process.commands import install_command

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from areal_bus.config.reasoning_gym import PREFIX, REFUSED
+from areal_bus.config.names.reasoning_gym import PREFIX, REFUSED
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import install_command
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from actors.data.reasoning_gym_rows import generate_both
 from areal_bus.config.data import DataConfig
-from areal_bus.config.reasoning_gym import task_of
+from areal_bus.config.names.reasoning_gym import task_of
 from areal_bus.errors import ConfigError
 
 Row = dict[str, Any]

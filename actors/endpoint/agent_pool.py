@@ -23,8 +23,8 @@ from actors.processes.ipc import REQUEST_BYTES, pack
 from actors.processes.worker_process import WorkerLost, WorkerProcess
 from actors.rewards.loading import reward_options
 from actors.runtime.user_modules import user_folder
+from areal_bus.config.names.workflows import BUILT_IN
 from areal_bus.config.sections import Config
-from areal_bus.config.workflows import BUILT_IN
 from areal_bus.errors import ConfigError
 
 MODULE = "actors.endpoint.agent_worker"

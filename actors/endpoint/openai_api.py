@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from areal_bus.config.generation import OURS
+from areal_bus.config.rollout import OURS
 from areal_bus.foreign_text import valid_json
 
 Message = dict[str, Any]  # role, content, and where they are there name, tool_calls, tool_call_id

@@ -19,7 +19,7 @@ from verifiers.clients import OpenAIChatCompletionsClient
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.rows import INPUT, Row, row_of
 from actors.runtime.user_code import describe
-from areal_bus.config.workflows import PREFIX
+from areal_bus.config.names.workflows import PREFIX
 from areal_bus.errors import ConfigError
 from areal_bus.messages import MAX_PARTS
 

@@ -16,7 +16,7 @@ from actors.environments.environment_code import EnvironmentCode
 from actors.environments.rows import Row
 from actors.runtime.user_code import cause
 from actors.runtime.user_modules import add_user_folder, import_user_module
-from areal_bus.config.workflows import PREFIX
+from areal_bus.config.names.workflows import PREFIX
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import install_command
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from actors.environments.environment_code import EnvironmentCode
-from areal_bus.config.workflows import PREFIX
+from areal_bus.config.names.workflows import PREFIX
 from areal_bus.errors import ConfigError
 from areal_bus.process.isolation import CHILD, child_path
 

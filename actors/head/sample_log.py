@@ -10,7 +10,7 @@ from areal_bus.core.effects import Keep
 from areal_bus.core.parts.reward_parts import parts_of
 from areal_bus.foreign_text import valid
 from areal_bus.messages import Scored
-from areal_bus.storage.line_file import LineFile
+from areal_bus.storage.journal_segments import LineFile
 
 MAX_BUFFERED = 64  # samples buffered before a write
 compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -1,4 +1,5 @@
-"""The learner actor: batches, losses, updates, checkpoints and the sending side of the weight push.
+"""The learner actor: consumes batches, trains, publishes versions.
 
-Imports `cpu`, `models`, `data`, `workflows`, `runtime` and `areal_bus`. Begin with `loop.py` and `ppo.py`.
+Floors: `batching/`, `link/` (messages, ranks), `model/`, `update/`, `checkpoint/`; `algorithms/` are pure functions.
+Begin with `actor.py`, then `update/ppo.py`.
 """

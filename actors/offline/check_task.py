@@ -18,8 +18,8 @@ from actors.data.loading import load_rows
 from actors.rewards.binding.values import read_value
 from actors.rewards.loading import load_reward, reward_options
 from actors.runtime.process import leave
-from areal_bus.config.named_tasks import NAMED_TASKS, fill
-from areal_bus.config.reasoning_gym import task_of
+from areal_bus.config.names.named_tasks import NAMED_TASKS, fill
+from areal_bus.config.names.reasoning_gym import task_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
 

@@ -29,7 +29,7 @@ from actors.runtime.context import dump
 from actors.runtime.process import leave
 from actors.runtime.user_modules import add_user_folder
 from actors.workflows.loading import close_workflow, load_workflow
-from areal_bus.config.named_tasks import evaluation_split
+from areal_bus.config.names.named_tasks import evaluation_split
 from areal_bus.config.sections import Config
 from areal_bus.core.evaluation.evaluation import Evaluation
 from areal_bus.core.parts.reward_parts import mean_fields

@@ -1,7 +1,7 @@
 """The stages of a run as the core knows them, from its settings."""
 
 from areal_bus.config.sections import Config
-from areal_bus.config.stage_rules import settings_by_stage
+from areal_bus.config.stages import settings_by_stage
 from areal_bus.core.parts.stages import Stage
 
 

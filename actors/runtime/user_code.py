@@ -15,7 +15,7 @@ from typing import Any
 from areal_bus.foreign_text import described
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("areal_bus", "actors", "launch", "tools"))
+OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("areal_bus", "actors", "launch", "tools", "areal_lab"))
 NOT_THE_USERS = (
     *OURS,
     *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")),

@@ -23,8 +23,8 @@ from actors.runtime.user_failures import Prints
 from actors.workflows.episode_runner import Awaited
 from actors.workflows.prompts import fill, prompt_of
 from actors.workflows.protocol import Ask, Episode, Row, Turn
+from areal_bus.config.names.workflows import BUILT_IN
 from areal_bus.config.sections import AgentConfig, Config
-from areal_bus.config.workflows import BUILT_IN
 from areal_bus.errors import ConfigError, EngineError, SettingRefused, WorkflowError
 
 TOO_LONG = "over the maximum context length"  # clients recognise an overlong conversation by these words

@@ -12,7 +12,7 @@ from actors.workflows.areal_workflow import ArealWorkflow
 from actors.workflows.protocol import Workflow
 from actors.workflows.single_turn import SingleTurn
 from areal_bus.config.sections import Config
-from areal_bus.config.stage_rules import largest
+from areal_bus.config.stages import largest
 from areal_bus.errors import ConfigError
 
 

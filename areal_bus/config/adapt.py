@@ -1,8 +1,18 @@
-"""Settings of a split of ranks that changes while the job runs: [topology.adapt] (docs/adapt.md)."""
+"""A split of ranks that changes while the job runs: [topology.adapt], its rules, the settings of each split. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from areal_bus.config.capacity import slots
 from areal_bus.config.section import Section
+from areal_bus.config.stages import largest
+
+if TYPE_CHECKING:
+    from areal_bus.config.sections import Config, TopologyConfig
 
 
 class AdaptSettings(Section):
@@ -24,3 +34,172 @@ class AdaptSettings(Section):
     slots_min: int | None = Field(None, ge=1)
     """The live samples of a generator may fall from rollout.max_concurrent_rollouts to this, at least one group, where
     the throughput stays within 2 % of the best: samples end sooner. Empty: they do not change."""
+
+
+Rule = tuple[bool, str]  # (whether it is violated, error text)
+
+
+def is_adaptive(topology: TopologyConfig) -> bool:
+    """Whether ranks may change between learning and sampling."""
+    adapt = topology.adapt
+    return bool(adapt.schedule) or (adapt.every_steps > 0 and adapt.min_learners != adapt.max_learners)
+
+
+def learner_counts(topology: TopologyConfig) -> list[int]:
+    """The numbers of learner ranks that the job may have, in ascending order."""
+    adapt = topology.adapt
+    planned = {adapt.min_learners, adapt.max_learners or topology.learners} if adapt.every_steps else set()
+    return sorted({topology.learners, *planned, *(learners for _, learners in adapt.schedule)})
+
+
+def may_have(topology: TopologyConfig, learners: int) -> bool:
+    """Whether schedule or planner allow so many learner ranks, where there are ranks for them."""
+    adapt = topology.adapt
+    if not adapt.every_steps:
+        return learners in learner_counts(topology)
+    return adapt.min_learners <= learners <= (adapt.max_learners or learners)
+
+
+def with_learners(topology: TopologyConfig, learners: int) -> TopologyConfig:
+    """The topology of one split, which stays: all other ranks sample."""
+    return topology.model_copy(
+        update={"learners": learners, "generators": None, "adapt": type(topology.adapt)()},
+    )
+
+
+def settings_by_split(config: Config) -> dict[int, Config]:
+    """Number of learner ranks -> the settings with that split; of a planner without a maximum also a larger one."""
+    topology, counts = config.topology, learner_counts(config.topology)
+    if topology.adapt.every_steps and topology.adapt.max_learners is None:
+        step = math.lcm(topology.tensor_parallel, topology.replicas, config.actor.context_parallel)
+        most = _most_learners(topology)
+        counts += [n for n in (topology.learners + step,) if most is None or n <= most]
+    fixed = config.model_copy(update={"profile": type(config.profile)()})  # an actor of any split
+    return {n: fixed.model_copy(update={"topology": with_learners(topology, n)}) for n in counts}
+
+
+def adapt_rules(c: Config) -> list[Rule]:
+    """Rules for a split, an eta or slots that change."""
+    return [*_planner(c), *_slots(c), *(_split(c) if is_adaptive(c.topology) else [])]
+
+
+def _planner(c: Config) -> list[Rule]:
+    topology, adapt, eta = c.topology, c.topology.adapt, c.rollout.max_head_offpolicyness
+    off = AdaptSettings()
+    unused = [name for name in ("min_learners", "max_learners", "hysteresis", "eta_min", "slots_min")
+              if getattr(adapt, name) != getattr(off, name)]  # fmt: skip
+    most = adapt.max_learners or max(topology.learners, adapt.min_learners)
+    return [
+        (
+            bool(adapt.schedule) and adapt.every_steps > 0,
+            "the split follows either topology.adapt.schedule or the planner: remove it, or topology.adapt.every_steps",
+        ),
+        (
+            bool(unused) and not adapt.every_steps,
+            f"topology.adapt.{unused and unused[0]} needs topology.adapt.every_steps above 0, for example 20",
+        ),
+        (
+            adapt.min_learners > most,
+            f"topology.adapt.min_learners must not exceed max_learners: they are {adapt.min_learners} and {most}",
+        ),
+        (
+            adapt.every_steps > 0 and not adapt.min_learners <= topology.learners <= most,
+            f"a job begins with a split that it may have: topology.learners = {topology.learners} is not in "
+            f"topology.adapt.min_learners..max_learners = {adapt.min_learners}..{most}",
+        ),
+        (
+            adapt.eta_min is not None and adapt.eta_min > eta,
+            f"topology.adapt.eta_min = {adapt.eta_min} must not exceed rollout.max_head_offpolicyness = {eta}, the "
+            "largest eta (eta = 0 is synchronous and does not change)",
+        ),
+        (
+            adapt.every_steps > 0
+            and adapt.min_learners == adapt.max_learners
+            and adapt.eta_min is None
+            and adapt.slots_min is None,
+            "topology.adapt.every_steps needs something that may change: set topology.adapt.eta_min or slots_min, or "
+            "different min_learners and max_learners",
+        ),
+    ]
+
+
+def _slots(c: Config) -> list[Rule]:
+    least, n_slots, group = c.topology.adapt.slots_min, slots(c), largest(c).gconfig.n_samples
+    if least is None:
+        return []
+    of_problem = _largest_problem(c)
+    what = (
+        "workflow.agent.workers" if n_slots < c.rollout.max_concurrent_rollouts else "rollout.max_concurrent_rollouts"
+    )
+    return [
+        (
+            c.rollout.max_head_offpolicyness == 0,
+            "topology.adapt.slots_min needs rollout.max_head_offpolicyness above 0: eta = 0 leases whole batches",
+        ),
+        (
+            least >= n_slots,
+            f"topology.adapt.slots_min = {least} must be below {what} = {n_slots}, the slots of a generator",
+        ),
+        (
+            least < group,
+            f"topology.adapt.slots_min = {least} must hold a group: gconfig.n_samples is {group}",
+        ),
+        (
+            of_problem > 0 and least < of_problem + group,
+            "an evaluation in training leaves room for training: evaluate.n_samples + gconfig.n_samples = "
+            f"{of_problem + group} must not exceed topology.adapt.slots_min ({least})",
+        ),
+    ]
+
+
+def _largest_problem(c: Config) -> int:
+    """Samples of a problem of any evaluation in training; 0 without one."""
+    evaluate = c.evaluate
+    if not evaluate.every_steps:
+        return 0
+    return max([evaluate.n_samples, *(each.n_samples or 0 for each in evaluate.sets)])
+
+
+def _most_learners(topology: TopologyConfig) -> int | None:
+    """Learner ranks that leave one generator; None where the number of ranks is not set."""
+    width = topology.tensor_parallel
+    if topology.generators is not None:
+        return topology.learners + (topology.generators - 1) * width
+    rewards = topology.rewards if topology.reward == "rank" else 0
+    return None if topology.ranks is None else topology.ranks - rewards - width
+
+
+def _split(c: Config) -> list[Rule]:
+    topology = c.topology
+    steps = [step for step, _ in topology.adapt.schedule]
+    counts, width = learner_counts(topology), topology.tensor_parallel
+    uneven = [n for n in counts if (n - counts[0]) % width]
+    most = _most_learners(topology)
+    key = "topology.adapt.schedule" if steps else "topology.adapt"
+    return [
+        (
+            bool(steps) and (steps != sorted(set(steps)) or steps[0] < 1 or steps[-1] >= c.run.total_train_steps),
+            f"{key} has pairs [step, learners] with ascending steps from 1 to {c.run.total_train_steps - 1}: its steps "
+            f"are {steps}",
+        ),
+        (counts[0] < 1, f"{key}: at least one rank learns; it has {counts[0]} learners"),
+        (
+            most is not None and counts[-1] > most,
+            f"{key}: at least one generator must be left; {counts[-1]} learners leave none: {most} may learn",
+        ),
+        (
+            bool(uneven),
+            f"a generator of topology.tensor_parallel = {width} ranks becomes {width} learner ranks: numbers of "
+            f"learners differ by multiples of it, and {', '.join(map(str, [*uneven, counts[0]]))} do not",
+        ),
+        (
+            bool(c.engine.urls),
+            "[topology.adapt] ends engines whose ranks learn, and servers of engine.urls do not end with a rank: "
+            "remove engine.urls (generators then start their servers), or topology.adapt",
+        ),
+        (
+            topology.ranks_per_gpu > 1,
+            "[topology.adapt] needs a GPU for each rank, because a GPU holds one role at a time: set "
+            f"topology.ranks_per_gpu = 1 (it is {topology.ranks_per_gpu}), or remove topology.adapt",
+        ),
+    ]

@@ -1,7 +1,13 @@
 """Numbers that follow from the settings: samples per generator, rows of logits. Pure: no I/O."""
 
-from areal_bus.config.sections import Config
-from areal_bus.config.stage_rules import largest, smallest_group
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from areal_bus.config.sections import Config
+
+from areal_bus.config.stages import largest, smallest_group
 
 
 def slots(config: Config) -> int:

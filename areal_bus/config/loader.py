@@ -20,9 +20,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
-from areal_bus.config import named_tasks
+from areal_bus.config.names import named_tasks
+from areal_bus.config.names.synonyms import by_meaning, is_foreign
 from areal_bus.config.sections import Config
-from areal_bus.config.synonyms import by_meaning, is_foreign
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
 

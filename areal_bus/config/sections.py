@@ -12,14 +12,14 @@ from pydantic import Field
 from areal_bus.config.adapt import AdaptSettings
 from areal_bus.config.data import DataConfig
 from areal_bus.config.learner import ActorConfig, CriticConfig, LearnerConfig, ReferenceConfig, TeacherConfig
+from areal_bus.config.names.trackers import Tracker
+from areal_bus.config.names.workflows import BUILT_IN, environment_of
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.rollout import EngineConfig, GenerationConfig, RolloutConfig
 from areal_bus.config.section import Section
 from areal_bus.config.stages import StageConfig
-from areal_bus.config.trackers import Tracker
 from areal_bus.config.virtual_time import VirtualTimeConfig
 from areal_bus.config.watch import ProfileConfig, WatchConfig
-from areal_bus.config.workflows import BUILT_IN, environment_of
 
 
 class RunConfig(Section):

@@ -2,17 +2,16 @@
 
 import re
 
-from areal_bus.config.adapt_rules import adapt_rules, is_adaptive, settings_by_split
+from areal_bus.config.adapt import adapt_rules, is_adaptive, settings_by_split
 from areal_bus.config.algorithms import GROUP_BASELINES, refusals
-from areal_bus.config.data import DataConfig
-from areal_bus.config.data_rules import data_rules
-from areal_bus.config.generation import generation_rules
-from areal_bus.config.gpu_memory import gib_of, nearest
-from areal_bus.config.named_tasks import is_scored_by
-from areal_bus.config.reward_rules import reward_rules
+from areal_bus.config.data import DataConfig, data_rules
+from areal_bus.config.names.gpu_memory import gib_of, nearest
+from areal_bus.config.names.named_tasks import is_scored_by
+from areal_bus.config.names.workflows import BUILT_IN, environment_of
+from areal_bus.config.rewards import reward_rules
+from areal_bus.config.rollout import generation_rules
 from areal_bus.config.sections import Config, WorkflowConfig
-from areal_bus.config.stage_rules import settings_by_stage, stage_rules
-from areal_bus.config.workflows import BUILT_IN, environment_of
+from areal_bus.config.stages import settings_by_stage, stage_rules
 from areal_bus.errors import ConfigError
 
 Rule = tuple[bool, str]  # (whether it is violated, error text)

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from areal_bus.core.evaluation.evaluation import Evaluation, Evaluations
-from areal_bus.core.members.death_reports import Deaths
+from areal_bus.core.members.console_reports import Deaths, ScoreFailures
 from areal_bus.core.members.lease_failures import LeaseFailures, actor_of
 from areal_bus.core.members.lease_limit import LeaseLimit
 from areal_bus.core.members.membership import Member, Membership, MemberState
-from areal_bus.core.members.score_failures import ScoreFailures
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
 from areal_bus.core.parts.lease_ids import LeaseIds

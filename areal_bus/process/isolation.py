@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]  # the folder of the packages areal_bus, actors, launch and tools
-PACKAGES = ("actors", "launch", "tools")
+ROOT = Path(__file__).resolve().parents[2]  # the folder of our packages
+PACKAGES = ("actors", "launch", "tools", "areal_lab")
 CHILD = (sys.executable, "-P", "-m")  # a Python process without the working directory on its path
 
 

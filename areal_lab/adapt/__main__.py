@@ -1,4 +1,4 @@
-"""`python -m areal_lab.adapt`: the planner of [topology.adapt] on drawn workloads, against fixed splits and foresight."""
+"""`python -m areal_lab.adapt`: the planner of [topology.adapt] on drawn workloads, next to fixed splits."""
 
 import argparse
 import json
@@ -19,9 +19,9 @@ EPILOG = """\
 Each workload is drawn from its seed: ranks, lengths, speeds, batch, eta, noise and the time of a change. Answers double
 in length and later fall to half of what they were at first. best fixed: the fastest split that never changes.
 clairvoyant: the best schedule of splits by one that knows all lengths and speeds ahead and pays the same time for a
-change. planner: the production planner (areal_bus/core/planner/split_planner.py), from the split that is best at first; it sees
-what the head sees. The last lines compare it with planners that lower eta, the slots, or both, too. Throughput is in
-trained tokens a second of virtual time."""
+change. planner: the production planner (areal_bus/core/planner/split_planner.py), from the split that is best at
+first; it sees what the head sees. The last lines compare it with planners that lower eta, the slots, or both, too.
+Throughput is in trained tokens a second of virtual time."""
 TITLES = ("seed", "ranks", "eta", "best fixed", "clairvoyant", "planner", "of clairvoyant", "over fixed", "splits")
 
 

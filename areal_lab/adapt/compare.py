@@ -68,7 +68,7 @@ def compare(workload: ShiftingWorkload, *, every_steps: int = EVERY_STEPS) -> Co
 
 
 def first_split(workload: ShiftingWorkload, rings: dict[int, AdaptiveRing]) -> int:
-    """Learner ranks of the best split for the lengths at first, as `areal_lab.simulate` finds it before a job starts."""
+    """Learner ranks of the best split for the lengths at first, as `areal_lab.simulate` finds it before a start."""
     return min(rings, key=lambda learners: rings[learners].update_ends[workload.phase_starts[1] - 1])
 
 

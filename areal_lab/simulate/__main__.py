@@ -9,12 +9,11 @@ from dataclasses import replace
 
 from actors.engines.simulated.workload import LengthLaw
 from areal_bus.config import loader as settings
-from areal_bus.config.packaged import find_and_announce
+from areal_bus.config.names.packaged import find_and_announce
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
 from areal_lab.simulate.calibration import Measured, config_of, fit
-from areal_lab.simulate.comparison import RunComparison, compare_with_run, split_of
 from areal_lab.simulate.intervals import REPLICATES, Prediction, predict, replicas, widened
 from areal_lab.simulate.outcome import simulate_steady_state
 from areal_lab.simulate.recording import record
@@ -28,7 +27,17 @@ from areal_lab.simulate.sweep import (
     schedules,
     splits,
 )
-from areal_lab.simulate.tables import SweepCell, as_json, comparison_lines, heading, overlap_warning, table
+from areal_lab.simulate.tables import (
+    RunComparison,
+    SweepCell,
+    as_json,
+    compare_with_run,
+    comparison_lines,
+    heading,
+    overlap_warning,
+    split_of,
+    table,
+)
 from tools import run, terminal
 
 ETAS = "0,1,2,4,8"

@@ -1,4 +1,4 @@
-"""`python -m areal_lab.sweep SWEEP.toml`: runs a grid of settings with several seeds; one folder, one table, one plot."""
+"""`python -m areal_lab.sweep SWEEP.toml`: a grid of settings with several seeds; one folder, one table, one plot."""
 
 import argparse
 import os
@@ -10,16 +10,15 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from areal_bus.config.packaged import find_and_announce
+from areal_bus.config.names.packaged import find_and_announce
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here, install_command
 from areal_bus.process.mpirun import find_mpirun
 from areal_lab.sweep import report
 from areal_lab.sweep.comparison import summaries
 from areal_lab.sweep.plan import Job, SweepFile, as_toml, jobs_of, plot_axis, read_sweep, with_seeds
-from areal_lab.sweep.progress import SweepProgress
 from areal_lab.sweep.results import Result, ResultFile
-from areal_lab.sweep.runner import SweepRunner, is_done
+from areal_lab.sweep.runner import SweepProgress, SweepRunner, is_done
 from areal_lab.sweep.starting import start_of
 from tools import terminal
 

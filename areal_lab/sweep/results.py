@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_bus.core.evaluation.evaluation_plan import STEP
 from areal_bus.errors import ConfigError
-from areal_bus.storage.line_file import LineFile
+from areal_bus.storage.journal_segments import LineFile
 from areal_lab.sweep.plan import Job
 from tools.run import Line, Run
 

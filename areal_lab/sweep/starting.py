@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from areal_bus.config import reasoning_gym
+from areal_bus.config.names import reasoning_gym
 from areal_bus.config.sections import Config, LaunchConfig
 from areal_bus.process.isolation import CHILD, child_path
 from areal_bus.process.mpirun import find_mpirun, mpirun_variables

@@ -24,7 +24,7 @@ from typing import Any
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
 from areal_bus.storage.journal import Journal, compact
-from areal_bus.storage.line_file import LineFile
+from areal_bus.storage.journal_segments import LineFile
 from benchmarks.harness.protocol import Figures
 from benchmarks.jobs import demo
 from benchmarks.jobs.real_job import KilledJob

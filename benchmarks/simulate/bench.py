@@ -15,9 +15,9 @@ from statistics import fmean
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_lab.simulate.calibration import Measured, config_of, fit
-from areal_lab.simulate.comparison import RunComparison, compare_with_run, plus_minus
 from areal_lab.simulate.intervals import REPLICATES, replicas
 from areal_lab.simulate.recording import Recording, record
+from areal_lab.simulate.tables import RunComparison, compare_with_run, plus_minus
 from benchmarks.harness import worker_process
 from benchmarks.harness.protocol import Figures
 from benchmarks.jobs import lengths_reward, workload

@@ -9,7 +9,7 @@ from actors.models.loading import load_tokenizer, max_positions
 from actors.models.scratch import character_tokenizer
 from actors.workflows.prompts import Question, prompt_lengths, prompt_of
 from areal_bus.config.sections import Config
-from areal_bus.config.stage_rules import largest
+from areal_bus.config.stages import largest
 from areal_bus.errors import ConfigError
 from launch.checks.row_checks import dropped_note
 

@@ -18,7 +18,8 @@ from actors.data.loading import RowWithOrigin
 from actors.engines.protocol import Completion
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
-from actors.rewards.loading import WEIGHTED, TrialScore
+from actors.rewards.check import TrialScore
+from actors.rewards.loading import WEIGHTED
 from actors.runtime.user_code import describe, known_fields, place_of
 from actors.workflows.episode_runner import Asked, EpisodeRun
 from actors.workflows.loading import close_workflow, load_workflow

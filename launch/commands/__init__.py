@@ -1,0 +1,1 @@
+"""The commands: `areal-bus NAME`, the options of a job, --dry-run, --slurm, --explain."""

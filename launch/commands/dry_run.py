@@ -8,16 +8,15 @@ from pathlib import Path
 from actors.data.loading import rows_with_origins
 from actors.engines.servers.server_process import installed, interpreter
 from actors.models.loading import check_model_path
-from areal_bus.config.adapt_rules import is_adaptive, settings_by_split
+from areal_bus.config.adapt import is_adaptive, settings_by_split
 from areal_bus.config.loader import extending
 from areal_bus.config.sections import Config
-from areal_bus.config.stage_rules import largest
+from areal_bus.config.stages import largest
 from areal_bus.core.parts.split import Split
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_bus.process import terminal
 from launch.checks.prompt_checks import count_tokens, render_prompt
-from launch.commands.settings_help import as_toml
 from launch.memory import (
     BYTES,
     N_LOGITS,
@@ -32,6 +31,7 @@ from launch.memory.loads import Proposal, format_bytes, rank_need
 from launch.memory.stages import stage_lines
 from launch.plan.generation import check_token_ids, check_tokenizer
 from launch.plan.seats import plan_ranks, rank_pool
+from launch.plan.settings_text import as_toml
 from launch.plan.topology import RankPlan, check_route, min_ranks, planned_hosts, ranks_by_gpu
 from launch.run.resume import preview_resume
 

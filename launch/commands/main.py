@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from areal_bus.config.loader import load, resolve
-from areal_bus.config.packaged import announce, find_config
+from areal_bus.config.names.packaged import announce, find_config
 from areal_bus.config.sections import Config, RunConfig
-from areal_bus.config.tolerance import staleness_warning
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import start_command
 from launch.commands.dry_run import PlanPage, make_plan_page
 from launch.commands.settings_help import explain
 from launch.commands.slurm import sbatch_file
+from launch.commands.tolerance import staleness_warning
 from launch.plan.topology import check_count, min_ranks
 from launch.run.bootstrap import rank_and_size
 from launch.run.elastic import join_job

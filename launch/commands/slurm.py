@@ -7,19 +7,19 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from launch.plan.topology import check_count, min_ranks
+from launch.run.job_id import SLURM_JOB
 from launch.run.runs import ORIGIN, SUMMARY, read_object, run_name, runs_named
 
 MARGIN_S = 60  # between the limit of a drain and the end of the job
 MAX_NOTICE_S = 65535  # of sbatch
 TIME = "24:00:00"
 WHOLE_NODES = "\n#SBATCH --gpus-per-node={}\n#SBATCH --exclusive\n#SBATCH --mem=0"
-SLURM_JOB = "slurm_job"  # in RUN/origin.json
 RANK_SETTINGS = {"launch.bootstrap": "env", "run.resume": "auto"}
 
 TEMPLATE = """\
@@ -89,11 +89,6 @@ def sbatch_file(config: Config, file: Path, overrides: Sequence[str]) -> str:
         runs=shlex.quote(str(config.run.folder)),
         quoted_name=shlex.quote(name),
     )
-
-
-def slurm_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The Slurm job of a start, for RUN/origin.json; {} without Slurm."""
-    return {SLURM_JOB: environ["SLURM_JOB_ID"]} if "SLURM_JOB_ID" in environ else {}
 
 
 def was_drained(folder: str, name: str, job: str) -> bool:

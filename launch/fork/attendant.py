@@ -1,7 +1,8 @@
 """The process that the launcher starts for a rank with launch.start = "fork": it waits for the rank and ends with it.
 
 A fork server of the host (launch/fork/fork_server.py) makes the rank's supervisor. This process sends it its arguments,
-environment and standard streams. Then it becomes launch/fork/rank_waiter.py, which passes signals on to the supervisor and
+environment and standard streams. Then it becomes launch/fork/rank_waiter.py, which passes signals on to the supervisor
+and
 ends with its exit code. It imports the standard library only.
 The first one of a host starts the server. Its address is an abstract socket, which one process can bind.
 `job_attendant.py` does the same for a job of a sweep, whose server the sweep has started.
@@ -22,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from areal_bus.config.packaged import find_config
+from areal_bus.config.names.packaged import find_config
 from areal_bus.errors import ConfigError
 from areal_bus.process.isolation import CHILD
 from launch.fork.rank_waiter import FORWARDED

@@ -16,20 +16,23 @@ Begin with `learner.py` and `generator.py`.
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
 from launch.memory.generator import generator_need, receives_on_device
-from launch.memory.host import (
-    ATTENDANT,
-    FORK_SERVER,
-    FORKED_SUPERVISOR,
-    LIBRARIES,
-    REWARD_WORKER,
-    SUPERVISOR,
-    libraries,
-)
 from launch.memory.learner import learner_need, saved_bytes
 from launch.memory.micro_batch import N_LOGITS, MicroBatch, activations, layer_bytes, learner_activation_numbers
 from launch.memory.parameters import MAX_DELTA_SHARE, ParameterCounts
 from launch.memory.shape import KNOWN_SHAPES, DecoderShape, find_shape, read_shape, root_numbers
-from launch.memory.units import BYTES, GIB, MIB, Need
+from launch.memory.units import (
+    ATTENDANT,
+    BYTES,
+    FORK_SERVER,
+    FORKED_SUPERVISOR,
+    GIB,
+    LIBRARIES,
+    MIB,
+    REWARD_WORKER,
+    SUPERVISOR,
+    Need,
+    libraries,
+)
 
 __all__ = [
     "ATTENDANT",

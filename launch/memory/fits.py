@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_bus.config.sections import Config
-from areal_bus.config.stage_rules import largest
+from areal_bus.config.stages import largest
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role

@@ -2,10 +2,9 @@
 
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
-from launch.memory.host import libraries
 from launch.memory.parameters import ParameterCounts, payload_bytes
 from launch.memory.shape import DecoderShape
-from launch.memory.units import BYTES, MIB, Need
+from launch.memory.units import BYTES, MIB, Need, libraries
 
 N_BUCKETS = 2  # receive buckets of a push
 N_SAMPLED = 3  # logits of a slot and two temporaries of sampling; float64

@@ -4,11 +4,10 @@ from areal_bus.config.algorithms import keeps_reference
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
 from areal_bus.weights.route import home
-from launch.memory.host import libraries
 from launch.memory.micro_batch import GRADIENT_BYTES, MicroBatch, activations, last_layer
 from launch.memory.parameters import ParameterCounts, loaded_bytes, payload_bytes
 from launch.memory.shape import DecoderShape, root_numbers
-from launch.memory.units import BYTES, Need
+from launch.memory.units import BYTES, Need, libraries
 
 STATE_BYTES = 3 * BYTES["float32"]  # a parameter and two moments
 SQRT_BYTES = BYTES["float32"]  # torch on a GPU computes the square roots of all second moments at once

@@ -1,4 +1,4 @@
-"""Computes the memory that a plan needs on each GPU and host, and finds their memory. launch/memory/fits.py compares both."""
+"""Computes the memory that a plan needs on each GPU and host, and finds their memory. `fits.py` compares both."""
 
 import os
 import socket
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from areal_bus.config.gpu_memory import gib_of
+from areal_bus.config.names.gpu_memory import gib_of
 from areal_bus.config.sections import Config
-from areal_bus.config.stage_rules import settings_by_stage
+from areal_bus.config.stages import settings_by_stage
 from areal_bus.messages import Role
 from launch.memory import (
     ATTENDANT,

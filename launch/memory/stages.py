@@ -1,7 +1,7 @@
 """The stages of a run as a table: their settings, and the memory of a learner and a generator in each. Pure."""
 
 from areal_bus.config.sections import Config
-from areal_bus.config.stage_rules import KEYS, settings_by_stage, value_at
+from areal_bus.config.stages import KEYS, settings_by_stage, value_at
 from areal_bus.messages import Role
 from areal_bus.process import terminal
 from launch.memory import DecoderShape, estimate

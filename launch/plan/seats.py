@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from areal_bus.config.adapt_rules import is_adaptive, learner_counts, with_learners
+from areal_bus.config.adapt import is_adaptive, learner_counts, with_learners
 from areal_bus.config.sections import TopologyConfig
 from areal_bus.core.parts.split import RankPool, Split
 from areal_bus.errors import ConfigError

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.runtime.context import Context
-from areal_bus.config.adapt_rules import is_adaptive, may_have
+from areal_bus.config.adapt import is_adaptive, may_have
 from areal_bus.config.sections import Config
 from areal_bus.core.parts.split import Split
 from areal_bus.errors import CheckpointError

@@ -7,6 +7,7 @@ LAUNCHERS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMI_JOBID")
 TORCHRUN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 NO_RUN_ID = "none"  # torchrun without --rdzv-id: the same for all jobs, which differ in the port
 DIGITS = 16
+SLURM_JOB = "slurm_job"  # in RUN/origin.json
 
 
 def job_id(environ: Mapping[str, str], *, alone: str) -> str:
@@ -20,3 +21,8 @@ def job_id(environ: Mapping[str, str], *, alone: str) -> str:
         names += [name for name in TORCHRUN if name in environ]
     known = [f"{name}={environ[name]}" for name in names] or [alone]
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:DIGITS]
+
+
+def slurm_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The Slurm job of a start, for RUN/origin.json; {} without Slurm."""
+    return {SLURM_JOB: environ["SLURM_JOB_ID"]} if "SLURM_JOB_ID" in environ else {}

@@ -2,7 +2,8 @@
 
 For a resumed run it also compares the settings with the saved ones, and renames the files of the last start.
 
-It runs in a subprocess (`python -m launch.run.prepare`, JSON on stdin and stdout), so that the supervisor never imports the
+It runs in a subprocess (`python -m launch.run.prepare`, JSON on stdin and stdout), so that the supervisor never
+imports the
 user's modules. All checks come before the first file is written.
 """
 
@@ -24,13 +25,13 @@ from actors.data.fields import SOURCE, UNREAD
 from actors.data.loader_source import LoaderSource
 from actors.data.loading import RowWithOrigin, check_demonstrations, rows_with_origins, sets_with_origins
 from actors.models.scratch import write_scratch_folder
-from actors.rewards.loading import check_reward
+from actors.rewards.check import check_reward
 from actors.runtime.user_modules import add_user_folder
 from actors.workflows.loading import check_workflow
 from areal_bus.config.algorithms import is_users
 from areal_bus.config.learner import LearnerConfig
+from areal_bus.config.names.trackers import check_installed
 from areal_bus.config.sections import Config, WorkflowConfig
-from areal_bus.config.trackers import check_installed
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.process import standard_streams
 from areal_bus.process.isolation import CHILD
@@ -40,11 +41,11 @@ from launch.checks.model_checks import check_frozen_models, check_lora, check_mo
 from launch.checks.prompt_checks import check_prompts
 from launch.checks.row_checks import seen_note, unknown_notes, why_unread
 from launch.checks.trial import is_tried, is_users_reward, trials
-from launch.commands.slurm import slurm_job
 from launch.memory import find_shape
 from launch.memory.stages import stage_lines
 from launch.plan.environment import actor_environment
 from launch.plan.generation import check_token_ids, check_tokenizer
+from launch.run.job_id import slurm_job
 from launch.run.resume import check_changes, next_start, resume_lines
 from launch.run.runs import (
     CONFIG,

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.config.sections import Config
-from areal_bus.config.stage_rules import settings_by_stage
+from areal_bus.config.stages import settings_by_stage
 from areal_bus.core.evaluation.evaluation_plan import has_stopped_improving, history
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.storage.versioned_dirs import version_of
-from launch.commands.settings_help import toml_value
+from launch.plan.settings_text import toml_value
 from launch.run.runs import (
     CONFIG,
     ORIGIN,

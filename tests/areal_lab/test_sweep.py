@@ -17,11 +17,12 @@ from areal_bus.errors import ConfigError
 from areal_lab.loops.exact_lag import ExactLagLoop
 from areal_lab.sweep import __main__ as sweep
 from areal_lab.sweep import border, report
-from areal_lab.sweep.comparison import paired, summaries
+from areal_lab.sweep.comparison import summaries
 from areal_lab.sweep.plan import jobs_of, read_sweep, with_seeds
-from areal_lab.sweep.progress import SweepProgress
 from areal_lab.sweep.results import Result, ResultFile, area
+from areal_lab.sweep.runner import SweepProgress
 from launch.commands.main import main as launch
+from tools.report.facts.paired_seeds import paired
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "configs" / "sweeps" / "lag-base.toml"

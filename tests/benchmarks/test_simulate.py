@@ -11,11 +11,11 @@ import pytest
 from areal_bus.config import loader as settings
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from areal_lab.simulate.comparison import RunComparison
 from areal_lab.simulate.intervals import Prediction, Range
 from areal_lab.simulate.outcome import Outcome
 from areal_lab.simulate.recording import MIN_UPDATES, WARM_UP_UPDATES
 from areal_lab.simulate.sweep import Split
+from areal_lab.simulate.tables import RunComparison
 from benchmarks import __main__ as bench
 from benchmarks.jobs import lengths_reward
 from benchmarks.simulate import other_work as machine

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 ALLGATHER_PROGRAM = """
 import json, sys
 from areal_bus.config.sections import LaunchConfig
-from launch.bootstrap import open_bootstrap
+from launch.run.bootstrap import open_bootstrap
 b = open_bootstrap(LaunchConfig(bootstrap=sys.argv[1], rendezvous=sys.argv[2], timeout_s=60))
 first = b.allgather(bytes([b.rank]) * 1000 * b.rank)
 second = b.allgather(str(b.rank).encode())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_bus.config.gpu_memory import gib_of
 from areal_bus.config.loader import load
+from areal_bus.config.names.gpu_memory import gib_of
 from areal_bus.errors import ConfigError
 from launch.commands.dry_run import dry_run, make_plan_page
 from launch.plan.gpus import check_gpus

@@ -129,7 +129,7 @@ def test_what_the_launcher_starts_imports_the_standard_library_only() -> None:
 
 def test_the_process_that_waits_for_a_rank_stays_small() -> None:
     code = (
-        "import sys; sys.path.insert(0, 'launch'); import rank_waiter\n"
+        "import sys; sys.path.insert(0, 'launch/fork'); import rank_waiter\n"
         "rows = open('/proc/self/smaps_rollup').read().splitlines()\n"
         "print(sum(int(row.split()[1]) for row in rows if row.startswith('Private')))"
     )
@@ -222,7 +222,7 @@ def test_ranks_of_one_script_meet_though_a_fork_server_is_their_parent() -> None
     """Without mpirun, Slurm or torchrun the script names the job."""
     code = """
 from areal_bus.config.sections import LaunchConfig
-from launch.bootstrap import open_bootstrap
+from launch.run.bootstrap import open_bootstrap
 met = open_bootstrap(LaunchConfig(bootstrap="env", timeout_s=20))
 print(met.allgather(b"x"))
 met.close()
@@ -261,7 +261,7 @@ def test_an_error_before_the_rank_runs_is_printed(tmp_path: Path) -> None:
 def test_a_rank_runs_on_the_cores_and_in_the_folder_of_its_starter() -> None:
     """Not on those of the fork server, which are the cores of the first rank."""
     code = (
-        "import os, socket; from launch import attendant, fork_server\n"
+        "import os, socket; from launch.fork import attendant, fork_server\n"
         "one, all_ = min(os.sched_getaffinity(0)), os.sched_getaffinity(0)\n"
         "ours, starters = socket.socketpair(); os.sched_setaffinity(0, [one]); attendant.send_request(starters)\n"
         "os.sched_setaffinity(0, all_); os.chdir('/')\n"

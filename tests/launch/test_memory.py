@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from areal_bus.config.gpu_memory import gib_of
 from areal_bus.config.loader import load
+from areal_bus.config.names.gpu_memory import gib_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role

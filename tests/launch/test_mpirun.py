@@ -21,7 +21,7 @@ RANK = """
 import sys
 from pathlib import Path
 from areal_bus.config.sections import LaunchConfig
-from launch.bootstrap import open_bootstrap
+from launch.run.bootstrap import open_bootstrap
 from launch.run.process import block_drain_signal
 from launch.run.supervise import Supervisor
 from tests.launch.test_supervise import context
@@ -106,7 +106,7 @@ def test_ctrl_c_names_the_newest_checkpoint_although_mpirun_drops_rank_output(tm
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_output_is_styled_when_mpiruns_own_output_is_a_terminal(is_terminal: bool) -> None:
     """Standard output of a rank is a pseudo-terminal in both cases."""
-    code = "import os, launch.run.process; launch.run.process.note_terminal(); print('styled', os.environ['AREAL_BUS_STYLED'])"
+    code = "import os, launch.run.process as p; p.note_terminal(); print('styled', os.environ['AREAL_BUS_STYLED'])"
     reader, writer = os.openpty() if is_terminal else os.pipe()
     with open(reader, "rb", buffering=0) as output:
         command = [str(MPIRUN), "-np", "1", sys.executable, "-c", code]
@@ -122,7 +122,7 @@ import os, sys, time
 from areal_bus.process.parent_death import die_with_starter
 die_with_starter()
 from areal_bus.config.sections import LaunchConfig
-from launch.bootstrap import open_bootstrap
+from launch.run.bootstrap import open_bootstrap
 print(os.getpid(), flush=True)
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     time.sleep(600)  # rank 0 waits for it in MPI_Init

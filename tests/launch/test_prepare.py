@@ -187,7 +187,7 @@ def test_a_journal_folder_that_cannot_be_written_is_refused(file: Path) -> None:
 
 
 def test_a_tracker_whose_package_is_missing_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("areal_bus.config.trackers.find_spec", lambda package: None)
+    monkeypatch.setattr("areal_bus.config.names.trackers.find_spec", lambda package: None)
     said = refusal(file, 'journal.tracker=["csv", "wandb"]')
     assert said.endswith(f"run {install_command('wandb')}")
 

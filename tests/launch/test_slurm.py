@@ -13,7 +13,8 @@ import pytest
 
 from areal_bus.config.loader import load
 from launch.commands.main import main
-from launch.commands.slurm import sbatch_file, slurm_job, was_drained
+from launch.commands.slurm import sbatch_file, was_drained
+from launch.run.job_id import slurm_job
 from tools import run as runs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -42,7 +42,7 @@ SUPERVISOR = """
 import json, sys
 from pathlib import Path
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
-from launch import supervise
+from launch.run import supervise
 from tests.launch.test_supervise import context
 
 settings = json.loads(sys.argv[3])

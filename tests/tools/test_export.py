@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_bus.config import trackers
+from areal_bus.config.names import trackers
 from areal_bus.errors import ConfigError
 from launch.run.followers import Followers
 from tools import export

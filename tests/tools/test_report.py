@@ -22,19 +22,18 @@ from hypothesis import strategies as st
 from areal_bus.config.loader import fields
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from areal_lab.sweep.page.sweep_facts import groups_of, mean_and_range
 from areal_lab.sweep.results import Result
 from tests.tools.test_export import Ring
 from tools.breakdown.incarnations import read_all
 from tools.report import __main__ as report
 from tools.report.facts.curves import MOST, Curve, StepBins, VersionClock
 from tools.report.facts.run_facts import RunFacts, read_facts
+from tools.report.facts.seed_groups import groups_of, mean_and_range
 from tools.report.facts.settings_rows import setting_rows
-from tools.report.page.axes import LEFT, number, y_axis
-from tools.report.page.charts import CHARACTER
+from tools.report.page.charts import CHARACTER, LEFT, number, y_axis
 from tools.report.page.curve_cards import Plot, with_spread, within
+from tools.report.page.file import render
 from tools.report.page.parts import of_labels
-from tools.report.page.render import render
 from tools.report.page.run_page import run_page
 from tools.report.verdict import judge
 from tools.report.verdict.health import remarks_on

@@ -14,8 +14,8 @@ from actors.offline.check_task import TaskCheckOrder, check_task
 from actors.rewards.loading import load_reward
 from actors.rewards.sandbox import sandbox
 from areal_bus.config.loader import load, resolve
-from areal_bus.config.named_tasks import NAMED_TASKS, evaluation_split, fill
-from areal_bus.config.reasoning_gym import REFUSED
+from areal_bus.config.names.named_tasks import NAMED_TASKS, evaluation_split, fill
+from areal_bus.config.names.reasoning_gym import REFUSED
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import evaluate, tasks

@@ -186,7 +186,8 @@ def test_every_tool_has_help(capsys: Out) -> None:
         with pytest.raises(SystemExit) as ended:
             tool.main(["--help"])
         assert ended.value.code == 0
-        assert re.match(r"usage: (python -m tools\.|\S*areal-bus )\w+ ", capsys.readouterr().out)
+        usage = r"usage: (python -m (tools\.\w+|benchmarks)|\S*areal-bus \w+) "
+        assert re.match(usage, capsys.readouterr().out)
 
 
 def test_an_unreadable_file_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,9 @@ from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
 from tools import run, terminal
 from tools.alarms.alarm_reader import AlarmReader, Finding, LiveAlarms, read
-from tools.command_line import run_parser
 from tools.follow import is_over, stopped_by
 from tools.run import Line, Run
+from tools.terminal import run_parser
 
 INTERVAL_S = 2.0
 EPILOG = """\

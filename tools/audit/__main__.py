@@ -10,7 +10,7 @@ from tools.audit import report
 from tools.audit.audit import audit, figures, judge
 from tools.audit.findings import InvariantVerdict
 from tools.audit.recompute import recompute
-from tools.command_line import run_parser
+from tools.terminal import run_parser
 
 MORE = """\
 Reads the journal and config.json, nothing else (with --recompute kept tokens and weights, too). Each invariant of

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from tools import run, terminal
 from tools.breakdown import flops, roles, steps, waits
 from tools.breakdown.incarnations import TOLERANCE, Incarnation, read_all
-from tools.command_line import run_parser
+from tools.terminal import run_parser
 
 EPILOG = f"""\
 Each process labels every second of its wall time; labels do not overlap. For each actor the labels must sum to its wall

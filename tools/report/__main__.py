@@ -1,23 +1,23 @@
 """Writes RUN/report.html: a run, several runs or a sweep explained on one page that loads nothing from elsewhere."""
 
 import argparse
-import os
+import importlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
-from areal_lab.sweep.page.sweep_facts import is_sweep, read_sweep_facts
-from areal_lab.sweep.page.sweep_page import sweep_page
 from tools import run, terminal
 from tools.report.facts.run_facts import read_facts
 from tools.report.page.comparison_page import comparison_page
+from tools.report.page.file import write
 from tools.report.page.parts import Page
-from tools.report.page.render import render
 from tools.report.page.run_page import run_page
 from tools.report.verdict import judge
 from tools.run import Run
+
+SWEEP_PAGE = "areal_lab.sweep.page.sweep_page"  # by name: tools do not depend on laboratories
 
 EPILOG = """\
 examples:
@@ -52,13 +52,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(is_sweep(folder) for folder in folders):
         if len(folders) > 1:
             raise ConfigError("a sweep has a report of its own: name its folder alone")
-        return write(sweep_page(read_sweep_facts(folders[0], args.x)), args.output or folders[0] / "report.html")
+        return write(
+            importlib.import_module(SWEEP_PAGE).read_page(folders[0], args.x), args.output or folders[0] / "report.html"
+        )
     if args.x is not None:
         raise ConfigError("--x chooses the axis of a sweep: RUN must be a sweep's folder, with results.jsonl")
     found = [run.find(name) for name in args.runs] or [run.find(None)]
     return write(
         page_of(found), args.output or found[0].folder / ("comparison.html" if len(found) > 1 else "report.html")
     )
+
+
+def is_sweep(folder: Path) -> bool:
+    return (folder / "results.jsonl").is_file()
 
 
 def page_of(found: Sequence[Run]) -> Page:
@@ -78,20 +84,6 @@ def names_of(found: Sequence[Run]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(folder) for folder in whole]
-
-
-def write(page: Page, path: Path) -> int:
-    """Write the file at once, so that a reader never sees half of it. Raises ConfigError when it cannot be written."""
-    body, temporary = render(page), path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_bytes(body)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ConfigError(f"the report must be writable: {path}: {error.strerror or error}") from None
-    print(f"{path}: {len(body) / 2**20:.2f} MiB; open it in a browser")
-    for question, answer in page.answers:
-        print(terminal.quote(f"{question} {answer.sentence}", indent="  ", width=terminal.width()))
-    return 0
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from areal_bus.errors import ConfigError
 from tools import run, terminal
-from tools.command_line import run_parser
+from tools.terminal import run_parser
 from tools.timeline import timeline
 from tools.timeline.trace_file import Window
 

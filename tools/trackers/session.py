@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-from areal_bus.config.trackers import Tracker, check_installed
+from areal_bus.config.names.trackers import Tracker, check_installed
 from areal_bus.errors import ConfigError
 from tools.follow import JournalFollower
 from tools.run import Line, Run, is_number, read_object

@@ -11,8 +11,8 @@ from rich.live import Live
 from areal_bus.errors import ConfigError
 from areal_bus.process.terminal import is_terminal
 from tools import run, terminal
-from tools.command_line import run_parser
 from tools.run import Run
+from tools.terminal import run_parser
 from tools.watch import screen
 from tools.watch.live_run import Frame, LiveRun
 from tools.watch.server import PageServer

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from actors.engines.protocol import PLAIN, Request
 from actors.engines.stop_strings import cannot_stop
-from areal_bus.config.generation import MOST_BIAS
+from areal_bus.config.rollout import MOST_BIAS
 from areal_bus.errors import EngineError, SettingRefused
 
 ATTENTION = {"full_attention", "sliding_attention"}

@@ -12,7 +12,7 @@ from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.servers.server_process import ServerProcess
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
-from areal_bus.config.stage_rules import largest
+from areal_bus.config.stages import largest
 
 
 @dataclass(frozen=True, slots=True)

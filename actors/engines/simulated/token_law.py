@@ -3,7 +3,8 @@
 All tokens except stop tokens have a rank, with fixed probabilities by rank (Zipf's law). A hash of the tokens so far,
 with the key of the weights that read each run of them, rotates the ranks. So other weights or another earlier token
 give other log-probs, and tokens that old weights read keep their effect, as in a kept KV cache.
-`actors.engines.simulated.workload` decides when a text ends: the stop token takes that probability, and the ranks share the rest.
+`actors.engines.simulated.workload` decides when a text ends: the stop token takes that probability, and the ranks
+share the rest.
 """
 
 import hashlib

@@ -1,0 +1,1 @@
+"""What connects a learner rank: its inbox, batches from the head, the other ranks, and the push thread."""

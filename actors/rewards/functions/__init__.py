@@ -1,0 +1,1 @@
+"""Built-in reward functions. `mathematics/`, `code/` and `judge/` are next to this folder."""

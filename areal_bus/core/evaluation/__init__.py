@@ -1,0 +1,4 @@
+"""Evaluations: which one is due, its open problems, and its metrics.
+
+Imports `parts/` only. Begin with `evaluation_plan.py`.
+"""

@@ -5,11 +5,10 @@ push makes HEALTHY (I7); a reward or learner is HEALTHY when it is ready.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from areal_bus.core.members.failure_detector import Patience, usual
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Join, Role
 
@@ -47,7 +46,7 @@ class Member:
     is_cut: bool = False  # its connection has ended: messages in flight are lost
     cannot_hear_head: bool = False  # we receive its messages; it does not receive ours
     cannot_hear_since: float | None = None  # when it first reported that it does not receive ours; None: it does
-    gap_s: float = 0.0  # the longest of late between two signs of life (areal_bus/core/members/failure_detector.py)
+    gap_s: float = 0.0  # the longest of late between two signs of life (areal_bus/core/members/membership.py)
 
     @property
     def load(self) -> int:
@@ -241,3 +240,31 @@ class Membership:
     @staticmethod
     def _standing_when_ready(member: Member) -> MemberState:
         return MemberState.STALE if member.role is Role.GENERATOR else MemberState.HEALTHY
+
+
+N_INTERVALS = 3  # heartbeats in a row that must be missing
+CEILING = 10  # times bus.silent_s: no limit is longer
+HALF_S = 30.0  # a long gap counts half after this time, a quarter after twice that
+FEWEST = 3  # members whose gaps tell of the machine
+
+
+class Patience:
+    """The limits of one head's members."""
+
+    def __init__(self, silent_s: float) -> None:
+        self.least_s = silent_s
+        self.most_s = CEILING * silent_s
+
+    def gap(self, longest_s: float, gap_s: float) -> float:
+        """The longest gap of late of one member, once another one of `gap_s` has ended."""
+        decayed_s: float = longest_s * 0.5 ** (gap_s / HALF_S)
+        return min(max(gap_s, decayed_s), self.most_s / N_INTERVALS)
+
+    def limit(self, longest_s: float, usual_s: float) -> float:
+        """Silence from which on a member is dead: by its own longest gap, and by `usual` of all members."""
+        return min(max(self.least_s, N_INTERVALS * max(longest_s, usual_s)), self.most_s)
+
+
+def usual(longest_s: Collection[float]) -> float:
+    """The gap that at least half of all members have, those that last included: one slow member changes nothing."""
+    return sorted(longest_s)[(len(longest_s) - 1) // 2] if len(longest_s) >= FEWEST else 0.0

@@ -6,15 +6,15 @@ savepoint (a "waypoint") is captured when a batch is sent. If the head dies, a s
 weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from areal_bus.core.parts.ledger import LedgerEntry, PromptState
 from areal_bus.core.rows.data_source import IssuedRow
-from areal_bus.core.rules import HeadRules
 from areal_bus.messages import Partial, Scored
 
 Figures = dict[str, str | int | float | None]
+RewardOf = Callable[[str, float], float | None]  # HeadRules.reward_of: status, reward -> what counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class HeadSavepoint:
 START: Mapping[int, HeadCheckpoint] = {0: HeadCheckpoint(0)}  # before the first prompt
 
 
-def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, rules: HeadRules) -> LedgerEntry:
+def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, reward_of: RewardOf) -> LedgerEntry:
     """The ledger entry of a saved prompt in a term that begins at `version`. `known`: the head's entry until now.
 
     Verdicts whose tokens are all of versions <= `version` are kept. If all are kept, the lease is kept, too: the rest
@@ -74,7 +74,7 @@ def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, rules: H
         entry.attempt, entry.n_deaths = known.attempt, known.n_deaths
         kept = {i: x for i, x in (kept | known.verdicts).items() if newest(x) <= version}
     for sample, scored in kept.items():
-        has_reward = rules.reward_of(scored.status, scored.reward) is not None
+        has_reward = reward_of(scored.status, scored.reward) is not None
         (entry.scored if has_reward else entry.failed)[sample] = scored
     if (
         known is not None

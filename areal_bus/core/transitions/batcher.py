@@ -228,3 +228,28 @@ def check_spans(scored: Scored | m.Partial, *, born: int, clock: int) -> None:
     if n_tokens != scored.n_sampled or len(scored.logps) != 4 * n_tokens:
         raise ImpossibleEvent(f"spans, log-probs and segments cover the same tokens; got {n_tokens}, "
                               f"{len(scored.logps) // 4} and {scored.n_sampled}")  # fmt: skip
+
+
+class Refill:
+    """Decides which complete group is replaced next. Its count begins anew with each batch and each term."""
+
+    def __init__(self, state: HeadState) -> None:
+        self._rules, self._ledger, self._rows = state.rules, state.ledger, state.rows
+        self._n_replaced = 0
+
+    def restart(self) -> None:
+        """A batch was taken, or a term begins."""
+        self._n_replaced = 0
+
+    def next(self) -> LedgerEntry | None:
+        """The oldest complete group without signal, if one may be replaced now; the caller refunds it.
+
+        At eta = 0 only when every live group is complete, so that the order of verdicts decides nothing. When the data
+        has ended, nothing could take the place.
+        """
+        if self._n_replaced >= self._rules.max_refill or not len(self._ledger.flat) or self._rows.is_exhausted:
+            return None
+        if self._rules.eta == 0 and self._ledger.n_live != len(self._ledger.ready):
+            return None
+        self._n_replaced += 1
+        return self._ledger.flat.first()

@@ -50,7 +50,7 @@ class Rollouts:
         self.state.refunds_in_a_row = 0
         self._end_evaluation()
         for prompt in checkpoint.open:
-            entry = revive(prompt, known.get(prompt.uid), checkpoint.version, self.rules)
+            entry = revive(prompt, known.get(prompt.uid), checkpoint.version, self.rules.reward_of)
             self.gate.admit(entry.born)
             self.rows.issue(entry.uid, prompt.issue)
             self.ledger.reopen(entry)

@@ -10,10 +10,9 @@ from areal_bus.core.members.membership import Member, MemberState
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, HeadSavepoint
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState, Phase
-from areal_bus.core.transitions.batcher import Batcher
+from areal_bus.core.transitions.batcher import Batcher, Refill
 from areal_bus.core.transitions.phases import Phases
 from areal_bus.core.transitions.publisher import Publisher
-from areal_bus.core.transitions.refill import Refill
 from areal_bus.core.transitions.rollouts import Rollouts
 from areal_bus.core.transitions.split_changes import SplitChanges
 from areal_bus.errors import ImpossibleEvent

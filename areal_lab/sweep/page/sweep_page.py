@@ -1,15 +1,16 @@
 """The page of a sweep: score over an axis with seeds as mean and band, the cells, and the curves of kept runs."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 
-from areal_lab.sweep.comparison import Cell, by_seed, mean_over, paired
-from areal_lab.sweep.page.sweep_facts import SweepFacts, axis_values, best_first, name_of, short
+from areal_lab.sweep.comparison import Cell, by_seed
+from areal_lab.sweep.page.sweep_facts import SweepFacts, axis_values, best_first, name_of, read_sweep_facts, short
 from areal_lab.sweep.report import shown
 from areal_lab.sweep.results import MEANS, Result
 from tools.report.facts.curves import CurveBin
-from tools.report.page.axes import number
-from tools.report.page.charts import PlotLine, line_chart
+from tools.report.facts.paired_seeds import mean_over, paired
+from tools.report.page.charts import PlotLine, line_chart, number
 from tools.report.page.comparison_page import curves_section
 from tools.report.page.parts import Card, Page, PageTable, Section, of_place
 from tools.report.verdict.remarks import Grade, Remark
@@ -23,6 +24,11 @@ FIGURES: Mapping[str, tuple[str, Figure]] = {
     name: (name.replace("_", " ").capitalize(), lambda result, name=name: (result.means or {}).get(name))
     for name in MEANS
 }
+
+
+def read_page(folder: Path, x: str | None) -> Page:
+    """The page of a sweep's folder, with axis `x` for the charts. Raises ConfigError for a folder without results."""
+    return sweep_page(read_sweep_facts(folder, x))
 
 
 def sweep_page(facts: SweepFacts) -> Page:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.agents.calculator import calculator
 from actors.agents.scoring import with_counts
-from actors.agents.tools import schema
+from actors.agents.tools import calculator, schema
 from actors.endpoint.agent_pool import AgentCode
 from actors.offline.synchronous_reference import check_loop
 from actors.rewards.loading import load_reward

@@ -9,12 +9,13 @@ import pytest
 
 from areal_bus.config.capacity import capacity, together
 from areal_bus.config.loader import fields, load, nearest
+from areal_bus.config.names.synonyms import NOT_HERE, OURS_TO_THEIRS
 from areal_bus.config.sections import Config
-from areal_bus.config.stage_rules import largest, settings_by_stage
-from areal_bus.config.synonyms import NOT_HERE, OURS_TO_THEIRS
-from areal_bus.config.tolerance import staleness_warning
+from areal_bus.config.stages import largest, settings_by_stage
 from areal_bus.errors import ConfigError
-from launch.commands.settings_help import DOC, as_toml, explain, page
+from launch.commands.settings_help import DOC, explain, page
+from launch.commands.tolerance import staleness_warning
+from launch.plan.settings_text import as_toml
 
 CONFIGS = sorted(p for p in (Path(__file__).parents[3] / "configs").glob("*.toml") if p.name != "paper.toml")
 SMALL = '[model]\npath = "m"\n[data]\ntask = "sums"\n'

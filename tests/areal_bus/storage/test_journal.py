@@ -183,7 +183,7 @@ def test_of_lines_that_were_written_together_those_that_did_not_fit_are_counted_
     code = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from areal_bus.storage.line_file import LineFile\n"
+        "from areal_bus.storage.journal_segments import LineFile\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
         "file = LineFile(Path(sys.argv[1]))\n"

@@ -26,9 +26,9 @@ from tools.audit.audit import audit, figures, judge
 from tools.breakdown.incarnations import read_all
 from tools.breakdown.steps import read_steps, summary
 from tools.follow import JournalFollower
-from tools.processes import Process, process_of
 from tools.report.facts.run_facts import read_facts
 from tools.run import Run
+from tools.run_status import Process, process_of
 from tools.timeline import __main__ as timeline
 from tools.why import make_report
 

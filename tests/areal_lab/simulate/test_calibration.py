@@ -14,13 +14,13 @@ from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
 from areal_lab.simulate import __main__ as tool
 from areal_lab.simulate.calibration import SLOWDOWNS, USUAL_SLOWDOWN, config_of, fit, measure
-from areal_lab.simulate.comparison import compare_with_run, plus_minus
 from areal_lab.simulate.cores import Cores, equal_share
 from areal_lab.simulate.generator_history import Prefill, prefill_token_s, sample_key
 from areal_lab.simulate.intervals import Prediction, Range, around, replicas, widened
 from areal_lab.simulate.outcome import simulate_steady_state
 from areal_lab.simulate.recording import record
 from areal_lab.simulate.schedule import Schedule
+from areal_lab.simulate.tables import compare_with_run, plus_minus
 from areal_lab.simulate.work_time import Crowd, WorkClock, windows
 from tests.areal_lab.simulate.recorded_ring import RecordedRing
 from tools.run import Run

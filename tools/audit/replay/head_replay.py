@@ -18,8 +18,7 @@ from tools.audit.replay.ledger import AcceptedSample, AuditedPrompt, Prompts
 from tools.audit.replay.members import Members, held_by
 from tools.audit.replay.pushes import Pushing
 from tools.audit.replay.rollback import Rollback
-from tools.audit.replay.slots import Slots
-from tools.audit.replay.splits import Splits
+from tools.audit.replay.splits import Slots, Splits
 from tools.audit.replay.terms import ATTEMPTS
 from tools.audit.run_settings import RunSettings
 

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from areal_lab.sweep.comparison import paired
-from areal_lab.sweep.page.sweep_facts import SeedGroup, groups_of, mean_and_range
+from tools.report.facts.paired_seeds import paired
 from tools.report.facts.run_facts import RunFacts
+from tools.report.facts.seed_groups import SeedGroup, groups_of, mean_and_range
 from tools.report.facts.settings_rows import SEED, differences
-from tools.report.page.axes import number
-from tools.report.page.charts import Layer, PlotLine, bar_rows, legend_of, line_chart
+from tools.report.page.charts import Layer, PlotLine, bar_rows, legend_of, line_chart, number
 from tools.report.page.curve_cards import HELD_OUT, PLOTS
 from tools.report.page.parts import N_COLOURS, Card, Page, PageTable, Section, of_labels, of_place
 from tools.report.verdict.learning import METRICS, parts

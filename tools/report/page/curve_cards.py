@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tools.report.facts.curves import Curve, CurveBin
-from tools.report.page.axes import number
-from tools.report.page.charts import PlotLine, line_chart
+from tools.report.page.charts import PlotLine, line_chart, number
 from tools.report.page.parts import Card, of_place
 
 Curves = Mapping[str, Curve]

@@ -10,8 +10,7 @@ from tools.report.facts.curves import MAX_BINS
 from tools.report.facts.notable_samples import Notable
 from tools.report.facts.run_facts import RunFacts
 from tools.report.facts.settings_rows import setting_rows
-from tools.report.page.axes import number
-from tools.report.page.charts import Layer, histogram, stacked_chart
+from tools.report.page.charts import Layer, histogram, number, stacked_chart
 from tools.report.page.curve_cards import curve_cards, first_cards
 from tools.report.page.parts import Card, Page, PageTable, SampleCard, Section, of_place
 from tools.report.page.time_cards import (

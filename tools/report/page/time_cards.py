@@ -9,8 +9,7 @@ from tools.breakdown.steps import COLUMNS, Step, summary
 from tools.breakdown.waits import MEANING
 from tools.report.facts.curves import CurveBin, StepBins
 from tools.report.facts.run_facts import Breakdown, RunFacts
-from tools.report.page.axes import number
-from tools.report.page.charts import Layer, PlotLine, bar_rows, legend_of, line_chart, stacked_chart
+from tools.report.page.charts import Layer, PlotLine, bar_rows, legend_of, line_chart, number, stacked_chart
 from tools.report.page.curve_cards import Plot, plot_card
 from tools.report.page.parts import N_COLOURS, Card, PageTable, Section, of_label, of_labels, of_place
 

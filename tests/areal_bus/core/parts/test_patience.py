@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from areal_bus import messages as m
 from areal_bus.core.effects import Effect, Progress, Record
 from areal_bus.core.events import Event
-from areal_bus.core.members.death_reports import N_EACH, WITHIN_S, Deaths
-from areal_bus.core.members.failure_detector import CEILING, N_INTERVALS
-from areal_bus.core.members.membership import Membership
+from areal_bus.core.members.console_reports import N_EACH, WITHIN_S, Deaths
+from areal_bus.core.members.membership import CEILING, N_INTERVALS, Membership
 from areal_bus.messages import Role
 from areal_bus.transport.receive_queue import ReceiveQueue
 from areal_lab.staleness.simulator.scenario import Fault

@@ -151,41 +151,43 @@ def known(state: PromptState, holder: str | None, *verdicts: m.Scored) -> Ledger
 
 
 def test_of_a_prompt_that_the_head_knows_no_more_the_frontiers_verdicts_are_kept() -> None:
-    entry = revive(open_prompt(verdict(0, 2)), None, 5, RULES)
+    entry = revive(open_prompt(verdict(0, 2)), None, 5, RULES.reward_of)
     assert (entry.holder, entry.attempt, entry.n_deaths, sorted(entry.scored)) == (None, 0, 1, [0])
 
 
 def test_a_lease_is_kept_when_no_verdict_had_to_go() -> None:
-    entry = revive(open_prompt(), known(PromptState.LEASED, "g", verdict(0, 5)), 5, RULES)
+    entry = revive(open_prompt(), known(PromptState.LEASED, "g", verdict(0, 5)), 5, RULES.reward_of)
     assert (entry.holder, entry.state, entry.attempt, entry.n_deaths) == ("g", PromptState.LEASED, 4, 2)
     assert (sorted(entry.scored), entry.sampled, entry.alone) == ([0], {0, 2}, True)
 
 
 def test_verdicts_of_later_versions_go_and_their_lease_with_them() -> None:
-    entry = revive(open_prompt(), known(PromptState.SCORING, "g", verdict(0, 5), verdict(1, 6)), 5, RULES)
+    entry = revive(open_prompt(), known(PromptState.SCORING, "g", verdict(0, 5), verdict(1, 6)), 5, RULES.reward_of)
     assert (entry.holder, sorted(entry.scored), entry.alone) == (None, [0], False)
 
 
 def test_a_verdict_with_a_single_token_of_a_later_version_goes() -> None:
     mixed = replace(verdict(0, 5), spans=[[5, 2], [6, 1]])
     assert newest(mixed) == 6
-    assert not revive(open_prompt(), known(PromptState.LEASED, "g", mixed), 5, RULES).scored
+    assert not revive(open_prompt(), known(PromptState.LEASED, "g", mixed), 5, RULES.reward_of).scored
 
 
 @pytest.mark.parametrize("state", [PromptState.TRAINING, PromptState.READY, PromptState.QUEUED])
 def test_who_samples_nothing_holds_no_lease_afterwards(state: PromptState) -> None:
-    entry = revive(open_prompt(), known(state, None, verdict(0, 1)), 5, RULES)
+    entry = revive(open_prompt(), known(state, None, verdict(0, 1)), 5, RULES.reward_of)
     assert (entry.holder, sorted(entry.scored)) == (None, [0])
 
 
 def test_what_is_complete_is_ready_at_once_and_what_nobody_holds_waits() -> None:
     ledger = Ledger()
     ledger.restart(next_uid=9, term=2)
-    whole = revive(open_prompt(), known(PromptState.TRAINING, None, *(verdict(i, 1) for i in range(3))), 5, RULES)
+    whole = revive(
+        open_prompt(), known(PromptState.TRAINING, None, *(verdict(i, 1) for i in range(3))), 5, RULES.reward_of
+    )
     ledger.reopen(whole)
     assert whole.state is PromptState.READY
     lost = replace(open_prompt(verdict(0, 1)), uid=8)
-    ledger.reopen(revive(lost, None, 5, RULES))
+    ledger.reopen(revive(lost, None, 5, RULES.reward_of))
     assert ledger.open[8].state is PromptState.QUEUED
     assert ledger.lease(8, "g").attempt == 2 * ATTEMPTS
     assert (ledger.n_live, ledger.n_before) == (2, 7)

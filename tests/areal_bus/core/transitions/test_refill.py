@@ -14,7 +14,7 @@ from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.ledger import LedgerEntry
 from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_bus.core.transitions.refill import Refill
+from areal_bus.core.transitions.batcher import Refill
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Fault, Scenario, ScenarioLengths, Tail
 from tests.areal_bus.core.test_head import head_with, scored

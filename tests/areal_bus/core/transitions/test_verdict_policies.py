@@ -14,7 +14,7 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Effect, End, Keep, Progress, Record
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.members.score_failures import ScoreFailures
+from areal_bus.core.members.console_reports import ScoreFailures
 from areal_bus.core.parts.ledger import Ledger
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.transitions.batcher import Batcher

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from areal_bus.config import reasoning_gym, workflows
+from areal_bus.config.names import reasoning_gym, workflows
 from areal_bus.errors import ConfigError
 
 Key = str  # section.key

@@ -1,13 +1,31 @@
-"""Turns a page into one HTML file that loads nothing: style and script are inside, and a policy forbids the rest."""
+"""Writes a page as one HTML file that loads nothing: style and script are inline. Prints its answers."""
 
 import base64
 import hashlib
+import os
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from areal_bus.errors import ConfigError
+from tools import terminal
 from tools.report.page.parts import Page
+
+
+def write(page: Page, path: Path) -> int:
+    """Write the file at once, so that a reader never sees half of it. Raises ConfigError when it cannot be written."""
+    body, temporary = render(page), path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_bytes(body)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"the report must be writable: {path}: {error.strerror or error}") from None
+    print(f"{path}: {len(body) / 2**20:.2f} MiB; open it in a browser")
+    for question, answer in page.answers:
+        print(terminal.quote(f"{question} {answer.sentence}", indent="  ", width=terminal.width()))
+    return 0
+
 
 HERE = Path(__file__).parent
 KEPT = "\n\t"  # control characters that a text keeps

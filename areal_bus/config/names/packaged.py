@@ -7,7 +7,7 @@ from pathlib import Path
 
 from areal_bus.errors import ConfigError
 
-FOLDER = Path(__file__).resolve().parents[2] / "configs"  # beside the package, in a checkout and when installed
+FOLDER = Path(__file__).resolve().parents[3] / "configs"  # beside the package, in a checkout and when installed
 
 
 def find_config(name: str) -> Path:
