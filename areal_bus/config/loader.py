@@ -28,6 +28,16 @@ from areal_bus.errors import ConfigError
 
 PREFIX = "AREAL_BUS_"
 REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored, and why the key is gone
+    "rollout.exact_lag": (
+        [],
+        "the lag of a ring follows from its timing; train with a given lag in one process by "
+        "`python -m areal_lab.loops.exact_lag CONFIG.toml --out FOLDER`",
+    ),
+    "virtual_time.seconds": (
+        None,
+        "a ring runs in real time; train in virtual time in one process by "
+        "`python -m areal_lab.loops.virtual_time CONFIG.toml --out FOLDER`",
+    ),
     "learner.helpers": (
         0,
         "its threads shortened an update by a tenth, only for very small models, and sums differed from run to run",

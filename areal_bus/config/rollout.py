@@ -20,11 +20,6 @@ class RolloutConfig(Section):
     """eta: maximum staleness of a trained token, in versions. 0 is synchronous training."""
     staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"
     """Tokens beyond eta: "mask" excludes them from the loss, "hold" waits, "drop" samples again, "paper" trains all."""
-    exact_lag: int | tuple[int, ...] | None = None
-    """Only for the loop in one process (`python -m areal_lab.loops.exact_lag`, `areal_lab.sweep`): the batch of
-    version c is
-    sampled by version c - exact_lag. With several values each prompt draws one, so repeated values weigh more. Unset or
-    []: a ring, whose lag follows from timing. See docs/sweep.md."""
     max_concurrent_rollouts: int = Field(32, ge=1)
     """Samples that one generator decodes concurrently (its slots)."""
     on_update: Literal["recompute", "keep", "drain"] = "recompute"
@@ -33,13 +28,6 @@ class RolloutConfig(Section):
     """On a weight update, report samples with at least this many new tokens, for others to continue. 0: off."""
     report_mib: int = Field(256, ge=1)
     """MiB of reported samples that the head stores; beyond it the oldest reports are removed."""
-
-    @property
-    def lags(self) -> tuple[int, ...]:
-        """The values of exact_lag; () when it is unset."""
-        if self.exact_lag is None:
-            return ()
-        return (self.exact_lag,) if isinstance(self.exact_lag, int) else self.exact_lag
 
 
 class SimulatedConfig(Section):

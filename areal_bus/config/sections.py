@@ -18,7 +18,6 @@ from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.rollout import EngineConfig, GenerationConfig, RolloutConfig
 from areal_bus.config.section import Section
 from areal_bus.config.stages import StageConfig
-from areal_bus.config.virtual_time import VirtualTimeConfig
 from areal_bus.config.watch import ProfileConfig, WatchConfig
 
 
@@ -300,7 +299,6 @@ class Config(Section):
     data: DataConfig = DataConfig()
     workflow: WorkflowConfig = WorkflowConfig()
     rollout: RolloutConfig = RolloutConfig()
-    virtual_time: VirtualTimeConfig = VirtualTimeConfig()
     engine: EngineConfig = EngineConfig()
     gconfig: GenerationConfig = GenerationConfig()
     reward: RewardConfig = RewardConfig()

@@ -245,21 +245,6 @@ def _engine(c: Config) -> list[Rule]:
     n = c.topology.generators
     return [
         (
-            bool(c.rollout.lags)
-            and not 0 <= min(c.rollout.lags) <= max(c.rollout.lags) <= c.rollout.max_head_offpolicyness,
-            f"rollout.exact_lag = {c.rollout.exact_lag} must lie between 0 and rollout.max_head_offpolicyness "
-            f"({c.rollout.max_head_offpolicyness}), or its tokens are masked",
-        ),
-        (
-            bool(c.rollout.lags) and c.virtual_time.seconds is not None,
-            "either the lag is given or it follows from virtual time: remove rollout.exact_lag or virtual_time.seconds",
-        ),
-        (
-            0 < c.virtual_time.window < c.data.batch_size,
-            f"a batch fits into virtual_time.window: {c.virtual_time.window} is less than data.batch_size "
-            f"({c.data.batch_size})",
-        ),
-        (
             not is_served and bool(server_keys),
             f"the {name} engine has no server: remove engine.{server_keys[0] if server_keys else ''}, or set "
             'rollout.engine = "sglang" or "vllm"',

@@ -21,7 +21,6 @@ from actors.rewards.actor import scored
 from actors.rewards.pool import Verdict
 from actors.runtime.context import dump
 from actors.workflows.loading import load_workflow
-from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 from areal_bus.core.evaluation.evaluation import Evaluation
 from areal_bus.core.evaluation.evaluation_plan import STEP, EvaluationSet, name_of
@@ -29,6 +28,7 @@ from areal_bus.core.events import Event
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Prompt, Trajectory, VerdictStatus
 from areal_bus.storage.temporary_folder import temporary_folder
+from areal_lab.settings import LabConfig, load
 
 SHOW_S = 10.0  # interval between two lines of progress
 
@@ -37,7 +37,13 @@ class EvaluatedLoop(SynchronousReference):
     """Trains as its subclass says, and evaluates as [evaluate] says."""
 
     def __init__(
-        self, config: Config, config_folder: Path, folder: Path, *, n_generators: int = 1, warm_ups: Path | None = None
+        self,
+        config: LabConfig,
+        config_folder: Path,
+        folder: Path,
+        *,
+        n_generators: int = 1,
+        warm_ups: Path | None = None,
     ) -> None:
         """`folder`: the run's folder. `warm_ups`: folder of weights after the warm-up, which runs with the same model,
         data, warm-up and seed share. Raises ConfigError for a config that this loop cannot run or that does not load.

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from areal_bus.config.virtual_time import VirtualTimeConfig
 from areal_bus.core.parts.gate import Gate
+from areal_lab.settings import VirtualTimeConfig
 
 Key = tuple[int, int]  # uid, sample
 

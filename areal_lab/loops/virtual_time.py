@@ -21,7 +21,6 @@ from actors.learner.batching.batch import build
 from actors.offline.synchronous_reference import Group, ReferenceStep, check_loop, items
 from actors.runtime.process import leave
 from areal_bus.config.capacity import slots
-from areal_bus.config.sections import Config
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.rows.data_source import DataCursor
@@ -30,12 +29,13 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import Partial, Prompt, Trajectory
 from areal_lab.loops.evaluated_loop import EvaluatedLoop, run_command
 from areal_lab.loops.virtual_ring import Key, VirtualRing
+from areal_lab.settings import LabConfig
 
 
 class VirtualTimeLoop(EvaluatedLoop):
     """The worker of a virtual ring: one engine samples, one learner trains."""
 
-    def __init__(self, config: Config, config_folder: Path, folder: Path, *, warm_ups: Path | None = None) -> None:
+    def __init__(self, config: LabConfig, config_folder: Path, folder: Path, *, warm_ups: Path | None = None) -> None:
         """As EvaluatedLoop. Raises ConfigError for a config without virtual_time.seconds."""
         super().__init__(config, config_folder, folder, warm_ups=warm_ups)
         (self._runner,) = self._runners
@@ -84,7 +84,7 @@ class VirtualTimeLoop(EvaluatedLoop):
             "length_sampled": self._length.sampled,
         }
 
-    def _check(self, config: Config, n_generators: int) -> None:
+    def _check(self, config: LabConfig, n_generators: int) -> None:
         check_loop(config, n_generators)
         rules = [
             (config.virtual_time.seconds is None, "give the virtual seconds of the run: set virtual_time.seconds"),

@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from areal_bus.config import loader
-from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_lab.settings import LabConfig, load
 
 Setting = bool | int | float | str | list[Any] | dict[str, Any]
 Keys = dict[str, Setting]  # config key -> value
@@ -79,10 +79,10 @@ class Job:
         """As `--set` options."""
         return [f"{key}={as_toml(value)}" for key, value in self.keys.items()]
 
-    def load(self) -> Config:
+    def load(self) -> LabConfig:
         """Raises ConfigError for settings that no run accepts."""
         try:
-            return loader.load(self.config, self.options)
+            return load(self.config, self.options)
         except ConfigError as error:
             cell = ", ".join(f"{axis} = {value}" for axis, value in self.cell.items())
             raise ConfigError(f"cell ({cell}): {error}") from None

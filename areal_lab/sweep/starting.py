@@ -17,6 +17,7 @@ from areal_bus.config.sections import Config, LaunchConfig
 from areal_bus.process.isolation import CHILD, child_path
 from areal_bus.process.mpirun import find_mpirun, mpirun_variables
 from areal_bus.process.parent_death import die_with_parent
+from areal_lab.settings import LabConfig
 from areal_lab.sweep.job_server import JobServer
 from areal_lab.sweep.plan import Job
 
@@ -44,11 +45,11 @@ def start_of(job: Job, *, ranks: int) -> JobStart:
     return JobStart(None, is_forked, ranks)
 
 
-def loop_of(config: Config) -> str | None:
+def loop_of(config: LabConfig) -> str | None:
     """Module of the loop in one process that runs this config; None for a ring."""
     if config.virtual_time.seconds is not None:
         return "areal_lab.loops.virtual_time"
-    return "areal_lab.loops.exact_lag" if config.rollout.lags else None
+    return "areal_lab.loops.exact_lag" if config.lags else None
 
 
 def modules_of(config: Config) -> list[str]:

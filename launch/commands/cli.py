@@ -15,10 +15,12 @@ import areal_bus.launch
 from areal_bus.errors import ConfigError
 from areal_bus.process import standard_streams
 from areal_bus.process.commands import SCRIPT
+from areal_bus.process.isolation import ROOT
 
 USAGE = f"usage: {SCRIPT} COMMAND ...    {SCRIPT} COMMAND --help shows the options of one"
 OPTIONS = {"--version": "the versions of this package, Python and torch", "--help": "this list"}
 LAUNCH = "launch"  # areal_bus.launch, which is loaded already
+BENCHMARKS = "benchmarks"  # a package of the checkout that is not installed
 COMMANDS = {
     "demo": ("launch.commands.demo", "train a small model on this machine, in a minute or two; no GPU needed"),
     "init": (
@@ -47,7 +49,7 @@ COMMANDS = {
     "adapt": ("areal_lab.adapt", "simulate the planner of the split against fixed splits and a clairvoyant schedule"),
     "sweep": ("areal_lab.sweep", "run a grid of settings with several seeds and compare the cells"),
     "staleness": ("areal_lab.staleness", "simulate rings with faults under each staleness policy"),
-    "bench": ("benchmarks", "run a benchmark; the last line is one JSON object"),
+    "bench": (BENCHMARKS, "run a benchmark; the last line is one JSON object (in a checkout only)"),
     LAUNCH: ("areal_bus.launch", "train, as a rank of your own mpirun or srun"),
 }
 
@@ -67,6 +69,11 @@ def main() -> int:
     module = COMMANDS[command][0]
     if command == LAUNCH:
         return areal_bus.launch.main()
+    if module == BENCHMARKS:
+        if not (ROOT / BENCHMARKS).is_dir():
+            print(f"error: missing package {BENCHMARKS}: it is in the source tree only, not installed", file=sys.stderr)
+            return 2
+        sys.path.append(str(ROOT))
     if not module.startswith("launch."):  # a tool ends the process by itself
         runpy.run_module(module, run_name="__main__", alter_sys=False)
         return 0

@@ -46,7 +46,6 @@ def main(arguments: Sequence[str] | None = None, *, n_ranks: int | None = None) 
         if options.join is not None:
             return join_job(options.join, options.key)
         config, file = load_settings(options.config, options.resume, options.set)
-        check_is_ring(config)
         if rank == 0 and options.config:
             announce(options.config, file)
         if rank == 0 and (warning := staleness_warning(config)):
@@ -125,20 +124,6 @@ def load_settings(file: str | None, resume: str | None, overrides: Sequence[str]
     if "config" not in origin:
         raise ConfigError(f"--resume takes the folder of a run: {resume} has no {ORIGIN}")
     return resolve(tree, str(Path(resume) / CONFIG), overrides), Path(origin["config"])
-
-
-def check_is_ring(config: Config) -> None:
-    """Raises ConfigError for settings of the loop in one process."""
-    if config.rollout.lags:
-        raise ConfigError(
-            "the lag of a ring follows from its timing: remove rollout.exact_lag, or train with the given lag in one "
-            "process: python -m areal_lab.loops.exact_lag CONFIG.toml --out FOLDER"
-        )
-    if config.virtual_time.seconds is not None:
-        raise ConfigError(
-            "a ring runs in real time: remove virtual_time.seconds, or train in virtual time in one process: "
-            "python -m areal_lab.loops.virtual_time CONFIG.toml --out FOLDER"
-        )
 
 
 class Parser(argparse.ArgumentParser):

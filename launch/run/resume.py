@@ -76,7 +76,6 @@ FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): wh
     "watchdog": "",
     "journal": "",
     "watch": "",
-    "virtual_time": "",
     "profile": "",
     "journal.dir": "one folder holds the journal of a run",
 }

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.offline.synchronous_reference import ReferenceStep, SynchronousReference
-from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
 from areal_lab.loops.exact_lag import ExactLagLoop
+from areal_lab.settings import load
 from areal_lab.sweep import __main__ as sweep
 from areal_lab.sweep import border, report
 from areal_lab.sweep.comparison import summaries
@@ -50,7 +50,7 @@ def options(**changes: object) -> list[str]:
 
 def train(folder: Path, *, warm_ups: Path | None = None, **changes: object) -> tuple[list[ReferenceStep], ExactLagLoop]:
     folder.mkdir(exist_ok=True)
-    loop = ExactLagLoop(load(BASE, options(**changes), {}), BASE.parent, folder, warm_ups=warm_ups)
+    loop = ExactLagLoop(load(BASE, options(**changes)), BASE.parent, folder, warm_ups=warm_ups)
     steps = list(loop.train())
     loop.journal.close()
     return steps, loop
@@ -80,7 +80,7 @@ def test_a_mixture_draws_a_lag_for_each_prompt_and_repeats(tmp_path: Path) -> No
 
 def test_without_lag_it_is_the_synchronous_reference_bit_for_bit(tmp_path: Path) -> None:
     steps, _ = train(tmp_path, rollout__exact_lag=0)
-    config = load(BASE, options(rollout__max_head_offpolicyness=0), {})
+    config = load(BASE, options(rollout__max_head_offpolicyness=0))
     reference = SynchronousReference(config, BASE.parent, tmp_path / "reference", n_generators=1)
     assert [step.digest for step in reference.run()] == [step.digest for step in steps]
 
@@ -117,7 +117,7 @@ def test_runs_with_the_same_warm_up_share_its_weights(tmp_path: Path) -> None:
 def test_an_evaluation_counts_a_failed_reward_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing.py").write_text("def score(prompt, completion, row):\n    raise ValueError('no verdict')\n")
     loop = ExactLagLoop(
-        load(BASE, options(reward__function="failing:score", reward__on_error=0.5), {}), tmp_path, tmp_path / "run"
+        load(BASE, options(reward__function="failing:score", reward__on_error=0.5)), tmp_path, tmp_path / "run"
     )
     loop._evaluate("before")
     loop.journal.close()
@@ -127,7 +127,7 @@ def test_an_evaluation_counts_a_failed_reward_as_failed(tmp_path: Path, monkeypa
 
 def test_a_ring_refuses_a_given_lag(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch([str(BASE)]) == 2
-    assert "the lag of a ring follows from its timing: remove rollout.exact_lag" in capsys.readouterr().err
+    assert "rollout.exact_lag no longer exists: the lag of a ring follows from its timing" in capsys.readouterr().err
 
 
 HEAD, LAGS = 'config = "base.toml"\n', '[grid]\n"rollout.exact_lag" = [0, 1]'

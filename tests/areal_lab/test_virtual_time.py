@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.offline.synchronous_reference import ReferenceStep
-from areal_bus.config.loader import load
-from areal_bus.config.virtual_time import VirtualTimeConfig
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
 from areal_lab.loops.exact_lag import ExactLagLoop
 from areal_lab.loops.virtual_ring import Key, Pace, VirtualRing
 from areal_lab.loops.virtual_time import VirtualTimeLoop
+from areal_lab.settings import VirtualTimeConfig, load
 from areal_lab.sweep.plan import jobs_of, read_sweep
 from areal_lab.sweep.starting import loop_of
 from launch.commands.main import main as launch
@@ -38,7 +37,7 @@ KEYS: dict[str, object] = {
 
 def train(folder: Path, loop_class: type[VirtualTimeLoop | ExactLagLoop], **changes: object) -> list[ReferenceStep]:
     keys = KEYS | {key.replace("__", "."): value for key, value in changes.items()}
-    config = load(BASE, [f"{key}={value}" for key, value in keys.items() if value is not None], {})
+    config = load(BASE, [f"{key}={value}" for key, value in keys.items() if value is not None])
     loop = loop_class(config, BASE.parent, folder)
     steps = list(loop.train())
     loop.journal.close()
@@ -177,12 +176,16 @@ def test_a_token_that_has_begun_keeps_its_version() -> None:
 
 
 def test_what_virtual_time_cannot_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch([str(BASE), "--set", "rollout.exact_lag=[]", "--set", "virtual_time.seconds=5"]) == 2
-    assert "a ring runs in real time: remove virtual_time.seconds" in capsys.readouterr().err
+    for key, value, why in (
+        ("rollout.exact_lag", "2", "the lag of a ring follows from its timing"),
+        ("virtual_time.seconds", "5", "a ring runs in real time"),
+    ):
+        assert launch(["configs/tiny.toml", "--set", f"{key}={value}"]) == 2
+        assert why in capsys.readouterr().err
     with pytest.raises(ConfigError, match="either the lag is given or it follows from virtual time"):
-        load(BASE, ["virtual_time.seconds=5"], {})
+        load(BASE, ["virtual_time.seconds=5"])
     with pytest.raises(ConfigError, match="is less than data"):
-        load(BASE, ["virtual_time.window=3"], {})
+        load(BASE, ["virtual_time.window=3"])
     with pytest.raises(ConfigError, match="give the virtual seconds of the run"):
         train(tmp_path, VirtualTimeLoop, virtual_time__seconds=None)
 

@@ -15,11 +15,11 @@ from actors.rewards.actor import scored
 from actors.rewards.functions.builtin import reverse_score
 from actors.rewards.pool import Verdict
 from actors.rewards.protocol import Score
-from areal_bus.config.loader import load
 from areal_bus.core.effects import Keep
 from areal_bus.core.events import Event
 from areal_bus.messages import VerdictStatus
 from areal_lab.loops.exact_lag import ExactLagLoop
+from areal_lab.settings import load
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
