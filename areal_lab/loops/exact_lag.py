@@ -17,6 +17,7 @@ from torch import Tensor
 
 from actors.offline.synchronous_reference import check_loop
 from actors.runtime.process import leave
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Prompt
 from areal_lab.loops.evaluated_loop import EvaluatedLoop, run_command
@@ -28,14 +29,15 @@ class ExactLagLoop(EvaluatedLoop):
 
     def __init__(self, config: LabConfig, config_folder: Path, folder: Path, *, warm_ups: Path | None = None) -> None:
         """As EvaluatedLoop. Raises ConfigError for a config without exact_lag."""
+        self._draws = config.lags
         self._lags = sorted(set(config.lags))
         self._kept: dict[int, Mapping[str, Tensor]] = {}  # version -> weights, of the versions that are still sampled
         super().__init__(config, config_folder, folder, warm_ups=warm_ups)
 
     # which engine samples a prompt, and with which weights
 
-    def _check(self, config: LabConfig, n_generators: int) -> None:
-        if not config.lags:
+    def _check(self, config: Config, n_generators: int) -> None:
+        if not self._draws:
             raise ConfigError("the lag must be given: set rollout.exact_lag, for example --set rollout.exact_lag=4")
         check_loop(config, n_generators)
 
@@ -44,7 +46,7 @@ class ExactLagLoop(EvaluatedLoop):
 
     def _engine_of(self, prompt: Prompt) -> int:
         draw = random.Random(f"{self.config.run.seed}/{prompt.uid}")
-        return self._lags.index(draw.choice(self.config.lags))
+        return self._lags.index(draw.choice(self._draws))
 
     def _update_engines(self) -> None:
         """Give each engine the weights of version c - lag, or of version 0 before there is one."""

@@ -21,6 +21,7 @@ from actors.learner.batching.batch import build
 from actors.offline.synchronous_reference import Group, ReferenceStep, check_loop, items
 from actors.runtime.process import leave
 from areal_bus.config.capacity import slots
+from areal_bus.config.sections import Config
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.rows.data_source import DataCursor
@@ -84,7 +85,8 @@ class VirtualTimeLoop(EvaluatedLoop):
             "length_sampled": self._length.sampled,
         }
 
-    def _check(self, config: LabConfig, n_generators: int) -> None:
+    def _check(self, config: Config, n_generators: int) -> None:
+        assert isinstance(config, LabConfig)
         check_loop(config, n_generators)
         rules = [
             (config.virtual_time.seconds is None, "give the virtual seconds of the run: set virtual_time.seconds"),

@@ -49,7 +49,6 @@ def main(words: Sequence[str]) -> int:
     if options.config is None and not options.resume:
         raise ConfigError(f"give a config file: {SCRIPT} run configs/tiny.toml, or that of {SCRIPT} init FOLDER")
     config, _ = launcher.load_settings(options.config, options.resume, options.set)
-    launcher.check_is_ring(config)
     least = min_ranks(config.topology)
     if n_ranks is not None and n_ranks < least:
         raise ConfigError(f"-np must be at least {least}, the least that this topology accepts: it is {n_ranks}")
