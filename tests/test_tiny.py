@@ -19,6 +19,7 @@ from actors.models.loading import load_model
 from actors.models.scratch import SCRATCH_FILE, write_scratch_folder
 from actors.offline.synchronous_reference import SynchronousReference
 from areal_bus.config.loader import load
+from areal_bus.config.names import algorithms
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.weights.process_group import NAMELESS
 from tests.actors.models.test_families import FAMILIES, V, plain, saved
@@ -187,8 +188,7 @@ def test_the_tiny_model_learns_to_reverse_words(seed: int, tmp_path: Path) -> No
     assert gain(launch(tmp_path, f"run.seed={seed}")) >= 0.1
 
 
-BASE = ROOT / "configs" / "algorithms" / "base.toml"
-ALGORITHMS = sorted(path for path in BASE.parent.glob("*.toml") if path != BASE)
+TINY = ROOT / "configs" / "tiny.toml"
 SHORTLY = (
     "run.total_train_steps=3",
     "data.limit=200",
@@ -212,17 +212,39 @@ def teacher(folder: Path) -> str:
 @pytest.mark.slow
 def test_a_ring_distils_a_teacher(tmp_path: Path) -> None:
     """The ring at eta = 0 has the other parts beside the policy: reference model, critic, refill."""
-    run = launch(tmp_path, *SHORTLY, teacher(tmp_path), config=str(BASE.with_name("distill.toml")), ranks=3)
+    run = launch(tmp_path, *SHORTLY, teacher(tmp_path), "actor.advantage=distill", "actor.loss=reinforce", ranks=3)
     updates = events(run, "head-0.0", "update")
     assert [update["version"] for update in updates] == [1, 2, 3]
     assert all(update["grad_norm"] > 0 for update in updates)
 
 
-@pytest.mark.parametrize("file", ALGORITHMS, ids=lambda path: path.stem)
-def test_each_algorithm_trains_three_steps_in_the_plain_loop(tmp_path: Path, file: Path) -> None:
-    more = [teacher(tmp_path)] if file.stem == "distill" else []
-    config = load(file, (*SHORTLY, *more, "rollout.max_head_offpolicyness=0"), {})
-    reference = SynchronousReference(config, file.parent, tmp_path, n_generators=1)
+@pytest.mark.slow
+def test_the_readmes_six_lines_for_dapo_train_a_tiny_model(tmp_path: Path) -> None:
+    """On two CPU cores instead of eight GPUs, with a tiny model and one line of data."""
+    block = re.search(r"```toml mine/dapo.toml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    assert len([line for line in block[1].splitlines() if line and not line.startswith("[")]) <= 6
+    write_scratch_folder(tmp_path / "shape", ScratchConfig(hidden_size=32, layers=1, heads=2, max_positions=64))
+    load_model(str(tmp_path / "shape"), "float32", "cpu", random_seed=1).save_pretrained(tmp_path / "shape")
+    (tmp_path / "problems.jsonl").write_text('{"question": "ab", "answer": "1"}\n' * 8)
+    (tmp_path / "dapo.toml").write_text(block[1])
+    smaller = ("topology.gpus_per_host=0", "topology.learners=1", "topology.ranks=3", "topology.generators=1",
+               "topology.reward=rank", f"model.path='{tmp_path / 'shape'}'", "model.dtype=float32",
+               f"data.path='{tmp_path / 'problems.jsonl'}'", "data.prompt='{question}'", "data.chat_template=false",
+               "data.batch_size=2", "gconfig.n_samples=2", "gconfig.max_new_tokens=10", "run.total_train_steps=2",
+               "data.max_refill=0")  # fmt: skip
+    run = launch(tmp_path / "runs", *smaller, config=str(tmp_path / "dapo.toml"), ranks=3)
+    assert [update["version"] for update in events(run, "head-0.0", "update")] == [1, 2]
+    actor = json.loads((run / "config.json").read_text())["actor"]
+    assert (actor["algorithm"], actor["eps_clip_higher"], actor["overlong_tokens"]) == ("dapo", 0.28, 2)
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_each_algorithm_trains_three_steps_in_the_plain_loop(tmp_path: Path, name: str) -> None:
+    more = [teacher(tmp_path)] if name == "distill" else []
+    changes = (*SHORTLY, *more, "rollout.max_head_offpolicyness=0")
+    config = load([TINY, algorithms.FILES / f"{name}.toml"], changes, {})
+    reference = SynchronousReference(config, TINY.parent, tmp_path, n_generators=1)
     steps = list(reference.run())
     reference.journal.close()
     assert [step.version for step in steps] == [1, 2, 3]

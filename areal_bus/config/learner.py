@@ -51,6 +51,8 @@ class ActorConfig(Section):
     truncated_samples: Literal["train", "mask", "zero"] = "train"
     """Samples cut off by the length limit: "train" them, "mask" their tokens (their reward stays in the group's
     baseline), or train them with reward "zero"."""
+    algorithm: str = ""
+    """A file of configs/algorithms by name ("dapo", "gspo"): its keys, where they are not set. Empty: none."""
     advantage: str = "grpo"
     """Estimator: "grpo", "dr_grpo", "rloo", "opo", "reinforce", "reinforce_plus_plus",
     "reinforce_plus_plus_baseline", "gae" (with [critic]), "none" (the reward), "distill" (the teacher instead of the

@@ -1,8 +1,8 @@
 """Loads settings from a TOML file, the environment and --set into one checked Config.
 
-Precedence, lowest first: the file named by `extends` (one level), the file, AREAL_BUS_SECTION__KEY, --set section.key.
-pydantic-settings reads and merges the files. It does not read the environment: its EnvSettingsSource drops unknown
-sections, parses JSON instead of TOML, and raises errors without key and value.
+Precedence, lowest first: what actor.algorithm, workflow and task stand for, the files that a file `extends`, the file,
+AREAL_BUS_SECTION__KEY, --set section.key. pydantic-settings merges the files. It does not read the environment: its
+EnvSettingsSource drops unknown sections, parses JSON instead of TOML, and raises errors without key and value.
 """
 
 import difflib
@@ -13,6 +13,7 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -20,7 +21,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
-from areal_bus.config.names import named_tasks
+from areal_bus.config.extends import KEY as EXTENDS
+from areal_bus.config.extends import bases, files_of, read_table
+from areal_bus.config.names import algorithms, named_tasks
 from areal_bus.config.names.synonyms import by_meaning, is_foreign
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
@@ -47,47 +50,87 @@ LIKE = 0.6  # similarity of a section's name to that of a table within a section
 NEARER = 0.9  # similarity of a typo; below it, names of other systems are tried first
 
 
-def load(path: Path | str, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
-    """The checked settings. Raises ConfigError with one sentence for any fault."""
-    return resolve(read_file(Path(path)), str(path), overrides, environ)
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Settings as given: tables, and the origin of each value by dotted key: a file, a variable or an option."""
+
+    tree: dict[str, Any]
+    origins: dict[str, str]
+    path: str  # the file that errors name
+
+
+def load(
+    path: Path | str | Sequence[Path], overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+) -> Config:
+    """The checked settings of a file, or of several: a later one wins. Raises ConfigError with one sentence."""
+    return checked(read([path] if isinstance(path, Path | str) else path, overrides, environ))
 
 
 def resolve(
     tree: dict[str, Any], path: str, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ
 ) -> Config:
     """`load` for tables that were already read from the file at `path`."""
-    source = dict.fromkeys(leaves(tree), path)
-    for origin, key, given in [*from_environment(environ), *from_options(overrides)]:
-        raw = as_utf8(key, given)
+    return checked(override(Given(tree, dict.fromkeys(leaves(tree), path), path), overrides, environ))
+
+
+def read(paths: Sequence[Path | str], overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Given:
+    """The settings of these files and what they extend, environment and options, with the keys that names stand for."""
+    files = files_of([Path(path) for path in paths])
+    origins = {key: str(file) for file in files for key in leaves(read_table(file)) if key != EXTENDS}
+    return override(Given(merged(files), origins, str(paths[-1])), overrides, environ)
+
+
+def override(given: Given, overrides: Sequence[str], environ: Mapping[str, str]) -> Given:
+    """Put environment and options over the files; then set what actor.algorithm, workflow and task stand for."""
+    tree, origins = given.tree, given.origins
+    for origin, key, text in [*from_environment(environ), *from_options(overrides)]:
+        raw = as_utf8(key, text)
         put(tree, key, plain_value(key, raw, origin), origin)
-        source[key] = origin
-    drop_removed(tree, source)
+        origins[key] = origin
+    drop_removed(tree, origins)
+    algorithms.fill(tree, lambda key: fields()[key].default)
+    named = dict.fromkeys(leaves(tree), "actor.algorithm")
     named_tasks.fill(tree)
+    filled = dict.fromkeys(leaves(tree), "the named task or workflow")
+    return Given(tree, filled | named | origins, given.path)
+
+
+def checked(given: Given) -> Config:
+    """Raises ConfigError."""
+    tree = given.tree
     model = tree.get("model", {})
-    if isinstance(model, dict) and not model.get("path") and "scratch" not in model and (over := extending(Path(path))):
-        raise ConfigError(f"{path} is a base for others and names no model: start one of {', '.join(over)}")
+    if isinstance(model, dict) and not model.get("path") and "scratch" not in model:
+        check_is_no_base(Path(given.path))
     try:
         # JSON: its strict mode accepts a string as a path, but not as a number
         config = Config.model_validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as error:
-        raise ConfigError(sentence(error, source, path)) from None
+        raise ConfigError(sentence(error, given.origins, given.path)) from None
     check(config)
     return config
 
 
+def check_is_no_base(path: Path) -> None:
+    """Raises ConfigError for a file without a model that is a part of others."""
+    if over := extending(path):
+        raise ConfigError(f"{path} is a base for others and names no model: start one of {', '.join(over)}")
+    if path.parent == algorithms.FILES:
+        raise ConfigError(
+            f"model.path is missing: {path} is an algorithm alone; name it after a config, as in "
+            f"configs/tiny.toml {path}, or in one (extends, or actor.algorithm)"
+        )
+
+
 def read_file(path: Path) -> dict[str, Any]:
-    """Tables of the file, merged over those of the file that it extends."""
-    tree = read_toml(path)
-    if "extends" not in tree:
-        return tree
-    base = tree["extends"]
-    if not isinstance(base, str):
-        raise ConfigError(f"extends must be the name of one TOML file: in {path} it is {base!r}")
-    if "extends" in (below := read_toml(path.parent / base)):
-        raise ConfigError(f"extends goes one level deep: {path} extends {base}, which extends {below['extends']!r}")
-    merged = read_toml(path.parent / base, path)
-    del merged["extends"]
-    return merged
+    """The merged tables of a file and what it extends."""
+    return merged(files_of([path]))
+
+
+def merged(files: Sequence[Path]) -> dict[str, Any]:
+    """Tables of the files, deeply merged; values of a later file win."""
+    tree = dict(TomlConfigSettingsSource(BaseSettings, list(files), deep_merge=True).toml_data)
+    tree.pop(EXTENDS, None)
+    return tree
 
 
 def extending(path: Path) -> list[str]:
@@ -95,28 +138,9 @@ def extending(path: Path) -> list[str]:
     found = []
     for other in sorted(path.parent.glob("*.toml")) if path.is_file() else []:
         with suppress(ConfigError):
-            if read_toml(other).get("extends") == path.name:
+            if path.name in bases(other, read_table(other)):
                 found.append(str(other))
     return found
-
-
-def read_toml(*paths: Path) -> dict[str, Any]:
-    """Tables of the files, deeply merged; values of a later file win. Config checks them later."""
-    for path in paths:
-        if not path.is_file():
-            raise ConfigError(f"the config must be an existing TOML file: {path} is not there{similar(path)}")
-    try:
-        return TomlConfigSettingsSource(BaseSettings, list(paths), deep_merge=True).toml_data
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the config must be valid TOML: {paths[-1]}: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the config must be a readable TOML file: {paths[-1]}: {error}") from None
-
-
-def similar(path: Path) -> str:
-    beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, beside, 1, 0.6)
-    return f"; did you mean {path.parent / near[0]}?" if near else ""
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> int:
         return launcher.main(others, n_ranks=n_ranks)
     if options.explain is not None or options.join is not None:
         return run_without_mpirun(others)
-    if options.config is None and not options.resume:
+    if not options.config and not options.resume:
         raise ConfigError(f"give a config file: {SCRIPT} run configs/tiny.toml, or that of {SCRIPT} init FOLDER")
     config, _ = launcher.load_settings(options.config, options.resume, options.set)
     least = min_ranks(config.topology)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from areal_bus.config.loader import load, resolve
-from areal_bus.config.names.packaged import announce, find_config
+from areal_bus.config.loader import load, read, resolve
+from areal_bus.config.names.packaged import FOLDER, announce, find_config
 from areal_bus.config.sections import Config, RunConfig
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import start_command
@@ -42,18 +42,21 @@ def main(arguments: Sequence[str] | None = None, *, n_ranks: int | None = None) 
         options = parse_arguments(arguments)
         check_combinations(options)
         if options.explain is not None:
-            return print_on_rank_0(rank, explain(options.explain))
+            return print_on_rank_0(rank, explain_key(options))
         if options.join is not None:
             return join_job(options.join, options.key)
         config, file = load_settings(options.config, options.resume, options.set)
-        if rank == 0 and options.config:
-            announce(options.config, file)
+        if rank == 0:
+            for name in options.config:
+                announce(name, find_config(name))
         if rank == 0 and (warning := staleness_warning(config)):
             print(f"warning: {warning}", file=sys.stderr, flush=True)
         if options.dry_run:
             return show_plan(rank, make_plan_page(config, file, size if size > 1 else None, every=options.all))
         if options.slurm:
-            return print_on_rank_0(rank, sbatch_file(config, file, options.set))
+            return print_on_rank_0(
+                rank, sbatch_file(config, list(map(find_config, options.config)) or [file], options.set)
+            )
         check_rank_count(config, size, start_words(options))
     except ConfigError as error:
         return report_error(rank, error)
@@ -64,11 +67,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Raises ConfigError for unknown options."""
     options, unknown = parser().parse_known_args(arguments)
     if split := next((key for key in options.set if "=" not in key), None):
-        value = next((word for word in (*unknown, options.config) if word and not word.endswith(".toml")), "VALUE")
+        value = next((word for word in (*unknown, *options.config) if not word.endswith(".toml")), "VALUE")
         raise ConfigError(f"--set takes one word, SECTION.KEY=VALUE: --set {shlex.quote(f'{split}={value}')}")
     for word in unknown:
         if not word.startswith("-"):
-            raise ConfigError(f"give one CONFIG.toml: got {options.config} and {word}")
+            raise ConfigError(f"name the CONFIG.toml files one after the other: {word} is apart from the others")
         near = difflib.get_close_matches(word.partition("=")[0], OPTIONS, 1, 0.6)
         raise ConfigError(f"unknown option {word}" + (f": the nearest is {near[0]}" if near else "; see --help"))
     return options
@@ -77,7 +80,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def check_combinations(options: argparse.Namespace) -> None:
     """Raises ConfigError for options that another option would make ineffective."""
     given = {
-        "CONFIG.toml": options.config is not None,
+        "CONFIG.toml": bool(options.config),
         "--set": bool(options.set),
         "--dry-run": options.dry_run,
         "--all": options.all,
@@ -88,7 +91,7 @@ def check_combinations(options: argparse.Namespace) -> None:
         "--explain": options.explain is not None,
     }
     for option, allowed, why in (
-        ("--explain", ("--explain",), "prints the meaning of a setting, and does nothing else"),
+        ("--explain", ("--explain", "CONFIG.toml", "--set"), "prints the meaning of a setting, and starts nothing"),
         ("--join", ("--join", "--key"), "takes all settings from the job that it joins"),
     ):
         ineffective = [name for name, is_given in given.items() if is_given and name not in allowed]
@@ -110,12 +113,12 @@ def check_combinations(options: argparse.Namespace) -> None:
             raise ConfigError(f'--{option} takes {what}: got ""')
 
 
-def load_settings(file: str | None, resume: str | None, overrides: Sequence[str]) -> tuple[Config, Path]:
+def load_settings(names: Sequence[str], resume: str | None, overrides: Sequence[str]) -> tuple[Config, Path]:
     """The settings and their file. --resume without a file uses the settings of the run. Raises ConfigError."""
     overrides = [*overrides, *([f"run.resume={resume}"] if resume else [])]
-    if file is not None:
-        found = find_config(file)
-        return load(found, overrides), found
+    if names:
+        files = [find_config(name) for name in names]
+        return load(files, overrides), own_file(files)
     if not resume or resume == AUTO:
         raise ConfigError("give a config file: python -m areal_bus.launch configs/demo.toml")
     if not (Path(resume) / CONFIG).is_file():
@@ -124,6 +127,18 @@ def load_settings(file: str | None, resume: str | None, overrides: Sequence[str]
     if "config" not in origin:
         raise ConfigError(f"--resume takes the folder of a run: {resume} has no {ORIGIN}")
     return resolve(tree, str(Path(resume) / CONFIG), overrides), Path(origin["config"])
+
+
+def own_file(files: Sequence[Path]) -> Path:
+    """The file that names the run and whose folder has the user's modules: the last that is not installed with us."""
+    own = [file for file in files if not file.resolve().is_relative_to(FOLDER)]
+    return (own or files)[-1]
+
+
+def explain_key(options: argparse.Namespace) -> str:
+    """The meaning of the key, and with files its value in them."""
+    files = [find_config(name) for name in options.config]
+    return explain(options.explain, read(files, options.set) if files else None)
 
 
 class Parser(argparse.ArgumentParser):
@@ -138,7 +153,12 @@ def parser() -> Parser:
         prog="areal_bus.launch",
         description="Train a language model: mpirun -np 4 python -m areal_bus.launch configs/demo.toml",
     )
-    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="the settings; docs/config.md has all keys")
+    parser.add_argument(
+        "config",
+        nargs="*",
+        metavar="CONFIG.toml",
+        help="the settings; of several files a later one wins; docs/config.md has all keys",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
     parser.add_argument(
         "--dry-run", action="store_true", help="print ranks, GPUs, memory and changed settings; start nothing"
@@ -158,7 +178,11 @@ def parser() -> Parser:
         help="run one more generator of a running job: the head's endpoint, or the run's folder",
     )
     parser.add_argument("--key", metavar="FILE", help="for --join: the invitation, RUN/join.json")
-    parser.add_argument("--explain", metavar="KEY", help="print what a setting (or a section) means")
+    parser.add_argument(
+        "--explain",
+        metavar="KEY",
+        help="print what a setting (or a section) means; with CONFIG.toml also its value there",
+    )
     return parser
 
 
@@ -178,7 +202,7 @@ def show_plan(rank: int, page: PlanPage) -> int:
 
 def start_words(options: argparse.Namespace) -> list[str]:
     """The words of this start, for a command line that works."""
-    words = [options.config] if options.config else []
+    words = [*options.config]
     words += ["--resume", options.resume] if options.resume else []
     return [*words, *(word for override in options.set for word in ("--set", override))]
 

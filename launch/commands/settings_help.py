@@ -6,28 +6,59 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from areal_bus.config.loader import bounds, fields, kind, nearest, section_of
+from areal_bus.config.loader import Given, bounds, fields, kind, nearest, section_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from launch.plan.settings_text import toml_value
+
+MISSING = object()
 
 HEADER = """# Settings
 
 Generated from `areal_bus/config/` by `python -m launch.commands.settings_help`; do not edit.
 
-Precedence, highest first: `--set actor.lr=1e-5`, the environment (`AREAL_BUS_ACTOR__LR=1e-5`), the TOML file, and the
-file it names with `extends = "base.toml"` (one level). The resolved settings are saved with the run as `config.json`.
-`--explain KEY` prints one entry of this page.
+Precedence, highest first: `--set actor.lr=1e-5`, the environment (`AREAL_BUS_ACTOR__LR=1e-5`), the TOML file (of
+several on the command line the last), the files it names with `extends`, and what `actor.algorithm`, `data.task` and
+`workflow.function` stand for. The resolved settings are saved with the run as `config.json`.
+
+`extends = "base.toml"` or `extends = ["gpus-8.toml", "algorithms/dapo.toml"]`: of several, the last wins; they may
+extend others. A name is a path from the file's folder, else an installed config. A file that is reached twice counts
+once, where it is reached first.
+
+`--explain KEY` prints one entry of this page. With files, `--explain actor.lr my.toml`, it also prints the value and
+where it comes from.
 """
 
 
-def explain(key: str) -> str:
-    """Type, default, limits and meaning of a key, or of all keys of a section. Raises ConfigError for unknown keys."""
+def explain(key: str, given: Given | None = None) -> str:
+    """Type, default, limits and meaning of a key, or of all keys of a section; with `given` also value and origin.
+
+    Raises ConfigError for unknown keys.
+    """
     known = fields()
     chosen = {name: field for name, field in known.items() if name == key or name.startswith(f"{key}.")}
     if not chosen:
         raise ConfigError(f"unknown key {key}{nearest(key)}")
-    return "\n".join(f"{name}: {shape(field)}\n    {field.description or ''}" for name, field in chosen.items())
+    return "\n".join(
+        f"{name}: {shape(field)}\n    {field.description or ''}{value_line(name, given)}"
+        for name, field in chosen.items()
+    )
+
+
+def value_line(key: str, given: Given | None) -> str:
+    """The value of a key and the file, option or variable that it comes from; "" without files."""
+    if given is None:
+        return ""
+    value: Any = given.tree
+    for part in key.split("."):
+        value = value.get(part, MISSING) if isinstance(value, dict) else MISSING
+    return "\n    here: the default" if value is MISSING else f"\n    here: {toml_value(value)} ({origin(key, given)})"
+
+
+def origin(key: str, given: Given) -> str:
+    """A value of a table of the user's own has the origin of its first key."""
+    inside = (where for name, where in given.origins.items() if name.startswith(f"{key}."))
+    return given.origins.get(key) or next(inside, given.path)
 
 
 def shape(field: Any) -> str:

@@ -55,7 +55,7 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 """
 
 
-def sbatch_file(config: Config, file: Path, overrides: Sequence[str]) -> str:
+def sbatch_file(config: Config, files: Sequence[Path], overrides: Sequence[str]) -> str:
     """The text of the file. `overrides` as after --set. Raises ConfigError for several nodes without an interface."""
     topology = config.topology
     ranks = min_ranks(topology)
@@ -67,13 +67,16 @@ def sbatch_file(config: Config, file: Path, overrides: Sequence[str]) -> str:
             f"ranks on several hosts need a network interface: {ranks} ranks take {nodes} nodes of "
             f"topology.ranks_per_host = {topology.ranks_per_host}; add --set bus.interface=NAME (or ADDRESS/PREFIX)"
         )
-    name = run_name(config, file)
+    name = run_name(config, files[-1])
     settings = [*overrides, *(f"{key}={value}" for key, value in RANK_SETTINGS.items())]
-    words = [shlex.quote(str(file)), *(f"\\\n    --set {shlex.quote(setting)}" for setting in settings)]
+    words = [
+        *(shlex.quote(str(file)) for file in files),
+        *(f"\\\n    --set {shlex.quote(setting)}" for setting in settings),
+    ]
     if nodes > 1:
         words.append('\\\n    --set "launch.rendezvous=tcp://$address:$port"')
     return TEMPLATE.format(
-        config=file,
+        config=" ".join(map(str, files)),
         ranks=ranks,
         nodes=nodes,
         s="s" if nodes > 1 else "",

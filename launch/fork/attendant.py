@@ -18,11 +18,11 @@ import struct
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from areal_bus.config.extends import files_of, read_table
 from areal_bus.config.names.packaged import find_config
 from areal_bus.errors import ConfigError
 from areal_bus.process.isolation import CHILD
@@ -62,15 +62,12 @@ def is_wanted(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
 
 
 def _in_files(files: Sequence[str], run: str) -> str:
-    """launch.start of the file, else of the file that it extends; without a file, of the settings of the run."""
+    """launch.start of the last file that sets it; without a file, of the settings of the run."""
     if not files:
         return str(json.loads((Path(run) / "config.json").read_text(encoding="utf-8"))["launch"]["start"])
-    path = find_config(files[0])
-    tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    found = tree.get("launch", {}).get("start")
-    if found is None and "extends" in tree:
-        found = tomllib.loads((path.parent / tree["extends"]).read_text(encoding="utf-8"))["launch"]["start"]
-    return str(found)
+    tables = map(read_table, files_of([find_config(name) for name in files]))
+    found = [table["launch"]["start"] for table in tables if "start" in table.get("launch", {})]
+    return str(found[-1]) if found else ""
 
 
 def address(environ: Mapping[str, str] = os.environ) -> str:

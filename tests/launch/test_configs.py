@@ -17,8 +17,8 @@ from launch.plan.gpus import check_gpus
 from launch.plan.topology import min_ranks
 
 FOLDER = Path(__file__).parents[2] / "configs"
-BASES = {"paper.toml", "gpus.toml", "algorithms/base.toml"}
-FILES = [path for path in FOLDER.rglob("*.toml") if "sweeps" not in path.parts]  # those are no runs
+BASES = {"paper.toml", "gpus.toml"}
+FILES = [path for path in FOLDER.rglob("*.toml") if not {"sweeps", "algorithms"} & set(path.parts)]  # those are no runs
 CONFIGS = sorted(path for path in FILES if str(path.relative_to(FOLDER)) not in BASES)
 FOR_GPUS = sorted(FOLDER.glob("gpus-*.toml"))
 

@@ -269,7 +269,7 @@ def test_an_empty_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert refused(capsys, "c.toml", "--resume", "") == '--resume takes the folder of a run, or auto: got ""\n'
     assert refused(capsys, "--join", "").startswith("--join takes the folder of a running job")
     assert refused(capsys, "--explain", "").startswith("--explain takes a setting")
-    assert refused(capsys, "--explain", "actor.lr", "c.toml").endswith("leave out CONFIG.toml\n")
+    assert refused(capsys, "--explain", "actor.lr", "--dry-run").endswith("leave out --dry-run\n")
 
 
 def test_a_folder_that_is_not_a_run_or_has_no_invitation_is_refused(run: Path) -> None:

@@ -91,7 +91,8 @@ def test_a_rank_knows_how_it_starts_as_the_loader_does(arguments: list[str], env
 
 
 def test_a_rank_finds_its_start_in_the_base_of_a_config_and_in_a_run(tmp_path: Path) -> None:
-    (tmp_path / "base.toml").write_text('[launch]\nstart = "fork"\n')
+    (tmp_path / "lowest.toml").write_text('[launch]\nstart = "fork"\n')
+    (tmp_path / "base.toml").write_text('extends = ["lowest.toml"]\n')
     (tmp_path / "own.toml").write_text('extends = "base.toml"\n[run]\nname = "own"\n')
     (tmp_path / "config.json").write_text(json.dumps({"launch": {"start": "fork"}}))
     assert is_wanted([str(tmp_path / "own.toml")], {})

@@ -17,7 +17,17 @@ from areal_bus.config.sections import Config
 ROOT = Path(__file__).resolve().parents[3]
 DOC = ROOT / "docs" / "algorithms.md"
 CONFIGS = ROOT / "configs" / "algorithms"
-COMMON = {"lr", "lr_warmup_steps", "behav_imp_weight_cap", "advantage", "loss", "correction", "aggregation"}
+RUN = ROOT / "configs" / "tiny.toml"  # what each algorithm needs beside itself
+COMMON = {
+    "algorithm",
+    "lr",
+    "lr_warmup_steps",
+    "behav_imp_weight_cap",
+    "advantage",
+    "loss",
+    "correction",
+    "aggregation",
+}
 BEGIN, END = "<!-- {}: generated -->", "<!-- end of {} -->"
 
 
@@ -62,11 +72,9 @@ def is_accepted(loss: str, correction: str) -> bool:
 def algorithms() -> str:
     """Each shipped config: its paper, its parts and its other settings."""
     rows = ["| config | paper | advantage | loss | correction | aggregation | also |", "|---" * 7 + "|"]
-    base = load(CONFIGS / "grpo.toml", (), {})
+    base = load([RUN, CONFIGS / "grpo.toml"], (), {})
     for file in sorted(CONFIGS.glob("*.toml")):
-        if file.name == "base.toml":
-            continue
-        config = load(file, (), {})
+        config = load([RUN, file], ["teacher.path=TEACHER"] if file.stem == "distill" else (), {})
         actor = config.actor
         paper = re.search(r"arXiv ([0-9.]+[0-9])", file.read_text(encoding="utf-8").partition("\n")[0])
         link = f"[{paper[1]}](https://arxiv.org/abs/{paper[1]})" if paper else ""

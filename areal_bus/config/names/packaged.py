@@ -20,13 +20,20 @@ def find_config(name: str) -> Path:
         raise ConfigError(why_a_folder(given))
     if given.exists() or given.is_absolute():
         return given
+    if (file := find_installed(name)) is not None:
+        return file
+    if (near := nearest(given, name.removeprefix("configs/"))) is not None:
+        raise ConfigError(f"the config must be an existing TOML file: {name} is not there; did you mean {near}?")
+    return given
+
+
+def find_installed(name: str) -> Path | None:
+    """The packaged config of that name, if there is one."""
     short = name.removeprefix("configs/")
     for file in (FOLDER / short, FOLDER / f"{short}.toml"):
         if file.suffix == ".toml" and file.is_file() and file.resolve().is_relative_to(FOLDER):
             return file
-    if (near := nearest(given, short)) is not None:
-        raise ConfigError(f"the config must be an existing TOML file: {name} is not there; did you mean {near}?")
-    return given
+    return None
 
 
 def why_a_folder(folder: Path) -> str:

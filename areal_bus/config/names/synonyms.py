@@ -6,7 +6,7 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "actor.lr": "learning_rate actor_learning_rate max_lr peak_lr",
     "actor.lr_warmup_steps": "warmup_steps num_warmup_steps warmup_ratio lr_warmup_ratio warmup_steps_proportion",
     "actor.lr_schedule": "lr_scheduler lr_scheduler_type lr_decay_style scheduler",
-    "actor.advantage": "adv_estimator advantage_estimator algorithm",
+    "actor.advantage": "adv_estimator advantage_estimator",
     "actor.eps_clip": "clip_ratio cliprange clip_range clip_eps epsilon clip_epsilon clip_ratio_low epsilon_low",
     "actor.eps_clip_higher": "clip_ratio_high epsilon_high eps_clip_high clip_higher",
     "actor.c_clip": "clip_ratio_c dual_clip delta",

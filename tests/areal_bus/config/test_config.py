@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from areal_bus.config.capacity import capacity, together
-from areal_bus.config.loader import fields, load, nearest
+from areal_bus.config.loader import fields, load, nearest, read
+from areal_bus.config.names import algorithms
 from areal_bus.config.names.synonyms import NOT_HERE, OURS_TO_THEIRS
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import largest, settings_by_stage
@@ -174,7 +175,7 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
         (TERMS.format('function = "judge"') + WEIGHTED + 'judge.url = "http://x/v1"\n', "needs reward.judge.model"),
         (TERMS.format('functoin = "math"') + WEIGHTED, "functoin"),
         ('extends = "none.toml"\n', "none.toml is not there"),
-        ("extends = 3\n", "extends must be the name of one TOML file"),
+        ("extends = 3\n", "extends must be the name of a TOML file, or a list of names"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_fault(tmp_path: Path, text: str, said: str) -> None:
@@ -232,10 +233,58 @@ def test_without_a_baseline_a_group_may_be_one_sample(tmp_path: Path) -> None:
     assert "needs at least 2 samples" in said
 
 
-def test_extends_goes_one_level_deep(tmp_path: Path) -> None:
-    write(tmp_path, SMALL, "a.toml")
+def test_extends_takes_several_files_at_several_levels_and_the_later_wins(tmp_path: Path) -> None:
+    write(tmp_path, SMALL + "[actor]\nlr = 0.1\neps_clip = 0.1\nadam_eps = 0.1\nc_clip = 10.0\n", "base.toml")
+    write(tmp_path, 'extends = "base.toml"\n[actor]\nlr = 0.2\neps_clip = 0.2\n', "one.toml")
+    write(tmp_path, 'extends = ["base.toml"]\n[actor]\neps_clip = 0.3\nadam_eps = 0.3\n', "other.toml")
+    file = write(tmp_path, 'extends = ["one.toml", "other.toml"]\n[actor]\nadam_eps = 0.4\n')
+    actor = load(file, (), {}).actor
+    assert (actor.lr, actor.eps_clip, actor.adam_eps, actor.c_clip) == (0.2, 0.3, 0.4, 10.0)
+    assert load([tmp_path / "one.toml", tmp_path / "other.toml"], ["actor.adam_eps=0.4"], {}).actor == actor
+
+
+def test_a_cycle_of_extends_is_refused_with_its_files(tmp_path: Path) -> None:
+    write(tmp_path, 'extends = "b.toml"\n', "a.toml")
     write(tmp_path, 'extends = "a.toml"\n', "b.toml")
-    assert "extends goes one level deep" in refusal(write(tmp_path, 'extends = "b.toml"\n'))
+    a, b = tmp_path / "a.toml", tmp_path / "b.toml"
+    assert f"cycle of extends: {a} extends {b} extends {a}; remove" in refusal(write(tmp_path, 'extends = "a.toml"\n'))
+
+
+def test_extends_finds_installed_configs_where_no_file_of_that_name_is_beside(tmp_path: Path) -> None:
+    file = write(tmp_path, 'extends = ["tiny.toml", "configs/algorithms/gspo.toml"]\n')
+    assert load(file, (), {}).actor.loss == "gspo"
+    write(tmp_path, SMALL + "[actor]\nlr = 0.5\n", "tiny.toml")
+    assert load(file, (), {}).actor.lr == 0.5
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_actor_algorithm_sets_what_its_file_sets_where_a_key_is_not_set(tmp_path: Path, name: str) -> None:
+    more = ["teacher.path=TEACHER"] if name == "distill" else []
+    by_name = load(write(tmp_path, f'{SMALL}[actor]\nalgorithm = "{name}"\n'), more, {})
+    by_file = load([write(tmp_path, SMALL, "small.toml"), algorithms.FILES / f"{name}.toml"], more, {})
+    assert by_name == by_file
+    changed = load(write(tmp_path, f'{SMALL}[actor]\nalgorithm = "{name}"\nppo_n_minibatches = 4\n'), more, {})
+    assert changed.actor == by_name.actor.model_copy(update={"ppo_n_minibatches": 4})
+    assert load(write(tmp_path, as_toml(by_name)), (), {}) == by_name, "its keys are saved with the run"
+
+
+def test_keys_of_an_algorithm_follow_from_the_lengths_of_the_run(tmp_path: Path) -> None:
+    file = write(tmp_path, SMALL)
+    config = load(file, ["actor.algorithm=dapo", "gconfig.max_new_tokens=20480", "data.batch_size=48"], {})
+    assert (config.actor.overlong_tokens, config.data.max_refill) == (4096, 48)
+    assert load(file, ["actor.algorithm=dr-grpo"], {}).actor.aggregation_length == Config().gconfig.max_new_tokens
+    assert "unknown actor.algorithm 'dap': it is one of" in refusal(file, "actor.algorithm=dap")
+
+
+def test_the_origin_of_a_value_is_its_file_its_option_or_its_name(tmp_path: Path) -> None:
+    write(tmp_path, SMALL + "[actor]\nlr = 0.1\n", "base.toml")
+    file = write(tmp_path, 'extends = "base.toml"\n[actor]\nadam_eps = 0.2\nalgorithm = "gspo"\n')
+    origins = read([file], ["gconfig.top_p=0.9"], {"AREAL_BUS_ACTOR__C_CLIP": "3.0"}).origins
+    assert origins["actor.lr"] == str(tmp_path / "base.toml")
+    assert origins["actor.adam_eps"] == str(file)
+    assert origins["actor.loss"] == "actor.algorithm"
+    assert origins["gconfig.top_p"] == "--set gconfig.top_p=0.9"
+    assert origins["actor.c_clip"] == "AREAL_BUS_ACTOR__C_CLIP"
 
 
 def test_a_variable_with_one_underscore_of_two_is_not_ignored(tmp_path: Path) -> None:
@@ -325,6 +374,14 @@ def test_a_section_that_is_unknown_is_named_with_its_first_key(tmp_path: Path, t
         load(tmp_path / "c.toml", (), {})
     assert right in str(caught.value)
     assert ("the nearest is data.batch_size" in str(caught.value)) == ("batch_size" in text)
+
+
+def test_explain_with_files_gives_the_value_and_its_origin(tmp_path: Path) -> None:
+    write(tmp_path, SMALL + "[actor]\nlr = 0.1\n", "base.toml")
+    given = read([write(tmp_path, 'extends = "base.toml"\n')], ["workflow.arguments.n=2"], {})
+    assert explain("actor.lr", given).endswith(f"\n    here: 0.1 ({tmp_path / 'base.toml'})")
+    assert explain("actor.eps_clip", given).endswith("\n    here: the default")
+    assert explain("workflow.arguments", given).endswith(" (--set workflow.arguments.n=2)")
 
 
 def test_explain_names_the_nearest_key() -> None:

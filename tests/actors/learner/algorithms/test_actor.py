@@ -28,13 +28,17 @@ from areal_bus.messages import ShardItem
 from tests.support.learner_setup import random_shard, settings, tiny_actor
 
 PLAIN = {"task": "sums", "chat_template": False}
-FILES = sorted(path for path in Path("configs/algorithms").glob("*.toml") if path.name != "base.toml")
+FILES = sorted(Path("configs/algorithms").glob("*.toml"))
+RUN = Path("configs/tiny.toml")
 CLOCK, ETA = 3, 1
 
 
 def config_of(file: Path, **learner: Any) -> Config:
     """The shipped algorithm, on the small model of the tests."""
-    actor = load(file, (), {}).actor.model_dump() | {"lr": 1e-3, "max_grad_norm": 1e9}
+    actor = load([RUN, file], ["teacher.path=TEACHER"] if file.stem == "distill" else (), {}).actor.model_dump() | {
+        "lr": 1e-3,
+        "max_grad_norm": 1e9,
+    }
     return settings(actor=actor, learner=learner, gconfig={"n_samples": 4, "max_new_tokens": 12})
 
 

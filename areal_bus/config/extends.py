@@ -1,0 +1,72 @@
+"""Which files make up a config: the given ones and all that they extend, in the order in which they are merged.
+
+Standard library only: a start through a fork server reads one key of these files without the settings.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from areal_bus.config.names.packaged import find_installed
+from areal_bus.errors import ConfigError
+
+KEY = "extends"
+
+
+def files_of(given: Sequence[Path]) -> list[Path]:
+    """Lowest precedence first: the files that each one extends, in their order, then the file itself.
+
+    A file that is reached twice counts once, where it is reached first, so that a shared base undoes nothing that was
+    set above it. Raises ConfigError for a missing file, a wrong `extends` and a cycle.
+    """
+    found: dict[Path, Path] = {}
+    for path in given:
+        _add(path, [], found)
+    return list(found.values())
+
+
+def _add(path: Path, above: list[Path], found: dict[Path, Path]) -> None:
+    """Add the file and what it extends. `above`: the files that led to it."""
+    if path.resolve() in (resolved := [one.resolve() for one in above]):
+        cycle = [*above[resolved.index(path.resolve()) :], path]
+        raise ConfigError(f"cycle of extends: {' extends '.join(map(str, cycle))}; remove one of them")
+    if path.resolve() in found:
+        return
+    for name in bases(path, read_table(path)):
+        _add(base_path(name, path), [*above, path], found)
+    found.setdefault(path.resolve(), path)
+
+
+def bases(path: Path, table: Mapping[str, Any]) -> list[str]:
+    """The names after `extends` in the file."""
+    value = table.get(KEY, [])
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"{KEY} must be the name of a TOML file, or a list of names: in {path} it is {value!r}")
+    return names
+
+
+def base_path(name: str, path: Path) -> Path:
+    """The file that `path` means by a name: relative to its folder, else an installed config."""
+    beside = path.parent / name
+    return beside if beside.is_file() else find_installed(name) or beside
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The tables of one file. Raises ConfigError."""
+    if not path.is_file():
+        raise ConfigError(f"the config must be an existing TOML file: {path} is not there{similar(path)}")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the config must be valid TOML: {path}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config must be a readable TOML file: {path}: {error}") from None
+
+
+def similar(path: Path) -> str:
+    beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, 1, 0.6)
+    return f"; did you mean {path.parent / near[0]}?" if near else ""
