@@ -32,6 +32,10 @@ COMMANDS = {
         "train by CONFIG.toml: starts mpirun with what it needs here (-np N, --set, --resume)",
     ),
     "samples": ("tools.samples", "show sampled completions"),
+    "prompt": (
+        "tools.prompt",
+        "show the life of one prompt: leases, samples, verdicts, its batch or why it was refunded",
+    ),
     "watch": ("tools.watch", "watch a run live, in the terminal or in a browser (--web)"),
     "breakdown": ("tools.breakdown", "show where the time went: by role, by step, by cause"),
     "alarms": ("tools.alarms", "show what goes wrong in a run, once or along with it"),

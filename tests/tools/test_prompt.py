@@ -1,0 +1,93 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_bus.core.events import Event
+from areal_bus.errors import ConfigError
+from tests.tools.audit.forged_terms import crashed_run
+from tools import prompt
+
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Three terms: prompt 4 is trained, erased and given again, trained and undone, and trained again."""
+    return crashed_run().save(tmp_path)
+
+
+def sentences(capsys: Out, *words: str) -> list[str]:
+    assert prompt.main(words) == 0
+    return [line.split(None, 2)[2] for line in capsys.readouterr().out.splitlines()[3:]]
+
+
+def test_a_prompt_is_followed_through_undone_terms_to_its_last_batch(run: Path, capsys: Out) -> None:
+    found = sentences(capsys, str(run), "4")
+    assert [line for line in found if line.startswith(("admitted", "attempt", "term", "version"))] == [
+        "admitted at version 1: row 4, pass 0; 3 live and 0 in training with it",
+        "attempt 0 leased to generator-0.0: 2 samples",
+        "version 2 made of its batch",
+        "version 2 published: its credit is free",
+        "term 1 begins at version 1: erased",
+        "admitted at version 1: row 4, pass 0; 3 live and 0 in training with it",
+        "attempt 1000 leased to generator-0.0: 2 samples",
+        "version 3 made of its batch",
+        "version 3 published: its credit is free",
+        "term 2 begins at version 2: stays open, verdicts kept of samples 0",
+        "attempt 2000 leased to generator-1.0: 1 sample",
+        "version 3 made of its batch",
+        "version 3 published: its credit is free",
+    ]
+    assert found[-4] == "sample 0 is in batch 2: reward 104, 5 tokens, largest lag 1"
+    assert "sample 1 ends: 5 tokens of versions 1 (3), 2 (2), stop" in found
+
+
+def test_a_refund_has_its_reason_and_what_was_lost(run: Path, capsys: Out) -> None:
+    found = sentences(capsys, str(run), "7")
+    assert "refunded, reward_error: age 0, 2 scored samples and 10 tokens not trained" in found
+    assert "sample 1 scored in 0 s: error: no answer" in found
+
+
+def test_a_problem_of_an_evaluation_is_no_training_prompt(run: Path, capsys: Out) -> None:
+    name = next(line["evaluation"] for line in events(run, "request") if line.get("evaluation"))
+    found = sentences(capsys, str(run), "0", "--evaluation", name)
+    assert found[0].startswith("sample 0 begins")
+    assert not any(line.startswith(("admitted", "version", "term")) for line in found)
+
+
+def test_the_lines_of_the_journal_are_printed_as_they_are(run: Path, capsys: Out) -> None:
+    assert prompt.main([str(run), "2", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event"] for line in lines[:3]] == ["admit", "lease", "request"]
+    assert all(line["uid"] == 2 for line in lines if "uid" in line)
+
+
+def test_an_unknown_prompt_is_refused_with_those_that_there_are(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown prompt 99: \S+ has prompts 0 to \d+$"):
+        prompt.main([str(run), "99"])
+    with pytest.raises(ConfigError, match=r"unknown prompt 0: \S+ has no problems of the evaluation 'none'$"):
+        prompt.main([str(run), "0", "--evaluation", "none"])
+
+
+def test_every_event_of_a_prompt_has_a_sentence() -> None:
+    assert set(prompt.OF_PROMPTS) <= set(prompt.SENTENCES)
+    assert set(prompt.OF_PROMPTS) | set(prompt.OF_THE_RING) <= {str(event) for event in Event}
+
+
+def events(folder: Path, *names: str) -> Sequence[dict[str, Any]]:
+    files = (folder / "journal").glob("*.jsonl")
+    lines = (json.loads(line) for file in files for line in file.read_text().splitlines())
+    return [line for line in lines if line["event"] in names]
+
+
+def test_hostile_text_of_an_error_reaches_the_terminal_escaped(tmp_path: Path, capsys: Out) -> None:
+    forge = crashed_run()
+    for line in (line for lines in forge.lines.values() for line in lines if line.get("error")):
+        line["error"] = "\x1b[2J" + "x" * 10_000
+    assert prompt.main([str(forge.save(tmp_path)), "7"]) == 0
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    assert max(map(len, output.splitlines())) < 300
