@@ -141,3 +141,6 @@ class Engine(Protocol):
         all KV caches are recomputed, because lost weights may have made them.
         Returns the former weights, into which the next push may be received.
         """
+
+
+MEMBERS = sorted(name for name in vars(Engine) if not name.startswith("_"))  # what an engine must have

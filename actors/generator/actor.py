@@ -7,9 +7,7 @@ and ends at the head's Stop. Without a head it ends at once.
 from functools import partial
 from typing import Any
 
-from actors.engines.builtin.connect import open_builtin
-from actors.engines.builtin.engine import AHEAD_S
-from actors.engines.protocol import Engine
+from actors.engines.protocol import MEMBERS, Engine
 from actors.generator.delivery import Delivery
 from actors.generator.loop import Generator, LoopRules
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
@@ -20,11 +18,13 @@ from actors.runtime.context import Context, HeartbeatState, journal_rejections, 
 from actors.runtime.head_session import HEAD, ActorRuntime, HeadSession
 from actors.runtime.torch_profiler import TorchProfiler
 from actors.runtime.user_failures import Failures, Prints
+from actors.runtime.user_modules import load_function
 from actors.workflows.loading import close_workflow, continues, load_workflow
 from areal_bus.config.capacity import capacity, slots, together
+from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
-from areal_bus.errors import Restart
+from areal_bus.errors import ConfigError, Restart
 from areal_bus.foreign_text import described
 from areal_bus.messages import Failure, Ready
 from areal_bus.storage.journal import Journal
@@ -111,24 +111,20 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, heartb
 
 def make_member(context: Context, config: Config) -> WeightReceiver:
     """The weight receiver. Weights for an inference server are received in host memory and handed on when verified."""
-    is_builtin = config.rollout.engine == "builtin"
+    on_device = kind_of(config.rollout.engine).on_device
     return WeightReceiver(
         context.name,
         address=context.address,
         interface=context.interface,
-        device=context.device if is_builtin else "cpu",
-        staging=config.weights.staging if is_builtin else "host",
+        device=context.device if on_device else "cpu",
+        staging=config.weights.staging if on_device else "host",
     )
 
 
 def make_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
-    """The engine without weights, or without adapters: they arrive with the first push."""
-    if config.rollout.engine == "simulated":
-        from actors.engines.simulated.connect import open_simulated  # imported only when configured
-
-        return open_simulated(context, config, tokenizer)
-    if config.rollout.engine != "builtin":
-        from actors.engines.servers.connect import open_engine  # its dependencies are optional
-
-        return open_engine(context, config, tokenizer)
-    return open_builtin(config, context.model_folder, tokenizer, device=context.device, ahead_s=AHEAD_S)
+    """The engine without weights, or without adapters: they arrive with the first push. Raises ConfigError."""
+    opener = kind_of(config.rollout.engine).opener  # imported only when configured: dependencies are optional
+    engine: Engine = load_function("rollout.engine", opener)(context, config, tokenizer)
+    if missing := [name for name in MEMBERS if not hasattr(engine, name)]:
+        raise ConfigError(f"rollout.engine = {opener!r} returned no Engine: it has no {', '.join(missing)}")
+    return engine

@@ -7,6 +7,7 @@ of combinations from `refusals`.
 import difflib
 
 from areal_bus.config.learner import ActorConfig
+from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 
 ADVANTAGES = (
@@ -205,9 +206,9 @@ def _lora(c: Config) -> list[Rule]:
             "learner.gradient_checkpointing = true, or all copies stay there",
         ),
         (
-            c.actor.lora is not None and c.rollout.engine == "simulated",
-            "the simulated engine has no weights to add adapters to: remove [actor.lora], or set rollout.engine = "
-            '"builtin"',
+            c.actor.lora is not None and not kind_of(c.rollout.engine).takes_adapters,
+            f"the engine {c.rollout.engine} has no weights to add adapters to: remove [actor.lora], or set "
+            'rollout.engine = "builtin"',
         ),
     ]
 
@@ -353,7 +354,7 @@ def _simulated(c: Config) -> list[Rule]:
     ]
     return [
         (
-            is_on and c.rollout.engine != "simulated",
+            is_on and not kind_of(c.rollout.engine).makes_up_tokens,
             '[learner.simulated] trains nothing, so its generators simulate, too: set rollout.engine = "simulated", '
             "or remove the table",
         ),

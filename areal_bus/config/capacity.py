@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from areal_bus.config.names.engines import kind_of
+
 if TYPE_CHECKING:
     from areal_bus.config.sections import Config
 
@@ -26,7 +28,7 @@ def groups_waiting(config: Config) -> int:
     With two, a whole group of trajectories can be sent together while another group waits. One for agents, because
     another generator may have a free process, and for servers, which have their own queue.
     """
-    queues_here = config.rollout.engine in ("builtin", "simulated")
+    queues_here = not kind_of(config.rollout.engine).is_server
     return 2 if queues_here and not config.workflow.uses_endpoint else 1
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from areal_bus.config.names.engines import kind_of
 from areal_bus.config.section import Section
 
 if TYPE_CHECKING:
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class RolloutConfig(Section):
-    engine: Literal["builtin", "sglang", "vllm", "simulated"] = "builtin"
+    engine: str = "builtin"
     """Inference engine: "builtin" runs in the generator process, on CPU or one GPU; "sglang" and "vllm" are servers;
-    "simulated" generates artificial tokens without a model."""
+    "simulated" generates artificial tokens without a model; or your own, "module:function". See docs/engines.md."""
     max_head_offpolicyness: int = Field(1, ge=0, le=1024)
     """eta: maximum staleness of a trained token, in versions. 0 is synchronous training."""
     staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"
@@ -131,12 +132,14 @@ def generation_rules(c: Config) -> list[Rule]:
         (bool(odd), f"token ids of gconfig are 0 or more: {odd[:1]} is in stop_token_ids or logit_bias"),
         (bool(large), f"a gconfig.logit_bias is from -{MOST_BIAS} to {MOST_BIAS}: that of token {large[:1]} is not"),
         (
-            c.rollout.engine == "sglang" and changes_logits(g),
+            not kind_of(c.rollout.engine).takes_logit_controls and changes_logits(g),
             "SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens, and training needs those "
             'of the model: remove these keys of gconfig, or set rollout.engine = "builtin" or "vllm"',
         ),
         (
-            c.rollout.engine == "vllm" and changes_sampling(g) and not set(_temperatures(c)) <= {0.0, 1.0},
+            not kind_of(c.rollout.engine).takes_temperatures
+            and changes_sampling(g)
+            and not set(_temperatures(c)) <= {0.0, 1.0},
             "vLLM has log-probs of the whole distribution at temperature 1 only, where anything but the temperature "
             "changes what is drawn: set gconfig.temperature and those of [evaluate] to 1 (or 0), or remove top_p, "
             "top_k, min_p, min_new_tokens, logit_bias and penalties of gconfig",

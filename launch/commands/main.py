@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from areal_bus.config.loader import load, read, resolve
+from areal_bus.config.names.engines import SERVED, kind_of
 from areal_bus.config.names.packaged import FOLDER, announce, find_config
 from areal_bus.config.sections import Config, RunConfig
 from areal_bus.errors import ConfigError
@@ -216,8 +217,8 @@ def check_rank_count(config: Config, size: int, words: Sequence[str]) -> None:
             f"process without mpirun: run {start_command(words, least, by_script=True)}"
         )
     check_count(config.topology, size)
-    if config.topology.tensor_parallel > 1 and config.rollout.engine == "builtin":
+    if config.topology.tensor_parallel > 1 and not kind_of(config.rollout.engine).tensor_parallel:
         raise ConfigError(
-            'rollout.engine = "builtin" computes on one GPU: topology.tensor_parallel is '
-            f'{config.topology.tensor_parallel}; set it to 1, or rollout.engine to "sglang" or "vllm"'
+            f'rollout.engine = "{config.rollout.engine}" computes on one GPU: topology.tensor_parallel is '
+            f"{config.topology.tensor_parallel}; set it to 1, or rollout.engine to {SERVED}"
         )

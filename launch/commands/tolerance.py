@@ -1,6 +1,7 @@
 """What docs/tolerance.md measured, as a warning at the start: a learning rate and eta at which the score fell."""
 
 from areal_bus.config.learner import ActorConfig
+from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 
 NAIVE_BORDER = 2.7e-4  # eta * lr at which naive PPO had lost a tenth of its score: share 0.9 of the fitted curve
@@ -11,7 +12,7 @@ PAGE = "docs/tolerance.md (measured on a small model)"
 def staleness_warning(config: Config) -> str:
     """One sentence when eta and actor.lr lie beyond the measured border; empty otherwise."""
     eta, actor = config.rollout.max_head_offpolicyness, config.actor
-    if not eta or config.rollout.engine == "simulated":
+    if not eta or kind_of(config.rollout.engine).makes_up_tokens:
         return ""
     product = eta * actor.lr
     if is_naive(actor) and product > NAIVE_BORDER:

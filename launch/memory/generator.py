@@ -1,5 +1,6 @@
 """Memory of a generator rank: live and received weights, keys and values, and the logits of sampling."""
 
+from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
 from launch.memory.parameters import ParameterCounts, payload_bytes
@@ -8,8 +9,6 @@ from launch.memory.units import BYTES, MIB, Need, libraries
 
 N_BUCKETS = 2  # receive buckets of a push
 N_SAMPLED = 3  # logits of a slot and two temporaries of sampling; float64
-# Processes of a server without weights, keys and values: vLLM 0.32.0 measured on CPU, SGLang 0.5.23 estimated.
-SERVER = {"vllm": 1450 * MIB, "sglang": 1800 * MIB}
 SERVER_RANK = 500 * MIB  # each further rank of tensor parallelism
 SLOT_STEP = 64  # positions; slots grow by a quarter, to a multiple of it (actors/engines/builtin/dense_cache.py)
 
@@ -29,7 +28,7 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
     on_host += payload_bytes(config, counts) + server_bytes(config, weights)
     if counts.adapted:
         return adapted_generator_need(config, counts, Need(on_device, on_host), weights)
-    if config.rollout.engine == "simulated":  # it keeps only a hash of the received weights
+    if kind_of(config.rollout.engine).makes_up_tokens:  # it keeps only a hash of the received weights
         return Need(0, on_host + weights)
     if receives_on_device(config):
         return Need(on_device + weights // width, on_host)
@@ -38,11 +37,11 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
 
 def server_bytes(config: Config, weights: int) -> int:
     """Host memory of an engine server: its processes, if this job starts it, and weights on their way to it."""
-    engine, width = config.rollout.engine, config.topology.tensor_parallel
-    if engine not in SERVER:
+    kind, width = kind_of(config.rollout.engine), config.topology.tensor_parallel
+    if not kind.is_server:
         return 0
-    own = 0 if config.engine.urls else SERVER[engine] + (width - 1) * SERVER_RANK
-    return own + (weights if engine == "vllm" else 0)  # in /dev/shm, also with merged adapters
+    own = 0 if config.engine.urls else kind.process_bytes + (width - 1) * SERVER_RANK
+    return own + (weights if kind.copies_weights else 0)  # in /dev/shm, also with merged adapters
 
 
 def adapted_generator_need(config: Config, counts: ParameterCounts, need: Need, weights: int) -> Need:
@@ -55,13 +54,14 @@ def adapted_generator_need(config: Config, counts: ParameterCounts, need: Need, 
     on_gpu = config.topology.gpus_per_host > 0
     if receives_on_device(config):
         return Need(need.device + base + merging, need.host + (weights if on_gpu else 0))
-    if config.rollout.engine == "builtin" and on_gpu:  # merged on the GPU, from the host
+    on_device = kind_of(config.rollout.engine).on_device
+    if on_device and on_gpu:  # merged on the GPU, from the host
         return Need(need.device + merging, need.host + max(base + counts.pushed_bytes, weights))
-    copy = 0 if config.rollout.engine == "builtin" else weights
+    copy = 0 if on_device else weights
     return Need(need.device, need.host + copy + base + merging)
 
 
 def receives_on_device(config: Config) -> bool:
     """Whether a generator's receive buffer is on the device. Weights for a server arrive in host memory."""
     staging, on_gpu = config.weights.staging, config.topology.gpus_per_host > 0
-    return config.rollout.engine == "builtin" and (staging == "device" or (staging == "auto" and on_gpu))
+    return kind_of(config.rollout.engine).on_device and (staging == "device" or (staging == "auto" and on_gpu))

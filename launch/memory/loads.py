@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from areal_bus.config.names.engines import kind_of
 from areal_bus.config.names.gpu_memory import gib_of
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import settings_by_stage
@@ -173,7 +174,7 @@ def fsdp_bytes(config: Config, shape: DecoderShape) -> int:
 
 
 def is_served(config: Config, load: Load) -> bool:
-    return config.rollout.engine in ("sglang", "vllm") and load.roles == str(Role.GENERATOR)
+    return kind_of(config.rollout.engine).is_server and load.roles == str(Role.GENERATOR)
 
 
 def roles(place: RankPlan) -> list[Role]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from areal_bus.config.loader import load
+from areal_bus.config.names.engines import ENGINES
 from areal_bus.config.names.gpu_memory import gib_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
@@ -33,7 +34,7 @@ from launch.memory import (
     saved_bytes,
 )
 from launch.memory.fits import SPARE_SHARE
-from launch.memory.generator import SERVER, SERVER_RANK
+from launch.memory.generator import SERVER_RANK
 from launch.memory.loads import CUDA, NCCL, Proposal, format_bytes, fsdp_bytes, gpu_loads, gpu_overhead, host_loads
 from launch.plan.topology import plan
 
@@ -254,8 +255,8 @@ def test_a_server_needs_host_memory_for_its_processes_and_vllm_for_a_copy_of_the
         return need(config(rollout={"engine": engine}, engine=server, topology=parallel), Role.GENERATOR).host - plain
 
     assert (more("sglang", **attached), more("vllm", **attached)) == (0, 4 * N)
-    assert (more("sglang"), more("vllm")) == (SERVER["sglang"], SERVER["vllm"] + 4 * N)
-    assert more("vllm", tensor_parallel=2) == SERVER["vllm"] + SERVER_RANK + 4 * N
+    assert (more("sglang"), more("vllm")) == (ENGINES["sglang"].process_bytes, ENGINES["vllm"].process_bytes + 4 * N)
+    assert more("vllm", tensor_parallel=2) == ENGINES["vllm"].process_bytes + SERVER_RANK + 4 * N
 
 
 def test_forked_actors_share_what_they_import() -> None:

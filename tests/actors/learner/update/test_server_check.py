@@ -26,7 +26,7 @@ def test_a_server_that_computes_otherwise_is_refused() -> None:
     check = ServerCheck(config_of())
     check.look(metrics(0.5, lag_max=2))  # older samples differ by right
     check.look(metrics(0.0, measured=0))
-    with pytest.raises(ConfigError, match=r"log-probs of the server \(vllm\) differ"):
+    with pytest.raises(ConfigError, match=r"log-probs of the engine vllm differ"):
         check.look(metrics(0.02))
     with pytest.raises(ConfigError, match="model family refused"):
         ServerCheck(config_of()).look(metrics(float("nan")))

