@@ -66,6 +66,7 @@ def test_every_example_has_fewer_than_20_lines() -> None:
             "mine/questions.jsonl",
             "mine/held-out.jsonl",
             "mine/mine.toml",
+            "mine/dapo.toml",
             "mine/my.py",
             "mine/turns.py",
             "mine/parts.py",
