@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from areal_bus.config import loader as settings
+from areal_bus.config import removed
 from areal_bus.config.names import named_tasks
 from areal_bus.config.names.named_tasks import is_generated
 from areal_bus.config.names.packaged import find_and_announce
@@ -151,7 +152,7 @@ def load_config(args: argparse.Namespace, where: run.Run | None) -> Config:
     if args.config:
         tree = read_settings(Path(args.config))
     else:
-        tree = where.config() if where else {}
+        tree = removed.left_out(where.config()) if where else {}
     apply_stages(tree, version_of(exported_model(where) if where else Path(args.model)))
     options = [
         ("--n-samples", "evaluate.n_samples", args.n_samples),
@@ -197,7 +198,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         return settings.load(path).model_dump(mode="json")
     if not path.is_file():
         raise ConfigError(f"--config must be an existing file: {path} is not there")
-    return run.read_object(path)
+    return removed.left_out(run.read_object(path))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ HEAD_EVENTS = (
     "term",
     "update",
     "publish",
-    "adapt",
     "refused",
     "wait",
     "stall",
@@ -48,7 +47,6 @@ class HeadStatus:
     version: int | None = None
     published: int | None = None
     term: int = 0
-    in_force: dict[str, int] = field(default_factory=dict)  # eta and slots, where they adapt
     states: dict[str, str] = field(default_factory=dict)
     waits: list[Line] = field(default_factory=list)  # the last complete register
     register: list[Line] = field(default_factory=list)  # the register that is being read
@@ -65,9 +63,6 @@ class HeadStatus:
             self.states[line["name"]] = str(line.get("state", "joining"))
         elif event == "term":
             self.term, self.version, self.published = line["term"], line["version"], line["version"]
-            self.in_force = _in_force(line)
-        elif event == "adapt":
-            self.in_force |= _in_force(line)
         elif event == "update":
             self.version = line["version"]
         elif event == "publish":
@@ -139,11 +134,6 @@ def _is_complete(line: Line) -> bool:
     event = line["event"]
     are_texts = all(isinstance(line.get(key), str) for key in TEXTS.get(event, ()))
     return are_texts and all(is_number(line.get(key)) for key in ("wall", *NUMBERS.get(event, ())))
-
-
-def _in_force(line: Line) -> dict[str, int]:
-    """The eta and the slots that this line of the head puts in force."""
-    return {name: line[name] for name in ("eta", "slots") if isinstance(line.get(name), int)}
 
 
 PROC = Path("/proc")

@@ -110,8 +110,6 @@ def planner_rules(config: Config, pool: RankPool | None) -> PlannerRules | None:
         eta=config.rollout.max_head_offpolicyness,
         generators_at=generators_at,
         slots=slots(config),
-        eta_min=adapt.eta_min,
-        slots_min=adapt.slots_min,
         hysteresis=adapt.hysteresis,
     )
 

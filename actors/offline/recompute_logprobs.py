@@ -17,6 +17,7 @@ from torch import Tensor
 
 from actors.models.loading import load_model
 from actors.runtime.process import leave
+from areal_bus.config.removed import saved
 from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.storage import versioned_dirs
@@ -75,7 +76,7 @@ class Result:
 def recompute(order: RecomputeOrder) -> Result:
     """Recompute each token with its version and both neighbours. Raises ConfigError when files are missing."""
     run = Path(order.run)
-    config = Config.model_validate_json((run / "config.json").read_text(encoding="utf-8"))
+    config = saved((run / "config.json").read_text(encoding="utf-8"))
     skip = set(order.skip)
     samples = [s for s in read(run / "samples" / "tokens.jsonl", config) if s.line not in skip]
     folders = weights(run)

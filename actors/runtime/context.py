@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.runtime.user_modules import add_user_folder
+from areal_bus.config.removed import saved
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.messages import Heartbeat, PushDone
@@ -72,7 +73,7 @@ class Context:
 
     def config(self) -> Config:
         """The resolved config that was saved with the run."""
-        return Config.model_validate_json((self.folder / "config.json").read_text(encoding="utf-8"))
+        return saved((self.folder / "config.json").read_text(encoding="utf-8"))
 
     def journal(self, config: Config) -> Journal:
         folder = Path(config.journal.dir) if config.journal.dir else self.folder / "journal"

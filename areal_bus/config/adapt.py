@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from areal_bus.config.capacity import slots
 from areal_bus.config.section import Section
-from areal_bus.config.stages import largest
 
 if TYPE_CHECKING:
     from areal_bus.config.sections import Config, TopologyConfig
@@ -20,20 +18,13 @@ class AdaptSettings(Section):
     """Splits from given steps on, each [step, learners], for example [[100, 2], [400, 1]]: between two updates, ranks
     of generators become learner ranks, or back. topology.learners counts before the first step."""
     every_steps: int = Field(0, ge=0)
-    """The head chooses split, eta and slots from what it measures: at most one change of split and of eta, and one fall
-    of the slots, in so many updates. 0: off."""
+    """The head chooses the split from what it measures: at most one change in so many updates. 0: off."""
     min_learners: int = Field(1, ge=1)
     """Fewest learner ranks that it may choose."""
     max_learners: int | None = Field(None, ge=1)
     """Most learner ranks that it may choose; empty: as many as leave one generator."""
     hysteresis: float = Field(0.03, gt=0, lt=1)
     """Smallest predicted gain in throughput, as a share, for which the split changes."""
-    eta_min: int | None = Field(None, ge=1)
-    """Eta may fall to this value where the throughput stays within 2 % of the best; it stays at or below
-    rollout.max_head_offpolicyness, which bounds the age of tokens as ever. Empty: eta does not change."""
-    slots_min: int | None = Field(None, ge=1)
-    """The live samples of a generator may fall from rollout.max_concurrent_rollouts to this, at least one group, where
-    the throughput stays within 2 % of the best: samples end sooner. Empty: they do not change."""
 
 
 Rule = tuple[bool, str]  # (whether it is violated, error text)
@@ -79,15 +70,14 @@ def settings_by_split(config: Config) -> dict[int, Config]:
 
 
 def adapt_rules(c: Config) -> list[Rule]:
-    """Rules for a split, an eta or slots that change."""
-    return [*_planner(c), *_slots(c), *(_split(c) if is_adaptive(c.topology) else [])]
+    """Rules for a split that changes."""
+    return [*_planner(c), *(_split(c) if is_adaptive(c.topology) else [])]
 
 
 def _planner(c: Config) -> list[Rule]:
-    topology, adapt, eta = c.topology, c.topology.adapt, c.rollout.max_head_offpolicyness
-    off = AdaptSettings()
-    unused = [name for name in ("min_learners", "max_learners", "hysteresis", "eta_min", "slots_min")
-              if getattr(adapt, name) != getattr(off, name)]  # fmt: skip
+    topology, adapt, off = c.topology, c.topology.adapt, AdaptSettings()
+    names = ("min_learners", "max_learners", "hysteresis")
+    unused = [name for name in names if getattr(adapt, name) != getattr(off, name)]
     most = adapt.max_learners or max(topology.learners, adapt.min_learners)
     return [
         (
@@ -108,56 +98,11 @@ def _planner(c: Config) -> list[Rule]:
             f"topology.adapt.min_learners..max_learners = {adapt.min_learners}..{most}",
         ),
         (
-            adapt.eta_min is not None and adapt.eta_min > eta,
-            f"topology.adapt.eta_min = {adapt.eta_min} must not exceed rollout.max_head_offpolicyness = {eta}, the "
-            "largest eta (eta = 0 is synchronous and does not change)",
-        ),
-        (
-            adapt.every_steps > 0
-            and adapt.min_learners == adapt.max_learners
-            and adapt.eta_min is None
-            and adapt.slots_min is None,
-            "topology.adapt.every_steps needs something that may change: set topology.adapt.eta_min or slots_min, or "
-            "different min_learners and max_learners",
+            adapt.every_steps > 0 and adapt.min_learners == adapt.max_learners,
+            "topology.adapt.every_steps needs a split that may change: set different topology.adapt.min_learners and "
+            f"max_learners (both are {adapt.min_learners})",
         ),
     ]
-
-
-def _slots(c: Config) -> list[Rule]:
-    least, n_slots, group = c.topology.adapt.slots_min, slots(c), largest(c).gconfig.n_samples
-    if least is None:
-        return []
-    of_problem = _largest_problem(c)
-    what = (
-        "workflow.agent.workers" if n_slots < c.rollout.max_concurrent_rollouts else "rollout.max_concurrent_rollouts"
-    )
-    return [
-        (
-            c.rollout.max_head_offpolicyness == 0,
-            "topology.adapt.slots_min needs rollout.max_head_offpolicyness above 0: eta = 0 leases whole batches",
-        ),
-        (
-            least >= n_slots,
-            f"topology.adapt.slots_min = {least} must be below {what} = {n_slots}, the slots of a generator",
-        ),
-        (
-            least < group,
-            f"topology.adapt.slots_min = {least} must hold a group: gconfig.n_samples is {group}",
-        ),
-        (
-            of_problem > 0 and least < of_problem + group,
-            "an evaluation in training leaves room for training: evaluate.n_samples + gconfig.n_samples = "
-            f"{of_problem + group} must not exceed topology.adapt.slots_min ({least})",
-        ),
-    ]
-
-
-def _largest_problem(c: Config) -> int:
-    """Samples of a problem of any evaluation in training; 0 without one."""
-    evaluate = c.evaluate
-    if not evaluate.every_steps:
-        return 0
-    return max([evaluate.n_samples, *(each.n_samples or 0 for each in evaluate.sets)])
 
 
 def _most_learners(topology: TopologyConfig) -> int | None:

@@ -1,8 +1,8 @@
 """Settings of the learner: its loop, the algorithm, the models beside the policy, adapters. Imports without torch."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from areal_bus.config.section import Section
 
@@ -210,9 +210,3 @@ class LearnerConfig(Section):
     simulated: SimulatedUpdateConfig | None = None
     """Updates take a configured time and compute nothing; every rank holds the whole model. With the simulated engine:
     to look at the ring, at many ranks on few cores (docs/cluster.md). What it trains means nothing."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_removed(cls, given: Any) -> Any:
-        """The saved settings of an older run may hold `helpers`. The loader refuses it in new ones."""
-        return {key: value for key, value in given.items() if key != "helpers"} if isinstance(given, dict) else given

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
+from areal_bus.config import removed
 from areal_bus.config.extends import KEY as EXTENDS
 from areal_bus.config.extends import bases, files_of, read_table
 from areal_bus.config.names import algorithms, named_tasks
@@ -30,22 +31,6 @@ from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
 
 PREFIX = "AREAL_BUS_"
-REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored, and why the key is gone
-    "rollout.exact_lag": (
-        [],
-        "the lag of a ring follows from its timing; train with a given lag in one process by "
-        "`python -m areal_lab.loops.exact_lag CONFIG.toml --out FOLDER`",
-    ),
-    "virtual_time.seconds": (
-        None,
-        "a ring runs in real time; train in virtual time in one process by "
-        "`python -m areal_lab.loops.virtual_time CONFIG.toml --out FOLDER`",
-    ),
-    "learner.helpers": (
-        0,
-        "its threads shortened an update by a tenth, only for very small models, and sums differed from run to run",
-    ),
-}
 LIKE = 0.6  # similarity of a section's name to that of a table within a section
 NEARER = 0.9  # similarity of a typo; below it, names of other systems are tried first
 
@@ -87,7 +72,7 @@ def override(given: Given, overrides: Sequence[str], environ: Mapping[str, str])
         raw = as_utf8(key, text)
         put(tree, key, plain_value(key, raw, origin), origin)
         origins[key] = origin
-    drop_removed(tree, origins)
+    removed.refuse(tree, origins)
     algorithms.fill(tree, lambda key: fields()[key].default)
     named = dict.fromkeys(leaves(tree), "actor.algorithm")
     named_tasks.fill(tree)
@@ -185,19 +170,10 @@ def as_utf8(key: str, given: str) -> str:
         ) from None
 
 
-def drop_removed(tree: dict[str, Any], source: Mapping[str, str]) -> None:
-    """Delete keys that are gone. Raises ConfigError for a value other than the former default."""
-    for key, (default, why) in REMOVED.items():
-        section, _, name = key.partition(".")
-        table = tree.get(section)
-        if isinstance(table, dict) and name in table and (value := table.pop(name)) != default:
-            raise ConfigError(f"{key} no longer exists: {why}; remove it (it is {json.dumps(value)}; {source[key]})")
-
-
 def plain_value(key: str, raw: str, origin: str) -> Any:
     """Parse a TOML value. For keys of type string, a bare word is the string itself."""
     field = fields().get(key) or table_with(key)
-    if field is None and key not in REMOVED:
+    if field is None and key not in removed.REMOVED:
         raise ConfigError(unknown(key, origin))
     takes_text = field is not None and bool({str, Path} & set(alternatives(field.annotation)))
     try:

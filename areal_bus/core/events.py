@@ -31,7 +31,7 @@ class Event(StrEnum):
     BATCH = "batch"
     TRAJECTORY = "trajectory"  # one line a trajectory of a batch
     UPDATE = "update"
-    ADAPT = "adapt"  # the planner changes eta or the slots, or wants another split of ranks
+    ADAPT = "adapt"  # the planner wants another split of ranks
     PUBLISH = "publish"
     EVALUATION = "evaluation"
     # head: who waits for whom

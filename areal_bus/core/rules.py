@@ -51,7 +51,7 @@ class HeadRules:
     pool: RankPool | None = None  # ranks that may change their role; None: the split stays
     split_number: int = 0  # of the split that this head starts with ...
     split_since: int = 0  # ... and the version at which it began
-    planner: PlannerRules | None = None  # of [topology.adapt]; None: nothing adapts
+    planner: PlannerRules | None = None  # of [topology.adapt]; None: it is off
     schedule: tuple[tuple[int, int], ...] = ()  # (step, learners), by step: splits that are wanted from a step on
     stages: tuple[Stage, ...] = ()  # by their first version; empty: n_samples holds throughout
     capacity: int | None = None  # samples that a generator is leased at once, whatever it asks for; None: no limit
@@ -64,28 +64,6 @@ class HeadRules:
     def check_sample(self, sample: Scored | Partial, born: int) -> None:
         """Raises ImpossibleEvent for a sample over the limits of the run. `born`: the version of its stage."""
         self.limits.check(sample, stage_at(self.stages, born) if self.stages else None)
-
-    @property
-    def adapts_eta(self) -> bool:
-        """Whether eta may change between updates."""
-        return self.planner is not None and self.planner.eta_min is not None
-
-    def eta_after(self, saved: int | None) -> int:
-        """The eta in force in a term that begins at a checkpoint with this one."""
-        if self.planner is None or self.planner.eta_min is None or saved is None:
-            return self.eta
-        return min(self.eta, max(self.planner.eta_min, saved))
-
-    @property
-    def adapts_slots(self) -> bool:
-        """Whether the slots in force may change between updates."""
-        return self.planner is not None and self.planner.slots_min is not None
-
-    def slots_after(self, saved: int | None) -> int | None:
-        """The slots in force in a term that begins at a checkpoint with these; None: all that a generator asks for."""
-        if self.planner is None or self.planner.slots_min is None:
-            return None
-        return self.planner.slots if saved is None else min(self.planner.slots, max(self.planner.slots_min, saved))
 
     @property
     def split(self) -> Split:

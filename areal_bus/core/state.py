@@ -83,7 +83,6 @@ class HeadState:
         self.score_failures = ScoreFailures()
         self.results: dict[str, Evaluation] = {}  # finished evaluations of this incarnation
         self.figures = dict(newest.results)  # of all finished evaluations, also of earlier incarnations
-        self.slots = rules.slots_after(newest.slots)  # of a generator in force; None: as many as it asks for
         self.max_lag = newest.max_lag  # of trained tokens that count; None: there are none
         self.refunds_in_a_row = 0  # unexpected ones, without a complete group in between
         self.last_refund_error = ""
@@ -116,17 +115,6 @@ class HeadState:
         """Whether it may be leased a prompt at which these failed: not again, while there are others."""
         return actor_of(member.name) not in failed_at or not self.others_than(failed_at)
 
-    @property
-    def most_leased(self) -> int | None:
-        """Samples that a generator may be leased at once, by the slots in force; None: as many as it asks for."""
-        planner = self.rules.planner
-        return None if planner is None or self.slots is None or self.slots >= planner.slots else self.slots
-
-    def room(self, member: Member) -> int:
-        """Number of further training samples that may be leased to it."""
-        most = self.most_leased
-        return member.room if most is None else min(member.room, most - member.load)
-
     def excluded_generators(self) -> list[Member]:
         """Stale generators that get no share at eta = 0, as long as they miss pushes of their own."""
         return [x for x in self.members.of(Role.GENERATOR, MemberState.STALE) if self.pushes.misses_its_own(x.name)]
@@ -155,6 +143,4 @@ class HeadState:
             figures,
             self.max_lag,
             rows.state,
-            self.gate.eta_in_force if self.rules.adapts_eta else None,
-            self.slots,
         )

@@ -154,8 +154,6 @@ def _pack(checkpoint: HeadCheckpoint) -> Iterator[bytes]:
         "results": checkpoint.results,
         "max_lag": checkpoint.max_lag,
         "source": checkpoint.source,
-        "eta": checkpoint.eta,
-        "slots": checkpoint.slots,
         "open": [_about(prompt) for prompt in checkpoint.open],
     }
     yield json.dumps(about).encode() + b"\n"
@@ -190,10 +188,7 @@ def _unpack(body: bytes) -> HeadCheckpoint:
         prompts.append(OpenPrompt(**found, issue=issue, scored=tuple(next(scored) for _ in range(n_scored))))
     again = tuple(_issue(issue) for issue in about["again"])
     version, next_uid, position = about["version"], about["next_uid"], about["position"]
-    max_lag, source, eta, slots = (
-        about.get(name) for name in ("max_lag", "source", "eta", "slots")
-    )  # None: an older one
-    further = about["results"], max_lag, source or "", eta, slots
+    further = about["results"], about.get("max_lag"), about.get("source") or ""  # None: an older one
     return HeadCheckpoint(version, next_uid, position, again, tuple(prompts), *further)
 
 

@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
 
@@ -14,14 +13,12 @@ from areal_lab.adapt.scenario import draw
 from tools import terminal
 
 GOAL = 0.95  # of the clairvoyant schedule
-ADAPTS = {"eta": "eta_min = 1", "slots": "slots_min = one group", "both": "both"}
 EPILOG = """\
 Each workload is drawn from its seed: ranks, lengths, speeds, batch, eta, noise and the time of a change. Answers double
 in length and later fall to half of what they were at first. best fixed: the fastest split that never changes.
 clairvoyant: the best schedule of splits by one that knows all lengths and speeds ahead and pays the same time for a
 change. planner: the production planner (areal_bus/core/planner/split_planner.py), from the split that is best at
-first; it sees what the head sees. The last lines compare it with planners that lower eta, the slots, or both, too.
-Throughput is in trained tokens a second of virtual time."""
+first; it sees what the head sees. Throughput is in trained tokens a second of virtual time."""
 TITLES = ("seed", "ranks", "eta", "best fixed", "clairvoyant", "planner", "of clairvoyant", "over fixed", "splits")
 
 
@@ -63,8 +60,8 @@ def table(found: Sequence[Comparison]) -> list[str]:
         cells.append((
             str(load.seed), str(load.n_ranks), str(load.schedule.eta),
             f"{each.fixed[each.best_fixed]:,.0f} ({each.best_fixed} + {load.n_ranks - each.best_fixed})",
-            f"{each.clairvoyant:,.0f}", f"{each.adaptive:,.0f}", f"{each.of_clairvoyant:.1%}",
-            f"{each.over_best_fixed:+.1%}", ", ".join(f"{n} at {step}" for step, n in each.changes.items()),
+            f"{each.clairvoyant:,.0f}", f"{each.planner.throughput:,.0f}", f"{each.of_clairvoyant:.1%}",
+            f"{each.over_best_fixed:+.1%}", ", ".join(f"{n} at {step}" for step, n in each.planner.changes.items()),
         ))  # fmt: skip
     return terminal.table(cells, right=frozenset(range(8)))
 
@@ -82,27 +79,8 @@ def summary(found: Sequence[Comparison]) -> dict[str, Any]:
         "over_best_fixed_least": min(gains),
         "n_above_best_fixed": sum(gain > 0 for gain in gains),
         "clairvoyant_over_best_fixed_mean": fmean(each.clairvoyant / each.fixed[each.best_fixed] - 1 for each in found),
-        "n_changes_mean": fmean(len(each.changes) - 1 for each in found),
-        "beside_the_split": {name: beside(found, name) for name in found[0].runs if name != "split"},
-    }
-
-
-def beside(found: Sequence[Comparison], name: str) -> dict[str, float]:
-    """What it brings that eta, slots or both adapt, too: means of ratios to the planner of the split alone."""
-    pairs = [(each.runs[name], each.runs["split"]) for each in found]
-    kept = [run.throughput / alone.throughput for run, alone in pairs]
-    return {
-        "throughput_kept_mean": fmean(kept),
-        "throughput_kept_least": min(kept),
-        "lag_mean": fmean(run.mean_lag for run, _ in pairs),
-        "lag_of_split_mean": fmean(alone.mean_lag for _, alone in pairs),
-        "lease_s_ratio_mean": fmean(run.lease_s / alone.lease_s for run, alone in pairs),
-        "eta_share_mean": fmean(
-            run.mean_eta / each.workload.schedule.eta for (run, _), each in zip(pairs, found, strict=True)
-        ),
-        "slots_share_mean": fmean(
-            run.mean_slots / each.workload.schedule.slots for (run, _), each in zip(pairs, found, strict=True)
-        ),
+        "n_changes_mean": fmean(len(each.planner.changes) - 1 for each in found),
+        "mean_lag": fmean(each.planner.mean_lag for each in found),
     }
 
 
@@ -113,13 +91,7 @@ def summary_lines(of: dict[str, Any]) -> list[str]:
         f"over the best fixed split: {of['over_best_fixed_mean']:+.1%} on average (clairvoyant: "
         f"{of['clairvoyant_over_best_fixed_mean']:+.1%}), {of['over_best_fixed_least']:+.1%} at least; above it in "
         f"{of['n_above_best_fixed']} of {of['n']}",
-        f"changes of the split: {of['n_changes_mean']:.1f} on average",
-        *(
-            f"with {ADAPTS[name]}: {each['throughput_kept_mean']:.1%} of that throughput on average, "
-            f"{each['throughput_kept_least']:.1%} at least; mean lag {each['lag_mean']:.2f} instead of "
-            f"{each['lag_of_split_mean']:.2f}, time from a lease to its end {each['lease_s_ratio_mean'] - 1:+.0%}"
-            for name, each in of["beside_the_split"].items()
-        ),
+        f"changes of the split: {of['n_changes_mean']:.1f} on average; mean lag {of['mean_lag']:.2f}",
     ]
 
 
@@ -131,11 +103,11 @@ def as_json(each: Comparison) -> dict[str, Any]:
         "fixed": each.fixed,
         "clairvoyant": each.clairvoyant,
         "plan": each.plan,
-        "adaptive": each.adaptive,
-        "changes": each.changes,
+        "adaptive": each.planner.throughput,
+        "changes": each.planner.changes,
+        "mean_lag": each.planner.mean_lag,
         "of_clairvoyant": each.of_clairvoyant,
         "over_best_fixed": each.over_best_fixed,
-        "runs": {name: asdict(run) for name, run in each.runs.items()},
     }
 
 

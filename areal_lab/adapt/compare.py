@@ -1,14 +1,10 @@
-"""Compares, on one workload: every fixed split, a clairvoyant schedule of splits, and the production planner.
-
-The planner runs four times: with a split that adapts, and with eta, the slots, or both beside it.
-"""
+"""Compares, on one workload: every fixed split, a clairvoyant schedule of splits, and the production planner."""
 
 import itertools
-from dataclasses import dataclass, replace
-from statistics import fmean
+from dataclasses import dataclass
 
 from areal_bus.core.planner.ring_observer import RingObserver
-from areal_bus.core.planner.split_planner import OperatingPoint, PlannerRules, SplitPlanner
+from areal_bus.core.planner.split_planner import PlannerRules, SplitPlanner
 from areal_lab.adapt.ring import AdaptiveRing, Wish
 from areal_lab.adapt.scenario import ShiftingWorkload
 
@@ -22,9 +18,6 @@ class PlannerRun:
     throughput: float  # trained tokens a second
     changes: dict[int, int]  # step -> learner ranks, as the planner chose them
     mean_lag: float  # versions, over trained tokens
-    lease_s: float  # mean time from the lease of a sample to its end
-    mean_eta: float  # in force, over updates
-    mean_slots: float  # in force, over updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +28,7 @@ class Comparison:
     fixed: dict[int, float]  # learner ranks -> throughput
     clairvoyant: float
     plan: dict[int, int]  # step -> learner ranks, of the clairvoyant schedule
-    adaptive: float
-    changes: dict[int, int]  # step -> learner ranks, as the planner chose them
-    runs: dict[str, PlannerRun]  # by what adapts: "split" (the planner above), "eta", "slots", "both" beside the split
+    planner: PlannerRun
 
     @property
     def best_fixed(self) -> int:
@@ -46,11 +37,11 @@ class Comparison:
 
     @property
     def of_clairvoyant(self) -> float:
-        return self.adaptive / self.clairvoyant
+        return self.planner.throughput / self.clairvoyant
 
     @property
     def over_best_fixed(self) -> float:
-        return self.adaptive / self.fixed[self.best_fixed] - 1
+        return self.planner.throughput / self.fixed[self.best_fixed] - 1
 
 
 def compare(workload: ShiftingWorkload, *, every_steps: int = EVERY_STEPS) -> Comparison:
@@ -58,13 +49,8 @@ def compare(workload: ShiftingWorkload, *, every_steps: int = EVERY_STEPS) -> Co
     rings = {learners: AdaptiveRing(workload, learners=learners) for learners in workload.plausible_splits}
     fixed = {learners: ring.run_all(stay) for learners, ring in rings.items()}
     clairvoyant, plan = best_schedule(workload, rings, fixed)
-    first, group = first_split(workload, rings), workload.schedule.n_samples
-    least = {"split": (None, None), "eta": (1, None), "slots": (None, group), "both": (1, group)}
-    runs = {
-        name: run_planner(workload, learners=first, every_steps=every_steps, eta_min=eta_min, slots_min=slots_min)
-        for name, (eta_min, slots_min) in least.items()
-    }
-    return Comparison(workload, fixed, clairvoyant, plan, runs["split"].throughput, runs["split"].changes, runs)
+    planner = run_planner(workload, learners=first_split(workload, rings), every_steps=every_steps)
+    return Comparison(workload, fixed, clairvoyant, plan, planner)
 
 
 def first_split(workload: ShiftingWorkload, rings: dict[int, AdaptiveRing]) -> int:
@@ -115,15 +101,8 @@ def follow(plan: dict[int, int]) -> Wish:
     return lambda step: plan.get(step)
 
 
-def run_planner(
-    workload: ShiftingWorkload,
-    *,
-    learners: int,
-    every_steps: int,
-    eta_min: int | None = None,
-    slots_min: int | None = None,
-) -> PlannerRun:
-    """The production planner, from this split on. `eta_min`, `slots_min`: None where that does not adapt."""
+def run_planner(workload: ShiftingWorkload, *, learners: int, every_steps: int) -> PlannerRun:
+    """The production planner, from this split on."""
     schedule = workload.schedule
     observer = RingObserver(batch_size=schedule.batch_size, n_samples=schedule.n_samples, slots=schedule.slots)
     planner = SplitPlanner(
@@ -133,30 +112,18 @@ def run_planner(
             eta=schedule.eta,
             generators_at={learners: workload.n_ranks - learners for learners in workload.splits},
             slots=schedule.slots,
-            eta_min=eta_min,
-            slots_min=slots_min,
             change_s=workload.change_s,
         )
     )
     ring = AdaptiveRing(workload, learners=learners, observer=observer)
-    changes, in_force = {0: ring.learners}, list[tuple[int, int]]()
+    changes = {0: ring.learners}
 
     def wish(step: int) -> int | None:
         figures = observer.figures
         planner.measured(step, figures, ring.learners, observer.interval_s)
-        eta, generators = ring.gate.eta_in_force, workload.n_ranks - ring.learners
-        now = OperatingPoint(ring.learners, generators, eta, ring.slots, observer.wait_share)
-        now = replace(now, eta=planner.choose_eta(step, figures, now))
-        now = replace(now, slots=planner.choose_slots(step, figures, now))
-        ring.gate.set_eta(now.eta)
-        ring.set_slots(now.slots)
-        in_force.append((now.eta, now.slots))
-        wanted = planner.decide(step, figures, ring.learners)
-        if wanted is None:
-            return None
-        changes[step] = wanted.learners
-        return wanted.learners
+        wanted = planner.decide(step, figures, ring.learners).learners
+        if wanted is not None:
+            changes[step] = wanted
+        return wanted
 
-    throughput = ring.run_all(wish)
-    mean_eta, mean_slots = (fmean(values) for values in zip(*in_force, strict=True))
-    return PlannerRun(throughput, changes, ring.mean_lag, ring.lease_s / ring.n_sampled, mean_eta, mean_slots)
+    return PlannerRun(ring.run_all(wish), changes, ring.mean_lag)

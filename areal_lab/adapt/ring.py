@@ -63,9 +63,6 @@ class AdaptiveRing(RingModel):
             ContextGenerator(workload.schedule, index, workload.half_context) for index in range(workload.n_ranks)
         ]
         self.n_changes = 0
-        self.slots = workload.schedule.slots  # in force
-        self.lease_s, self.n_sampled = 0.0, 0  # sum of the seconds from the lease to the end of a sample; samples
-        self._leased_at: dict[int, float] = {}  # uid -> when its present lease began
         self._wish: Wish = lambda step: None
         self.update_ends: list[float] = []
         self._noise = random.Random(f"noise {workload.seed}")
@@ -79,12 +76,6 @@ class AdaptiveRing(RingModel):
         self._wish = wish
         self.run(self.workload.n_updates)
         return sum(batch.n_tokens for batch in self.batches) / self.now
-
-    def set_slots(self, slots: int) -> None:
-        """From now on lease by so many slots, as the head does: below all slots without a queue beside them."""
-        schedule, self.slots = self.workload.schedule, slots
-        waiting = schedule.groups_waiting if slots >= schedule.slots else 0
-        self.schedule = replace(self.schedule, slots=slots, groups_waiting=waiting)
 
     @property
     def mean_lag(self) -> float:
@@ -124,8 +115,6 @@ class AdaptiveRing(RingModel):
         for sampled in generator.collect():
             group = self._groups[sampled.sample.uid]
             group.done.append(sampled)
-            self.lease_s += self.now - self._leased_at[group.uid]
-            self.n_sampled += 1
             self._add_event(self.now + self.schedule.reward_s, "scored", group.uid)
             if self.observer is not None:
                 self.observer.sampled(group.uid, sampled.sample.length, self.now)
@@ -134,8 +123,7 @@ class AdaptiveRing(RingModel):
         super()._finish_update()
         self.update_ends.append(self.now)
         if self.observer is not None:
-            is_next_ready = len(self._ready) >= self.schedule.batch_size
-            self.observer.updated(self.gate.u, self.batches[-1].n_tokens, self.now, is_next_ready=is_next_ready)
+            self.observer.updated(self.gate.u, self.batches[-1].n_tokens, self.now)
         wanted = self._wish(self.gate.u)
         if wanted is not None and wanted != self.learners and self.gate.u < self.workload.n_updates:
             self.change(wanted)
@@ -182,9 +170,8 @@ class AdaptiveRing(RingModel):
 
     def _lease(self, generator: PlannedGenerator) -> PlannedGenerator:
         leased = super()._lease(generator)
-        uid = next(reversed(self._groups))  # the group that was just leased
-        self._leased_at[uid] = self.now
         if self.observer is not None:
+            uid = next(reversed(self._groups))  # the group that was just leased
             self.observer.leased(uid, str(generator.index), self.schedule.n_samples, self.now)
         return leased
 
@@ -199,7 +186,6 @@ class AdaptiveRing(RingModel):
         done = {sampled.sample.number for sampled in group.done}
         missing = [PlannedSample(group.uid, self._length(group.uid * n + i), i) for i in range(n) if i not in done]
         self._advance(generator).lease(missing)
-        self._leased_at[group.uid] = self.now
         if self.observer is not None:
             self.observer.leased(group.uid, str(generator.index), len(missing), self.now)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 
 from actors.engines.simulated.workload import SpeedLaw
+from areal_bus.config.removed import saved
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_lab.simulate.cores import Cores
@@ -190,6 +191,6 @@ def config_of(where: Run) -> Config:
     """The resolved settings of a run."""
     path = Path(where.folder) / "config.json"
     try:
-        return Config.model_validate_json(path.read_text(encoding="utf-8"))
+        return saved(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"config.json of a run must hold its settings: {path}: {error}") from None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from areal_bus.config.removed import saved
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import settings_by_stage
 from areal_bus.core.evaluation.evaluation_plan import has_stopped_improving, history
@@ -277,7 +278,7 @@ def what_to_do(config: Config) -> str:
 def saved_config(run: Path) -> Config:
     """The settings of the run's last start. Raises ConfigError when this version cannot read them."""
     try:
-        return Config.model_validate_json((run / CONFIG).read_text(encoding="utf-8"))
+        return saved((run / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[:2]
         raise ConfigError(f"{run / CONFIG} must hold settings of this version: {' '.join(first)}") from None

@@ -278,7 +278,7 @@ def test_open_prompts_that_cost_no_credit_in_the_new_term_are_noticed(monkeypatc
             return kept
 
         def limit(self: Gate) -> int:
-            return (self.eta_in_force + 1) * self.batch_size + uncounted.get(self, 0)
+            return (self.eta + 1) * self.batch_size + uncounted.get(self, 0)
 
         patch.setattr(Rollouts, "begin_term", wrongly)
         patch.setattr(Gate, "limit", property(limit))

@@ -101,6 +101,15 @@ def answers_by_hand(model: Path) -> list[str]:
     return answers
 
 
+def test_settings_of_a_run_of_an_older_version_lose_the_keys_that_are_gone(run: Path) -> None:
+    saved = json.loads((run / "config.json").read_text())
+    adapt = saved["topology"]["adapt"] | {"eta_min": 1, "slots_min": None}
+    older = saved | {"topology": saved["topology"] | {"adapt": adapt}, "virtual_time": {"seconds": None}}
+    (run / "config.json").write_text(json.dumps(older))
+    for arguments in ([run], [run, "--config", run / "config.json"]):
+        assert resolved(*arguments)["config"]["topology"] == saved["topology"]
+
+
 @pytest.mark.soak
 def test_a_runs_own_reward_is_found_where_the_run_was_started(run: Path, tmp_path: Path) -> None:
     modules = tmp_path / "mine"

@@ -157,8 +157,6 @@ def _see_others(found: Audit, head: HeadReplay, seen: Coverage) -> None:
         seen.missing["I9"] = "the run has no file of a reward"
     else:
         seen.counts["I9"] = "every verdict was accepted or refused (bounds in bytes are not in the journal)"
-        if head.slots.n_checked:
-            seen.counts["I9"] += f", {head.slots.n_checked} leases within fewer slots in force"
     tokens = head.tokens
     seen.counts["I12"] += f", {tokens.received} tokens received"
     if head.batches.n_without_figures:

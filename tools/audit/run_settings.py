@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from areal_bus.config.data import SourceConfig
-from areal_bus.config.sections import WorkflowConfig
 from areal_bus.core.rows.curriculum import PassRateWindow
 
 T = TypeVar("T")
@@ -43,9 +42,6 @@ class RunSettings:
     loaders: tuple[str, ...] = ()  # names of the sources that are loaders
     window: PassRateWindow | None = None  # of the curriculum
     n_passes: int | None = None  # data.total_train_epochs
-    eta_min: int | None = None  # topology.adapt, the smallest of all starts; None: eta never changes
-    slots_min: int | None = None  # topology.adapt, the smallest of all starts; None: slots in force never change
-    slots: tuple[int, ...] = ()  # of a generator, in each start with slots_min
     orders: Mapping[str, RowOrderSettings] = field(default_factory=dict)  # of each source whose order is known
     trains: Literal["all", "signal"] | None = None  # groups that train: all, those whose rewards differ; None: unknown
     leaves_truncated_out: bool = False  # actor.truncated_samples = "mask"
@@ -62,12 +58,8 @@ class RunSettings:
 
     @property
     def limit(self) -> int | None:
-        """Number of credits (I1), with the largest eta."""
-        return self.limit_at(self.eta)
-
-    def limit_at(self, eta: int | None) -> int | None:
-        """Number of credits with this eta in force."""
-        return None if self.batch_size is None or eta is None else (eta + 1) * self.batch_size
+        """Number of credits (I1)."""
+        return None if self.batch_size is None or self.eta is None else (self.eta + 1) * self.batch_size
 
     @property
     def patience_s(self) -> float | None:
@@ -103,9 +95,6 @@ def read(
         on_timeout=number("reward", "on_timeout"),
         on_error=number("reward", "on_error"),
         max_refill=config["data"].get("max_refill", 0) if "data" in config else None,
-        eta_min=_least("eta_min", config, *earlier),
-        slots_min=_least("slots_min", config, *earlier),
-        slots=tuple(n for start in (config, *earlier) if (n := _slots(start)) is not None),
         partial_groups=config.get("reward", {}).get("partial_groups") is True,
         orders=_orders(origin, config, *earlier),
         trains=_trains(config.get("actor"), *(start.get("actor") for start in earlier)),
@@ -152,21 +141,6 @@ def _trains_by(actor: dict[str, Any] | None) -> Literal["all", "signal"] | None:
     if actor.get("normalize_batch") or (has_kl and actor.get("kl_in") == "reward"):
         return None
     return "all" if has_kl or actor.get("entropy_coef") else "signal"
-
-
-def _least(key: str, *starts: dict[str, Any]) -> int | None:
-    """The smallest value of a key of [topology.adapt]: a resumed run may have another."""
-    values = [start.get("topology", {}).get("adapt", {}).get(key) for start in starts]
-    return min((value for value in values if isinstance(value, int)), default=None)
-
-
-def _slots(start: dict[str, Any]) -> int | None:
-    """Slots of a generator where they adapt; agents need a process each."""
-    n_slots = start.get("rollout", {}).get("max_concurrent_rollouts")
-    if _least("slots_min", start) is None or not isinstance(n_slots, int):
-        return None
-    workflow = WorkflowConfig.model_validate(start.get("workflow", {}))
-    return min(n_slots, workflow.agent.workers) if workflow.uses_endpoint else n_slots
 
 
 def _group_sizes(config: dict[str, Any], first: int | None) -> int | str | None:

@@ -51,7 +51,6 @@ class Frame:
     left_s: float | None  # until the last step, at the speed so far; None before the second update and after the end
     published: int | None
     term: int
-    in_force: dict[str, int]  # eta and slots of a generator, where they adapt
     flow: dict[str, int]  # prompts by stage
     curves: dict[str, Points]  # newest last, at most MAX_POINTS each
     actors: list[ActorStatus]
@@ -109,7 +108,6 @@ class LiveRun:
             left_s=self._left_s(steps) if is_running and isinstance(steps, int) else None,
             published=report.published,
             term=report.term,
-            in_force=dict(self._status.head.in_force),
             flow={str(stage): n for stage, n in self._flow.counts().items()},
             curves={name: thinned(self._points[name]) for name in CURVES if name in self._points},
             actors=report.actors,

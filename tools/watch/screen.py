@@ -37,15 +37,11 @@ def _heading(frame: Frame) -> Text:
     text.append(terminal.printable(frame.sentence), STYLES.get(frame.state, "red"))
     version = "no update yet" if frame.version is None else f"version {frame.version}"
     total = "" if frame.n_steps is None else f" of {frame.n_steps}"
-    text.append(f"\n{version}{total}, published {frame.published}, term {frame.term}{_in_force(frame)}{_left(frame)}, ")
+    text.append(f"\n{version}{total}, published {frame.published}, term {frame.term}{_left(frame)}, ")
     text.append(time.strftime("%H:%M:%S", time.localtime(frame.wall)), "dim")
     if frame.verdict:
         text.append(f"\n{terminal.printable(frame.verdict)}", "yellow" if frame.state == "stalled" else "dim")
     return text
-
-
-def _in_force(frame: Frame) -> str:
-    return "".join(f", {name} {value}" for name, value in frame.in_force.items())
 
 
 def _left(frame: Frame) -> str:
@@ -139,7 +135,7 @@ def log_lines(before: Frame | None, frame: Frame) -> Sequence[str]:
         flow = ", ".join(f"{n} {stage}" for stage, n in frame.flow.items())
         values = ", ".join(f"{name} {figure(points[-1][1])}" for name, points in frame.curves.items())
         version = "no update yet" if frame.version is None else f"version {frame.version}"
-        out.append(f"{version}{_in_force(frame)}; prompts: {flow}" + (f"; {values}" if values else ""))
+        out.append(f"{version}; prompts: {flow}" + (f"; {values}" if values else ""))
     if before is None or (before.sentence, before.verdict) != (frame.sentence, frame.verdict):
         out.append(terminal.printable(f"{frame.sentence}{'; ' if frame.verdict else ''}{frame.verdict}"))
     known = {(alarm.name, alarm.since) for alarm in before.alarms} if before is not None else set()

@@ -189,7 +189,7 @@ class _Moment:
             return f"the gate is shut, {gate.live} live + {gate.in_training} in training of {gate.limit}"
         if not fed:
             return f"no generator holds version {gate.v}"
-        if all(self.state.room(x) < self.rules.samples_at(gate.v) and x.load for x in fed):
+        if all(x.room < self.rules.samples_at(gate.v) and x.load for x in fed):
             return "every generator is full"
         return "the share of every generator is given out at once" if self.rules.eta == 0 else "the gate waits for room"
 

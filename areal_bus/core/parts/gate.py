@@ -4,9 +4,6 @@ Symbols (docs/staleness.md): B prompts a batch, eta versions of lag, u updates f
 batches taken, born the version a prompt's generator held. The paper's gate, eq. 3, is kept in credit form: live + in
 training <= (eta + 1) * B (I1). A batch is in training from the moment it is taken until its version is published.
 
-`eta` bounds the age of tokens (I2) and never changes. The credits may follow a smaller eta, `eta_in_force`, which
-changes between updates: after a decrease no prompt is admitted until enough credits are back.
-
 `hold` adds a demand bound (earliest deadline first). The deadline of a prompt, D = born + eta, is the last batch that
 may contain it. For every D >= w, at most (D - w + 1) * B live prompts may be due by D. Then the batches w..D have
 room for all of them. Admission and the choice of a batch both keep this bound. Its clock is w, not v.
@@ -33,8 +30,7 @@ class Gate:
         self.restart(clock)
 
     def restart(self, clock: int) -> None:
-        """Begin a term at version `clock` with all credits of `eta` free. The caller admits the open prompts again."""
-        self.eta_in_force = self.eta
+        """Begin a term at version `clock` with all credits free. The caller admits the open prompts again."""
         self.u = self.v = self.w = clock
         self.live = 0  # admitted, neither taken nor refunded
         self.in_training = 0  # taken, not yet published
@@ -44,18 +40,12 @@ class Gate:
     @property
     def limit(self) -> int:
         """Credits in all: prompts that may be live or in training at once."""
-        return (self.eta_in_force + 1) * self.batch_size
+        return (self.eta + 1) * self.batch_size
 
     @property
     def free(self) -> int:
-        """Credits left; 0 while more are out than a smaller eta permits."""
-        return max(0, self.limit - self.live - self.in_training)
-
-    def set_eta(self, eta: int) -> None:
-        """From now on admit by this eta. Raises ValueError above `self.eta`, and for a step from or to eta = 0."""
-        if not 0 <= eta <= self.eta or (eta == 0) != (self.eta == 0):
-            raise ValueError(f"eta in force is 1..{self.eta}, and 0 only where eta is 0; got {eta}")
-        self.eta_in_force = eta
+        """Credits left."""
+        return self.limit - self.live - self.in_training
 
     @property
     def is_idle(self) -> bool:

@@ -42,8 +42,6 @@ class HeadCheckpoint:
     results: dict[str, Figures] = field(default_factory=dict)  # figures by evaluation
     max_lag: int | None = None  # of trained tokens; None while there are none
     source: str = ""  # state of the data source beside its position (DataSource.state)
-    eta: int | None = None  # eta in force, where it adapts
-    slots: int | None = None  # of a generator in force, where they adapt
 
 
 @dataclass(frozen=True, slots=True)

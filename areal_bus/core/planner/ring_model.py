@@ -5,7 +5,6 @@ Little's law, credits = updates/s * the time for which a group holds its credit:
 batch, is trained, and its version is published. `areal_lab/simulate` is the discrete-event model to compare with.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 SHARPNESS = 8.0  # of the soft minimum of the limits: random times cost a few per cent where two limits are equal
@@ -38,25 +37,13 @@ class RingFigures:
         """Time of a decode step with `n_live` samples."""
         return self.decode_s + self.decode_sample_s * n_live
 
-    def n_live(self, slots: int) -> float:
-        """Mean live samples of a generator with `slots` in force, while the gate is open.
-
-        With all slots a queue keeps them full. With fewer the head leases a whole group as soon as its samples have
-        room, so half a group is missing on average. One group at a time ends with its longest sample.
-        """
-        if slots >= self.slots:
-            return float(self.slots)
-        n, half = self.n_samples, (self.n_samples - 1) / 2
-        alone = n * (1 - self.mean_tokens / self.longest_tokens)  # missing on average with one group at a time
-        return max(1.0, slots - half - (alone - half) * min(1.0, n / slots) ** 2)
-
     def update_s(self, learners: int) -> float:
         """Time of an update."""
         return self.train_s + self.train_token_s * self.batch_tokens / learners
 
 
-def updates_per_s(ring: RingFigures, *, learners: int, generators: int, eta: int, slots: int | None = None) -> float:
-    """Predicted updates a second in the steady state. `slots`: in force (None: all); they bind at eta > 0.
+def updates_per_s(ring: RingFigures, *, learners: int, generators: int, eta: int) -> float:
+    """Predicted updates a second in the steady state. The slots bind at eta > 0.
 
     Raises ValueError for a split without a learner or generator.
     """
@@ -65,15 +52,9 @@ def updates_per_s(ring: RingFigures, *, learners: int, generators: int, eta: int
     if eta == 0:
         return 1 / (_synchronous_s(ring, generators) + _after_sampling_s(ring, learners))
     learner = 1 / ring.update_s(learners)
-    sampled = _sampled_per_s(ring, generators, ring.n_live(ring.slots if slots is None else slots))
+    sampled = _sampled_per_s(ring, generators, ring.slots)
     credits = _credit_limit(ring, learners, generators, eta)
     return float(sum(limit**-SHARPNESS for limit in (learner, sampled, credits)) ** (-1 / SHARPNESS))
-
-
-def smallest_good(predicted: Mapping[int, float], share: float) -> int:
-    """The smallest key whose throughput is at least `share` of the best. Raises ValueError for an empty mapping."""
-    best = max(predicted.values())
-    return min(key for key, value in predicted.items() if value >= share * best)
 
 
 def _sampled_per_s(ring: RingFigures, generators: int, n_live: float) -> float:

@@ -15,7 +15,6 @@ from areal_bus.core.planner.length_shift import LengthShift
 from areal_bus.core.planner.ring_model import RingFigures
 
 LEVEL_KEEPS = 0.7  # weight that a level keeps at each update: half of it comes from the last two updates
-WAIT_KEEPS = 0.85  # of the wait for batches: half of it comes from the last four updates
 SHIFT_KEEPS = 0.15  # of a level that depends on the lengths, when these have changed
 SHAPE_KEEPS = 0.97  # of a shape: from the last 23
 PRIOR_VARIANCE = 0.04  # the prior of a shape counts as much as loads that vary by a fifth
@@ -125,8 +124,6 @@ class RingObserver:
         self._decode, self._decode_shape = Level(), Line()
         self._train, self._train_shape = Level(), Line()
         self._push, self._reward = Level(), Level()
-        self._wait, self._busy = Level(), Level()  # seconds of the learners between two updates: without a batch, with
-        self._is_next_ready = True  # the next batch was complete when the last update ended
         self._batch: tuple[float, int] | None = None  # taken at, learner ranks
         self._points: list[tuple[float, float]] = []  # (live samples, seconds a token) since the last update
         self._updated: dict[int, float] = {}  # version -> when
@@ -186,14 +183,9 @@ class RingObserver:
     def taken(self, learners: int, now: float) -> None:
         """A batch is sent to the learner ranks."""
         self._batch = now, learners
-        if self._last_update is not None:
-            self._wait.add(0.0 if self._is_next_ready else now - self._last_update)
 
-    def updated(self, version: int, n_tokens: int, now: float, *, is_next_ready: bool = True) -> None:
-        """The update of that batch is finished; the batch had so many sampled tokens.
-
-        `is_next_ready`: the next batch is complete, so what the learners do until they ask for it is no wait.
-        """
+    def updated(self, version: int, n_tokens: int, now: float) -> None:
+        """The update of that batch is finished; the batch had so many sampled tokens."""
         if self._batch is None:
             return
         (began, learners), self._batch = self._batch, None
@@ -203,8 +195,6 @@ class RingObserver:
         self.interval_s = now - self._last_update if self._last_update is not None and is_steady else None
         self._updated[version] = self._last_update = now
         self.n_updates += 1
-        self._is_next_ready = is_next_ready
-        self._busy.add(now - began)
         self._fade()
         load, seconds = n_tokens / learners, now - began
         if load and seconds > 0:
@@ -250,12 +240,6 @@ class RingObserver:
         )
 
     @property
-    def wait_share(self) -> float:
-        """Part of the time in which the learners wait for a batch; 0 before it is measured."""
-        wait_s, busy_s = self._wait.mean, self._busy.mean
-        return wait_s / (wait_s + busy_s) if wait_s else 0.0
-
-    @property
     def _decode_offset(self) -> float:
         """Live samples that cost as much as an empty decode step."""
         return self._decode_shape.offset(PRIOR_HALF_SLOTS * self._slots)
@@ -293,8 +277,6 @@ class RingObserver:
     def _fade(self) -> None:
         for level in (self._length, self._longest, self._decode, self._train, self._push, self._reward):
             level.fade()
-        for level in (self._wait, self._busy):
-            level.fade(WAIT_KEEPS)
         self._shift.fade(LEVEL_KEEPS)
         self._decode_shape.fade()
         self._train_shape.fade()

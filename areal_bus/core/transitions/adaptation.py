@@ -1,7 +1,6 @@
-"""Feeds the planner with what the head records, and carries out its decisions between two updates. Pure: no I/O.
+"""Feeds the planner of the split with what the head records, and asks it after an update. Pure: no I/O.
 
-Eta changes at once, through the gate; the slots in force, through the scheduler. Another split of ranks is only wanted
-here: `split_changes.py` brings it about.
+Another split of ranks is only wanted here: `split_changes.py` brings it about.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,9 +8,8 @@ from typing import Any
 
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
-from areal_bus.core.planner.ring_model import RingFigures
 from areal_bus.core.planner.ring_observer import RingObserver
-from areal_bus.core.planner.split_planner import OperatingPoint, SplitPlanner
+from areal_bus.core.planner.split_planner import SplitPlanner
 from areal_bus.core.state import HeadState
 
 Fields = Mapping[str, Any]  # of a journal line
@@ -47,14 +45,11 @@ class Adaptation:
 
     def wanted_learners(self, version: int) -> int | None:
         """Learner ranks that the planner wants after this update; None: those that there are."""
-        figures, learners = self.observer.figures, self.state.split.learners
-        prediction = self.planner.decide(version, figures, learners)
-        if prediction is None:
-            return None
-        found = self.planner.predictions(figures, learners) if figures is not None else []
-        by_learners = {str(each.learners): round(each.updates_per_s, 6) for each in found}
-        self.effects.record(Event.ADAPT, version=version, wanted_learners=prediction.learners, predicted=by_learners)
-        return prediction.learners
+        decision = self.planner.decide(version, self.observer.figures, self.state.split.learners)
+        if decision.learners is not None:
+            predicted = {str(n): round(speed, 6) for n, speed in decision.predicted.items()}
+            self.effects.record(Event.ADAPT, version=version, wanted_learners=decision.learners, predicted=predicted)
+        return decision.learners
 
     # events
 
@@ -84,38 +79,8 @@ class Adaptation:
         version, split = line["version"], self.state.split
         self._updated_s = self.now
         self.observer.n_samples = self.state.rules.samples_at(version)
-        is_next_ready = len(self.state.ledger.ready) >= self.state.rules.batch_size
-        self.observer.updated(version, self._n_tokens, self.now, is_next_ready=is_next_ready)
-        figures = self.observer.figures
-        self.planner.measured(version, figures, split.learners, self.observer.interval_s)
-        self._choose_eta(version, figures)
-        self._choose_slots(version, figures)
-
-    def _choose_eta(self, version: int, figures: RingFigures | None) -> None:
-        gate = self.state.gate
-        before, eta = gate.eta_in_force, self.planner.choose_eta(version, figures, self._operating_point)
-        if eta != before:
-            gate.set_eta(eta)
-            self.effects.record(Event.ADAPT, version=version, eta=eta, before=before)
-            text = f"eta {before} becomes {eta} at version {version}: the smallest with nearly the best throughput"
-            self.effects.progress("note", name="head", text=text)
-
-    def _choose_slots(self, version: int, figures: RingFigures | None) -> None:
-        before = self.state.slots
-        slots = self.planner.choose_slots(version, figures, self._operating_point)
-        if before is not None and slots != before:
-            self.state.slots = slots
-            self.effects.record(Event.ADAPT, version=version, slots=slots, before=before)
-            text = f"slots {before} become {slots} at version {version}: the fewest with nearly the best throughput"
-            self.effects.progress("note", name="head", text=text)
-
-    @property
-    def _operating_point(self) -> OperatingPoint:
-        split, slots = self.state.split, self.state.slots
-        if slots is None:
-            slots = self.planner.rules.slots
-        eta, waits = self.state.gate.eta_in_force, self.observer.wait_share
-        return OperatingPoint(split.learners, split.generators, eta, slots, waits)
+        self.observer.updated(version, self._n_tokens, self.now)
+        self.planner.measured(version, self.observer.figures, split.learners, self.observer.interval_s)
 
     def _on_split(self, line: Fields) -> None:
         if line["why"] == "change":

@@ -54,8 +54,6 @@ class Rollouts:
             self.gate.admit(entry.born)
             self.rows.issue(entry.uid, prompt.issue)
             self.ledger.reopen(entry)
-        self.gate.set_eta(self.rules.eta_after(checkpoint.eta))
-        self.state.slots = self.rules.slots_after(checkpoint.slots)
         self.partials.begin_term(checkpoint.version, set(self.ledger.open))
         self._release(known)
         return {uid: list(entry.verdicts) for uid, entry in self.ledger.open.items()}

@@ -2,9 +2,8 @@
 
 The least loaded generator that holds the published version (I7) is served first. The order of work is: problems of an
 evaluation, prompts with a lost lease, then new prompts as the gate permits (I1). In training at eta > 0 an evaluation
-may hold only a share of each generator's slots (docs/evaluation.md). Fewer slots in force bound what a generator is
-leased in training, without a queue beside them (docs/adapt.md). A generator that fails while others succeed is paused
-and gets one group at a time (core/members/lease_failures.py); a prompt at which it failed goes to another one.
+may hold only a share of each generator's slots (docs/evaluation.md). A generator that fails while others succeed is
+paused and gets one group at a time (core/members/lease_failures.py); a prompt at which it failed goes to another one.
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
@@ -65,21 +64,16 @@ class Scheduler:
 
     def _by_load(self, fed: list[Member]) -> list[Place]:
         """Those with room for the smallest group that waits, as a heap: the least loaded first."""
-        least, evaluates = self._least_group(), self.evaluations.open is not None
-        order = [_place(member) for member in fed if self._fits(member, least, evaluates=evaluates)]
+        least = self._least_group()
+        order = [_place(member) for member in fed if self._fits(member, least)]
         heapify(order)
         return order
 
-    def _fits(self, member: Member, n_samples: int, *, evaluates: bool = False) -> bool:
-        """A group needs room for all its samples, or a generator with nothing else to do.
-
-        Outside of training an evaluation may use all slots, whatever is in force.
-        """
+    def _fits(self, member: Member, n_samples: int) -> bool:
+        """A group needs room for all its samples, or a generator with nothing else to do."""
         if (member.load or member.unscored) and self.failures.is_on_probation(member.name):
             return False
-        is_bound = not evaluates or self.state.phase is Phase.TRAINING
-        room = self.state.room(member) if is_bound else member.room
-        return room >= n_samples or (member.load == 0 and room > 0)
+        return member.room >= n_samples or (member.load == 0 and member.room > 0)
 
     def _least_group(self) -> int:
         """No group that waits has fewer samples to make."""
@@ -124,9 +118,7 @@ class Scheduler:
         if self.state.phase is not Phase.TRAINING or self.rules.eta == 0:
             return True
         held = sum(1 for lease in member.leased if lease[0] == evaluation.name)
-        most = self.state.most_leased
-        n_slots = member.capacity if most is None else min(member.capacity, most)
-        return held == 0 or held + evaluation.n_samples <= self.rules.evaluate_share * n_slots
+        return held == 0 or held + evaluation.n_samples <= self.rules.evaluate_share * member.capacity
 
     def _lease_again(self, member: Member, lost: LedgerEntry) -> bool:
         """Lease a queued prompt again. After two deaths, its generator samples nothing else meanwhile."""
@@ -207,7 +199,7 @@ class Scheduler:
         return self.partials.hand_on(entry.uid, entry.missing, attempt=entry.attempt, version=member.version)
 
     def _lease_problem(self, member: Member, evaluation: Evaluation, uid: int) -> bool:
-        if not self._fits(member, evaluation.n_samples, evaluates=True):
+        if not self._fits(member, evaluation.n_samples):
             return False
         evaluation.lease(uid, member.name, self.state.now)
         samples, attempt = evaluation.missing(uid), evaluation.attempts[uid]

@@ -85,8 +85,6 @@ class Training:
             open=list(kept),
             kept=list(kept.values()),
             lives_on=message.lives_on,
-            **({"eta": self.gate.eta_in_force} if self.rules.adapts_eta else {}),
-            **({"slots": state.slots} if self.rules.adapts_slots else {}),
         )
         self.publisher.record_stage(version)
         self._write_savepoint(version, root.name)

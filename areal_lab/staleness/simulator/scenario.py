@@ -128,7 +128,7 @@ class Scenario:
     resend_s: float = 12.0
     report_tokens: int = 0  # new tokens of a live sample, reported on a weight update; 0: no reports
     report_bytes: int = 1 << 20  # of these reports that the head keeps
-    planner: PlannerRules | None = None  # of a split or an eta that adapts
+    planner: PlannerRules | None = None  # of a split that adapts
     patience_s: float = 4000.0  # without an update, after calm: everyone waits (I11)
 
     @property

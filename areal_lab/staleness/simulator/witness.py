@@ -64,8 +64,6 @@ class Witness:
         self.n_undone = 0  # prompts that were trained, and are not in the surviving history
         self.handed: set[tuple[int, int, int]] = set()  # (step, uid, sample) sent to learners in this term
         self._leased: set[tuple[int, int]] = set()  # (uid, attempt) of all terms
-        self.eta = scenario.eta  # in force
-        self.slots = scenario.rules.slots_after(None)  # in force; None: they do not adapt
         self.weights: dict[int, str] = {0: MODEL}  # version -> which weights, in the surviving history
         self.learners: Learners | None = None
         self._push: m.PushBegin | None = None  # the last one
@@ -73,7 +71,6 @@ class Witness:
         self.excuses = Excuses(scenario, self.pushed)
         self._handlers = {
             Event.TERM: lambda line: go_back(self, line),
-            Event.ADAPT: self._on_adapt,
             Event.ADMIT: self._on_admit,
             Event.LEASE: self._on_lease,
             Event.SCORED: self._on_scored,
@@ -140,23 +137,11 @@ class Witness:
 
     # prompts
 
-    def _on_adapt(self, line: dict[str, Any]) -> None:
-        planner = self.scenario.planner
-        if "slots" in line:
-            is_allowed = planner is not None and (planner.slots_min or planner.slots) <= line["slots"] <= planner.slots
-            is_allowed = is_allowed and line["before"] == self.slots
-            self.check("I9", is_allowed, "slots {} become {}", self.slots, line["slots"])
-            self.slots = line["slots"]
-        if "eta" in line:
-            is_allowed = planner is not None and (planner.eta_min or planner.eta) <= line["eta"] <= self.scenario.eta
-            self.check("I1", is_allowed and line["before"] == self.eta, "eta {} becomes {}", self.eta, line["eta"])
-            self.eta = line["eta"]
-
     def _on_admit(self, line: dict[str, Any]) -> None:
         uid, scenario = line["uid"], self.scenario
         self.n_live += 1
         in_training = sum(len(prompts) for prompts in self.taken.values())
-        limit = (self.eta + 1) * scenario.batch_size
+        limit = (scenario.eta + 1) * scenario.batch_size
         backlog = self.n_live + in_training
         self.check("I1", backlog <= limit, "{} live + {} in training over {}", self.n_live, in_training, limit, uid=uid)
         told = line["live"] + line["in_training"]
@@ -214,10 +199,7 @@ class Witness:
         self.check("I7", survives, "{} holds {}, of a lost timeline", holder, generator.weights, uid=uid)
         most = self.scenario.most_samples
         batch = self.scenario.batch_size * most  # at eta = 0 shares do not depend on slots
-        planner, room = self.scenario.planner, self.scenario.capacity
-        if planner is not None and self.slots is not None and self.slots < planner.slots:
-            room = self.slots
-        room = max(room, most if self.scenario.eta else batch)
+        room = max(self.scenario.capacity, most if self.scenario.eta else batch)
         self.check(
             "I9", member.load <= room, "{} was given {} samples at once, it has {}", holder, member.load, room, uid=uid
         )

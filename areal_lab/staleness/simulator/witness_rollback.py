@@ -19,8 +19,6 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
     if line["lives_on"]:
         _finish(witness, version)
     witness.begin_term(version, n_live=len(kept))
-    witness.eta = line.get("eta", witness.scenario.eta)
-    witness.slots = line.get("slots", witness.slots)
     _check_weights(witness, version)
     _check_change(witness, version)
     for uid in sorted((uid for uid in witness.prompts if uid >= next_uid), reverse=True):  # a row's later issues first

@@ -14,7 +14,6 @@ from areal_bus.core.head import ALL_RECORDED, Head
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint
 from areal_bus.core.parts.sample_limits import NO_LIMITS, SampleLimits
 from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_bus.core.planner.split_planner import PlannerRules
 from areal_bus.core.rows.data_source import Row
 from areal_bus.core.state import HeadState
 from areal_bus.messages import Refund, Role
@@ -504,27 +503,6 @@ def test_a_run_that_is_drained_before_its_first_step_says_so() -> None:
     head = Head(HeadState(scenario().rules, Numbers(None)), now=0.0)
     (end,) = [effect for effect in head.drain(1.0) if isinstance(effect, End)]
     assert (end.code, end.sentence) == (0, "drained before the first step")
-
-
-def test_fewer_slots_in_force_bound_new_leases_and_a_resumed_head_keeps_them() -> None:
-    planner = PlannerRules(every_steps=9, total_steps=6, eta=2, generators_at={}, slots=4, slots_min=2)
-    head, _ = head_with(batch_size=4, eta=2, n_samples=1, planner=planner)
-    member = head.state.members.by_name["generator-0.0"]
-    assert member.load == 4
-    head.state.slots = 2
-    loads = []
-    for uid in range(4):
-        head.on(member.name, m.Sampled(uid, 0, 0, "", LENGTH), 1.0)
-        loads.append(member.load)
-    assert loads == [3, 2, 2, 2]  # no lease before there is room under two slots
-    saved = head.state.checkpoint(0)
-    resumed = HeadState(head.state.rules, Numbers(None), checkpoints={0: saved})
-    assert (saved.slots, resumed.slots, resumed.most_leased) == (2, 2, 2)
-    resumed = HeadState(replace(head.state.rules, planner=replace(planner, slots_min=3)), Numbers(None))
-    assert (resumed.rules.slots_after(2), resumed.slots, resumed.most_leased) == (3, 4, None)
-    head.state.slots = 4
-    head.tick(2.0)
-    assert member.load == 4
 
 
 class OneLargeRow(Numbers):

@@ -1,6 +1,7 @@
 """Frontiers on disk: what comes back is what was written, or nothing does."""
 
 import errno
+import hashlib
 import json
 import os
 import time
@@ -68,8 +69,6 @@ FRONTIERS = st.builds(
     st.lists(PROMPTS, max_size=3).map(tuple),
     st.dictionaries(TEXT, FIGURES, max_size=2),
     source=TEXT,
-    eta=st.none() | COUNT,
-    slots=st.none() | COUNT,
 )
 
 
@@ -118,6 +117,16 @@ def test_a_file_with_any_bit_flipped_is_refused(tmp_path: Path) -> None:
             path.write_bytes(whole[:i] + bytes([whole[i] ^ 1 << bit]) + whole[i + 1 :])
             with pytest.raises(CheckpointError):
                 load(path)
+
+
+def test_a_frontier_of_an_older_head_with_eta_and_slots_is_read(tmp_path: Path) -> None:
+    path = path_of(tmp_path, 3)
+    save(path, frontier())
+    first, body, rest = path.read_bytes().split(b"\n", 2)
+    older = json.dumps(json.loads(body) | {"eta": 2, "slots": 8}).encode() + b"\n" + rest
+    about = json.loads(first) | {"bytes": len(older), "sha256": hashlib.sha256(older).hexdigest()}
+    path.write_bytes(json.dumps(about).encode() + b"\n" + older)
+    assert load(path) == frontier()
 
 
 def test_a_frontier_of_another_schema_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ class Clock:
         self.setup, self.file = setup, file
         self.u = self.v = self.w = 0
         self.live = self.in_training = 0
-        self.eta = setup.eta  # in force
         self.most = 0  # live + in training at an admission
         self.n_admitted = self.n_published = self.n_updates = 0  # in all terms
         self._n_uids = 0
@@ -48,22 +47,10 @@ class Clock:
                 self.file.add("I1", text, uid=uid)
         backlog = max(self.live + self.in_training, line["live"] + line["in_training"])
         self.most = max(self.most, backlog)
-        limit = self.setup.limit_at(self.eta)
+        limit = self.setup.limit
         if limit is not None and backlog > limit:
             self.file.add("I1", f"live + in training <= (eta + 1) * B = {limit}: {backlog}", uid=uid)
         self.live, self.in_training = line["live"], line["in_training"]
-
-    def adapt(self, line: Line) -> None:
-        """Eta in force changes, within what the settings allow. A line without it is of slots or a split."""
-        if "eta" not in line:
-            return
-        eta, least, most = line["eta"], self.setup.eta_min, self.setup.eta
-        if line["before"] != self.eta or line["version"] != self.u:
-            text = f"eta changes after update u, from that in force: from {line['before']} at {line['version']}, "
-            self.file.add("I6", f"{text}in force {self.eta}, u {self.u}")
-        if most is not None and not (least or most) <= eta <= most:
-            self.file.add("I1", f"eta in force is topology.adapt.eta_min..max_head_offpolicyness: {eta}")
-        self.eta = eta
 
     def refund(self) -> None:
         self.live -= 1
@@ -148,7 +135,6 @@ class Clock:
         limit = self.setup.limit
         if limit is not None and self.live > limit:
             self.file.add("I1", f"live + in training <= (eta + 1) * B = {limit}: {self.live} as a term begins")
-        self.eta = self.setup.eta if beginning.eta is None else beginning.eta
         self._n_uids = next_uid
         self._first_uids = {v: n for v, n in self._first_uids.items() if v <= version}  # a term may come back to it
         self._last_uids = {v: n for v, n in self._last_uids.items() if v < version}

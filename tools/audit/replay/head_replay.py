@@ -18,7 +18,7 @@ from tools.audit.replay.ledger import AcceptedSample, AuditedPrompt, Prompts
 from tools.audit.replay.members import Members, held_by
 from tools.audit.replay.pushes import Pushing
 from tools.audit.replay.rollback import Rollback
-from tools.audit.replay.splits import Slots, Splits
+from tools.audit.replay.splits import Splits
 from tools.audit.replay.terms import ATTEMPTS
 from tools.audit.run_settings import RunSettings
 
@@ -72,7 +72,6 @@ class HeadReplay:
         self.batches = BatchChecks(setup, file, self.prompts, self.terms)
         self.members = Members(file)
         self.splits = Splits(file, self.clock, self.members)
-        self.slots = Slots(setup, file)
         self.pushing = Pushing(file, self.members, evidence)
         self.evaluations = Evaluations(setup, file, self.clock, evidence)
         self.agreement = Agreement(file, evidence)
@@ -99,10 +98,9 @@ class HeadReplay:
             "push_broken": self.pushing.break_,
         }
         ledger: dict[str, Handler] = {
-            "adapt": self.on_adapt,
             "admit": self.on_admit,
             "lease": self.on_lease,
-            "unsampled": self.on_unsampled,
+            "unsampled": self.prompts.unsampled,
             "scored": self.on_scored,
             "ready": self.prompts.ready,
             "batch": self.on_batch,
@@ -142,7 +140,7 @@ class HeadReplay:
         """Begin the file of the next incarnation. Returns its handlers."""
         self.file = file
         ledger = (self.clock, self.prompts, self.prompts.passes, self.batches)
-        of_members = (self.members, self.splits, self.slots, self.pushing)
+        of_members = (self.members, self.splits, self.pushing)
         for part in (*ledger, *of_members, self.evaluations, self.agreement, self.stalls):
             part.file = file
         return {"start": self.on_start} | self.handlers()
@@ -160,7 +158,6 @@ class HeadReplay:
             self._is_judged = False
             self.members.begin_life()
             self.splits.begin_life()
-            self.slots.begin_life()
             self.pushing.begin()
             self.evaluations.go_back()
             self.batches.finish(torn=True)
@@ -186,7 +183,6 @@ class HeadReplay:
         self.members.begin_term()
         self.pushing.begin()
         self.undone.updates += self.clock.go_back(beginning)
-        self.slots.go_back(beginning)
         rollback = Rollback(self.prompts, beginning, is_same_head=is_same_head)
         rollback.run()
         self.prompts.first_attempt = beginning.term * ATTEMPTS
@@ -221,7 +217,6 @@ class HeadReplay:
         for name in self.members.join(line):
             self.pushing.lose(name)
             self.prompts.lose(name)
-            self.slots.lose(name)
 
     def on_member(self, line: Line) -> None:
         gone, held = self.members.change(line), held_by(line)
@@ -230,7 +225,6 @@ class HeadReplay:
         if gone is not None:
             self.pushing.lose(gone)
             self.prompts.lose(gone)
-            self.slots.lose(gone)
 
     def on_evaluation(self, line: Line) -> None:
         self.evaluations.close(line)
@@ -238,10 +232,6 @@ class HeadReplay:
             self.evaluations.check_moment(line)
 
     # prompts
-
-    def on_adapt(self, line: Line) -> None:
-        self.clock.adapt(line)
-        self.slots.adapt(line)
 
     def on_admit(self, line: Line) -> None:
         self.clock.admit(line)
@@ -254,19 +244,13 @@ class HeadReplay:
         prompt = self.prompts.lease(line)
         self.members.feed(line, self.clock.v, is_first=is_first)
         self.splits.lease(line)
-        self.slots.lease(line)
         self.agreement.lease(line, prompt, term=self.term or 0, v=self.clock.v)
-
-    def on_unsampled(self, line: Line) -> None:
-        self.prompts.unsampled(line)
-        self.slots.release(line["uid"])
 
     def on_sampled(self, line: Line) -> None:
         """Prompts are unknown before the `term` line of an incarnation."""
         if self._is_judged and not self.unseen and not line.get("evaluation", ""):
             self.prompts.sampled(line)
             self.agreement.sampled(line, self.prompts.open.get(line["uid"]), n_admitted=len(self.prompts.state))
-            self.slots.sampled(line)
 
     def on_scored(self, line: Line) -> None:
         if line.get("evaluation", ""):
@@ -274,7 +258,6 @@ class HeadReplay:
             self.agreement.evaluated(line)
             return
         self.tokens.received += line["n_tokens"]
-        self.slots.sampled(line)
         sample = self.prompts.score(line)
         if sample is not None:
             self.tokens.lengths["scored"].add(sample.n_tokens, sample.finish)
@@ -283,7 +266,6 @@ class HeadReplay:
     def on_refund(self, line: Line) -> None:
         self.batches.finish()
         self.clock.refund()
-        self.slots.release(line["uid"])
         prompt = self.prompts.refund(line)
         if prompt is None or prompt.uid in self.prompts.closed:
             return  # a sample that is open again in a later term was not dropped

@@ -22,8 +22,6 @@ class TermStart:
     next_uid: int
     position: int  # rows drawn from the data
     open: Mapping[int, frozenset[int]]  # prompt -> its samples whose verdicts are kept
-    eta: int | None = None  # in force, where it adapts
-    slots: int | None = None  # of a generator in force, where they adapt
     lives_on: bool = False  # begun by a learner that survived its head: the state is that after batch V - 1
 
 
@@ -35,8 +33,7 @@ def read(line: Line) -> TermStart:
     if len(open_) != len(uids) or not all(type(n) is int and n >= 0 for n in [*numbers, *open_]):
         raise ValueError("numbers count from 0, and each prompt is open once")
     term, version, next_uid, position = numbers
-    in_force = line.get("eta"), line.get("slots")
-    return TermStart(term, version, next_uid, position, open_, *in_force, line.get("lives_on", False) is True)
+    return TermStart(term, version, next_uid, position, open_, line.get("lives_on", False) is True)
 
 
 class TermLog:

@@ -1,0 +1,63 @@
+"""Keys that are gone: refused with what to do, and left out of the settings that an older run saved."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_bus.config.loader import load
+from areal_bus.config.removed import saved
+from tests.areal_bus.config.test_config import SMALL, refusal, write
+
+
+def test_a_removed_key_is_refused_unless_it_has_its_former_default(tmp_path: Path) -> None:
+    file = write(tmp_path, SMALL)
+    assert load(file, ["learner.helpers=0"], {}) == load(file, (), {"AREAL_BUS_LEARNER__HELPERS": "0"}) == load(file)
+    for said in (refusal(file, "learner.helpers=1"), refusal(write(tmp_path, SMALL + "[learner]\nhelpers = 1\n"))):
+        assert said.startswith(
+            "learner.helpers no longer exists: its threads shortened an update by a tenth, only for very small"
+        )
+        assert "; remove it (it is 1; " in said
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("topology.adapt.eta_min=2", "set the eta itself, rollout.max_head_offpolicyness"),
+        ("topology.adapt.slots_min=8", "set the slots themselves, rollout.max_concurrent_rollouts"),
+        ("rollout.exact_lag=2", "areal_lab.loops.exact_lag"),
+        ("virtual_time.seconds=2.0", "areal_lab.loops.virtual_time"),
+    ],
+)
+def test_a_removed_key_is_refused_with_what_to_do(tmp_path: Path, option: str, said: str) -> None:
+    key, _, value = option.partition("=")
+    table, _, name = key.rpartition(".")
+    file = write(tmp_path, SMALL)
+    for found in (refusal(file, option), refusal(write(tmp_path, f"{SMALL}[{table}]\n{name} = {value}\n"))):
+        assert found.startswith(f"{key} no longer exists: ")
+        assert said in found
+        assert f"; remove it (it is {value}; " in found
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"learner": {"helpers": 3}},
+        {"topology": {"adapt": {"every_steps": 5, "eta_min": 1, "slots_min": 8}}},
+        {"topology": {"adapt": {"schedule": [[3, 2]], "eta_min": None, "slots_min": None}}},
+        {"rollout": {"exact_lag": [1, 2]}, "virtual_time": {"seconds": None, "token_s": 0.05}},
+    ],
+)
+def test_saved_settings_of_an_older_run_may_hold_a_removed_key(tree: dict[str, Any]) -> None:
+    config = saved(json.dumps(tree))
+    assert config.topology.adapt.every_steps == tree.get("topology", {}).get("adapt", {}).get("every_steps", 0)
+    assert saved(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "3", '{"learner": 3}', '{"learner": {"helprs": 3}}', '{"topology": {"adapt": 1}}']
+)
+def test_saved_settings_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        saved(text)
