@@ -244,7 +244,7 @@ def test_each_algorithm_trains_three_steps_in_the_plain_loop(tmp_path: Path, nam
     more = [teacher(tmp_path)] if name == "distill" else []
     changes = (*SHORTLY, *more, "rollout.max_head_offpolicyness=0")
     config = load([TINY, algorithms.FILES / f"{name}.toml"], changes, {})
-    reference = SynchronousReference(config, TINY.parent, tmp_path, n_generators=1)
+    reference = SynchronousReference(config, tmp_path, tmp_path, n_generators=1)
     steps = list(reference.run())
     reference.journal.close()
     assert [step.version for step in steps] == [1, 2, 3]

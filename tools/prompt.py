@@ -23,6 +23,7 @@ OF_PROMPTS = (
     "admit", "lease", "request", "completion", "sampled", "score", "scored", "refused", "unsampled", "ready",
     "trajectory", "refund",
 )  # fmt: skip
+MAX_WIDTH = 400
 OF_THE_RING = ("term", "update", "publish", "member")
 
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     print(f"{where.folder} ({where.name}): prompt {args.uid}{f' of {args.evaluation}' if args.evaluation else ''}\n")
     first = float(found[0]["wall"])
-    rows = [[f"{float(line['wall']) - first:.3f}", writer(line), sentence(line, args.uid)] for line in found]
+    rows = [[f"{float(line['wall']) - first:.3f}", writer(line), flat(sentence(line, args.uid))] for line in found]
     print("\n".join(terminal.columns([["seconds", "from", "what"], *rows], right=frozenset({0}))))
     return 0
 
@@ -92,6 +93,11 @@ def prompts_of(where: Run, evaluation: str) -> str:
     uids = [line["uid"] for line in lines]
     what = f"problems of the evaluation {evaluation!r}" if evaluation else "prompts"
     return f"{what} {min(uids)} to {max(uids)}" if uids else f"no {what}"
+
+
+def flat(text: str) -> str:
+    """In one line and printable: names and words of a journal may be anyone's."""
+    return terminal.one_line(text, width=MAX_WIDTH)
 
 
 def writer(line: Line) -> str:

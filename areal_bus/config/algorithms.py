@@ -207,7 +207,7 @@ def _lora(c: Config) -> list[Rule]:
         ),
         (
             c.actor.lora is not None and not kind_of(c.rollout.engine).takes_adapters,
-            f"the engine {c.rollout.engine} has no weights to add adapters to: remove [actor.lora], or set "
+            f"actor.lora is refused: the engine {c.rollout.engine} takes no adapters; remove [actor.lora], or set "
             'rollout.engine = "builtin"',
         ),
     ]

@@ -29,12 +29,13 @@ def files_of(given: Sequence[Path]) -> list[Path]:
 
 def _add(path: Path, above: list[Path], found: dict[Path, Path]) -> None:
     """Add the file and what it extends. `above`: the files that led to it."""
+    names = bases(path, read_table(path))
     if path.resolve() in (resolved := [one.resolve() for one in above]):
         cycle = [*above[resolved.index(path.resolve()) :], path]
         raise ConfigError(f"cycle of extends: {' extends '.join(map(str, cycle))}; remove one of them")
     if path.resolve() in found:
         return
-    for name in bases(path, read_table(path)):
+    for name in names:
         _add(base_path(name, path), [*above, path], found)
     found.setdefault(path.resolve(), path)
 
@@ -57,7 +58,8 @@ def base_path(name: str, path: Path) -> Path:
 def read_table(path: Path) -> dict[str, Any]:
     """The tables of one file. Raises ConfigError."""
     if not path.is_file():
-        raise ConfigError(f"the config must be an existing TOML file: {path} is not there{similar(path)}")
+        where = "is a folder" if path.is_dir() else "is not there"
+        raise ConfigError(f"the config must be an existing TOML file: {path} {where}{similar(path)}")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -67,6 +69,6 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def similar(path: Path) -> str:
-    beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    beside = [p.name for p in path.parent.glob("*.toml") if p.is_file()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, beside, 1, 0.6)
     return f"; did you mean {path.parent / near[0]}?" if near else ""

@@ -52,7 +52,8 @@ class ActorConfig(Section):
     """Samples cut off by the length limit: "train" them, "mask" their tokens (their reward stays in the group's
     baseline), or train them with reward "zero"."""
     algorithm: str = ""
-    """A file of configs/algorithms by name ("dapo", "gspo"): its keys, where they are not set. Empty: none."""
+    """Sets the keys of configs/algorithms/NAME.toml ("dapo", "gspo"), but for those that your own files, variables or
+    options set. Empty: none."""
     advantage: str = "grpo"
     """Estimator: "grpo", "dr_grpo", "rloo", "opo", "reinforce", "reinforce_plus_plus",
     "reinforce_plus_plus_baseline", "gae" (with [critic]), "none" (the reward), "distill" (the teacher instead of the

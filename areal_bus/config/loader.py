@@ -25,6 +25,7 @@ from areal_bus.config import removed
 from areal_bus.config.extends import KEY as EXTENDS
 from areal_bus.config.extends import bases, files_of, read_table
 from areal_bus.config.names import algorithms, named_tasks
+from areal_bus.config.names.packaged import FOLDER
 from areal_bus.config.names.synonyms import by_meaning, is_foreign
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
@@ -73,11 +74,17 @@ def override(given: Given, overrides: Sequence[str], environ: Mapping[str, str])
         put(tree, key, plain_value(key, raw, origin), origin)
         origins[key] = origin
     removed.refuse(tree, origins)
-    algorithms.fill(tree, lambda key: fields()[key].default)
+    algorithms.fill(tree, lambda key: fields()[key].default, is_below=lambda key: is_below_algorithm(key, origins))
     named = dict.fromkeys(leaves(tree), "actor.algorithm")
     named_tasks.fill(tree)
     filled = dict.fromkeys(leaves(tree), "the named task or workflow")
     return Given(tree, filled | named | origins, given.path)
+
+
+def is_below_algorithm(key: str, origins: Mapping[str, str]) -> bool:
+    """Whether actor.algorithm wins over a value: one of an installed config that did not name the algorithm itself."""
+    origin = origins.get(key, "")
+    return origin != origins.get("actor.algorithm") and Path(origin).resolve().is_relative_to(FOLDER)
 
 
 def checked(given: Given) -> Config:
@@ -99,7 +106,7 @@ def check_is_no_base(path: Path) -> None:
     """Raises ConfigError for a file without a model that is a part of others."""
     if over := extending(path):
         raise ConfigError(f"{path} is a base for others and names no model: start one of {', '.join(over)}")
-    if path.parent == algorithms.FILES:
+    if path.resolve().parent == algorithms.FILES:
         raise ConfigError(
             f"model.path is missing: {path} is an algorithm alone; name it after a config, as in "
             f"configs/tiny.toml {path}, or in one (extends, or actor.algorithm)"

@@ -1,4 +1,4 @@
-"""The fork server of a sweep: a process with the loops of actors/offline imported, from which its jobs are forked.
+"""The fork server of a sweep: a process with the loops of areal_lab/loops imported, from which its jobs are forked.
 
 python -P -m areal_lab.sweep.job_fork_server LISTENER STARTER MODULE ...
 

@@ -97,7 +97,7 @@ def main() -> int:
 
 def help_text() -> str:
     rows = {name: what for name, (_, what) in COMMANDS.items()} | OPTIONS
-    return "\n".join([USAGE, "", *(f"  {name:10} {what}" for name, what in rows.items())])
+    return "\n".join([USAGE, "", *(f"  {name:12} {what}" for name, what in rows.items())])
 
 
 def version_line() -> str:

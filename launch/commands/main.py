@@ -14,6 +14,7 @@ from typing import NoReturn
 from areal_bus.config.loader import load, read, resolve
 from areal_bus.config.names.engines import SERVED, kind_of
 from areal_bus.config.names.packaged import FOLDER, announce, find_config
+from areal_bus.config.removed import left_out
 from areal_bus.config.sections import Config, RunConfig
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import start_command
@@ -26,7 +27,7 @@ from launch.run.bootstrap import rank_and_size
 from launch.run.elastic import join_job
 from launch.run.rank import report_error, run_rank
 from launch.run.resume import AUTO
-from launch.run.runs import CONFIG, ORIGIN, read_object, why_no_run
+from launch.run.runs import CONFIG, ORIGIN, read_object, run_name, why_no_run
 
 OPTIONS = ("--set", "--dry-run", "--all", "--slurm", "--resume", "--join", "--key", "--explain", "--help")
 
@@ -55,9 +56,8 @@ def main(arguments: Sequence[str] | None = None, *, n_ranks: int | None = None) 
         if options.dry_run:
             return show_plan(rank, make_plan_page(config, file, size if size > 1 else None, every=options.all))
         if options.slurm:
-            return print_on_rank_0(
-                rank, sbatch_file(config, list(map(find_config, options.config)) or [file], options.set)
-            )
+            files = list(map(find_config, options.config)) or [file]
+            return print_on_rank_0(rank, sbatch_file(config, files, options.set, name=run_name(config, file)))
         check_rank_count(config, size, start_words(options))
     except ConfigError as error:
         return report_error(rank, error)
@@ -124,7 +124,7 @@ def load_settings(names: Sequence[str], resume: str | None, overrides: Sequence[
         raise ConfigError("give a config file: python -m areal_bus.launch configs/demo.toml")
     if not (Path(resume) / CONFIG).is_file():
         raise ConfigError(f"--resume takes the folder of a run: {why_no_run(resume, RunConfig().folder)}")
-    tree, origin = read_object(Path(resume) / CONFIG), read_object(Path(resume) / ORIGIN)
+    tree, origin = left_out(read_object(Path(resume) / CONFIG)), read_object(Path(resume) / ORIGIN)
     if "config" not in origin:
         raise ConfigError(f"--resume takes the folder of a run: {resume} has no {ORIGIN}")
     return resolve(tree, str(Path(resume) / CONFIG), overrides), Path(origin["config"])

@@ -14,7 +14,7 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from launch.plan.topology import check_count, min_ranks
 from launch.run.job_id import SLURM_JOB
-from launch.run.runs import ORIGIN, SUMMARY, read_object, run_name, runs_named
+from launch.run.runs import ORIGIN, SUMMARY, read_object, runs_named
 
 MARGIN_S = 60  # between the limit of a drain and the end of the job
 MAX_NOTICE_S = 65535  # of sbatch
@@ -55,8 +55,10 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 """
 
 
-def sbatch_file(config: Config, files: Sequence[Path], overrides: Sequence[str]) -> str:
-    """The text of the file. `overrides` as after --set. Raises ConfigError for several nodes without an interface."""
+def sbatch_file(config: Config, files: Sequence[Path], overrides: Sequence[str], *, name: str) -> str:
+    """The text of the file. `overrides` as after --set; `name`: of the run. Raises ConfigError for several nodes
+    without an interface.
+    """
     topology = config.topology
     ranks = min_ranks(topology)
     check_count(topology, ranks)
@@ -67,7 +69,6 @@ def sbatch_file(config: Config, files: Sequence[Path], overrides: Sequence[str])
             f"ranks on several hosts need a network interface: {ranks} ranks take {nodes} nodes of "
             f"topology.ranks_per_host = {topology.ranks_per_host}; add --set bus.interface=NAME (or ADDRESS/PREFIX)"
         )
-    name = run_name(config, files[-1])
     settings = [*overrides, *(f"{key}={value}" for key, value in RANK_SETTINGS.items())]
     words = [
         *(shlex.quote(str(file)) for file in files),

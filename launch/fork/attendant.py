@@ -2,8 +2,7 @@
 
 A fork server of the host (launch/fork/fork_server.py) makes the rank's supervisor. This process sends it its arguments,
 environment and standard streams. Then it becomes launch/fork/rank_waiter.py, which passes signals on to the supervisor
-and
-ends with its exit code. It imports the standard library only.
+and ends with its exit code. It imports the standard library only.
 The first one of a host starts the server. Its address is an abstract socket, which one process can bind.
 `job_attendant.py` does the same for a job of a sweep, whose server the sweep has started.
 """

@@ -130,7 +130,7 @@ def remedies(proposal: Proposal, load: Load, memory: Memory) -> Iterator[tuple[s
         yield SLOTS, list(range(config.rollout.max_concurrent_rollouts - 1, config.gconfig.n_samples - 1, -1))
         if memory.is_gpu and receives_on_device(config):
             yield "weights.staging", ["host"]
-        if memory.is_gpu and kind_of(config.rollout.engine).tensor_parallel:
+        if memory.is_gpu and kind_of(config.rollout.engine).is_server:
             yield "topology.tensor_parallel", [n for f in (2, 4, 8) if (n := f * config.topology.tensor_parallel) <= 8]
     if config.model.dtype == "float32":
         yield "model.dtype", ["bfloat16"]

@@ -62,6 +62,7 @@ FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): wh
     "reward.on_error": "one rule judges all verdicts of a run, those of open groups included (I8, I10)",
     "reward.partial_groups": "one rule judges all verdicts of a run, those of open groups included (I8, I10)",
     "actor": "",
+    "actor.algorithm": "it sets keys when a run begins; set those keys",
     "actor.lora": "checkpoints hold the adapters that it describes, or whole models without it",
     "actor.lora.dropout": "",
     "actor.lora.offload": "",

@@ -40,7 +40,8 @@ def killed_and_resumed(ring: Ring) -> None:
 
 
 def check_stages(ring: Ring) -> None:
-    assert [(line["stage"], line["version"]) for line in ring.lines("stage")] == [(0, 0), (1, 5), (0, 4), (1, 5)]
+    stages = [(line["stage"], line["version"]) for line in ring.lines("stage")]
+    assert stages in ([(0, 0), (1, first), (0, 4), (1, then)] for first in (5, 6) for then in (5, 6))  # 6 may replace 5
     born, group = {}, defaultdict(set)
     for line in ring.lines("trajectory", role="head"):
         key = (line["step"], line["uid"])

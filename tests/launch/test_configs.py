@@ -13,6 +13,7 @@ from areal_bus.config.loader import load
 from areal_bus.config.names.gpu_memory import gib_of
 from areal_bus.errors import ConfigError
 from launch.commands.dry_run import dry_run, make_plan_page
+from launch.commands.main import check_rank_count
 from launch.plan.gpus import check_gpus
 from launch.plan.topology import min_ranks
 
@@ -29,6 +30,12 @@ def test_a_config_can_be_planned(file: Path) -> None:
     output = dry_run(config, file, None)
     assert output.startswith(f"{min_ranks(config.topology)} ranks, ")
     assert "head-0 + learner-0" in output
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_starts_with_its_least_number_of_ranks(file: Path) -> None:
+    config = load(file, (), {})
+    check_rank_count(config, min_ranks(config.topology), [])
 
 
 def test_a_base_config_is_marked_as_a_base() -> None:

@@ -43,7 +43,7 @@ def options_of(text: str) -> dict[str, str | None]:
 @pytest.mark.parametrize("name", ["32b", "7b", "gpus-8", "demo"])
 def test_sbatch_takes_each_line(name: str) -> None:
     file = ROOT / "configs" / f"{name}.toml"
-    text = sbatch_file(load(file, ["bus.interface=ib0"]), [file], ["bus.interface=ib0"])
+    text = sbatch_file(load(file, ["bus.interface=ib0"]), [file], ["bus.interface=ib0"], name=name)
     found = options_of(text)
     assert {option for option, value in found.items() if not re.fullmatch(OPTIONS[option] or "", value or "")} == set()
     assert int(found["nodes"] or 0) * int(found["ntasks-per-node"] or 0) >= int(found["ntasks"] or 0)
@@ -59,10 +59,22 @@ def test_32b_takes_64_whole_nodes_and_says_what_it_needs(capsys: pytest.CaptureF
     assert main([str(ROOT / "configs" / "32b.toml"), "--slurm", "--dry-run"]) == 2
 
 
+def test_sbatch_requeues_by_the_name_of_the_run_also_with_an_installed_file_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run is named after the user's own file; a drained job looks for runs of that name."""
+    file = tmp_path / "mine.toml"
+    file.write_text('extends = "tiny.toml"\nrun.name = ""\n')
+    assert main([str(file), "algorithms/gspo.toml", "--slurm"]) == 0
+    text = capsys.readouterr().out
+    assert options_of(text)["job-name"] == "mine"
+    assert 'runs mine "$SLURM_JOB_ID"' in text
+
+
 def test_settings_reach_the_ranks_as_they_were_given(tmp_path: Path) -> None:
     changes = ["""data.system='be "brief", $HOME; echo'""", f"run.folder='{tmp_path}'"]
     file = ROOT / "configs" / "tiny.toml"
-    text = sbatch_file(load(file, changes), [file], changes)
+    text = sbatch_file(load(file, changes), [file], changes, name=file.stem)
     shown = subprocess.run(
         ["bash", "-c", text.replace("srun ", "printf '%s\\0' ", 1).partition("code=$?")[0]],
         capture_output=True, text=True, check=True,
@@ -94,7 +106,7 @@ def test_a_drained_job_is_requeued_and_goes_on(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o755)
     file = ROOT / "tests" / "faults" / "ring.toml"
     changes = [f"run.folder={str(tmp_path / 'runs')!r}", "run.total_train_steps=200", "reward.function=reverse"]
-    script = sbatch_file(load(file, changes), [file], changes)
+    script = sbatch_file(load(file, changes), [file], changes, name=file.stem)
     requeued = tmp_path / "requeued"
     slurm = {"SLURM_NTASKS": "3", "SLURM_JOB_ID": "77", "REQUEUED": str(requeued)}
     environment = os.environ | slurm | {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"}

@@ -5,6 +5,7 @@ of a push, version 0) are inserted as late as possible. Lost members are not sup
 """
 
 import json
+import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -112,7 +113,10 @@ class Replay:
                 return self._say(line["sender"], unsampled)
             case "refused" if line["what"] == "Sampled":
                 ids = (line["uid"], line["sample"], line["attempt"])
-                return self._say(line["sender"], m.Sampled(*ids, "", 1))  # the line has no number of tokens
+                evaluation = re.match(
+                    r"evaluation '(.*)' is not open", line["why"]
+                )  # the line has neither it nor tokens
+                return self._say(line["sender"], m.Sampled(*ids, evaluation[1] if evaluation else "", 1))
             case "refused" if line["what"] == "Scored":
                 return self._score({**line, "status": "value", "reward": 0.0, "correct": None, "n_tokens": 0})
         raise Differs(f"nothing that the journal names leads to {line}")

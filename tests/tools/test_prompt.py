@@ -87,6 +87,8 @@ def test_hostile_text_of_an_error_reaches_the_terminal_escaped(tmp_path: Path, c
     forge = crashed_run()
     for line in (line for lines in forge.lines.values() for line in lines if line.get("error")):
         line["error"] = "\x1b[2J" + "x" * 10_000
+    for line in (line for lines in forge.lines.values() for line in lines if line["event"] == "lease"):
+        line["holder"] = "\x1b[31m\n"
     assert prompt.main([str(forge.save(tmp_path)), "7"]) == 0
     output = capsys.readouterr().out
     assert "\x1b" not in output

@@ -16,8 +16,10 @@ def names() -> list[str]:
     return sorted(path.stem for path in FILES.glob("*.toml"))
 
 
-def fill(tree: dict[str, Any], defaults: Callable[[str], Any]) -> None:
-    """Set the keys of actor.algorithm that the tree does not set. `defaults`: of a key that it does not set either.
+def fill(tree: dict[str, Any], defaults: Callable[[str], Any], is_below: Callable[[str], bool]) -> None:
+    """Set the keys of actor.algorithm that the tree does not set, or whose value there `is_below` the algorithm's.
+
+    `defaults`: of a key that neither sets.
 
     Raises ConfigError for an unknown name.
     """
@@ -31,17 +33,18 @@ def fill(tree: dict[str, Any], defaults: Callable[[str], Any]) -> None:
         hint = f"; the nearest is {near[0]}" if near else ""
         raise ConfigError(f"unknown actor.algorithm {name!r}: it is one of {', '.join(names())}{hint}")
     for section, keys in tomllib.loads(file.read_text(encoding="utf-8")).items():
-        _fill(tree, section, keys)
+        _fill(tree, section, keys, is_below)
     for (section, key), value in derived(name, tree, defaults).items():
-        _fill(tree, section, {key: value})
+        _fill(tree, section, {key: value}, is_below)
 
 
-def _fill(tree: dict[str, Any], section: str, keys: Mapping[str, Any]) -> None:
+def _fill(tree: dict[str, Any], section: str, keys: Mapping[str, Any], is_below: Callable[[str], bool]) -> None:
     """A value that is no section is the schema's to refuse."""
     table = tree.setdefault(section, {})
     if isinstance(table, dict):
         for key, value in keys.items():
-            table.setdefault(key, value)
+            if key not in table or (key != "algorithm" and is_below(f"{section}.{key}")):
+                table[key] = value
 
 
 def derived(name: str, tree: Mapping[str, Any], defaults: Callable[[str], Any]) -> dict[tuple[str, str], Any]:

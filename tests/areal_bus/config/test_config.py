@@ -175,6 +175,8 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
         (TERMS.format('function = "judge"') + WEIGHTED + 'judge.url = "http://x/v1"\n', "needs reward.judge.model"),
         (TERMS.format('functoin = "math"') + WEIGHTED, "functoin"),
         ('extends = "none.toml"\n', "none.toml is not there"),
+        ('extends = "."\n', "is a folder"),
+        ('extends = "a\\u0000b"\n', "is not there"),
         ("extends = 3\n", "extends must be the name of a TOML file, or a list of names"),
     ],
 )
@@ -252,6 +254,15 @@ def test_actor_algorithm_sets_what_its_file_sets_where_a_key_is_not_set(tmp_path
     changed = load(write(tmp_path, f'{SMALL}[actor]\nalgorithm = "{name}"\nppo_n_minibatches = 4\n'), more, {})
     assert changed.actor == by_name.actor.model_copy(update={"ppo_n_minibatches": 4})
     assert load(write(tmp_path, as_toml(by_name)), (), {}) == by_name, "its keys are saved with the run"
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_actor_algorithm_wins_over_installed_configs_and_loses_to_the_users_own(tmp_path: Path, name: str) -> None:
+    tiny, more = algorithms.FOLDER / "tiny.toml", ["teacher.path=TEACHER"] if name == "distill" else []
+    by_option = load(tiny, [f"actor.algorithm={name}", *more], {})
+    assert by_option == load([tiny, algorithms.FILES / f"{name}.toml"], more, {})
+    own = write(tmp_path, f'extends = "tiny.toml"\n[actor]\nalgorithm = "{name}"\nppo_n_minibatches = 4\n')
+    assert load(own, more, {}).actor.ppo_n_minibatches == 4
 
 
 def test_keys_of_an_algorithm_follow_from_the_lengths_of_the_run(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from areal_bus.config.loader import load
 from areal_bus.config.removed import saved
+from launch.commands.main import load_settings
 from tests.areal_bus.config.test_config import SMALL, refusal, write
 
 
@@ -61,3 +62,13 @@ def test_saved_settings_of_an_older_run_may_hold_a_removed_key(tree: dict[str, A
 def test_saved_settings_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="validation error"):
         saved(text)
+
+
+def test_a_run_of_an_older_version_is_resumed_with_its_own_settings(tmp_path: Path) -> None:
+    config = load(write(tmp_path, SMALL), (), {})
+    tree = config.model_dump(mode="json") | {"virtual_time": {"seconds": None, "token_s": 0.05}}
+    tree["rollout"]["exact_lag"] = None
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    (tmp_path / "origin.json").write_text(json.dumps({"config": str(tmp_path / "config.toml")}))
+    resumed, _ = load_settings([], str(tmp_path), [])
+    assert resumed.model_copy(update={"run": config.run}) == config

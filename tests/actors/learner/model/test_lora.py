@@ -214,7 +214,10 @@ def test_what_adapters_cannot_be_is_refused(tmp_path: Path) -> None:
         Adapters(gpt, LoraConfig(), seed=1, base="base")
     refusing: list[tuple[Callable[[], Config], str]] = [
         (lambda: lora_config(kl_ctl=0.1).model_copy(update={"learner": warm}), "learner.warmup trains the adapters"),
-        (lambda: settings(actor={"lora": {}}, rollout={"engine": "simulated"}), "simulated engine has no weights"),
+        (
+            lambda: settings(actor={"lora": {}}, rollout={"engine": "simulated"}),
+            "simulated takes no adapters",
+        ),
     ]
     warm = settings(learner={"warmup": {"steps": 1}}).learner
     for make, sentence in refusing:
