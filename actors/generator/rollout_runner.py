@@ -21,7 +21,7 @@ from actors.workflows.protocol import Workflow
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.parts.stages import stage_at
-from areal_bus.errors import ConfigError, EngineError, PromptTooLong, WorkflowError
+from areal_bus.errors import ConfigError, EngineError, PromptTooLong, SettingRefused, WorkflowError
 from areal_bus.foreign_text import text_of
 from areal_bus.messages import ATTEMPTS, Partial, Prompt, Refund, SampleFailed, Trajectory
 from areal_bus.storage.journal import Journal
@@ -219,7 +219,11 @@ class RolloutRunner:
             return SampleFailed(uid=key[1], attempt=key[2], evaluation=key[0], reason=str(reason), error=text)
 
     def _fail(self, key: Key, error: Exception) -> str:
-        """Record the failure and return its text. Raises UserCodeFailed when the workflow never succeeds."""
+        """Record the failure and return its text. Raises UserCodeFailed when the workflow never succeeds.
+
+        A generator whose engine fails is paused by the head.
+        """
+        is_of_engine = isinstance(error, EngineError) and not isinstance(error, SettingRefused)
         place, trace = place_of(error), ""
         if isinstance(error, WorkflowError):
             place, trace = place or error.place or self._live[key].run.place, error.trace
@@ -232,7 +236,7 @@ class RolloutRunner:
                 place=place,
                 error=text,
                 trace=trace or trace_of(error),
-                is_first_try=key[2] % ATTEMPTS == 0,
+                counts=key[2] % ATTEMPTS == 0 and not is_of_engine,
             )
         return text
 

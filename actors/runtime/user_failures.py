@@ -55,13 +55,11 @@ class Failures:
         """Note a success."""
         self._has_succeeded = True
 
-    def note(
-        self, *, group: Hashable, about: str, place: str, error: str, trace: str, is_first_try: bool = True
-    ) -> None:
+    def note(self, *, group: Hashable, about: str, place: str, error: str, trace: str, counts: bool = True) -> None:
         """Note a failure at `place`. Raises UserCodeFailed when there are enough and nothing has succeeded yet.
 
-        `group`: the prompt. `about`: the sample. `error` names the place. A prompt that failed elsewhere before (not
-        `is_first_try`) does not count: bad rows go from one generator to the next.
+        `group`: the prompt. `about`: the sample. `error` names the place. Not every failure `counts`: of a
+        prompt that failed elsewhere before the row may be the cause, and of an engine's own error the code is none.
         """
         if place not in self._places:
             if len(self._places) == MAX_PLACES:
@@ -69,7 +67,7 @@ class Failures:
             self._places[place] = FailuresAtPlace()
             self._keep(f"{about}: {error}", trace)
             logger.warning("{}: {} failed: {}; full traceback: {}", self._name, self._what, error, shown(self.file))
-        if is_first_try and self._places[place].count(group) and self._ends and not self._has_succeeded:
+        if counts and self._places[place].count(group) and self._ends and not self._has_succeeded:
             raise UserCodeFailed(
                 f"{self._what} failed for {self._places[place].n} samples of {MIN_GROUPS} prompts or more at the same "
                 f"place and has never succeeded: {error}; full traceback: {shown(self.file)}"

@@ -12,10 +12,8 @@ def failures(folder: Path) -> Failures:
     return Failures(folder / "logs", "generator-0.0", "workflow.function = 'mine:Flow'")
 
 
-def fail(them: Failures, group: int, *, is_first_try: bool = True) -> None:
-    them.note(
-        group=group, about=f"uid {group}", place="mine.py:7", error="no", trace="Traceback", is_first_try=is_first_try
-    )
+def fail(them: Failures, group: int, *, counts: bool = True) -> None:
+    them.note(group=group, about=f"uid {group}", place="mine.py:7", error="no", trace="Traceback", counts=counts)
 
 
 def test_code_that_never_succeeds_ends_the_job_after_eight_failures_of_four_prompts(tmp_path: Path) -> None:
@@ -30,7 +28,7 @@ def test_prompts_that_failed_elsewhere_before_do_not_count(tmp_path: Path) -> No
     """A bad row goes from one generator to the next, and would end them all."""
     them = failures(tmp_path)
     for n in range(10 * MIN_FAILURES):
-        fail(them, n, is_first_try=False)
+        fail(them, n, counts=False)
     for n in range(MIN_FAILURES - 1):
         fail(them, n)
     with pytest.raises(UserCodeFailed):

@@ -66,7 +66,7 @@ def test_row_45_a_prompt_at_which_every_generator_fails_ends_the_job_as_before()
     assert not [line for line in lines(ring, Event.MEMBER) if line["why"].startswith("paused for")]
 
 
-@pytest.mark.soak  # where the others join late, it fails eight times alone, and that ends the job
+@pytest.mark.slow
 def test_row_45_a_real_generator_whose_engine_fails_at_every_request_is_paused_and_the_run_ends_well(
     tmp_path: Path,
 ) -> None:

@@ -39,9 +39,15 @@ def killed_and_resumed(ring: Ring) -> None:
         assert ring.run == run
 
 
+def first_from(version: int, ring: Ring, *, term: int) -> int:
+    """The first version from this one on that is published: a slow push is replaced by that of the next version."""
+    published = (line["version"] for line in ring.lines("publish", role="head", term=term))
+    return int(next(found for found in published if found >= version))
+
+
 def check_stages(ring: Ring) -> None:
     stages = [(line["stage"], line["version"]) for line in ring.lines("stage")]
-    assert stages in ([(0, 0), (1, first), (0, 4), (1, then)] for first in (5, 6) for then in (5, 6))  # 6 may replace 5
+    assert stages == [(0, 0), (1, first_from(5, ring, term=0)), (0, 4), (1, first_from(5, ring, term=1))]
     born, group = {}, defaultdict(set)
     for line in ring.lines("trajectory", role="head"):
         key = (line["step"], line["uid"])

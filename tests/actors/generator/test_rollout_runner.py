@@ -11,7 +11,7 @@ from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.runtime.user_failures import MIN_FAILURES, Failures
 from actors.workflows.protocol import Ask, Episode, Row
 from areal_bus.config.sections import Config
-from areal_bus.errors import UserCodeFailed
+from areal_bus.errors import EngineError, UserCodeFailed
 from areal_bus.messages import ATTEMPTS, Prompt, SampleFailed
 from areal_bus.storage.journal import Journal
 
@@ -77,3 +77,28 @@ def test_only_first_tries_of_a_prompt_in_its_term_count_as_failures_of_the_workf
         fail(uid, 0)
     with pytest.raises(UserCodeFailed, match="bad row"):
         fail(100, 0)
+
+
+class Broken(Requests):
+    """An engine whose device is in error."""
+
+    def submit(self, request: Request) -> None:
+        raise EngineError("the device is in error")
+
+
+class Asking:
+    """A workflow that is right."""
+
+    async def episode(self, row: Row, ask: Ask) -> Episode:
+        return Episode((await ask([65])).text)
+
+
+def test_an_engine_that_fails_is_no_failure_of_the_workflow_and_ends_no_job(tmp_path: Path) -> None:
+    """Alone at the start, while other generators still load: the head pauses it when others succeed."""
+    failures = Failures(tmp_path / "logs", "generator-0.0", "workflow.function")
+    log = RolloutLog("generator-0.0", Journal(tmp_path, role="generator", index=0, incarnation=0), failures)
+    runner = RolloutRunner(Broken(), Asking(), None, Config(), log)  # type: ignore[arg-type]
+    for uid in range(5 * MIN_FAILURES):
+        (outcome,) = runner.begin(Prompt(uid, 0, 0, [0], "", "{}"))
+        assert isinstance(outcome, SampleFailed)
+        assert "the device is in error" in outcome.error

@@ -34,7 +34,7 @@ BACKLOG_BYTES = 2 << 20  # of a flood that has begun
 
 @contextmanager
 def flood(bus: Bus) -> Iterator[None]:
-    """Bundles of heartbeats without a pause, of another process: one here would wait for the interpreter of the bus."""
+    """Send heartbeats without a pause, from another process: a thread of this one would share the GIL with the bus."""
     before = bus.receive_queue.n_received
     process = subprocess.Popen([sys.executable, "-c", FLOOD, bus.endpoint, NAME.decode(), JOB])
     try:

@@ -42,7 +42,7 @@ class Hostile:
         return next(itertools.islice(wrong(sample), next(self._kinds), None))
 
     def act(self, generator: Any, m: Any) -> None:
-        """Bundles of heartbeats, reports about prompts of others, and joins that nobody asked for."""
+        """Send 200 heartbeats at once, failures of prompts that others hold, and repeated joins."""
         self.n += 1
         bus, uid = generator._bus, self.n % 200
         bus.send_all((HEAD, m.Heartbeat(self.n, 2**40, f"note {self.n}")) for _ in range(200))

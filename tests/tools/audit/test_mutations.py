@@ -19,7 +19,7 @@ from tools.audit.findings import InvariantVerdict
 
 MEASURED = "a measured duration, which no other line repeats"
 TEXT = "a text for people"
-REFUSED = "a refused message contradicts the ring by definition, and nobody else records it"
+REFUSED = "the head refuses what contradicts its state, and no other process records such a message"
 UNKNOWN = {
     "*.*.wall": "clocks of hosts differ, and a clock may be set",
     "*.*.event": "readers pass over events that they do not know: the line is missing then",
@@ -29,8 +29,8 @@ UNKNOWN = {
     "reward.score.score_s": MEASURED,
     "reward.score.error": TEXT,
     "head.scored.seconds": MEASURED,
-    "head.start.pid": "the head joins nobody",
-    "head.start.host": "the head joins nobody",
+    "head.start.pid": "no `joined` line repeats it: the head does not join itself",
+    "head.start.host": "no `joined` line repeats it: the head does not join itself",
     "head.member.why": TEXT,
     "head.refund.error": TEXT,
     "head.push.view": "the number of a view of the members, which no other line has",
