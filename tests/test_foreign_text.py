@@ -15,9 +15,8 @@ from actors.engines.stop_strings import before_stop
 from actors.head import alerts
 from actors.rewards.code import fences
 from actors.rewards.code import scoring as code
-from actors.rewards.functions import formats, plain_numbers, reasoning
+from actors.rewards.functions import formats, reasoning
 from actors.rewards.judge.scoring import grade_of
-from actors.rewards.mathematics.verdict import is_right
 from actors.runtime.context import Context
 from actors.runtime.process import CRASHED, OVER
 from actors.runtime.start import report, sentence
@@ -27,6 +26,8 @@ from areal_bus.core.members.console_reports import VARIES
 from areal_bus.errors import UserCodeFailed
 from areal_bus.foreign_text import cut, described, printable, valid, valid_json
 from areal_bus.weights.process_group import brief
+from areal_math import plain_numbers
+from areal_math.verdict import is_right
 from tools import terminal
 from tools.alarms import step_samples
 

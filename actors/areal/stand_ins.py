@@ -20,7 +20,7 @@ from areal_bus.errors import ConfigError
 
 NAME = "areal"
 MARK = "is_stand_in"
-MATH = "actors.rewards.mathematics"
+MATH = "areal_math"
 MODELS = "actors.models.loading"
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from actors.rewards.mathematics.verdict import score
+from areal_math.verdict import score
 from benchmarks.harness.worker_main import seconds, serve
 
 

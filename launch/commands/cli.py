@@ -48,7 +48,7 @@ COMMANDS = {
     "save-hf": ("tools.save_hf", "write the model of a checkpoint as a Hugging Face folder"),
     "evaluate": ("tools.evaluate", "score a model or a run on a file of problems"),
     "tasks": ("tools.tasks", "list the named tasks, or check a file of one with its own reward"),
-    "convert": ("tools.convert", "write the settings of verl, TRL or AReaL as TOML, and list what has no counterpart"),
+    "convert": ("areal_convert", "write the settings of verl, TRL or AReaL as TOML, and list what has no counterpart"),
     "audit": ("tools.audit", "check a run's journal against the invariants"),
     "simulate": ("areal_lab.simulate", "predict throughput and lag for each split and eta, in virtual time"),
     "adapt": ("areal_lab.adapt", "simulate the planner of the split against fixed splits and a clairvoyant schedule"),

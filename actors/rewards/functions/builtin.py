@@ -7,8 +7,8 @@ small model, and a group of equal rewards trains nothing.
 from collections.abc import Mapping
 from typing import Any
 
-from actors.rewards.functions.plain_numbers import last_number, read_number
 from actors.rewards.protocol import Score
+from areal_math.plain_numbers import last_number, read_number
 
 
 def agent_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from actors.rewards import mathematics
+import areal_math as mathematics
 from actors.rewards.functions import builtin as exact
 from actors.rewards.functions import builtin as reverse
 from actors.rewards.functions import builtin as sums
-from actors.rewards.functions.plain_numbers import last_number, read_number
 from actors.rewards.protocol import Score
+from areal_math.plain_numbers import last_number, read_number
 from benchmarks.reward import bench
 
 GSM8K = Path(__file__).parents[5] / "shared" / "data" / "gsm8k"
@@ -192,5 +192,5 @@ def test_the_reward_agrees_with_math_verify_on_the_forms_of_the_bench():
 
 
 def test_reward_functions_and_their_actor_need_no_torch():
-    code = "import sys, actors.rewards.actor, actors.rewards.mathematics; sys.exit('torch' in sys.modules)"
+    code = "import sys, actors.rewards.actor, areal_math; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

@@ -7,19 +7,9 @@ not leave computations that the gold answer has evaluated.
 import re
 from fractions import Fraction
 
-from actors.rewards.mathematics import expressions
-from actors.rewards.mathematics.expressions import Formula, values
-from actors.rewards.mathematics.kinds import (
-    Answer,
-    Equation,
-    InBase,
-    Inequality,
-    Matrix,
-    Quantity,
-    Ratio,
-    Several,
-    Words,
-)
+from areal_math import expressions
+from areal_math.expressions import Formula, values
+from areal_math.kinds import Answer, Equation, InBase, Inequality, Matrix, Quantity, Ratio, Several, Words
 
 COLLECTIONS = ("", "{}")  # a list of solutions may be written as a set
 TURNED_POINT = re.compile(r"\(y,x\)|\((?!x,y,z)[xyz],[xyz],[xyz]\)")  # (y,x)=(2,3) is not the point (2,3)

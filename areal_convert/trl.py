@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
-from tools.convert.fitting import UNKNOWN_REWARD, tidy
-from tools.convert.mapping import Absent, Foreign, Key, Ours, System
-from tools.convert.trl_steps import ASYNC, batch, is_async, n_steps
-from tools.convert.values import (
+from areal_convert.fitting import UNKNOWN_REWARD, tidy
+from areal_convert.mapping import Absent, Foreign, Key, Ours, System
+from areal_convert.trl_steps import ASYNC, batch, is_async, n_steps
+from areal_convert.values import (
     adapters,
     as_number,
     as_truth,

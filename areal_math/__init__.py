@@ -4,6 +4,6 @@ Begin with `verdict.py`. It extracts the final answer (`extraction`), normalizes
 (`reading`, `formulas`, `expressions`, `units`) and compares it with the row's (`comparison`).
 """
 
-from actors.rewards.mathematics.verdict import score
+from areal_math.verdict import score
 
 __all__ = ["score"]

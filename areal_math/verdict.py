@@ -10,16 +10,16 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from actors.rewards.functions.plain_numbers import read_number
-from actors.rewards.mathematics.comparison import equal
-from actors.rewards.mathematics.expressions import Unreadable
-from actors.rewards.mathematics.extraction import HASHES, Stated, final_answer, last_box
-from actors.rewards.mathematics.formulas import LONGEST
-from actors.rewards.mathematics.kinds import Answer, Ratio, Several, Words
-from actors.rewards.mathematics.notation import clean, squeezed
-from actors.rewards.mathematics.reading import NOT_WORDS, SPACE, read, words
-from actors.rewards.mathematics.sentences import BOUNDED, CUT, DENIAL, value_in, values_in
 from actors.rewards.protocol import Score
+from areal_math.comparison import equal
+from areal_math.expressions import Unreadable
+from areal_math.extraction import HASHES, Stated, final_answer, last_box
+from areal_math.formulas import LONGEST
+from areal_math.kinds import Answer, Ratio, Several, Words
+from areal_math.notation import clean, squeezed
+from areal_math.plain_numbers import read_number
+from areal_math.reading import NOT_WORDS, SPACE, read, words
+from areal_math.sentences import BOUNDED, CUT, DENIAL, value_in, values_in
 
 LETTER = re.compile(r"\(?([A-J])\)?")
 SHORT_WORD = re.compile(r"[A-Z][a-z]{1,2}|yes|no|odd|all|one|two|six|ten|max|min")  # words, not products of symbols

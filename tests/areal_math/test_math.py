@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from actors.rewards import mathematics
+import areal_math as mathematics
 
 RIGHT = {
     "5": [

@@ -7,7 +7,7 @@ Tries in this order, each time the last occurrence: an <answer> tag, \boxed{}, t
 import re
 from dataclasses import dataclass
 
-from actors.rewards.mathematics.notation import closing_brace
+from areal_math.notation import closing_brace
 
 THOUGHT = re.compile(r"<(/?)(?:think|thinking|thought|thoughts|reasoning|reflection|scratchpad)>", re.IGNORECASE)
 TAG = re.compile(r"<(/?)(?:answer|final_answer)>", re.IGNORECASE)

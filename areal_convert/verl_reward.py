@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from tools.convert.fitting import UNKNOWN_REWARD
-from tools.convert.mapping import Foreign, Ours
-from tools.convert.values import in_module, number, truth, whole
+from areal_convert.fitting import UNKNOWN_REWARD
+from areal_convert.mapping import Foreign, Ours
+from areal_convert.values import in_module, number, truth, whole
 
 FUNCTIONS = ("reward.custom_reward_function.", "custom_reward_function.")
 MODELS = ("reward.reward_model.enable", "reward_model.enable")

@@ -9,22 +9,12 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
-from actors.rewards.mathematics.expressions import Formula, Unreadable, constant, same_values
-from actors.rewards.mathematics.formulas import LONGEST, read_formula
-from actors.rewards.mathematics.kinds import (
-    Answer,
-    Equation,
-    InBase,
-    Inequality,
-    Matrix,
-    Quantity,
-    Ratio,
-    Several,
-    Words,
-)
-from actors.rewards.mathematics.notation import clean
-from actors.rewards.mathematics.quantities import read_quantity
-from actors.rewards.mathematics.ranges import OR, read_range, unturned
+from areal_math.expressions import Formula, Unreadable, constant, same_values
+from areal_math.formulas import LONGEST, read_formula
+from areal_math.kinds import Answer, Equation, InBase, Inequality, Matrix, Quantity, Ratio, Several, Words
+from areal_math.notation import clean
+from areal_math.quantities import read_quantity
+from areal_math.ranges import OR, read_range, unturned
 
 DEEPEST = 6  # answers within answers
 MOST_ITEMS = 100

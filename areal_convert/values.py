@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.convert.mapping import Foreign, Ours, is_off
+from areal_convert.mapping import Foreign, Ours, is_off
 
 PRECISIONS = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32", "float": "float32"}
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "hf": "builtin"}

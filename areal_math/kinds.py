@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from actors.rewards.mathematics.expressions import Formula
+from areal_math.expressions import Formula
 
 
 @dataclass(frozen=True, slots=True)

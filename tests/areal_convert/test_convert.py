@@ -1,4 +1,4 @@
-"""tools.convert: settings of verl, TRL and AReaL become a TOML that our loader accepts."""
+"""areal_convert: settings of verl, TRL and AReaL become a TOML that our loader accepts."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from actors.rewards.functions import formats
 from areal_bus.config.loader import load, resolve
 from areal_bus.errors import ConfigError
-from tools.convert.__main__ import SYSTEMS, main, report, tree_of
-from tools.convert.mapping import PLACEMENT, Converted, convert
-from tools.convert.reading import leaves, read_foreign
-from tools.convert.tables import page, with_table
+from areal_convert.__main__ import SYSTEMS, main, report, tree_of
+from areal_convert.mapping import PLACEMENT, Converted, convert
+from areal_convert.reading import leaves, read_foreign
+from areal_convert.tables import page, with_table
 
 VERL: dict[str, Any] = {
     "algorithm": {

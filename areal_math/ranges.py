@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from actors.rewards.mathematics.expressions import Unreadable, Value, values
-from actors.rewards.mathematics.kinds import Answer, Inequality, Quantity, Several
+from areal_math.expressions import Unreadable, Value, values
+from areal_math.kinds import Answer, Inequality, Quantity, Several
 
 Read = Callable[[str], Answer]  # a part of the answer
 

@@ -1,6 +1,6 @@
 """Adjusts converted settings so that the config loader accepts them."""
 
-from tools.convert.mapping import Foreign, Ours
+from areal_convert.mapping import Foreign, Ours
 
 GROUPED = ("grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline")  # baselines over the samples of a prompt
 SHAPING = ("top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_new_tokens")

@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tools.convert.mapping import Foreign, Ours
-from tools.convert.values import adapters, number, truth, whole
+from areal_convert.mapping import Foreign, Ours
+from areal_convert.values import adapters, number, truth, whole
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.ref."
 MODEL = "actor_rollout_ref.model."

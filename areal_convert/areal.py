@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tools.convert.areal_values import (
+from areal_convert.areal_values import (
     ADVANTAGES,
     CAPS,
     MODES,
@@ -23,9 +23,9 @@ from tools.convert.areal_values import (
     top_k,
     truncated,
 )
-from tools.convert.fitting import tidy
-from tools.convert.mapping import Absent, Foreign, Key, Ours, System
-from tools.convert.values import (
+from areal_convert.fitting import tidy
+from areal_convert.mapping import Absent, Foreign, Key, Ours, System
+from areal_convert.values import (
     PRECISIONS,
     SCHEDULES,
     as_number,

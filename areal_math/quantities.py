@@ -3,10 +3,10 @@ r"""Parses quantities: a formula with unit, percent sign, price or multiplier (5
 import re
 from fractions import Fraction
 
-from actors.rewards.mathematics.expressions import Unreadable, constant
-from actors.rewards.mathematics.formulas import read_formula
-from actors.rewards.mathematics.kinds import Quantity
-from actors.rewards.mathematics.units import SHORT, canonical, is_known, multiplier
+from areal_math.expressions import Unreadable, constant
+from areal_math.formulas import read_formula
+from areal_math.kinds import Quantity
+from areal_math.units import SHORT, canonical, is_known, multiplier
 
 UNIT_TEXT = re.compile(r"\s*\\text\s*\{([^{}]*)\}\s*((?:\^\s*\{?\s*\d\s*\}?)?)\s*$")
 UNIT_WORDS = re.compile(r"(?<=[\d})\]])\s+([A-Za-z][A-Za-z.\- /]*(?:\^\{?\d\}?)?(?:/[A-Za-z]+)?)$")

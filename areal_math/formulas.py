@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
-from actors.rewards.mathematics.expressions import (
+from areal_math.expressions import (
     LARGEST_TEN,
     Formula,
     Unreadable,

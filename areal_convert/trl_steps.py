@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tools.convert.mapping import Foreign, Ours
-from tools.convert.values import number, whole
+from areal_convert.mapping import Foreign, Ours
+from areal_convert.values import number, whole
 
 ASYNC = (
     "max_staleness",

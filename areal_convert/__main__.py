@@ -15,25 +15,25 @@ from areal_bus.config.loader import resolve
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
+from areal_convert.areal import AREAL
+from areal_convert.mapping import NO_EFFECT, PLACEMENT, Converted, System, convert
+from areal_convert.reading import read_foreign
+from areal_convert.trl import TRL
+from areal_convert.verl import VERL
 from tools import terminal
-from tools.convert.areal import AREAL
-from tools.convert.mapping import NO_EFFECT, PLACEMENT, Converted, System, convert
-from tools.convert.reading import read_foreign
-from tools.convert.trl import TRL
-from tools.convert.verl import VERL
 
 SYSTEMS = {system.name: system for system in (VERL, TRL, AREAL)}
 EPILOG = """\
 The tables are in docs/from-verl.md, docs/from-trl.md and docs/from-areal.md.
 
 examples:
-  python -m tools.convert verl.yaml --to mine/mine.toml
-  python -m tools.convert grpo.json --from trl"""
+  python -m areal_convert verl.yaml --to mine/mine.toml
+  python -m areal_convert grpo.json --from trl"""
 
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
-        as_here("python -m tools.convert"),
+        as_here("python -m areal_convert"),
         description="Convert the settings of verl, TRL or AReaL.",
         epilog=as_here(EPILOG),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -122,7 +122,7 @@ COLUMN = 58  # of the comments
 
 def toml_of(found: Converted, system: System, path: Path) -> str:
     lines = [
-        f"# From {path.name} ({system.title}) by python -m tools.convert; each line names the key that it comes from."
+        f"# From {path.name} ({system.title}) by python -m areal_convert; each line names the key that it comes from."
     ]
     for section in Config.model_fields:
         keys = [key for key in found.ours if key.partition(".")[0] == section]

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tools.convert.mapping import Foreign, Ours
-from tools.convert.values import adapters, number, truth, whole
+from areal_convert.mapping import Foreign, Ours
+from areal_convert.values import adapters, number, truth, whole
 
 BACKEND = re.compile(r"(?P<engine>[a-z]+):(?P<sizes>(?:[a-z]\d+)+)")
 GSM8K = "openai/gsm8k"

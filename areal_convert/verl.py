@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from tools.convert import verl_reward
-from tools.convert.fitting import tidy
-from tools.convert.mapping import Absent, Foreign, Key, Ours, System
-from tools.convert.values import (
+from areal_convert import verl_reward
+from areal_convert.fitting import tidy
+from areal_convert.mapping import Absent, Foreign, Key, Ours, System
+from areal_convert.values import (
     ENGINES,
     PRECISIONS,
     SCHEDULES,
@@ -23,7 +23,7 @@ from tools.convert.values import (
     unless,
     warmup_share,
 )
-from tools.convert.verl_values import (
+from areal_convert.verl_values import (
     ACTOR,
     ASYNC,
     CORRECTION,

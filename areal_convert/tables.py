@@ -1,14 +1,14 @@
-"""Writes the tables of docs/from-verl.md, from-trl.md and from-areal.md: `python -m tools.convert.tables`."""
+"""Writes the tables of docs/from-verl.md, from-trl.md and from-areal.md: `python -m areal_convert.tables`."""
 
 from pathlib import Path
 
-from tools.convert.areal import AREAL
-from tools.convert.mapping import System
-from tools.convert.trl import TRL
-from tools.convert.verl import VERL
+from areal_convert.areal import AREAL
+from areal_convert.mapping import System
+from areal_convert.trl import TRL
+from areal_convert.verl import VERL
 
-DOCS = Path(__file__).parents[2] / "docs"
-BEGIN, END = "<!-- keys: python -m tools.convert.tables -->", "<!-- end of keys -->"
+DOCS = Path(__file__).parents[1] / "docs"
+BEGIN, END = "<!-- keys: python -m areal_convert.tables -->", "<!-- end of keys -->"
 
 
 def table_of(system: System) -> str:
