@@ -1,9 +1,6 @@
-r"""The reward function "math": compares the final answer of a completion with the row's answer.
+r"""Compares the final answers of two texts as mathematics: a package of its own, on the standard library alone.
 
 Begin with `verdict.py`. It extracts the final answer (`extraction`), normalizes its notation (`notation`), parses it
-(`reading`, `formulas`, `expressions`, `units`) and compares it with the row's (`comparison`).
+(`reading`, `formulas`, `expressions`, `units`) and compares it with the right one (`comparison`). The reward "math"
+(actors.rewards.functions.mathematics) is its one caller.
 """
-
-from areal_math.verdict import score
-
-__all__ = ["score"]

@@ -1,16 +1,13 @@
-r"""Reward "math": 1 if the completion's final answer equals the row's mathematically, else 0.
+r"""Whether a completion's final answer equals the row's mathematically.
 
 In a worked row answer, the part after "####" (GSM8K) or in the last \boxed{} counts. No completion can raise an error
 or take long: length, digits, exponents and nesting are limited before any computation. Plain numbers take microseconds.
 """
 
 import re
-from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
 
-from actors.rewards.protocol import Score
 from areal_math.comparison import equal
 from areal_math.expressions import Unreadable
 from areal_math.extraction import HASHES, Stated, final_answer, last_box
@@ -32,12 +29,6 @@ ANOTHER = re.compile(r"\([A-J]\)|(?<![A-Za-z])[A-J](?:\)|[.:]\s)|(?:^|\s)(?:or|a
 LABEL = re.compile(
     r"(?:(?:option|choice|answer)\s+)?(?:\(([A-Ja-j])\)|([A-J])(?:\)|[.:](?=\s)))\s*(.*)$", re.DOTALL | re.IGNORECASE
 )
-
-
-def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
-    """Score 1.0 or 0.0, with `correct`. Raises ValueError when the row's answer cannot be parsed."""
-    right = is_right(completion, gold_part(row["answer"]), prompt)
-    return Score(float(right), correct=right)
 
 
 def gold_part(answer: object) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-PACKAGES = ("areal_bus", "actors", "launch", "tools", "areal_lab", "benchmarks")
+PACKAGES = ("areal_bus", "actors", "launch", "tools", "areal_math", "areal_convert", "areal_lab", "benchmarks")
 PRODUCT = PACKAGES[:4]  # the ring, and what reads its runs
 PRODUCTION = PACKAGES[:3]
 PLACES = (*PRODUCT, "areal_bus.core", "actors.learner", "actors.rewards")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.structure import PACKAGES
+
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("areal_bus", "actors", "launch", "tools", "areal_lab", "benchmarks")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 N_POSITIONAL = {"read_text": 0, "write_text": 1}  # arguments before `encoding`
 STARTS = {"run", "Popen", "check_output"}

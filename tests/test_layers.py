@@ -13,11 +13,13 @@ from tests.structure import PACKAGES, Sources, constructors, cycles
 ROOT = Path(__file__).parents[1]
 MAY = {  # package -> what it imports of ours
     "areal_bus": {"areal_bus"},
-    "actors": {"areal_bus", "actors"},
+    "actors": {"areal_bus", "areal_math", "actors"},
     "launch": {"areal_bus", "actors", "launch"},
     "tools": {"areal_bus", "tools"},
+    "areal_math": {"areal_math"},
+    "areal_convert": {"areal_bus", "tools", "areal_convert"},
     "areal_lab": {"areal_bus", "actors", "launch", "tools", "areal_lab"},
-    "benchmarks": {"areal_bus", "actors", "launch", "tools", "areal_lab", "benchmarks"},
+    "benchmarks": {"areal_bus", "areal_math", "actors", "launch", "tools", "areal_lab", "benchmarks"},
 }
 TORCH = ("areal_bus.weights", "actors.cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
          "actors.offline", "actors.runtime.torch_profiler", "areal_lab.loops", "benchmarks")  # fmt: skip

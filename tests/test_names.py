@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.structure import PACKAGES
+
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("areal_bus", "actors", "launch", "tools", "areal_lab", "benchmarks", "tests")
+OURS = (*PACKAGES, "tests")
 FILES = {path.name for folder in OURS for path in (ROOT / folder).rglob("*.py")}
 RARE = re.compile(r"pytest\.mark\.(sglang|vllm|gpu|soak)\b")
 MODULE = re.compile(rf"({'|'.join(OURS)})(\.[a-z]\w*)+")

@@ -10,10 +10,10 @@ from areal_bus.messages import Failure
 from areal_bus.transport.bus import Bus
 from areal_bus.wire import codec
 from launch.run.bootstrap import EnvBootstrap
+from tests.structure import PACKAGES
 from tests.support.strangers import JOB, canary, dealer, next_of, say_raw, until, word
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("areal_bus", "actors", "launch", "tools", "areal_lab", "benchmarks")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 MODULES = {
     "pickle", "cPickle", "_pickle", "pickletools", "dill", "cloudpickle", "joblib", "shelve", "marshal",

@@ -20,7 +20,7 @@ from areal_bus.errors import ConfigError
 
 NAME = "areal"
 MARK = "is_stand_in"
-MATH = "areal_math"
+MATH = "actors.rewards.functions.mathematics"
 MODELS = "actors.models.loading"
 
 

@@ -28,7 +28,7 @@ BUILT_IN = {
     "exact": "actors.rewards.functions.builtin:exact_score",
     "sums": "actors.rewards.functions.builtin:sums_score",
     "reverse": "actors.rewards.functions.builtin:reverse_score",
-    "math": "areal_math:score",
+    "math": "actors.rewards.functions.mathematics:score",
     "code": "actors.rewards.code:score",
     "code_share": "actors.rewards.code:score_share",
     "format": "actors.rewards.functions.formats:score",

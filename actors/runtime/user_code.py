@@ -13,9 +13,9 @@ from types import CodeType
 from typing import Any
 
 from areal_bus.foreign_text import described
+from areal_bus.process.isolation import PACKAGES, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("areal_bus", "actors", "launch", "tools", "areal_lab"))
+OURS = tuple(f"{ROOT / name}{os.sep}" for name in ("areal_bus", *PACKAGES))
 NOT_THE_USERS = (
     *OURS,
     *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")),

@@ -17,7 +17,7 @@ from areal_bus.process.mpirun import AS_ROOT, MORE_RANKS_THAN_CORES, shell_line
 SCRIPT = "areal-bus"
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"  # in a checkout only
 STARTED_BY = "AREALBUS_STARTED_BY"  # environment of a job: the script that started it
-MODULE = re.compile(r"python -m (?:tools|areal_lab)\.(\w+)(?![\w.])")
+MODULE = re.compile(r"python -m (?:tools\.|areal_lab\.|areal_(?=convert))(\w+)(?![\w.])")
 
 
 @functools.cache

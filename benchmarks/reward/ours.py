@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from areal_math.verdict import score
+from actors.rewards.functions.mathematics import score
 from benchmarks.harness.worker_main import seconds, serve
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-import areal_math as mathematics
+from actors.rewards.functions import mathematics
 
 RIGHT = {
     "5": [

@@ -17,12 +17,12 @@ from areal_bus.config.names.packaged import FOLDER, find_config
 from areal_bus.config.names.trackers import PACKAGES as PACKAGES_OF
 from areal_bus.errors import ConfigError
 from areal_bus.launch import main_of_console
-from areal_bus.process import commands, mpirun
+from areal_bus.process import commands, isolation, mpirun
 from launch.commands import demo, local_job, starter
 from launch.run.process import resume_hint
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("areal_bus", "actors", "launch", "tools", "areal_lab", "configs")
+PACKAGES = ("areal_bus", *isolation.PACKAGES, "configs")
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 Out = pytest.CaptureFixture[str]
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-import areal_math as mathematics
 from actors.rewards.functions import builtin as exact
 from actors.rewards.functions import builtin as reverse
 from actors.rewards.functions import builtin as sums
+from actors.rewards.functions import mathematics
 from actors.rewards.protocol import Score
 from areal_math.plain_numbers import last_number, read_number
+from areal_math.verdict import gold_part
 from benchmarks.reward import bench
 
 GSM8K = Path(__file__).parents[5] / "shared" / "data" / "gsm8k"
@@ -148,7 +149,7 @@ def bare(answer: str) -> str:
 
 def counted(rows: list[dict[str, str]], forms: list[str], question: str) -> dict[str, int]:
     """Verdicts on each row's own answer and another row's in all forms, and on its question repeated."""
-    golds = [mathematics.verdict.gold_part(row["answer"]) for row in rows]
+    golds = [gold_part(row["answer"]) for row in rows]
     found = {"n": len(rows) * len(forms), "gold_right": 0, "others": 0, "wrong_right": 0, "repeats_right": 0}
     for i, (row, gold) in enumerate(zip(rows, golds, strict=True)):
         found["repeats_right"] += bool(judged_right(row[question], row["answer"]))
@@ -192,5 +193,5 @@ def test_the_reward_agrees_with_math_verify_on_the_forms_of_the_bench():
 
 
 def test_reward_functions_and_their_actor_need_no_torch():
-    code = "import sys, actors.rewards.actor, areal_math; sys.exit('torch' in sys.modules)"
+    code = "import sys, actors.rewards.actor, actors.rewards.functions.mathematics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
