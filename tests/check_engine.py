@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_bus.config.names.engines import is_known, why_unknown
+from areal_bus.config.names.engines import ENGINES, is_known, why_unknown
 from areal_bus.errors import ConfigError
 from tools import terminal
 
@@ -22,7 +22,11 @@ def main() -> int:
     p.add_argument("engine", metavar="MODULE:FUNCTION", help="its opener; the module is found from this folder")
     p.add_argument("-k", metavar="EXPRESSION", help="only rules with these words in their names, as pytest's -k")
     args = p.parse_args()
-    if not is_known(args.engine) or ":" not in args.engine:
+    if args.engine in ENGINES:
+        raise ConfigError(
+            f"{args.engine!r} is an engine of this project, which its own tests check; name MODULE:FUNCTION"
+        )
+    if not is_known(args.engine):
         raise ConfigError(why_unknown(args.engine))
     os.environ["AREAL_BUS_ENGINE"] = args.engine
     sys.path.append(os.getcwd())

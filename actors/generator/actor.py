@@ -126,5 +126,7 @@ def make_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
     opener = kind_of(config.rollout.engine).opener  # imported only when configured: dependencies are optional
     engine: Engine = load_function("rollout.engine", opener)(context, config, tokenizer)
     if missing := [name for name in MEMBERS if not hasattr(engine, name)]:
-        raise ConfigError(f"rollout.engine = {opener!r} returned no Engine: it has no {', '.join(missing)}")
+        raise ConfigError(
+            f"methods missing in the engine of {opener!r}: {', '.join(missing)}; see actors/engines/protocol.py"
+        )
     return engine

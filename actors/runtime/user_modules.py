@@ -62,5 +62,5 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
         raise ConfigError(f"{key} must import: {module_name!r} does not ({cause(error)})") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise ConfigError(f"{key} names a function of {module_name!r}: {function_name!r} is none")
+        raise ConfigError(f"missing function {function_name!r} in module {module_name!r} ({key})")
     return function  # type: ignore[no-any-return]

@@ -3,16 +3,17 @@
 Standard library only: a start through a fork server reads one key of these files without the settings.
 """
 
-import difflib
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_bus.config.names.packaged import find_installed
+from areal_bus.config.names.packaged import find_installed, nearest
 from areal_bus.errors import ConfigError
 
 KEY = "extends"
+MOST_LEVELS = 50
 
 
 def files_of(given: Sequence[Path]) -> list[Path]:
@@ -33,6 +34,8 @@ def _add(path: Path, above: list[Path], found: dict[Path, Path]) -> None:
     if path.resolve() in (resolved := [one.resolve() for one in above]):
         cycle = [*above[resolved.index(path.resolve()) :], path]
         raise ConfigError(f"cycle of extends: {' extends '.join(map(str, cycle))}; remove one of them")
+    if len(above) > MOST_LEVELS:
+        raise ConfigError(f"too many levels of extends: more than {MOST_LEVELS} from {above[0]} to {path}")
     if path.resolve() in found:
         return
     for name in names:
@@ -50,25 +53,42 @@ def bases(path: Path, table: Mapping[str, Any]) -> list[str]:
 
 
 def base_path(name: str, path: Path) -> Path:
-    """The file that `path` means by a name: relative to its folder, else an installed config."""
+    """The file that `path` means by a name: relative to its folder, else an installed config. Raises ConfigError."""
     beside = path.parent / name
-    return beside if beside.is_file() else find_installed(name) or beside
+    why = why_no_file(beside)
+    found = beside if not why else find_installed(name)
+    if found is None:
+        raise ConfigError(
+            f"{KEY} must name an existing TOML file: {path} extends {name!r}, which {why}{near(beside, name, path)}"
+        )
+    return found
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """The tables of one file. Raises ConfigError."""
-    if not path.is_file():
-        where = "is a folder" if path.is_dir() else "is not there"
-        raise ConfigError(f"the config must be an existing TOML file: {path} {where}{similar(path)}")
+    if why := why_no_file(path):
+        raise ConfigError(f"the config must be an existing TOML file: {path} {why}{near(path)}")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the config must be valid TOML: {path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"lists or tables are nested too deep in {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the config must be a readable TOML file: {path}: {error}") from None
 
 
-def similar(path: Path) -> str:
-    beside = [p.name for p in path.parent.glob("*.toml") if p.is_file()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, beside, 1, 0.6)
-    return f"; did you mean {path.parent / near[0]}?" if near else ""
+def why_no_file(path: Path) -> str:
+    """What is wrong with a path, in words; "" for a file."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return "is not there"
+    except (OSError, ValueError) as error:  # a name that is too long, a folder that is closed to us, a null byte
+        return f"cannot be opened ({getattr(error, 'strerror', None) or error})"
+    return "" if stat.S_ISREG(mode) else "is a folder" if stat.S_ISDIR(mode) else "is no regular file"
+
+
+def near(path: Path, name: str = "", apart: Path | None = None) -> str:
+    found = nearest(path, name or str(path), apart)
+    return f"; did you mean {found}?" if found else ""

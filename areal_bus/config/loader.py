@@ -24,7 +24,7 @@ from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 from areal_bus.config import removed
 from areal_bus.config.extends import KEY as EXTENDS
 from areal_bus.config.extends import bases, files_of, read_table
-from areal_bus.config.names import algorithms, named_tasks
+from areal_bus.config.names import algorithms, named_tasks, workflows
 from areal_bus.config.names.packaged import FOLDER
 from areal_bus.config.names.synonyms import by_meaning, is_foreign
 from areal_bus.config.sections import Config
@@ -43,6 +43,7 @@ class Given:
     tree: dict[str, Any]
     origins: dict[str, str]
     path: str  # the file that errors name
+    n_files: int = 1  # on the command line
 
 
 def load(
@@ -62,8 +63,12 @@ def resolve(
 def read(paths: Sequence[Path | str], overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Given:
     """The settings of these files and what they extend, environment and options, with the keys that names stand for."""
     files = files_of([Path(path) for path in paths])
-    origins = {key: str(file) for file in files for key in leaves(read_table(file)) if key != EXTENDS}
-    return override(Given(merged(files), origins, str(paths[-1])), overrides, environ)
+    try:
+        origins = {key: str(file) for file in files for key in leaves(read_table(file)) if key != EXTENDS}
+        given = Given(merged(files), origins, str(paths[-1]) if paths else "the options", len(paths))
+        return override(given, overrides, environ)
+    except RecursionError:
+        raise ConfigError(f"lists or tables are nested too deep in {', '.join(map(str, files))}") from None
 
 
 def override(given: Given, overrides: Sequence[str], environ: Mapping[str, str]) -> Given:
@@ -74,11 +79,21 @@ def override(given: Given, overrides: Sequence[str], environ: Mapping[str, str])
         put(tree, key, plain_value(key, raw, origin), origin)
         origins[key] = origin
     removed.refuse(tree, origins)
-    algorithms.fill(tree, lambda key: fields()[key].default, is_below=lambda key: is_below_algorithm(key, origins))
-    named = dict.fromkeys(leaves(tree), "actor.algorithm")
-    named_tasks.fill(tree)
-    filled = dict.fromkeys(leaves(tree), "the named task or workflow")
-    return Given(tree, filled | named | origins, given.path)
+    defaults = fields()
+    named = algorithms.fill(tree, lambda key: defaults[key].default, lambda key: is_below_algorithm(key, origins))
+    origins |= dict.fromkeys(named, named_by(tree, "actor.algorithm"))
+    for key, fill in (("workflow.function", workflows.fill), ("data.task", named_tasks.fill)):
+        fill(tree)
+        origins = dict.fromkeys(leaves(tree), named_by(tree, key)) | origins
+    return Given(tree, origins, given.path, given.n_files)
+
+
+def named_by(tree: Mapping[str, Any], key: str) -> str:
+    """The origin of values that a name stands for: the key that has the name."""
+    section, _, name = key.partition(".")
+    table = tree.get(section)
+    value = table.get(name) if isinstance(table, dict) else None
+    return f"{key} = {json.dumps(value)}" if value else f"{section} tables"
 
 
 def is_below_algorithm(key: str, origins: Mapping[str, str]) -> bool:
@@ -92,7 +107,7 @@ def checked(given: Given) -> Config:
     tree = given.tree
     model = tree.get("model", {})
     if isinstance(model, dict) and not model.get("path") and "scratch" not in model:
-        check_is_no_base(Path(given.path))
+        check_is_no_base(Path(given.path), is_alone=given.n_files == 1)
     try:
         # JSON: its strict mode accepts a string as a path, but not as a number
         config = Config.model_validate_json(json.dumps(tree, default=str), strict=True)
@@ -102,11 +117,11 @@ def checked(given: Given) -> Config:
     return config
 
 
-def check_is_no_base(path: Path) -> None:
+def check_is_no_base(path: Path, *, is_alone: bool) -> None:
     """Raises ConfigError for a file without a model that is a part of others."""
     if over := extending(path):
         raise ConfigError(f"{path} is a base for others and names no model: start one of {', '.join(over)}")
-    if path.resolve().parent == algorithms.FILES:
+    if is_alone and path.resolve().parent == algorithms.FILES:
         raise ConfigError(
             f"model.path is missing: {path} is an algorithm alone; name it after a config, as in "
             f"configs/tiny.toml {path}, or in one (extends, or actor.algorithm)"
@@ -180,7 +195,7 @@ def as_utf8(key: str, given: str) -> str:
 def plain_value(key: str, raw: str, origin: str) -> Any:
     """Parse a TOML value. For keys of type string, a bare word is the string itself."""
     field = fields().get(key) or table_with(key)
-    if field is None and key not in removed.REMOVED:
+    if field is None and not removed.why(key):
         raise ConfigError(unknown(key, origin))
     takes_text = field is not None and bool({str, Path} & set(alternatives(field.annotation)))
     try:
@@ -229,9 +244,12 @@ def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Fie
     return found
 
 
-def unknown(key: str, origin: str) -> str:
-    """Error text for an unknown key, with the nearest known key."""
-    return f"unknown key {key} ({origin}){nearest(key)}"
+def unknown(key: str, origin: str = "") -> str:
+    """Error text for an unknown key, with the nearest known key; for a former key, why it is gone."""
+    where = f" ({origin})" if origin else ""
+    if why := removed.why(key):
+        return f"{key} no longer exists{where}: {why}"
+    return f"unknown key {key}{where}{nearest(key)}"
 
 
 def nearest(key: str) -> str:
@@ -272,7 +290,8 @@ def sentence(error: ValidationError, source: Mapping[str, str], path: str) -> st
         return f"{what} {inner} ({origin}): it is {json.dumps(fault['input'])}{more}"
     if fault["type"] == "extra_forbidden":
         inside = [f"{key}.{name}" for name in leaves(fault["input"])] if isinstance(fault["input"], dict) else []
-        return unknown(inside[0] if inside else key, origin) + more
+        key = inside[0] if inside else key
+        return unknown(key, source.get(key, origin)) + more
     return f"{key} must be {rule(key, fault)}: it is {json.dumps(fault['input'])} ({origin}){more}"
 
 

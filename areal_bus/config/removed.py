@@ -33,16 +33,24 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
         "slots themselves, rollout.max_concurrent_rollouts",
     ),
 }
-OF_LABORATORY = ("virtual_time", "exact_lag")  # tables and keys of areal_lab; older rings saved the first, too
+OF_LABORATORY = {"virtual_time": "virtual_time.seconds", "exact_lag": "rollout.exact_lag"}
+"""Tables of areal_lab, and the former key that says so; older rings saved the first, too."""
+
+
+def why(key: str) -> str:
+    """Why a former key is gone; "" for another."""
+    return REMOVED.get(OF_LABORATORY.get(key.partition(".")[0], key), (None, ""))[1]
 
 
 def refuse(tree: dict[str, Any], origins: Mapping[str, str]) -> None:
     """Delete keys that are gone. Raises ConfigError for a value other than the former default."""
-    for key, (default, why) in REMOVED.items():
+    for key, (default, reason) in REMOVED.items():
         *sections, name = key.split(".")
         table = _table(tree, sections)
         if name in table and (value := table.pop(name)) != default:
-            raise ConfigError(f"{key} no longer exists: {why}; remove it (it is {json.dumps(value)}; {origins[key]})")
+            raise ConfigError(
+                f"{key} no longer exists: {reason}; remove it (it is {json.dumps(value)}; {origins[key]})"
+            )
 
 
 def left_out(tree: dict[str, Any]) -> dict[str, Any]:

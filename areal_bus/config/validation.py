@@ -247,6 +247,11 @@ def _engine(c: Config) -> list[Rule]:
     return [
         (not is_known(name), why_unknown(name)),
         (
+            c.topology.tensor_parallel > 1 and not kind.tensor_parallel,
+            f'rollout.engine = "{name}" computes on one GPU: topology.tensor_parallel is {c.topology.tensor_parallel}; '
+            f"set it to 1, or rollout.engine to {SERVED}",
+        ),
+        (
             not kind.is_server and bool(server_keys),
             f"the {name} engine has no server: remove engine.{server_keys[0] if server_keys else ''}, or set "
             f"rollout.engine = {SERVED}",

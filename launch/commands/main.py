@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from areal_bus.config.loader import load, read, resolve
-from areal_bus.config.names.engines import SERVED, kind_of
 from areal_bus.config.names.packaged import FOLDER, announce, find_config
 from areal_bus.config.removed import left_out
 from areal_bus.config.sections import Config, RunConfig
@@ -139,7 +138,7 @@ def own_file(files: Sequence[Path]) -> Path:
 def explain_key(options: argparse.Namespace) -> str:
     """The meaning of the key, and with files its value in them."""
     files = [find_config(name) for name in options.config]
-    return explain(options.explain, read(files, options.set) if files else None)
+    return explain(options.explain, read(files, options.set) if files or options.set else None)
 
 
 class Parser(argparse.ArgumentParser):
@@ -217,8 +216,3 @@ def check_rank_count(config: Config, size: int, words: Sequence[str]) -> None:
             f"process without mpirun: run {start_command(words, least, by_script=True)}"
         )
     check_count(config.topology, size)
-    if config.topology.tensor_parallel > 1 and not kind_of(config.rollout.engine).tensor_parallel:
-        raise ConfigError(
-            f'rollout.engine = "{config.rollout.engine}" computes on one GPU: topology.tensor_parallel is '
-            f"{config.topology.tensor_parallel}; set it to 1, or rollout.engine to {SERVED}"
-        )

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from areal_bus.config.loader import Given, bounds, fields, kind, nearest, section_of
+from areal_bus.config.loader import Given, bounds, fields, kind, section_of, unknown
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from launch.plan.settings_text import toml_value
@@ -38,7 +38,7 @@ def explain(key: str, given: Given | None = None) -> str:
     known = fields()
     chosen = {name: field for name, field in known.items() if name == key or name.startswith(f"{key}.")}
     if not chosen:
-        raise ConfigError(f"unknown key {key}{nearest(key)}")
+        raise ConfigError(unknown(key))
     return "\n".join(
         f"{name}: {shape(field)}\n    {field.description or ''}{value_line(name, given)}"
         for name, field in chosen.items()
@@ -50,9 +50,15 @@ def value_line(key: str, given: Given | None) -> str:
     if given is None:
         return ""
     value: Any = given.tree
-    for part in key.split("."):
-        value = value.get(part, MISSING) if isinstance(value, dict) else MISSING
-    return "\n    here: the default" if value is MISSING else f"\n    here: {toml_value(value)} ({origin(key, given)})"
+    *sections, last = key.split(".")
+    for n, part in enumerate((*sections, last)):
+        if not isinstance(value, dict):
+            section = ".".join(sections[:n])
+            raise ConfigError(f"{section} must be a section: it is {toml_value(value)} ({origin(section, given)})")
+        value = value.get(part, MISSING)
+        if value is MISSING:
+            return "\n    here: the default"
+    return f"\n    here: {toml_value(value)} ({origin(key, given)})"
 
 
 def origin(key: str, given: Given) -> str:

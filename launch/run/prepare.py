@@ -8,6 +8,7 @@ user's modules. All checks come before the first file is written.
 """
 
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -26,7 +27,7 @@ from actors.data.loader_source import LoaderSource
 from actors.data.loading import RowWithOrigin, check_demonstrations, rows_with_origins, sets_with_origins
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.check import check_reward
-from actors.runtime.user_modules import add_user_folder
+from actors.runtime.user_modules import add_user_folder, load_function
 from actors.workflows.loading import check_workflow
 from areal_bus.config.algorithms import is_users
 from areal_bus.config.learner import LearnerConfig
@@ -219,6 +220,8 @@ def check_functions(config: Config, folder: Path, rows: Sequence[RowWithOrigin],
     """Import the user's functions, check their signatures, and call reward and workflow once. Raises ConfigError."""
     check_workflow(config)
     check_rewards(config, folder, rows, model)
+    if is_users(config.rollout.engine):
+        check_opener(config.rollout.engine)
     if any(
         map(is_users, (config.actor.advantage, config.actor.loss, config.actor.correction, config.actor.aggregation))
     ):
@@ -229,6 +232,16 @@ def check_functions(config: Config, folder: Path, rows: Sequence[RowWithOrigin],
         from actors.learner.loop import find_loop  # imports torch
 
         find_loop(config.learner.loop)
+
+
+def check_opener(name: str) -> None:
+    """Import the function that opens a user's engine, and check that it can be called so. Raises ConfigError."""
+    opener = load_function("rollout.engine", name)
+    try:
+        inspect.signature(opener).bind("context", "config", "tokenizer")
+    except TypeError as error:
+        what = f"rollout.engine {name!r} ({opener.__name__}{inspect.signature(opener)})"
+        raise ConfigError(f"{what} is called with (context, config, tokenizer): {error}") from None
 
 
 def prepare_in_subprocess(config: Config, config_file: Path, run: Path | None = None) -> Prepared:

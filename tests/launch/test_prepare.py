@@ -70,6 +70,27 @@ def model(file: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "rollout.engine must import: 'own_engine' does not (ModuleNotFoundError"),
+        (
+            "import nowhere",
+            "rollout.engine must import: 'own_engine' does not (ModuleNotFoundError: No module named 'now",
+        ),
+        ("open_it = 3", "missing function 'open_it' in module 'own_engine' (rollout.engine)"),
+        ("def open_it(context): ...", "(open_it(context)) is called with (context, config, tokenizer): too many"),
+    ],
+)
+def test_an_engine_of_the_user_that_cannot_open_is_refused_before_actors_start(
+    file: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, said: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "own_engine", raising=False)
+    if text is not None:
+        (file.parent / "own_engine.py").write_text(text)
+    assert said in refusal(file, "rollout.engine=own_engine:open_it")
+
+
 def test_the_longest_prompt_may_reach_both_limits(file: Path) -> None:
     prepare(load(file, ["data.max_prompt_tokens=11", "gconfig.max_new_tokens=13"], {}), file)
 

@@ -1,6 +1,7 @@
 """The configs that are installed with the packages, found by name from any folder."""
 
 import difflib
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -16,13 +17,13 @@ def find_config(name: str) -> Path:
     Raises ConfigError with the nearest name when there is neither.
     """
     given = Path(name)
-    if given.is_dir():
+    if os.path.isdir(given):  # False, not an error, for a name that is too long for a file
         raise ConfigError(why_a_folder(given))
-    if given.exists() or given.is_absolute():
+    if os.path.exists(given) or given.is_absolute():
         return given
     if (file := find_installed(name)) is not None:
         return file
-    if (near := nearest(given, name.removeprefix("configs/"))) is not None:
+    if (near := nearest(given, name)) is not None:
         raise ConfigError(f"the config must be an existing TOML file: {name} is not there; did you mean {near}?")
     return given
 
@@ -31,7 +32,7 @@ def find_installed(name: str) -> Path | None:
     """The packaged config of that name, if there is one."""
     short = name.removeprefix("configs/")
     for file in (FOLDER / short, FOLDER / f"{short}.toml"):
-        if file.suffix == ".toml" and file.is_file() and file.resolve().is_relative_to(FOLDER):
+        if file.suffix == ".toml" and os.path.isfile(file) and file.resolve().is_relative_to(FOLDER):
             return file
     return None
 
@@ -46,9 +47,10 @@ def why_a_folder(folder: Path) -> str:
     return f"the config must be a TOML file: {folder} is a folder; {meant}"
 
 
-def nearest(given: Path, short: str) -> str | None:
-    """The most similar name: beside the given one, then of a packaged config."""
-    beside = {path.stem: str(path) for path in given.parent.glob("*.toml")} if given.parent.is_dir() else {}
+def nearest(given: Path, name: str, apart: Path | None = None) -> str | None:
+    """The most similar name: beside the given file, then of a packaged config; never the file `apart`."""
+    short, folder = name.removeprefix("configs/"), given.parent
+    beside = {path.stem: str(path) for path in folder.glob("*.toml") if path != apart} if os.path.isdir(folder) else {}
     names = [str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.toml")]
     packaged = {name: f"configs/{name}.toml" for name in names}
     for known, wanted in ((beside, given.stem), (packaged, short.removesuffix(".toml"))):

@@ -170,7 +170,11 @@ def test_the_results_of_tools_are_given_and_mistakes_are_told(folder: Path) -> N
             "workflow.arguments.reward_fn 'mine:nothing' must name a function",
         ),
         ("tools", {"reward_fn": "exact", "tools": "abacus"}, 'must list calculator or "module:function"'),
-        ("tools", {"reward_fn": "exact", "tools": "mine:nothing"}, "names a function of 'mine': 'nothing' is none"),
+        (
+            "tools",
+            {"reward_fn": "exact", "tools": "mine:nothing"},
+            "missing function 'nothing' in module 'mine' (workflow.arguments.tools)",
+        ),
         ("multi_turn", {"reward_fn": "agent"}, "reward_fn must score an answer: 'agent' is what 'multi_turn' returns"),
         ("multi_turn", {"reward_fn": "judge"}, 'the reward "judge" needs reward.judge.url'),
         ("multi_turn", {"reward_fn": "weighted"}, "add a table"),

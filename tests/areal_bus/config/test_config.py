@@ -10,10 +10,12 @@ import pytest
 from areal_bus.config.capacity import capacity, together
 from areal_bus.config.loader import fields, load, nearest, read
 from areal_bus.config.names import algorithms
+from areal_bus.config.names.packaged import find_config
 from areal_bus.config.names.synonyms import NOT_HERE, OURS_TO_THEIRS
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import largest, settings_by_stage
 from areal_bus.errors import ConfigError
+from launch.commands import main as launch
 from launch.commands.settings_help import DOC, explain, page
 from launch.commands.tolerance import staleness_warning
 from launch.plan.settings_text import as_toml
@@ -174,9 +176,9 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
         (TERMS.format('function = "weighted"') + WEIGHTED, 'cannot be "weighted" itself'),
         (TERMS.format('function = "judge"') + WEIGHTED + 'judge.url = "http://x/v1"\n', "needs reward.judge.model"),
         (TERMS.format('functoin = "math"') + WEIGHTED, "functoin"),
-        ('extends = "none.toml"\n', "none.toml is not there"),
+        ('extends = "none.toml"\n', "extends 'none.toml', which is not there"),
         ('extends = "."\n', "is a folder"),
-        ('extends = "a\\u0000b"\n', "is not there"),
+        ('extends = "a\\u0000b"\n', "cannot be opened (embedded null byte)"),
         ("extends = 3\n", "extends must be the name of a TOML file, or a list of names"),
     ],
 )
@@ -238,6 +240,49 @@ def test_a_cycle_of_extends_is_refused_with_its_files(tmp_path: Path) -> None:
     assert f"cycle of extends: {a} extends {b} extends {a}; remove" in refusal(write(tmp_path, 'extends = "a.toml"\n'))
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("algorithms/dapoo.toml", "is not there; did you mean configs/algorithms/dapo.toml?"),
+        ("basse.toml", "is not there; did you mean {}/base.toml?"),
+        ("cc.toml", "is not there"),
+        (".", "is a folder"),
+        ("x" * 300, "cannot be opened (File name too long)"),
+        ("a\\u0000b", "cannot be opened (embedded null byte)"),
+    ],
+)
+def test_a_base_that_is_missing_is_refused_with_the_file_that_extends_it(tmp_path: Path, name: str, said: str) -> None:
+    write(tmp_path, "", "base.toml")
+    file = write(tmp_path, f'extends = "{name}"\n')
+    found = refusal(file)
+    assert found.startswith(f"extends must name an existing TOML file: {file} extends '")
+    assert found.endswith(f", which {said.format(tmp_path)}")
+
+
+def test_a_config_of_a_name_that_is_too_long_is_refused() -> None:
+    assert refusal(Path("x" * 300)).endswith(" cannot be opened (File name too long)")
+    assert find_config("x" * 300) == Path("x" * 300)
+
+
+def test_extends_over_too_many_levels_is_refused(tmp_path: Path) -> None:
+    for n in range(1200):
+        write(tmp_path, f'extends = "{n + 1}.toml"\n', f"{n}.toml")
+    assert refusal(tmp_path / "0.toml").startswith("too many levels of extends: more than 50 from ")
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 2000 + "]" * 2000, "[a" + ".a" * 2000 + "]\nb = 1\n"])
+def test_tables_and_lists_that_are_nested_too_deep_are_refused(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path, text)
+    assert refusal(file) == f"lists or tables are nested too deep in {file}"
+
+
+def test_an_algorithm_beside_another_config_is_not_said_to_be_alone(tmp_path: Path) -> None:
+    alone, beside = algorithms.FILES / "dapo.toml", write(tmp_path, '[data]\ntask = "sums"\n')
+    assert "dapo.toml is an algorithm alone" in refusal(alone)
+    with pytest.raises(ConfigError, match=r"^a model is needed: set model.path"):
+        load([beside, alone], (), {})
+
+
 def test_extends_finds_installed_configs_where_no_file_of_that_name_is_beside(tmp_path: Path) -> None:
     file = write(tmp_path, 'extends = ["tiny.toml", "configs/algorithms/gspo.toml"]\n')
     assert load(file, (), {}).actor.loss == "gspo"
@@ -279,7 +324,7 @@ def test_the_origin_of_a_value_is_its_file_its_option_or_its_name(tmp_path: Path
     origins = read([file], ["gconfig.top_p=0.9"], {"AREAL_BUS_ACTOR__C_CLIP": "3.0"}).origins
     assert origins["actor.lr"] == str(tmp_path / "base.toml")
     assert origins["actor.adam_eps"] == str(file)
-    assert origins["actor.loss"] == "actor.algorithm"
+    assert origins["actor.loss"] == 'actor.algorithm = "gspo"'
     assert origins["gconfig.top_p"] == "--set gconfig.top_p=0.9"
     assert origins["actor.c_clip"] == "AREAL_BUS_ACTOR__C_CLIP"
 
@@ -379,6 +424,28 @@ def test_explain_with_files_gives_the_value_and_its_origin(tmp_path: Path) -> No
     assert explain("actor.lr", given).endswith(f"\n    here: 0.1 ({tmp_path / 'base.toml'})")
     assert explain("actor.eps_clip", given).endswith("\n    here: the default")
     assert explain("workflow.arguments", given).endswith(" (--set workflow.arguments.n=2)")
+
+
+def test_explain_names_the_key_that_stands_for_a_value(tmp_path: Path) -> None:
+    given = read([write(tmp_path, 'extends = "tiny.toml"\n')], ["actor.algorithm=dapo"], {})
+    assert explain("actor.advantage", given).endswith('\n    here: "grpo" (actor.algorithm = "dapo")'), "over tiny's"
+    assert explain("data.max_refill", given).endswith('\n    here: 32 (actor.algorithm = "dapo")')
+    named = read([write(tmp_path, SMALL.replace("sums", "gsm8k"))], (), {})
+    assert explain("reward.function", named).endswith('\n    here: "math" (data.task = "gsm8k")')
+    built_in = read([write(tmp_path, SMALL)], ["workflow.function=multi_turn"], {})
+    assert explain("reward.function", built_in).endswith('\n    here: "agent" (workflow.function = "multi_turn")')
+
+
+def test_explain_takes_options_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["--explain", "actor.lr", "--set", "actor.lr=1e-5"]) == 0
+    assert capsys.readouterr().out.endswith("\n    here: 1e-05 (--set actor.lr=1e-5)\n")
+
+
+@pytest.mark.parametrize(("text", "section"), [("actor = 3\n", "actor"), ("[actor]\nlora = 3\n", "actor.lora")])
+def test_explain_refuses_a_value_in_the_place_of_a_section(tmp_path: Path, text: str, section: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError, match=rf"^{section} must be a section: it is 3 \({file}\)$"):
+        explain("actor.lora.rank", read([file], (), {}))
 
 
 def test_explain_names_the_nearest_key() -> None:

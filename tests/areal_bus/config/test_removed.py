@@ -1,14 +1,17 @@
 """Keys that are gone: refused with what to do, and left out of the settings that an older run saved."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from areal_bus.config.loader import load
-from areal_bus.config.removed import saved
+from areal_bus.config.removed import REMOVED, saved, why
+from areal_bus.errors import ConfigError
 from launch.commands.main import load_settings
+from launch.commands.settings_help import explain
 from tests.areal_bus.config.test_config import SMALL, refusal, write
 
 
@@ -39,6 +42,23 @@ def test_a_removed_key_is_refused_with_what_to_do(tmp_path: Path, option: str, s
         assert found.startswith(f"{key} no longer exists: ")
         assert said in found
         assert f"; remove it (it is {value}; " in found
+
+
+@pytest.mark.parametrize("key", ["virtual_time.token_s", "virtual_time", *REMOVED])
+def test_a_removed_key_is_explained_by_why_it_is_gone(tmp_path: Path, key: str) -> None:
+    said = rf"^{key} no longer exists: {re.escape(why(key))}$"
+    with pytest.raises(ConfigError, match=said):
+        explain(key)
+
+
+def test_a_key_of_a_removed_table_is_refused_with_why_it_is_gone(tmp_path: Path) -> None:
+    file = write(tmp_path, SMALL)
+    option = "--set virtual_time.token_s=2"
+    assert refusal(file, "virtual_time.token_s=2").startswith(
+        f"virtual_time.token_s no longer exists ({option}): a ring"
+    )
+    table = write(tmp_path, f"{SMALL}[virtual_time]\ntoken_s = 2\n")
+    assert refusal(table).startswith(f"virtual_time.token_s no longer exists ({table}): a ring runs in real time")
 
 
 @pytest.mark.parametrize(

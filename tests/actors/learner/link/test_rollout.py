@@ -365,7 +365,7 @@ def test_the_default_loop_is_ours() -> None:
     ("name", "text", "said"),
     [
         ("loop_a:train", "raise KeyError('x')", "must import: 'loop_a' does not .KeyError: 'x'."),
-        ("loop_b:train", "trian = 1", "names a function of 'loop_b': 'train' is none"),
+        ("loop_b:train", "trian = 1", "missing function 'train' in module 'loop_b' (learner.loop)"),
         ("loop_c", "", "is neither"),
         ("loop_missing:train", None, "No module named 'loop_missing'"),
     ],

@@ -37,11 +37,27 @@ def test_an_unknown_engine_is_refused_with_the_nearest() -> None:
     assert "unknown rollout.engine 'mine:'" in refusal(rollout={"engine": "mine:"})
 
 
+@pytest.mark.parametrize("name", [name for name, kind in ENGINES.items() if not kind.tensor_parallel])
+def test_several_gpus_are_refused_for_an_engine_that_computes_on_one(name: str) -> None:
+    said = refusal(rollout={"engine": name}, topology={"tensor_parallel": 2})
+    assert said == (
+        f'rollout.engine = "{name}" computes on one GPU: topology.tensor_parallel is 2; set it to 1, or rollout.engine '
+        'to "sglang" or "vllm"'
+    )
+
+
+def test_several_gpus_are_refused_for_a_users_engine() -> None:
+    assert "computes on one GPU" in refusal(rollout={"engine": f"{OWN}:open_it"}, topology={"tensor_parallel": 2})
+
+
 def test_what_is_no_engine_is_refused_with_what_it_lacks() -> None:
     context = Context("generator", 0, 0, 0, "job", "", "", "", "cpu", 1, 1, 1, "", "", "")
     config = Config.model_validate({"rollout": {"engine": f"{OWN}:open_nothing"}})
-    with pytest.raises(ConfigError, match=r"returned no Engine: it has no abort, check, close, .*, version"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^methods missing in the engine of .*: abort, check, close, .*, version; see actors/engines/protocol.py",
+    ):
         make_engine(context, config, None)
     missing = Config.model_validate({"rollout": {"engine": f"{OWN}:open_none"}})
-    with pytest.raises(ConfigError, match="'open_none' is none"):
+    with pytest.raises(ConfigError, match=r"missing function 'open_none' in module .* \(rollout.engine\)"):
         make_engine(context, missing, None)
