@@ -1,7 +1,6 @@
 """Shows the life of one prompt: leases, samples and their versions, verdicts, and its batch or why it was refunded."""
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 
 from areal_bus.errors import ConfigError
@@ -29,10 +28,16 @@ OF_THE_RING = ("term", "update", "publish", "member")
 
 def parser() -> argparse.ArgumentParser:
     p = run_parser("tools.prompt", description="Show the life of one prompt, in order.", epilog=EPILOG)
-    p.add_argument("uid", type=int, metavar="UID", help="its number: tools.samples shows those of samples")
+    p.add_argument("uid", type=number, metavar="UID", help="its number: tools.samples shows those of samples")
     p.add_argument("--evaluation", default="", metavar="NAME", help="a problem of this evaluation instead")
     p.add_argument("--json", action="store_true", help="the journal's lines, as they were written")
     return p
+
+
+def number(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"must be a whole number, and come after RUN: it is {text!r}")
+    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,11 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"unknown prompt {args.uid}: {where.folder} has {prompts_of(where, args.evaluation)}")
     if args.json:
         for line in found:
-            print(json.dumps(line, ensure_ascii=False))
+            print(terminal.json_line(line))
         return 0
     print(f"{where.folder} ({where.name}): prompt {args.uid}{f' of {args.evaluation}' if args.evaluation else ''}\n")
-    first = float(found[0]["wall"])
-    rows = [[f"{float(line['wall']) - first:.3f}", writer(line), flat(sentence(line, args.uid))] for line in found]
+    walls = [float(line.get("wall", 0)) for line in found]
+    first = next(filter(None, walls), 0.0)
+    seconds = [f"{wall - first:.3f}" if wall else "?" for wall in walls]
+    rows = [[s, writer(line), flat(sentence(line, args.uid))] for s, line in zip(seconds, found, strict=True)]
     print("\n".join(terminal.columns([["seconds", "from", "what"], *rows], right=frozenset({0}))))
     return 0
 
@@ -63,13 +70,14 @@ def life(where: Run, uid: int, evaluation: str = "") -> Iterator[Line]:
             if line.get("uid") != uid or line.get("evaluation", "") != evaluation:
                 continue
             holder = line.get("holder", holder)
-            step = line["step"] if event == "trajectory" else step
+            step = line.get("step") if event == "trajectory" else step
             is_known = True
             yield line
         elif is_known and not evaluation and concerns(line, uid, holder, step):
             yield line
-            if event == "term" and not is_trained(step, line["version"]):
-                holder, step, is_known = "", None, uid in line["open"]  # else it is erased, and its uid is given again
+            if event == "term" and not is_trained(step, line.get("version", 0)):
+                holder, step = "", None
+                is_known = uid in line.get("open", ())  # else it is erased, and its uid is given again
 
 
 def concerns(line: Line, uid: int, holder: str, step: int | None) -> bool:
@@ -77,7 +85,7 @@ def concerns(line: Line, uid: int, holder: str, step: int | None) -> bool:
         case "term":
             return True
         case "update" | "publish":
-            return step is not None and line["version"] == step + 1
+            return step is not None and line.get("version") == step + 1
         case _:
             return line.get("name") == holder and line.get("state") in ("dead", "left", "evicted") and step is None
 
@@ -90,7 +98,7 @@ def is_trained(step: int | None, version: int) -> bool:
 def prompts_of(where: Run, evaluation: str) -> str:
     """Which prompts there are, in words."""
     lines = (line for line in where.events("admit", "request") if line.get("evaluation", "") == evaluation)
-    uids = [line["uid"] for line in lines]
+    uids = [line["uid"] for line in lines if "uid" in line]
     what = f"problems of the evaluation {evaluation!r}" if evaluation else "prompts"
     return f"{what} {min(uids)} to {max(uids)}" if uids else f"no {what}"
 
@@ -101,14 +109,17 @@ def flat(text: str) -> str:
 
 
 def writer(line: Line) -> str:
-    return str(line["role"]) if line["role"] == "head" else f"{line['role']}-{line['rank']}.{line['inc']}"
+    role, rank, inc = (line.get(key, "?") for key in ("role", "rank", "inc"))
+    return str(role) if role == "head" else f"{role}-{rank}.{inc}"
 
 
 def sentence(line: Line, uid: int) -> str:
-    """What the line says."""
-    if line["event"] == "term":
-        return term(line, uid)
-    return SENTENCES[line["event"]](line)
+    """What the line says, or what it lacks: a killed process leaves half a line, and a file may be edited."""
+    try:
+        return term(line, uid) if line["event"] == "term" else SENTENCES[line["event"]](line)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        return f"incomplete line {line['event']!r}: {what}"
 
 
 def admitted(line: Line) -> str:

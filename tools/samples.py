@@ -1,7 +1,6 @@
 """Shows logged samples: prompt, completion, reward, finish reason, version spans and masked tokens."""
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown = ordered[:limit]
     if args.json:
         for sample in shown:
-            print(json.dumps(sample, ensure_ascii=False))
+            print(terminal.json_line(sample))
         return 0
     order = ", lowest reward first" if args.worst else ""
     surviving = [sample for sample in found if not sample.get("undone")] or found

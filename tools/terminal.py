@@ -2,11 +2,13 @@
 
 import argparse
 import io
+import json
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable
+from typing import Any
 
 from areal_bus.errors import ConfigError
 from areal_bus.foreign_text import printable
@@ -40,6 +42,12 @@ def one_line(text: str, *, keep_end: bool = False, width: int = 160) -> str:
     if len(flat) <= width:
         return flat
     return f"...{flat[3 - width :]}" if keep_end else f"{flat[: width - 3]}..."
+
+
+def json_line(value: Any) -> str:
+    """JSON in one line, readable in any language. What could control the terminal is escaped: C1 codes, bidi marks."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def width() -> int:

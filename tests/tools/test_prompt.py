@@ -8,7 +8,7 @@ import pytest
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
 from tests.tools.audit.forged_terms import crashed_run
-from tools import prompt
+from tools import prompt, terminal
 
 Out = pytest.CaptureFixture[str]
 
@@ -70,6 +70,51 @@ def test_an_unknown_prompt_is_refused_with_those_that_there_are(run: Path) -> No
         prompt.main([str(run), "99"])
     with pytest.raises(ConfigError, match=r"unknown prompt 0: \S+ has no problems of the evaluation 'none'$"):
         prompt.main([str(run), "0", "--evaluation", "none"])
+
+
+KEYS = (
+    "wall", "role", "rank", "inc", "uid", "attempt", "holder", "step", "version", "versions", "sample", "n", "n_tokens",
+    "status", "reward", "error", "born", "row", "epoch", "live", "in_training", "clock", "n_masked", "finish", "term",
+    "open", "kept", "next_uid", "name", "state", "why", "reason", "age",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_lines_without_one_of_their_keys_are_shown_as_incomplete(run: Path, capsys: Out, key: str) -> None:
+    for path in (run / "journal").glob("*.jsonl"):
+        kept = [{k: v for k, v in json.loads(line).items() if k != key} for line in path.read_text().splitlines()]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+    if key == "uid":
+        with pytest.raises(ConfigError, match="unknown prompt 4"):
+            prompt.main([str(run), "4"])
+    else:
+        assert len(sentences(capsys, str(run), "4")) > 5
+        assert prompt.main([str(run), "7", "--json"]) == 0
+
+
+def test_a_line_that_lacks_a_key_says_which() -> None:
+    line = {"event": "admit", "role": "head", "uid": 3, "row": 1}
+    assert prompt.sentence(line, 3) == "incomplete line 'admit': it has no 'live'"
+    assert prompt.sentence({"event": "trajectory", "uid": 3, "versions": [1, 2, 3], "clock": 4}, 3).startswith(
+        "incomplete line 'trajectory': flat spans are pairs"
+    )
+
+
+@pytest.mark.parametrize("words", [["12", "RUN"], ["RUN"], ["1.5"]])
+def test_words_in_the_wrong_order_are_refused_with_the_right_one(capsys: Out, words: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        prompt.main(words)
+    said = f"argument UID: must be a whole number, and come after RUN: it is {words[-1]!r}"
+    assert said in capsys.readouterr().err
+
+
+def test_json_of_a_run_cannot_control_the_terminal() -> None:
+    value = {"error": "für \u202e\x9b31m \ud800 \U000e0001 \x1b[2J \u2028 日本"}
+    line = terminal.json_line(value)
+    assert line.isprintable()
+    assert "für" in line
+    assert "日本" in line
+    assert json.loads(line) == value
 
 
 def test_every_event_of_a_prompt_has_a_sentence() -> None:

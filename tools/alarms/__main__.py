@@ -1,7 +1,6 @@
 """Command line of the alarms: `python -m tools.alarms [RUN]`, once or along with a running job."""
 
 import argparse
-import json
 import os
 import shlex
 import textwrap
@@ -56,10 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def as_json(where: Run, reader: AlarmReader) -> str:
     alarms = [asdict(finding) for finding in reader.findings()]
-    return json.dumps(
-        {"run": str(where.folder), "version": reader.version, "alarms": alarms, "not_checked": reader.unseen()},
-        ensure_ascii=False,
-    )
+    found = {"run": str(where.folder), "version": reader.version, "alarms": alarms, "not_checked": reader.unseen()}
+    return terminal.json_line(found)
 
 
 def follow(live: LiveAlarms, stopped: threading.Event, ends: Callable[[float], bool]) -> int:
