@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from areal_bus.storage import versioned_dirs
 from tools import run, terminal
 
 EPILOG = """\
+The builtin engine samples, whatever rollout.engine is.
 For a run, the settings of the run are used: prompt format, reward, seed, samples and temperature. With them and the
 problems of the run's evaluation (evaluation/problems.jsonl, the default of --data), its final model gives the accuracy
 that the run printed. For a model, the settings are the defaults or those of --config. On CPU it computes with
@@ -75,6 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.config:
         args.config = str(find_and_announce(args.config))
     order = make_order(args)
+    if (engine := order["config"]["rollout"]["engine"]) != "builtin":
+        print(
+            f"note: the builtin engine samples here, not rollout.engine = {engine!r} of the settings", file=sys.stderr
+        )
     line = [*CHILD, "actors.offline.evaluate"]
     child = subprocess.run(
         line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False, encoding="utf-8"

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from loguru import logger
@@ -11,10 +12,20 @@ from areal_bus.core.evaluation.evaluation import Evaluation
 from areal_bus.core.parts.reward_parts import PREFIX
 from areal_bus.foreign_text import printable
 from areal_bus.messages import Scored
-from areal_bus.process.terminal import styled
+from areal_bus.process.terminal import columns, columns_of, styled
 
-ACCURACY = "  accuracy"  # a column only where the reward function returns `correct`
-COLUMNS = f"  step  version   reward{ACCURACY}  lag mean/max  masked   KL(mism.)   tokens/s  time left"
+HEADINGS = {  # of a step's row: its columns, and their width with the space before
+    "step": 6,
+    "version": 9,
+    "reward": 9,
+    "accuracy": 10,  # only where the reward function returns `correct`
+    "lag mean/max": 14,
+    "masked": 8,
+    "KL(mism.)": 12,
+    "tokens/s": 11,
+    "time left": 11,
+}
+DISPENSABLE = ("version", "masked", "KL(mism.)", "lag mean/max", "accuracy", "time left")  # on a narrow terminal
 
 
 class Console:
@@ -32,6 +43,7 @@ class Console:
         self._last = time.monotonic()
         self._n_lines = 0
         self._has_accuracy = False
+        self._columns: list[str] = []  # under the last heading
 
     def print(self, text: str, style: str = "") -> None:
         with contextlib.suppress(OSError):  # a full disk, no reader: the line is lost
@@ -92,19 +104,38 @@ class Console:
         is_new = not self._has_accuracy and s.get("correct") is not None
         self._has_accuracy = self._has_accuracy or is_new
         if self._n_lines % 20 == 0 or is_new:
-            self.print(COLUMNS if self._has_accuracy else COLUMNS.replace(ACCURACY, ""), "bold")
+            self._columns = self._fitting_columns()
+            self.print(row({name: name for name in self._columns}), "bold")
         self._n_lines += 1
         step_s, self._last = now - self._last, now
         elapsed = now - (self._began if self._began is not None else now - step_s)
         self._first_version = s["version"] - 1 if self._first_version is None else self._first_version
         left = elapsed / (s["version"] - self._first_version) * (self._total - s["version"])
-        lag = f"{s['lag_mean']:5.2f}/{s['lag_max']:<3.0f}" if "lag_max" in s else "      -  "
-        accuracy = f"  {cell(s.get('correct'), '8.3f')}" if self._has_accuracy else ""
-        self.print(
-            f"{s['version']:6d}  {s['v']:7d} {cell(s.get('reward'), '8.3f')}{accuracy}    {lag}"
-            f" {100 * s.get('masked_share', 0.0):6.1f}%   {cell(s.get('mismatch_kl'), '9.2e')}"
-            f"  {s.get('n_tokens', 0) / max(step_s, 1e-9):8.0f}  {clock(left):>9s}"
-        )
+        cells = {
+            "step": str(s["version"]),
+            "version": str(s["v"]),
+            "reward": cell(s.get("reward"), "8.3f"),
+            "accuracy": cell(s.get("correct"), "8.3f"),
+            "lag mean/max": f"{s['lag_mean']:.2f}/{s['lag_max']:<3.0f}" if "lag_max" in s else "-  ",
+            "masked": f"{100 * s.get('masked_share', 0.0):.1f}%",
+            "KL(mism.)": cell(s.get("mismatch_kl"), "9.2e"),
+            "tokens/s": f"{s.get('n_tokens', 0) / max(step_s, 1e-9):.0f}",
+            "time left": clock(left),
+        }
+        self.print(row({name: cells[name] for name in self._columns}))
+
+    def _fitting_columns(self) -> list[str]:
+        """The columns that fit the terminal: a row that it breaks cannot be read. Elsewhere all."""
+        found = [name for name in HEADINGS if name != "accuracy" or self._has_accuracy]
+        width = columns_of(self._out)
+        for name in DISPENSABLE:
+            if width and sum(HEADINGS[one] for one in found) > width and name in found:
+                found.remove(name)
+        return found
+
+
+def row(cells: Mapping[str, str]) -> str:
+    return "".join(text.rjust(HEADINGS[name]) for name, text in cells.items())
 
 
 def cell(value: float | None, form: str) -> str:
@@ -121,13 +152,13 @@ def clock(seconds: float) -> str:
 
 def comparison(before: Evaluation, after: Evaluation, n_problems: int = 3) -> list[str]:
     """Some held-out answers before and after training."""
-    lines = []
+    found = []
     for uid in range(min(n_problems, len(before.rows))):
         first, last = (evaluation.scored.get((uid, 0)) for evaluation in (before, after))
         if first is not None and last is not None:
             question = " ".join(first.prompt_text.split())[-60:]
-            lines.append(f"  {question!r:64s} before: {_short(first)}   after: {_short(last)}")
-    return lines
+            found.append((f"  {question!r}", f"before: {_short(first)}", f"after: {_short(last)}"))
+    return columns(found) if found else []
 
 
 def _short(scored: Scored) -> str:

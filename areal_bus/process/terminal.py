@@ -1,5 +1,6 @@
 """Tables, styles and progress for people: drawn by rich on a terminal, plain aligned text elsewhere."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,11 +14,23 @@ from rich.text import Text
 
 T = TypeVar("T")
 STYLED = "AREAL_BUS_STYLED"  # environment of a job: "1" when its output reaches a terminal, else "0"
+COLUMNS = "AREAL_BUS_COLUMNS"  # and that terminal's width; 0: unknown
 
 
 def is_terminal(out: TextIO) -> bool:
     """Whether `out` reaches a terminal. Under mpirun it is always a pseudo-terminal: STYLED decides there."""
     return os.environ[STYLED] == "1" if STYLED in os.environ else out.isatty()
+
+
+def columns_of(out: TextIO) -> int | None:
+    """The width of the terminal that `out` reaches; None elsewhere, and where it is unknown."""
+    if not is_terminal(out):
+        return None
+    if (given := os.environ.get("COLUMNS") or os.environ.get(COLUMNS, "")).isdecimal():
+        return int(given) or None
+    with contextlib.suppress(OSError, ValueError):  # no descriptor
+        return os.get_terminal_size(out.fileno()).columns or None
+    return None
 
 
 def styled(text: str, style: str, out: TextIO) -> str:

@@ -23,7 +23,7 @@ from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
 from areal_bus.process import parent_death
 from areal_bus.process.commands import resume_command
-from areal_bus.process.terminal import STYLED
+from areal_bus.process.terminal import COLUMNS, STYLED
 from launch.plan.environment import actor_environment, malloc_variables
 from launch.run.forked import ForkedProcess
 from launch.run.runs import newest_checkpoint
@@ -114,12 +114,25 @@ def is_under_mpirun() -> bool:
 
 
 def note_terminal() -> None:
-    """Under mpirun, record in STYLED whether mpirun's own standard output is a terminal."""
+    """Under mpirun, record whether mpirun's own standard output is a terminal, and its width."""
     parent = parent_death.pid()
     with contextlib.suppress(OSError):
         if is_mpirun(parent):
             target = os.readlink(f"/proc/{parent}/fd/1")
-            os.environ.setdefault(STYLED, "1" if target.startswith(("/dev/pts/", "/dev/tty")) else "0")
+            is_terminal = target.startswith(("/dev/pts/", "/dev/tty"))
+            os.environ.setdefault(STYLED, str(int(is_terminal)))
+            os.environ.setdefault(COLUMNS, str(terminal_columns(target) if is_terminal else 0))
+
+
+def terminal_columns(path: str) -> int:
+    """The width of the terminal at this path; 0 where it is not to be had."""
+    with contextlib.suppress(OSError):
+        terminal = os.open(path, os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return os.get_terminal_size(terminal).columns
+        finally:
+            os.close(terminal)
+    return 0
 
 
 def print_to_mpirun(text: str) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,14 +105,16 @@ def test_ctrl_c_names_the_newest_checkpoint_although_mpirun_drops_rank_output(tm
 
 @needs_mpirun
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_output_is_styled_when_mpiruns_own_output_is_a_terminal(is_terminal: bool) -> None:
+def test_output_is_styled_and_as_wide_as_the_terminal_of_mpiruns_own_output(is_terminal: bool) -> None:
     """Standard output of a rank is a pseudo-terminal in both cases."""
-    code = "import os, launch.run.process as p; p.note_terminal(); print('styled', os.environ['AREAL_BUS_STYLED'])"
+    code = "import os, launch.run.process as p; p.note_terminal(); print(*map(os.environ.get, (p.STYLED, p.COLUMNS)))"
     reader, writer = os.openpty() if is_terminal else os.pipe()
+    if is_terminal:
+        termios.tcsetwinsize(writer, (24, 70))
     with open(reader, "rb", buffering=0) as output:
         command = [str(MPIRUN), "-np", "1", sys.executable, "-c", code]
         with subprocess.Popen(command, cwd=ROOT, env=os.environ | MPI, stdout=writer):
-            assert output.read(100).decode().split()[:2] == ["styled", str(int(is_terminal))]
+            assert output.read(100).decode().split()[:2] == (["1", "70"] if is_terminal else ["0", "0"])
             os.close(writer)
 
 

@@ -101,6 +101,16 @@ def answers_by_hand(model: Path) -> list[str]:
     return answers
 
 
+def test_an_evaluation_of_a_run_with_another_engine_says_which_engine_samples(run: Path) -> None:
+    for engine, said in (
+        ("vllm", "note: the builtin engine samples here, not rollout.engine = 'vllm'"),
+        ("builtin", ""),
+    ):
+        done = tool(run, "--set", f"rollout.engine={engine}", "--limit", 1)
+        assert done.returncode == 0
+        assert (said in done.stderr) if said else "note:" not in done.stderr
+
+
 def test_settings_of_a_run_of_an_older_version_lose_the_keys_that_are_gone(run: Path) -> None:
     saved = json.loads((run / "config.json").read_text())
     adapt = saved["topology"]["adapt"] | {"eta_min": 1, "slots_min": None}
