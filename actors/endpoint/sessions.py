@@ -1,16 +1,16 @@
-"""Sessions: hand calls from the HTTP server's threads to the generator's loop, and completions back.
+"""Sessions: hand calls from the HTTP server's thread to the generator's loop, and completions back.
 
 Each session has an API key, valid until the session closes. One call is in progress at a time, because the tokens of a
 conversation have one order.
 """
 
-import contextlib
+import asyncio
 import queue
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,49 +32,36 @@ class AgentEnded:
 
 
 class Pending:
-    """One call in progress: the loop answers or rejects it once; a server thread waits for it."""
+    """One call in progress: the loop answers or rejects it once; the HTTP server awaits `result`."""
 
     def __init__(self, call: ChatCall, number: int, client_is_gone: Callable[[], bool], session: "Session") -> None:
         self.call, self.number = call, number
         self.client_is_gone = client_is_gone  # valid until the answer is delivered
         self.is_delivered = False  # the answer was written to the client
         self._session = session
-        self._done = threading.Event()
-        self._sampled: ChatCompletion | None = None
-        self._rejection: RequestRejected | None = None
+        self._result: Future[ChatCompletion] = Future()
+        self._result.set_running_or_notify_cancel()  # from here on no waiting handler can cancel it
 
     def answer(self, sampled: ChatCompletion) -> None:
-        self._sampled = sampled
-        self._end()
+        self._session.resume_clock()
+        self._result.set_result(sampled)
 
     def reject(self, rejection: RequestRejected) -> None:
-        self._rejection = rejection
-        self._end()
+        self._session.resume_clock()
+        self._result.set_exception(rejection)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the result. Returns whether it is there."""
-        return self._done.wait(timeout_s)
-
-    def result(self) -> ChatCompletion:
-        """The completion of a finished call. Raises RequestRejected."""
-        if self._rejection is not None:
-            raise self._rejection
-        if self._sampled is None:
-            raise RuntimeError("a call must be finished before its result is read")
-        return self._sampled
+    async def result(self) -> ChatCompletion:
+        """Wait for the completion. Raises RequestRejected."""
+        return await asyncio.wrap_future(self._result)
 
     @property
     def is_done(self) -> bool:
-        return self._done.is_set()
+        return self._result.done()
 
     @property
     def is_undeliverable(self) -> bool:
         """The client disconnected before it received the answer."""
         return not self.is_delivered and self.client_is_gone()
-
-    def _end(self) -> None:
-        self._session.resume_clock()
-        self._done.set()
 
 
 class WakeOnce:
@@ -96,7 +83,7 @@ class WakeOnce:
 
 
 class Session:
-    """One conversation. Server threads add calls, the agent's thread ends it, the loop reads both and closes it."""
+    """One conversation. The server adds calls, the agent's thread ends it, the loop reads both and closes it."""
 
     def __init__(self, key: str, number: int, name: str, waker: WakeOnce) -> None:
         self.key, self.number, self.name = key, number, name
@@ -106,21 +93,11 @@ class Session:
         self._last: Pending | None = None
         self._n_calls = 0
         self._is_closed = False
-        self._connections: set[socket.socket] = set()
         self._on_close: Callable[[], None] = lambda: None
         self._own_s = 0.0  # the agent's own time until `_runs_since`
         self._runs_since: float | None = None  # None: the agent waits for the model, or has not begun
 
-    # the server's threads
-
-    def hold(self, connection: socket.socket) -> None:
-        """Add a connection that carries requests of this session. It is shut down when the session closes."""
-        with self._lock:
-            self._connections.add(connection)
-
-    def release(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._connections.discard(connection)
+    # the server's thread
 
     def call(self, call: ChatCall, client_is_gone: Callable[[], bool], *, is_retry: bool = False) -> Pending:
         """Queue a call to the model. A retry of the last call returns that call, if its client missed the answer.
@@ -193,18 +170,15 @@ class Session:
                 self._runs_since = time.monotonic()
 
     def close(self) -> None:
-        """End the session: reject a waiting call, stop the agent and shut down its connections."""
+        """End the session: reject a waiting call and stop the agent."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
-            last, connections = self._last, list(self._connections)
+            last = self._last
         if last is not None and not last.is_done:
             last.reject(RequestRejected(ENDED, status=410, code="conversation_ended"))
         self._on_close()
-        for connection in connections:
-            with contextlib.suppress(OSError):  # closed already
-                connection.shutdown(socket.SHUT_RD)  # a response that is being written is completed
 
     def _pause_clock(self) -> None:
         if self._runs_since is not None:
@@ -219,6 +193,7 @@ class Sessions:
         self._waker = WakeOnce(wake)
         self._open: dict[str, Session] = {}
         self._n_opened = 0
+        self.on_close: Callable[[Session], None] = lambda session: None  # called after a session has closed
 
     def open(self, name: str) -> Session:
         """A new session with an unguessable API key."""
@@ -233,6 +208,7 @@ class Sessions:
     def close(self, session: Session) -> None:
         self._open.pop(session.key, None)
         session.close()
+        self.on_close(session)
 
     def close_all(self) -> None:
         for session in list(self._open.values()):

@@ -7,7 +7,6 @@ come to the generator's loop, which samples. The tokens are those recorded here:
 import asyncio
 import inspect
 import queue
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,9 +22,9 @@ from actors.workflows.protocol import Ask, Episode, Row, Turn
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError, WorkflowError
 from areal_bus.messages import Finish
+from areal_bus.process.loop_thread import LoopThread
 
 GIVEN = ("gconfig", "tokenizer")  # arguments of a workflow's class that it gets without workflow.arguments
-ENDED_S = 5.0  # longest wait for the thread to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +137,7 @@ class ArealWorkflow:
         """`made`: the class, or an object of it. Raises ConfigError for an argument that nothing gives."""
         self._made, self._config, self._wake = made, config, wake
         self._workflow: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
         self._controls = SamplingControls(**config.gconfig.controls())
         check_arguments(made, config)
 
@@ -148,7 +146,7 @@ class ArealWorkflow:
         engine, tokens = ArealEngine(self._wake, self._config.workflow.agent.timeout_s), RecordedTokens()
         data, last = self._data(row), Turn([], "", Finish.STOP)
         workflow = self._build(ask.tokenizer)
-        running = asyncio.run_coroutine_threadsafe(engine.run(workflow, data), self._start())
+        running = self._start().run(engine.run(workflow, data))
         try:
             while True:
                 await Awaited(lambda: not engine.events.empty())
@@ -161,17 +159,14 @@ class ArealWorkflow:
 
     def close(self) -> None:
         """End the thread. All episodes have ended by now."""
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(ENDED_S)
-        self._loop = self._thread = None
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
 
-    def _start(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=serve, args=(self._loop,), name="areal workflows", daemon=True)
-            self._thread.start()
-        return self._loop
+    def _start(self) -> LoopThread:
+        if self._thread is None:
+            self._thread = LoopThread("areal workflows")
+        return self._thread
 
     def _build(self, tokenizer: Any) -> Any:
         if self._workflow is None:
@@ -209,7 +204,7 @@ class ArealWorkflow:
                 else:
                     call.answer.set_result(result)
 
-        self._start().call_soon_threadsafe(deliver)
+        self._start().soon(deliver)
 
     def _end(self, ended: WorkflowEnded, tokens: RecordedTokens, last: Turn, ask: Ask) -> Episode:
         if ended.error is not None:
@@ -221,17 +216,6 @@ class ArealWorkflow:
         prompt = str(ask.tokenizer.decode(tokens.ids[: tokens.n_given]))
         returned = {"rejected": True} if ended.returned is None else {"reward": reward_of(ended.returned, tokens)}
         return Episode(text=last.text, prompt_text=prompt, row={"agent": returned})
-
-
-def serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until it is stopped; then cancel what still runs, and close it."""
-    loop.run_forever()
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    for task in left:
-        loop.run_until_complete(asyncio.wait([task]))
-    loop.close()
 
 
 def check_arguments(made: Any, config: Config) -> None:

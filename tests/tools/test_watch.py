@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ from rich.text import Text
 
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
+from areal_bus.transport.web_server import HOST
 from areal_lab.staleness.simulator import ring as simulator
 from areal_lab.staleness.simulator.scenario import draw
 from tests.tools.test_export import Ring
@@ -30,7 +30,7 @@ from tools.watch import screen
 from tools.watch.live_run import Frame, LiveRun, thinned
 from tools.watch.ring_flow import RingFlow, Stage
 from tools.watch.screen import sparkline
-from tools.watch.server import HOST, PageServer
+from tools.watch.server import PageServer
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -203,17 +203,11 @@ def test_a_folder_that_is_no_run_cannot_be_watched(tmp_path: Path) -> None:
 @contextmanager
 def served(folder: Path) -> Iterator[PageServer]:
     with PageServer(LiveRun(Run(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+        yield server
 
 
 def status(server: PageServer, path: str, **headers: str) -> int:
-    link = http.client.HTTPConnection(HOST, server.server_port, timeout=10)
+    link = http.client.HTTPConnection(HOST, server.port, timeout=10)
     try:
         link.request("GET", path, headers=headers)
         return link.getresponse().status
@@ -224,7 +218,6 @@ def status(server: PageServer, path: str, **headers: str) -> int:
 def test_the_page_needs_its_token_and_its_own_name(ring: Ring) -> None:
     with served(ring.folder) as server:
         token = f"?token={server.token}"
-        assert server.server_address[0] == "127.0.0.1"
         assert [status(server, path + token) for path in ("/", "/frame.json", "/other")] == [200, 200, 404]
         for path in (
             "/",
@@ -235,9 +228,9 @@ def test_the_page_needs_its_token_and_its_own_name(ring: Ring) -> None:
             f"/frame.json?other={server.token}",
         ):
             assert status(server, path) == 403
-        assert status(server, f"/{token}", Host=f"example.org:{server.server_port}") == 403
+        assert status(server, f"/{token}", Host=f"example.org:{server.port}") == 403
         with pytest.raises(ConfigError, match="--port must be free"):
-            PageServer(LiveRun(Run(ring.folder)), server.server_port)
+            PageServer(LiveRun(Run(ring.folder)), server.port)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -82,7 +83,7 @@ def serve(live: LiveRun, port: int) -> int:
     """Serve the page until Ctrl-C."""
     with PageServer(live, port) as server:
         print(f"{live.where.folder}: {server.url}   (Ctrl-C ends it)", flush=True)
-        server.serve_forever()
+        threading.Event().wait()
     return 0
 
 

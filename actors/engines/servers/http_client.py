@@ -3,8 +3,7 @@
 import asyncio
 import json
 import queue
-import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import httpx2
 
 from areal_bus.errors import EngineLost
+from areal_bus.process.loop_thread import LoopThread
 
 SLACK_S = 1.0  # that the thread waits beyond the deadline of a call
 CLOSE_S = 5.0
@@ -51,9 +51,7 @@ class HttpClient:
         self.url = url.rstrip("/")
         self._events: queue.SimpleQueue[StreamEvent | StreamEnded] = queue.SimpleQueue()
         self._streams: dict[str, Future[None]] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("server")
         # No deadline here: each call has its own, and a stream may be silent. trust_env: no proxy is asked.
         # No connection is used twice: a server (uvicorn after 5 s) may close an idle one just as it is taken again.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
@@ -67,7 +65,7 @@ class HttpClient:
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float
     ) -> "Future[Any]":
         """Start a call; returns a future."""
-        return self._run(self._call(method, path, body, timeout_s))
+        return self._thread.run(self._call(method, path, body, timeout_s))
 
     def result(self, future: "Future[Any]", *, timeout_s: float) -> Any:
         """The result of a started call, as of `call`."""
@@ -78,7 +76,7 @@ class HttpClient:
 
     def stream(self, name: str, path: str, body: Mapping[str, Any]) -> None:
         """Start a POST whose answer is a stream of server-sent events."""
-        stream = self._streams[name] = self._run(self._stream(name, path, body))
+        stream = self._streams[name] = self._thread.run(self._stream(name, path, body))
         stream.add_done_callback(lambda _: self._streams.pop(name, None))
 
     def drop(self, name: str) -> None:
@@ -99,15 +97,12 @@ class HttpClient:
 
     def close(self) -> None:
         """End all calls and streams, and the thread. A thread that does not end stays until the process ends."""
-        closing = self._run(self._close())
+        closing = self._thread.run(self._close())
         try:
             closing.result(CLOSE_S)
         except (FutureTimeout, httpx2.HTTPError):
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_S)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._thread.close()
 
     async def _close(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -115,9 +110,6 @@ class HttpClient:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._client.aclose()
-
-    def _run(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
         try:

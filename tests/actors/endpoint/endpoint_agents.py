@@ -122,11 +122,9 @@ def at_once(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
 def hangs_up(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
     """Goes away before the answer, and asks the same once more."""
     url, body = urlsplit(base_url), json.dumps({"model": "any", "messages": [user("hello")]}).encode()
-    head = (
-        f"POST {url.path}/chat/completions HTTP/1.1\r\nAuthorization: Bearer {api_key}\r\nContent-Length: {len(body)}"
-    )
+    head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: me\r\nAuthorization: Bearer {api_key}"
     with socket.create_connection((url.hostname, url.port)) as connection:
-        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        connection.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         wait_for(row["go"])  # the call is with the model by then
     Path(row["gone"]).touch()
     status, answer = post(base_url, api_key, body)

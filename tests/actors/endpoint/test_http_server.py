@@ -221,7 +221,7 @@ def test_strangers_and_nonsense_are_refused_and_change_nothing(stage: Callable[.
         "not to get": 404,
         "no json": 400,
         "too long": 413,
-        "no length": 411,
+        "no length": 400,
         "temperature": 400,
         "top_p": 400,
         "least": 400,
@@ -374,7 +374,7 @@ def test_a_connection_that_waits_for_its_answer_has_no_such_deadline() -> None:
     with serving(silent_s=0.1) as (url, sessions), socket.create_connection((url.hostname, url.port)) as connection:
         session = sessions.open("x")
         body = b'{"messages": [{"role": "user", "content": "x"}]}'
-        head = f"POST {url.path}/chat/completions HTTP/1.1\r\nAuthorization: Bearer {session.key}\r\n"
+        head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: me\r\nAuthorization: Bearer {session.key}\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         wait_until(session.has_event)
         assert not select.select([connection], [], [], 0.5)[0]
@@ -384,7 +384,8 @@ def test_a_connection_that_waits_for_its_answer_has_no_such_deadline() -> None:
 
 def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
     with serving() as (url, sessions), socket.create_connection((url.hostname, url.port), SILENT_S / 2) as connection:
-        head = f"POST {url.path}/chat/completions HTTP/1.1\r\nAuthorization: Bearer {sessions.open('x').key}\r\n"
+        key = sessions.open("x").key
+        head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: me\r\nAuthorization: Bearer {key}\r\n"
         connection.sendall(f"{head}Expect: 100-continue\r\nContent-Length: 1\r\n\r\n".encode())
         assert connection.recv(12) == b"HTTP/1.1 100"
 

@@ -1,0 +1,68 @@
+"""Serves an aiohttp application on 127.0.0.1, on an event loop in a thread of its own.
+
+Limits the number of open connections, and closes those without a complete request for `silent_s`.
+"""
+
+import asyncio
+import logging
+import socket
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from areal_bus.process.loop_thread import LoopThread
+
+HOST = "127.0.0.1"
+BACKLOG = 128
+SILENT_S = 30.0
+DISCARD_S = 10.0  # longest time that the rest of a rejected body is read, so that its client receives the error
+CLOSE_S = 1.0  # longest wait for requests in progress at close
+# errors of our handlers; a malformed request is answered only
+LOG = logging.getLogger(__name__)
+LOG.addFilter(lambda line: line.exc_info is None or not isinstance(line.exc_info[1], HttpProcessingError))
+
+
+class WebServer:
+    """Serves until it is closed."""
+
+    def __init__(
+        self, app: web.Application, *, name: str, n_connections: int, port: int = 0, silent_s: float = SILENT_S
+    ) -> None:
+        """`port`: 0 takes a free one. `name`: of the thread. Raises OSError when the port is taken."""
+        self._socket = socket.create_server((HOST, port), backlog=BACKLOG)
+        self.port: int = self._socket.getsockname()[1]
+        self._n_connections = n_connections
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=LOG,
+            handler_cancellation=True,  # a client that disconnects ends its request
+            keepalive_timeout=silent_s,  # also from the connection to the end of the first request's headers
+            lingering_time=DISCARD_S,
+            shutdown_timeout=CLOSE_S,
+        )
+        self.thread = LoopThread(name)
+        self.thread.run(self._start()).result()
+
+    def close(self) -> None:
+        self.thread.run(self._runner.cleanup()).result()
+        self.thread.close()
+        self._socket.close()
+
+    async def _start(self) -> None:
+        await self._runner.setup()
+        await asyncio.get_running_loop().create_server(self._protocol, sock=self._socket, backlog=BACKLOG)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """That of a new connection."""
+        server = self._runner.server
+        if server is None or len(server.connections) >= self._n_connections:
+            return Refusal()
+        return server()
+
+
+class Refusal(asyncio.Protocol):
+    """Closes a connection over the limit."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
