@@ -22,7 +22,7 @@ from actors.endpoint.openai_api import (
     models,
     read_call,
 )
-from actors.endpoint.sessions import Pending, Session, Sessions
+from actors.endpoint.sessions import Pending, Session, Sessions, no_connection
 from areal_bus.transport.web_server import HOST, SILENT_S, WebServer
 
 BODY_BYTES = 2 << 20  # the rendered body stays far below the limit of a bus message
@@ -50,7 +50,8 @@ class EndpointServer:
         return f"http://{HOST}:{self._server.port}/v1"
 
     def close(self) -> None:
-        """Call it when all sessions are closed."""
+        """Stop serving. A session that closes later has no connection."""
+        self._sessions.on_close = no_connection
         self._server.close()
 
     @web.middleware

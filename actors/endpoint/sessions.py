@@ -82,6 +82,10 @@ class WakeOnce:
         self._is_set = False
 
 
+def no_connection(session: "Session") -> None:
+    """While no server runs."""
+
+
 class Session:
     """One conversation. The server adds calls, the agent's thread ends it, the loop reads both and closes it."""
 
@@ -193,7 +197,7 @@ class Sessions:
         self._waker = WakeOnce(wake)
         self._open: dict[str, Session] = {}
         self._n_opened = 0
-        self.on_close: Callable[[Session], None] = lambda session: None  # called after a session has closed
+        self.on_close: Callable[[Session], None] = no_connection  # closes those of a session that has ended
 
     def open(self, name: str) -> Session:
         """A new session with an unguessable API key."""

@@ -8,12 +8,12 @@ fails or exceeds its time fails its sample, never the generator.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from actors.endpoint.agent_pool import AgentCode, AgentJob, AgentPool
 from actors.endpoint.conversation import Conversation, HistoryRewritten
-from actors.endpoint.http_server import EndpointServer
 from actors.endpoint.openai_api import ChatCall, ChatCompletion, Message, RequestRejected, read_hermes, split_thought
 from actors.endpoint.sessions import AgentEnded, Pending, Sessions
 from actors.endpoint.token_bytes import token_bytes
@@ -26,6 +26,9 @@ from actors.workflows.protocol import Ask, Episode, Row, Turn
 from areal_bus.config.names.workflows import BUILT_IN
 from areal_bus.config.sections import AgentConfig, Config
 from areal_bus.errors import ConfigError, EngineError, SettingRefused, WorkflowError
+
+if TYPE_CHECKING:
+    from actors.endpoint.http_server import EndpointServer
 
 TOO_LONG = "over the maximum context length"  # clients recognise an overlong conversation by these words
 UNSUPPORTED = "setting not supported by this run's engine"
@@ -106,6 +109,8 @@ class AgentWorkflow:
     def _serve(self) -> str:
         """Start the server if needed. Returns its base URL."""
         if self._server is None:
+            from actors.endpoint.http_server import EndpointServer  # aiohttp, which other workflows need not load
+
             model = Path(self._config.model.path).name or "scratch"
             self._server = EndpointServer(self._sessions, model=model, n_connections=16 + 4 * self._agent.workers)
             logger.info("conversations of {} use the endpoint {}", self._what, self._server.base_url)
