@@ -1,14 +1,11 @@
-"""The members of the ring and their states.
-
-JOINING -> STALE -> HEALTHY -> DEAD -> (heard again, or a new incarnation) -> STALE. For a generator only a completed
-push makes HEALTHY (I7); a reward or learner is HEALTHY when it is ready.
-"""
+"""The members of the ring. Their states change as MEMBER_STATES says; a new incarnation is a new member."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from areal_bus.core.parts.state_table import StateTable
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Join, Role
 
@@ -18,6 +15,25 @@ class MemberState(StrEnum):
     STALE = "stale"
     HEALTHY = "healthy"
     DEAD = "dead"
+
+
+MEMBER_STATES = StateTable(
+    "member",
+    {MemberState.JOINING: "Its Join has arrived; it loads."},
+    {
+        (MemberState.JOINING, MemberState.STALE): "A generator is ready; it holds no published version yet.",
+        (MemberState.JOINING, MemberState.HEALTHY): "A reward or a learner is ready.",
+        (MemberState.STALE, MemberState.HEALTHY): "A generator has completed a push (I7).",
+        (MemberState.HEALTHY, MemberState.STALE): "A generator has missed a push.",
+        (MemberState.STALE, MemberState.DEAD): "A generator is silent too long, or its connection has ended.",
+        (
+            MemberState.HEALTHY,
+            MemberState.DEAD,
+        ): "A generator or reward is silent too long, or its connection has ended.",
+        (MemberState.DEAD, MemberState.STALE): "A generator is heard again; its leases are gone.",
+        (MemberState.DEAD, MemberState.HEALTHY): "A reward is heard again.",
+    },
+)
 
 
 @dataclass(slots=True)
@@ -136,7 +152,7 @@ class Membership:
             member.unscored.clear()
             member.alone = False
             member.version = None
-            self._stand(member, self._standing_when_ready(member) if member.ready else MemberState.JOINING)
+            self._stand(member, self._standing_when_ready(member))
         return member
 
     def ready(self, name: str, capacity: int) -> Member:
@@ -233,9 +249,9 @@ class Membership:
         return "; ".join(absent) or "nobody is missing"
 
     def _stand(self, member: Member, standing: MemberState) -> None:
-        self._n_standing[member.role, member.standing] -= 1
+        before, member.standing = member.standing, MEMBER_STATES.move(member.standing, standing)
+        self._n_standing[member.role, before] -= 1
         self._n_standing[member.role, standing] += 1
-        member.standing = standing
 
     @staticmethod
     def _standing_when_ready(member: Member) -> MemberState:

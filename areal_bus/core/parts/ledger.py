@@ -1,9 +1,8 @@
 """The ledger: the state of every admitted prompt, with leases, attempts and verdicts. Pure: no I/O.
 
-A prompt is in exactly one state (I3): leased -> scoring -> ready -> training -> trained. A prompt with a lost lease
-is queued. Any live prompt can be refunded, with a reason. A result counts once, for the attempt that is open (I4,
-I6). A group is trained whole, or without its failed samples if at least two are left (I8). The caller decides whether
-it is trained.
+A prompt is in exactly one state (I3), and changes it as PROMPT_STATES says. A result counts once, for the attempt that
+is open (I4, I6). A group is trained whole, or without its failed samples if at least two are left (I8). The caller
+decides whether it is trained.
 """
 
 from collections import Counter
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
 
+from areal_bus.core.parts.state_table import StateTable
 from areal_bus.errors import ImpossibleEvent, LateEvent
 from areal_bus.messages import ATTEMPTS, Refund, Sampled, Scored
 
@@ -26,6 +26,29 @@ class PromptState(StrEnum):
     REFUNDED = "refunded"
 
 
+PROMPT_STATES = StateTable(
+    "prompt",
+    {
+        PromptState.LEASED: "It is admitted, or its lease of an earlier term goes on.",
+        PromptState.SCORING: "Its lease of an earlier term goes on; all its samples are finished.",
+        PromptState.READY: "All its verdicts were kept when a term began.",
+        PromptState.QUEUED: "Its lease was not kept when a term began.",
+    },
+    {
+        (PromptState.LEASED, PromptState.SCORING): "Its generator has finished the last sample.",
+        (PromptState.LEASED, PromptState.READY): "The last verdict is here, before the generator's own report.",
+        (PromptState.SCORING, PromptState.READY): "The last verdict is here.",
+        (PromptState.LEASED, PromptState.QUEUED): "Its generator died, or gave it back.",
+        (PromptState.SCORING, PromptState.QUEUED): "Its generator died, or gave it back; a verdict was lost.",
+        (PromptState.QUEUED, PromptState.LEASED): "It is leased again, under the next attempt.",
+        (PromptState.READY, PromptState.TRAINING): "It is taken into a batch.",
+        (PromptState.TRAINING, PromptState.TRAINED): "The update of its batch is finished.",
+        (PromptState.LEASED, PromptState.REFUNDED): "It is refunded, with a reason.",
+        (PromptState.QUEUED, PromptState.REFUNDED): "It is refunded, with a reason.",
+        (PromptState.SCORING, PromptState.REFUNDED): "It is refunded, with a reason.",
+        (PromptState.READY, PromptState.REFUNDED): "It is refunded, with a reason.",
+    },
+)
 LIVE = (PromptState.LEASED, PromptState.QUEUED, PromptState.SCORING, PromptState.READY)
 LEAST = 2  # samples with a reward that a short group needs: one alone has no baseline
 
@@ -152,22 +175,22 @@ class Ledger:
         """Create a prompt and lease it to `holder`."""
         entry = LedgerEntry(self.next_uid, born, n_samples, holder, attempt=self.first_attempt)
         self.next_uid += 1
-        self.open[entry.uid] = entry
-        self.counts[PromptState.LEASED] += 1
+        self._open(entry, PromptState.LEASED)
         return entry
 
     def reopen(self, entry: LedgerEntry) -> None:
         """Add an open prompt of an earlier term: ready if complete, else leased or scoring as before, else queued."""
         if entry.uid in self.open or entry.uid >= self.next_uid:
             raise ImpossibleEvent(f"prompts 0..{self.next_uid - 1} can be reopened, once each; got {entry.uid}")
-        self.open[entry.uid] = entry
         self.n_before -= 1
-        self.counts[entry.state] += 1
         if not entry.missing:
-            self._complete(entry)
+            self._open(entry, PromptState.READY)
+            self._add_ready(entry)
         elif entry.holder is None:
+            self._open(entry, PromptState.QUEUED)
             self.queued.add(entry)
-            self._move(entry, PromptState.QUEUED)
+        else:
+            self._open(entry, entry.state)
 
     def lose(self, holder: str, *, died: bool = True) -> list[LedgerEntry]:
         """`holder` is lost: queue its leased and scoring prompts for another lease."""
@@ -323,18 +346,26 @@ class Ledger:
         return ImpossibleEvent(f"{rule}; prompt {uid} was never admitted")
 
     def _complete(self, entry: LedgerEntry) -> None:
+        self._move(entry, PromptState.READY)
+        self._add_ready(entry)
+
+    def _add_ready(self, entry: LedgerEntry) -> None:
         self.ready.add(entry)
         if not entry.has_signal:
             self.flat.add(entry)
-        self._move(entry, PromptState.READY)
 
     def _requeue(self, entry: LedgerEntry) -> None:
+        self._move(entry, PromptState.QUEUED)
         entry.holder = None
         entry.alone = False
         self.queued.add(entry)
-        self._move(entry, PromptState.QUEUED)
+
+    def _open(self, entry: LedgerEntry, state: PromptState) -> None:
+        entry.state = PROMPT_STATES.begin(state)
+        self.open[entry.uid] = entry
+        self.counts[state] += 1
 
     def _move(self, entry: LedgerEntry, state: PromptState) -> None:
-        self.counts[entry.state] -= 1
+        before, entry.state = entry.state, PROMPT_STATES.move(entry.state, state)
+        self.counts[before] -= 1
         self.counts[state] += 1
-        entry.state = state
