@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 PACKAGES = ("areal_bus", "actors", "launch", "tools", "areal_math", "areal_convert", "areal_lab", "benchmarks")
 PRODUCT = PACKAGES[:4]  # the ring, and what reads its runs
@@ -201,13 +202,13 @@ def non_python(root: Path) -> list[Module]:
     ]
 
 
-def measure(root: Path) -> dict[str, object]:
+def measure(root: Path) -> dict[str, Any]:
     """All figures of one checkout."""
     sources = Sources(root)
     others = non_python(root)
     real = [module for module in sources.modules if module.text.strip()]
     sized = [module for module in real if module.path.name != "__init__.py"]
-    figures: dict[str, object] = {
+    figures: dict[str, Any] = {
         "source files": len(sources.modules) + len(others),
         "lines": sum(m.n_lines for m in [*sources.modules, *others]),
     }
@@ -236,6 +237,21 @@ def measure(root: Path) -> dict[str, object]:
         "folder cycles": len(cycles(sources.folders())),
     }
     return figures
+
+
+def as_table(figures: Mapping[str, Any]) -> str:
+    """Figures for docs/architecture.md, rounded so that they do not change with every commit."""
+    sizes = ["| | files | lines |", "|---|---|---|"]
+    sizes += [
+        f"| {name} | about {round(figures[f'{name}: files'], -1)} | about {round(figures[f'{name}: lines'], -3):,} |"
+        for name in ("product", "ring")
+    ]
+    plans = ["| | rooms | floors | arrows |", "|---|---|---|---|"]
+    plans += [
+        f"| {place} | {' | '.join(str(figures[f'{place}: {kind}']) for kind in ('rooms', 'floors', 'arrows'))} |"
+        for place in PLACES
+    ]
+    return "\n".join([*sizes, "", *plans])
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,6 +1,5 @@
-"""Documentation of the settings: `--explain KEY`, and docs/config.md by `python -m launch.commands.settings_help`."""
+"""Documentation of the settings: `--explain KEY`, and the text of docs/config.md."""
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,7 +14,7 @@ MISSING = object()
 
 HEADER = """# Settings
 
-Generated from `areal_bus/config/` by `python -m launch.commands.settings_help`; do not edit.
+Generated from `areal_bus/config/` by `python -m tests.generated_docs`; do not edit.
 
 Precedence, highest first: `--set actor.lr=1e-5`, the environment (`AREAL_BUS_ACTOR__LR=1e-5`), the TOML file (of
 several on the command line the last), the files it names with `extends`, and what `actor.algorithm`, `data.task` and
@@ -96,10 +95,3 @@ def table(name: str, section: type[BaseModel]) -> str:
         cells = (f"`{key}`", types, f"`{default(field)}`", " ".join((field.description or "").split()))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-DOC = Path(__file__).resolve().parents[2] / "docs" / "config.md"
-
-if __name__ == "__main__":
-    DOC.write_text(page(), encoding="utf-8")
-    print(f"wrote {DOC}")

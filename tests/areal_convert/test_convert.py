@@ -15,7 +15,6 @@ from areal_bus.errors import ConfigError
 from areal_convert.__main__ import SYSTEMS, main, report, tree_of
 from areal_convert.mapping import PLACEMENT, Converted, convert
 from areal_convert.reading import leaves, read_foreign
-from areal_convert.tables import page, with_table
 
 VERL: dict[str, Any] = {
     "algorithm": {
@@ -254,12 +253,6 @@ def test_json_references_and_what_is_missing(tmp_path: Path, capsys: pytest.Capt
     assert "'polynomial' is not there" in printed.err
     (tmp_path / "r.yaml").write_text("a: {b: 2, c: '${.b}', d: '${oc.select:x.y,5}', e: 'n-${a.b}', f: '???'}")
     assert read_foreign(tmp_path / "r.yaml") == {"a.b": 2, "a.c": 2, "a.d": 5, "a.e": "n-2", "a.f": None}
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_the_pages_have_the_tables_of_the_tool(name: str) -> None:
-    text = page(SYSTEMS[name]).read_text(encoding="utf-8")
-    assert text == with_table(text, SYSTEMS[name])
 
 
 PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.yaml"))

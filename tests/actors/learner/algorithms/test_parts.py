@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actors.learner.algorithms import tables
 from actors.learner.algorithms.aggregations import AGGREGATIONS
 from actors.learner.algorithms.corrections import CORRECTIONS, loglinear_prox, second_moment_threshold
 from actors.learner.algorithms.losses import LOSSES
@@ -356,8 +355,3 @@ def test_names_of_the_settings_and_of_the_functions_are_the_same() -> None:
 def test_select_gives_each_token_its_trajectorys_value() -> None:
     t = tokens()
     assert select(torch.arange(4), t).tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3]
-
-
-def test_the_tables_of_the_docs_are_up_to_date() -> None:
-    text = tables.DOC.read_text()
-    assert tables.page(text) == text, "run python -m actors.learner.algorithms.tables"

@@ -1,14 +1,6 @@
-"""Writes the tables of docs/from-verl.md, from-trl.md and from-areal.md: `python -m areal_convert.tables`."""
+"""The tables of docs/from-verl.md, from-trl.md and from-areal.md: their keys, ours, and what has no counterpart."""
 
-from pathlib import Path
-
-from areal_convert.areal import AREAL
 from areal_convert.mapping import System
-from areal_convert.trl import TRL
-from areal_convert.verl import VERL
-
-DOCS = Path(__file__).parents[1] / "docs"
-BEGIN, END = "<!-- keys: python -m areal_convert.tables -->", "<!-- end of keys -->"
 
 
 def table_of(system: System) -> str:
@@ -29,23 +21,3 @@ def names(ours: str) -> str:
 def note(text: str, default: object) -> str:
     shown = "" if default is None else f"default {str(default).lower() if isinstance(default, bool) else default}"
     return "; ".join(filter(None, [text.replace("|", "\\|"), shown]))
-
-
-def page(system: System) -> Path:
-    return DOCS / f"from-{system.name}.md"
-
-
-def with_table(text: str, system: System) -> str:
-    """The page with its table between the marks."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table_of(system)}\n{END}{rest.partition(END)[2]}"
-
-
-def main() -> None:
-    for system in (VERL, TRL, AREAL):
-        path = page(system)
-        path.write_text(with_table(path.read_text(encoding="utf-8"), system), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,7 @@
-"""Writes the tables of docs/algorithms.md from the code: `python -m actors.learner.algorithms.tables`."""
+"""The tables of docs/algorithms.md: algorithms, their parts, and which parts go together."""
 
 import json
 import re
-import sys
 from pathlib import Path
 
 from actors.learner.algorithms.advantages import ESTIMATORS
@@ -14,8 +13,7 @@ from areal_bus.config.algorithms import refusals
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 
-ROOT = Path(__file__).resolve().parents[3]
-DOC = ROOT / "docs" / "algorithms.md"
+ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs" / "algorithms"
 RUN = ROOT / "configs" / "tiny.toml"  # what each algorithm needs beside itself
 COMMON = {
@@ -28,7 +26,6 @@ COMMON = {
     "correction",
     "aggregation",
 }
-BEGIN, END = "<!-- {}: generated -->", "<!-- end of {} -->"
 
 
 def parts() -> str:
@@ -97,23 +94,3 @@ def others(config: Config, base: Config) -> list[str]:
 
 def cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def page(text: str) -> str:
-    """The page with its generated tables."""
-    for name, table in (("parts", parts()), ("combinations", combinations()), ("algorithms", algorithms())):
-        begin, end = BEGIN.format(name), END.format(name)
-        head, _, rest = text.partition(begin)
-        _, _, tail = rest.partition(end)
-        text = f"{head}{begin}\n\n{table}\n\n{end}{tail}"
-    return text
-
-
-def main() -> int:
-    DOC.write_text(page(DOC.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"wrote {DOC}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
