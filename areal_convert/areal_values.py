@@ -269,3 +269,22 @@ def lora(value: Any, foreign: Foreign) -> Ours:
     return adapters(
         foreign.get("actor.lora_rank"), foreign.get("actor.lora_alpha"), foreign.get("actor.target_modules")
     )
+
+
+def every_passes(section: str) -> Any:
+    """An interval in passes through the data, as updates: of a given number of rows. The shorter interval counts."""
+    sections = ["evaluator"] if section == "evaluator" else ["recover", "saver"]
+    ours = "evaluate.every_steps" if section == "evaluator" else "checkpoint.every_steps"
+
+    def read(value: Any, foreign: Foreign) -> Ours:
+        if whole(value) < 1:
+            return {}
+        if foreign.n_rows is None:
+            return foreign.lose(f"{section}.freq_epochs", f"set {ours}, or convert with --rows N")
+        batch = whole(foreign.get("train_dataset.batch_size"))
+        steps = [whole(foreign.get(f"{one}.freq_steps", 0)) for one in sections]
+        passes = [whole(foreign.get(f"{one}.freq_epochs", 0)) for one in sections]
+        found = [*steps, *(max(1, n * foreign.n_rows // batch) for n in passes if n > 0)]
+        return {ours: min(n for n in found if n > 0)}
+
+    return read

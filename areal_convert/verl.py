@@ -58,6 +58,7 @@ from areal_convert.verl_values import (
     streamed_batches,
     token_budget,
     top_k,
+    train_files,
     truncation,
 )
 
@@ -73,7 +74,7 @@ KEYS = (
     Key(f"{MODEL}lora.alpha", "actor.lora.alpha", "with lora.rank", None, skip),
     Key(f"{MODEL}lora.dropout", "actor.lora.dropout", "with lora.rank", None, skip),
     Key(f"{MODEL}lora.target_modules", "actor.lora.target_modules", "with lora.rank", None, skip),
-    Key("data.train_files", "data.path", "one file; a list: its first", None, file_of("data.path", "data.train_files")),
+    Key("data.train_files", "data.path, data.source", "several: a source each, of equal weight", None, train_files),
     Key("data.val_files", "evaluate.path", "one file", None, file_of("evaluate.path", "data.val_files")),
     Key("data.prompt_key", "data.question_key", "chat messages", "prompt"),
     Key("data.train_max_samples", "data.limit", "-1: all", None, positive("data.limit")),

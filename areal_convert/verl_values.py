@@ -1,6 +1,7 @@
 """Readers of verl's values: what each means here."""
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,32 @@ KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3":
 MEGATRON_LAYERS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]  # all linear layers, by Megatron's names
 
 
+def train_files(value: Any, foreign: Foreign) -> Ours:
+    """A file; several are the sources of the data, which verl joins row by row."""
+    files = [value] if isinstance(value, str) else [str(one) for one in value]
+    paths = [Path(file).expanduser() for file in files]
+    if len(paths) == 1:
+        return {"data.path": str(paths[0])}
+    if foreign.values.get("data.train_max_samples", -1) > 0:
+        foreign.notes["data.limit"] = "of each file here, of all together there"
+    foreign.notes["data.source"] = "verl joins the files: set each weight to the file's number of rows for the same mix"
+    n_named = Counter(path.stem for path in paths)
+    names = [f"{path.parent.name}-{path.stem}" if n_named[path.stem] > 1 else path.stem for path in paths]
+    names = [name if names.count(name) == 1 else f"{name}-{n}" for n, name in enumerate(names)]
+    return {
+        "data.source": [
+            {"path": str(path), "name": name, "weight": 1.0} for path, name in zip(paths, names, strict=True)
+        ]
+    }
+
+
 def file_of(ours: str, theirs: str) -> Any:
     """The first file of a list; the others have no counterpart."""
 
     def read(value: Any, foreign: Foreign) -> Ours:
         files = [value] if isinstance(value, str) else [str(one) for one in value]
         if len(files) > 1:
-            foreign.lose(theirs, f"{ours} is the first of its {len(files)} files: join them, or use [[data.source]]")
+            foreign.lose(theirs, f"{ours} is the first of its {len(files)} files: join them, or use [[evaluate.sets]]")
         return {ours: str(Path(files[0]).expanduser())}
 
     return read

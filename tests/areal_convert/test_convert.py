@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.rewards.functions import formats
+from areal_bus.config.data import SourceConfig
 from areal_bus.config.loader import load, resolve
 from areal_bus.errors import ConfigError
 from areal_convert.__main__ import SYSTEMS, main, report, tree_of
@@ -113,7 +114,12 @@ AREAL: dict[str, Any] = {
 EXAMPLES = {"verl": VERL, "trl": TRL, "areal": AREAL}
 EXPECTED = {
     "verl": {
-        "data.path": str(Path("~/a.parquet").expanduser()),
+        "data.source": [
+            SourceConfig(path=str(Path(f"~/{name}.parquet").expanduser()), name=name, weight=1.0).model_dump(
+                mode="json"
+            )
+            for name in "ab"
+        ],
         "data.answer_key": "reward_model.ground_truth",
         "data.max_refill": 128,
         "data.chat_template_kwargs": {"enable_thinking": False},
@@ -181,7 +187,6 @@ EXPECTED = {
 }
 ABSENT = {
     "verl": [
-        "data.train_files",
         "actor_rollout_ref.actor.ppo_epochs",
         "actor_rollout_ref.rollout.top_p",
         "reward_model.overlong_buffer.log_it",
@@ -584,3 +589,37 @@ def test_areal_truncation_and_overlong_penalty_have_their_order() -> None:
     assert converted("areal", **cut).ours["actor.truncated_samples"] == "zero"
     for changes in (penalty, {"actor__reward_bias": -0.5}, {f"{NORM}mean_level": "group", "gconfig__n_samples": 2}):
         assert converted("areal", **cut, **changes).ours["actor.truncated_samples"] == "mask"
+
+
+def test_intervals_in_passes_become_updates_where_the_number_of_rows_is_given() -> None:
+    given: dict[str, Any] = {"train_dataset.batch_size": 50, "saver.freq_epochs": 1, "evaluator.freq_epochs": 2}
+    given["valid_dataset.path"] = "t.jsonl"
+    found = convert(SYSTEMS["areal"], given, 1000)
+    assert (found.ours["checkpoint.every_steps"], found.ours["evaluate.every_steps"]) == (20, 40)
+    assert {"saver.freq_epochs", "evaluator.freq_epochs"} <= found.mapped.keys()
+    assert convert(SYSTEMS["areal"], given | {"recover.freq_steps": 7}, 1000).ours["checkpoint.every_steps"] == 7
+    assert (
+        convert(SYSTEMS["areal"], given | {"saver.freq_epochs": 3, "recover.freq_epochs": 1}, 1000).ours[
+            "checkpoint.every_steps"
+        ]
+        == 20
+    )
+    unknown = convert(SYSTEMS["areal"], given)
+    assert unknown.lost["evaluator.freq_epochs"] == "set evaluate.every_steps, or convert with --rows N"
+    assert "checkpoint.every_steps" not in unknown.ours
+
+
+def test_several_training_files_of_verl_are_sources_of_names_of_their_own() -> None:
+    files = ["/gsm8k/train.parquet", "/math/train.parquet", "/x/math/train.parquet", "/code.parquet"]
+    found = convert(SYSTEMS["verl"], {"data.train_files": files, "data.train_max_samples": 100})
+    assert [source["path"] for source in found.ours["data.source"]] == files
+    assert [source["name"] for source in found.ours["data.source"]] == [
+        "gsm8k-train",
+        "math-train-1",
+        "math-train-2",
+        "code",
+    ]
+    assert "data.path" not in found.ours
+    assert "set each weight to the file's number of rows" in found.notes["data.source"]
+    assert found.notes["data.limit"].startswith("of each file")
+    assert found.mapped["data.train_files"] == ["data.source"]
