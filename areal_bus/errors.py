@@ -38,7 +38,11 @@ class PushFailed(ArealBusError):
 
 
 class Evicted(ArealBusError):
-    """The head evicts this generator after repeated failed pushes; the supervisor restarts it."""
+    """The head evicts this generator after repeated failed pushes or leases; the supervisor restarts it."""
+
+
+class EvictedForGood(ArealBusError):
+    """The head evicts this generator, and restarts have not helped: the supervisor does not restart it."""
 
 
 class NonFinite(ArealBusError):

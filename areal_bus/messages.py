@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
-PROTOCOL = 16  # incremented with every change of a record, of the wire format or of a checksum
+PROTOCOL = 17  # incremented with every change of a record, of the wire format or of a checksum
 
 ATTEMPTS = 1000  # attempts of a prompt in one term; separates the results of different terms
 MAX_PARTS = 32  # rewards by name that one score reports
@@ -464,9 +464,10 @@ class Stop:
 
 @record
 class Evict:
-    """Exit now as failed: the generator completes no push. Its supervisor restarts it."""
+    """Exit now as failed: the generator completes no push, or no sample. Its supervisor restarts it."""
 
     reason: Sentence
+    for_good: bool = False  # restarts have not helped: its supervisor does not restart it
 
 
 Message = (

@@ -20,7 +20,7 @@ from actors.runtime.head_session import HEAD, ActorRuntime
 from areal_bus.core.events import Event
 from areal_bus.core.parts.partial_rollouts import SampleOffers
 from areal_bus.core.parts.terms import TermHistory
-from areal_bus.errors import EngineError, Evicted, Restart
+from areal_bus.errors import EngineError, Evicted, EvictedForGood, Restart
 from areal_bus.messages import (
     Ack,
     Cancel,
@@ -184,7 +184,7 @@ class Generator:
             case Stop():
                 self.stopped = message.reason
             case Evict():
-                raise Evicted(message.reason)
+                raise (EvictedForGood if message.for_good else Evicted)(message.reason)
             case Reassign():
                 raise Restart(f"the split of ranks has changed: {message.reason}")
             case HeadHeartbeat() | Rejoin():

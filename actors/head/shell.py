@@ -29,7 +29,7 @@ from actors.runtime.stages import stages_of
 from areal_bus import messages as m
 from areal_bus.config.capacity import capacity, slots
 from areal_bus.config.sections import Config
-from areal_bus.core.effects import Discard, Divide, Effect, End, Keep, Mark, Progress, Record, Save, Send
+from areal_bus.core.effects import Discard, Divide, Effect, End, EvictForGood, Keep, Mark, Progress, Record, Save, Send
 from areal_bus.core.evaluation.evaluation_plan import EvaluationSet, best, history, name_of
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
@@ -79,6 +79,7 @@ def rules_of(context: Context, config: Config, sets: Mapping[str, list[dict[str,
         on_error=declared(config.reward.on_error),
         partial_groups=config.reward.partial_groups,
         stages=stages_of(config),
+        max_restarts=config.launch.max_restarts,
         capacity=capacity(config),
         limits=sample_limits(config, context.model_folder),
         context_parallel=config.actor.context_parallel,
@@ -140,6 +141,7 @@ CHECKPOINTS_S = 60.0  # longest wait for pending head checkpoints
 BIND_S = 1.0  # between two tries of a restarted head to listen
 SUMMARY_S, RETRY_S = 5.0, 1.0  # longest wait for room for the summary, and the time between two tries
 TERM_FILE = "term.json"
+EVICTED_FILE = "evicted.json"
 
 
 def run(context: Context) -> None:
@@ -210,6 +212,7 @@ class Shell:
             term=next_term(self.folder),
             checkpoints=self.checkpoints.load(),
             savepoints=self.checkpoints.waypoints(),
+            evicted=evicted_for_good(self.folder, context.job),
         )
         self.head = Head(self.state, now=time.monotonic())
         self.stall_monitor = StallMonitor(config.watchdog, heartbeat_s=config.bus.heartbeat_s)
@@ -275,6 +278,9 @@ class Shell:
             elif isinstance(effect, Divide):
                 self._send_pending(bus, pending)
                 self._divide(effect)
+            elif isinstance(effect, EvictForGood):
+                self._send_pending(bus, pending)
+                self._evict(effect)
             elif isinstance(effect, Record):
                 if effect.event is Event.TERM:
                     self._send_pending(bus, pending)
@@ -333,6 +339,14 @@ class Shell:
         self.checkpoints.save_now(effect.checkpoint)
         if self.pool is not None:
             split_file.write(self.folder, self.pool, effect.split)
+
+    def _evict(self, effect: EvictForGood) -> None:
+        """The next head of this start awaits the others only. A later start has all generators again."""
+        text = json.dumps({"job": self.job, "generators": list(effect.generators)}) + "\n"
+        try:
+            write_atomic(self.folder / EVICTED_FILE, text)
+        except OSError as error:
+            logger.warning("a restarted head will await the generators that are evicted for good: {}", error)
 
     def _note_best(self) -> None:
         """Write RUN/best.json, and RUN/best, for checkpoint.keep_best."""
@@ -463,6 +477,15 @@ def best_lines(state: HeadState) -> list[str]:
             of = f" of {problems.name}" if problems.name else ""
             lines.append(f"best {metric}{of} in {len(values)} evaluations: {found[1]:.4f} at version {found[0]}")
     return lines
+
+
+def evicted_for_good(folder: Path, job: str) -> list[int]:
+    """Generators, by index, that an earlier head of this start has evicted for good."""
+    try:
+        found = json.loads((folder / EVICTED_FILE).read_text(encoding="utf-8"))
+        return [int(index) for index in found["generators"]] if found["job"] == job else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def next_term(folder: Path) -> int:

@@ -11,13 +11,21 @@ import sys
 import threading
 from typing import NoReturn
 
-from areal_bus.errors import ActorFailed, CheckpointError, ConfigError, NonFinite, Restart, UserCodeFailed
+from areal_bus.errors import (
+    ActorFailed,
+    CheckpointError,
+    ConfigError,
+    EvictedForGood,
+    NonFinite,
+    Restart,
+    UserCodeFailed,
+)
 
 DONE = 0  # the head sent Stop. If the job is not over, the actor is restarted and the restart is counted
 CRASHED = 1  # as any other code and any signal: restarted as a new incarnation and counted
 BAD_INPUT = 2  # invalid user input: not restarted
 OVER = 3  # the job has failed for a reason that a restart would not change
-LEFT = 76  # drained on request (SIGUSR1): not restarted
+LEFT = 76  # drained on request (SIGUSR1), or evicted for good: not restarted
 RESTART = 75  # restart as a new incarnation; not a failure, not counted
 
 
@@ -27,6 +35,8 @@ def code_of(error: Exception) -> int:
         return BAD_INPUT
     if isinstance(error, ActorFailed | NonFinite | CheckpointError | UserCodeFailed):
         return OVER
+    if isinstance(error, EvictedForGood):
+        return LEFT
     return RESTART if isinstance(error, Restart) else CRASHED
 
 

@@ -77,13 +77,20 @@ class Divide:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictForGood:
+    """Effect: write for the next head which generators are evicted for good, before the effects that follow."""
+
+    generators: tuple[int, ...]  # all of them, by index
+
+
+@dataclass(frozen=True, slots=True)
 class Discard:
     """Effect: delete the head checkpoints of these versions."""
 
     versions: tuple[int, ...]
 
 
-Effect = Send | Record | Keep | Progress | Save | Mark | Divide | Discard | End
+Effect = Send | Record | Keep | Progress | Save | Mark | Divide | EvictForGood | Discard | End
 
 
 class Effects:
@@ -117,6 +124,9 @@ class Effects:
 
     def divide(self, split: Split, checkpoint: HeadCheckpoint) -> None:
         self._out.append(Divide(split, checkpoint))
+
+    def evict_for_good(self, generators: Iterable[int]) -> None:
+        self._out.append(EvictForGood(tuple(sorted(generators))))
 
     def discard(self, versions: Iterable[int]) -> None:
         if gone := tuple(versions):

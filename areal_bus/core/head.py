@@ -177,8 +177,9 @@ class Head:
         if state.phase is not Phase.STOPPING:
             self.publisher.close(now)
             self.split_changes.advance()
-            self.lifecycle.pause_failing(now)
-            hopeless = self.lifecycle.dismiss(state.split.generators) if state.pushes.quarantined else None
+            hopeless = self.lifecycle.pause_failing(now)
+            if hopeless is None and state.pushes.quarantined:
+                hopeless = self.lifecycle.dismiss()
             if hopeless is None:
                 self.publisher.begin(now)
             else:

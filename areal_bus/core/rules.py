@@ -54,6 +54,7 @@ class HeadRules:
     planner: PlannerRules | None = None  # of [topology.adapt]; None: it is off
     schedule: tuple[tuple[int, int], ...] = ()  # (step, learners), by step: splits that are wanted from a step on
     stages: tuple[Stage, ...] = ()  # by their first version; empty: n_samples holds throughout
+    max_restarts: int = 5  # crashes of an actor in a row after which its supervisor ends the job
     capacity: int | None = None  # samples that a generator is leased at once, whatever it asks for; None: no limit
     limits: SampleLimits = NO_LIMITS
 

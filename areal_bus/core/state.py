@@ -79,6 +79,7 @@ class HeadState:
         self.lease_ids = LeaseIds(rules.lease_secret)
         self.deaths = Deaths()
         self.lease_failures = LeaseFailures()
+        self.evicted = set[int]()  # generators of the job, by index, that are evicted for good, also by earlier heads
         self.lease_limit = LeaseLimit()  # of guests
         self.score_failures = ScoreFailures()
         self.results: dict[str, Evaluation] = {}  # finished evaluations of this incarnation
@@ -100,6 +101,10 @@ class HeadState:
     def with_share(self, generators: list[Member]) -> list[Member]:
         """Those that may get work: at eta = 0 the job's own, because a guest would change the share of each."""
         return generators if self.rules.eta else [x for x in generators if not self.is_guest(x)]
+
+    def own_generators(self) -> list[int]:
+        """The generators of the job, by index, without those that are evicted for good."""
+        return [index for index in range(self.split.generators) if index not in self.evicted]
 
     def is_guest(self, member: Member) -> bool:
         """Whether it is a generator that joined the running job from outside."""

@@ -1,4 +1,4 @@
-"""Row 45: a generator fails at every prompt, for ever or for a while, while the others do good work."""
+"""Rows 45 and 47: a generator fails at every prompt, for ever or for a while, while the others do good work."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,10 @@ import pytest
 
 from areal_bus.core.events import Event
 from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_lab.staleness.simulator.scenario import Scenario
+from areal_bus.messages import Role
+from areal_lab.staleness.simulator.scenario import Fault, Scenario
 from tests.faults import ring as real
-from tests.faults.simulated import DONE, lines, play, scenario
+from tests.faults.simulated import DONE, lines, play, scenario, when
 
 EVER = 1e9
 SEEDS = range(30)
@@ -64,6 +65,48 @@ def test_row_45_a_prompt_at_which_every_generator_fails_ends_the_job_as_before()
     assert outcome.end.code == 1
     assert "in a row ended without a reward; the last one: sampling_error: it cannot" in outcome.end.sentence
     assert not [line for line in lines(ring, Event.MEMBER) if line["why"].startswith("paused for")]
+
+
+def test_row_47_a_generator_that_fails_for_ever_is_evicted_for_good_and_the_others_train_all() -> None:
+    for seed in range(12):
+        ring, outcome = play(failing(seed, EVER, total_steps=150, update_s=10.0))
+        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
+        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        gone = [line for line in lines(ring, Event.MEMBER, state="left") if line["why"].startswith("evicted for good")]
+        assert [line["name"] for line in gone] == ["generator-0.2"], f"seed {seed}"
+        assert len(lines(ring, Event.UPDATE)) == 150
+
+
+def test_row_47_a_head_that_restarts_goes_on_without_a_generator_that_was_evicted_for_good() -> None:
+    for seed in range(8):
+        crash = Fault("crash", Role.HEAD, 0, 1100.0, 5.0)
+        ring, outcome = play(failing(seed, EVER, total_steps=150, update_s=10.0, faults=(crash,), calm_s=1110.0))
+        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
+        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        assert when(ring, Event.MEMBER, name="generator-0.2", state="left") < 1100.0
+        assert ring.disk.evicted == (0,)
+        assert not lines(ring, Event.JOINED, name="generator-0.3")
+
+
+@pytest.mark.slow
+def test_row_47_a_real_generator_that_fails_for_ever_is_evicted_for_good_and_the_run_ends_well(
+    tmp_path: Path,
+) -> None:
+    settings = "run.total_train_steps=120", "rollout.max_head_offpolicyness=1", "launch.max_restarts=1"
+    ring = real.Ring(tmp_path, *settings, ranks=5)
+    for name, text in (("failing", "generator-0"), ("pause_s", "0.02"), ("slow", "0.02")):
+        real.replace(tmp_path / name, text)
+    with ring.started():
+        gone = ring.until("member", name="generator-0.1", state="left")
+        real.replace(tmp_path / "slow", "")
+        ring.finish(timeout_s=600)
+    ring.check_survived()
+    assert gone["why"].startswith("evicted for good after 1 restart: ")
+    assert ring.codes == [0] * len(ring.codes)
+    assert [line["name"] for line in ring.lines("joined") if line["name"].startswith("generator-0.")] == [
+        "generator-0.0", "generator-0.1",
+    ]  # fmt: skip
+    assert not ring.lines("refund", role="head", reason="sampling_error")
 
 
 @pytest.mark.slow

@@ -85,15 +85,15 @@ class _Moment:
     def _assembly(self) -> Wait:
         rules, split, missing = self.rules, self.state.split, []
         fed = {x.name for x in self.state.eligible_generators()}
-        needed = {Role.LEARNER: split.learners}
+        needed: dict[Role, Iterable[int]] = {Role.LEARNER: range(split.learners)}
         if not self.members.of(Role.REWARD, MemberState.HEALTHY):
-            needed[Role.REWARD] = rules.n_rewards
+            needed[Role.REWARD] = range(rules.n_rewards)
         if not fed or rules.eta == 0:
-            needed[Role.GENERATOR] = split.generators
+            needed[Role.GENERATOR] = self.state.own_generators()
         left_out = {x.name for x in self.state.excluded_generators()} if fed else set()
-        for role, n in needed.items():
+        for role, indices in needed.items():
             known = {x.index: x for x in self.members.of(role)}
-            for index in range(n):
+            for index in indices:
                 member = known.get(index)
                 if member is None:
                     missing.append((f"{role}-{index}", f"nobody has joined as {role}-{index}"))

@@ -2,15 +2,18 @@
 
 A generator that fails each prompt at once is always the least loaded, so it would get every freed credit. While others
 succeed it is paused, each time twice as long, and samples one group at a time in between. After PATIENCE pauses without
-a success it is evicted. Failures of all generators alike count against none of them: then the prompts are the cause.
+a success it is evicted and restarted; after EVICTIONS of them, the next one is for good. Failures of all generators
+alike count against none of them: then the prompts are the cause.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 FIRST = 3  # failed leases in a row before the first pause
 PAUSE_S = 1.0  # the first pause; each later one is twice as long, up to MOST_S; longer where leases time out
 MOST_S = 60.0
 PATIENCE = 5  # pauses in a row; the next one is an eviction
+EVICTIONS = 2  # of an actor in a row, each followed by a restart; the next one is for good
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class LeaseFailures:
         self.now = 0.0  # of the last `judge`
         self._n_succeeded = 0
         self._failing: dict[str, FailingGenerator] = {}  # by actor, so that an incarnation does not begin anew
+        self._n_evicted: Counter[str] = Counter()  # by actor, since its last success
 
     def failed(self, name: str, error: str, *, lasted_s: float = 0.0) -> None:
         """A lease of this generator failed, for a cause that may be its own. `lasted_s`: until it timed out."""
@@ -58,6 +62,12 @@ class LeaseFailures:
         """A sample of this generator has a verdict."""
         self._n_succeeded += 1
         self._failing.pop(actor_of(name), None)
+        self._n_evicted.pop(actor_of(name), None)
+
+    def evicted(self, name: str) -> int:
+        """It is evicted, for failed leases or failed pushes. Returns how often since its last success."""
+        self._n_evicted[actor_of(name)] += 1
+        return self._n_evicted[actor_of(name)]
 
     def excuse(self, actors: set[str]) -> None:
         """These generators all failed at one prompt, which is refunded: it counts against none of them."""

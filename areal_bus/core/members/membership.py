@@ -1,7 +1,7 @@
 """The members of the ring. Their states change as MEMBER_STATES says; a new incarnation is a new member."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -234,12 +234,12 @@ class Membership:
     def alive(self) -> list[Member]:
         return [m for m in self.by_name.values() if m.standing is not MemberState.DEAD]
 
-    def awaited(self, wanted: Mapping[Role, int], errors: Mapping[str, str]) -> str:
+    def awaited(self, wanted: Mapping[Role, Iterable[int]], errors: Mapping[str, str]) -> str:
         """Text for people: which wanted members are missing, with the reason from `errors` or their own note."""
         absent = []
-        for role, n in wanted.items():
+        for role, indices in wanted.items():
             known = {member.index: member for member in self.of(role)}
-            for index in range(n):
+            for index in indices:
                 member = known.get(index)
                 if member is None:
                     absent.append(f"{role}-{index} has not joined")

@@ -7,6 +7,7 @@ from areal_bus import messages as m
 from areal_bus.authorization import role_of
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
+from areal_bus.core.members.lease_failures import EVICTIONS
 from areal_bus.core.members.membership import Member, MemberState
 from areal_bus.core.state import HeadState
 from areal_bus.core.transitions.publisher import Publisher
@@ -121,6 +122,9 @@ class MemberLifecycle:
         if why := self._misplaced(Role(message.role), message.index, message.split):
             self.effects.send(sender, m.Reassign(why))
             raise LateEvent(f"{sender} has no place in this split of ranks: {why}")
+        if message.role == Role.GENERATOR and message.index in self.state.evicted:
+            self.effects.send(sender, m.Evict("evicted for good: restarts have not helped", for_good=True))
+            raise LateEvent(f"{sender} was evicted for good")
         n_asked = self._check_asked(sender, message)
         before = self.members.of(Role(message.role), index=message.index)
         member = self.members.join(message, now)
@@ -191,9 +195,9 @@ class MemberLifecycle:
                 self._leaving.discard(name)
                 self.part_with(member.name, m.Stop("it has left"), "it holds nothing")
 
-    def dismiss(self, n_generators: int) -> str | None:
-        """Generators that miss every push of their own go, and their supervisors start them anew, while there is hope
-        that others complete theirs. Returns why the job cannot go on, if there is none.
+    def dismiss(self) -> str | None:
+        """Evict generators that miss every push of their own, while there is hope that others complete theirs. Returns
+        why the job cannot go on, if there is none.
         """
         hopeless = self.publisher.hopeless()
         patience = self.pushes.patience
@@ -201,28 +205,56 @@ class MemberLifecycle:
         standings = {other.standing for other in generators if other.name not in hopeless}
         if not hopeless or (MemberState.STALE in standings and MemberState.HEALTHY not in standings):
             return None  # it is another one's turn
-        if not standings and len(hopeless) >= n_generators:
+        if not standings and len(hopeless) >= len(self.state.own_generators()):
             name, error = next(iter(hopeless.items()))
             often = f"each missed {patience} pushes of its own in a row"
             return f"no generator completes a push: {often}; the last error: {name}: {error}"
         for name, error in hopeless.items():
             why = f"it missed {patience} pushes of its own in a row; the last error: {error}"
-            self.effects.progress("warning", text=f"{name} must go: {why}")
-            self.part_with(name, m.Evict(why), why)
+            if end := self._evict(self.members.by_name[name], why):
+                return end
         return None
 
-    def pause_failing(self, now: float) -> None:
-        """Pause generators whose leases fail while others succeed, and evict those that never succeed."""
+    def pause_failing(self, now: float) -> str | None:
+        """Pause generators whose leases fail while others succeed, and evict those that never succeed. Returns why the
+        job cannot go on, if no generator of it is left.
+        """
         for pause in self.state.lease_failures.judge(now):
             member = self.members.by_name.get(pause.name)
             if member is None:
                 continue
             if pause.evicts:
-                self.effects.progress("warning", text=f"{pause.name} must go: {pause.why}")
-                self.part_with(pause.name, m.Evict(pause.why), pause.why)
+                if end := self._evict(member, pause.why):
+                    return end
             else:
                 self.effects.progress("warning", text=f"{pause.name} is {pause.why}")
                 self.effects.record(Event.MEMBER, name=pause.name, state=str(member.standing), why=pause.why)
+        return None
+
+    def _evict(self, member: Member, why: str) -> str | None:
+        """Evict a generator: its supervisor restarts it. If restarts have not helped it while others of the job work,
+        it is evicted for good. Returns why the job cannot go on, if no other generator of it is left.
+
+        Where the split of ranks may change, a rank that is given up could learn no more: there it is always restarted.
+        """
+        state = self.state
+        n, most = state.lease_failures.evicted(member.name), min(EVICTIONS, state.rules.max_restarts)
+        is_last_time = n > most and state.rules.pool is None and not state.is_guest(member)
+        own = state.own_generators()
+        if is_last_time and own == [member.index]:
+            return f"no generator of the job is left: {member.name} was evicted {n} times in a row: {why}"
+        there = self.members.of(Role.GENERATOR, MemberState.STALE, MemberState.HEALTHY)
+        others = [x for x in there if x is not member and x.index in own and x.version is not None]
+        if is_last_time and others:
+            state.evicted.add(member.index)
+            self.effects.evict_for_good(state.evicted)
+            why, for_good = f"evicted for good after {most} restart{'' if most == 1 else 's'}: {why}", True
+            text = f"{member.name} is {why}; the job goes on with {len(own) - 1} of {state.split.generators} generators"
+        else:
+            for_good, text = False, f"{member.name} must go: {why}"
+        self.effects.progress("warning", text=text)
+        self.part_with(member.name, m.Evict(why, for_good=for_good), why)
+        return None
 
     def part_with(self, name: str, order: m.Stop | m.Evict | m.Reassign, why: str) -> None:
         """Remove a member that left. Its prompts are not suspected of a death."""

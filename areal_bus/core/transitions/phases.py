@@ -74,7 +74,7 @@ class Phases:
         n_eligible = len(self.state.eligible_generators())
         excluded = [x for x in self.state.excluded_generators() if x.index < split.generators]
         return (
-            n_eligible >= (max(1, split.generators - len(excluded)) if rules.eta == 0 else 1)
+            n_eligible >= (max(1, len(self.state.own_generators()) - len(excluded)) if rules.eta == 0 else 1)
             and bool(members.of(Role.REWARD, MemberState.HEALTHY))
             and len(members.of(Role.LEARNER, MemberState.HEALTHY)) == split.learners
         )
@@ -220,7 +220,11 @@ class Phases:
             self._end_drained()
             return
         rules, split = self.rules, self.state.split
-        wanted = {Role.LEARNER: split.learners, Role.REWARD: rules.n_rewards, Role.GENERATOR: split.generators}
+        wanted = {
+            Role.LEARNER: range(split.learners),
+            Role.REWARD: range(rules.n_rewards),
+            Role.GENERATOR: self.state.own_generators(),
+        }
         awaited = self.state.members.awaited(wanted, errors)
         self.end(1, f"the ring must be complete within {rules.assemble_s:g} s; {awaited}")
 

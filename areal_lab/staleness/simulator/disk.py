@@ -19,6 +19,7 @@ class Disk:
     frontiers: dict[int, HeadCheckpoint] = field(default_factory=dict)
     waypoints: dict[int, HeadSavepoint] = field(default_factory=dict)  # the two newest, by `terms.slot`
     term: int | None = None  # newest term that was begun
+    evicted: tuple[int, ...] = ()  # generators, for good, by the heads of this start
     split: Split | None = None  # of the ranks that may change; None before the first one was written
 
     @property

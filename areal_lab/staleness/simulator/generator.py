@@ -43,7 +43,7 @@ class SimulatedGenerator:
         shared: SharedRecords,
         ended: Callable[[str], None],
     ) -> None:
-        """`ended(name)` is called when it ends without a fault: it left, or a prompt killed it."""
+        """`ended(name)` is called when it ends without a fault: it left, was evicted, or a prompt killed it."""
         self.world, self.scenario, self.name, self.rng = world, scenario, name, rng
         self._all_weights, self._reports, self._ended = shared.weights, shared.reports, ended
         self._begun: dict[Key, SimulatedReport] = {}  # of other generators, for samples whose prompt follows
@@ -77,7 +77,7 @@ class SimulatedGenerator:
             m.HeadHeartbeat: lambda message: self._follow_life(message.life),
             m.PeerList: self._follow,
             m.Stop: lambda _: self._stop(),
-            m.Evict: lambda _: self._die(),
+            m.Evict: lambda message: self._die(for_good=message.for_good),
             m.Reassign: lambda _: self._die(),
         }
 
@@ -164,9 +164,10 @@ class SimulatedGenerator:
         if any(key[:3] == group for key in self._running):
             self._die()
 
-    def _die(self) -> None:
+    def _die(self, *, for_good: bool = False) -> None:
         self.world.crash(self.name)
-        self._ended(self.name)
+        if not for_good:
+            self._ended(self.name)
 
     def _fill(self) -> None:
         """Start samples in free slots; without interruption, waiting weights go first."""

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from areal_bus import messages as m
-from areal_bus.core.effects import Discard, Divide, Effect, End, Mark, Record, Save, Send
+from areal_bus.core.effects import Discard, Divide, Effect, End, EvictForGood, Mark, Record, Save, Send
 from areal_bus.core.evaluation.evaluation_plan import has_stopped_improving, history
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
@@ -137,7 +137,7 @@ class Ring:
         world.at(WATCH_S, self._watch)
 
     def _end_of(self, name: str) -> None:
-        """A generator left, or a prompt killed it: another one takes its place."""
+        """A generator left, was evicted, or a prompt killed it: another one takes its place."""
         index, incarnation = (int(number) for number in name.partition("-")[2].split("."))
         if self.names.get((Role.GENERATOR, index)) == name:
             self._come_back(Role.GENERATOR, index, incarnation + 1)
@@ -245,6 +245,9 @@ class Ring:
         self._writer.is_gone = True
         self.learners.drained = None
         self.world.at(self.world.now + for_s, self._start_head)
+        if everybody:
+            self.disk.evicted = ()  # by a head of another start
+            self.witness.excuses.gone.clear()
         for role, index in list(self.names) if everybody else ():
             self._crash(role, index, for_s + self.rng.uniform(0, 2))
 
@@ -252,17 +255,16 @@ class Ring:
         term = 0 if self.disk.term is None else self.disk.term + 1
         source = self.scenario.data_source()
         now = self.world.now
-        self.head = self._head_class(
-            HeadState(
-                self._rules if self.disk.split is None else self._rules.in_split(self.disk.split),
-                source,
-                incarnation=self._n_heads - 1,
-                term=term,
-                checkpoints=self.disk.whole,
-                savepoints=self.disk.waypoints.values(),
-            ),
-            now=now,
+        state = HeadState(
+            self._rules if self.disk.split is None else self._rules.in_split(self.disk.split),
+            source,
+            incarnation=self._n_heads - 1,
+            term=term,
+            checkpoints=self.disk.whole,
+            savepoints=self.disk.waypoints.values(),
         )
+        state.evicted.update(self.disk.evicted)
+        self.head = self._head_class(state, now=now)
         self.witness.follow(self.head)
         self._writer = self._new_writer()
         self.world.nodes[HEAD] = self
@@ -315,6 +317,8 @@ class Ring:
             elif isinstance(effect, Divide):
                 self._writer.flush()
                 self.disk.divide(effect)
+            elif isinstance(effect, EvictForGood):
+                self.disk.evicted = effect.generators
             elif isinstance(effect, Mark):
                 fails = self.scenario.p_disk > 0 and self.rng.random() < self.scenario.p_disk
                 self.disk.mark(effect.savepoint, fails=fails)

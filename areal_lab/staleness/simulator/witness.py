@@ -81,8 +81,8 @@ class Witness:
             Event.UPDATE: self._on_update,
             Event.PUBLISH: self._on_publish,
             Event.READY: self.excuses.on_ready,
-            Event.JOINED: self.pushed.on_joined,
-            Event.MEMBER: self.pushed.on_member,
+            Event.JOINED: self._on_joined,
+            Event.MEMBER: self._on_member,
             Event.PUSH: self.pushed.on_push,
         }
 
@@ -98,6 +98,15 @@ class Witness:
             self.saved[effect.checkpoint.version] = {uid: dict(prompt.accepted) for uid, prompt in live}
             if type(effect) is Divide:
                 self.handed_over = effect.checkpoint.version
+
+    def _on_joined(self, line: dict[str, Any]) -> None:
+        is_gone = line["name"].rpartition(".")[0] in self.excuses.gone
+        self.check("I6", not is_gone, "{} joins after it was evicted for good", line["name"])
+        self.pushed.on_joined(line)
+
+    def _on_member(self, line: dict[str, Any]) -> None:
+        self.excuses.on_member(line)
+        self.pushed.on_member(line)
 
     def _on_send(self, to: str, message: m.Message) -> None:
         if isinstance(message, m.ShardItem):

@@ -148,6 +148,7 @@ class Pushed:
 
 EXPECTED = (Refund.TOO_OLD, Refund.NO_SIGNAL, Refund.END_OF_DATA, Refund.END_OF_RUN)  # no failure
 PATIENCE = 5  # own pushes in a row that a generator may miss
+FOR_GOOD = "evicted for good"
 
 
 class Excuses:
@@ -156,6 +157,7 @@ class Excuses:
     def __init__(self, scenario: Scenario, pushed: Pushed) -> None:
         self._scenario, self._pushed = scenario, pushed
         self._limit = max(3 * scenario.batch_size, 16)
+        self.gone: set[str] = set()  # actors that are evicted for good
         self.begin_term()
 
     def begin_term(self) -> None:
@@ -164,6 +166,10 @@ class Excuses:
     def on_ready(self, line: dict[str, Any]) -> None:
         self._n_failed = 0
 
+    def on_member(self, line: dict[str, Any]) -> None:
+        if line["why"].startswith(FOR_GOOD):
+            self.gone.add(line["name"].rpartition(".")[0])
+
     def on_refund(self, reason: str) -> None:
         self._n_failed += reason not in EXPECTED
 
@@ -171,5 +177,7 @@ class Excuses:
         """Whether the reason of a failed run is true. Faults end pushes only before the calm."""
         if "in a row ended without a reward" in sentence:
             return self._n_failed >= self._limit
+        if "no generator of the job is left" in sentence:
+            return len(self.gone) == self._scenario.n_generators - 1
         n_hopeless = self._pushed.hopeless(PATIENCE, self._scenario.calm_s)
         return "no generator completes a push" in sentence and n_hopeless >= self._scenario.n_generators

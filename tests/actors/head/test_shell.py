@@ -18,16 +18,16 @@ import pytest
 
 from actors.head import shell as of_head
 from actors.head.console import Console
-from actors.head.shell import TERM_FILE, Shell, next_term, write_atomic
+from actors.head.shell import TERM_FILE, Shell, evicted_for_good, next_term, write_atomic
 from actors.runtime.context import Context
 from actors.runtime.process import OVER, code_of
 from areal_bus.config.loader import resolve
 from areal_bus.config.sections import Config
-from areal_bus.core.effects import Effect, End, Mark, Progress, Record, Save, Send
+from areal_bus.core.effects import Effect, End, EvictForGood, Mark, Progress, Record, Save, Send
 from areal_bus.core.events import Event
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, HeadSavepoint
 from areal_bus.errors import CheckpointError, ConfigError
-from areal_bus.messages import Ack, Finished, Heartbeat, Message, Stop, Term
+from areal_bus.messages import Ack, Evict, Finished, Heartbeat, Message, Stop, Term
 from areal_bus.storage.head_checkpoints import path_of, save
 from areal_bus.storage.journal import Journal
 from tests.actors.head.test_alerts import kept
@@ -237,6 +237,31 @@ def test_the_console_prints_steps_evaluations_and_warnings_after_an_actor_failed
     )
     for printed in ("0.250", "evaluation step-2", "warning: generator-0 is paused", "generator-0.1: loads the model"):
         assert printed in out.getvalue()
+
+
+def test_the_next_head_of_a_start_knows_who_is_evicted_for_good_and_a_later_start_has_all(
+    shell: Shell, tmp_path: Path
+) -> None:
+    known: list[list[int]] = []
+
+    class Noted(Wire):
+        def send_all(self, letters: Iterable[tuple[str, Message]]) -> None:
+            known.append(evicted_for_good(tmp_path, "j"))
+            super().send_all(letters)
+
+    assert evicted_for_good(tmp_path, "j") == []
+    orders = Send("generator-1.2", Evict("no", for_good=True))
+    shell._carry_out(Noted(tmp_path), [EvictForGood((1,)), orders])  # type: ignore[arg-type]
+    assert known == [[1]], "it is on disk before the order is sent"
+    assert evicted_for_good(tmp_path, "the next start") == []
+
+
+def test_a_disk_that_does_not_take_an_eviction_for_good_is_a_warning(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "evicted.json").mkdir()
+    wire = Wire(tmp_path)
+    shell._carry_out(wire, [EvictForGood((1,)), Send("generator-1.2", Evict("no", for_good=True))])  # type: ignore[arg-type]
+    assert [to for to, _, _ in wire.sent] == ["generator-1.2"]
+    assert evicted_for_good(tmp_path, "j") == []
 
 
 def test_terms_go_on_where_the_last_head_was(tmp_path: Path) -> None:

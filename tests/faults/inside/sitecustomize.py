@@ -236,6 +236,12 @@ def limit(module: Any) -> None:
     module.LEAST_S = float(told("lease_s") or module.LEAST_S)
 
 
+def pauses(module: Any) -> None:
+    """Generators whose leases fail are paused for a short time in a test."""
+    if seconds := told("pause_s"):
+        module.PAUSE_S = module.MOST_S = float(seconds)
+
+
 def generation(module: Any) -> None:
     """Drop a message to a generator ("drop")."""
     real_turn = module.Generator.turn
@@ -330,6 +336,7 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.head.shell": head,
     "areal_bus.core.transitions.training": decisions,
     "areal_bus.core.members.lease_limit": limit,
+    "areal_bus.core.members.lease_failures": pauses,
 }
 
 

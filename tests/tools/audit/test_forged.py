@@ -435,3 +435,12 @@ def test_every_invariant_has_its_forgery() -> None:
         words = name.replace(" ", "_").replace("-", "_")
         if invariant != "journal":
             assert f"test_{invariant}_{words}_is_caught" in tests
+
+
+def test_I6_a_generator_that_comes_back_after_it_was_evicted_for_good_is_caught(tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        name, why = GENERATORS[0], "evicted for good after 2 restarts: its last 8 leases failed"
+        forge.write(HEAD, "member", name=name, state="left", why=why)
+        forge.join(f"{name.partition('.')[0]}.1")
+
+    caught(tmp_path, "I6", edit, "generator-0.1 joins after it was evicted for good")

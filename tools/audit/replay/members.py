@@ -6,6 +6,7 @@ from tools.audit.journal_reader import JournalFile, Line
 
 GENERATOR = "generator-"
 STATES = ("joining", "stale", "healthy", "dead", "left")
+FOR_GOOD = "evicted for good"
 _HOLDS = re.compile(r"holds version (\d+)")
 
 
@@ -15,11 +16,14 @@ class Members:
     def __init__(self, file: JournalFile) -> None:
         self.file = file
         self.state: dict[str, str] = {}
+        self.gone: set[str] = set()  # actors that this head evicted for good
         self.version: dict[str, int] = {}  # of generators that completed a push since they were last dead
 
     def join(self, line: Line) -> list[str]:
         """A member joins. Returns its older incarnations, which end, and its own name if it joins again."""
         name = line["name"]
+        if _place(name) in self.gone:
+            self.file.add("I6", f"{name} joins after it was evicted for good")
         older = [known for known in self.state if _place(known) == _place(name)]
         for known in older:
             self._forget(known)
@@ -34,6 +38,7 @@ class Members:
         """A new head has no members."""
         self.state.clear()
         self.version.clear()
+        self.gone.clear()  # it may be of another start, with all generators
 
     def change(self, line: Line) -> str | None:
         """A change of state. Returns the name if the member is dead."""
@@ -53,6 +58,8 @@ class Members:
             self.file.add("I6", f"a generator that completed a push is healthy: {name} is {state}")
         if version is not None:
             self.version[name] = version
+        if line["why"].startswith(FOR_GOOD):
+            self.gone.add(_place(name))
         if state in ("dead", "left"):
             self.version.pop(name, None)
             return str(name)

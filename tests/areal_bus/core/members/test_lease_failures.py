@@ -1,16 +1,19 @@
 """Generators whose leases fail: who is paused, for how long, who is evicted, and where their prompts go."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_bus import messages as m
-from areal_bus.core.effects import Effect, Progress
+from areal_bus.core.effects import Effect, End, EvictForGood, Progress
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.members.lease_failures import FIRST, PATIENCE, LeaseFailures
+from areal_bus.core.members.lease_failures import EVICTIONS, FIRST, PATIENCE, LeaseFailures
+from areal_bus.core.state import HeadState
 from areal_bus.messages import Refund
+from areal_lab.staleness.simulator.scenario import Numbers
 from tests.areal_bus.core.test_head import head_with, sent
 from tests.areal_bus.core.transitions.test_refill import records
 
@@ -159,3 +162,126 @@ def test_an_evaluation_without_enough_answers_decides_nothing_and_says_so() -> N
     assert warning.startswith(
         "evaluation 'before' lacks 16 of 16 answers: under 95% are there, so checkpoint.keep_best"
     )
+
+
+# evictions for good
+
+
+def evict(head: Head, name: str, now: float, *, others_succeed: bool = True) -> tuple[list[Effect], float]:
+    """Its leases fail until it is evicted, or the job ends, while the others do good work and hold the weights."""
+    failures, effects = head.state.lease_failures, list[Effect]()
+    while name in head.state.members.by_name and not any(isinstance(x, End) for x in effects):
+        now += 100.0
+        for other in list(head.state.members.by_name):
+            effects += head.on(other, m.Heartbeat(0, None, ""), now)
+        if others_succeed:
+            failures.succeeded("generator-9.0")
+        for _ in range(FIRST):
+            failures.failed(name, "the device is in error")
+        effects += head.tick(now)
+    return effects, now
+
+
+def come_back(head: Head, name: str, now: float) -> list[Effect]:
+    index, incarnation = (int(number) for number in name.removeprefix("generator-").split("."))
+    return [
+        *head.on(name, m.Join(name, "generator", index, incarnation, "", 1, ""), now),
+        *head.on(name, m.Ready(4), now),
+    ]
+
+
+def orders(effects: list[Effect]) -> list[bool]:
+    """Of each eviction whether it is for good."""
+    return [order.for_good for _, order in sent(effects, m.Evict)]  # type: ignore[union-attr]
+
+
+def evict_for_good(head: Head, index: int, now: float = 0.0) -> tuple[list[Effect], float]:
+    effects: list[Effect] = []
+    for incarnation in range(EVICTIONS + 1):
+        effects, now = evict(head, f"generator-{index}.{incarnation}", now)
+        assert orders(effects) == [incarnation == EVICTIONS]
+        if incarnation < EVICTIONS:
+            come_back(head, f"generator-{index}.{incarnation + 1}", now)
+    return effects, now
+
+
+def test_a_generator_that_restarts_do_not_help_is_evicted_for_good_and_the_job_goes_on() -> None:
+    head, _ = head_with(n_generators=3)
+    effects, now = evict_for_good(head, 0)
+    assert [x.generators for x in effects if isinstance(x, EvictForGood)] == [(0,)]
+    assert not [x for x in effects if isinstance(x, End)]
+    (gone,) = [line for line in records(effects, Event.MEMBER) if line["state"] == "left"]
+    assert gone["name"] == "generator-0.2"
+    assert gone["why"].startswith("evicted for good after 2 restarts: its last ")
+    assert gone["why"].endswith("the last error: the device is in error")
+    (text,) = [x.fields["text"] for x in effects if isinstance(x, Progress) and "for good" in x.fields["text"]]
+    assert text.endswith("the job goes on with 2 of 3 generators")
+    again = come_back(head, "generator-0.3", now)  # the order was lost, and it joins again
+    assert set(orders(again)) == {True}
+    assert "generator-0.3" not in head.state.members.by_name
+
+
+def test_the_job_ends_with_a_sentence_when_the_last_of_its_generators_would_be_evicted_for_good() -> None:
+    head, _ = head_with(n_generators=2)
+    _, now = evict_for_good(head, 0)
+    effects: list[Effect] = []
+    for incarnation in range(EVICTIONS + 1):
+        effects, now = evict(head, f"generator-1.{incarnation}", now)
+        if incarnation < EVICTIONS:
+            come_back(head, f"generator-1.{incarnation + 1}", now)
+    (end,) = [x for x in effects if isinstance(x, End)]
+    assert end.code == 1
+    assert end.sentence.startswith(
+        "no generator of the job is left: generator-1.2 was evicted 3 times in a row: its last"
+    )
+    assert end.sentence.endswith("the last error: the device is in error")
+
+
+def test_a_success_between_two_evictions_begins_the_count_anew() -> None:
+    head, _ = head_with(n_generators=3)
+    now = 0.0
+    for incarnation in range(2 * EVICTIONS + 1):
+        effects, now = evict(head, f"generator-0.{incarnation}", now)
+        assert orders(effects) == [False]
+        come_back(head, f"generator-0.{incarnation + 1}", now)
+        head.state.lease_failures.succeeded(f"generator-0.{incarnation + 1}")
+
+
+def test_where_supervisors_restart_nothing_the_first_eviction_is_for_good() -> None:
+    head, _ = head_with(n_generators=3)
+    head.state.rules = replace(head.state.rules, max_restarts=0)
+    effects, _ = evict(head, BAD, 0.0)
+    assert orders(effects) == [True]
+
+
+def test_a_guest_is_never_evicted_for_good() -> None:
+    """Its own supervisor ends it."""
+    head, _ = head_with(n_generators=2)
+    now = 0.0
+    for incarnation in range(EVICTIONS + 2):
+        come_back(head, f"generator-5.{incarnation}", now)
+        effects, now = evict(head, f"generator-5.{incarnation}", now)
+        assert orders(effects) == [False]
+    assert not head.state.evicted
+
+
+def test_a_restarted_head_awaits_only_the_generators_that_were_not_evicted_for_good() -> None:
+    head, _ = head_with(n_generators=3, eta=0)
+    evict_for_good(head, 0)
+    state = HeadState(head.state.rules, Numbers(None), incarnation=1, term=1)
+    state.evicted.update(head.state.evicted)
+    after = Head(state, now=0.0)
+    for name, role, index in (
+        ("learner-0.1", "learner", 0), ("reward-0.0", "reward", 0), (GOOD, "generator", 1),
+        ("generator-2.0", "generator", 2),
+    ):  # fmt: skip
+        after.on(name, m.Join(name, role, index, int(name[-1]), "" if role == "generator" else name, 1, ""), 0.0)
+        after.on(name, m.Ready(4), 0.0)
+    after.on("learner-0.1", m.BeginTerm(0, "digest 0", 1), 0.0)
+    push = after.state.pushes.current
+    assert push is not None
+    effects: list[Effect] = []
+    for name in ("learner-0.1", GOOD, "generator-2.0"):
+        effects = after.on(name, m.PushDone(push.id, 0, "digest 0", 0.0, 0.0), 0.0)
+    assert {to for to, _ in sent(effects, m.Prompt)} == {GOOD, "generator-2.0"}
+    assert set(orders(come_back(after, "generator-0.2", 1.0))) == {True}
