@@ -45,6 +45,7 @@ from launch.run.resume import AUTO, AlreadyFinished, choose_run, exclusive_choic
 from launch.run.runs import Lock, PidFile, largest_incarnation, run_name, why_failed, why_refused
 from launch.run.supervise import Supervisor
 
+MAX_SENTENCE = 10_000  # characters of a rank's error in the exchange
 RANK_0_FIRST_S = 2.0  # the other ranks exit later than rank 0: mpirun ends the job at the first exit
 
 
@@ -72,9 +73,9 @@ def start_rank(config: Config, file: Path) -> tuple[Bootstrap, int]:
     try:
         bootstrap = open_bootstrap(config.launch)
         key_pair = new_pair()
-        gpus = count_gpus() if config.topology.gpus_per_host else (0, "")
-        mine = json.dumps({"facts": asdict(local_facts(key_pair.public)), "gpus": gpus}).encode()
-        reports = [json.loads(part) for part in bootstrap.allgather(mine)]
+        reports = [json.loads(part) for part in bootstrap.allgather(own_report(config, rank, key_pair))]
+        if failed := next((part for part in reports if "error" in part), None):
+            raise RankFailed(failed["error"], failed["code"])
         facts = named_apart([HostFacts(**part["facts"]) for part in reports])
         hosts = [fact.host for fact in facts]
         places = plan_ranks(config.topology, hosts)
@@ -84,13 +85,31 @@ def start_rank(config: Config, file: Path) -> tuple[Bootstrap, int]:
         transport(config.bus, facts)
         if rank == 0 and not config.bus.interface and len(set(hosts)) > 1:
             print(f"bus.interface: {describe(addresses[0], facts)}", flush=True)
-    except (ArealBusError, OSError) as error:
+    except Exception as error:  # noqa: BLE001  the other ranks end, too, whatever it is
         if bootstrap is not None:
             bootstrap.finish_exchanges()  # sends rank 0's answer first: the other ranks need it to find the same error
-        leave(report_error(rank, error))
+        leave(report_error(rank, error, Path(config.run.folder)))
     return bootstrap, run_actors(
         config, file, bootstrap, facts=facts, places=places, addresses=addresses, key_pair=key_pair
     )
+
+
+class RankFailed(ArealBusError):
+    """A rank cannot report its host to the others. All ranks end."""
+
+    def __init__(self, sentence: str, code: int) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def own_report(config: Config, rank: int, key_pair: KeyPair) -> bytes:
+    """What the other ranks must know of this one: its host and GPUs, or why it cannot start."""
+    try:
+        gpus = count_gpus() if config.topology.gpus_per_host else (0, "")
+        return json.dumps({"facts": asdict(local_facts(key_pair.public)), "gpus": gpus}).encode()
+    except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
+        why = sentence_of(error, Path(config.run.folder))
+        return json.dumps({"error": f"rank {rank}: {why[:MAX_SENTENCE]}", "code": code_of(error)}).encode()
 
 
 def run_actors(
@@ -156,8 +175,8 @@ def run_actors(
 def write_files(guest: Context, cleanup: list[HeadEndpoint | PidFile]) -> None:
     """RUN/join.json and RUN/pid. A run goes on without them: the other ranks have started by now."""
     try:
-        write_invitation(guest)
         cleanup.append(PidFile(guest.folder))
+        write_invitation(guest)
     except OSError as error:
         print(f"warning: no guest can join and {guest.folder}/pid is missing: {error}", file=sys.stderr, flush=True)
 
@@ -215,10 +234,8 @@ def prepare_run(
     except AlreadyFinished as done:
         print(done, flush=True)
         return {"code": 0}
-    except (ArealBusError, OSError) as error:
-        return {"code": report_error(0, error)}
     except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
-        return {"code": report_error(0, ArealBusError(why_failed(error, Path(config.run.folder))))}
+        return {"code": report_error(0, error, Path(config.run.folder))}
 
 
 def own_answer(config: Config, rank: int, answer: dict[str, Any]) -> dict[str, Any]:
@@ -226,8 +243,7 @@ def own_answer(config: Config, rank: int, answer: dict[str, Any]) -> dict[str, A
     try:
         return {"incarnations": largest_incarnation(journal_folders(config, answer))}
     except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
-        why = why_refused(error) if isinstance(error, OSError) else why_failed(error, Path(config.run.folder))
-        print(f"rank {rank}: error: {why}", file=sys.stderr, flush=True)
+        print(f"rank {rank}: error: {sentence_of(error, Path(config.run.folder))}", file=sys.stderr, flush=True)
         return {"incarnations": 0, "code": 1}
 
 
@@ -288,14 +304,33 @@ def with_keys(
     return replace(context, public_key=key_pair.public, secret_key=key_pair.secret, keys=keys)
 
 
-def report_error(rank: int, error: ArealBusError | OSError, *, wait_s: float = RANK_0_FIRST_S) -> int:
-    """Print the error on rank 0; the other ranks wait. Exit code: 2 for invalid input, else 1."""
+def report_error(rank: int, error: Exception, folder: Path = Path(), *, wait_s: float = RANK_0_FIRST_S) -> int:
+    """Print the error on rank 0; the other ranks wait. Exit code: 2 for invalid input, else 1. `folder`: run.folder,
+    for the traceback of an unexpected error.
+    """
     if rank == 0:
-        print(f"error: {why_refused(error) if isinstance(error, OSError) else error}", file=sys.stderr, flush=True)
-    else:
+        print(f"error: {sentence_of(error, folder)}", file=sys.stderr, flush=True)
+    elif isinstance(error, RanksMissing):  # without mpirun; the missing rank may be rank 0
         time.sleep(wait_s)
-        if isinstance(error, RanksMissing):  # without mpirun; the missing rank may be rank 0
-            print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
+        print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
+    elif isinstance(error, ArealBusError):  # rank 0 has it, too
+        time.sleep(wait_s)
+    else:
+        print(f"rank {rank}: error: {sentence_of(error, folder)}", file=sys.stderr, flush=True)
+    return code_of(error)
+
+
+def sentence_of(error: Exception, folder: Path) -> str:
+    """An error of the start in one sentence. An unexpected one has its traceback in run.folder."""
+    if isinstance(error, ArealBusError):
+        return str(error)
+    return why_refused(error) if isinstance(error, OSError) else why_failed(error, folder)
+
+
+def code_of(error: Exception) -> int:
+    """Exit code of a start that ends with this error."""
+    if isinstance(error, RankFailed):
+        return error.code
     return 2 if isinstance(error, ConfigError) else 1
 
 

@@ -257,6 +257,7 @@ class PidFile:
 
     def __init__(self, run: Path) -> None:
         self._path = run / PID
+        self._path.unlink(missing_ok=True)  # of an earlier start that could not remove it; a full disk permits it
         write_atomic(self._path, f"{os.getpid()}\n")
 
     def remove(self) -> None:
