@@ -1,6 +1,6 @@
 """What a sample of this run may hold, from the settings and the model's config.json. Imports no torch."""
 
-from actors.models.loading import published_number
+from actors.models.model_config import published_number
 from areal_bus.config.rollout import changes_logits
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.core.parts.sample_limits import SampleLimits

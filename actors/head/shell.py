@@ -212,8 +212,8 @@ class Shell:
             term=next_term(self.folder),
             checkpoints=self.checkpoints.load(),
             savepoints=self.checkpoints.waypoints(),
-            evicted=evicted_for_good(self.folder, context.job),
         )
+        self.state.evicted.update(evicted_for_good(self.folder, context.job))
         self.head = Head(self.state, now=time.monotonic())
         self.stall_monitor = StallMonitor(config.watchdog, heartbeat_s=config.bus.heartbeat_s)
 

@@ -16,12 +16,12 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 
 from actors.models.adapter_folder import WEIGHTS_FILE, base_of, is_adapter_folder, merge_folder
+from actors.models.model_config import HUB_ID, number_of, read_json
 from actors.models.scratch import is_scratch_folder
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import python
 
-HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"
 REPLY = "reply"  # of the conversation that shows how a template ends a turn
 CLOCK = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")  # by which a chat template asks for the date
 LINE = 64  # bytes of a cache line
@@ -120,8 +120,8 @@ def _tokenizer_class(path: str) -> Any:
     """AutoTokenizer, which brings torch; for a plain Llama folder the class that it would find, which does not."""
     import transformers
 
-    if (Path(path) / "tokenizer.json").is_file() and _json(path, "config.json").get("model_type") == "llama":
-        settings = _json(path, "tokenizer_config.json")
+    if (Path(path) / "tokenizer.json").is_file() and read_json(path, "config.json").get("model_type") == "llama":
+        settings = read_json(path, "tokenizer_config.json")
         if settings.get("tokenizer_class") in PLAIN_TOKENIZERS and "auto_map" not in settings:
             return transformers.PreTrainedTokenizerFast
     return transformers.AutoTokenizer
@@ -131,7 +131,7 @@ def max_positions(path: str) -> int | None:
     """Longest sequence that the model's config.json allows; None where it does not say. No torch."""
     path = base_of(path)
     if Path(path).is_dir():
-        config = _json(path, "config.json")
+        config = read_json(path, "config.json")
     else:
         from transformers.utils.hub import cached_file
 
@@ -139,36 +139,8 @@ def max_positions(path: str) -> int | None:
             file = cached_file(path, "config.json")
         except OSError as error:
             raise ConfigError(f"model.path must be a model of the hub: {path}: {_first(error)}") from error
-        config = _json(str(Path(str(file)).parent), "config.json")
-    return _number(config, "max_position_embeddings")
-
-
-def published_number(path: str, name: str) -> int | None:
-    """A number of the config.json of a model that is on this host; None where it has none. No torch, no network."""
-    path = base_of(path) if path else path
-    if HUB_ID.match(path) and not Path(path).is_dir():
-        from huggingface_hub import try_to_load_from_cache  # imported only for a model of the hub
-
-        file = try_to_load_from_cache(path, "config.json")
-        path = str(Path(file).parent) if isinstance(file, str) else ""
-    return _number(_json(path, "config.json"), name) if path else None
-
-
-def _number(config: dict[str, Any], name: str) -> int | None:
-    found = (config.get("text_config") or config).get(name)
-    return found if type(found) is int else None
-
-
-def _json(folder: str, name: str) -> dict[str, Any]:
-    """An object from a model's folder, {} when the file is not there. Raises ConfigError when it is no object."""
-    file = Path(folder) / name
-    try:
-        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{name} of a model must be a JSON object: {file}: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{name} of a model must be a JSON object: {file} holds a {type(value).__name__}")
-    return value
+        config = read_json(str(Path(str(file)).parent), "config.json")
+    return number_of(config, "max_position_embeddings")
 
 
 def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = None) -> Any:
@@ -275,7 +247,7 @@ def _config(path: str) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    settings = _json(path, "config.json") if Path(path).is_dir() else {}
+    settings = read_json(path, "config.json") if Path(path).is_dir() else {}
     padding, kind = settings.get("pad_token_id"), settings.get("model_type")
     if isinstance(padding, list) and isinstance(kind, str) and kind in CONFIG_MAPPING:
         return CONFIG_MAPPING[kind].from_dict(settings | {"pad_token_id": padding[0] if padding else None})

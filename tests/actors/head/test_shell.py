@@ -8,6 +8,8 @@ import os
 import pty
 import re
 import socket
+import subprocess
+import sys
 import termios
 from collections.abc import Iterable
 from dataclasses import replace
@@ -374,3 +376,11 @@ def test_a_pipe_gets_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.split()[:6] == ["149", "147", "0.500", "0.250", "1.25/3", "0.0%"]
     monkeypatch.setenv("COLUMNS", "70")
     assert rows_on(None, monkeypatch)[0] == heading
+
+
+def test_the_head_imports_nothing_large() -> None:
+    """Its planned memory (launch/memory) has no room for numpy (11 MiB) or for tokenizers and the hub (8 MiB)."""
+    large = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub")
+    code = f"import sys, actors.head.shell; print([name for name in {large!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
