@@ -95,7 +95,7 @@ def test_no_source_of_ours_pickles() -> None:
         "from torch.distributed.checkpoint.state_dict_saver import save",
     ],
 )
-def test_what_pickles_is_found(source: str) -> None:
+def test_uses_of_pickle_are_found(source: str) -> None:
     assert faults(source, mpi=True)
 
 
@@ -109,7 +109,7 @@ def test_what_pickles_is_found(source: str) -> None:
         "from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader",
     ],
 )
-def test_what_does_not_pickle_is_left_alone(source: str) -> None:
+def test_code_without_pickle_is_accepted(source: str) -> None:
     assert not faults(source, mpi=True)
 
 

@@ -103,7 +103,7 @@ def test_own_parts_and_an_own_workflow_of_two_turns_which_asks_by_the_chat_templ
 
 
 @pytest.mark.slow
-def test_item_18_the_loop_of_the_docs_runs_as_shown(mine: Path) -> None:
+def test_the_loop_of_the_docs_runs_as_shown(mine: Path) -> None:
     words = ["learner.loop=loops:train", "reward.function=noise:score", "run.total_train_steps=2"]
     (mine / "mine/noise.py").write_text("def score(completion): return len(completion) % 3")
     done = launch(mine, *words, "evaluate.before=false", "evaluate.after=false")
@@ -113,7 +113,7 @@ def test_item_18_the_loop_of_the_docs_runs_as_shown(mine: Path) -> None:
     assert all(int(n) > 0 for _, n in lines)
 
 
-def test_item_18_the_docs_of_the_loop_name_every_field_of_batch_and_item() -> None:
+def test_the_docs_of_the_loop_name_every_field_of_batch_and_item() -> None:
     named = set(re.findall(r"`([\w.]+)`", LOOP))
     assert {field.name for kind in (Batch, Item) for field in dataclasses.fields(kind)} <= named
 

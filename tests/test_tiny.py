@@ -97,7 +97,7 @@ def test_the_tiny_model_learns(run: Path) -> None:
     assert gain(run, 5) >= 0.15
 
 
-def test_a_tracker_beside_the_job_has_the_series_of_its_whole_journal(run: Path, tmp_path: Path) -> None:
+def test_a_tracker_started_later_has_the_series_of_the_whole_journal(run: Path, tmp_path: Path) -> None:
     export.main([str(run), "--to", "csv", "--out", str(tmp_path)])
     beside, afterwards = (folder / "csv" / "scalars.csv" for folder in (run / "trackers", tmp_path))
     assert beside.read_text() == afterwards.read_text()

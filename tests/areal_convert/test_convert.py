@@ -246,7 +246,9 @@ def test_wrong_input_gives_one_sentence(text: str, options: list[str], why: str,
     assert "\n" not in str(caught.value)
 
 
-def test_json_references_and_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_configs_are_converted_and_missing_values_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="readable"):
         read_foreign(tmp_path / "none.json")
     file = tmp_path / "grpo.json"
@@ -320,7 +322,7 @@ def test_an_unknown_setting_is_printed_by_name(name: str, sections: str) -> None
     assert all(f"  {key}: not known to this tool" in printed for key in keys)
 
 
-def test_the_lists_print_what_is_off_and_what_is_placement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_all_lists_unset_and_placement_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "verl.yaml"
     file.write_text(
         "algorithm: {use_pf_ppo: false, pf_ppo: {weight_pow: 2.0}}\ntrainer: {device: cuda, test_freq: 3}\n"

@@ -258,7 +258,7 @@ def test_a_paired_difference_of_a_shift_is_the_shift(scores: dict[int, float], s
     assert found.n == len(scores)
 
 
-def test_the_interval_decides_what_is_said() -> None:
+def test_the_verdict_follows_from_the_interval() -> None:
     def verdict(*differences: float) -> str:
         found = paired(dict(enumerate(differences)), dict.fromkeys(range(len(differences)), 0.0))
         assert found is not None
@@ -344,7 +344,7 @@ def test_the_border_of_the_published_table_is_that_of_one_task() -> None:
     assert found.error < 0.05
 
 
-def test_what_the_border_cannot_read_is_named(tmp_path: Path) -> None:
+def test_border_names_files_and_filters_that_it_cannot_read(tmp_path: Path) -> None:
     table = ROOT / "docs" / "tolerance" / "runs.csv"
     with pytest.raises(ConfigError, match="there is no "):
         border.read_scores(tmp_path / "gone.csv", "rloo-naive")

@@ -43,14 +43,14 @@ def job(**changes: object) -> Job:
         ({"rollout__exact_lag": [], "topology__gpus_per_host": 1}, JobStart(None, is_forked=False, n_cores=3)),
     ],
 )  # fmt: skip
-def test_a_job_is_forked_unless_it_has_a_gpu_or_the_config_says_how_it_starts(
+def test_a_job_is_forked_unless_it_has_a_gpu_or_a_configured_start_method(
     changes: dict[str, object], start: JobStart
 ) -> None:
     assert start_of(job(**changes), ranks=3) == start
     assert loop_of(job(**changes).load()) == start.loop
 
 
-def test_the_server_imports_what_the_task_of_the_sweep_needs() -> None:
+def test_the_fork_server_imports_the_modules_of_the_sweeps_task() -> None:
     assert modules_of(job().load()) == []
     assert modules_of(job(data__task="reasoning-gym:spell_backward").load()) == ["actors.rewards.functions.reasoning"]
 

@@ -175,7 +175,7 @@ def test_a_token_that_has_begun_keeps_its_version() -> None:
     assert pace.seconds((0, 0), 3) == 7.0
 
 
-def test_what_virtual_time_cannot_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_virtual_time_cannot_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for key, value, why in (
         ("rollout.exact_lag", "2", "the lag of a ring follows from its timing"),
         ("virtual_time.seconds", "5", "a ring runs in real time"),

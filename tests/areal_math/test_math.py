@@ -340,7 +340,7 @@ GOLDS = ["6", r"\frac{1}{2}", "x^2+1", "1,-2", r"\text{east}", "B", "(1,2)", "x=
 
 @pytest.mark.slow
 @pytest.mark.parametrize("completion", POISON, ids=range(len(POISON)))
-def test_what_a_completion_does_wrong_is_a_verdict_of_false(completion: str) -> None:  # item 2
+def test_an_invalid_completion_is_a_verdict_of_false(completion: str) -> None:  # item 2
     assert [mathematics.score("", completion, {"answer": gold}).correct for gold in GOLDS] == [False] * len(GOLDS)
 
 

@@ -59,7 +59,7 @@ class Asked:
         return Turn([1], "x", "length")
 
 
-def test_each_sample_of_a_group_is_as_long_as_its_row_says_whichever_generator_begins_it(tmp_path: Path) -> None:
+def test_each_sample_of_a_group_has_the_length_of_its_row_on_any_generator(tmp_path: Path) -> None:
     config = written(tmp_path)
     row = {"question": "abc", "lengths": [5, 9, 7]}
     for _ in range(2):
@@ -209,7 +209,7 @@ class Ended:
         return {}
 
 
-def test_a_bench_that_is_told_to_end_ends_its_jobs_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bench_that_is_terminated_ends_its_jobs_first(monkeypatch: pytest.MonkeyPatch) -> None:
     before, bench = signal.getsignal(signal.SIGTERM), Ended()
     monkeypatch.setitem(BENCHES, "ended", bench)  # type: ignore[misc]
     with pytest.raises(SystemExit, match="143"):
@@ -253,7 +253,7 @@ def test_a_job_clock_stands_while_the_job_does(tmp_path: Path) -> None:
     assert lane.since(2)[1][0]["clock_s"] == pytest.approx(now - 0.5)
 
 
-def test_a_setting_costs_seconds_a_trained_token_and_says_how_old_they_were(tmp_path: Path) -> None:
+def test_a_setting_reports_seconds_per_trained_token_and_staleness(tmp_path: Path) -> None:
     lane = Standing(tmp_path / "run")
     lane.write(*update(1, 1.0), *update(2, 3.0, n=100, lag=1.0, masked=50), *update(3, 5.0, n=300, lag=2.0))
     lane._run_until(1)

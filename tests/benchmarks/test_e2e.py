@@ -25,7 +25,7 @@ def test_completions_have_rewards_of_their_own_so_that_no_group_is_without_advan
 
 
 @pytest.mark.slow
-def test_a_prompt_has_the_length_that_is_said_and_nobody_can_sample_its_end(tmp_path: Path) -> None:
+def test_a_prompt_has_the_configured_length_and_eos_is_never_sampled(tmp_path: Path) -> None:
     with worker_process.ours("e2e.ours") as ours:
         assert ours.ask("write", folder=str(tmp_path / "model")) == 857_216
     folder = check_model_path(str(tmp_path / "model"), tmp_path)
@@ -103,7 +103,7 @@ def burn(cpu_s: float) -> None:
 
 
 @pytest.mark.soak
-def test_the_job_trains_what_is_said_and_stands_still_while_it_is_held(tmp_path: Path) -> None:
+def test_the_job_trains_the_configured_batch_and_stops_while_it_is_suspended(tmp_path: Path) -> None:
     with worker_process.ours("e2e.ours") as ours:
         ours.ask("write", folder=str(tmp_path / "model"))
     with E2eJob(tmp_path, "decoupled", quiet=True).started() as ring:

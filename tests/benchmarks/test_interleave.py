@@ -91,7 +91,7 @@ def test_a_machine_that_never_holds_still_gives_no_figure() -> None:
         interleave({"ours": lambda: 1.0}, replay([1.0, 2.0]))
 
 
-def test_a_side_answers_and_what_it_prints_is_no_answer(toy: Side) -> None:
+def test_a_worker_answers_and_its_printed_output_is_not_an_answer(toy: Side) -> None:
     with toy:
         assert toy.about == {"name": "toy"}
         assert toy.ask("shout", text="hello") == "HELLO"
@@ -119,7 +119,7 @@ def test_so_is_one_that_has_ended_before_it_is_asked(toy: Side) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["loss", "pack", "reward", "wire"])
-def test_without_the_peers_a_comparison_ends_with_code_2_and_what_to_run(
+def test_a_comparison_without_the_peers_ends_with_code_2_and_the_command_to_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(worker_process, "PEERS", tmp_path / "python")

@@ -61,7 +61,7 @@ def pair(predicted: float, lag: float) -> Pair:
     return Pair(ALONE, CROWDED, RunComparison(Split(1, 2), 1, 100.0, 0.9, 20, told), 0.02)
 
 
-def test_figures_count_what_is_within_the_bounds_and_the_table_has_a_row_a_pair() -> None:
+def test_figures_count_pairs_within_the_bounds_and_the_table_has_a_row_per_pair() -> None:
     found = figures([pair(109.0, 1.0), pair(80.0, 0.5)])
     assert (found["pairs"], found["within_10_percent"], found["lag_within_a_quarter"]) == (2, 1, 1)
     assert (found["mean_error"], found["largest_error"], found["largest_lag_error"]) == (0.145, 0.2, 0.4)
@@ -72,9 +72,7 @@ def test_figures_count_what_is_within_the_bounds_and_the_table_has_a_row_a_pair(
     assert figures([])["largest_error"] is None
 
 
-def test_other_work_is_what_the_machine_did_beside_the_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_work_is_the_cpu_time_outside_the_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stat = tmp_path / "stat"
     monkeypatch.setattr(machine, "STAT", stat)
     hertz = os.sysconf("SC_CLK_TCK")

@@ -30,7 +30,7 @@ def test_the_evaluation_before_is_made_once_though_learner_and_head_die_at_versi
     assert summary["evaluations"]["before"]["n"] == 8
 
 
-def test_a_resumed_job_that_is_drained_while_it_assembles_says_at_which_version(tmp_path: Path) -> None:
+def test_a_resumed_job_drained_while_it_assembles_reports_its_version(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=9", "checkpoint.every_steps=2")
     ring.hold(2)
     with ring.started():

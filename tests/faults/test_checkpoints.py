@@ -98,7 +98,7 @@ def test_row_11_when_none_is_whole_the_job_ends_with_a_sentence_and_trains_nothi
     assert "a run goes on from a checkpoint whose files are whole" in ring.output
 
 
-def test_row_10_what_a_dead_writer_left_half_done_is_no_checkpoint(killed: Ring, tmp_path: Path) -> None:
+def test_row_10_a_half_written_checkpoint_of_a_dead_writer_is_ignored(killed: Ring, tmp_path: Path) -> None:
     """A checkpoint under a temporary name is not used, even when it is complete."""
     ring = copy_of(killed, tmp_path)
     shelf = ring.run / "checkpoints"

@@ -8,7 +8,7 @@ from tests.faults.ring import Ring
 
 
 @pytest.mark.soak
-def test_what_a_killed_generator_had_reported_is_continued_by_another(tmp_path: Path) -> None:
+def test_partials_of_a_killed_generator_are_continued_by_another(tmp_path: Path) -> None:
     options = ("run.total_train_steps=6", "rollout.report_tokens=2", "rollout.max_head_offpolicyness=2")
     ring = Ring(tmp_path / "ring", *options)
     with ring.started():

@@ -111,7 +111,7 @@ def open_house() -> Iterator[None]:
         HOUSES.clear()
 
 
-def test_row_29_who_goes_on_is_struck_off_and_heard_no_more() -> None:
+def test_row_29_a_peer_that_keeps_sending_garbage_is_banned_and_ignored() -> None:
     with house() as head, dealer(head.endpoint) as bomber:
         for _ in range(STRIKES):
             bomber.send(b"\x91" * 60_000)
@@ -123,6 +123,6 @@ def test_row_29_who_goes_on_is_struck_off_and_heard_no_more() -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("keys", [False, True])
-def test_row_40_512_clients_at_once_are_all_heard_within_a_minute(keys: bool) -> None:
+def test_row_40_512_clients_at_once_are_all_received_within_a_minute(keys: bool) -> None:
     """No client's first message is lost (tests/areal_bus/transport/test_crowd.py also tests ipc)."""
     assert crowd(16, 32, listen="tcp://127.0.0.1:0", keys=keys) < PATIENCE_S

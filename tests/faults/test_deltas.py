@@ -14,7 +14,7 @@ DELTAS = ("weights.delta_push=auto", "weights.route=gloo", "model.dtype=bfloat16
 
 
 @pytest.mark.slow
-def test_a_ring_outlives_a_kill_in_a_delta_and_who_was_away_catches_up_by_one(tmp_path: Path) -> None:
+def test_a_ring_survives_a_kill_in_a_delta_and_the_killed_member_catches_up_by_one(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=10", *DELTAS)
     ring.hold(2)
     with ring.started():

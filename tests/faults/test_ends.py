@@ -47,7 +47,7 @@ def test_row_32_stragglers_are_treated_as_the_policy_declares(policy: StalenessP
         assert (n_masked > 0, n_dropped > 0) == (policy is StalenessPolicy.MASK, policy is StalenessPolicy.DROP)
 
 
-def test_row_32_what_dropping_costs_long_answers_is_reported(tmp_path: Path) -> None:
+def test_row_32_the_cost_of_dropping_long_answers_is_reported(tmp_path: Path) -> None:
     told = {}
     for policy in (StalenessPolicy.DROP, StalenessPolicy.HOLD):
         one = straggling(policy, 3)
@@ -65,7 +65,7 @@ def test_row_32_what_dropping_costs_long_answers_is_reported(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("policy", StalenessPolicy)
 @pytest.mark.parametrize("what", ["p_error", "p_unsampled"])
-def test_row_33_when_every_group_fails_the_job_ends_and_says_why(policy: StalenessPolicy, what: str) -> None:
+def test_row_33_when_every_group_fails_the_job_ends_with_the_reason(policy: StalenessPolicy, what: str) -> None:
     """A bounded number of prompts is spent on finding out, however many there are (I11)."""
     one = scenario(1, policy, total_steps=50, **{what: 1.0})
     ring, outcome = play(one)

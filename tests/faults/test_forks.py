@@ -52,7 +52,7 @@ def test_a_forked_actor_that_dies_is_forked_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["fork server", "attendant"])
-def test_no_process_outlives_the_fork_server_or_what_mpirun_started(tmp_path: Path, victim: str) -> None:
+def test_no_process_survives_the_fork_server_or_mpiruns_child(tmp_path: Path, victim: str) -> None:
     with Ring(tmp_path, *FORK, ranks=3).started() as ring:
         ring.until("update", version=1)
         server = parent_of(parent_of(ring.actor("generator-0")[0]))

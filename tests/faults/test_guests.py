@@ -101,7 +101,7 @@ def test_the_run_survives_its_guest(guest: Guest) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_the_guest_held_goes_to_others(guest: Guest, fault: str) -> None:
+def test_prompts_of_a_dead_guest_are_leased_to_others(guest: Guest, fault: str) -> None:
     """Each prompt that it held, and that was not complete by the verdicts under way, is leased again at once."""
     ring, outage = guest.ring, guest.outages[fault]
     held: set[int] = set()

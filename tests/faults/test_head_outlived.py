@@ -98,7 +98,7 @@ def test_at_eta_0_a_run_whose_head_was_killed_is_bit_equal_to_one_without(outliv
 
 
 @pytest.mark.slow
-def test_the_terminal_says_where_each_term_begins(outlived: Outlived) -> None:
+def test_the_terminal_shows_the_start_of_each_term(outlived: Outlived) -> None:
     said = outlived.ring.output
     for version in (2, 3):
         assert f"begins at version {version}" in said

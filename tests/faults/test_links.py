@@ -71,7 +71,7 @@ def late(until_s: float) -> type:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_row_17_what_comes_after_its_lease_was_lost_is_refused(seed: int) -> None:
+def test_row_17_a_sample_after_the_loss_of_its_lease_is_refused(seed: int) -> None:
     ring = survive(scenario(seed, total_steps=16, silent_s=LEASE_S, lengths=LONG, capacity=2), late(80.0))
     died = when(ring, Event.MEMBER, name=GENERATOR, state="dead")
     assert LEASE_S < died - 14.0 + BEAT_S < LEASE_S + 3 * BEAT_S
@@ -122,7 +122,7 @@ def test_row_19_a_partition_that_heals_consumes_nothing_twice(policy: StalenessP
             assert survive(one).head.state.gate.u == one.total_steps
 
 
-def test_row_21_a_lost_reply_to_what_was_done_or_is_being_done_is_no_second_result() -> None:
+def test_row_21_a_lost_reply_to_a_served_request_causes_no_second_result() -> None:
     """kind 3: the request was heard. The first reply to each is lost; and it is asked again while it is scored."""
     for seed in SEEDS:
         answered: set[object] = set()

@@ -144,7 +144,7 @@ def test_row_03_stop_generator_in_a_push_until_after_its_deadline(pushes: Pushes
     check_fenced(ring, broken, broken.blow.name)
 
 
-def test_row_22_a_generator_that_lags_is_not_fed_and_judged_by_what_it_holds(pushes: Pushes) -> None:
+def test_row_22_a_generator_that_lags_gets_no_leases_and_is_judged_by_its_version(pushes: Pushes) -> None:
     ring, broken = pushes.ring, pushes.lagging
     assert broken is not None
     check_clock_went_on(ring, broken)
@@ -171,14 +171,14 @@ def test_row_24_wrong_bytes_are_refused_by_their_hash(pushes: Pushes) -> None:
     assert f"push of version {broken.version}: {broken.blow.name}: received bytes must have" in ring.output
 
 
-def test_row_25_a_push_that_a_generator_never_heard_of_reaches_it_again(pushes: Pushes) -> None:
+def test_row_25_a_push_whose_announcement_was_lost_is_repeated(pushes: Pushes) -> None:
     ring, broken = pushes.ring, pushes.unheard
     assert broken is not None
     check_clock_went_on(ring, broken)
     check_fenced(ring, broken, broken.blow.name)
 
 
-def test_row_25_a_new_term_that_a_generator_never_heard_of_comes_with_the_next_push(tmp_path: Path) -> None:
+def test_row_25_a_lost_term_announcement_comes_with_the_next_push(tmp_path: Path) -> None:
     """It ends its samples of the lost versions and mixes no version of them into others."""
     ring = Ring(tmp_path, "run.total_train_steps=8")
     ring.hold(3)

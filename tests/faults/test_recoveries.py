@@ -73,7 +73,7 @@ def test_a_learner_is_back_with_the_first_update_of_its_term() -> None:
     assert list(returns(lines, [Blow(Role.LEARNER, "learner-0.0", 10.0)])) == [6.5]
 
 
-def test_what_a_term_undoes_is_neither_lost_nor_trained_twice() -> None:
+def test_prompts_undone_by_a_term_are_neither_lost_nor_trained_twice() -> None:
     admits = [line(0.0, "admit", uid=uid) for uid in range(5)]
     trained = [line(1.0, "trajectory", uid=uid, sample=0, step=step) for uid, step in ((0, 0), (1, 1), (2, 1))]
     back = line(2.0, "term", version=1, next_uid=3, open=[1, 2])

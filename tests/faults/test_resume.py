@@ -231,7 +231,7 @@ def test_row_38_a_drained_job_ends_with_0_and_goes_on_without_a_lost_step(tmp_pa
 
 
 @pytest.mark.soak
-def test_a_finished_run_is_extended_and_what_it_had_left_open_is_trained(tmp_path: Path) -> None:
+def test_a_finished_run_is_extended_and_its_open_prompts_are_trained(tmp_path: Path) -> None:
     """No row is skipped and none is trained twice, as if the run had been longer from the start."""
     ring = Ring(tmp_path, "run.total_train_steps=3")
     with ring.started():

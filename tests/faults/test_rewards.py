@@ -108,7 +108,7 @@ def scored_elsewhere(rewards: Rewards, struck: Struck) -> list[Line]:
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_row_05_what_a_reward_held_is_scored_by_the_other_one(rewards: Rewards, how: str) -> None:
+def test_row_05_trajectories_of_a_dead_reward_are_scored_by_the_other_one(rewards: Rewards, how: str) -> None:
     """Scored within 5 s, each with a value: none is refunded or sampled again."""
     ring, struck = rewards.ring, getattr(rewards, how)
     assert len(struck.held) > 1

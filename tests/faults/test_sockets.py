@@ -77,7 +77,7 @@ def test_row_14_a_trajectory_lost_on_its_way_to_a_reward_is_sent_again() -> None
 
 
 @pytest.mark.soak
-def test_row_17_what_is_delayed_beyond_its_lease_is_refused() -> None:
+def test_row_17_a_sample_delayed_beyond_its_lease_is_refused() -> None:
     with wired(total_steps=12, capacity=2) as ring:
         proxies = [ring.world.between(GENERATOR, to) for to in ("head", "reward-0.0", "reward-1.0")]
         for proxy in proxies:
@@ -139,7 +139,7 @@ def test_row_19_a_full_partition_that_heals(who: str) -> None:
 
 
 @pytest.mark.soak
-def test_row_20_a_slow_link_holds_up_its_member_and_nobody_else() -> None:
+def test_row_20_a_slow_link_delays_only_its_own_member() -> None:
     """2 KB a second to one of three generators, heartbeats included: it never gets more than it has slots (I9)."""
     with wired(total_steps=10, n_generators=3, capacity=2) as ring:
         proxy = ring.world.between(GENERATOR, "head")

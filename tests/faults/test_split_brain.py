@@ -68,7 +68,7 @@ def ring(tmp_path: Path) -> Iterator[Ring]:
         yield ring
 
 
-def test_row_26_an_older_learner_is_told_to_end_and_changes_nothing(ring: Ring) -> None:
+def test_row_26_an_older_learner_is_sent_stop_and_changes_nothing(ring: Ring) -> None:
     blow = ring.kill("learner-0")
     ring.until("term", after=blow.t)
     ring.until("update", version=3, after=blow.t)

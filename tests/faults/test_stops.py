@@ -55,7 +55,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
         yield Stopped(ring, blow, resumed)
 
 
-def test_row_04_what_a_stopped_generator_held_goes_to_another(stopped: Stopped) -> None:
+def test_row_04_prompts_of_a_stopped_generator_are_leased_to_another(stopped: Stopped) -> None:
     ring, blow = stopped.ring, stopped.blow
     (dead,) = ring.lines("member", name=blow.name, state="dead")
     assert SILENT_S - 0.5 <= dead["t"] - blow.t <= SILENT_S + SLACK_S

@@ -99,13 +99,13 @@ def test_row_27_a_stolen_name_is_refused_by_its_key(siege: Siege) -> None:
     )
 
 
-def test_row_28_who_has_no_key_or_talks_garbage_is_dropped_and_counted(siege: Siege) -> None:
+def test_row_28_a_peer_without_a_key_or_with_garbage_is_dropped_and_counted(siege: Siege) -> None:
     assert siege.refused("handshake")
     assert siege.refused("key", "127.0.0.1")
     assert siege.ring.output.count("head: rejected input of '127.0.0.1'") == 1
 
 
-def test_32_19_20_the_guests_key_orders_nothing_and_forges_nothing(siege: Siege) -> None:
+def test_the_guests_key_orders_nothing_and_forges_nothing(siege: Siege) -> None:
     """One Stop ended the reward for ever; forged samples of other generators were trained."""
     orders = siege.ring.lines("refused", role="reward", after=siege.began, sender="generator-67.0", reason="role")
     assert orders

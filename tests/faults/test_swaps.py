@@ -19,7 +19,7 @@ from areal_lab.staleness.simulator.scenario import ScenarioLengths, Tail
 from tests.faults.simulated import arrived, play, scenario
 
 
-def test_row_42_in_the_ring_no_token_is_made_of_what_was_cancelled_before_a_swap() -> None:
+def test_row_42_no_token_is_sampled_for_groups_cancelled_before_a_swap() -> None:
     """Refunds cancel groups while others' weights arrive; nothing of those groups is sampled, swapped or sent on."""
     n_cancelled = 0
     for seed in range(6):

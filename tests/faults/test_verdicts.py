@@ -94,7 +94,7 @@ def test_row_06_a_reward_that_hangs_is_a_timeout_and_its_worker_is_killed(answer
 
 
 @pytest.mark.parametrize("trick", NUMBERS)
-def test_row_07_what_is_no_number_is_never_trained(answers: Answers, trick: str) -> None:
+def test_row_07_a_reward_that_is_not_a_number_is_never_trained(answers: Answers, trick: str) -> None:
     answer = answers.by_trick[trick]
     assert answer.line["status"] == "error"
     check_never_trained(answers, answer, "reward_error")
@@ -109,7 +109,7 @@ def test_row_08_a_lie_that_ends_its_process_or_fills_the_disk_is_an_error(answer
     assert not filled.exists() or filled.stat().st_size <= 1 << 30
 
 
-def test_row_08_a_child_that_a_reward_forks_has_no_say(answers: Answers) -> None:
+def test_row_08_output_of_a_forked_child_is_not_taken_as_the_verdict(answers: Answers) -> None:
     ring, answer = answers.ring, answers.by_trick["fork"]
     assert answer.line["status"] == "value"
     rewards = [line["reward"] for line in ring.lines("scored") if line["status"] == "value"]

@@ -63,7 +63,7 @@ def test_the_plain_loop_takes_part_in_no_ring() -> None:
         ("learner.loop=my:loop", "my:loop"),
     ],
 )
-def test_the_plain_loop_refuses_what_it_cannot_stand_for(change: str, sentence: str) -> None:
+def test_the_synchronous_reference_refuses_settings_that_it_does_not_implement(change: str, sentence: str) -> None:
     synchronous_reference.check(load(eta0.CONFIG, eta0.CHANGES), 1)
     with pytest.raises(ConfigError, match=sentence):
         synchronous_reference.check(load(eta0.CONFIG, [*eta0.CHANGES, change]), 1)

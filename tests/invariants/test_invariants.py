@@ -254,7 +254,7 @@ def test_I8_a_group_trained_before_an_older_whole_one_is_noticed(monkeypatch: py
     assert first_break(monkeypatch, takes_the_youngest, policy=StalenessPolicy.MASK) == "I8"
 
 
-def test_I6_a_version_published_though_nobody_was_asked_to_take_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_I6_a_version_published_without_a_push_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def pushes_to_nobody(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(Publisher, "_those_in_step", lambda self, version: [])
 
@@ -395,7 +395,7 @@ def test_I3_a_refund_for_a_reason_that_is_not_so_is_noticed(
     assert first_break(monkeypatch, sabotage, policy=policy) == "I3"
 
 
-def test_I2_masks_that_are_told_wrongly_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_I2_wrongly_reported_masks_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def tells_of_no_mask(patch: pytest.MonkeyPatch) -> None:
         record = Effects.record
 
@@ -407,7 +407,7 @@ def test_I2_masks_that_are_told_wrongly_are_noticed(monkeypatch: pytest.MonkeyPa
     assert first_break(monkeypatch, tells_of_no_mask, policy=StalenessPolicy.MASK) == "I2"
 
 
-def test_the_slice_meets_what_it_is_about(schedules: Slice) -> None:
+def test_the_schedules_exercise_masks_drops_refusals_deaths_and_terms(schedules: Slice) -> None:
     """Masks, drops, refusals, deaths of every role, terms: a slice without them would prove little."""
     assert not schedules.violations
     assert schedules.met["masked token"] > 100

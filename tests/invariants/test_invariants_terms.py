@@ -141,7 +141,7 @@ def test_verdicts_of_the_lost_timeline_that_are_kept_are_noticed(monkeypatch: py
     assert first_break(monkeypatch, keeps).startswith("I5 ")
 
 
-def test_what_a_batch_of_the_surviving_history_trained_and_a_term_opens_again_is_noticed(
+def test_a_term_that_reopens_prompts_trained_in_the_surviving_history_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def reopens(patch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def with_sources(seed: int) -> Scenario:
     return replace(schedule(seed), sources=sources, window=PassRateWindow(0.0, 1.0, 3))
 
 
-def test_a_curriculum_that_forgets_what_it_learned_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curriculum_that_loses_its_pass_rates_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(patch: pytest.MonkeyPatch) -> None:
         go_to = Curriculum.go_to
 
@@ -232,7 +232,7 @@ def capture_unless_closing(capture: Callable[[Any], None]) -> Callable[[Any], No
     return unless_closing
 
 
-def test_leases_of_the_dead_that_go_to_nobody_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_of_dead_members_that_are_not_requeued_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """I11: their credits never return, until the gate is shut for good."""
 
     def forgets(patch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_open_prompts_that_cost_no_credit_in_the_new_term_are_noticed(monkeypatc
     assert first_break(monkeypatch, costs_nothing).startswith("I1 ")
 
 
-def test_a_lease_that_a_term_ends_and_nobody_is_told_of_keeps_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_ended_by_a_term_without_a_message_keeps_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     def says_nothing(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(Rollouts, "_release", lambda *_: None)
 

@@ -172,11 +172,11 @@ PINNED: dict[str, tuple[Callable[[], None], left_out.Sabotage]] = {
         left_out.an_echo_counts,
     ),
     "frontiers of a lost timeline go before the term begins": (
-        test_terms.test_going_back_discards_what_came_after,
+        test_terms.test_going_back_discards_later_checkpoints,
         left_out.a_term_forgets_no_frontier,
     ),
     "a generator whose connection broke says again that it leaves": (
-        test_terms.test_one_that_leaves_and_lost_its_connection_is_asked_to_say_so_again,
+        test_terms.test_a_leaving_member_is_sent_rejoin_after_a_disconnect,
         left_out.only_learners_join_again,
     ),
     "who leaves stays until its samples are judged": (
@@ -204,7 +204,7 @@ PINNED: dict[str, tuple[Callable[[], None], left_out.Sabotage]] = {
         left_out.nothing_is_cancelled,
     ),
     "the root of a push hears at once of a member that died in it": (
-        test_head.test_the_root_hears_at_once_of_a_member_that_died_in_its_push,
+        test_head.test_the_root_is_notified_at_once_of_a_member_that_died_in_its_push,
         left_out.the_root_waits_for_the_deadline,
     ),
     "a push that nobody answers is journalled as broken": (
@@ -220,11 +220,11 @@ PINNED: dict[str, tuple[Callable[[], None], left_out.Sabotage]] = {
         left_out.every_loss_is_a_death,
     ),
     "a member that does not hear the head is dead until it does": (
-        test_connections.test_a_member_that_does_not_hear_the_head_is_dead_until_it_does,
+        test_connections.test_a_member_that_does_not_receive_the_heads_heartbeat_is_dead_until_it_does,
         left_out.a_deaf_member_is_well,
     ),
     "a head that stood still takes nobody for dead": (
-        test_terms.test_a_head_that_stood_still_takes_nobody_for_dead,
+        test_terms.test_a_suspended_head_declares_no_member_dead,
         left_out.the_head_never_stands_still,
     ),
     "a silent learner is never lost": (test_terms.test_a_silent_learner_is_never_lost, left_out.learners_may_be_lost),
@@ -253,7 +253,9 @@ PINNED: dict[str, tuple[Callable[[], None], left_out.Sabotage]] = {
         left_out.weights_stay_whatever_is_lost,
     ),
     "what only one role may say is refused from all others": (
-        lambda: test_hostile.test_what_a_member_may_not_say_is_refused_by_the_head("a verdict by a generator"),
+        lambda: test_hostile.test_the_head_refuses_messages_that_a_members_role_may_not_send(
+            "a verdict by a generator"
+        ),
         left_out.anybody_says_anything,
     ),
     "a lost lease goes only to who holds its born version": (

@@ -137,7 +137,7 @@ def test_rank_and_size_come_from_the_launchers_environment(names: tuple[str, str
         ({}, False),
     ],
 )
-def test_open_mpi_is_restricted_to_one_host_only_where_its_launcher_says_so(
+def test_open_mpi_is_restricted_to_one_host_only_where_its_launcher_requires_it(
     environ: dict[str, str], is_one: bool
 ) -> None:
     """srun --mpi=pmix and MPICH do not set these variables: two that are absent are no equal sizes."""

@@ -78,7 +78,7 @@ def test_wrong_input_ends_with_one_sentence_and_code_2(
     assert errors.count("\n") == 1
 
 
-def test_without_mpirun_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capfd: Out) -> None:
+def test_a_missing_mpirun_is_refused_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch, capfd: Out) -> None:
     monkeypatch.setattr(mpirun.sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
     assert areal_bus(monkeypatch, "run", "tiny", "-np", "3") == 2
@@ -128,7 +128,7 @@ def test_run_ends_with_the_signal_that_ended_the_job(number: signal.Signals, cod
         assert run.wait() == code
 
 
-def test_run_starts_mpirun_with_what_it_needs_and_passes_the_other_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_starts_mpirun_with_its_options_and_passes_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(local_job, "attend", lambda words, environ: started.append((words, environ)) or 0)
     monkeypatch.setattr(local_job, "find_mpirun", lambda: "mpirun")
@@ -177,7 +177,7 @@ def test_printed_commands_quote_paths_and_words(monkeypatch: pytest.MonkeyPatch)
     assert f"$(cat {shlex.quote(f'{run}/pid')})" in resume_hint(Path(run), 4)
 
 
-def test_a_printed_mpirun_line_has_what_root_and_many_ranks_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_printed_mpirun_line_has_the_options_for_root_and_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in mpirun.AS_ROOT | mpirun.MORE_RANKS_THAN_CORES:
         monkeypatch.delenv(name, raising=False)
     many = (os.cpu_count() or 1) + 1
@@ -211,9 +211,7 @@ def test_every_extra_has_an_install_command_that_works_in_any_folder(monkeypatch
     assert shlex.split(commands.install_command("hf"))[-2:] == ["install", "areal-bus[hf]"]
 
 
-def test_the_demo_takes_smollm2_where_it_is_and_says_when_it_does_not(
-    monkeypatch: pytest.MonkeyPatch, capfd: Out
-) -> None:
+def test_the_demo_uses_smollm2_where_present_and_logs_its_absence(monkeypatch: pytest.MonkeyPatch, capfd: Out) -> None:
     def missing() -> Path:
         raise ConfigError("SmolLM2 comes in a wheel")
 

@@ -41,7 +41,7 @@ def test_an_immediate_end_names_the_newest_checkpoint(tmp_path: Path) -> None:
         )
 
 
-def test_an_immediate_end_before_the_first_checkpoint_says_so_and_how_to_resume(tmp_path: Path) -> None:
+def test_an_immediate_end_before_the_first_checkpoint_is_reported_with_the_command_to_resume(tmp_path: Path) -> None:
     """Ctrl-C was silent there."""
     with rank(WAIT, role="head", run=tmp_path) as process:
         line(process)

@@ -104,7 +104,7 @@ def test_a_rank_finds_its_start_in_the_base_of_a_config_and_in_a_run(tmp_path: P
     "arguments",
     [[], ["missing.toml"], ["--help"], [SIMULATED, "--dry-run"], ["--resume", "missing"], ["--join", "runs/x"]],
 )
-def test_what_starts_no_ring_or_is_faulty_takes_the_usual_way(arguments: list[str]) -> None:
+def test_commands_without_a_ring_or_with_faulty_arguments_are_not_forked(arguments: list[str]) -> None:
     assert not is_wanted(arguments, {})
 
 
@@ -117,7 +117,7 @@ def test_forks_need_a_start_without_mpi_and_gpus(setting: str, fault: str) -> No
         load(SIMULATED, [setting, "topology.ranks_per_host=8"])
 
 
-def test_what_the_launcher_starts_imports_the_standard_library_only() -> None:
+def test_processes_started_by_the_launcher_import_the_standard_library_only() -> None:
     code = (
         "import sys, areal_bus.launch, launch.fork.attendant\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
@@ -232,7 +232,7 @@ met.close()
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["[b'x', b'x']\n"] * 2
 
 
-def test_a_rank_notices_the_end_of_what_started_its_starter() -> None:
+def test_a_rank_detects_the_end_of_its_starters_parent() -> None:
     """torchrun or a script: the kernel does not end what they have started."""
     code = """
 launcher = parent_death.pid()
@@ -282,7 +282,7 @@ def test_a_process_with_threads_does_not_fork() -> None:
     assert "a process forks while it has one thread: it has 2" in done.stderr
 
 
-def test_a_rank_without_a_fork_server_says_so() -> None:
+def test_a_rank_without_a_fork_server_reports_it() -> None:
     """Its server ends before it answers."""
     code = (
         "import launch.fork.attendant as a, socket\n"
@@ -325,7 +325,7 @@ def test_a_fork_server_whose_starter_ended_before_it_could_serve_ends() -> None:
     assert run_python(code).stdout == "ended\n"
 
 
-def test_a_fork_server_raises_its_limit_of_files_and_says_when_it_is_reached() -> None:
+def test_a_fork_server_raises_its_file_limit_and_reports_when_it_is_reached() -> None:
     code = (
         "import resource, socket\n"
         "from areal_bus.process.file_limit import raise_file_limit\n"

@@ -64,7 +64,7 @@ def test_a_dry_run_refuses_a_model_that_is_not_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("learners", "says"), [(2, True), (1, False)])
-def test_a_dry_run_says_that_minibatches_depend_on_the_learner_ranks(learners: int, says: bool) -> None:
+def test_a_dry_run_warns_that_minibatches_depend_on_the_learner_ranks(learners: int, says: bool) -> None:
     tiny = Path("configs/tiny.toml")
     settings = load(tiny, [f"topology.learners={learners}", "actor.ppo_n_minibatches=2"], {})
     assert ("depends on the number of learner ranks" in dry_run(settings, tiny, 6)) == says
@@ -174,7 +174,7 @@ def test_a_simulated_learner_stages_weights_and_no_moments() -> None:
         assert need(waiting, Role.LEARNER, index=1).host == LIBRARIES[Role.LEARNER] + gathered
 
 
-def test_a_checkpoint_beside_training_needs_a_copy_of_what_a_rank_writes() -> None:
+def test_a_background_checkpoint_needs_a_copy_of_a_ranks_state() -> None:
     beside: dict[str, Any] = {"checkpoint": {"async_save": True}, "topology": {"learners": 2}}
     cases: list[tuple[int, dict[str, Any]]] = [
         (12, {}),
@@ -259,7 +259,7 @@ def test_a_server_needs_host_memory_for_its_processes_and_vllm_for_a_copy_of_the
     assert more("vllm", tensor_parallel=2) == ENGINES["vllm"].process_bytes + SERVER_RANK + 4 * N
 
 
-def test_forked_actors_share_what_they_import() -> None:
+def test_forked_actors_share_imported_modules() -> None:
     """The plan of 512 ranks on a host with 24 GiB: without forks it needs several such hosts."""
     simulated = load(ROOT / "configs" / "sim512.toml", ["topology.host_memory_gib=24"], {})
     (forked,), (spawned,) = (host_loads(Proposal(one, 512, SHAPE, 10)) for one in (simulated, spawning(simulated)))
@@ -347,7 +347,7 @@ def written(tmp_path: Path, **changes: str) -> tuple[Config, Path]:
     return load(file, [*gpus, *(f"{key.replace('__', '.')}={value}" for key, value in changes.items())], {}), file
 
 
-def test_a_plan_that_does_not_fit_a_gpu_is_flagged_with_what_to_change(tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_a_gpu_is_flagged_with_the_keys_to_change(tmp_path: Path) -> None:
     """Every setting that is named makes it fit."""
     settings, file = written(tmp_path, topology__gpu_memory_gib="4")
     assert not make_plan_page(settings, file, None).is_too_large

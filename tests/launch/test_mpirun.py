@@ -195,7 +195,7 @@ MOMENTS: dict[str, Callable[[str], bool]] = {
 @needs_mpirun
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_32_21_no_process_outlives_an_mpirun_that_is_killed_while_its_ranks_start(tmp_path: Path, moment: str) -> None:
+def test_no_process_outlives_an_mpirun_that_is_killed_while_its_ranks_start(tmp_path: Path, moment: str) -> None:
     """Ranks stayed in MPI_Init for minutes."""
     mark = f"{os.getpid()}-{list(MOMENTS).index(moment)}"
     folder = f"run.folder={json.dumps(str(tmp_path))}"
@@ -207,7 +207,7 @@ def test_32_21_no_process_outlives_an_mpirun_that_is_killed_while_its_ranks_star
 
 
 @needs_mpirun
-def test_32_21_ranks_that_wait_in_mpi_init_end_with_mpirun() -> None:
+def test_ranks_that_wait_in_mpi_init_end_with_mpirun() -> None:
     with mpirun(2, "-c", STUCK, "600") as job:
         assert job.stdout is not None
         ranks_ = [int(job.stdout.readline()) for _ in range(2)]
@@ -216,7 +216,7 @@ def test_32_21_ranks_that_wait_in_mpi_init_end_with_mpirun() -> None:
 
 
 @needs_mpirun
-def test_32_21_mpi_init_has_the_deadline_of_the_launch_and_a_rank_over_it_is_named() -> None:
+def test_mpi_init_has_the_deadline_of_the_launch_and_a_rank_over_it_is_named() -> None:
     with mpirun(2, "-c", STUCK, "1") as job:
         _, said = job.communicate(timeout=PATIENCE_S)
         assert job.returncode != 0
@@ -224,7 +224,7 @@ def test_32_21_mpi_init_has_the_deadline_of_the_launch_and_a_rank_over_it_is_nam
     assert "rank 1: MPI_Init" not in said
 
 
-def test_32_21_a_parent_that_has_ended_before_the_kernel_knew_ends_its_child() -> None:
+def test_a_parent_that_has_ended_before_the_kernel_knew_ends_its_child() -> None:
     """The race between a look at the parent and the call that asks for the signal."""
     child = "from areal_bus.process.parent_death import die_with_parent; die_with_parent(1 << 22); print('alive')"
     done = subprocess.run([sys.executable, "-c", child], cwd=ROOT, capture_output=True, text=True, check=False)

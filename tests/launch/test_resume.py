@@ -308,7 +308,7 @@ def test_auto_takes_the_time_of_runs_that_have_no_count(file: Path) -> None:
     assert found(file, "run.resume=auto") == first
 
 
-def test_copies_beside_checkpoints_are_ignored(file: Path) -> None:
+def test_copies_next_to_checkpoints_are_ignored(file: Path) -> None:
     run = begin(file)
     checkpoint(run, 4, 10)
     for name in ("step-000012.good", "step-000012 (copy)", "step-12", "step-0000012", "step-best"):

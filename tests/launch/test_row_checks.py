@@ -37,7 +37,7 @@ def test_a_run_whose_prompts_are_all_over_the_limit_is_refused() -> None:
         check_prompts(scratch(long_prompts="drop"), rows_of("a" * 30, "b" * 20), "")
 
 
-def test_characters_outside_of_a_scratch_vocabulary_are_named_with_what_to_set() -> None:
+def test_characters_missing_in_a_scratch_vocabulary_are_named_with_the_key_to_set() -> None:
     question, answer = unknown_notes(scratch(), rows_of("add A and b", "add c and d", answer="12"), "")
     assert question == "unknown tokens: 5% of the field question, such as 'A'; add them to model.scratch.characters"
     assert answer == "unknown tokens: 100% of the field answer, such as '12'; add them to model.scratch.characters"

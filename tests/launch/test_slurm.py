@@ -50,7 +50,7 @@ def test_sbatch_takes_each_line(name: str) -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
-def test_32b_takes_64_whole_nodes_and_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_slurm_32b_takes_64_whole_nodes_and_names_missing_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(ROOT / "configs" / "32b.toml"), "--slurm"]) == 2
     assert "512 ranks take 64 nodes" in capsys.readouterr().err
     assert main([str(ROOT / "configs" / "32b.toml"), "--slurm", "--set", "bus.interface=ib0"]) == 0

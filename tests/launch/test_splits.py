@@ -163,7 +163,7 @@ def test_an_actor_that_does_not_end_for_the_new_split_is_killed(
 
 
 @pytest.mark.parametrize("text", ["{", None])
-def test_a_rank_that_only_gives_its_gpu_stays_so_when_the_file_tells_nothing(tmp_path: Path, text: str | None) -> None:
+def test_a_parked_rank_stays_parked_when_the_split_file_is_damaged_or_missing(tmp_path: Path, text: str | None) -> None:
     """A damaged file, or none."""
     if text is not None:
         (tmp_path / split_file.FILE).write_text(text)

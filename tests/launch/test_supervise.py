@@ -193,9 +193,7 @@ def test_a_killed_actor_is_restarted_as_its_next_incarnation(capfd: pytest.Captu
     assert capfd.readouterr().err == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1\n"
 
 
-def test_item_15_a_second_failure_at_the_same_place_ends_the_job(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_failure_at_the_same_place_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A training loop with a typo was restarted six times."""
     for incarnation, reached in enumerate((0, 3, 3)):
         keep_fault(tmp_path / "logs", f"reward-0.{incarnation}", Fault("mine/my.py:9", reached))
@@ -261,7 +259,7 @@ def test_only_progress_that_a_restart_does_not_undo_is_reported_to_the_superviso
 
 
 @pytest.mark.parametrize("role", ["reward", "generator", "learner"])
-def test_32_19_an_actor_that_ends_with_0_before_the_job_is_over_is_restarted(
+def test_an_actor_that_ends_with_0_before_the_job_is_over_is_restarted(
     role: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A reward that a forged Stop ended counted as done, and the ring stalled for ever."""
@@ -273,14 +271,14 @@ def test_32_19_an_actor_that_ends_with_0_before_the_job_is_over_is_restarted(
     )
 
 
-def test_32_19_an_actor_that_ends_with_0_repeatedly_ends_the_rank(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_actor_that_ends_with_0_repeatedly_ends_the_rank(capfd: pytest.CaptureFixture[str]) -> None:
     assert outcome(READ, times=SupervisorTimes(summary_s=0.05), max_restarts=1) == 1
     assert capfd.readouterr().err.endswith(
         "that is 2 in a row without progress in between, and launch.max_restarts is 1\n"
     )
 
 
-def test_32_19_a_late_summary_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_late_summary_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A network file system shows RUN/summary.json late: no actor is restarted for that."""
     supervisor = make(READ, run=tmp_path, times=SupervisorTimes(poll_s=0.02, summary_s=60.0))
     child = supervisor.actors[0].child

@@ -197,7 +197,7 @@ def test_texts_of_the_samples_raise_alarms(name: str, bad: Callable[[int], str],
     assert PLANT < alarm.since <= PLANT + 5
 
 
-def test_a_rollback_takes_back_what_its_versions_raised(tmp_path: Path) -> None:
+def test_a_rollback_clears_the_alarms_of_its_versions(tmp_path: Path) -> None:
     reader = AlarmReader(Run(tmp_path), WATCH)
     for version in range(1, 21):
         share = {"staleness/masked_share": 0.9 if version > 10 else 0.0}
@@ -223,7 +223,7 @@ def journals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_real_rings_that_are_bound_by_one_side_raise_what_starves(journals: Path, capsys: Out) -> None:
+def test_real_rings_bound_by_one_side_raise_its_starvation_alarm(journals: Path, capsys: Out) -> None:
     """They have ten updates; the time of the first is not judged."""
     watch, bounds = WatchConfig(window=4), ("generation-bound", "learner-bound", "push-bound")
     names = {name: {one.name for one in read(Run(journals / name), watch).findings()} for name in bounds}

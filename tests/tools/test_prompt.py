@@ -45,7 +45,7 @@ def test_a_prompt_is_followed_through_undone_terms_to_its_last_batch(run: Path, 
     assert "sample 1 ends: 5 tokens of versions 1 (3), 2 (2), stop" in found
 
 
-def test_a_refund_has_its_reason_and_what_was_lost(run: Path, capsys: Out) -> None:
+def test_a_refund_has_its_reason_and_its_lost_samples(run: Path, capsys: Out) -> None:
     found = sentences(capsys, str(run), "7")
     assert "refunded, reward_error: age 0, 2 scored samples and 10 tokens not trained" in found
     assert "sample 1 scored in 0 s: error: no answer" in found
@@ -92,7 +92,7 @@ def test_lines_without_one_of_their_keys_are_shown_as_incomplete(run: Path, caps
         assert prompt.main([str(run), "7", "--json"]) == 0
 
 
-def test_a_line_that_lacks_a_key_says_which() -> None:
+def test_a_line_with_a_missing_key_is_refused_with_that_key() -> None:
     line = {"event": "admit", "role": "head", "uid": 3, "row": 1}
     assert prompt.sentence(line, 3) == "incomplete line 'admit': it has no 'live'"
     assert prompt.sentence({"event": "trajectory", "uid": 3, "versions": [1, 2, 3], "clock": 4}, 3).startswith(

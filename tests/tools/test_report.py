@@ -127,7 +127,7 @@ def test_bins_of_a_curve_keep_mean_range_and_end(values: list[float], most: int)
     assert all(one.low <= one.mean + 1e-6 and one.mean <= one.high + 1e-6 for one in bins)
 
 
-def test_a_curve_forgets_undone_versions_and_counts_what_is_not_finite() -> None:
+def test_a_curve_drops_undone_versions_and_counts_values_that_are_not_finite() -> None:
     curve = Curve()
     for version, value in enumerate([1.0, math.nan, 3.0, 4.0]):
         curve.add(version, value)
@@ -163,7 +163,7 @@ def test_seconds_by_step_sum_to_those_of_the_breakdown(journals: Path, name: str
         ("push-bound", "The weight push"),
     ],
 )
-def test_the_verdict_names_what_limits_each_real_run(journals: Path, name: str, sentence: str) -> None:
+def test_the_verdict_names_the_bottleneck_of_each_real_run(journals: Path, name: str, sentence: str) -> None:
     verdict = judge(read_facts(Run(journals / name)))
     assert verdict.limit.sentence.startswith(sentence)
     assert set(verdict.limit.advice) <= set(verdict.advice)
@@ -221,7 +221,7 @@ def test_each_rule_of_health_finds_its_fault_and_is_silent_otherwise(
     assert [remark.grade for remark in remarks_on(facts_with(**healthy))] == [Grade.GOOD]
 
 
-def test_deaths_undone_versions_and_refunds_are_told(tmp_path: Path) -> None:
+def test_deaths_undone_versions_and_refunds_are_reported(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "ring")
     for reward in (0.5, 0.75, 0.6):
         ring.update(reward)
@@ -301,7 +301,7 @@ def test_a_section_that_is_not_set_is_no_unknown_key() -> None:
     assert {row.key for row in rows} <= set(fields())
 
 
-def test_a_run_whose_held_out_score_fell_is_not_told_to_train_longer() -> None:
+def test_a_run_whose_held_out_score_fell_is_not_advised_to_train_longer() -> None:
     scores = [0.4, 0.5, 0.49, 0.48]
     remark = whether_it_learns(facts_with(rollout_reward=[0.5] * 10, eval_avg_at_k=scores))
     assert "The best evaluation is 0.5, at version " in remark.evidence
@@ -311,7 +311,7 @@ def test_a_run_whose_held_out_score_fell_is_not_told_to_train_longer() -> None:
     assert any("Train longer" in line for line in still.advice)
 
 
-def test_a_run_that_stopped_early_is_not_told_to_train_longer(tmp_path: Path) -> None:
+def test_a_run_that_stopped_early_is_not_advised_to_train_longer(tmp_path: Path) -> None:
     """Its best evaluation is the first: there is none before the end."""
     ring = Ring(tmp_path / "run")
     for _ in range(8):

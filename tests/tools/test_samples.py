@@ -92,7 +92,7 @@ def test_samples_shows_a_prompt_and_an_evaluation(kept: Path, capsys: Out) -> No
     assert shown(capsys) == ["final words"]
 
 
-def test_rewards_by_name_are_printed_beside_their_sum(tmp_path: Path, capsys: Out) -> None:
+def test_rewards_by_name_are_printed_with_their_sum(tmp_path: Path, capsys: Out) -> None:
     samples.main([str(forge(tmp_path / "one", [sample(parts={"answer": 1.0, "form": 0.25})]))])
     assert "reward 1.000 (right) (answer 1, form 0.25)" in " ".join(capsys.readouterr().out.split())
 
@@ -106,7 +106,7 @@ def test_a_sample_is_printed_with_all_its_fields(kept: Path, capsys: Out, monkey
     assert "uid 2 sample 0 attempt 0, step 1, generator-0.0" in out
 
 
-def test_item_11_every_turn_of_a_sample_is_shown(tmp_path: Path, capsys: Out) -> None:
+def test_every_turn_of_a_sample_is_shown(tmp_path: Path, capsys: Out) -> None:
     turns = [["user: 3+4?", "8"], ["user: sure?", "7"]]
     forge(tmp_path / "one", [sample(turns=turns, completion="7"), sample(uid=1, turns=turns, completion="8, then 7")])
     assert samples.main([str(tmp_path / "one")]) == 0

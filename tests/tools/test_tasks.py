@@ -115,7 +115,7 @@ def test_a_row_whose_tests_cannot_be_read_is_counted_and_named(
     assert "private_test_cases must be JSON" in err
 
 
-def test_a_name_fills_in_what_is_not_set(tmp_path: Path) -> None:
+def test_a_task_name_sets_the_keys_that_are_not_set(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('[model]\npath = "m"\n[data]\ntask = "aime24"\nprompt = "{question} ?"\n')
     config = load(file, ["gconfig.max_new_tokens=99"], {})

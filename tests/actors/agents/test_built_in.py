@@ -129,7 +129,7 @@ def called(name: str, arguments: str) -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 
 
-def test_the_results_of_tools_are_given_and_mistakes_are_told(folder: Path) -> None:
+def test_tool_results_and_tool_errors_are_returned_to_the_model(folder: Path) -> None:
     config = settings("tools", reward_fn="exact", tools="calculator, mine:lookup, mine:later", max_turns=3)
     row = {"question": "1+2", "answer": "3"}
     sum_of, twice = called("calculator", '{"expression": "1+2"}'), called("lookup", '{"word": "ab", "times": 2}')
@@ -216,6 +216,6 @@ def test_the_calculator_counts_as_python_does(a: int, operation: str, b: int) ->
     ["9**9**9", "2**65", "(2**64)**64*2**64", "1/0", "1e308*10", "(-1)**0.5", "abs(1)", "'a'*9", "a", "1 if 1 else 2",
      "True+1", "1j", "(" * 150, "1;2", "", "1" * 201, "__import__('os')"],
 )  # fmt: skip
-def test_the_calculator_refuses_what_is_no_arithmetic(expression: str) -> None:
+def test_the_calculator_refuses_input_other_than_arithmetic(expression: str) -> None:
     with pytest.raises((ValueError, ZeroDivisionError, OverflowError, SyntaxError, MemoryError)):
         calculator(expression)

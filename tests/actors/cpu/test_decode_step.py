@@ -92,7 +92,7 @@ def stepped(forward: FusedLlama, texts: Sequence[Sequence[int]]) -> Tensor:
     seed=st.integers(0, 9),
     is_copied=st.booleans(),
 )
-def test_a_step_is_what_the_model_computes(
+def test_a_decode_step_equals_the_models_forward(
     family: int, share: int, gates: int, heads: tuple[int, int], head_width: int, words: int, lengths: list[int],
     seed: int, is_copied: bool,
 ) -> None:  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_step_is_what_the_model_computes(
 
 @needs_vectors
 @pytest.mark.parametrize("is_copied", [True, False])
-def test_what_a_row_gets_does_not_depend_on_the_rows_beside_it(is_copied: bool) -> None:
+def test_a_rows_output_does_not_depend_on_the_other_rows_of_the_batch(is_copied: bool) -> None:
     with kept_twice(is_copied):
         forward = FusedLlama(model_of(0, 72, 33, (4, 2), 6, 65))
     texts = [[(5 * row + at) % 65 for at in range(2 + 3 * row)] for row in range(13)]
@@ -228,7 +228,7 @@ def test_weights_that_do_not_fit_together_are_refused(name: str, other: Callable
         DecodeStep(weights(**{name: other()}))
 
 
-def test_what_c_could_not_follow_is_refused() -> None:
+def test_a_decode_step_refuses_invalid_tokens_tables_and_positions() -> None:
     step, angles, pool = DecodeStep(weights()), torch.zeros(P, 6), torch.zeros(2, 2, 2, P, 6)
     tables = Tables([[], []], [[0], [1]])
     decode = Decode(tables, [3, P - 1], 4, 2)

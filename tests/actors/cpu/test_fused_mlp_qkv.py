@@ -115,7 +115,7 @@ def test_panels_of_a_weight_and_of_its_transpose(n_in: int, n_out: int, is_scale
         assert torch.equal(found, filled.view(-1, panel(), outputs.shape[1]).transpose(1, 2).flatten())
 
 
-def test_what_is_no_number_is_not_hidden() -> None:
+def test_kernels_propagate_nan_and_infinity() -> None:
     x, attn = torch.randn(CHUNK + 2, 8), torch.randn(CHUNK + 2, 8)
     x[CHUNK] = torch.nan
     out, _ = fused_mlp_qkv.mlp_forward(
@@ -146,7 +146,7 @@ def test_the_way_back_is_that_of_the_way_there(n_bytes: int) -> None:
         assert (one is None and other is None) or torch.allclose(one, other, atol=1e-5)
 
 
-def test_what_applies() -> None:
+def test_the_fused_kernel_applies_only_to_small_contiguous_float32_inputs() -> None:
     x = torch.ones(3, 4)
     assert fused_mlp_qkv.applies(x, n_bytes=MOST) == LayerKernels().attends
     assert not fused_mlp_qkv.applies(x, n_bytes=MOST + 1)

@@ -84,7 +84,7 @@ def test_decode_is_rotation_and_attention(
 
 
 @needs_library
-def test_a_row_gives_the_same_whoever_decodes_beside_it() -> None:
+def test_a_decoded_row_does_not_depend_on_the_other_rows_of_the_batch() -> None:
     torch.manual_seed(1)
     own, at = [[0, 1], [2], [3, 4, 5]], [P + 3, 5, 2 * P]
     near, qkv, ones = torch.randn(2, 6, 2, P, 32), torch.randn(3, 8, 32), torch.ones(3, 32)
@@ -97,7 +97,7 @@ def test_a_row_gives_the_same_whoever_decodes_beside_it() -> None:
 
 @needs_library
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_no_number_is_not_hidden(bad: float) -> None:
+def test_kernels_propagate_nan_and_infinity(bad: float) -> None:
     near, qkv, ones = torch.randn(2, 2, 1, P, 32), torch.randn(2, 3, 32), torch.ones(2, 32)
     near[0, 0, 0, 3] = bad
     out = Decode(Tables([[]] * 2, [[0], [1]]), [5, 5], 1, 1).attended(qkv, ones, 0 * ones, near, None, 1.0)
@@ -136,7 +136,7 @@ def test_norms_and_gates_are_as_near_as_torchs(n: int, width: int, size: float, 
 
 
 @pytest.mark.slow
-def test_without_a_compiler_there_is_no_library_and_it_says_so() -> None:
+def test_without_a_compiler_no_library_is_loaded_and_a_warning_is_logged() -> None:
     code = (
         "import torch; torch.set_num_threads(1)\n"
         "from actors.cpu.build import applies, library\n"
@@ -253,7 +253,7 @@ def test_the_exponential_is_within_two_units_of_the_last_place() -> None:
 
 
 @needs_library
-def test_a_token_does_not_depend_on_a_row_with_a_nucleus_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_does_not_depend_on_top_p_of_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     torch.manual_seed(3)
     for _ in range(200):
@@ -265,7 +265,7 @@ def test_a_token_does_not_depend_on_a_row_with_a_nucleus_beside_it(monkeypatch: 
 
 @pytest.mark.slow
 @needs_library
-def test_a_library_that_was_cut_short_is_compiled_anew(tmp_path: Path) -> None:
+def test_a_truncated_library_is_recompiled(tmp_path: Path) -> None:
     run(SMALL, XDG_CACHE_HOME=str(tmp_path))
     (path,) = (tmp_path / "areal-bus").iterdir()
     whole = path.stat().st_size
@@ -287,7 +287,7 @@ def test_code_is_not_loaded_from_a_folder_that_others_can_write_to(
 
 @pytest.mark.slow
 @needs_library
-def test_a_poorer_library_is_told_of(tmp_path: Path) -> None:
+def test_a_library_without_march_flags_logs_a_warning(tmp_path: Path) -> None:
     compiler = tmp_path / "with space"
     compiler.write_text('#!/bin/sh\ncase "$*" in *march*) echo "no such processor" >&2; exit 1;; esac\nexec cc "$@"\n')
     compiler.chmod(0o755)

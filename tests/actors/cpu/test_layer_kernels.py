@@ -121,7 +121,7 @@ def test_a_long_sequence_and_large_scores(kernels: LayerKernels) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_no_number_stays_in_its_sequence(kernels: LayerKernels, bad: float) -> None:
+def test_attention_kernel_keeps_nan_within_its_sequence(kernels: LayerKernels, bad: float) -> None:
     where = rows_of([(3, [20, 20]), (4, [9])], share=False)
     n = where.lengths.tolist()
     qkv = drawn(where.n_rows, 3 * 32)
@@ -135,7 +135,7 @@ def test_what_is_no_number_stays_in_its_sequence(kernels: LayerKernels, bad: flo
     assert back[n[0] + 5 : n[0] + n[1]].isnan().any(1).all()
 
 
-def test_attention_writes_only_what_is_its_own(kernels: LayerKernels) -> None:
+def test_attention_kernel_reads_and_writes_within_its_own_rows(kernels: LayerKernels) -> None:
     """Between other numbers, and with those that nobody has set in the rest of its memory."""
     where = rows_of([(13, [5, 6, 7]), (2, [1, 1])])
     around = torch.full((where.n_rows + 4, 4 * 24), torch.nan)
@@ -254,7 +254,7 @@ def test_log_probs_entropies_and_probabilities(n: int, words: int, size: float) 
     assert is_near(share, exact.exp(), least=1.0)
 
 
-def test_log_probs_of_what_is_no_number_are_none(kernels: LayerKernels) -> None:
+def test_log_probs_of_logits_with_nan_or_infinity_are_not_finite(kernels: LayerKernels) -> None:
     logits = torch.zeros(5, 20)
     logits[0, 3], logits[1, 19], logits[2, 0] = torch.nan, torch.nan, torch.inf
     logits[3, 1] = -torch.inf
@@ -293,7 +293,7 @@ def test_other_shapes_and_types_are_refused(kernels: LayerKernels) -> None:
             kernels.target_logprobs(ones, torch.full((4,), beyond))
 
 
-def test_what_is_used_up_cannot_be_used_again(kernels: LayerKernels) -> None:
+def test_gate_backward_increments_the_version_of_its_saved_tensor(kernels: LayerKernels) -> None:
     """torch refuses a second backward by the version of what was saved."""
     both, grad = drawn(3, 8), drawn(3, 4)
     before = both._version

@@ -152,7 +152,9 @@ def test_equal_rows_give_equal_bits() -> None:
 
 
 @pytest.mark.parametrize("by_kernels", [True, False])
-def test_what_is_no_number_stays_none(by_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_layer_propagates_nan_to_log_probs_and_gradients(
+    by_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not by_kernels:
         without_kernels(monkeypatch)
     policy = policy_of(made("llama"))
@@ -181,7 +183,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
 
 
 @needs_kernels
-def test_what_is_no_packed_row_goes_the_plain_way() -> None:
+def test_a_batch_that_is_not_packed_uses_the_unfused_forward() -> None:
     policy, plain = policy_of(made("llama")), made("llama").eval()
     policy.model.set_attn_implementation("sdpa")
     ids = torch.randint(0, 23, (3, 9))

@@ -27,7 +27,7 @@ def write(folder: Path, *lines: str) -> Path:
     return folder
 
 
-def test_a_file_is_found_beside_the_config_and_in_the_working_directory(tmp_path, monkeypatch):
+def test_a_data_file_is_found_next_to_the_config_and_in_the_working_directory(tmp_path, monkeypatch):
     write(tmp_path, '{"question": "1+1", "answer": "2", "level": 3}', "", '{"question": "2+2", "answer": "4"}')
     config = config_of(data={"path": "own.jsonl"})
     expected = [{"question": "1+1", "answer": "2", "level": 3}, {"question": "2+2", "answer": "4"}]
@@ -70,7 +70,7 @@ def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
         ([""], ["own.jsonl", "at least one row"]),
     ],
 )
-def test_a_bad_row_is_refused_with_its_place_and_what_was_found(tmp_path, lines, parts):
+def test_a_bad_row_is_refused_with_its_line_number_and_content(tmp_path, lines, parts):
     write(tmp_path, *lines)
     with pytest.raises(ConfigError) as caught:
         check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
@@ -110,7 +110,7 @@ def test_a_generated_row_is_refused_at_the_start_where_no_message_holds_it():
         task_with_origins(rows, "data.task = 'own', row")
 
 
-def test_item_26_verls_rows_load_with_messages_and_nested_keys(tmp_path):
+def test_verls_rows_load_with_messages_and_nested_keys(tmp_path):
     row = {
         "data_source": "gsm8k",
         "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "1+1"}]}],
@@ -138,7 +138,7 @@ def test_item_26_verls_rows_load_with_messages_and_nested_keys(tmp_path):
         ('[{"role": "system", "content": "q"}]', "a user message"),
     ],
 )
-def test_item_26_messages_that_are_no_prompt_are_refused_with_their_place(tmp_path, messages, part):
+def test_messages_that_are_no_prompt_are_refused_with_their_place(tmp_path, messages, part):
     write(tmp_path, f'{{"question": {messages}, "answer": "a"}}')
     with pytest.raises(ConfigError) as caught:
         check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
@@ -160,7 +160,7 @@ def test_a_folder_and_a_file_that_is_no_text_are_refused(tmp_path):
         check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
 
 
-def test_without_the_datasets_library_a_hub_id_says_how_to_install_it(tmp_path, monkeypatch):
+def test_a_hub_id_is_refused_with_the_install_command_without_the_datasets_library(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"run pip install --constraint /\S+/constraints.txt 'areal-bus\[hf\]'"):
         check_data(config_of(data={"path": "openai/gsm8k"}), tmp_path)

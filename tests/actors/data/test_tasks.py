@@ -20,7 +20,7 @@ def test_one_digit_sums_are_a_hundred_pairs_of_which_twenty_are_held_out():
     assert sorted((row["a"], row["b"]) for row in train + held_out) == [(a, b) for a in range(10) for b in range(10)]
 
 
-def test_a_sum_row_says_what_is_asked_and_what_is_right():
+def test_a_sum_row_has_question_answer_and_demonstration():
     train, held_out = sums()
     row = next(row for row in train + held_out if (row["a"], row["b"]) == (7, 5))
     assert row == {"question": "7+5", "answer": "12", "demonstration": "12", "a": 7, "b": 5}

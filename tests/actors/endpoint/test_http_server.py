@@ -339,7 +339,7 @@ def test_rewritten_messages_are_refused(stage: Callable[..., Stage]) -> None:
     assert t.prompt_text == "user>one<eos>assistant>"
 
 
-def test_rewritten_messages_begin_the_conversation_anew_where_that_is_wanted(stage: Callable[..., Stage]) -> None:
+def test_rewritten_messages_restart_the_conversation_where_configured(stage: Callable[..., Stage]) -> None:
     s = stage("rewrites", rewritten="anew")
     s.begin()
     t = s.trajectory()
@@ -351,7 +351,7 @@ def test_rewritten_messages_begin_the_conversation_anew_where_that_is_wanted(sta
     assert s.engine.n_tokens == completion["n_tokens"] + completion["n_forgotten"]
 
 
-def test_a_call_that_is_refused_forgets_nothing_where_it_would_have_begun_anew(stage: Callable[..., Stage]) -> None:
+def test_a_refused_call_keeps_the_conversation_that_a_rewrite_would_restart(stage: Callable[..., Stage]) -> None:
     s = stage("outgrows", rewritten="anew")
     s.begin()
     t = s.trajectory()
@@ -382,7 +382,7 @@ def test_a_connection_that_waits_for_its_answer_has_no_such_deadline() -> None:
         assert connection.recv(12) == b"HTTP/1.1 410"
 
 
-def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
+def test_expect_100_continue_is_answered_before_the_body() -> None:
     with serving() as (url, sessions), socket.create_connection((url.hostname, url.port), SILENT_S / 2) as connection:
         key = sessions.open("x").key
         head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: me\r\nAuthorization: Bearer {key}\r\n"
@@ -390,7 +390,7 @@ def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
         assert connection.recv(12) == b"HTTP/1.1 100"
 
 
-def test_a_client_that_sends_far_too_much_hears_so() -> None:
+def test_an_oversized_request_body_is_answered_with_413() -> None:
     with serving() as (url, sessions):
         status, answer = post(url.geturl(), sessions.open("x").key, b"x" * (16 << 20))
     assert (status, answer["error"]["message"][:15]) == (413, "a body has at m")

@@ -44,14 +44,14 @@ def tokenizer() -> Any:
     return letters()
 
 
-def test_a_call_says_what_is_to_be_sampled() -> None:
+def test_a_call_is_parsed_to_a_sampling_request() -> None:
     read = call(max_tokens=9, max_completion_tokens=7, temperature=1, stream=True, logprobs=True, user="me", n=1)
     assert (read.max_tokens, read.temperature, read.stream, read.logprobs) == (7, 1.0, True, True)
     assert read.messages == ({"role": "user", "content": "hello"},)
     assert call(stop=None, seed=None, tools=[]).tools == ()
 
 
-def test_a_call_may_set_what_changes_its_sampling() -> None:
+def test_a_call_sets_its_sampling_parameters() -> None:
     assert call(stop=None, logit_bias={}).controls == {"logit_bias": ()}
     fields = {"stop": "x", "top_k": -1, "min_tokens": 3, "stop_token_ids": [4], "ignore_eos": True, "min_p": 0.1}
     read = call(**fields, logit_bias={"7": -2}, presence_penalty=1, chat_template_kwargs={"enable_thinking": False})
@@ -97,7 +97,7 @@ def test_a_call_may_set_what_changes_its_sampling() -> None:
         ({"tools": [{"type": "function"}]}, "a function with a name"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_with_a_sentence(fields: dict[str, Any], why: str) -> None:
+def test_unsupported_request_fields_are_refused_with_the_reason(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(RequestRejected, match=why):
         call(**fields)
 
@@ -135,7 +135,7 @@ def answered(conversation: Conversation, messages: list[Any], answer: str, ids: 
     return [*messages, message]
 
 
-def test_a_further_call_keeps_every_token_and_adds_what_is_new(tokenizer: Any) -> None:
+def test_a_further_call_keeps_all_tokens_and_appends_the_new_ones(tokenizer: Any) -> None:
     conversation = Conversation(tokenizer, PLAIN)
     first = conversation.extend(HELLO, ())
     assert tokenizer.decode(first) == "user>hello<eos>assistant>"
@@ -214,7 +214,7 @@ def test_a_template_that_has_no_form_for_a_message_refuses_it(tokenizer: Any) ->
         Conversation(tokenizer, "{{ raise_exception('roles must alternate') }}").extend(HELLO, ())
 
 
-def test_tools_are_what_the_template_writes_and_stay_the_same(tokenizer: Any) -> None:
+def test_tools_must_be_rendered_by_the_template_and_must_not_change(tokenizer: Any) -> None:
     with pytest.raises(RequestRejected, match="does not write 'weather'"):
         Conversation(tokenizer, PLAIN).extend(HELLO, WEATHER)
     conversation = Conversation(tokenizer, WITH_TOOLS)
@@ -225,7 +225,7 @@ def test_tools_are_what_the_template_writes_and_stay_the_same(tokenizer: Any) ->
         conversation.extend([*HELLO, {"role": "assistant", "content": "x"}, *HELLO], ())
 
 
-def test_tool_calls_are_read_where_all_of_them_are_what_they_should_be() -> None:
+def test_tool_calls_are_parsed_only_where_all_are_valid() -> None:
     text = 'so <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><tool_call>{"name": "g"}</tool_call>'
     content, calls = read_hermes(text, 3)
     assert content == "so "

@@ -154,7 +154,7 @@ def test_log_probs_are_those_of_the_stamped_version_across_updates(rig: Rig) -> 
         assert [version for version, _ in completion.spans] == sorted({version for version, _ in completion.spans})
 
 
-def test_what_is_there_before_an_update_stays_token_for_token(rig: Rig) -> None:
+def test_tokens_sampled_before_an_update_do_not_change(rig: Rig) -> None:
     requests = mixed(90)
     with rig.open() as running:
         rig.update(running, 0)
@@ -173,7 +173,7 @@ def test_what_is_there_before_an_update_stays_token_for_token(rig: Rig) -> None:
         assert ended[key].logps[:n] == pytest.approx(done.logps, abs=1e-6)
 
 
-def test_what_is_said_of_a_live_sample_is_true_of_its_versions(rig: Rig) -> None:
+def test_versions_reported_for_a_live_sample_match_its_completion(rig: Rig) -> None:
     requests = mixed(110)
     with rig.open() as running:
         rig.update(running, 0)
@@ -193,7 +193,7 @@ def test_what_is_said_of_a_live_sample_is_true_of_its_versions(rig: Rig) -> None
         assert newest is None or newest >= done.spans[-1][0]
 
 
-def test_an_aborted_sample_is_continued_from_what_it_had(rig: Rig) -> None:
+def test_an_aborted_sample_continues_from_its_finished_tokens(rig: Rig) -> None:
     request = ask(0, n=100)
     with rig.open() as running:
         rig.update(running, 0)
@@ -456,7 +456,7 @@ def test_keep_goes_on_from_the_old_keys_and_stamps_the_new_version(rig: Rig) -> 
     assert worst(request, completion, rig.models) > 1e-2  # the keys are those of the old weights
 
 
-def test_the_first_weights_of_a_newer_term_recompute_whatever_is_said(rig: Rig) -> None:
+def test_the_first_weights_of_a_newer_term_recompute_under_every_swap_mode(rig: Rig) -> None:
     request = ask(0, n=220)
     with rig.open("keep") as running:
         rig.update(running, 2)
@@ -528,7 +528,7 @@ IMPOSSIBLE = [
 ]
 
 
-def test_what_cannot_be_served_is_refused_and_the_rest_is_served(rig: Rig) -> None:
+def test_an_impossible_request_is_refused_and_others_are_served(rig: Rig) -> None:
     with rig.open() as running:
         rig.update(running, 0)
         for request, why in IMPOSSIBLE:

@@ -192,7 +192,7 @@ def test_a_conversation_that_cannot_go_on_fails_its_sample_and_one_at_its_limit_
 
 @needs_package
 @pytest.mark.slow
-def test_a_conversation_whose_process_is_killed_begins_anew_in_its_place(folder: Path) -> None:
+def test_a_conversation_is_restarted_when_its_process_is_killed(folder: Path) -> None:
     with talking(folder, settings("odd_environment")) as talk:
         row = row_of("word", "dies once", info={"number": 1, "died": str(folder / "died")})
         fields = talk.hold(row, ["before<eos>", "dies once<eos>", "no<eos>", "dies once<eos>"])
@@ -310,7 +310,7 @@ def test_settings_that_contradict_an_environment_are_refused(change: str, why: s
         load_config(CONFIGS / "verifiers.toml", [change], {})
 
 
-def test_an_environment_sets_what_it_brings_unless_the_config_does() -> None:
+def test_an_environment_sets_its_defaults_unless_the_config_does() -> None:
     config = load_config(CONFIGS / "verifiers.toml", (), {})
     assert (config.data.task, config.reward.function) == ("verifiers:turned-words", "agent")
     assert config.workflow.agent.tool_calls == "hermes"

@@ -35,7 +35,7 @@ def test_trajectories_wait_for_a_reward_and_go_round() -> None:
     assert due(delivery, 9.9) == []
 
 
-def test_what_nobody_acknowledges_goes_to_another_reward() -> None:
+def test_an_unacknowledged_trajectory_is_sent_to_another_reward() -> None:
     delivery = Delivery(resend_s=10)
     delivery.update_rewards(rewards("reward-0.0", "reward-1.0"))
     delivery.add(trajectory(0))
@@ -49,7 +49,7 @@ def test_what_nobody_acknowledges_goes_to_another_reward() -> None:
     assert due(delivery, 99.0) == []
 
 
-def test_what_a_dead_reward_had_is_sent_again_at_once() -> None:
+def test_trajectories_of_a_dead_reward_are_resent_at_once() -> None:
     delivery = Delivery(resend_s=10)
     delivery.update_rewards(rewards("reward-0.0", "reward-1.0"))
     delivery.add(trajectory(0))
@@ -86,7 +86,7 @@ def test_a_reward_that_was_silent_and_is_listed_again_has_forgotten_nothing_that
     assert due(delivery, 0.2) == []
 
 
-def test_a_reward_that_takes_no_more_gets_no_more_and_what_is_for_it_goes_to_another_or_waits() -> None:
+def test_a_full_reward_is_sent_nothing_and_its_trajectories_are_rerouted_or_wait() -> None:
     delivery = Delivery(resend_s=10)
     delivery.update_rewards(rewards("reward-0.0", "reward-1.0"))
     for uid in range(2):
@@ -96,7 +96,7 @@ def test_a_reward_that_takes_no_more_gets_no_more_and_what_is_for_it_goes_to_ano
     assert due(delivery, 0.1, room) == [("reward-1.0", 0, True), ("reward-1.0", 1, True)]
 
 
-def test_a_second_copy_does_not_queue_behind_what_a_reward_has_not_taken() -> None:
+def test_a_second_copy_is_not_queued_behind_unread_messages_of_a_reward() -> None:
     delivery = Delivery(resend_s=10)
     delivery.update_rewards(rewards("reward-0.0", "reward-1.0"))
     delivery.add(trajectory(0))

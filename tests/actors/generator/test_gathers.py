@@ -138,7 +138,7 @@ def config_of(n_slots: int, n_samples: int, *, engine: str = "builtin", **sectio
     return Config.model_validate({"rollout": rollout, "gconfig": gconfig, **sections})
 
 
-def test_a_generator_asks_for_two_groups_beside_its_slots() -> None:
+def test_a_generator_requests_two_groups_in_addition_to_its_slots() -> None:
     config = config_of(48, 8)
     assert (capacity(config), together(config)) == (48 + 16, 8)
 

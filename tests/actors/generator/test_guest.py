@@ -26,7 +26,7 @@ def guest(folder: Path, **launch: float) -> Iterator[Ring]:
         assert not around.thread.is_alive()
 
 
-def test_a_guest_whom_no_head_answers_ends_and_names_the_endpoint(tmp_path: Path) -> None:
+def test_a_guest_without_an_answer_from_a_head_ends_and_names_the_endpoint(tmp_path: Path) -> None:
     with guest(tmp_path, timeout_s=PATIENCE_S) as around:
         pass
     (error,) = around.failed

@@ -30,7 +30,7 @@ def begin_long_samples(around: Ring) -> None:
     halt(around, 1)
 
 
-def test_at_new_weights_the_head_hears_of_training_samples_with_enough_new_tokens(tmp_path: Path) -> None:
+def test_partials_with_enough_new_tokens_are_reported_at_new_weights(tmp_path: Path) -> None:
     long = STEADY | {"max_new_tokens": 3900}
     with ring(tmp_path, gconfig=long, rollout={"report_tokens": 4}, **EVALUATION) as around:
         begin_long_samples(around)
@@ -61,7 +61,7 @@ def test_nothing_is_reported_when_it_is_not_asked_for_or_eta_is_0(rollout: dict[
         around.next_beat()
 
 
-def test_what_it_held_for_a_head_is_offered_to_the_next_one(tmp_path: Path) -> None:
+def test_unfinished_samples_are_offered_to_the_next_head(tmp_path: Path) -> None:
     with ring(tmp_path, gconfig=STEADY | {"max_new_tokens": 3900}, **EVALUATION) as around:
         around.join()
         around.push(0)
@@ -134,7 +134,7 @@ def test_a_sample_that_another_generator_began_goes_on_where_it_was(tmp_path: Pa
         assert completions == [10, 10, 10, 10]
 
 
-def test_another_prompt_than_the_one_that_was_begun_is_sampled_anew(tmp_path: Path) -> None:
+def test_a_partial_of_another_prompt_is_dropped_and_the_prompt_sampled_from_the_start(tmp_path: Path) -> None:
     with ring(tmp_path, gconfig=STEADY) as around:
         around.join()
         around.push(0)

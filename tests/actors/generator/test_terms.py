@@ -159,7 +159,7 @@ def test_a_term_that_was_missed_makes_all_before_it_void(tmp_path: Path, monkeyp
         around.beat_until(lambda beat: beat.version is None)
 
 
-def test_the_push_under_way_ends_at_a_new_term_and_nobody_hears_of_it(tmp_path: Path) -> None:
+def test_a_new_term_ends_the_push_in_progress_without_a_report(tmp_path: Path) -> None:
     with ring(tmp_path) as around:
         around.join()
         around.begin(1)  # and its root is gone
@@ -171,7 +171,7 @@ def test_the_push_under_way_ends_at_a_new_term_and_nobody_hears_of_it(tmp_path: 
         assert done.receive_s < 5.0
 
 
-def test_what_survives_of_a_share_that_a_term_cut_short_is_decoded(tmp_path: Path) -> None:
+def test_surviving_messages_of_a_bundle_cut_by_a_new_term_are_decoded(tmp_path: Path) -> None:
     with ring(tmp_path) as around:
         around.join()
         around.push(0)
@@ -180,9 +180,7 @@ def test_what_survives_of_a_share_that_a_term_cut_short_is_decoded(tmp_path: Pat
         assert take_sample(around).term == 1
 
 
-def test_told_to_rejoin_it_drops_all_work_and_waits_for_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rejoin_request_drops_all_work_and_awaits_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with endless_ring(tmp_path, monkeypatch) as around:
         around.join()
         around.push(3)
@@ -201,7 +199,7 @@ def test_told_to_rejoin_it_drops_all_work_and_waits_for_weights(
             assert take_sample(around, reward).uid == 1  # and nothing before it
 
 
-def test_a_head_of_another_life_is_joined_once_whichever_way_it_tells(tmp_path: Path) -> None:
+def test_a_head_of_another_incarnation_is_joined_once_by_heartbeat_or_rejoin(tmp_path: Path) -> None:
     with ring(tmp_path) as around:
         around.join()  # its Directory is of life 0
         around.tell(HeadHeartbeat(0, 0, life=0))
@@ -218,7 +216,7 @@ def test_a_head_of_another_life_is_joined_once_whichever_way_it_tells(tmp_path: 
         around.push(0)  # no further Join before its answer
 
 
-def test_without_a_word_of_the_head_it_goes_on_and_says_so(tmp_path: Path) -> None:
+def test_a_generator_goes_on_while_the_head_is_silent_and_logs_it(tmp_path: Path) -> None:
     with ring(tmp_path, bus={"silent_s": 0.2}) as around:
         around.join()
         around.push(0)
@@ -230,7 +228,7 @@ def test_without_a_word_of_the_head_it_goes_on_and_says_so(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_asked_to_leave_a_process_says_so_ends_its_work_and_says_that_it_left(
+def test_a_drained_generator_reports_leaving_ends_its_work_and_reports_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with endless_ring(tmp_path, monkeypatch, apart=True) as around:
@@ -251,7 +249,7 @@ def test_asked_to_leave_a_process_says_so_ends_its_work_and_says_that_it_left(
         assert around.process.returncode == LEFT
 
 
-def test_a_term_is_news_once_and_its_base_says_what_counts() -> None:
+def test_a_term_is_applied_once_and_its_base_selects_the_surviving_messages() -> None:
     timeline = TermHistory()
     assert not timeline.begin(0, 0)
     assert timeline.begin(1, 5)

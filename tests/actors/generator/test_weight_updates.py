@@ -65,7 +65,7 @@ def both(*, gloo: bool = False, stuck_s: float = 5.0) -> Iterator[Side]:
         side.root.close()
 
 
-def test_what_arrived_for_a_term_that_is_over_is_memory_to_receive_into() -> None:
+def test_weights_of_an_ended_term_become_the_spare_receive_buffer() -> None:
     with both() as side:
         side.send(side.begin(0))
         assert side.news.wait(WAIT_S)  # it is there, and nobody has taken it
@@ -132,7 +132,7 @@ def test_a_root_that_stands_still_holds_up_no_push_of_another_one() -> None:
 
 
 @pytest.mark.parametrize("copies", [False, True], ids=["engine-holds-the-tensors", "engine-has-its-own-copy"])
-def test_a_delta_starts_from_what_the_engine_holds(copies: bool) -> None:
+def test_a_delta_starts_from_the_version_of_the_engine(copies: bool) -> None:
     """An engine that holds the tensors keeps them, whatever comes of a push. The others' are overwritten."""
     with both(gloo=True) as side:
         weights = {"weight": torch.arange(1000).bfloat16()}

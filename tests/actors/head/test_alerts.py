@@ -30,7 +30,7 @@ def steps(those: Alerts, n: int, **figures: float) -> list[list[Alert]]:
     return [those.step(WELL | figures) for _ in range(n)]
 
 
-def test_item_7_three_batches_without_a_signal_are_a_warning_with_answers_to_read_and_one_at_the_end() -> None:
+def test_three_batches_without_a_signal_are_a_warning_with_answers_to_read_and_one_at_the_end() -> None:
     those, said = alerts(), []
     those.keep(kept(None, 99))  # of an evaluation
     for step in range(4):
@@ -51,7 +51,7 @@ def test_item_7_three_batches_without_a_signal_are_a_warning_with_answers_to_rea
     assert "'an answer of step 3'" in last.text
 
 
-def test_item_7_a_run_too_short_for_a_streak_says_it_at_the_end() -> None:
+def test_a_run_too_short_for_a_streak_warns_at_the_end() -> None:
     those = alerts()
     those.keep(kept(0, 1, reward=1.0))
     assert steps(those, 2, zero_advantage_share=1.0) == [[], []]
@@ -66,7 +66,7 @@ def test_a_run_that_has_found_its_signal_ends_without_a_word() -> None:
     assert (those.n_batches, those.n_without_signal) == (12, 2)
 
 
-def test_item_25_shares_that_stay_high_are_said_once_in_a_while_and_at_the_end() -> None:
+def test_a_share_that_stays_high_is_warned_of_at_intervals_and_at_the_end() -> None:
     those = alerts()
     said = steps(those, 3 + REPEAT_AFTER, zero_advantage_share=0.88, truncated_share=0.97)
     assert [len(of_step) for of_step in said] == [0, 0, 2, *[0] * (REPEAT_AFTER - 1), 2]
@@ -89,7 +89,7 @@ def test_one_odd_batch_is_no_news() -> None:
         assert steps(those, 1) == [[]]
 
 
-def test_item_6_an_effective_share_under_a_half_is_a_warning_at_once_that_names_the_cap() -> None:
+def test_an_effective_share_under_a_half_is_a_warning_at_once_that_names_the_cap() -> None:
     (first, *others) = steps(alerts(), 3, ess=0.31)
     assert [alert.level for alert in first] == ["warning"]
     assert "effective sample share is 0.31, below 0.5" in first[0].text

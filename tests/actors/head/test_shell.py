@@ -68,7 +68,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_the_end_is_on_disk_before_anybody_is_told_to_stop(tmp_path: Path, shell: Shell, code: int) -> None:
+def test_the_end_is_on_disk_before_stop_is_sent(tmp_path: Path, shell: Shell, code: int) -> None:
     """A head that dies between the two is not brought back to wait for actors that are gone."""
     wire, stop = Wire(tmp_path), Stop("over")
     effects = [
@@ -150,7 +150,7 @@ def test_a_restarted_head_waits_for_its_port_and_the_first_one_names_the_setting
     assert len(tries) == 2
 
 
-def test_an_actor_that_was_replaced_is_told_to_stop_and_nothing_has_ended(tmp_path: Path, shell: Shell) -> None:
+def test_a_replaced_actor_is_sent_stop_and_the_run_goes_on(tmp_path: Path, shell: Shell) -> None:
     wire = Wire(tmp_path)
     shell._carry_out(wire, [Send("generator-0.0", Stop("replaced"))])  # type: ignore[arg-type]
     assert wire.sent == [("generator-0.0", Stop("replaced"), False)]
@@ -170,7 +170,7 @@ class Reading(Wire):
         self.written.append([line["uid"] for line in lines(self._journal, "scored")])
 
 
-def test_what_was_decided_is_written_before_any_of_it_is_told(tmp_path: Path, shell: Shell) -> None:
+def test_decisions_are_journalled_before_their_messages_are_sent(tmp_path: Path, shell: Shell) -> None:
     """Several messages are decided on together; a head that dies meanwhile has told nobody what it never wrote."""
     wire = Reading(tmp_path)
     acks = [Ack(uid, 0, 0, "") for uid in range(3)]
@@ -194,7 +194,7 @@ def test_messages_that_never_end_do_not_keep_the_head_from_its_deadlines(tmp_pat
     assert wire.n_taken > 1
 
 
-def test_what_is_told_before_a_waypoint_is_told_before_it_is_written(tmp_path: Path, shell: Shell) -> None:
+def test_messages_before_a_savepoint_are_sent_before_it_is_written(tmp_path: Path, shell: Shell) -> None:
     wire = Reading(tmp_path)
     ack, waypoint = Ack(0, 0, 0, ""), HeadSavepoint("learner-0.0", HeadCheckpoint(3))
     before: list[Effect] = [Send("generator-0.0", ack), Record(Event.SCORED, {"uid": 0})]
@@ -204,9 +204,7 @@ def test_what_is_told_before_a_waypoint_is_told_before_it_is_written(tmp_path: P
     assert [found.checkpoint.version for found in shell.checkpoints.waypoints()] == [3]
 
 
-def test_items_7_and_25_what_a_run_should_know_is_said_journalled_and_said_again_at_the_end(
-    tmp_path: Path, shell: Shell
-) -> None:
+def test_warnings_are_logged_journalled_and_repeated_at_the_end(tmp_path: Path, shell: Shell) -> None:
     shell.console = Console(total_steps=3, out=(out := io.StringIO()))
     figures = {"reward": 0.0, "zero_advantage_share": 1.0, "truncated_share": 0.0}
     for step in range(3):
@@ -273,7 +271,7 @@ def test_terms_go_on_where_the_last_head_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"ter', "[]", "{}", "7", '{"term": "4"}', '{"term": null}', '{"term": -1}'])
-def test_a_torn_term_file_ends_the_job_with_what_to_do(tmp_path: Path, text: str) -> None:
+def test_a_torn_term_file_ends_the_job_with_the_remedy(tmp_path: Path, text: str) -> None:
     (tmp_path / TERM_FILE).write_text(text)
     with pytest.raises(CheckpointError, match=r"term\.json must hold .* write it with the largest") as caught:
         next_term(tmp_path)
@@ -281,9 +279,7 @@ def test_a_torn_term_file_ends_the_job_with_what_to_do(tmp_path: Path, text: str
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_written_whole_is_there_after_a_crash_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_durable_write_survives_a_crash_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is synced before it has its name, and the folder after that."""
     path, fsync = tmp_path / "file", os.fsync
     synced: list[tuple[str, bool]] = []

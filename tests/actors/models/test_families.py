@@ -86,7 +86,7 @@ class Words:
 
 @pytest.mark.parametrize("on_update", ["recompute", "keep"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_samples_what_a_plain_forward_gives_beyond_the_window(
+def test_the_engine_equals_a_plain_forward_beyond_the_attention_window(
     tmp_path: Path, family: str, on_update: str
 ) -> None:
     folder = saved(tmp_path / "a", family, 0)
@@ -114,7 +114,7 @@ def test_the_engine_samples_what_a_plain_forward_gives_beyond_the_window(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_learner_packs_or_not_with_the_same_log_probs_and_exports_what_it_trained(
+def test_packed_and_unpacked_learners_have_equal_log_probs_and_export_the_trained_weights(
     tmp_path: Path, family: str
 ) -> None:
     folder = saved(tmp_path / "a", family, 2)

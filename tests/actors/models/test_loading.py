@@ -142,7 +142,9 @@ def test_a_model_path_is_found_from_the_config_folder(scratch: Path) -> None:
     assert check_model_path("HuggingFaceTB/SmolLM2-135M", scratch) == "HuggingFaceTB/SmolLM2-135M"
 
 
-def test_a_model_path_that_cannot_load_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_path_that_cannot_load_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"python -m actors.models.download_smollm2 \S"):
         check_model_path("models/SmolLM2-135M-Instruct", tmp_path)

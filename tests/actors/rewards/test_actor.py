@@ -156,7 +156,7 @@ def test_trajectories_come_back_scored_whole_and_without_their_row(folder):
             assert getattr(scored, field) == getattr(sent, field), field
 
 
-def test_a_hang_and_a_crash_come_back_as_what_they_are_and_the_journal_tells(folder):
+def test_a_hang_and_a_crash_are_reported_by_status_and_journalled(folder):
     with ring_of(folder) as ring:
         ring.up()
         ring.score(trajectory(1, "hangs"), trajectory(2, "raises"), trajectory(3, "fine"))
@@ -171,7 +171,7 @@ def test_a_hang_and_a_crash_come_back_as_what_they_are_and_the_journal_tells(fol
     assert scores[1]["score_s"] >= 1.0
 
 
-def test_32_19_what_a_generator_orders_a_reward_does_not_obey(folder):
+def test_a_reward_ignores_control_messages_of_a_generator(folder):
     """One Stop of any generator, or by the guest key, ended a reward for ever."""
     with ring_of(folder) as ring:
         endpoint = ring.up().endpoint
@@ -328,7 +328,7 @@ def test_a_backlog_of_one_generator_fills_its_share_and_another_ones_is_taken(fo
             one.close(0)
 
 
-def test_what_waits_of_a_refunded_group_is_not_scored_any_more(folder):
+def test_queued_trajectories_of_a_refunded_group_are_not_scored(folder):
     with ring_of(folder) as ring:
         ring.up()
         ring.score(trajectory(1, "hangs"), *(replace(trajectory(1, "hangs"), sample=i) for i in range(3, 60)))
@@ -341,7 +341,7 @@ def test_what_waits_of_a_refunded_group_is_not_scored_any_more(folder):
 
 
 @pytest.mark.parametrize("says_so", [True, False])
-def test_for_a_new_head_it_forgets_what_it_scores_and_joins_again(folder, says_so):
+def test_a_reward_drops_its_queue_and_rejoins_for_a_new_head(folder, says_so):
     with ring_of(folder, timeout_s=60.0) as ring:
         first = ring.up()
         ring.score(trajectory(1, "fine"))
@@ -401,7 +401,7 @@ def test_every_incarnation_listens_at_a_path_of_its_own(folder):
     assert endpoints == {f"ipc://{folder}/reward-0.{n}" for n in range(3)}
 
 
-def test_item_15_the_first_failure_is_told_with_its_place_and_eight_before_any_score_end_the_actor(folder):
+def test_the_first_failure_is_logged_with_its_place_and_eight_before_any_score_end_the_actor(folder):
     """A row that cannot be scored, in the first two prompts, ends nothing; a typo ends the job within four prompts."""
     with ring_of(folder) as ring:
         ring.up()
@@ -423,7 +423,7 @@ def test_item_15_the_first_failure_is_told_with_its_place_and_eight_before_any_s
     assert kept.read_text().count("Traceback (most recent call last)") == 1
 
 
-def test_item_15_failures_after_a_score_end_nothing_and_what_is_printed_is_named(folder):
+def test_failures_after_a_score_do_not_end_the_actor_and_the_output_file_is_named(folder):
     (folder / "own_actor_rewards.py").write_text(USER_MODULE.replace("return row", "print(completion)\n    return row"))
     with ring_of(folder) as ring:
         ring.up()

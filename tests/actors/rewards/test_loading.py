@@ -113,7 +113,7 @@ SAID = [{"role": "assistant", "content": "said"}]
         ),
     ],
 )
-def test_item_10_a_reward_gets_its_arguments_by_the_names_of_its_parameters(folder, parameters, row, expected):
+def test_a_reward_gets_its_arguments_by_the_names_of_its_parameters(folder, parameters, row, expected):
     names = [word.partition("=")[0].strip("* ") for word in parameters.split(",")]
     named = [name for name in names if name not in ("", "/", "more")]
     (folder / "own_bound.py").write_text(f"def score({parameters}): return [{', '.join(named)}]")
@@ -121,7 +121,7 @@ def test_item_10_a_reward_gets_its_arguments_by_the_names_of_its_parameters(fold
     assert load_reward("own_bound:score", folder)("asked", "said", row) == expected
 
 
-def test_item_10_what_cannot_be_bound_is_refused_with_the_parameter_and_the_names(folder):
+def test_a_parameter_that_cannot_be_bound_is_refused_with_the_known_names(folder):
     (folder / "own_unbound.py").write_text(
         "def other(question, response, row): ...\ndef nothing(strict=True): ...\n"
         "def verl(data_source, solution_str, ground_truth, extra_info=None): ..."
@@ -166,7 +166,7 @@ def test_functions_with_lists_are_called_as_trl_and_verl_call_them(folder, param
     assert sys.modules["own_lists"].seen == expected
 
 
-def test_what_a_function_of_another_system_returns(folder):
+def test_results_of_reward_functions_of_other_systems_are_converted(folder):
     (folder / "own_returns.py").write_text(
         "async def later(completions, **kwargs): return [0.25]\n"
         "def metric(completions, log_metric=None, log_extra=None, **kwargs):\n"
@@ -289,7 +289,7 @@ def test_scalars_of_numpy_and_torch_keep_reward_and_correctness(value: Any, corr
         assert read["parts"]["length"] == 0.5
 
 
-def test_what_a_trl_function_returns_in_an_array_keeps_its_correctness(folder: Path) -> None:
+def test_an_array_result_of_a_trl_function_keeps_its_correctness(folder: Path) -> None:
     (folder / "own_arrays.py").write_text(
         "import numpy as np\ndef score(prompts, completions, log_metric, **kwargs):\n"
         "    log_metric('n', 1)\n    return np.array([c == 'yes' for c in completions])\n"

@@ -129,7 +129,7 @@ def finish(pool: WorkerPool, *, within_s: float = 60.0) -> list[Verdict]:
     return verdicts
 
 
-def test_item_15_an_error_has_its_place_in_the_users_code_and_its_traceback(pool, folder):
+def test_an_error_has_its_place_in_the_users_code_and_its_traceback(pool, folder):
     file = folder / "own_worker_rewards.py"
     lines = file.read_text().splitlines()
     raised = verdict_of(pool, "raises")
@@ -142,7 +142,7 @@ def test_item_15_an_error_has_its_place_in_the_users_code_and_its_traceback(pool
     assert returned.place == f"{file}:{1 + lines.index('def score(prompt, completion, row):')}"
 
 
-def test_item_26_what_a_reward_prints_is_kept_in_a_file_even_when_it_hangs_then(folder, tmp_path):
+def test_output_of_a_reward_is_kept_in_a_file_when_it_hangs_afterwards(folder, tmp_path):
     (folder / "own_prints.py").write_text(
         "import time\nprint('loaded')\ndef score(completion):\n    print('saw', completion)\n"
         "    while completion == 'hang': time.sleep(1)\n    return 1"
@@ -153,7 +153,7 @@ def test_item_26_what_a_reward_prints_is_kept_in_a_file_even_when_it_hangs_then(
     assert prints.read_text().splitlines() == ["loaded", "saw one", "saw hang", "loaded", "saw two"]
 
 
-def test_item_26_a_file_of_prints_that_is_long_enough_gets_no_more(folder, tmp_path):
+def test_a_file_of_prints_that_is_long_enough_gets_no_more(folder, tmp_path):
     prints = tmp_path / "out.txt"
     with prints.open("wb") as file:
         file.truncate(PRINTED_BYTES + 1)
@@ -210,7 +210,7 @@ def test_a_score_that_hangs_is_a_timeout_and_the_next_one_works(pool, completion
         ("closes", "lost"),
     ],
 )
-def test_what_is_no_number_is_an_error_with_its_text_and_the_next_one_works(pool, completion, part):
+def test_a_result_that_is_not_a_number_is_an_error_and_the_next_call_works(pool, completion, part):
     verdict = verdict_of(pool, completion)
     assert verdict.status == ERROR
     assert part in verdict.error
@@ -219,16 +219,16 @@ def test_what_is_no_number_is_an_error_with_its_text_and_the_next_one_works(pool
 
 
 @pytest.mark.parametrize(("completion", "reward"), [("prints", 1.0), ("floods", 1.0), ("reads", 0.0)])
-def test_what_the_function_prints_or_reads_does_not_touch_the_channel(pool, completion, reward):
+def test_stdin_and_stdout_of_the_function_do_not_touch_the_channel(pool, completion, reward):
     assert verdict_of(pool, completion).reward == reward
     assert verdict_of(pool, "number").reward == 0.25
 
 
-def test_a_worker_that_somebody_kills_is_no_verdict_and_another_one_scores(pool, tmp_path):
+def test_a_killed_worker_gives_no_verdict_and_another_one_scores(pool, tmp_path):
     assert verdict_of(pool, "killed_once", str(tmp_path / "before")).reward == 0.75
 
 
-def test_a_child_that_the_function_forks_has_no_say(pool):
+def test_output_of_a_forked_child_is_not_taken_as_the_verdict(pool):
     verdicts = [verdict_of(pool, completion).reward for completion in ("forks", "number", "forks", "number")]
     assert verdicts == [0.5, 0.25, 0.5, 0.25]
 
@@ -350,7 +350,7 @@ def await_end(pid: int) -> None:
 
 
 @pytest.mark.parametrize("completion", ["child", "escapes", "forks_and_leaves"])
-def test_at_the_deadline_what_the_function_started_dies_with_it(pool, tmp_path, completion):
+def test_processes_started_by_the_function_are_killed_at_its_deadline(pool, tmp_path, completion):
     assert verdict_of(pool, completion, str(tmp_path / "pid")).status == TIMEOUT
     await_end(int((tmp_path / "pid").read_text()))
 

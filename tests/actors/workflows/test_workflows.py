@@ -116,7 +116,7 @@ def test_no_system_message_keeps_the_begin_token_and_templates_that_have_none(to
     assert chat(HI, "", tokenizer) == "<b><h>userhi"
 
 
-def test_item_26_a_row_of_chat_messages_is_rendered_as_it_is(tokenizer: Any) -> None:
+def test_a_row_of_chat_messages_is_rendered_as_it_is(tokenizer: Any) -> None:
     tokenizer.chat_template = SMOLLM2
     system, user = {"role": "system", "content": "be brief"}, {"role": "user", "content": "3+4"}
     turns = [user, {"role": "assistant", "content": "7"}, {"role": "user", "content": "and 5+6?"}]
@@ -182,7 +182,7 @@ class TwoTurns:
             self.closed.append("end")
 
 
-def test_an_episode_of_several_turns_records_what_was_given_and_sampled(tokenizer: Any) -> None:
+def test_an_episode_of_several_turns_records_inputs_and_samples(tokenizer: Any) -> None:
     run = EpisodeRun(TwoTurns(config()), {"ids": [3, 4]}, tokenizer)
     assert run.start() is not None
     asked = run.answer(completion([5, 6], version=1))
@@ -219,7 +219,7 @@ class TwoTries:
         return Episode(text=(await chat.say("sure", max_new_tokens=2)).text)
 
 
-def test_item_11_a_chat_of_several_turns_is_rendered_by_the_template_and_keeps_what_was_sampled(tokenizer: Any) -> None:
+def test_a_chat_of_several_turns_is_rendered_by_the_template_and_keeps_sampled_tokens(tokenizer: Any) -> None:
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'][0] + '>' + m['content'] + ' ' }}{% endfor %}{{ 'a>' }}"
     )
@@ -263,7 +263,7 @@ class Sleep:
         ("asks nothing", "at least one token"),
     ],
 )
-def test_a_workflow_that_breaks_a_rule_is_told_which(tokenizer: Any, how: str, why: str) -> None:
+def test_a_workflow_that_breaks_a_rule_is_refused_with_that_rule(tokenizer: Any, how: str, why: str) -> None:
     run = EpisodeRun(Broken(config()), {"how": how}, tokenizer)
     with pytest.raises(WorkflowError, match=why):
         drive(run)

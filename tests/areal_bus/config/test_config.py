@@ -208,7 +208,7 @@ def test_a_missing_file_is_refused_with_the_one_that_may_be_meant(tmp_path: Path
     assert f"did you mean {tmp_path / 'demo.toml'}?" in refusal(tmp_path / "dmeo.toml")
 
 
-def test_items_5_and_22_a_base_alone_says_that_it_is_one_and_which_files_to_start() -> None:
+def test_a_base_config_alone_is_refused_with_the_files_to_start() -> None:
     folder = Path(__file__).parents[3] / "configs"
     said = refusal(folder / "paper.toml")
     assert said.startswith(f"{folder / 'paper.toml'} is a base for others and names no model: start one of ")
@@ -276,14 +276,14 @@ def test_tables_and_lists_that_are_nested_too_deep_are_refused(tmp_path: Path, t
     assert refusal(file) == f"lists or tables are nested too deep in {file}"
 
 
-def test_an_algorithm_beside_another_config_is_not_said_to_be_alone(tmp_path: Path) -> None:
+def test_an_algorithm_with_another_config_is_not_refused_as_alone(tmp_path: Path) -> None:
     alone, beside = algorithms.FILES / "dapo.toml", write(tmp_path, '[data]\ntask = "sums"\n')
     assert "dapo.toml is an algorithm alone" in refusal(alone)
     with pytest.raises(ConfigError, match=r"^a model is needed: set model.path"):
         load([beside, alone], (), {})
 
 
-def test_extends_finds_installed_configs_where_no_file_of_that_name_is_beside(tmp_path: Path) -> None:
+def test_extends_finds_installed_configs_where_no_adjacent_file_has_that_name(tmp_path: Path) -> None:
     file = write(tmp_path, 'extends = ["tiny.toml", "configs/algorithms/gspo.toml"]\n')
     assert load(file, (), {}).actor.loss == "gspo"
     write(tmp_path, SMALL + "[actor]\nlr = 0.5\n", "tiny.toml")
@@ -291,7 +291,7 @@ def test_extends_finds_installed_configs_where_no_file_of_that_name_is_beside(tm
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_actor_algorithm_sets_what_its_file_sets_where_a_key_is_not_set(tmp_path: Path, name: str) -> None:
+def test_actor_algorithm_sets_the_keys_of_its_file_that_are_not_set(tmp_path: Path, name: str) -> None:
     more = ["teacher.path=TEACHER"] if name == "distill" else []
     by_name = load(write(tmp_path, f'{SMALL}[actor]\nalgorithm = "{name}"\n'), more, {})
     by_file = load([write(tmp_path, SMALL, "small.toml"), algorithms.FILES / f"{name}.toml"], more, {})
@@ -374,7 +374,7 @@ learner.max_tokens_per_mb = 100
 """
 
 
-def test_a_stage_keeps_what_it_does_not_set_and_the_largest_bounds_all(tmp_path: Path) -> None:
+def test_a_stage_inherits_keys_that_it_does_not_set_and_the_largest_bounds_all(tmp_path: Path) -> None:
     config = load(write(tmp_path, SMALL + STAGED), (), {})
     found = {
         start: (s.gconfig.n_samples, s.gconfig.max_new_tokens, s.learner.max_tokens_per_mb)
@@ -458,7 +458,7 @@ def test_settings_load_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False).returncode == 0
 
 
-def test_our_files_set_only_what_exists() -> None:
+def test_installed_configs_set_only_existing_keys() -> None:
     for file in CONFIGS:
         assert set(tomllib.loads(file.read_text())) <= {"extends", *Config.model_fields}
 
@@ -559,13 +559,11 @@ def test_an_evaluation_may_be_greedy() -> None:
         (["reward.partial_groups=true", "gconfig.n_samples=2"], "set gconfig.n_samples to 3 or more"),
     ],
 )
-def test_32_2_verdict_policies_are_checked_with_what_to_change(
-    changes: list[str], sentence: str, tmp_path: Path
-) -> None:
+def test_verdict_policies_are_refused_with_the_key_to_change(changes: list[str], sentence: str, tmp_path: Path) -> None:
     assert sentence in refusal(write(tmp_path, SMALL), *changes)
 
 
-def test_32_2_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> None:
+def test_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> None:
     reward = load(write(tmp_path, SMALL), [], {}).reward
     assert (reward.on_timeout, reward.on_error, reward.partial_groups) == ("refund", "refund", False)
     assert load(write(tmp_path, SMALL), ["reward.on_error=-1"], {}).reward.on_error == -1.0
@@ -626,10 +624,10 @@ def test_32_2_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_33_3_a_split_that_cannot_change_so_is_refused(changes: list[str], sentence: str, tmp_path: Path) -> None:
+def test_a_split_that_cannot_change_so_is_refused(changes: list[str], sentence: str, tmp_path: Path) -> None:
     assert sentence in refusal(write(tmp_path, SMALL), *changes)
 
 
-def test_33_3_an_actor_that_another_split_has_may_be_recorded(tmp_path: Path) -> None:
+def test_an_actor_that_another_split_has_may_be_recorded(tmp_path: Path) -> None:
     changes = ["topology.adapt.schedule=[[3, 2]]", "profile.actor=learner-1.1", "profile.steps=[4, 5]"]
     assert load(write(tmp_path, SMALL), changes).profile.actor == "learner-1.1"

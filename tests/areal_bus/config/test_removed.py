@@ -34,7 +34,7 @@ def test_a_removed_key_is_refused_unless_it_has_its_former_default(tmp_path: Pat
         ("virtual_time.seconds=2.0", "areal_lab.loops.virtual_time"),
     ],
 )
-def test_a_removed_key_is_refused_with_what_to_do(tmp_path: Path, option: str, said: str) -> None:
+def test_a_removed_key_is_refused_with_the_remedy(tmp_path: Path, option: str, said: str) -> None:
     key, _, value = option.partition("=")
     table, _, name = key.rpartition(".")
     file = write(tmp_path, SMALL)

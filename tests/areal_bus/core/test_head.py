@@ -257,7 +257,7 @@ def refused(effects: list[Effect]) -> list[str]:
     return [x.fields["why"] for x in effects if isinstance(x, Record) and x.event is Event.REFUSED]
 
 
-def test_an_incomplete_ring_names_who_is_missing() -> None:
+def test_an_incomplete_ring_names_its_missing_members() -> None:
     head = Head(HeadState(scenario().rules, Numbers(None)), now=0.0)
     head.on("learner-0.0", m.Join("learner-0.0", "learner", 0, 0, "x", 1, ""), 0.0)
     head.tick(2000.0)
@@ -267,7 +267,7 @@ def test_an_incomplete_ring_names_who_is_missing() -> None:
     assert "reward-0 has not joined" in end.sentence
 
 
-def test_people_hear_of_the_first_failed_verdict_and_rewards_leave_the_group() -> None:
+def test_the_first_failed_verdict_is_warned_of_and_its_group_cancelled() -> None:
     head, _ = head_with()
     effects = head.on("reward-0.0", replace(scored(0, 0), status="timeout", error="over 2 s"), 1.0)
     warnings = [x.fields["text"] for x in effects if isinstance(x, Progress) and x.kind == "warning"]
@@ -281,7 +281,7 @@ def test_a_stranger_is_refused_and_journalled() -> None:
     assert refused(head.on("stranger", m.Join("generator-0.0", "generator", 0, 0, "", 1, "host"), 0.0))
 
 
-def test_what_only_came_too_late_is_journalled_and_no_news_for_people() -> None:
+def test_a_late_message_is_journalled_without_a_warning() -> None:
     """A prompt may close while its sample is on its way; one that never was is somebody's mistake."""
     head, _ = head_with()
     head.on("reward-0.0", replace(scored(0, 0), status="error"), 1.0)
@@ -295,7 +295,7 @@ def test_what_only_came_too_late_is_journalled_and_no_news_for_people() -> None:
     assert "(1 so far)" in note.fields["text"]
 
 
-def test_what_should_not_have_been_sent_is_journalled_however_much_came_late_before() -> None:
+def test_an_illegal_message_is_journalled_after_any_number_of_late_ones() -> None:
     head, _ = head_with()
     head.on("reward-0.0", replace(scored(0, 0), status="error"), 1.0)
     late = [head.on("generator-0.0", m.Sampled(0, 0, 0, "", LENGTH), 1.0) for _ in range(ALL_RECORDED + 1)]
@@ -311,7 +311,7 @@ def test_an_older_incarnation_stays_out() -> None:
     assert refused(head.on("generator-0.0", m.Heartbeat(1, None, ""), 0.0))
 
 
-def test_what_is_said_twice_changes_nothing() -> None:
+def test_a_repeated_message_changes_nothing() -> None:
     head, _ = head_with()
     assert head.state.members.by_name["generator-0.0"].version == 0
     effects = head.on("generator-0.0", m.Ready(4), 0.0)
@@ -323,7 +323,7 @@ def test_what_is_said_twice_changes_nothing() -> None:
     assert sent(effects, m.Ack)
 
 
-def test_a_generator_heard_again_gets_no_credit_for_what_it_lost() -> None:
+def test_a_generator_that_reconnects_gets_no_room_for_requeued_prompts() -> None:
     head, effects = head_with(n_generators=2)
     lost = [message.uid for to, message in sent(effects, m.Prompt) if to == "generator-0.0"]  # type: ignore[union-attr]
     assert lost
@@ -342,7 +342,7 @@ def test_a_generator_heard_again_gets_no_credit_for_what_it_lost() -> None:
     assert [message.uid for _, message in sent(late, m.Ack)] == [lost[0]]  # type: ignore[union-attr]
 
 
-def test_a_generator_that_sampled_alone_and_is_heard_again_has_all_its_room() -> None:
+def test_a_generator_that_sampled_alone_has_all_its_room_on_reconnect() -> None:
     head, _ = head_with(n_generators=2)
     member = head.state.members.by_name["generator-0.0"]
     member.alone = True
@@ -351,7 +351,7 @@ def test_a_generator_that_sampled_alone_and_is_heard_again_has_all_its_room() ->
     assert (member.standing, member.load, member.room) == ("stale", 0, member.capacity)
 
 
-def test_a_reward_heard_again_is_listed_again() -> None:
+def test_a_reward_that_reconnects_is_listed_again() -> None:
     ring = ring_of(faults=(Fault("stop", Role.REWARD, 0, 10.0, 60.0),), calm_s=80.0)
     finish(ring)
     assert ["heard again" in str(line["why"]) for line in lines(ring, Event.MEMBER)].count(True) == 1
@@ -417,7 +417,7 @@ def test_a_batch_needs_every_learner_rank_to_ask(width: int) -> None:
     assert refused(head.on("learner-1.0", m.BatchRequest(0), 0.0))
 
 
-def test_the_root_hears_at_once_of_a_member_that_died_in_its_push() -> None:
+def test_the_root_is_notified_at_once_of_a_member_that_died_in_its_push() -> None:
     head, _ = head_with(n_generators=2, batch_size=1, n_samples=1)
     head.on("reward-0.0", scored(0, 0), 0.0)
     head.on("learner-0.0", m.BatchRequest(0), 0.0)
@@ -491,7 +491,7 @@ def test_figures_of_the_evaluation_before_are_saved_when_it_is_over() -> None:
     assert frontier.results["before"]["n"] == 2
 
 
-def test_a_resumed_run_that_is_drained_before_anybody_is_there_says_where_it_stands() -> None:
+def test_a_resumed_run_drained_before_any_join_reports_its_version() -> None:
     frontiers = {**START, 4: HeadCheckpoint(4, next_uid=8, position=8, results={"before": BEFORE})}
     head = Head(HeadState(scenario().rules, Numbers(None), incarnation=1, term=1, checkpoints=frontiers), now=0.0)
     (end,) = [effect for effect in head.drain(1.0) if isinstance(effect, End)]
@@ -499,7 +499,7 @@ def test_a_resumed_run_that_is_drained_before_anybody_is_there_says_where_it_sta
     assert (head.state.version, head.state.figures) == (4, {"before": BEFORE})
 
 
-def test_a_run_that_is_drained_before_its_first_step_says_so() -> None:
+def test_a_run_drained_before_its_first_step_reports_it() -> None:
     head = Head(HeadState(scenario().rules, Numbers(None)), now=0.0)
     (end,) = [effect for effect in head.drain(1.0) if isinstance(effect, End)]
     assert (end.code, end.sentence) == (0, "drained before the first step")

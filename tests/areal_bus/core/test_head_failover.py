@@ -96,7 +96,7 @@ def test_the_next_head_goes_on_where_the_learner_is_without_any_checkpoint() -> 
     assert (head.state.gate.u, head.state.gate.v, head.state.gate.w, head.state.gate.live) == (1, 1, 1, 2)
 
 
-def test_what_was_handed_out_and_not_trained_is_live_again() -> None:
+def test_prompts_of_an_untrained_batch_are_live_after_a_failover() -> None:
     before, effects = trained_head(checkpoint_every=0)
     push_done(before, LEARNER, 1)
     push_done(before, GENERATOR, 1)
@@ -124,7 +124,7 @@ def test_a_frontier_of_the_same_version_is_better_since_it_has_verdicts() -> Non
 
 
 @pytest.mark.parametrize("what", ["none", "older", "another's"])
-def test_a_learner_that_nobody_knows_to_be_there_goes_back_to_its_checkpoint(what: str) -> None:
+def test_an_unknown_learner_goes_back_to_its_checkpoint(what: str) -> None:
     """No waypoint, one of another version, or one of whoever has taken its place."""
     before, effects = trained_head(checkpoint_every=0)
     known = {"none": [], "older": marks(effects)[:1], "another's": marks(effects)}[what]
@@ -146,7 +146,7 @@ def test_a_fresh_learner_without_a_frontier_ends_the_job_as_before() -> None:
     assert end == End(1, "learner-0.1 begins at version 1, whose frontier is not there")
 
 
-def test_what_was_said_to_an_earlier_head_is_no_word_to_this_one() -> None:
+def test_messages_addressed_to_an_earlier_head_are_refused() -> None:
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
     join(head, LEARNER, again=1)
@@ -423,7 +423,7 @@ def test_it_does_not_wait_for_ever_nor_where_nothing_can_be_lost() -> None:
     assert end_of(next_head(before, marks(effects)[:1]).drain(0.1)) == End(0, "drained before the first step")
 
 
-def test_all_ranks_hear_the_same_of_the_end() -> None:
+def test_all_ranks_are_sent_the_same_end_of_run() -> None:
     """A request to drain comes between two of their requests."""
     rules = scenario(batch_size=1, eta=2, n_samples=2, n_learners=2, total_steps=5).rules
     head = Head(HeadState(rules, Numbers(0)), now=0.0)

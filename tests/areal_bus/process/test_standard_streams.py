@@ -71,7 +71,7 @@ def test_lines_cannot_control_the_terminal_and_keep_their_styles() -> None:
     )
 
 
-def test_what_user_code_prints_reaches_the_terminal_without_controls(tmp_path: Path) -> None:
+def test_output_of_user_code_reaches_the_terminal_without_control_characters(tmp_path: Path) -> None:
     with (tmp_path / "terminal").open("wb") as file:
         stream = lossy(file.fileno())
         print("clear \x1b[2J \ud83d", file=stream, flush=True)

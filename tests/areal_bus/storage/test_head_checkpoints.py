@@ -88,7 +88,9 @@ def frontier(version: int = 3, next_uid: int = 9) -> HeadCheckpoint:
 
 @settings(max_examples=50, deadline=None)
 @given(written=FRONTIERS)
-def test_what_comes_back_is_what_was_written(written: HeadCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_head_checkpoint_loads_equal_to_the_saved_one(
+    written: HeadCheckpoint, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = path_of(tmp_path_factory.getbasetemp(), 1)
     save(path, written)
     assert load(path) == written
@@ -138,14 +140,14 @@ def test_a_frontier_of_another_schema_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
-def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_head_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         load(path_of(tmp_path, 3))
     assert usable(tmp_path / "nowhere") == []
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_old_one_and_nothing_beside_it(
+def test_a_failed_write_keeps_the_old_checkpoint_and_leaves_no_temporary_file(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = path_of(tmp_path, 3)
@@ -170,7 +172,7 @@ def test_those_that_can_be_used_are_listed_newest_first(tmp_path: Path) -> None:
     assert usable(tmp_path) == [1_000_003, 10, 2]
 
 
-def test_what_is_discarded_is_gone_and_need_not_have_been_there(tmp_path: Path) -> None:
+def test_discard_removes_a_checkpoint_and_accepts_a_missing_one(tmp_path: Path) -> None:
     path = path_of(tmp_path, 3)
     discard(path)
     save(path, frontier())
@@ -229,7 +231,7 @@ def test_a_damaged_waypoint_is_passed_over_and_the_other_one_is_not(tmp_path: Pa
     assert waypoints(tmp_path) == [kept, damaged]
 
 
-def test_what_is_half_written_is_no_waypoint(tmp_path: Path) -> None:
+def test_a_half_written_file_is_not_a_savepoint(tmp_path: Path) -> None:
     mark(tmp_path, HeadSavepoint("learner-0.0", frontier(6)))
     (tmp_path / ".waypoint-1.77.tmp").write_bytes((tmp_path / "waypoint-0").read_bytes())
     assert [one.checkpoint.version for one in HeadCheckpointWriter(tmp_path).waypoints()] == [6]
@@ -271,7 +273,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
     assert holds()
 
 
-def test_frontiers_are_written_in_order_and_said_to_be_saved(tmp_path: Path) -> None:
+def test_head_checkpoints_are_written_in_order_and_reported_as_saved(tmp_path: Path) -> None:
     frontiers = HeadCheckpointWriter(tmp_path)
     assert frontiers.load() == START
     written = [frontier(version) for version in (1, 2, 3)]
@@ -293,7 +295,7 @@ def test_one_that_the_disk_does_not_take_is_not_saved_and_the_next_one_is(tmp_pa
     assert [one.version for one in frontiers.saved()] == [2]
 
 
-def test_a_term_does_not_begin_beside_a_frontier_of_a_lost_one(tmp_path: Path) -> None:
+def test_a_term_does_not_begin_while_checkpoints_of_a_lost_term_exist(tmp_path: Path) -> None:
     """It would be taken for half of the next checkpoint of its version."""
     frontiers = HeadCheckpointWriter(tmp_path)
     path_of(tmp_path, 4).mkdir()  # cannot be unlinked
@@ -305,7 +307,7 @@ def test_a_term_does_not_begin_beside_a_frontier_of_a_lost_one(tmp_path: Path) -
     frontiers.settle(20.0, version=1_000_000)
 
 
-def test_settling_waits_for_what_was_ordered_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settle_waits_for_writes_ordered_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frontiers = HeadCheckpointWriter(tmp_path)
     fsync = os.fsync
 

@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return moved
 
 
-def test_every_line_says_who_wrote_it_and_counts_without_gaps(tmp_path: Path) -> None:
+def test_every_line_has_its_writer_and_a_gapless_sequence_number(tmp_path: Path) -> None:
     book = Journal(tmp_path, role="generator", index=2, incarnation=1, term=4)
     book.write(Event.NOTE, text='a "quoted" line\nand another')
     book.close()
@@ -89,7 +89,7 @@ def test_spans_are_written_about_once_a_second(tmp_path: Path, clock: Clock) -> 
     assert 9 <= len(list(run.lines(book.path, "spans"))) <= 10
 
 
-def test_what_was_written_survives_kill_9(tmp_path: Path) -> None:
+def test_written_lines_survive_sigkill(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys; from areal_bus.storage.journal import Journal\n"
         "book = Journal(pathlib.Path(sys.argv[1]), role='reward', index=0, incarnation=0)\n"

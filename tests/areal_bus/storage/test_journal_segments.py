@@ -134,7 +134,7 @@ def test_a_compression_that_stops_at_any_step_loses_nothing_and_is_made_good(
     ]
 
 
-def test_a_compression_without_space_gives_back_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_compression_removes_its_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

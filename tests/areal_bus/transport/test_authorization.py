@@ -114,7 +114,7 @@ WAYS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [False, True])
 @pytest.mark.parametrize(("sender", "receiver", "listener"), WAYS)
-def test_32_19_a_message_is_taken_from_the_roles_of_the_table_and_from_nobody_else(
+def test_a_message_is_accepted_only_from_the_roles_of_the_table(
     tmp_path: Path, sender: str, receiver: str, listener: str, keys: bool
 ) -> None:
     """The head's word comes by the receiver's own connection to it: at a listening socket nobody is the head."""
@@ -141,13 +141,13 @@ def test_32_19_a_message_is_taken_from_the_roles_of_the_table_and_from_nobody_el
     assert taken == set(allowed.split())
 
 
-def test_32_19_every_message_type_has_a_row_and_every_row_a_sender() -> None:
+def test_every_message_type_has_a_row_and_every_row_a_sender() -> None:
     assert set(SENDERS) == set(codec.KINDS.values())
     assert all(senders for rows in SENDERS.values() for senders in rows.values())
 
 
 @pytest.mark.parametrize("role", [Role.GENERATOR, Role.REWARD, Role.LEARNER])
-def test_32_19_the_heads_core_checks_the_same_table(role: Role) -> None:
+def test_the_heads_core_checks_the_same_table(role: Role) -> None:
     for kind in KINDS:
         if may_send(role, Role.HEAD, kind):
             check_sender(role, example(kind, "x"))
@@ -162,7 +162,7 @@ def test_a_role_is_that_of_an_actors_whole_name() -> None:
         assert role_of(name) is None
 
 
-def test_32_19_one_wrong_message_in_a_bundle_refuses_the_bundle(tmp_path: Path) -> None:
+def test_one_wrong_message_in_a_bundle_refuses_the_bundle(tmp_path: Path) -> None:
     with ends(tmp_path, "generator-0.0", "reward-0.0", listener="receiver", keys=True) as (theirs, ours):
         good = example(codec.KINDS["Trajectory"], "generator-0.0")
         stop = example(codec.KINDS["Stop"], "generator-0.0")

@@ -60,7 +60,7 @@ def test_messages_arrive_in_order_both_ways(tmp_path: Path, transport: str) -> N
     head.close()
 
 
-def test_letters_sent_together_arrive_in_order_at_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_a_broadcast_arrive_in_order_at_every_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head, other = (Bus(name, job=JOB, listen=f"ipc://{tmp_path}/{name}") for name in ("head", "other"))
     actor = Bus("generator-0.0", job=JOB)
     for bus in (head, other):
@@ -82,7 +82,7 @@ def test_letters_sent_together_arrive_in_order_at_everybody(tmp_path: Path, monk
         bus.close()
 
 
-def test_what_is_sent_together_to_one_peer_is_one_zeromq_message(tmp_path: Path) -> None:
+def test_messages_sent_together_to_one_peer_are_one_zeromq_message(tmp_path: Path) -> None:
     together: list[Message] = [*map(ack, range(64)), trajectory(400), Stop("last")]
     with zmq.Context() as context, context.socket(zmq.ROUTER) as peer:
         peer.bind(f"ipc://{tmp_path}/peer")
@@ -136,7 +136,7 @@ def test_an_inbox_counts_of_each_message_the_memory_that_it_takes(tmp_path: Path
         bus.close()
 
 
-def test_what_was_sent_before_a_connection_is_let_go_still_goes(tmp_path: Path) -> None:
+def test_messages_sent_before_a_disconnect_are_delivered(tmp_path: Path) -> None:
     """Even when the bus thread finds both orders at once."""
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
     actor = Bus("generator-0.0", job=JOB)
@@ -190,7 +190,7 @@ def test_an_unread_inbox_stays_under_its_cap(tmp_path: Path) -> None:
         bus.close(0)
 
 
-def test_an_inbox_that_fills_up_while_one_is_consumed_says_so() -> None:
+def test_an_inbox_that_fills_up_while_it_is_read_logs_a_warning() -> None:
     """Who found it full reads on when it hears of it, and only then."""
 
     class Raced(ReceiveQueue):
@@ -287,14 +287,14 @@ def test_messages_taken_and_refused_are_freed_without_the_collector(tmp_path: Pa
         bus.close()
 
 
-def test_a_message_to_nobody_is_counted(tmp_path: Path) -> None:
+def test_a_message_to_an_unknown_peer_is_counted(tmp_path: Path) -> None:
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s")
     head.send("nobody", ack(1))
     head.close()
     assert head.send_queues.undelivered == {"nobody": 1}
 
 
-def test_a_taken_port_says_which_key_to_change() -> None:
+def test_a_port_in_use_is_refused_with_the_key_to_change() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -43,7 +43,7 @@ def pair(*, reports_disconnects: bool = True) -> Iterator[tuple[Bus, Bus, Proxy]
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_the_end_of_a_connection_is_told_after_all_that_came_by_it(tmp_path: Path, transport: str) -> None:
+def test_a_disconnect_is_reported_after_all_messages_of_the_connection(tmp_path: Path, transport: str) -> None:
     listen = f"ipc://{tmp_path}/s" if transport == "ipc" else "tcp://127.0.0.1:0"
     head = Bus("head", job=JOB, listen=listen, options=BusOptions(reports_disconnects=True))
     actor = Bus(NAME, job=JOB)
@@ -56,7 +56,7 @@ def test_the_end_of_a_connection_is_told_after_all_that_came_by_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("silently", [False, True])
-def test_who_connects_again_is_first_said_to_be_gone(silently: bool) -> None:
+def test_a_reconnect_is_reported_as_a_disconnect_first(silently: bool) -> None:
     """Also when the head goes on believing in the connection before (half-open)."""
     with pair() as (head, actor, proxy):
         for number in range(1, 4):
@@ -111,7 +111,7 @@ def test_every_lost_connection_is_reported_while_the_head_sends_to_all(tmp_path:
     head.close(0)
 
 
-def test_nobody_is_gone_where_nobody_asked() -> None:
+def test_disconnects_are_not_reported_unless_requested() -> None:
     with pair(reports_disconnects=False) as (head, actor, proxy):
         proxy.cut()
         until(lambda: proxy.n_connections == 1, "it connects again")
@@ -151,7 +151,7 @@ def ready_head(n_generators: int = 2) -> Head:
     return head
 
 
-def test_what_a_generator_whose_connection_broke_held_goes_to_others_at_once() -> None:
+def test_prompts_of_a_disconnected_generator_are_requeued_at_once() -> None:
     head = ready_head()
     held = [entry.uid for entry in head.state.ledger.open.values() if entry.holder == NAME]
     assert held
@@ -167,7 +167,7 @@ def test_what_a_generator_whose_connection_broke_held_goes_to_others_at_once() -
 
 
 @pytest.mark.parametrize(("name", "joins_again"), [("reward-0.0", False), ("learner-0.0", True)])
-def test_a_reward_has_lost_nothing_that_nobody_repeats_and_a_learner_may_have(name: str, joins_again: bool) -> None:
+def test_a_disconnected_reward_is_kept_and_generators_and_learners_rejoin(name: str, joins_again: bool) -> None:
     head = ready_head()
     effects = head.on(name, m.Disconnected(), 1.0)
     assert bool(states(effects)) is not joins_again  # a learner is replaced by its next incarnation alone
@@ -175,11 +175,11 @@ def test_a_reward_has_lost_nothing_that_nobody_repeats_and_a_learner_may_have(na
     assert not sent(head.on(name, beat(), 2.0), m.Rejoin)  # it is asked once
 
 
-def test_who_is_unknown_or_has_left_is_not_missed() -> None:
+def test_a_disconnect_of_an_unknown_member_is_ignored() -> None:
     assert ready_head().on("generator-7.0", m.Disconnected(), 1.0) == []
 
 
-def test_a_member_that_does_not_hear_the_head_is_dead_until_it_does() -> None:
+def test_a_member_that_does_not_receive_the_heads_heartbeat_is_dead_until_it_does() -> None:
     head = ready_head()
     effects = head.on(NAME, beat(hears=False), 1.0)
     assert states(effects) == [("dead", "it does not hear the head")]
@@ -189,7 +189,7 @@ def test_a_member_that_does_not_hear_the_head_is_dead_until_it_does() -> None:
     assert states(head.on(NAME, beat(), 1.4))[0] == ("stale", "heard again")
 
 
-def test_a_head_that_stood_still_blames_nobody_for_not_hearing_it() -> None:
+def test_a_suspended_head_declares_no_deaf_member_dead() -> None:
     head = ready_head()
     for now in (60.0, 60.1):
         head.on(NAME, beat(hears=False), now)

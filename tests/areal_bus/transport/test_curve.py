@@ -60,7 +60,7 @@ def test_one_key_may_have_several_seats() -> None:
     assert keys.key_of("head") == keys.key_of("learner-0.3") == HEAD.public
 
 
-def test_a_star_stands_for_the_seats_that_nobody_has() -> None:
+def test_a_wildcard_key_authenticates_only_unlisted_seats() -> None:
     late = new_pair()
     keys = Keyring(HEAD, SEATS | {"generator-*": late.public})
     assert keys.authenticates(late.public, "generator-2.0")
@@ -68,7 +68,7 @@ def test_a_star_stands_for_the_seats_that_nobody_has() -> None:
     assert not keys.authenticates(late.public, "reward-0.0")
 
 
-def test_who_has_no_key_is_not_spoken_to() -> None:
+def test_connecting_to_a_peer_without_a_key_is_refused() -> None:
     with pytest.raises(WireError, match=r"'reward-7.0' has none"):
         Keyring(HEAD, SEATS).key_of("reward-7.0")
 
@@ -83,7 +83,7 @@ NO_KEYS = {
 
 
 @pytest.mark.parametrize("what", NO_KEYS)
-def test_what_is_no_key_is_refused(what: str) -> None:
+def test_an_invalid_curve_key_is_refused(what: str) -> None:
     key = NO_KEYS[what]
     with pytest.raises(ConfigError, match="40 characters of Z85"):
         Keyring(HEAD, {"generator-0": key})
@@ -171,7 +171,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_who_has_not_the_keys_is_kept_out_and_counted(stranger: str) -> None:
+def test_a_peer_with_a_wrong_curve_key_is_refused_and_counted(stranger: str) -> None:
     own, server, reason = STRANGERS[stranger]
     with head_at("tcp://127.0.0.1:0") as head, actor_at(head, "generator-0.0", FIRST) as actor:
         assert next_of(head) == ("generator-0.0", word(0))
@@ -184,7 +184,7 @@ def test_who_has_not_the_keys_is_kept_out_and_counted(stranger: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["the thief", "the owner"])
-def test_a_stolen_name_is_refused_and_its_owner_is_heard_and_reached(first: str) -> None:
+def test_a_stolen_name_is_refused_and_its_owner_stays_connected(first: str) -> None:
     with head_at("tcp://127.0.0.1:0") as head:
         if first == "the owner":
             with actor_at(head, "generator-0.0", FIRST) as owner, actor_at(head, "generator-0.0", SECOND) as thief:
@@ -216,7 +216,7 @@ def test_the_next_incarnation_speaks_with_the_same_key() -> None:
                 assert next_of(head) == (f"generator-0.{incarnation}", word(0))
 
 
-def test_who_comes_late_is_let_in_once_its_key_is_allowed() -> None:
+def test_a_late_peer_is_admitted_once_its_key_is_allowed() -> None:
     late = new_pair()
     with head_at("tcp://127.0.0.1:0") as head:
         with actor_at(head, "generator-2.0", late):
@@ -294,7 +294,7 @@ class Cable:
 
 
 @pytest.mark.parametrize("keys", [True, False])
-def test_who_connects_again_is_heard_though_its_old_connection_seems_to_be_there(keys: bool) -> None:
+def test_a_reconnecting_peer_is_received_while_its_half_open_connection_remains(keys: bool) -> None:
     with head_at("tcp://127.0.0.1:0", own=HEAD if keys else None) as head:
         cable = Cable(int(head.endpoint.rpartition(":")[2]))
         actor = Bus("generator-0.0", job=JOB, keys=Keyring(FIRST, {"head-0": HEAD.public}) if keys else None)
@@ -311,7 +311,7 @@ def test_who_connects_again_is_heard_though_its_old_connection_seems_to_be_there
         cable.close()
 
 
-def test_the_door_keeps_out_who_speaks_no_zmtp_under_keys() -> None:
+def test_the_listener_refuses_plain_zmtp_when_curve_keys_are_required() -> None:
     with head_at("tcp://127.0.0.1:0") as head, actor_at(head, "generator-0.0", FIRST):
         assert next_of(head) == ("generator-0.0", word(0))
         context = zmq.Context()

@@ -102,7 +102,7 @@ def test_a_hog_fills_the_inbox_and_others_still_find_room() -> None:
     assert not inbox.is_full
 
 
-def test_what_a_hog_sends_is_dropped_while_another_peer_is_read(tmp_path: Path) -> None:
+def test_messages_of_a_flooding_peer_are_dropped_while_others_are_read(tmp_path: Path) -> None:
     """A full inbox was not read at all, whoever had filled it."""
     options = BusOptions(inbox_bytes=BACKLOG_BYTES)
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/head", options=options)

@@ -74,7 +74,7 @@ FORGERS = {
 
 
 @pytest.mark.parametrize("forger", FORGERS)
-def test_32_20_a_reward_scores_no_trajectory_in_anothers_name(forger: str) -> None:
+def test_a_reward_scores_no_trajectory_in_anothers_name(forger: str) -> None:
     """34 of 35 such samples were trained."""
     name, own, maker, reason = FORGERS[forger]
     with doors("reward-0.0") as reward:
@@ -122,7 +122,7 @@ def of(generator: str, lease: str, **changes: object) -> m.Scored:
     return replace(scored(0, 0, generator=generator), ids=bytes(4 * (1 + LENGTH)), lease=lease, **changes)
 
 
-def test_32_20_a_reward_scores_only_what_a_generator_sent_to_it() -> None:
+def test_a_reward_scores_only_trajectories_sent_to_it_by_a_generator() -> None:
     with court() as it:
         rogue, right = it.door.caller("reward-1.0"), it.lease()
         it.head.on("reward-1.0", m.Join("reward-1.0", "reward", 1, 0, "there", 1, ""), 0.0)
@@ -140,7 +140,7 @@ def test_32_20_a_reward_scores_only_what_a_generator_sent_to_it() -> None:
 
 
 @pytest.mark.parametrize("maker", [G1, GUEST_0])
-def test_32_20_a_sample_is_scored_for_the_holder_of_its_lease_alone(maker: str) -> None:
+def test_a_sample_is_scored_for_the_holder_of_its_lease_alone(maker: str) -> None:
     """By a reward, with the right id, or by the guest's own trajectory on its way through an honest one."""
     with court() as it:
         it.door.caller("reward-0.0").send("head", of(maker, it.lease()))
@@ -149,7 +149,7 @@ def test_32_20_a_sample_is_scored_for_the_holder_of_its_lease_alone(maker: str) 
 
 
 @pytest.mark.parametrize("name", [G0, G1, GUEST_0, "learner-0.0"])
-def test_32_20_nobody_but_a_reward_brings_a_verdict(name: str) -> None:
+def test_a_verdict_is_accepted_only_from_a_reward(name: str) -> None:
     with court() as it:
         before = it.state
         it.door.caller(name).send("head", of(G0, it.lease()))
@@ -177,7 +177,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_32_20_a_guest_reports_its_own_leases_alone(claim: str) -> None:
+def test_a_guest_reports_its_own_leases_alone(claim: str) -> None:
     with court() as it:
         guest, before = joined_guest(it), it.state
         guest.send("head", CLAIMS[claim])
@@ -185,7 +185,7 @@ def test_32_20_a_guest_reports_its_own_leases_alone(claim: str) -> None:
         assert it.state == before
 
 
-def test_32_20_nobody_slips_tokens_under_a_prompt_that_waits_for_a_lease() -> None:
+def test_partials_for_a_prompt_without_a_lease_are_refused() -> None:
     """Whoever held it last may offer what it has: it knows the lease. Others would have their tokens trained."""
     with court() as it:
         guest = joined_guest(it)
@@ -200,7 +200,7 @@ def test_32_20_nobody_slips_tokens_under_a_prompt_that_waits_for_a_lease() -> No
 
 
 @pytest.mark.parametrize("reason", ["sampling_error", "lost_timeline"])
-def test_32_20_a_problem_of_an_evaluation_is_given_up_by_its_holder_alone(reason: str) -> None:
+def test_a_problem_of_an_evaluation_is_given_up_by_its_holder_alone(reason: str) -> None:
     head, _ = head_with(2, n_problems=2)
     evaluation = head.state.evaluations.open
     assert evaluation is not None
@@ -213,7 +213,7 @@ def test_32_20_a_problem_of_an_evaluation_is_given_up_by_its_holder_alone(reason
     assert not refused(head.on(holder, forged, 0.0))
 
 
-def test_32_20_no_guest_takes_the_place_of_another_one_that_is_there() -> None:
+def test_no_guest_takes_the_place_of_another_one_that_is_there() -> None:
     with court() as it:
         victim = joined_guest(it)
         thief = it.door.caller(GUEST_1)
@@ -247,7 +247,7 @@ def _joins_again(it: Court) -> bool:
     return got is not None
 
 
-def test_32_20_ids_of_leases_differ_by_prompt_attempt_evaluation_and_job() -> None:
+def test_ids_of_leases_differ_by_prompt_attempt_evaluation_and_job() -> None:
     head, effects = head_with(2, secret=SECRET)
     prompts = [message for _, message in sent(effects, m.Prompt)]
     told = {message.lease for message in prompts if isinstance(message, m.Prompt)}
@@ -259,7 +259,7 @@ def test_32_20_ids_of_leases_differ_by_prompt_attempt_evaluation_and_job() -> No
     assert other.state.lease_ids.of("", 0, 0) != ids.of("", 0, 0)
 
 
-def test_32_20_the_holder_alone_is_told_the_id_and_a_guest_gets_its_own() -> None:
+def test_a_lease_id_is_sent_only_to_the_holder_and_differs_for_a_guest() -> None:
     _, effects = head_with(2, secret=SECRET)
     holders = {message.uid: to for to, message in sent(effects, m.Prompt) if isinstance(message, m.Prompt)}
     leases = {message.lease: message.uid for _, message in sent(effects, m.Prompt) if isinstance(message, m.Prompt)}

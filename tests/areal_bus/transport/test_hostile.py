@@ -151,7 +151,7 @@ def test_a_connection_without_a_proper_name_is_refused(pair: Pair, identity: byt
         assert repr(identity[:40]) in pair.said[0]
 
 
-def test_who_is_refused_often_is_struck_off_and_its_next_incarnation_is_not(pair: Pair) -> None:
+def test_a_peer_is_banned_after_repeated_refusals_and_its_next_incarnation_is_not(pair: Pair) -> None:
     with dealer(pair.head.endpoint) as stranger:
         for _ in range(STRIKES):
             stranger.send(b"garbage")
@@ -210,7 +210,7 @@ def test_an_endless_message_is_taken_a_little_at_a_time(tmp_path: Path) -> None:
     context.term()
 
 
-def test_a_server_that_talks_nonsense_is_refused_by_who_connected_to_it(tmp_path: Path) -> None:
+def test_a_client_refuses_a_server_that_sends_garbage(tmp_path: Path) -> None:
     head = Bus("head", job="another job", listen=f"ipc://{tmp_path}/s")
     actor = Bus("generator-0.0", job=JOB)
     actor.connect("head", head.endpoint)
@@ -243,7 +243,7 @@ def test_a_peer_that_never_reads_costs_a_bounded_queue_and_no_other_peer_a_messa
         assert len(pair.head.send_queues.waiting["generator-66.0"]) <= 500
 
 
-def test_heartbeats_do_not_pile_up_for_who_never_reads(tmp_path: Path) -> None:
+def test_heartbeats_are_not_queued_for_a_peer_that_does_not_read(tmp_path: Path) -> None:
     beat = Heartbeats(lambda: HeadHeartbeat(term=0, version=0), every_s=0.001)
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/s", heartbeats=beat)
     with dealer(head.endpoint) as deaf:
@@ -268,7 +268,7 @@ def idle(endpoint: str, n: int, stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("n", [300, 5000])
-def test_idle_connections_keep_nobody_out(n: int) -> None:
+def test_idle_connections_do_not_block_new_peers(n: int) -> None:
     with pair_at("tcp://127.0.0.1:0", keys=True) as pair, ExitStack() as stack:
         idle(pair.head.endpoint, n, stack)
         pair.is_well()
@@ -413,7 +413,7 @@ ANYTHING = st.one_of([of(kind, LIKELY) for kind in codec.KINDS.values()])
 
 
 @pytest.mark.parametrize("n", [40, pytest.param(3000, marks=pytest.mark.soak)])
-def test_nothing_that_members_say_brings_the_head_down(n: int) -> None:
+def test_the_head_survives_any_sequence_of_valid_messages(n: int) -> None:
     """Whatever the wire lets pass, and in whatever order: the head answers with what may be sent, or not at all."""
 
     @settings(max_examples=n, deadline=None)
@@ -476,7 +476,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_what_a_member_may_not_say_is_refused_by_the_head(name: str) -> None:
+def test_the_head_refuses_messages_that_a_members_role_may_not_send(name: str) -> None:
     sender, message = IMPOSSIBLE[name]
     head, _ = head_with(2)
     assert head.state.ledger.open[0].holder == "generator-0.0"
@@ -498,7 +498,7 @@ def test_what_a_member_may_not_say_is_refused_by_the_head(name: str) -> None:
     )
 
 
-def test_a_sample_is_said_to_be_made_once() -> None:
+def test_a_second_sampled_message_of_a_sample_is_refused() -> None:
     head, _ = head_with()
     said = [head.on("generator-0.0", Sampled(0, 0, 0, "", 3), 0.0) for _ in range(2)]
     assert [events(effects) for effects in said] == [[Event.SAMPLED], [Event.REFUSED]]
@@ -530,7 +530,7 @@ def test_a_push_of_another_version_than_the_one_in_flight_is_refused(kind: type)
     assert not push.broken
 
 
-def test_what_a_member_may_not_say_is_journalled_100_times_and_then_ever_more_seldom() -> None:
+def test_refused_messages_of_a_member_are_journalled_100_times_and_then_at_growing_intervals() -> None:
     head, _ = head_with()
     lines = [line for _ in range(1000) for line in head.on("reward-0.0", Sampled(0, 0, 0, "", 3), 0.0)]
     told = [line.fields["n"] for line in lines if isinstance(line, Record)]
@@ -546,7 +546,7 @@ def events(effects: list[Effect]) -> list[Event]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.one_of([of(kind, LIKELY) for name, kind in codec.KINDS.items() if name != "Join"]))
-def test_who_has_not_joined_changes_nothing(message: Message) -> None:
+def test_messages_before_a_join_change_nothing(message: Message) -> None:
     head, _ = head_with()
     effects = head.on("generator-7.0", message, 0.0)
     assert [effect.event for effect in effects if isinstance(effect, Record)] == [Event.REFUSED]

@@ -165,7 +165,7 @@ def test_bytes_wait_from_the_call_of_send_until_they_go_or_their_peer_is_let_go(
         assert deaf.bus.n_waiting("nobody") == 0
 
 
-def test_what_is_said_to_be_void_waits_no_more() -> None:
+def test_messages_reported_as_dropped_leave_the_queue() -> None:
     box = send_queue.SendQueues("a bus", None, {}, {})
     waiting: list[int] = []
     sink = logger.add(lambda _: waiting.append(box.n_bytes("nobody")), level="DEBUG")
@@ -220,7 +220,7 @@ def test_resendable_messages_are_dropped_beyond_the_bound_and_all_others_arrive_
         assert numbers == [*range(10), *range(11, 20, 2)]
 
 
-def test_who_does_not_read_is_sent_no_copies_without_end(tmp_path: Path) -> None:
+def test_copies_for_a_peer_that_does_not_read_are_bounded(tmp_path: Path) -> None:
     """Ten trajectories, each due again at every turn: ZeroMQ's queues fill with copies, then no further one is made."""
     delivery = Delivery(resend_s=1.0)
     with deaf_reward(tmp_path) as deaf:

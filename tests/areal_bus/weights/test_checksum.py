@@ -18,7 +18,7 @@ def data(n: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 256, (n,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-def test_the_sum_is_what_it_was_for_this_protocol() -> None:
+def test_the_checksum_is_fixed_for_a_protocol_version() -> None:
     ascending = (torch.arange(3 * LANE_BYTES + 6) % 251).to(torch.uint8)
     assert (PROTOCOL, checksum(ascending)) == (16, 1495766039)  # another sum is another protocol
 

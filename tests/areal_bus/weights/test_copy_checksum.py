@@ -41,7 +41,7 @@ def plainly(source: Tensor, target: Tensor) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
 @given(n=SIZES, seed=st.integers(0, 1000), cuts=st.lists(st.integers(0, 5000), max_size=3))
-def test_what_is_brought_and_its_sum_are_those_of_copying_and_adding(
+def test_copied_bytes_and_checksum_equal_those_of_a_separate_copy_and_sum(
     kinds: tuple[torch.dtype, torch.dtype], n: int, seed: int, cuts: list[int]
 ) -> None:
     source = numbers(n, kinds[0], seed)
@@ -163,7 +163,7 @@ def test_without_a_compiler_torch_does_the_same(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(*targets)
 
 
-def test_what_lies_askew_is_brought_by_torch() -> None:
+def test_unaligned_memory_is_copied_by_torch() -> None:
     raw = torch.arange(64, dtype=torch.uint8)
     target = torch.zeros(20, dtype=torch.uint8)
     running = Checksum()

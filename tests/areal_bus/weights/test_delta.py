@@ -234,7 +234,7 @@ def test_a_delta_starts_from_the_oldest_version_that_a_member_holds(root: Root) 
     assert len(one.payload) < len(delta.payload)
 
 
-def test_who_holds_the_version_already_gets_a_delta_without_values(root: Root) -> None:
+def test_a_member_that_holds_the_version_gets_a_delta_without_values(root: Root) -> None:
     digests = updated(root, 0.01)
     delta = root.history.delta(root.kept[-1], {digests[1]})
     assert delta is not None
@@ -277,7 +277,7 @@ def test_weights_that_return_to_an_older_state_have_a_chain(root: Root) -> None:
     assert len(delta.bases) == 1
 
 
-def test_a_new_learner_sends_nothing_to_who_holds_its_first_version(root: Root) -> None:
+def test_a_new_learner_sends_no_values_to_members_that_hold_its_first_version(root: Root) -> None:
     """As after a restart from a checkpoint: the member verifies all bytes that it holds."""
     held = root.kept[0].digest
     delta = root.history.delta(root.kept[0], {held})

@@ -80,7 +80,7 @@ def test_reports_of_another_push_are_none(store: TCPStore) -> None:
         assert reports.waits_for() == f"the members' reports: {A}, {B}"
 
 
-def test_who_ends_without_a_report_is_named(store: TCPStore, process: subprocess.Popen[bytes]) -> None:
+def test_a_member_that_exits_without_a_report_is_named(store: TCPStore, process: subprocess.Popen[bytes]) -> None:
     root = Root(store, BEGIN, {A: os.getpid(), B: process.pid})
     with root as reports:
         assert not reports.are_there()
@@ -89,7 +89,9 @@ def test_who_ends_without_a_report_is_named(store: TCPStore, process: subprocess
             root.wait()
 
 
-def test_who_had_ended_before_the_root_looked_is_named(store: TCPStore, process: subprocess.Popen[bytes]) -> None:
+def test_a_member_that_exited_before_the_root_polled_is_named(
+    store: TCPStore, process: subprocess.Popen[bytes]
+) -> None:
     process.kill()
     process.wait(10)
     with (
@@ -99,7 +101,7 @@ def test_who_had_ended_before_the_root_looked_is_named(store: TCPStore, process:
         reports.are_there()
 
 
-def test_who_reports_and_then_ends_has_reported(store: TCPStore, process: subprocess.Popen[bytes]) -> None:
+def test_a_member_that_reports_and_exits_counts_as_reported(store: TCPStore, process: subprocess.Popen[bytes]) -> None:
     root = Root(store, BEGIN, {A: os.getpid(), B: process.pid})
     with root as reports:
         report(store, BEGIN, B)
@@ -132,7 +134,7 @@ def test_a_report_is_there_when_its_member_may_end() -> None:
         assert server.get(all_of(begin, REPORT)) == b"all"
 
 
-def test_who_reports_to_a_store_that_is_gone_hears_of_it() -> None:
+def test_a_report_to_a_closed_store_raises() -> None:
     server, endpoint = serve_store("127.0.0.1")
     member = join_store(endpoint, 10.0)
     del server
@@ -152,7 +154,7 @@ def test_a_member_names_a_process(pid: object) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(38, "Function not implemented"), AttributeError("pidfd_open")])
-def test_where_the_kernel_tells_of_no_process_reports_are_waited_for(
+def test_reports_are_awaited_where_the_kernel_has_no_pidfd(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Whoever ends then is told by the head, which calls the push off."""

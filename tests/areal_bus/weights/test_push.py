@@ -276,7 +276,7 @@ def test_a_push_sends_the_version_that_was_announced(ring: Ring) -> None:
         ring.root.push(sent, begin)
 
 
-def test_a_member_without_a_store_to_join_says_so() -> None:
+def test_a_member_without_a_store_to_join_reports_it() -> None:
     member = WeightReceiver("generator-0.0", address="127.0.0.1", interface="lo")
     begin = PushBegin(push=0, version=0, view=0, members=["generator-0.0"], store="127.0.0.1:1", timeout_s=1.0)
     with pytest.raises(PushFailed, match="must reach the root's store"):
@@ -284,7 +284,7 @@ def test_a_member_without_a_store_to_join_says_so() -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "*", "", "localhost", "::"])
-def test_the_store_refuses_what_is_not_one_numeric_address(address: str) -> None:
+def test_the_store_refuses_an_endpoint_other_than_one_numeric_address(address: str) -> None:
     with pytest.raises(ConfigError):
         serve_store(address)
 

@@ -74,7 +74,7 @@ def ring(one_store: DeltaRing) -> DeltaRing:
 
 
 @pytest.mark.parametrize("reuse", [False, True], ids=["engine-holds-the-tensors", "engine-has-its-own-copy"])
-def test_members_get_what_changed_since_the_oldest_version_among_them(ring: DeltaRing, reuse: bool) -> None:
+def test_members_get_the_delta_from_the_oldest_version_among_them(ring: DeltaRing, reuse: bool) -> None:
     one, other = ring.members(*NAMES[:2])
     full = ring.update()
     how = {"reuse": reuse}
@@ -168,7 +168,7 @@ def test_members_of_a_tree_relay_a_delta(ring: DeltaRing, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 2])
-def test_a_member_killed_in_a_delta_fails_it_and_the_others_keep_what_they_hold(ring: DeltaRing, killed: int) -> None:
+def test_a_member_killed_in_a_delta_fails_it_and_the_others_keep_their_version(ring: DeltaRing, killed: int) -> None:
     names = [f"generator-{index}.{killed + 1}" for index in range(3)]
     peers = ring.members(*names)
     ring.update()

@@ -66,7 +66,7 @@ def test_a_push_stuck_at_a_stopped_member_can_be_cancelled_and_the_root_ends() -
 
 
 @pytest.mark.slow
-def test_members_hear_of_a_root_that_died_long_before_the_deadline() -> None:
+def test_members_are_notified_of_a_dead_root_long_before_the_deadline() -> None:
     root, receiver = Peer("learner-0", "tests.areal_bus.weights.learner_process", "cancel"), member("generator-0.0")
     order = begin(1, root.answer()["store"], receiver.name)
     root.order(order)

@@ -94,7 +94,7 @@ def test_members_hold_the_roots_bits_and_the_next_push_reuses_their_memory(ring:
     assert handles[1:] == handles[:1] * 2, "one memory, shared once"
 
 
-def test_auto_shares_what_lies_in_memory_that_others_can_open(ring: Ring) -> None:
+def test_auto_route_shares_snapshots_that_other_processes_can_open(ring: Ring) -> None:
     (peer,) = ring.members("generator-0.0")
     root = WeightSender(ring.store, interface="lo", address="127.0.0.1", route="auto")
     for shared_on in (CPU, None):
@@ -183,7 +183,7 @@ def test_where_it_must_be_shared_a_member_that_finds_it_shut_is_named(ring: Ring
     assert "elsewhere" in peer.answer()["error"]
 
 
-def test_a_member_says_once_that_weights_must_be_sent_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_cannot_open_shared_memory_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     store, endpoint = serve_store("127.0.0.1")
     root = WeightSender(store, interface="lo", address="127.0.0.1", route="auto")
     one, said = WeightReceiver("generator-0.0", interface="lo", address="127.0.0.1"), list[str]()
@@ -235,7 +235,7 @@ def refuse(*_: object) -> int:
     raise PermissionError(1, "Operation not permitted")
 
 
-def test_a_snapshot_that_nobody_can_open_is_refused_and_the_member_hears_why(ring: Ring) -> None:
+def test_a_snapshot_that_cannot_be_opened_is_refused_and_the_member_gets_the_reason(ring: Ring) -> None:
     (peer,) = ring.members("generator-0.0")
     sent = snapshot(5, shared_on=None)
     order = ring.begin(sent, peer.name)
@@ -345,7 +345,7 @@ def test_a_member_that_stands_still_costs_a_push_and_the_memory_serves_the_next_
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_dead_root_lasts_until_its_last_reader_hears_of_it() -> None:
+def test_the_memory_of_a_dead_root_is_released_after_its_last_reader_is_notified() -> None:
     root, receiver = (
         Peer("learner-0", "tests.areal_bus.weights.learner_process", "cancel", "shared"),
         member("generator-0.0"),

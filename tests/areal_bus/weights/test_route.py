@@ -46,12 +46,12 @@ def test_gloo_never_shares() -> None:
 
 
 @pytest.mark.parametrize("place", [CPU, GPU])
-def test_shared_is_for_those_who_are_where_the_snapshot_is(place: MemoryPlace) -> None:
+def test_shared_memory_route_is_for_members_on_the_snapshots_host(place: MemoryPlace) -> None:
     assert is_shared("shared", place, {"x": place, "y": MemoryPlace(place.realm, place.device, "another name")})
 
 
 @pytest.mark.parametrize(("root", "member"), [(CPU, OTHER_HOST), (CPU, OTHER_USER), (GPU, OTHER_GPU), (GPU, CPU)])
-def test_shared_is_refused_where_somebody_is_elsewhere(root: MemoryPlace, member: MemoryPlace) -> None:
+def test_shared_memory_route_is_refused_with_a_member_on_another_host(root: MemoryPlace, member: MemoryPlace) -> None:
     with pytest.raises(PushFailed, match=rf"on {root.device} of a, and y \({member.device} of {member.host}\) elsewh"):
         is_shared("shared", root, {"x": root, "y": member})
 

@@ -38,7 +38,7 @@ def descriptors() -> set[str]:
     return found
 
 
-def test_another_process_reads_it_and_what_that_writes_is_its_own() -> None:
+def test_another_process_reads_shared_memory_and_its_writes_stay_private() -> None:
     memory = SharedMemory(5, CPU)
     memory.data.copy_(torch.arange(5, dtype=torch.uint8))
     words = [sys.executable, "-c", READS, json.dumps(memory.handle)]
@@ -46,14 +46,14 @@ def test_another_process_reads_it_and_what_that_writes_is_its_own() -> None:
     assert memory.data.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_what_is_opened_shows_what_is_written_later() -> None:
+def test_opened_shared_memory_shows_later_writes() -> None:
     memory = SharedMemory(3, CPU)
     opened = open_memory(memory.handle, 3, CPU).data
     memory.data.fill_(7)
     assert opened.tolist() == [7, 7, 7]
 
 
-def test_what_was_read_and_let_go_is_no_memory_of_the_reader() -> None:
+def test_released_shared_memory_does_not_count_as_the_readers_memory() -> None:
     memory = SharedMemory(64 << 20, CPU)
     memory.data.fill_(3)
     opened, before = open_memory(memory.handle, 64 << 20, CPU), resident()
@@ -114,7 +114,7 @@ def test_a_descriptor_that_is_something_else_by_now_is_refused(tmp_path: Path) -
         st.none() | st.booleans() | st.integers(-2, 1 << 70) | st.text(max_size=5) | st.sampled_from(["host", "cuda"]),
     )
 )
-def test_what_is_no_handle_is_refused(handle: Handle) -> None:
+def test_an_invalid_shared_memory_handle_is_refused(handle: Handle) -> None:
     with pytest.raises(PushFailed):
         open_memory(handle, 1, CPU)
 
@@ -151,7 +151,7 @@ def test_torch_has_the_two_calls_that_a_device_needs() -> None:
     assert callable(torch.UntypedStorage._new_shared_cuda)
 
 
-def test_processes_of_this_host_say_the_same_place() -> None:
+def test_processes_of_one_host_have_equal_locations() -> None:
     words = (
         "import torch; from areal_bus.weights.shared_memory import place_of; print(repr(place_of(torch.device('cpu'))))"
     )

@@ -105,7 +105,7 @@ def test_one_message_goes_as_it_is() -> None:
     assert bundled([ACK, large, ACK, ACK, large]) == [(ACK, 1), (large, 1), (by_hand([ACK, ACK]), 2), (large, 1)]
 
 
-def test_a_bundle_of_another_protocol_says_so() -> None:
+def test_a_bundle_of_another_protocol_is_refused_as_a_mismatch() -> None:
     theirs = [msgpack.packb(msgpack.unpackb(MARK) | {"p": 99}), *by_hand([ACK, ACK])[1:]]
     with pytest.raises(WireError, match=f"protocol {messages.PROTOCOL}; the peer uses 99"):
         decoded(theirs)

@@ -227,7 +227,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_hostile_is_refused_by_its_rule(name: str) -> None:
+def test_hostile_frames_are_refused_by_their_rule(name: str) -> None:
     frames, reason = HOSTILE[name]
     with pytest.raises(WireError) as refused:
         codec.decode(frames, job=JOB)
@@ -236,7 +236,7 @@ def test_what_is_hostile_is_refused_by_its_rule(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_hostile_costs_little_time_and_memory(name: str) -> None:
+def test_hostile_frames_cost_little_time_and_memory(name: str) -> None:
     """50 ms, and twice the cap of what carries it: a header's, or a frame's."""
     frames, _ = HOSTILE[name]
     is_large = sum(map(len, frames)) > 2 * codec.MAX_HEADER_BYTES
@@ -256,7 +256,7 @@ def test_what_is_hostile_costs_little_time_and_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*codec.KINDS.values(), messages.Disconnected])
-def test_records_have_slots_and_are_said_to_be_frozen(kind: type) -> None:
+def test_records_have_slots_and_are_declared_frozen(kind: type) -> None:
     """To mypy, which is all that refuses an assignment (`messages.record`)."""
     assert not hasattr(kind, "__weakref__")
     assert not any("__dict__" in vars(one) for one in kind.__mro__)
@@ -276,7 +276,7 @@ def test_another_protocol_is_refused_with_both_versions_named() -> None:
      {"generator": "x" * 70_000}, {"segments": [[0, 0]] * messages.MAX_PAIRS + [[1, 2]]}, {"turns": "no JSON"},
      {"uid": 2**64}],
 )  # fmt: skip
-def test_what_would_be_refused_is_not_sent(change: dict[str, typing.Any]) -> None:
+def test_the_encoder_refuses_messages_that_the_decoder_would_refuse(change: dict[str, typing.Any]) -> None:
     with pytest.raises(WireError):
         codec.encode(dataclasses.replace(SCORED, **change), job=JOB)
 
@@ -289,7 +289,7 @@ VALUES_OF_ANY_KIND = st.recursive(
 
 @settings(max_examples=40, deadline=None)
 @given(VALUES_OF_ANY_KIND, st.integers(1, 300))
-def test_a_header_is_judged_to_be_at_least_as_large_as_what_it_becomes(value: typing.Any, times: int) -> None:
+def test_the_estimated_cost_of_a_header_is_at_least_its_decoded_size(value: typing.Any, times: int) -> None:
     packed = typing.cast(bytes, msgpack.packb({"v": [value] * times}))
     tracemalloc.start()
     try:

@@ -95,7 +95,7 @@ def changed(data: st.DataObject, pairs: Pairs) -> Pairs:
 @pytest.mark.slow
 @settings(max_examples=1500, deadline=None)
 @given(ANYTHING, st.data())
-def test_what_a_glance_sees_is_what_looking_at_each_value_sees(message: messages.Message, data: st.DataObject) -> None:
+def test_the_fast_decoder_equals_the_checking_decoder(message: messages.Message, data: st.DataObject) -> None:
     header, *raw = codec.encode(message, job=JOB)
     parts = msgpack.unpackb(header)
     wide = data.draw(st.sampled_from([False] * 9 + [True]))
@@ -120,14 +120,14 @@ def test_damaged_bytes_are_seen_alike(message: messages.Message, data: st.DataOb
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_hostile_is_seen_alike(name: str) -> None:
+def test_fast_and_checking_decoder_agree_on_hostile_frames(name: str) -> None:
     frames, _ = HOSTILE[name]
     assert outcome(frames) == by_value(frames)
 
 
 @settings(max_examples=300)
 @given(st.one_of([of(kind) for name, kind in codec.KINDS.items() if name not in UNUSUAL]))
-def test_what_we_send_is_taken_at_a_glance(message: messages.Message) -> None:
+def test_the_fast_decoder_accepts_every_encoded_message(message: messages.Message) -> None:
     header, *raw = codec.encode(message, job=JOB)
     assert codec._read_fast(header, JOB, list(map(len, raw))) is not None
 
@@ -138,7 +138,7 @@ def test_a_key_twice_deep_inside_is_refused() -> None:
     assert outcome([packed_map(list(said.items()))]) == ("header", "a header has no duplicate keys")
 
 
-def test_a_job_of_any_name_is_heard() -> None:
+def test_a_job_of_any_name_is_decoded() -> None:
     for job in ("", "áf", "ϊ", "x" * 300):
         assert codec.decode(codec.encode(messages.Stop("x"), job=job), job=job) == messages.Stop("x")
         with pytest.raises(WireError, match="only messages of job"):

@@ -217,7 +217,7 @@ def test_a_crowd_is_the_share_of_the_other_cores_that_is_busy() -> None:
     assert crowd.mean_share(1.0, 3.0) == pytest.approx(0.25)
 
 
-def test_a_prefill_beside_busy_cores_is_slowed_down_as_decoding_is(run_of: Callable[[Schedule], Run]) -> None:
+def test_a_prefill_on_busy_cores_is_slowed_down_as_decoding_is(run_of: Callable[[Schedule], Run]) -> None:
     """The simulation slows it down again: its speed alone is needed."""
     run = run_of(TRUE)
     seen, alone_s = record(run, config_of(run)), 24 / 5000
@@ -228,7 +228,7 @@ def test_a_prefill_beside_busy_cores_is_slowed_down_as_decoding_is(run_of: Calla
     assert found.speeds.prefill_tokens_per_s == pytest.approx(5000, rel=0.1)
 
 
-def test_a_run_without_overlap_says_so_and_its_slowdown_is_uncertain(
+def test_a_run_without_overlap_is_reported_and_its_slowdown_is_uncertain(
     run_of: Callable[[Schedule], Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     in_turns, at_once = run_of(replace(TRUE, eta=0, n_generators=1)), run_of(TRUE)
@@ -259,7 +259,7 @@ def test_an_interval_is_as_wide_as_its_repetitions_scatter() -> None:
     assert (certain.low, certain.high) == pytest.approx((8.36, 11.64), abs=0.01)
 
 
-def test_an_interval_reaches_down_to_what_oversubscribed_cores_may_cost() -> None:
+def test_an_interval_is_widened_by_the_cost_of_oversubscribed_cores() -> None:
     """Two generators and a learner that compute want three of two cores: two thirds of the speed at worst."""
     ratio = Cores(2).oversubscribed(generators=2)
     outcome = simulate_steady_state(TRUE, n_steps=4)

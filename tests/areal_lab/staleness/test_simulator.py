@@ -44,7 +44,7 @@ def test_the_story_of_a_prompt_names_its_steps_and_no_other_prompt() -> None:
     assert not any("uid 1," in line for line in lines)
 
 
-def test_a_violation_says_when_and_of_which_prompt() -> None:
+def test_a_violation_has_its_time_and_prompt() -> None:
     ring = Ring(Scenario(1, StalenessPolicy.MASK, 1, 1, 1, 2))
     ring.witness.check("I10", False, "reward {} was never given", 1, uid=3)
     assert str(ring.witness.violations[0]) == "I10 at 0.00 s (prompt 3): reward 1 was never given"
@@ -75,7 +75,7 @@ def beat(number: int) -> m.Heartbeat:
     return m.Heartbeat(number, None, "")
 
 
-def test_links_lose_double_and_reorder_what_is_repeated() -> None:
+def test_simulated_links_lose_duplicate_and_reorder_heartbeats() -> None:
     world, recorder = world_of(p_lost=0.3, p_twice=0.3)
     for i in range(200):
         world.send("a", "b", beat(i))
@@ -104,7 +104,7 @@ def test_nothing_is_lost_after_calm() -> None:
     assert len(recorder.got) == 50
 
 
-def test_a_stopped_process_hears_it_all_when_it_goes_on_and_a_crashed_one_nothing() -> None:
+def test_a_stopped_process_receives_all_messages_when_continued_and_a_crashed_one_none() -> None:
     world, recorder = world_of()
     fired: list[float] = []
     world.stop("b", 30.0)
@@ -121,7 +121,7 @@ def test_a_stopped_process_hears_it_all_when_it_goes_on_and_a_crashed_one_nothin
     assert len(recorder.got) == 1
 
 
-def test_a_process_that_is_stopped_twice_at_once_hears_all_in_order() -> None:
+def test_a_process_stopped_twice_receives_all_messages_in_order() -> None:
     world, recorder = world_of()
     world.stop("b", 30.0)
     world.send("a", "b", m.BatchRequest(0))
@@ -132,7 +132,7 @@ def test_a_process_that_is_stopped_twice_at_once_hears_all_in_order() -> None:
     assert world.now >= 40.0
 
 
-def test_what_a_stopped_process_has_not_taken_reaches_no_later_life_of_it() -> None:
+def test_messages_unread_by_a_stopped_process_do_not_reach_its_next_incarnation() -> None:
     world, recorder = world_of()
     world.stop("b", 30.0)
     world.send("a", "b", m.BatchRequest(0))

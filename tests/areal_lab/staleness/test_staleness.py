@@ -48,7 +48,7 @@ def test_the_json_of_a_soak_is_lines_of_figures(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", StalenessPolicy)
-def test_a_cell_of_the_table_keeps_what_its_policy_promises(policy: StalenessPolicy) -> None:
+def test_a_cell_of_the_table_keeps_the_bound_of_its_policy(policy: StalenessPolicy) -> None:
     lengths = policy_table.TAILS["Pareto 1.5"]
     threshold, share = policy_table.longest_tenth(lengths)
     assert 0.2 < share < 0.8
@@ -64,7 +64,7 @@ def test_a_cell_of_the_table_keeps_what_its_policy_promises(policy: StalenessPol
 
 
 @pytest.mark.parametrize("policy", StalenessPolicy)
-def test_the_bench_of_the_gate_stands_at_as_many_live_prompts_as_it_says(
+def test_the_gate_bench_holds_the_configured_number_of_live_prompts(
     policy: StalenessPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"LIVE": 400, "BATCH": 8, "ETA": 63, "ROUNDS": 5}.items():

@@ -223,7 +223,9 @@ def test_I5_a_sample_continued_from_another_generators_tokens_is_true(tmp_path: 
         ({"handed": 3, "n_done": 3, "versions": [1, 3, 0, 2]}, "versions never decrease"),
     ],
 )
-def test_I5_a_sample_continued_from_what_cannot_be_is_caught(tmp_path: Path, how: dict[str, Any], rule: str) -> None:
+def test_I5_a_sample_continued_from_an_impossible_partial_is_caught(
+    tmp_path: Path, how: dict[str, Any], rule: str
+) -> None:
     assert any(rule in text for text in continued(tmp_path, **how))
 
 
@@ -356,7 +358,7 @@ def test_I10_an_error_that_counts_as_0_in_an_evaluation_is_caught(tmp_path: Path
         ({"version_last": 9}, "I5", "have the versions that it names"),
     ],
 )
-def test_an_evaluation_that_is_not_what_its_answers_are_is_caught(
+def test_an_evaluation_that_differs_from_its_answers_is_caught(
     changes: dict[str, float], rule: str, sentence: str, tmp_path: Path
 ) -> None:
     caught(tmp_path, rule, lambda forge: forge.of(HEAD, "evaluation")[0].update(changes), sentence)

@@ -87,7 +87,7 @@ def publish_to_nobody(forge: Forge, last_word: Line) -> None:
         ({"event": "member", "state": "healthy", "why": "leaves", "version": None}, False),
     ],
 )
-def test_a_version_is_published_without_a_push_when_nobody_is_left_to_push_to(
+def test_a_version_is_published_without_a_push_when_no_generator_is_left(
     word: Line, is_clean: bool, tmp_path: Path
 ) -> None:
     def edit(forge: Forge) -> None:
@@ -139,7 +139,7 @@ def test_verdicts_of_a_reward_whose_file_is_missing_are_not_vouched_for(tmp_path
 
 
 @pytest.mark.parametrize(("lived_on_s", "is_clean"), [(1.0, True), (20.0, False)])
-def test_what_a_killed_reward_gave_last_may_be_lost_with_it(lived_on_s: float, is_clean: bool, tmp_path: Path) -> None:
+def test_the_last_scores_of_a_killed_reward_may_be_lost(lived_on_s: float, is_clean: bool, tmp_path: Path) -> None:
     """Of an attempt that was lost, too: nobody sends it again."""
 
     def edit(forge: Forge) -> None:
@@ -157,7 +157,7 @@ def test_what_a_killed_reward_gave_last_may_be_lost_with_it(lived_on_s: float, i
 # what the head says of weights and samples is what their makers say (I5)
 
 
-def test_I5_a_digest_of_an_update_that_nobody_holds_is_caught(tmp_path: Path) -> None:
+def test_I5_a_digest_of_an_update_that_no_member_holds_is_caught(tmp_path: Path) -> None:
     def edit(forge: Forge) -> None:
         forge.of(HEAD, "update", version=2)[0]["digest"] = "rubbish"
 

@@ -84,17 +84,17 @@ def test_I3_a_prompt_that_was_never_admitted_is_caught(tmp_path: Path) -> None:
 # I4
 
 
-def test_I4_a_prompt_that_was_trained_in_what_is_undone_and_is_lost_is_caught(tmp_path: Path) -> None:
+def test_I4_a_prompt_trained_in_an_undone_batch_and_lost_is_caught(tmp_path: Path) -> None:
     rule = "what a batch >= 1 trained is undone and open again: batch 1 had this prompt"
     caught(tmp_path, "I4", rule, lambda forge: keep(forge, 1, {2: [1]}))
 
 
-def test_I4_a_prompt_trained_in_what_survives_that_is_open_again_is_caught(tmp_path: Path) -> None:
+def test_I4_a_prompt_trained_in_a_surviving_batch_and_reopened_is_caught(tmp_path: Path) -> None:
     rule = "what a batch < 1 trained stays trained: it is open again"
     caught(tmp_path, "I4", rule, lambda forge: keep(forge, 1, {1: [0, 1], 2: [1], 3: [0, 1]}))
 
 
-def test_I4_a_prompt_trained_in_what_survives_whose_row_is_drawn_again_is_caught(tmp_path: Path) -> None:
+def test_I4_a_prompt_trained_in_a_surviving_batch_whose_row_is_drawn_again_is_caught(tmp_path: Path) -> None:
     def edit(forge: TermForge) -> None:
         term(forge, 1).update(next_uid=1, position=1, open=[], kept=[])
 
@@ -108,7 +108,7 @@ def test_I4_rows_passed_over_are_caught(tmp_path: Path) -> None:
     caught(tmp_path, "I4", "a term draws on after the rows of its prompts: 4 are drawn, position is 6", edit)
 
 
-def test_I4_a_row_that_waited_and_was_drawn_in_what_is_undone_waits_again(tmp_path: Path) -> None:
+def test_I4_a_waiting_row_drawn_after_the_base_waits_again(tmp_path: Path) -> None:
     findings = Findings()
     passes = Passes(JournalFile(tmp_path / "head-0.0.jsonl", findings), read({}))
     assert [passes.draw(("", 0, row), row) for row in (0, 1)] == [0, 0]

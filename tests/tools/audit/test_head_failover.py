@@ -181,7 +181,7 @@ FORGED: dict[str, tuple[Edit, str, str]] = {
 
 
 @pytest.mark.parametrize("what", FORGED)
-def test_what_is_not_so_is_caught(tmp_path: Path, what: str) -> None:
+def test_a_forged_failover_line_is_caught(tmp_path: Path, what: str) -> None:
     edit, invariant, rule = FORGED[what]
     found = judge(audited(tmp_path, edit))[invariant]
     assert found.verdict is InvariantVerdict.BROKEN

@@ -118,7 +118,7 @@ def test_I5_a_token_of_a_neighbouring_version_is_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_audit_says_what_was_recomputed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_audit_reports_the_recomputed_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run")
     sample_over_versions(run)
     assert command.main([str(run), "--recompute"]) == 0
@@ -147,7 +147,9 @@ def test_a_version_without_weights_is_counted(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["samples", "checkpoints"])
-def test_what_was_not_kept_is_named(missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recompute_names_the_settings_of_missing_files(
+    missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = make_run(tmp_path / "run")
     sample_over_versions(run)
     (run / missing).rename(tmp_path / "elsewhere")

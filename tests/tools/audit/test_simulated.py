@@ -120,7 +120,7 @@ def audited(folder: Path, seed: int) -> tuple[Audit, ScheduleOutcome]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 200, 20))
-def test_what_the_head_writes_is_clean_under_every_policy_and_fault(first: int, tmp_path: Path) -> None:
+def test_the_heads_journal_is_clean_under_every_policy_and_fault(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + 20):
         found, outcome = audited(tmp_path, seed)
         assert not found.findings.first, (seed, outcome.end, found.findings.first)
@@ -128,7 +128,7 @@ def test_what_the_head_writes_is_clean_under_every_policy_and_fault(first: int, 
 
 
 @pytest.mark.slow
-def test_what_heads_write_over_several_terms_is_clean(tmp_path: Path) -> None:
+def test_journals_of_heads_over_several_terms_are_clean(tmp_path: Path) -> None:
     seeds = [seed for seed in range(200, 2000) if goes_back(draw(seed))][:120]
     seen: Counter[str] = Counter()
     for seed in seeds:

@@ -69,7 +69,7 @@ def test_a_lease_to_a_generator_whose_rank_learns_is_found(run: Path) -> None:
 
 
 @pytest.mark.parametrize(("is_fixed_between", "n"), [(True, 0), (False, 1)])
-def test_numbers_begin_anew_only_after_a_start_with_a_fixed_split(
+def test_split_numbers_restart_only_after_a_start_with_a_fixed_split(
     tmp_path: Path, is_fixed_between: bool, n: int
 ) -> None:
     """A head had [topology.adapt] and split 2; the last one begins with split 0."""

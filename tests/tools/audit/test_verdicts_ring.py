@@ -67,7 +67,7 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.slow
-def test_32_2_at_eta_0_short_groups_are_those_of_the_plain_loop_and_their_missing_named(equal: Run) -> None:
+def test_at_eta_0_short_groups_are_those_of_the_plain_loop_and_their_missing_named(equal: Run) -> None:
     check_clean(equal.folder)
     errors = {(x["uid"], x["sample"]) for x in equal.events("scored", role="head") if x["status"] == "error"}
     trained = {(x["uid"], x["sample"]) for x in equal.events("trajectory", role="head")}
@@ -98,7 +98,7 @@ def test_at_eta_0_critic_and_reference_model_are_those_of_the_plain_loop(equal: 
 
 
 @pytest.mark.slow
-def test_32_2_a_declared_reward_is_trained_and_the_verdict_stays_an_error(tmp_path: Path) -> None:
+def test_a_declared_reward_is_trained_and_the_verdict_stays_an_error(tmp_path: Path) -> None:
     changes = (f"run.total_train_steps={STEPS}", "learner.warmup.steps=20", f"data.batch_size={GROUPS}", FEW_ROWS)
     run = launch(tmp_path, *changes, config=flaky(tmp_path, "configs/tiny.toml", "on_error = -1.0"), ranks=3)
     check_clean(run)

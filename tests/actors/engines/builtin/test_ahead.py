@@ -258,7 +258,7 @@ def test_new_weights_between_two_calls(on_update: str) -> None:
     assert n_calls < 10
 
 
-def test_what_is_aborted_between_two_calls_leaves_the_others_as_they_are() -> None:
+def test_an_abort_between_two_calls_leaves_other_requests_unchanged() -> None:
     running, alone = engine(ahead_s=FOREVER), engine(ahead_s=0.0)
     for uid in range(4):
         running.submit(request(uid))

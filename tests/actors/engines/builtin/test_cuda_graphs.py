@@ -92,7 +92,7 @@ def test_each_set_of_weights_has_recordings_of_its_own(on_update: Any) -> None:
 
 
 @pytest.mark.slow
-def test_keys_that_move_are_recorded_anew() -> None:
+def test_a_cuda_graph_is_recaptured_when_its_kv_cache_moves() -> None:
     """A long sample among short ones makes room for itself: what was recorded before is of memory that is no more."""
     model = llama(0)
     running, recorder = recorded(model, stop_ids=frozenset())
@@ -120,7 +120,7 @@ def test_recordings_of_one_width_leave_their_logits_in_one_place() -> None:
     assert len({found.data_ptr() for found in recorder.found}) == 1
 
 
-def test_what_a_retried_sample_brings_is_continued() -> None:
+def test_a_retried_sample_continues_from_its_finished_tokens() -> None:
     model = llama(0)
     running, recorder = recorded(model, stop_ids=frozenset())
     whole = engine(model, stop_ids=frozenset())
@@ -155,7 +155,7 @@ def test_a_recording_that_does_something_else_is_not_used() -> None:
     assert "slower: RuntimeError: operation not permitted when stream is capturing\n" in heard[1]
 
 
-def test_what_was_not_used_longest_makes_room_and_has_to_come_often_again() -> None:
+def test_the_least_recently_used_cuda_graph_is_evicted_and_recaptured_after_repeated_use() -> None:
     recorder = Traced()
     slots = SimpleNamespace(n_slots=8, n_made=1, capacity=64)
 

@@ -244,7 +244,7 @@ def test_continued_siblings_and_new_ones_of_a_group_are_right_together() -> None
     assert_logps(group, got, {0: model})
 
 
-def test_what_is_done_of_a_request_leaves_a_token_to_sample_and_has_a_log_prob_and_a_version_each() -> None:
+def test_a_request_with_invalid_finished_tokens_is_refused() -> None:
     running = engine(llama(0))
     for done, why in [
         (Done([2] * 12, [0.0] * 12, [[0, 12]]), "fewer than its budget: 12 of 12"),
@@ -260,7 +260,7 @@ def test_what_is_done_of_a_request_leaves_a_token_to_sample_and_has_a_log_prob_a
     assert (aborted.ids, aborted.spans) == ([2, 3], [[0, 2]])
 
 
-def test_a_sample_does_not_depend_on_who_else_is_in_the_batch() -> None:
+def test_a_sample_does_not_depend_on_other_samples_of_the_batch() -> None:
     model, requests = llama(2), mixed()
     together, alone = engine(model), engine(model, n_slots=1)
     for r in requests:

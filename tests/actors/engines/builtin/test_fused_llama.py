@@ -75,7 +75,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("most_packed", [0, module.MOST_PACKED])  # a decode step with weights as they lie, and a copy
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_faster_forward_computes_what_the_model_does(
+def test_the_fused_forward_equals_the_models_forward(
     kind: str, most_packed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_PACKED", most_packed)
@@ -173,7 +173,7 @@ def test_other_families_have_no_faster_forward() -> None:
     assert fused(LlamaForCausalLM(LlamaConfig(**SHAPE, hidden_act="gelu"))) is None
 
 
-def test_what_lies_behind_one_another_stays_where_it_is() -> None:
+def test_adjacent_weights_are_joined_without_a_copy() -> None:
     flat = torch.arange(48.0)
     rows = [flat[:8].view(2, 4), flat[8:24].view(4, 4), flat[24:].view(6, 4)]
     whole = together(rows)
@@ -181,7 +181,7 @@ def test_what_lies_behind_one_another_stays_where_it_is() -> None:
     assert torch.equal(whole, flat.view(12, 4))
 
 
-def test_what_lies_apart_is_moved_and_shares_its_memory_from_then_on() -> None:
+def test_separate_weights_are_joined_by_a_copy_and_share_its_memory() -> None:
     flat = torch.arange(48.0)
     rows = [torch.nn.Parameter(flat[at : at + 8].view(2, 4).clone()) for at in (0, 16, 32)]
     before = [row.detach().clone() for row in rows]

@@ -55,7 +55,7 @@ def filled(blocks: PagedCache, kept: list[Tensor], n: int, *, siblings: int = 1)
     view.update(kept[-1][:1], kept[-1][1:], 0)
 
 
-def test_rows_attend_to_what_they_have_as_they_come_and_go(blocks: PagedCache) -> None:
+def test_rows_attend_to_their_own_blocks_when_others_join_and_leave(blocks: PagedCache) -> None:
     kept = list[Tensor]()
     for _ in range(60):
         if len(kept) < 9:
@@ -123,7 +123,7 @@ def test_rows_of_two_prompts_may_come_in_turn(blocks: PagedCache) -> None:
     assert len(blocks.common.users) == 4
 
 
-def test_room_follows_what_is_there(blocks: PagedCache) -> None:
+def test_paged_cache_capacity_follows_its_use(blocks: PagedCache) -> None:
     kept = list[Tensor]()
     filled(blocks, kept, 3000)
     filled(blocks, kept, 5)

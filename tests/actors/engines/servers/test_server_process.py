@@ -88,7 +88,7 @@ def test_all_of_a_server_ends_with_close(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("who", ["owner", "keeper"])
-def test_a_server_ends_with_whoever_is_killed(tmp_path: Path, who: str) -> None:
+def test_a_server_ends_when_its_owner_or_watcher_is_killed(tmp_path: Path, who: str) -> None:
     log = tmp_path / "server.txt"
     line = [sys.executable, "-c", OWNER, str(log), SERVER]
     with subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
@@ -105,7 +105,7 @@ def test_a_server_ends_with_whoever_is_killed(tmp_path: Path, who: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "owner killed", "server killed"])
-def test_what_a_server_leaves_in_memory_and_its_sockets_are_removed_by_name(tmp_path: Path, how: str) -> None:
+def test_shared_memory_and_sockets_of_a_killed_server_are_removed_by_name(tmp_path: Path, how: str) -> None:
     log, other = tmp_path / "server.txt", MEMORY / f"other-{uuid.uuid4().hex}"
     memory, semaphore = (MEMORY / f"{kind}{uuid.uuid4().hex}" for kind in ("psm_", "sem.other-"))
     bound = Path(tempfile.mkdtemp(prefix="bound-")) / "socket"
@@ -195,7 +195,7 @@ def test_a_server_sees_its_own_environment_and_not_ours(tmp_path: Path, monkeypa
     server.close()
 
 
-def test_an_interpreter_without_the_server_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_an_interpreter_without_the_server_package_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs no-such-package, which is not there: make its environment"):
         installed(sys.executable, "no-such-package")
     with pytest.raises(ConfigError, match=r"engine\.python must be an interpreter"):
@@ -229,7 +229,7 @@ def words(folder: Path, *, device: str = "cpu", **rollout: Any) -> list[str]:
     return command(context_of(folder, device=device), config, most_tokens=256, port=30007)
 
 
-def test_the_command_line_says_what_the_settings_say(tmp_path: Path) -> None:
+def test_the_servers_command_line_follows_from_the_settings(tmp_path: Path) -> None:
     on_gpu, kept, on_cpu = (
         words(tmp_path, device="cuda"),
         words(tmp_path, device="cuda", on_update="keep"),

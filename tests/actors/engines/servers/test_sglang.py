@@ -187,7 +187,7 @@ def test_weights_go_in_parts_of_a_bucket_and_the_last_one_is_stamped(folder: Pat
         assert [part["flush_cache"] for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
-def test_a_request_says_all_that_a_models_own_settings_could_change(folder: Path) -> None:
+def test_a_request_sets_every_sampling_parameter_that_a_models_generation_config_could_change(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
         fake.allow(8)
@@ -200,7 +200,7 @@ def test_a_request_says_all_that_a_models_own_settings_could_change(folder: Path
     assert body["return_logprob"] is True
 
 
-def test_what_a_killed_generator_left_is_ended_first(folder: Path) -> None:
+def test_requests_of_a_killed_generator_are_aborted_first(folder: Path) -> None:
     with speaking() as fake, running(folder, fake):
         paths = [path for path, _ in fake.calls]
         left = ["/end_weight_update", "/continue_generation", "/abort_request"]
@@ -301,7 +301,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("kind", "why"), UNFIT)
-def test_a_server_that_cannot_serve_the_run_is_refused_with_what_to_do(folder: Path, kind: Any, why: str) -> None:
+def test_a_server_that_cannot_serve_the_run_is_refused_with_the_remedy(folder: Path, kind: Any, why: str) -> None:
     with speaking(kind) as fake, pytest.raises(ConfigError, match=why):
         attach(folder, fake)
 
@@ -331,7 +331,7 @@ def test_a_server_that_is_not_there_in_time_ends_a_job_at_its_start_and_a_life_l
 
 
 @pytest.mark.parametrize("incarnation", [0, 1])
-def test_a_server_that_is_not_there_yet_is_waited_for_and_the_wait_is_said(
+def test_an_unreachable_server_is_awaited_and_the_wait_is_logged(
     folder: Path, incarnation: int, said: list[str]
 ) -> None:
     port = free_port()
@@ -418,7 +418,7 @@ def test_a_server_that_does_not_come_to_its_group_is_given_up(folder: Path) -> N
         attach(folder, fake, call_timeout_s=0.3)
 
 
-def test_a_server_of_another_vocabulary_is_told_by_its_first_weights(folder: Path) -> None:
+def test_a_vocabulary_mismatch_of_the_server_is_refused_at_the_first_weights(folder: Path) -> None:
     def refuses(fake: SpeaksSGLang) -> None:
         fake.answers["/update_weights_from_distributed"] = [(400, "shape [32, 64], not [31, 64]")]
 
@@ -613,7 +613,7 @@ def test_a_piece_that_was_ended_just_after_its_stop_token_is_no_longer_asked_for
     assert (completion.ids, completion.spans, completion.finish) == ([EOS], [[30, 1]], "stop")
 
 
-def test_a_piece_that_ends_before_its_budget_goes_on_with_what_is_left_of_it(folder: Path) -> None:
+def test_a_request_cut_short_continues_with_its_remaining_token_budget(folder: Path) -> None:
     request = ask(n=9)
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
@@ -628,7 +628,7 @@ def test_a_piece_that_ends_before_its_budget_goes_on_with_what_is_left_of_it(fol
         lost(run, "has ended a sample 4 times: .* 0 of 8 tokens")
 
 
-def test_a_sample_that_is_ended_while_it_waits_anew_has_its_last_token_once(folder: Path) -> None:
+def test_a_sample_aborted_in_the_waiting_queue_has_its_last_token_once(folder: Path) -> None:
     request = ask(n=9)
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
@@ -685,7 +685,7 @@ def test_a_line_of_a_stream_ends_with_a_newline_only(folder: Path) -> None:
         assert [completion.spans for completion in run.all().values()] == [[[0, 8]]]
 
 
-def test_a_server_is_not_silent_while_nobody_listens(folder: Path) -> None:
+def test_server_silence_is_not_counted_while_responses_are_not_read(folder: Path) -> None:
     with speaking() as fake, running(folder, fake, silent_s=0.3) as run:
         update(run.engine, 0)
         run.engine.submit(ask())
@@ -696,7 +696,7 @@ def test_a_server_is_not_silent_while_nobody_listens(folder: Path) -> None:
         assert [completion.spans for completion in run.all().values()] == [[[0, 8]]]
 
 
-def test_two_that_update_one_server_are_both_told(folder: Path) -> None:
+def test_two_generators_that_update_one_server_both_fail(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run, running(folder, fake) as other:
         update(run.engine, 0)
         update(other.engine, 0)  # perhaps of another run: other weights by the same number
@@ -720,7 +720,7 @@ def test_an_aborted_sample_is_ended_at_the_server_by_a_name_that_begins_no_other
         hears(lambda: fake.called("/abort_request")[-1]["rid"].endswith("-000000000001"))
 
 
-def test_what_came_after_an_update_is_not_told_before_its_version_is_known(folder: Path) -> None:
+def test_tokens_after_an_update_are_held_back_until_their_version_is_known(folder: Path) -> None:
     request = ask(n=9)
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
@@ -751,7 +751,7 @@ def test_nothing_is_sent_while_it_rests(folder: Path) -> None:
         assert [completion.spans for completion in run.all().values()] == [[[2, 8]]]
 
 
-def test_weights_of_another_model_are_refused_before_the_server_hears_of_them(folder: Path) -> None:
+def test_weights_of_another_model_are_refused_before_they_reach_the_server(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run:
         with pytest.raises(EngineError, match="every weight"):
             run.engine.update(0, {"a": torch.zeros(1)})
@@ -812,7 +812,7 @@ def test_with_ignore_eos_the_server_ends_at_no_token_so_the_engine_does(folder: 
         SamplingControls(min_new_tokens=2),
     ],
 )
-def test_what_would_change_its_log_probs_is_refused(folder: Path, controls: SamplingControls) -> None:
+def test_controls_that_change_log_probs_are_refused(folder: Path, controls: SamplingControls) -> None:
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
         with pytest.raises(EngineError, match="log-probs are of logits after penalties"):

@@ -60,7 +60,7 @@ def test_a_server_samples_nothing_with_lost_weights(tmp_path: Path) -> None:
         around.heard(Sampled)
 
 
-def test_a_generator_ends_with_its_server_and_says_so(tmp_path: Path) -> None:
+def test_a_generator_ends_with_its_server_and_logs_the_reason(tmp_path: Path) -> None:
     with speaking() as fake, ring(tmp_path, **sections(fake)) as around:
         around.join()
         around.push(0)

@@ -210,7 +210,7 @@ def test_without_room_in_memory_weights_go_through_the_temporary_folder(tmp_path
     ours.close()
 
 
-def test_a_request_says_all_that_a_models_own_settings_could_change(folder: Path) -> None:
+def test_a_request_sets_every_sampling_parameter_that_a_models_generation_config_could_change(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
         fake.allow(8)
@@ -223,7 +223,7 @@ def test_a_request_says_all_that_a_models_own_settings_could_change(folder: Path
     assert said["logprobs"] == 0
 
 
-def test_what_a_killed_generator_left_is_ended_first(folder: Path) -> None:
+def test_requests_of_a_killed_generator_are_aborted_first(folder: Path) -> None:
     with speaking() as fake, running(folder, fake):
         paths = [path for path, _ in fake.calls]
         assert [path for path in paths if path in ("/abort_requests", "/resume")] == ["/abort_requests", "/resume"]
@@ -322,7 +322,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("kind", "why"), UNFIT)
-def test_a_server_that_cannot_serve_the_run_is_refused_with_what_to_do(folder: Path, kind: Any, why: str) -> None:
+def test_a_server_that_cannot_serve_the_run_is_refused_with_the_remedy(folder: Path, kind: Any, why: str) -> None:
     with speaking(kind) as fake, pytest.raises(ConfigError, match=why):
         attach(folder, fake)
 
@@ -390,7 +390,7 @@ def test_a_server_that_is_not_there_or_elsewhere_ends_a_job_at_its_start(folder:
     link.close()
 
 
-def test_a_server_of_another_vocabulary_is_told_by_its_first_weights(folder: Path) -> None:
+def test_a_vocabulary_mismatch_of_the_server_is_refused_at_the_first_weights(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run:
         fake.answers["/collective_rpc"] = [(500, "size mismatch")]
         with pytest.raises(ConfigError, match=r"size mismatch.*start it with the folder of model\.path"):
@@ -434,7 +434,7 @@ def test_a_call_without_an_answer_ends_by_its_deadline(folder: Path, path: str) 
             update(run.engine, 0)
 
 
-def test_a_server_that_was_restarted_is_told_by_its_stamps(folder: Path) -> None:
+def test_a_restarted_server_is_detected_by_its_stamps(folder: Path) -> None:
     with speaking() as fake, running(folder, fake) as run:
         update(run.engine, 0)
         fake.label = "default"
@@ -469,7 +469,7 @@ def words(folder: Path, *, device: str = "cpu", gconfig: Any = None, **rollout: 
     return command(context_of(folder, device=device), settled, most_tokens=256, port=30007)
 
 
-def test_the_command_line_says_what_the_settings_say(tmp_path: Path) -> None:
+def test_the_servers_command_line_follows_from_the_settings(tmp_path: Path) -> None:
     on_gpu, kept, on_cpu = (
         words(tmp_path, device="cuda", gconfig={"top_p": 0.9}),
         words(tmp_path, device="cuda", on_update="keep"),
@@ -583,7 +583,7 @@ def test_controls_go_to_the_server_under_its_names_and_need_raw_log_probs(folder
         attach(folder, fake, gconfig={"min_p": 0.1})
 
 
-def test_the_rest_of_a_sample_is_asked_for_with_what_is_left_of_its_least_length(folder: Path) -> None:
+def test_a_continued_sample_requests_its_remaining_min_tokens(folder: Path) -> None:
     done = Done([5, 6], [-0.1, -0.2], [[0, 2]])
     least = SamplingControls(min_new_tokens=3)
     with speaking(raw) as fake, running(folder, fake) as run:
@@ -623,7 +623,7 @@ def test_a_stop_string_cuts_a_sample_that_the_server_went_on_with(folder: Path) 
         assert (completion.finish, completion.spans, len(completion.logps)) == ("stop", [[3, 7]], 7)
 
 
-def test_a_sample_that_has_ended_here_is_told_to_others_without_its_end(folder: Path) -> None:
+def test_a_finished_sample_is_reported_without_its_last_token(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
     sample = begun(
         replace(ask(n=40), controls=SamplingControls(stop=(tokenizer.decode([7, 8]),))),

@@ -113,7 +113,7 @@ def test_lengths_are_the_seeds_and_do_not_change_with_weights_temperature_or_com
 
 
 @pytest.mark.parametrize("n_live", [1, 4, 8])
-def test_it_decodes_at_the_speed_that_its_law_says(n_live: int) -> None:
+def test_the_simulated_engine_decodes_at_the_speed_of_its_law(n_live: int) -> None:
     timed = Timed(lengths=ENDLESS)
     timed.hold(0)
     timed.run(*(ask(uid, ids=(uid + 2,)) for uid in range(n_live)), until_s=20.0)
@@ -135,7 +135,7 @@ def test_a_group_reads_its_prompt_once_and_other_prompts_cost_theirs() -> None:
 
 
 @pytest.mark.parametrize("on_update", ["recompute", "keep"])
-def test_an_update_costs_its_time_and_what_is_read_again(on_update: str) -> None:
+def test_an_update_costs_its_swap_time_and_the_recompute(on_update: str) -> None:
     timed = Timed(lengths=ENDLESS, on_update=on_update)
     timed.hold(0)
     timed.run(*(ask(0, sample=sample) for sample in range(4)), until_s=10.0)
@@ -191,7 +191,7 @@ def test_a_token_depends_on_seed_position_and_weights_and_not_on_company_or_time
     assert other.ended[key].ids != alone.ended[key].ids
 
 
-def test_tokens_are_as_frequent_as_their_log_probs_say() -> None:
+def test_token_frequencies_match_their_log_probs() -> None:
     n = 4000
     timed = Timed(n_slots=n, lengths=LengthLaw(2.0, 1.0))
     timed.hold(0)
@@ -203,7 +203,7 @@ def test_tokens_are_as_frequent_as_their_log_probs_say() -> None:
         assert counts[token] / n == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / n))
 
 
-def test_keep_goes_on_from_what_the_old_weights_read() -> None:
+def test_keep_continues_on_the_kv_cache_of_the_old_weights() -> None:
     timed = Timed(lengths=LengthLaw(1e5, 0.1), on_update="keep")
     timed.hold(0)
     request = ask(0, n=60)
@@ -233,7 +233,7 @@ def packed(ids: list[int]) -> bytes:
     return b"".join(token.to_bytes(4, "little") for token in ids)
 
 
-def test_a_sample_that_is_longer_than_its_law_draws_now_still_ends_and_says_the_truth() -> None:
+def test_a_sample_longer_than_the_new_length_law_ends_at_its_next_token() -> None:
     timed = Timed()
     timed.hold(0)
     request = ask(0)
@@ -271,7 +271,7 @@ def test_a_vocabulary_in_which_no_text_ends_is_refused() -> None:
             )  # fmt: skip
 
 
-def test_the_first_generator_says_that_the_tokens_are_made_up_and_the_others_do_not(tmp_path: Path) -> None:
+def test_only_the_first_generator_warns_that_tokens_are_simulated(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     tokenizer = load_tokenizer(str(folder))
     said: list[str] = []

@@ -55,7 +55,7 @@ def test_equal_rewards_give_exactly_zero_and_no_signal() -> None:
         assert signal.tolist() == [False] * 3 + [True] * 3
 
 
-def test_item_5_without_a_baseline_the_reward_is_the_advantage() -> None:
+def test_without_a_baseline_the_reward_is_the_advantage() -> None:
     rewards = torch.tensor([5.0, 5.0, -5.0, 5.0, 1.0])
     advantages, signal = group_advantages(rewards, torch.tensor([0, 0, 1, 1, 2]), kind="none")
     assert advantages.tolist() == rewards.tolist()
@@ -91,7 +91,7 @@ def test_normalised_advantages_weigh_each_trained_token_once() -> None:
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
-def test_item_4_whoever_counts_in_the_normalisation_gets_its_value(unbiased: bool) -> None:
+def test_every_token_counted_by_the_normalisation_is_normalised(unbiased: bool) -> None:
     advantages, weights = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([3.0, 1.0, 5.0])
     tokens = torch.tensor([1.0] * 3 + [-1.0] + [0.0] * 5)
     expected = (tokens - tokens.mean()) / (tokens.std(unbiased=unbiased) + 0.25)
@@ -119,9 +119,7 @@ def test_normalisation_over_two_ranks_is_that_of_one() -> None:
     st.lists(st.lists(st.floats(-5, 5), min_size=2, max_size=8), min_size=1, max_size=6),
     st.sampled_from(["grpo", "rloo"]),
 )
-def test_32_2_groups_of_unequal_sizes_have_the_advantages_that_each_has_alone(
-    sizes: list[list[float]], kind: str
-) -> None:
+def test_groups_of_unequal_sizes_have_the_advantages_that_each_has_alone(sizes: list[list[float]], kind: str) -> None:
     rewards = torch.tensor([reward for group in sizes for reward in group], dtype=torch.float64)
     groups = torch.tensor([i for i, group in enumerate(sizes) for _ in group])
     advantages, signal = group_advantages(rewards, groups, kind=kind)

@@ -74,7 +74,7 @@ def test_the_gradient_agrees_with_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda x: decoupled(x, prox, behav, advantage).loss, (theta,))
 
 
-def test_the_gradient_goes_on_through_what_made_the_log_probs() -> None:
+def test_gradients_flow_through_the_source_of_the_log_probs() -> None:
     theta, prox, behav, advantage = tokens(8)
     scale = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
     (3 * decoupled(scale * theta.detach(), prox, behav, advantage).loss).backward()
@@ -202,7 +202,7 @@ def stepped(seed: int, n: int, nasty: list[float]) -> list[Tensor]:
     eps_clip=st.sampled_from([0.0, EPS, 1.0]),
     cap=st.sampled_from([None, 1.0]),
 )
-def test_c_says_what_torch_says_of_any_tokens(
+def test_the_c_loss_equals_the_torch_loss_for_random_tokens(
     seed: int, n: int, nasty: list[float], eps_clip: float, cap: float | None
 ) -> None:
     tokens = stepped(seed, n, nasty)
@@ -244,7 +244,7 @@ def test_nan_in_one_token_is_seen_in_the_loss_and_in_that_tokens_gradient(way: W
         (-INF, 0.0, INF),
     ],
 )
-def test_what_is_far_apart_overflows_as_exp_does(way: Way, d: float, weight: float, kl: float) -> None:
+def test_distant_log_probs_overflow_as_exp_does(way: Way, d: float, weight: float, kl: float) -> None:
     for n in (1, 9):  # alone, and in a vector
         zero, far = torch.zeros(n), torch.zeros(n)
         far[n // 2] = d
@@ -312,7 +312,7 @@ def test_c_without_a_weight_is_c_with_weights_of_1(nasty: list[float]) -> None:
 
 @needs_library
 @pytest.mark.usefixtures("as_kernels_run")
-def test_what_c_does_not_take_goes_by_torch() -> None:
+def test_inputs_that_the_c_loss_does_not_support_use_torch() -> None:
     tokens = stepped(2, 400, [])
     strided = [x[::2] for x in tokens]
     assert not kernels.applies(*strided)

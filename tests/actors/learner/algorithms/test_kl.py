@@ -178,7 +178,7 @@ def test_the_gradient_of_distillation_is_exactly_zero_at_the_teacher(tmp_path: P
     assert all(not bool(g.any()) for g in found)
 
 
-def test_distillation_is_the_log_ratio_to_the_teacher_alone_or_beside_the_reward(tmp_path: Path) -> None:
+def test_distillation_is_the_log_ratio_to_the_teacher_with_or_without_the_reward(tmp_path: Path) -> None:
     shard = random_shard(9, clock=CLOCK, old=True)
     plain = prepared(tiny_actor(tmp_path / "plain", config_of({"advantage": "rloo"})), shard)
     alone = prepared(tiny_actor(tmp_path / "alone", config_of({"advantage": "distill"})), shard)

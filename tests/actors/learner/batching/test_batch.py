@@ -89,7 +89,7 @@ def test_an_item_that_contradicts_itself_is_refused(wrong: dict[str, list[list[i
         build([shard_item(**wrong)], step=0, clock=0, n_groups=1, eta=0)  # type: ignore[arg-type]
 
 
-def test_32_2_a_rank_trains_a_short_group_only_by_declared_policy_and_never_one_sample_alone() -> None:
+def test_a_rank_trains_a_short_group_only_by_declared_policy_and_never_one_sample_alone() -> None:
     shard = random_shard(1)  # three groups of 4
     short = [item for item in shard if item.group or item.sample in (1, 3)]
     with pytest.raises(ImpossibleEvent, match=r"whole groups of 4 samples: step 0 brought \{0: 2\}"):

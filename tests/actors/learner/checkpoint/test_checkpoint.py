@@ -132,7 +132,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-def test_what_has_its_final_name_is_whole_when_a_removal_is_killed(
+def test_a_checkpoint_with_its_final_name_is_complete_after_a_killed_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actor = tiny_actor(tmp_path)
@@ -175,7 +175,7 @@ def test_a_checkpoint_that_is_written_again_is_never_gone(
     assert ((folder / "manifest.json").read_text() == first) == (n_renames < 2)
 
 
-def test_what_dead_writers_left_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+def test_partial_checkpoints_of_dead_writers_are_removed_and_of_live_writers_kept(tmp_path: Path) -> None:
     for pid in (1, os.getppid(), os.getpid()):  # the dead writers had ids of processes that live now
         (tmp_path / "checkpoints" / f".step-000007.{pid}.tmp" / "model").mkdir(parents=True)
     code = "import sys, pathlib; from areal_bus.storage import versioned_dirs as v; "
@@ -210,7 +210,7 @@ def test_a_start_does_not_fail_where_a_rank_still_writes_for_a_dead_one(
     assert not left.exists()
 
 
-def test_what_cannot_be_gone_back_to_takes_no_others_place(tmp_path: Path) -> None:
+def test_checkpoints_without_a_head_savepoint_do_not_displace_resumable_ones(tmp_path: Path) -> None:
     actor = tiny_actor(tmp_path)
     for version in (1, 2, 3, 4, 5):
         actor.version = version
@@ -218,7 +218,7 @@ def test_what_cannot_be_gone_back_to_takes_no_others_place(tmp_path: Path) -> No
     assert names(tmp_path) == ["step-000001", "step-000002", "step-000004", "step-000005"]
 
 
-def test_a_run_that_was_set_back_keeps_what_it_just_wrote(tmp_path: Path) -> None:
+def test_a_run_that_went_back_keeps_its_newest_checkpoint(tmp_path: Path) -> None:
     actor = tiny_actor(tmp_path)
     for version in (10, 999_999, 1_000_000, 5):
         actor.version = version

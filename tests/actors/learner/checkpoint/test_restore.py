@@ -188,7 +188,7 @@ def test_checkpoints_by_time_follow_their_measured_cost(
     assert is_due_after(1.0)
 
 
-def test_checkpoints_by_time_measure_what_they_cost_and_zero_turns_them_off(tmp_path: Path) -> None:
+def test_checkpoints_by_time_measure_their_cost_and_zero_turns_them_off(tmp_path: Path) -> None:
     clock = [1000.0]
     config = settings(checkpoint={"async_save": False})
     actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
@@ -239,7 +239,7 @@ def notes(actor: PPOActor) -> list[str]:
     return [line["text"] for line in lines if line["event"] == "note"]
 
 
-def test_what_a_lost_timeline_left_is_removed_before_a_term_begins(tmp_path: Path) -> None:
+def test_checkpoints_of_a_discarded_timeline_are_removed_before_a_term_begins(tmp_path: Path) -> None:
     disk = Shelf(tmp_path)
     disk.seal(10, 20, 30)
     tear(disk.folder(20) / "state.json")

@@ -299,7 +299,7 @@ def test_a_disk_that_one_rank_cannot_write_to_is_reported_by_all(tmp_path: Path,
     assert not list(tmp_path.iterdir())
 
 
-def test_a_rank_that_does_not_see_the_folder_says_what_to_share(tmp_path: Path, policy: Any) -> None:
+def test_a_rank_that_cannot_see_the_folder_names_the_folder_to_share(tmp_path: Path, policy: Any) -> None:
     one = pending(tmp_path, 1, 0, HashStore(), policy)
     one.ranks = LearnerRanks()
     with pytest.raises(CheckpointError, match="on a file system that the hosts of all learners share"):

@@ -204,7 +204,7 @@ def test_without_another_head_a_batch_costs_one_agreement(crew: Crew) -> None:
 
 
 @CROWDS
-def test_a_batch_that_all_have_is_trained_and_the_next_head_hears_where_they_are_then(crew: Crew) -> None:
+def test_a_batch_that_all_ranks_hold_is_trained_and_the_next_head_learns_the_new_version(crew: Crew) -> None:
     crew.begin()
     taking = crew.take_batches()
     crew.asked(0, 0)
@@ -252,7 +252,7 @@ def test_a_share_is_dropped_when_another_rank_has_none(crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_what_a_rank_had_before_the_last_of_them_heard_is_dropped_by_all(crew: Crew) -> None:
+def test_shares_received_before_all_ranks_know_the_new_head_are_dropped(crew: Crew) -> None:
     """One has its share and knows of no other head yet; its word counts as little as its share."""
     crew.begin()
     taking = crew.take_batches()
@@ -284,7 +284,7 @@ def test_two_heads_may_die_one_after_the_other_in_one_wait(crew: Crew) -> None:
 
 
 @CROWDS
-def test_of_heads_that_came_and_went_during_a_step_only_the_last_is_told(crew: Crew) -> None:
+def test_only_the_last_of_several_heads_during_a_step_is_sent_a_report(crew: Crew) -> None:
     crew.begin()
     taking = crew.take_batches()
     crew.asked(0, 0)
@@ -364,7 +364,7 @@ def come_to_the_end(crew: Crew, *, drained: bool = False) -> None:
 
 
 @CROWDS
-def test_after_the_end_another_head_hears_that_nothing_is_left_to_do(crew: Crew) -> None:
+def test_after_the_end_a_new_head_is_sent_the_completed_state(crew: Crew) -> None:
     come_to_the_end(crew)
     for life in (1, 2):
         crew.is_joined(life)
@@ -389,7 +389,7 @@ def test_after_the_end_a_head_that_has_another_batch_sends_all_ranks_back(crew: 
 
 
 @CROWDS
-def test_a_drained_run_goes_on_from_what_is_on_disk(crew: Crew) -> None:
+def test_a_drained_run_continues_from_its_checkpoint(crew: Crew) -> None:
     come_to_the_end(crew, drained=True)
     crew.is_joined(1)
     for back in crew.start(lambda rank: rank.rollout.report_end_again()):
@@ -414,7 +414,7 @@ def bound(crew: Crew, *, lives_on: bool) -> Iterator[tuple[Rank, list[int]]]:
 
 
 @pytest.mark.parametrize("size", [1])
-def test_a_head_of_another_life_is_joined_while_nobody_takes_letters(crew: Crew) -> None:
+def test_a_head_of_another_incarnation_is_joined_while_the_inbox_is_not_read(crew: Crew) -> None:
     with bound(crew, lives_on=True) as (rank, joined):
         crew.tell(m.Rejoin("only a member may speak", life=1), m.Rejoin("only a member may speak", life=1))
         until(lambda: joined == [1, 1])  # the same Join twice is one

@@ -157,7 +157,7 @@ def test_stop_ends_a_wait(line: Line) -> None:
         line.inbox.check()
 
 
-def test_a_drained_run_ends_the_loop_and_says_so(line: Line) -> None:
+def test_a_drained_run_ends_the_loop_and_logs_it(line: Line) -> None:
     line.tell(m.NoBatch(0, True))
     assert line.rollout.prepare_batch() is None
     assert (line.rollout.ended, line.rollout.drained) == (True, True)
@@ -181,7 +181,7 @@ def test_a_rejoin_before_that_only_asks_for_another_join(line: Line) -> None:
 
 
 @pytest.mark.parametrize("later", [3, 5])
-def test_the_term_is_that_of_the_pushes_and_not_of_whoever_comes_later(line: Line, later: int) -> None:
+def test_the_term_is_taken_from_pushes_and_not_from_later_heartbeats(line: Line, later: int) -> None:
     line.tell(
         m.HeadHeartbeat(3, 10),
         m.PushBegin(0, 10, 0, [], "", 5.0, term=4),
@@ -205,14 +205,14 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_push_is_begun_while_nobody_takes_letters(line: Line) -> None:
+def test_a_push_begins_while_the_inbox_is_not_read(line: Line) -> None:
     begin = m.PushBegin(0, 1, 0, ["generator-0.0"], "127.0.0.1:1", 5.0)
     line.tell(begin, m.NoBatch(0, False))
     assert line.rollout.prepare_batch() is None  # read after the push, by the same thread
     assert line.begun == [begin]
 
 
-def test_what_another_thread_failed_with_is_raised_by_the_loop(line: Line) -> None:
+def test_an_exception_of_another_thread_is_raised_by_the_loop(line: Line) -> None:
     line.inbox.fail(OSError("disk is gone"))
     with pytest.raises(OSError, match="disk is gone"):
         line.inbox.take()

@@ -53,7 +53,7 @@ def batches(draw: st.DrawFn) -> list[SequencePiece]:
 
 
 @given(pieces=batches(), size=st.integers(2, 4))
-def test_the_ranks_together_see_what_one_sees(pieces: list[SequencePiece], size: int) -> None:
+def test_context_parallel_ranks_together_equal_one_rank(pieces: list[SequencePiece], size: int) -> None:
     row = lay_out(pieces, share=True)
     row = row.filled(padded(len(row.ids_S), size, CPU), len(row.wanted_N))
     shares = rows_by_rank(len(row.ids_S), size)

@@ -270,7 +270,7 @@ def test_two_ranks_with_adapters_equal_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_keep_float32_masters_and_export_what_they_push(tmp_path: Path) -> None:
+def test_two_ranks_keep_float32_masters_and_export_the_pushed_weights(tmp_path: Path) -> None:
     two = several_ranks(tmp_path, "bfloat16")  # FSDP2 casts a forward's arguments: it crashed on the packing's (item 1)
     assert [result["restored"] for result in two] == [True, True]
     model = checkpoint_model(tmp_path)

@@ -201,7 +201,7 @@ def test_an_adapter_folder_is_a_model_folder(tmp_path: Path) -> None:
         check_model_path(folder, tmp_path)
 
 
-def test_what_adapters_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_impossible_adapter_settings_are_refused(tmp_path: Path) -> None:
     config, model = lora_config(), base(tmp_path)
     for wanted, sentence in (
         (("q_proj", "qkv"), "'qkv' is none of down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"),

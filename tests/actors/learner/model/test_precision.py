@@ -86,7 +86,7 @@ def test_compute_is_of_the_type_that_is_sampled_with() -> None:
     assert torch.allclose(logp_N, exact.logprobs(pieces)[0], atol=0.1)
 
 
-def test_a_checkpoint_exports_what_is_pushed_and_restores_the_masters_bit_for_bit(tmp_path: Path) -> None:
+def test_a_checkpoint_exports_the_pushed_weights_and_restores_the_masters_bit_for_bit(tmp_path: Path) -> None:
     first = tiny_actor(tmp_path / "a", config_of())
     train(first, range(2))
     folder = save(first, tmp_path / "checkpoints")

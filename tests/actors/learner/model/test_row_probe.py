@@ -62,7 +62,7 @@ def test_a_row_holds_sequences_together_only_where_they_are_read_as_if_alone(
     assert any(p.grad is not None and float(p.grad.abs().max()) > 0 for p in policy.parameters().values())
 
 
-def test_a_short_sequence_beside_a_long_one_keeps_its_frequencies() -> None:
+def test_a_short_sequence_packed_with_a_long_one_keeps_its_rope_frequencies() -> None:
     model = tiny("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=16)
     row = torch.tensor([TEXTS[0] + TEXTS[2]])  # 5 tokens, then 33: over the original length
     positions = torch.cat([torch.arange(5), torch.arange(33)])[None]

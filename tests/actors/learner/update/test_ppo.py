@@ -199,7 +199,7 @@ def test_groups_without_signal_are_skipped_and_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", ["all", "signal", 40.0])
 @pytest.mark.parametrize("budget", [1, 10_000])
-def test_item_4_the_loss_is_divided_by_what_its_key_says(tmp_path: Path, wanted: str | float, budget: int) -> None:
+def test_the_loss_is_divided_by_the_denominator_of_its_key(tmp_path: Path, wanted: str | float, budget: int) -> None:
     flat = [replace(item, reward=0.5) if item.group == 2 else item for item in random_shard(5, clock=3, old=True)]
     actor = tiny_actor(tmp_path, settings(actor=rloo(loss_denominator=wanted), learner={"max_tokens_per_mb": budget}))
     batch = batch_of(flat, clock=3, eta=1)
@@ -213,7 +213,7 @@ def test_item_4_the_loss_is_divided_by_what_its_key_says(tmp_path: Path, wanted:
 
 
 @pytest.mark.parametrize("over", ["signal", "all"])
-def test_item_4_the_normalisation_counts_groups_without_signal_or_not(tmp_path: Path, over: str) -> None:
+def test_the_normalisation_counts_groups_without_signal_or_not(tmp_path: Path, over: str) -> None:
     flat = [replace(item, reward=0.5) if item.group == 2 else item for item in random_shard(5)]
     config = settings(actor=rloo(normalize_batch=True, normalize_batch_over=over, std_unbiased=False))
     batch = tiny_actor(tmp_path, config).compute_advantages_and_returns(batch_of(flat))
@@ -237,7 +237,7 @@ PAPER = {"advantage": "none", "reward_bias": -0.5, "reward_scaling": 10.0, "norm
 
 
 @pytest.mark.parametrize("over", ["all", "signal"])
-def test_item_5_the_papers_advantages_are_normalised_over_the_batch_without_a_groups_baseline(
+def test_the_papers_advantages_are_normalised_over_the_batch_without_a_groups_baseline(
     tmp_path: Path, over: str
 ) -> None:
     rewards = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
@@ -335,7 +335,7 @@ def test_a_batch_is_trained_at_the_version_it_was_taken_at(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("broken", ["weights", "log-probs"])
-def test_what_is_not_finite_is_neither_applied_nor_published(tmp_path: Path, broken: str) -> None:
+def test_an_update_that_is_not_finite_is_neither_applied_nor_published(tmp_path: Path, broken: str) -> None:
     model, shard = tiny_model(), random_shard(2)
     actor = tiny_actor(tmp_path, model=model)
     if broken == "weights":  # at load they would be refused
@@ -356,7 +356,7 @@ def test_what_is_not_finite_is_neither_applied_nor_published(tmp_path: Path, bro
     assert torch.equal(kept["1/behav_K"], batch_of(shard).items[1].behav_K)
 
 
-def test_what_breaks_off_halfway_is_no_version(tmp_path: Path) -> None:
+def test_an_update_that_fails_halfway_publishes_no_version(tmp_path: Path) -> None:
     config = settings(actor=rloo(ppo_n_minibatches=2), data={"task": "sums", "batch_size": 2})
     actor = tiny_actor(tmp_path, config)
     actor._context = replace(actor._context, publish=lambda *_: pytest.fail("half an update was published"))

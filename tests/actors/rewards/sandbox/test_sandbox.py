@@ -117,7 +117,7 @@ def test_only_its_own_processes_are_in_proc() -> None:
 
 @needs_bubblewrap
 @pytest.mark.parametrize("target", ["os.getppid()", "1", "-1"])
-def test_killing_the_parent_hits_nobody_outside(target: str) -> None:
+def test_killing_the_parent_kills_no_process_outside_the_sandbox(target: str) -> None:
     outcome = attack(f"import os\ntry: os.kill({target}, 9)\nexcept OSError: pass")
     assert outcome.end == "exit"
     assert attack("print(1)").stdout == b"1\n"
@@ -204,7 +204,7 @@ def verdict_of(program: bytes, architecture: int, number: int, argument: int = 0
 
 
 @pytest.mark.parametrize("machine", syscall_filter.NUMBERS)
-def test_the_filter_denies_what_it_names_and_nothing_else(machine: str) -> None:
+def test_the_seccomp_filter_denies_only_the_calls_that_it_names(machine: str) -> None:
     program, numbers = syscall_filter.program(machine), syscall_filter.NUMBERS[machine]
     assert program is not None
     denied = {*numbers.denied, *syscall_filter.SINCE_5_1}

@@ -50,7 +50,7 @@ def test_several_gpus_are_refused_for_a_users_engine() -> None:
     assert "computes on one GPU" in refusal(rollout={"engine": f"{OWN}:open_it"}, topology={"tensor_parallel": 2})
 
 
-def test_what_is_no_engine_is_refused_with_what_it_lacks() -> None:
+def test_an_object_that_is_not_an_engine_is_refused_with_its_missing_methods() -> None:
     context = Context("generator", 0, 0, 0, "job", "", "", "", "cpu", 1, 1, 1, "", "", "")
     config = Config.model_validate({"rollout": {"engine": f"{OWN}:open_nothing"}})
     with pytest.raises(

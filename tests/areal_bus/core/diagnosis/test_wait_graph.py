@@ -139,7 +139,7 @@ def asked(**changes: Any) -> Bench:
 # the beginning
 
 
-def test_whoever_has_not_joined_is_named() -> None:
+def test_wait_graph_names_members_that_have_not_joined() -> None:
     bench = Bench()
     bench.join(LEARNER, G0)
     bench.notes[LEARNER] = "loads the model"
@@ -206,7 +206,7 @@ def test_an_evaluation_names_where_its_problems_are() -> None:
 # a batch
 
 
-def test_a_batch_that_is_not_full_names_its_oldest_prompt_and_who_is_silent() -> None:
+def test_a_batch_that_is_not_full_names_its_oldest_prompt_and_silent_holders() -> None:
     bench = asked(batch_size=4, silent_s=60.0)
     bench.sample(G0)
     bench.sample(G1, keep=3)
@@ -252,7 +252,7 @@ def test_a_lost_lease_is_queued_and_the_missing_generator_named() -> None:
     assert "generator-0 dead, silent for 10 s" in found.sentence
 
 
-def test_prompts_that_are_not_admitted_say_why() -> None:
+def test_prompts_that_are_not_admitted_have_a_reason() -> None:
     bench = asked()
     for step in (1, 2):  # two batches are trained, and neither version is published: no credit is left
         bench.sample(G0)
@@ -263,7 +263,7 @@ def test_prompts_that_are_not_admitted_say_why() -> None:
     assert detail == "2 prompts not admitted: the gate is shut, 0 live + 4 in training of 4"
 
 
-def test_at_the_end_of_the_data_nobody_waits_for_prompts_that_will_not_come() -> None:
+def test_at_the_end_of_the_data_only_trajectories_of_open_prompts_are_awaited() -> None:
     bench = asked(n_rows=1)
     holder = G0 if bench.leased(G0) else G1
     first = bench.wait(5, working=(holder,)).first()
@@ -299,7 +299,7 @@ def test_an_update_under_way_names_the_learner_and_whether_it_moves() -> None:
     assert found.culprits == (LEARNER,)
 
 
-def test_a_learner_that_does_not_ask_is_named_with_what_it_does() -> None:
+def test_a_learner_that_requests_no_batch_is_named_with_its_activity() -> None:
     bench = Bench(n_learners=2)
     bench.join(*ROLES, "learner-1.0")
     for name in (*ROLES, "learner-1.0"):
@@ -323,7 +323,7 @@ def test_a_new_learner_that_has_not_begun_holds_up_everything() -> None:
     assert first.since_s == pytest.approx(8)
 
 
-def test_a_run_that_ends_names_who_has_not_finished() -> None:
+def test_a_run_that_ends_names_members_that_have_not_finished() -> None:
     bench = asked(total_steps=1)
     bench.sample(G0)
     bench.sample(G1)
@@ -335,7 +335,7 @@ def test_a_run_that_ends_names_who_has_not_finished() -> None:
     assert bench.verdict() == StallVerdict("the job ends", (), ())
 
 
-def test_a_draining_run_says_so() -> None:
+def test_a_draining_run_is_named_as_draining() -> None:
     bench = asked()
     bench.sample(G0)
     bench.sample(G1)
@@ -346,7 +346,7 @@ def test_a_draining_run_says_so() -> None:
 # pushes
 
 
-def test_a_push_names_who_has_not_answered_and_its_deadline() -> None:
+def test_a_push_names_members_without_a_report_and_its_deadline() -> None:
     bench = asked()
     bench.sample(G0)
     bench.sample(G1)
@@ -391,7 +391,7 @@ def test_no_reward_is_a_wait_of_its_own() -> None:
 # the watch
 
 
-def test_what_actors_say_they_wait_for_is_registered_alike_ones_together() -> None:
+def test_waits_reported_by_actors_are_registered_and_equal_ones_merged() -> None:
     bench = asked()
     bench.notes = {G0: "waits for 2 scores", G1: "waits for 3 scores", REWARD: "waits for a trajectory"}
     bench.wait(1)
@@ -467,7 +467,7 @@ def guarded(**settings: Any) -> Guarded:
     return bench
 
 
-def test_a_stall_is_told_after_its_time_and_then_ever_more_rarely() -> None:
+def test_a_stall_is_logged_after_its_time_and_then_at_growing_intervals() -> None:
     bench = guarded(stall_s=10, act_s=1000, progress_s=1000)
     bench.wait(9)
     assert not bench.said
@@ -506,7 +506,7 @@ def test_abort_ends_the_job_with_the_verdict_and_an_error() -> None:
 
 
 @pytest.mark.parametrize("names", [(REWARD,), (G0, G1)])
-def test_32_19_a_ring_without_rewards_or_without_generators_ends_by_its_name(names: tuple[str, ...]) -> None:
+def test_a_ring_without_rewards_or_without_generators_ends_by_its_name(names: tuple[str, ...]) -> None:
     """Whatever `watchdog.action` is: nobody is left who could move it."""
     bench = guarded(stall_s=10, act_s=30, progress_s=1000)
     for name in names:
@@ -522,7 +522,7 @@ def test_32_19_a_ring_without_rewards_or_without_generators_ends_by_its_name(nam
 
 
 @pytest.mark.parametrize("how", ["it comes back", "absent_action"])
-def test_32_19_a_ring_whose_reward_comes_back_or_may_be_away_does_not_end(how: str) -> None:
+def test_a_ring_whose_reward_comes_back_or_may_be_away_does_not_end(how: str) -> None:
     bench = guarded(stall_s=10, act_s=30, progress_s=1000, **({} if how == "it comes back" else {how: "warn"}))
     bench.silent.add(REWARD)
     bench.say(REWARD, m.Disconnected())

@@ -30,9 +30,7 @@ def test_pass_at_1_is_avg_at_k_and_its_error_is_that_of_the_rows_means(rows: lis
 
 
 @given(VOTES, st.sampled_from("abc"))
-def test_maj_at_k_is_what_a_fair_choice_among_the_most_frequent_answers_gives(
-    rows: list[list[str]], right: str
-) -> None:
+def test_maj_at_k_is_the_expectation_over_ties_of_the_most_frequent_answers(rows: list[list[str]], right: str) -> None:
     def winners(row: list[str]) -> list[str]:
         return [answer for answer in set(row) if all(row.count(answer) >= row.count(other) for other in row)]
 

@@ -44,7 +44,7 @@ def test_a_generator_that_fails_while_others_succeed_is_paused_with_doubling_del
     assert not failures.is_paused("generator-0.1")
 
 
-def test_nobody_is_paused_where_all_fail() -> None:
+def test_no_generator_is_paused_where_all_fail() -> None:
     """Then the prompts, or the workflow, are the cause."""
     failures = LeaseFailures()
     for name in GENERATORS:
@@ -101,7 +101,7 @@ def test_a_prompt_goes_to_others_before_it_is_refunded() -> None:
     assert head.state.refunds_in_a_row == 1
 
 
-def test_a_prompt_is_refunded_at_once_where_nobody_else_can_try_it() -> None:
+def test_a_prompt_is_refunded_at_once_without_another_generator_to_retry_it() -> None:
     head, _ = head_with(n_generators=1)
     (refund,) = records(fail(head, 0), Event.REFUND)
     assert refund["uid"] == 0
@@ -147,7 +147,7 @@ def test_an_evaluation_gives_failed_problems_to_others_and_lacks_no_answer() -> 
     assert set(evaluation.leased.values()) <= {GOOD}
 
 
-def test_an_evaluation_without_enough_answers_decides_nothing_and_says_so() -> None:
+def test_an_evaluation_without_enough_answers_decides_nothing_and_warns() -> None:
     head, _ = head_with(n_generators=1, n_problems=8)
     evaluation = head.state.evaluations.open
     assert evaluation is not None

@@ -127,7 +127,7 @@ def test_hold_keeps_a_later_prompt_waiting_for_one_that_is_due() -> None:
     step(gate, 1)
 
 
-def test_hold_admits_only_whom_a_batch_to_come_has_room_for() -> None:
+def test_hold_admits_only_prompts_that_fit_a_batch_within_eta() -> None:
     gate = Gate(batch_size=1, eta=1, policy=StalenessPolicy.HOLD)
     gate.admit(0)
     step(gate, 0)
@@ -200,7 +200,7 @@ def test_I1_backlog_of_the_gate(
         assert gate.v <= gate.u <= gate.w <= gate.u + 1
 
 
-def test_data_that_never_fills_a_batch_is_told_at_the_start() -> None:
+def test_data_that_never_fills_a_batch_is_refused_at_the_start() -> None:
     config = Config(data=DataConfig(task="sums", batch_size=8, drop_last=True))
     with pytest.raises(ConfigError, match=r"no batch can ever be full.*drop_last = false"):
         check_total(config.data, [7])

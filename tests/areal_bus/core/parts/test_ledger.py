@@ -86,7 +86,7 @@ def test_a_ready_group_is_not_lost_with_its_generator() -> None:
     assert ledger.open[0].state is PromptState.READY
 
 
-def test_what_is_trained_or_refunded_is_closed() -> None:
+def test_trained_and_refunded_prompts_are_closed() -> None:
     ledger = ledger_with(2)
     finish(ledger, 0)
     ledger.take(1, batch=0)
@@ -103,7 +103,7 @@ def test_what_is_trained_or_refunded_is_closed() -> None:
         ledger.refund(1, Refund.END_OF_RUN)
 
 
-def test_the_oldest_go_first_by_what_their_generator_held() -> None:
+def test_ready_prompts_are_taken_in_order_of_their_born_version() -> None:
     ledger = Ledger()
     for born in (2, 1, 2, 1):
         finish(ledger, ledger.admit(born=born, n_samples=2, holder="g").uid)
@@ -123,7 +123,7 @@ def test_a_prompt_that_waits_for_a_lease_twice_is_there_once() -> None:
         assert ledger.queued.first() is None
 
 
-def test_32_2_a_group_without_its_failed_samples_is_ready_while_two_are_left() -> None:
+def test_a_group_without_its_failed_samples_is_ready_while_two_are_left() -> None:
     ledger = ledger_with(n_samples=4)
     ledger.fail(scored(0, 2, status="error"))
     ledger.deliver(scored(0, 0))
@@ -134,7 +134,7 @@ def test_32_2_a_group_without_its_failed_samples_is_ready_while_two_are_left() -
     assert (sorted(entry.scored), sorted(entry.failed), list(entry.verdicts)) == ([0, 1], [2, 3], [0, 1, 2, 3])
 
 
-def test_32_2_a_group_of_which_one_sample_is_left_is_hopeless_and_never_ready() -> None:
+def test_a_group_of_which_one_sample_is_left_is_hopeless_and_never_ready() -> None:
     ledger = ledger_with(n_samples=3)
     ledger.fail(scored(0, 0, status="error"))
     ledger.deliver(scored(0, 2))
@@ -145,7 +145,7 @@ def test_32_2_a_group_of_which_one_sample_is_left_is_hopeless_and_never_ready() 
     assert ledger.refund(0, Refund.REWARD_ERROR).verdicts.keys() == {0, 1, 2}
 
 
-def test_32_2_a_failed_sample_has_its_verdict_once_and_is_not_leased_again() -> None:
+def test_a_failed_sample_has_its_verdict_once_and_is_not_leased_again() -> None:
     ledger = ledger_with(n_samples=3)
     ledger.fail(scored(0, 1, status="error"))
     for verdict in (ledger.fail, ledger.deliver):

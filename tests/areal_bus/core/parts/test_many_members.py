@@ -42,7 +42,7 @@ def join(head: Head, role: str, index: int) -> list[Effect]:
 
 
 @pytest.mark.slow
-def test_a_ring_of_4096_generators_is_told_its_directory_its_push_an_eviction_and_the_end() -> None:
+def test_a_ring_of_4096_generators_is_sent_peer_list_push_eviction_and_stop() -> None:
     rules = scenario(n_generators=N_GENERATORS, n_rewards=N_REWARDS, batch_size=1, n_samples=1).rules
     head, encoder = Head(HeadState(rules, Numbers(None)), now=0.0), Encoder()
     generators = [f"generator-{index}.0" for index in range(N_GENERATORS)]

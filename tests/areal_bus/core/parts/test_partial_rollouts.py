@@ -47,7 +47,7 @@ def test_the_newest_report_of_a_sample_is_kept_and_those_of_longest_ago_make_roo
     assert (len(kept), kept.n_bytes) == (0, 0)
 
 
-def test_what_is_newer_than_the_next_holder_is_forgotten() -> None:
+def test_a_partial_newer_than_the_next_holders_version_is_dropped() -> None:
     kept = PartialRollouts(1 << 20)
     kept.keep(partial(0, 0, version=2))
     kept.keep(partial(0, 1, version=1))
@@ -56,7 +56,7 @@ def test_what_is_newer_than_the_next_holder_is_forgotten() -> None:
     assert kept.hand_on(0, [1], attempt=2, version=1) == [partial(0, 1, version=1, attempt=2)]  # once more
 
 
-def test_a_term_leaves_what_no_lost_version_has_touched() -> None:
+def test_a_term_keeps_partials_without_a_lost_version() -> None:
     kept = PartialRollouts(1 << 20)
     for uid, version in [(0, 1), (1, 2), (2, 0), (3, 0)]:
         kept.keep(partial(uid, version=version))
@@ -89,7 +89,7 @@ def leases(effects: list[Effect], uid: int) -> list[dict[str, object]]:
     return [line for line in lines if line["uid"] == uid]
 
 
-def test_after_a_death_what_was_reported_goes_before_the_prompt() -> None:
+def test_after_a_death_the_partial_is_sent_before_the_prompt() -> None:
     head, _ = head_with()
     uid, other = work_of(head, "generator-0.0")[:2]
     assert not refused(head.on("generator-0.0", partial(uid, 1, n=3), 0.0))
@@ -105,7 +105,7 @@ def test_after_a_death_what_was_reported_goes_before_the_prompt() -> None:
     assert "n_done" not in leases(effects, other)[0]
 
 
-def test_what_is_scored_or_refunded_is_kept_no_longer() -> None:
+def test_partials_of_scored_or_refunded_samples_are_dropped() -> None:
     head, _ = head_with()
     first, second = work_of(head, "generator-0.0")[:2]
     for uid in (first, second):
@@ -141,7 +141,7 @@ def test_a_report_that_contradicts_itself_or_is_of_another_is_refused_and_ends_n
     assert uid in work_of(head, "generator-0.0")
 
 
-def test_what_two_generators_died_with_begins_anew() -> None:
+def test_a_prompt_held_by_two_dead_generators_starts_without_its_partial() -> None:
     head, _ = head_with()
     uid = work_of(head, "generator-0.0")[0]
     head.on("generator-0.0", partial(uid), 0.0)
@@ -167,7 +167,7 @@ def revived() -> Head:
     return head
 
 
-def test_a_head_that_came_back_leases_what_was_begun_for_the_one_before() -> None:
+def test_a_restarted_head_leases_the_partials_of_the_previous_head() -> None:
     head = revived()
     assert not refused(head.on("generator-0.0", partial(1, 1, n=4), 0.0))
     effects = push_done(head, "learner-0.1", 1) + push_done(head, "generator-0.0", 1)
@@ -177,7 +177,7 @@ def test_a_head_that_came_back_leases_what_was_begun_for_the_one_before() -> Non
     assert refused(head.on("generator-0.0", partial(2, 0), 0.0))  # it comes too late: the prompt is leased again
 
 
-def test_of_what_is_offered_only_what_the_checkpoint_knows_as_open_is_taken() -> None:
+def test_only_offers_of_prompts_open_in_the_checkpoint_are_accepted() -> None:
     head = revived()
     for bad, why in [
         (partial(0), "does not hold"),  # trained
@@ -190,7 +190,7 @@ def test_of_what_is_offered_only_what_the_checkpoint_knows_as_open_is_taken() ->
     assert len(head.state.partials) == 0
 
 
-def test_what_is_held_is_offered_in_the_next_term_as_far_as_its_base_reaches() -> None:
+def test_partials_up_to_the_base_version_are_offered_in_the_next_term() -> None:
     held = [partial(1, version=1), partial(2, version=2)]
     for term, base, valid in [(1, 1, held[:1]), (1, 2, held), (1, 0, []), (0, 9, []), (2, 9, [])]:
         offers = SampleOffers()

@@ -74,7 +74,7 @@ slowing = st.lists(st.floats(0.5, 2.5), min_size=4, max_size=24).map(growing)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(slowing, min_size=2, max_size=6))
-def test_nobody_dies_while_gaps_grow_no_faster_than_threefold(each: list[list[float]]) -> None:
+def test_no_member_is_declared_dead_while_gaps_grow_at_most_threefold(each: list[list[float]]) -> None:
     crowd = Crowd(len(each))
     plan = dict(zip(crowd.names, map(beats, each), strict=True))
     end = min(times[-1] for times in plan.values())
@@ -84,7 +84,7 @@ def test_nobody_dies_while_gaps_grow_no_faster_than_threefold(each: list[list[fl
 
 @settings(max_examples=60, deadline=None)
 @given(st.floats(0.5, MOST_S - 2.0), st.lists(st.floats(0.0, 1.0), min_size=3, max_size=8), st.floats(0.0, 1.0))
-def test_a_machine_that_holds_up_everybody_at_once_kills_nobody(
+def test_a_machine_that_delays_all_members_at_once_causes_no_death(
     stall_s: float, phases: list[float], lag: float
 ) -> None:
     """They beat every second, nobody is scheduled for `stall_s`, then they come back one after the other."""
@@ -141,7 +141,7 @@ def beat_all(names: list[str]) -> list[tuple[str, m.Message]]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0.0, 120.0), min_size=1, max_size=6), st.integers(1, 4))
-def test_a_head_that_stalls_or_reads_late_blames_nobody(stalls: list[float], n_at_a_tick: int) -> None:
+def test_a_head_that_stalls_or_reads_late_declares_no_member_dead(stalls: list[float], n_at_a_tick: int) -> None:
     """Everybody beats every 6 s. The head stalls, finds what came meanwhile and reads a few of it between two ticks."""
     head, _ = head_with(n_generators=3)
     names = list(head.state.members.by_name)
@@ -161,7 +161,7 @@ def test_a_head_that_stalls_or_reads_late_blames_nobody(stalls: list[float], n_a
     assert not died
 
 
-def test_a_head_that_is_always_late_finds_who_is_dead() -> None:
+def test_a_head_that_is_always_late_detects_dead_members() -> None:
     head, _ = head_with(n_generators=3)
     names = [name for name in head.state.members.by_name if name != "generator-0.0"]
     now, died = 0.0, list[str]()
@@ -173,7 +173,7 @@ def test_a_head_that_is_always_late_finds_who_is_dead() -> None:
     assert died == ["generator-0.0"]
 
 
-def test_what_waits_in_the_inbox_is_no_silence() -> None:
+def test_messages_waiting_in_the_inbox_do_not_count_as_silence() -> None:
     """The moment moves when of each sender all before it were taken, or one since: not with what comes in."""
     inbox = ReceiveQueue(1 << 20)
     began = inbox.until
@@ -189,7 +189,7 @@ def test_what_waits_in_the_inbox_is_no_silence() -> None:
     assert inbox.until - began == pytest.approx(3.0)
 
 
-def test_who_does_not_hear_an_overloaded_head_is_given_as_long_as_who_is_not_heard() -> None:
+def test_an_overloaded_head_gives_deaf_and_silent_members_the_same_patience() -> None:
     head, _ = head_with(n_generators=3)
     names, deaf = list(head.state.members.by_name), "generator-0.0"
     for now in (15.0, 30.0, 45.0):  # of silent_s = 20: heartbeats come every 15 s
@@ -225,7 +225,7 @@ def late(seed: int) -> Judge:
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_a_ring_whose_machine_slows_down_loses_nobody(seed: int) -> None:
+def test_a_ring_on_a_slowing_machine_loses_no_member(seed: int) -> None:
     stop = Fault("stop", Role.HEAD, 0, 120.0, 90.0)
     ring, outcome = play(scenario(seed, total_steps=60, faults=(stop,), update_s=10.0), world_class=bent(late(seed)))
     assert outcome.end is not None

@@ -43,7 +43,7 @@ def test_members_of_a_push_that_its_root_broke_are_apart_and_none_is_blamed() ->
     assert pushes.next_quarantined([A, B], 1.0) == [A]
 
 
-def test_a_member_that_was_alone_is_blamed_and_so_is_one_that_misses_what_the_root_completed() -> None:
+def test_a_lone_member_and_a_member_that_misses_a_completed_push_are_charged() -> None:
     alone = pushes_with(A)
     over(alone)
     assert alone.quarantined[A].misses == 1
@@ -67,7 +67,7 @@ def test_a_death_is_its_victims_alone() -> None:
     assert not pushes.quarantined
 
 
-def test_a_root_that_says_nothing_is_not_held_against_members_until_it_does_so_again() -> None:
+def test_a_silent_root_charges_members_only_when_repeated() -> None:
     pushes = pushes_with(A, B)
     assert pushes.expire(TIMEOUT_S) == [ROOT, A, B]
     pushes.finish(11.0)
@@ -82,13 +82,13 @@ def test_a_root_that_says_nothing_is_not_held_against_members_until_it_does_so_a
     assert pushes.quarantined[A].misses == 0, "it may be the root that stands still"
 
 
-def test_root_and_members_give_up_before_the_head_does_so_that_it_hears_why() -> None:
+def test_root_and_members_time_out_before_the_head_and_report_the_reason() -> None:
     head, effects = updated(2)
     _, begin = sent(effects, m.PushBegin)[0]
     assert begin.timeout_s == OWN_SHARE * head.state.rules.push_timeout_s < head.state.rules.push_timeout_s  # type: ignore[union-attr]
 
 
-def test_a_root_that_gives_up_at_its_deadline_says_that_its_only_member_is_to_blame() -> None:
+def test_a_root_at_its_deadline_charges_its_only_member() -> None:
     pushes = pushes_with(A)
     assert pushes.current is not None
     pushes.broken(pushes.current.id, ROOT, "it waits for generator-0.0")
@@ -97,7 +97,7 @@ def test_a_root_that_gives_up_at_its_deadline_says_that_its_only_member_is_to_bl
     assert (pushes.quarantined[A].misses, pushes.quarantined[A].error) == (1, "it waits for generator-0.0")
 
 
-def test_whoever_missed_least_is_next_and_pauses_grow() -> None:
+def test_the_quarantined_member_with_fewest_misses_is_next_and_pauses_grow() -> None:
     pushes = pushes_with(A, B)
     over(pushes)
     turns, now = [], 0.0
@@ -215,7 +215,7 @@ def test_one_that_is_late_waits_for_one_regular_push_at_most() -> None:
     assert head.state.gate.v == 3
 
 
-def test_who_has_completed_no_push_takes_part_in_none_of_those_who_have() -> None:
+def test_members_without_a_completed_push_are_pushed_to_separately() -> None:
     head, _ = updated(2)
     join = m.Join("generator-2.0", "generator", 2, 0, "", 1, "")
     head.on("generator-2.0", join, 1.0)

@@ -95,7 +95,7 @@ def test_a_change_waits_for_the_work_of_a_generator_that_will_learn() -> None:
     assert not head.state.change.is_handing_over
 
 
-def test_the_new_split_is_written_before_anybody_is_told() -> None:
+def test_the_new_split_is_written_before_it_is_sent() -> None:
     head = changing()
     effects = hand_over(head)
     assert sent(effects, m.NoBatch) == [(LEARNER, m.NoBatch(1, drained=True))]

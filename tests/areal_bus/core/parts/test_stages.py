@@ -45,7 +45,7 @@ def test_invariants_hold_across_stages(seed: int, sizes: tuple[int, int, int], s
     assert Ring(staged(seed, sizes, starts)).run().violations == []
 
 
-def test_a_group_keeps_its_size_and_the_journal_says_when_a_stage_begins() -> None:
+def test_a_group_keeps_its_size_and_the_start_of_a_stage_is_journalled() -> None:
     ring = Ring(staged(3, (1, 3, 2), (1, 3)))
     ring.records = []
     assert ring.run().violations == []

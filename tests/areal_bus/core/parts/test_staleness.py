@@ -17,7 +17,7 @@ def test_mask_leaves_out_the_oldest_and_paper_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", [StalenessPolicy.HOLD, StalenessPolicy.DROP])
-def test_hold_and_drop_train_all_and_refuse_what_their_gate_cannot_have_let_through(policy: StalenessPolicy) -> None:
+def test_hold_and_drop_train_all_and_refuse_a_staleness_beyond_their_gate(policy: StalenessPolicy) -> None:
     assert runs_under(policy, YOUNG, 2, 1) == [(4, True), (3, True)]
     with pytest.raises(ImpossibleEvent, match=f"under {policy} no token of a batch is older than eta = 1"):
         runs_under(policy, OLD, 2, 1)

@@ -102,7 +102,7 @@ def test_a_frontier_is_where_data_ledger_and_verdicts_were_when_its_update_was_f
     assert [prompt.issue.drawn.row for prompt in frontier.open] == [1, 2]
 
 
-def test_a_frontier_stays_what_it_was_when_the_head_goes_on() -> None:
+def test_a_head_checkpoint_does_not_change_when_the_head_goes_on() -> None:
     head, effects = trained_head()
     (frontier,) = saved(effects)
     before = repr(frontier)
@@ -173,12 +173,12 @@ def test_a_verdict_with_a_single_token_of_a_later_version_goes() -> None:
 
 
 @pytest.mark.parametrize("state", [PromptState.TRAINING, PromptState.READY, PromptState.QUEUED])
-def test_who_samples_nothing_holds_no_lease_afterwards(state: PromptState) -> None:
+def test_a_prompt_without_a_live_sample_has_no_holder_when_revived(state: PromptState) -> None:
     entry = revive(open_prompt(), known(state, None, verdict(0, 1)), 5, RULES.reward_of)
     assert (entry.holder, sorted(entry.scored)) == (None, [0])
 
 
-def test_what_is_complete_is_ready_at_once_and_what_nobody_holds_waits() -> None:
+def test_revived_prompts_are_ready_when_complete_and_wait_without_a_holder() -> None:
     ledger = Ledger()
     ledger.restart(next_uid=9, term=2)
     whole = revive(
@@ -211,7 +211,7 @@ def test_uids_and_rows_go_back_and_attempts_go_on() -> None:
     assert leases(effects) == {3: ATTEMPTS}
 
 
-def test_the_clock_stands_at_the_version_with_the_credits_of_what_is_open() -> None:
+def test_a_new_term_sets_the_gate_to_its_version_with_the_credits_of_open_prompts() -> None:
     head, _ = trained_head()
     hold(head, 1)
     score(head, 1, [1])
@@ -223,7 +223,7 @@ def test_the_clock_stands_at_the_version_with_the_credits_of_what_is_open() -> N
     assert head.state.ledger.n_live == 2
 
 
-def test_what_was_trained_since_is_open_again_with_the_verdicts_it_had() -> None:
+def test_prompts_trained_after_the_checkpoint_reopen_with_their_verdicts() -> None:
     head, _ = trained_head()
     score(head, 1, [1])
     train_one(head, 1, 1)
@@ -233,7 +233,7 @@ def test_what_was_trained_since_is_open_again_with_the_verdicts_it_had() -> None
     assert head.state.ledger.open[1].state is PromptState.QUEUED
 
 
-def test_at_version_0_everything_begins_anew() -> None:
+def test_at_version_0_every_prompt_starts_over() -> None:
     head, _ = trained_head(checkpoint_every=0)
     begin(head, 0)
     assert (head.state.gate.u, head.state.ledger.next_uid, head.state.rows.position) == (0, 0, 0)
@@ -247,7 +247,7 @@ def test_a_version_without_frontier_ends_the_job() -> None:
     assert (end.code, "begins at version 5, whose frontier is not there" in end.sentence) == (1, True)
 
 
-def test_generators_hear_of_the_term_and_wait_for_a_push_of_its_version() -> None:
+def test_generators_are_sent_the_term_and_wait_for_a_push_of_its_version() -> None:
     head, _ = trained_head()
     effects = begin(head, 1)
     assert [message for _, message in sent(effects, m.Term)] == [m.Term(1, 1)]
@@ -307,7 +307,7 @@ def test_a_sample_of_this_term_may_be_of_any_version() -> None:
     assert not refused(score(head, 1, [1], version=2, term=1))
 
 
-def test_what_a_generator_gives_back_is_leased_again() -> None:
+def test_prompts_returned_by_a_generator_are_leased_again() -> None:
     head = going_back(1)
     hold(head, 1, learner="learner-0.1")
     lost = m.SampleFailed(1, 0, "", Refund.LOST_TIMELINE, "term 1")
@@ -349,14 +349,14 @@ def test_a_learner_begins_once_and_only_rank_0_does() -> None:
     assert head.state.terms.term == 0
 
 
-def test_a_learner_updates_only_what_it_has_begun() -> None:
+def test_a_learner_reports_updates_only_of_batches_that_it_began() -> None:
     head, _ = trained_head()
     join(head, "learner-0.1")
     assert "begins before it updates" in refused(say(head, "learner-0.1", m.UpdateDone(2, {}, "digest 2")))[0]
     assert refused(say(head, LEARNER, m.UpdateDone(2, {}, "digest 2")))  # its place is taken
 
 
-def test_a_checkpoint_is_for_learner_0_to_tell() -> None:
+def test_a_checkpoint_is_reported_by_learner_0_only() -> None:
     head, _ = trained_head()
     assert "a generator may not send Checkpointed" in refused(say(head, GENERATOR, m.Checkpointed(1, "")))[0]
     join(head, "learner-1.0")
@@ -405,7 +405,7 @@ def test_the_end_waits_for_the_learners_that_are_there_now() -> None:
 # strangers
 
 
-def test_a_stranger_is_told_to_join_again_and_not_more_often_than_every_two_seconds() -> None:
+def test_an_unknown_member_is_sent_rejoin_at_most_every_two_seconds() -> None:
     head, _ = head_with()
     beat = m.Heartbeat(1, None, "")
     told = [len(sent(head.on("generator-5.0", beat, now), m.Rejoin)) for now in (0.0, 1.0, 1.9, 2.0, 3.0)]
@@ -413,7 +413,7 @@ def test_a_stranger_is_told_to_join_again_and_not_more_often_than_every_two_seco
     assert sent(head.on("generator-6.0", beat, 3.0), m.Rejoin)  # each for itself
 
 
-def test_one_whose_place_is_taken_is_told_to_stop_every_time() -> None:
+def test_a_replaced_incarnation_is_sent_stop_for_every_message() -> None:
     head, _ = head_with()
     join(head, "generator-0.1")
     for _ in range(2):
@@ -438,7 +438,7 @@ def test_the_same_join_twice_is_one_and_a_later_one_of_the_same_member_loses_its
     assert {entry.attempt for entry in head.state.ledger.live()} == {1}
 
 
-def test_a_head_that_comes_back_knows_nobody_and_begins_a_term_of_its_own() -> None:
+def test_a_restarted_head_has_no_members_and_begins_its_own_term() -> None:
     _, effects = trained_head()
     (frontier,) = saved(effects)
     head = Head(
@@ -456,7 +456,7 @@ def test_a_head_that_comes_back_knows_nobody_and_begins_a_term_of_its_own() -> N
 # silence
 
 
-def test_a_head_that_stood_still_takes_nobody_for_dead() -> None:
+def test_a_suspended_head_declares_no_member_dead() -> None:
     head, _ = head_with()
     head.tick(1.0)
     for now in (500.0, 501.0):
@@ -488,14 +488,14 @@ def test_a_generator_that_leaves_is_let_go_when_it_holds_nothing() -> None:
     assert refused(say(head, LEARNER, m.LeaveRequest()))
 
 
-def test_one_that_leaves_and_lost_its_connection_is_asked_to_say_so_again() -> None:
+def test_a_leaving_member_is_sent_rejoin_after_a_disconnect() -> None:
     head, _ = head_with()
     say(head, GENERATOR, m.Disconnected())
     effects = say(head, GENERATOR, m.Heartbeat(1, None, ""))
     assert [to for to, _ in sent(effects, m.Rejoin)] == [GENERATOR]
 
 
-def test_a_drained_job_keeps_what_is_open_and_ends_well_when_the_learner_has_written() -> None:
+def test_a_drained_job_keeps_open_prompts_and_ends_after_the_learners_checkpoint() -> None:
     head, _ = trained_head()
     effects = head.drain(1.0)
     assert not saved(effects)[0].version - 1  # the version that there is, with what is open in it
@@ -527,7 +527,7 @@ def test_a_drain_before_the_first_step_ends_at_once() -> None:
     assert end.code == 0
 
 
-def test_a_drained_run_goes_on_with_what_was_open() -> None:
+def test_a_drained_run_continues_with_its_open_prompts() -> None:
     head, _ = trained_head()
     (frontier,) = saved(head.drain(1.0))
     source = Numbers(None)
@@ -566,7 +566,7 @@ def test_after_two_deaths_a_prompt_is_sampled_alone_and_a_third_one_retires_it()
     assert leases(hold(head, 0, generator="generator-0.3")) == {1: 2}
 
 
-def test_who_survives_alone_goes_on_among_others() -> None:
+def test_a_prompt_that_its_lone_generator_survives_is_leased_with_others_again() -> None:
     head, _ = head_with(batch_size=2, eta=1, n_samples=2)
     for incarnation in (1, 2):
         join(head, f"generator-0.{incarnation}")
@@ -584,7 +584,7 @@ def test_who_survives_alone_goes_on_among_others() -> None:
     assert not head.state.ledger.refunds
 
 
-def test_what_was_beside_a_prompt_that_kills_is_not_retired_with_it() -> None:
+def test_prompts_leased_with_a_poison_prompt_are_not_retired_with_it() -> None:
     """A generator is killed with two prompts again and again: only who dies alone is retired, one by one."""
     head, _ = head_with(batch_size=2, eta=0, n_samples=2, total_steps=1)
     retired: list[object] = []
@@ -682,7 +682,7 @@ def test_the_head_discards_by_that_rule() -> None:
         assert [effect for effect in effects if isinstance(effect, Discard)] == expected
 
 
-def test_going_back_discards_what_came_after() -> None:
+def test_going_back_discards_later_checkpoints() -> None:
     head, _ = trained_head()
     hold(head, 1)
     score(head, 1, [1])

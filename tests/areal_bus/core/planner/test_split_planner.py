@@ -179,7 +179,7 @@ def test_the_observer_measures_lengths_speeds_and_pushes() -> None:
     assert figures.reward_s == pytest.approx(0.1)
 
 
-def test_the_observer_measures_decoding_beside_the_samples_that_are_live() -> None:
+def test_the_observer_measures_decoding_and_the_number_of_live_samples() -> None:
     observer = RingObserver(batch_size=1, n_samples=4, slots=16)
     for version in range(1, 20):
         now = 10.0 * version

@@ -33,7 +33,7 @@ def test_exchanges_never_make_shares_more_uneven(weights: list[int], n_ranks: in
     assert sorted(index for share in shares for index in share) == list(range(len(weights)))
 
 
-def test_exchanges_even_out_what_longest_first_leaves() -> None:
+def test_exchanges_balance_the_split_of_longest_first() -> None:
     assert spread(split([5, 5, 4, 3, 3], 2), [5, 5, 4, 3, 3]) == 0  # longest first ends with 8 and 12, or 9 and 11
     draw = random.Random(1)
     weights = [int(draw.lognormvariate(7, 1)) + 1 for _ in range(2000)]

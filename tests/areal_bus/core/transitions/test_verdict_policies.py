@@ -56,7 +56,7 @@ def test_by_default_a_verdict_without_a_value_refunds_its_whole_group() -> None:
     assert (refund["uid"], refund["reason"], refund["n_scored"]) == (0, "reward_timeout", 2)
 
 
-def test_32_2_a_short_group_is_trained_and_names_who_is_missing() -> None:
+def test_a_short_group_is_trained_and_names_its_missing_samples() -> None:
     head, _ = head_with(batch_size=1, n_samples=4, partial_groups=True)
     head.on("learner-0.0", m.BatchRequest(0), 0.0)
     effects = deliver(head, failed(0, 2), scored(0, 0), failed(0, 1, "timeout"), scored(0, 3))
@@ -70,7 +70,7 @@ def test_32_2_a_short_group_is_trained_and_names_who_is_missing() -> None:
     assert [item.sample for _, item in sent(effects, m.ShardItem)] == [0, 3]  # type: ignore[union-attr]
 
 
-def test_32_2_a_group_is_refunded_as_soon_as_fewer_than_two_samples_can_be_left() -> None:
+def test_a_group_is_refunded_as_soon_as_fewer_than_two_samples_can_be_left() -> None:
     head, _ = head_with(batch_size=1, n_samples=3, partial_groups=True)
     assert not records(deliver(head, failed(0, 2)), Event.REFUND)
     (refund,) = records(deliver(head, failed(0, 0)), Event.REFUND)  # sample 1 has no verdict yet
@@ -78,7 +78,7 @@ def test_32_2_a_group_is_refunded_as_soon_as_fewer_than_two_samples_can_be_left(
     assert (refund["reason"], refund["n_scored"], refund["n_tokens_dropped"]) == ("reward_error", 2, 2 * length)
 
 
-def test_32_2_a_declared_reward_stands_for_its_verdict_and_the_verdict_stays() -> None:
+def test_a_declared_reward_stands_for_its_verdict_and_the_verdict_stays() -> None:
     head, _ = head_with(batch_size=1, n_samples=3, on_timeout=-1.0, on_error=-2.5)
     head.on("learner-0.0", m.BatchRequest(0), 0.0)
     effects = deliver(head, failed(0, 1, "timeout"), failed(0, 2), scored(0, 0))
@@ -89,7 +89,7 @@ def test_32_2_a_declared_reward_stands_for_its_verdict_and_the_verdict_stays() -
     assert "missing" not in records(effects, Event.BATCH)[0]
 
 
-def test_32_2_a_failed_sample_is_not_made_again_when_its_holder_dies() -> None:
+def test_a_failed_sample_is_not_made_again_when_its_holder_dies() -> None:
     head, _ = head_with(n_generators=2, batch_size=1, n_samples=3, partial_groups=True)
     holders = {uid: entry.holder or "" for uid, entry in head.state.ledger.open.items()}
     deliver(head, *(scored(1, sample, generator=holders[1]) for sample in range(3)))  # it has room for others
@@ -99,7 +99,7 @@ def test_32_2_a_failed_sample_is_not_made_again_when_its_holder_dies() -> None:
     assert again.samples == [0, 2]  # type: ignore[union-attr]
 
 
-def test_32_2_a_kept_sample_has_the_reward_it_was_trained_with_and_its_verdict(tmp_path: Path) -> None:
+def test_a_kept_sample_has_the_reward_it_was_trained_with_and_its_verdict(tmp_path: Path) -> None:
     head, _ = head_with(batch_size=1, n_samples=2, on_timeout=-1.0)
     head.on("learner-0.0", m.BatchRequest(0), 0.0)
     file = SampleLog(tmp_path)
@@ -113,7 +113,7 @@ def test_32_2_a_kept_sample_has_the_reward_it_was_trained_with_and_its_verdict(t
     assert "reward -1.000 (timeout)" in samples.render(lines[1], 100)
 
 
-def test_32_2_an_evaluation_counts_a_declared_verdict_as_failed() -> None:
+def test_an_evaluation_counts_a_declared_verdict_as_failed() -> None:
     head, _ = head_with(n_samples=2, n_problems=1, on_error=-1.0)
     assert head.state.evaluations.open is not None
     answers = [replace(failed(0, 0), evaluation="before"), replace(scored(0, 1), evaluation="before")]
@@ -124,7 +124,7 @@ def test_32_2_an_evaluation_counts_a_declared_verdict_as_failed() -> None:
 # what is said
 
 
-def test_32_2_many_failed_scores_are_said_early_once_and_at_the_end() -> None:
+def test_many_failed_scores_are_warned_of_early_once_and_at_the_end() -> None:
     head, _ = head_with(batch_size=64, eta=0, n_samples=2, on_error=0.0)
     effects: list[Effect] = []
     for uid in range(30):
@@ -138,7 +138,7 @@ def test_32_2_many_failed_scores_are_said_early_once_and_at_the_end() -> None:
     assert late.startswith("over the whole run 6 of 60 scores failed (10.0 %: 6 errors)")
 
 
-def test_few_failed_scores_are_not_said() -> None:
+def test_few_failed_scores_cause_no_warning() -> None:
     failures = ScoreFailures()
     for uid in range(200):
         failures.add(failed(uid, 0) if uid % 20 == 19 else scored(uid, 0))  # 5 %, no more
@@ -146,7 +146,7 @@ def test_few_failed_scores_are_not_said() -> None:
     assert (failures.n, failures.n_failed, failures.summary()) == (200, 10, None)
 
 
-def test_errors_that_differ_by_what_they_quote_count_as_one_kind() -> None:
+def test_errors_that_differ_only_by_quoted_values_count_as_one_kind() -> None:
     failures = ScoreFailures()
     for i, error in enumerate(
         [f"ValueError: '{i}x' is no number (mine.py:12)" for i in range(3)] + ["OSError: disk"] * 2
@@ -174,7 +174,7 @@ def scenario(seed: int, policy: StalenessPolicy, **declared: Any) -> Scenario:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", StalenessPolicy)
-def test_32_2_rings_whose_scores_fail_keep_every_invariant_and_the_audit_is_clean(
+def test_rings_whose_scores_fail_keep_every_invariant_and_the_audit_is_clean(
     policy: StalenessPolicy, tmp_path: Path
 ) -> None:
     seen: Counter[str] = Counter()
@@ -245,7 +245,7 @@ def loses_a_sample(patch: pytest.MonkeyPatch) -> None:
         (declares_nothing, POLICIES[1], "I10 "),
     ],
 )
-def test_32_2_a_rule_of_verdicts_left_out_is_noticed(
+def test_a_rule_of_verdicts_left_out_is_noticed(
     monkeypatch: pytest.MonkeyPatch, sabotage: Sabotage, declared: dict[str, Any], noticed: str
 ) -> None:
     sabotage(monkeypatch)
@@ -274,7 +274,7 @@ def forged(tmp_path: Path, declared: dict[str, Any], event: Event, edit: Any) ->
     }
 
 
-def test_32_2_the_audit_catches_a_group_that_is_short_in_silence(tmp_path: Path) -> None:
+def test_the_audit_catches_a_group_that_is_short_in_silence(tmp_path: Path) -> None:
     found = forged(
         tmp_path, POLICIES[0], Event.BATCH, lambda line: line.pop("missing", []) and line.pop("n_tokens_dropped")
     )
@@ -282,7 +282,7 @@ def test_32_2_the_audit_catches_a_group_that_is_short_in_silence(tmp_path: Path)
     assert "dropped tokens of a batch are those of the samples left out" in found["I12"][0]
 
 
-def test_32_2_the_audit_catches_a_short_group_that_no_policy_allows(tmp_path: Path) -> None:
+def test_the_audit_catches_a_short_group_that_no_policy_allows(tmp_path: Path) -> None:
     plan = scenario(2, StalenessPolicy.MASK, **POLICIES[0])
     ring = Recorded(plan)
     ring.run()
@@ -291,7 +291,7 @@ def test_32_2_the_audit_catches_a_short_group_that_no_policy_allows(tmp_path: Pa
     assert any("without reward.partial_groups every group" in x.text for x in found["I8"].findings)
 
 
-def test_32_2_the_audit_catches_a_reward_that_nobody_declared(tmp_path: Path) -> None:
+def test_the_audit_catches_an_undeclared_reward_of_a_failed_score(tmp_path: Path) -> None:
     def edit(line: dict[str, Any]) -> bool:
         return line["status"] == "timeout" and not line.update(reward=1.0)
 
@@ -299,7 +299,7 @@ def test_32_2_the_audit_catches_a_reward_that_nobody_declared(tmp_path: Path) ->
     assert "a timeout has the reward of reward.on_timeout, -1: 1.0" in found["I10"][0]
 
 
-def test_32_2_the_audit_catches_a_value_that_a_short_group_leaves_out(tmp_path: Path) -> None:
+def test_the_audit_catches_a_value_that_a_short_group_leaves_out(tmp_path: Path) -> None:
     def edit(line: dict[str, Any]) -> bool:
         return line["status"] == "error" and not line.update(status="value")
 
