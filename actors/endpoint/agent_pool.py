@@ -8,7 +8,6 @@ the process with everything the process started.
 import json
 import os
 import queue
-import selectors
 import sys
 import threading
 import time
@@ -19,8 +18,7 @@ from typing import Any
 
 from actors.endpoint.sessions import AgentEnded, Session
 from actors.environments.environment_code import EnvironmentCode
-from actors.processes.ipc import REQUEST_BYTES, pack
-from actors.processes.worker_process import WorkerLost, WorkerProcess
+from actors.processes.worker_process import CalledProcess, WorkerLost
 from actors.rewards.loading import reward_options
 from actors.runtime.user_modules import user_folder
 from areal_bus.config.names.workflows import BUILT_IN
@@ -32,7 +30,6 @@ MAX_STARTS = 3  # attempts to load the agent's code
 START_S = 60.0  # longest time to load the agent's code, its imports included
 ENVIRONMENT_START_S = 600.0  # the same for an environment, which also prepares its data
 EXIT_S = 10.0  # longest time between the closing of a process's pipes and its end: much memory takes long to free
-CLOSED, PROCESS = "closed", "process"  # data of selector events
 CLOSE_S = 10.0  # longest wait for a thread at close
 
 
@@ -133,30 +130,26 @@ class AgentRunner:
     def __init__(self, agents: AgentPool) -> None:
         self.n_done = 0  # finished conversations
         self._agents = agents
-        self._process: WorkerProcess | None = None
-        self._selector = selectors.DefaultSelector()
+        self._process: CalledProcess | None = None
         self.thread = threading.Thread(target=self._serve, name="agent", daemon=True)
         self.thread.start()
 
     def _serve(self) -> None:
         """Run jobs until the end of the queue. The process dies with this thread."""
         closed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # written when the session closes
-        with self._selector:
-            self._selector.register(closed, selectors.EVENT_READ, CLOSED)
-            while (job := self._agents.jobs.get()) is not None:
-                if job.session.begin(lambda: os.eventfd_write(closed, 1)):
-                    self._run(job)
-                self.n_done += 1
-            self._drop()
+        while (job := self._agents.jobs.get()) is not None:
+            if job.session.begin(lambda: os.eventfd_write(closed, 1)):
+                self._run(job, closed)
+            self.n_done += 1
+        self._drop()
         os.close(closed)
 
-    def _run(self, job: AgentJob) -> None:
+    def _run(self, job: AgentJob, closed: int) -> None:
         session, timeout_s = job.session, self._agents.timeout_s
         try:
-            process = self._start(session)
-            request = {"id": session.number, "row": job.row, "base_url": job.base_url, "api_key": session.key}
-            process.send(pack(request, cap_bytes=REQUEST_BYTES))
-            record = receive(self._selector, process, lambda: timeout_s - session.own_s, lambda: session.is_closed)
+            process = self._start(session, closed)
+            process.send({"id": session.number, "row": job.row, "base_url": job.base_url, "api_key": session.key})
+            record = process.receive(lambda: timeout_s - session.own_s, lambda: check_open(session))
             if record is None:
                 raise AgentLost(f"it took more than workflow.agent.timeout_s = {timeout_s:g} s of its own")
             if record.get("id") != session.number:
@@ -168,11 +161,12 @@ class AgentRunner:
             was_killed = isinstance(error, WorkerLost) and error.was_killed
             session.end(AgentEnded(None, str(error), is_unusable=is_unusable, was_killed=was_killed))
 
-    def _start(self, session: Session) -> WorkerProcess:
+    def _start(self, session: Session, closed: int) -> CalledProcess:
         """The process with the agent's code loaded. Raises AgentLost."""
         if self._process is None or self._process.ended:
             self._drop()
-            self._process = load(self._selector, self._agents.code, lambda: session.is_closed, self._agents.prints)
+            agents = self._agents
+            self._process = load(agents.code, agents.prints, check=lambda: check_open(session), alarm=closed)
             self._agents.has_loaded = True
             session.restart_clock()
         return self._process
@@ -180,60 +174,42 @@ class AgentRunner:
     def _drop(self) -> None:
         """Kill the process with everything it started."""
         if self._process is not None:
-            end(self._process)
+            self._process.kill()
             self._process = None
 
 
-def load(
-    selector: selectors.BaseSelector, code: AgentCode, is_unwanted: Callable[[], bool], prints: Path | None = None
-) -> WorkerProcess:
-    """Start a process with the agent's code. Raises AgentUnusable when the code does not load, AgentLost when the
-    session closes.
+def check_open(session: Session) -> None:
+    """Raises AgentLost when the session is closed."""
+    if session.is_closed:
+        raise AgentLost("its session is closed")
+
+
+def load(code: AgentCode, prints: Path | None, *, check: Callable[[], None], alarm: int | None = None) -> CalledProcess:
+    """Start a process with the agent's code. `check` may raise before each wait. Raises AgentUnusable when the code
+    does not load.
     """
     for _ in range(MAX_STARTS):
         try:
-            return load_once(selector, code, is_unwanted, prints)
+            return load_once(code, prints, check, alarm)
         except WorkerLost as lost:  # it may have been killed from outside: retry
             why = str(lost)
     raise AgentUnusable(f"{code.setting} must load: {why}")
 
 
-def load_once(
-    selector: selectors.BaseSelector, code: AgentCode, is_unwanted: Callable[[], bool], prints: Path | None
-) -> WorkerProcess:
+def load_once(code: AgentCode, prints: Path | None, check: Callable[[], None], alarm: int | None) -> CalledProcess:
     began = time.monotonic()
-    process = WorkerProcess(selector, PROCESS, MODULE, exit_s=EXIT_S)
+    process = CalledProcess(MODULE, exit_s=EXIT_S, alarm=alarm)
     try:
-        process.send(pack(code.order(prints), cap_bytes=REQUEST_BYTES))
-        record = receive(selector, process, lambda: began + code.start_s - time.monotonic(), is_unwanted)
+        process.send(code.order(prints))
+        record = process.receive(lambda: began + code.start_s - time.monotonic(), check)
         if record is None:
             raise AgentUnusable(f"{code.setting} must load within {code.start_s:g} s: it did not")
         if record != {"ready": True}:
             raise AgentUnusable(str(record.get("broken", "its process wrote an invalid reply")))
     except (AgentLost, WorkerLost):
-        end(process)
+        process.kill()
         raise
     return process
-
-
-def receive(
-    selector: selectors.BaseSelector,
-    process: WorkerProcess,
-    remaining_s: Callable[[], float],
-    is_unwanted: Callable[[], bool],
-) -> dict[str, Any] | None:
-    """The next frame; None after the deadline. Raises WorkerLost, and AgentLost when the session closes."""
-    while (left_s := remaining_s()) > 0:
-        if is_unwanted():
-            raise AgentLost("its session is closed")
-        for selected, events in selector.select(left_s):
-            if selected.data == CLOSED:
-                os.eventfd_read(selected.fd)
-            elif events & selectors.EVENT_WRITE:
-                process.flush()
-            elif records := process.receive():
-                return records[0]
-    return None
 
 
 def read_end(record: dict[str, Any]) -> AgentEnded:
@@ -246,15 +222,9 @@ def read_end(record: dict[str, Any]) -> AgentEnded:
     return AgentEnded(returned, error, place, trace)
 
 
-def end(process: WorkerProcess) -> None:
-    process.kill()
-    process.reap()
-
-
 def check_agent(code: AgentCode) -> None:
     """Raises ConfigError when the agent's code does not load."""
-    with selectors.DefaultSelector() as selector:
-        try:
-            end(load(selector, code, lambda: False))
-        except AgentLost as lost:
-            raise ConfigError(str(lost)) from None
+    try:
+        load(code, None, check=lambda: None).kill()
+    except AgentLost as lost:
+        raise ConfigError(str(lost)) from None

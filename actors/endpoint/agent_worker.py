@@ -20,18 +20,10 @@ from typing import Any
 from actors.agents.loading import load_builtin
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.loading import load
+from actors.processes.ipc import Channel, keep_prints, limit_damage, limit_prints
 from actors.rewards.binding.values import plain
 from actors.rewards.protocol import Score
-from actors.rewards.worker import (
-    die_with,
-    explain,
-    keep_prints,
-    limit_damage,
-    limit_prints,
-    read_frame,
-    reply,
-    take_channel,
-)
+from actors.rewards.worker import explain
 from actors.runtime.user_code import cause
 from actors.runtime.user_modules import add_user_folder, import_user_module
 from areal_bus.errors import ConfigError
@@ -41,10 +33,9 @@ Agent = Callable[[Mapping[str, Any], str, str], Any]  # (row, base_url, api_key)
 
 
 def main(parent: int) -> None:
-    die_with(parent)
+    channel = Channel(parent)
     limit_damage()
-    requests, replies = take_channel()
-    order = read_frame(requests)
+    order = channel.read()
     if order is None:
         return
     sys.path[:] = order["path"]
@@ -55,21 +46,18 @@ def main(parent: int) -> None:
     try:
         agent = load_code(order)
     except ConfigError as error:
-        reply(replies, {"broken": text_of(error)})
+        channel.reply({"broken": text_of(error)})
         return
-    reply(replies, {"ready": True})
-    myself = os.getpid()
-    while (request := read_frame(requests)) is not None:
+    channel.reply({"ready": True})
+    for request in channel:
         limit_prints()
         if not order["environment"]:
             os.environ |= {"OPENAI_BASE_URL": request["base_url"], "OPENAI_API_KEY": request["api_key"]}
         answer = run(agent, request["row"], request["base_url"], request["api_key"])
-        if os.getpid() != myself:
-            os._exit(1)  # the agent forked: the child must not reply
         try:
-            reply(replies, {"id": request["id"], **answer})
+            channel.reply({"id": request["id"], **answer})
         except ValueError as error:  # over the limit: nothing was written
-            reply(replies, {"id": request["id"], "error": f"an agent's return value is too long: {error}"})
+            channel.reply({"id": request["id"], "error": f"an agent's return value is too long: {error}"})
 
 
 def bypass_proxy() -> None:

@@ -1,4 +1,4 @@
-"""A worker process in its own session, with pipes: reward functions and agents run in such processes.
+"""A worker process in its own session, with pipes: reward functions, agents, environments and loaders run in such.
 
 Killing it kills all processes that it started: its process group, and those that carry its mark in their environment.
 """
@@ -10,10 +10,12 @@ import signal
 import subprocess
 import time
 import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.processes.ipc import REPLY_BYTES, unpack
+from actors.processes.ipc import REPLY_BYTES, REQUEST_BYTES, pack, unpack
 from areal_bus.process.exit_codes import signal_name
 from areal_bus.process.isolation import CHILD, child_path
 
@@ -34,22 +36,29 @@ class WorkerLost(Exception):
 
 
 class WorkerProcess:
-    """A worker process in its own session, with its pipes registered in `selector`. Rewards and agents share it."""
+    """A worker process in its own session, with its pipes registered in `selector`."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, data: Any, module: str = "actors.rewards.worker", exit_s: float = EXIT_S
+        self,
+        selector: selectors.BaseSelector,
+        data: Any,
+        module: str = "actors.rewards.worker",
+        *,
+        exit_s: float = EXIT_S,
+        reply_bytes: int = REPLY_BYTES,
+        variables: Mapping[str, str] = ONE_THREAD,
     ) -> None:
         """`data`: attached to every selector event of this process. `exit_s`: longest time between the closing of its
-        pipes and its end.
+        pipes and its end. `reply_bytes`: largest reply. `variables`: added to the actor's environment.
         """
         self._selector = selector
-        self._data, self._exit_s = data, exit_s
+        self._data, self._exit_s, self._reply_bytes = data, exit_s, reply_bytes
         self._mark = uuid.uuid4().hex
         self._process = subprocess.Popen(
             [*CHILD, module, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment() | {MARK: self._mark},
+            env={**environment(), **variables, MARK: self._mark},
             bufsize=0,
             start_new_session=True,  # its own process group, killed as a whole
         )
@@ -92,7 +101,7 @@ class WorkerProcess:
         self._incoming += data
         records = []
         try:
-            while (record := unpack(self._incoming, cap_bytes=REPLY_BYTES)) is not None:
+            while (record := unpack(self._incoming, cap_bytes=self._reply_bytes)) is not None:
                 records.append(record)
         except ValueError as error:
             raise WorkerLost(f"it wrote an invalid frame: {error}") from error
@@ -138,6 +147,56 @@ class WorkerProcess:
         return WorkerLost(f"it ended by signal {name}", was_killed=end.si_status == signal.SIGKILL)
 
 
+class CalledProcess:
+    """A worker process whose caller waits for each of its frames. Use it on the thread that created it."""
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        exit_s: float = EXIT_S,
+        most_bytes: int | None = None,
+        variables: Mapping[str, str] = ONE_THREAD,
+        alarm: int | None = None,
+    ) -> None:
+        """`alarm`: an eventfd that ends a wait. `most_bytes`: of a frame, if not REQUEST_BYTES and REPLY_BYTES."""
+        self._selector = selectors.DefaultSelector()
+        self._request_bytes, self._alarm = most_bytes or REQUEST_BYTES, alarm
+        self._frames: deque[dict[str, Any]] = deque()
+        if alarm is not None:
+            self._selector.register(alarm, selectors.EVENT_READ)
+        self._process = WorkerProcess(
+            self._selector, None, module, exit_s=exit_s, reply_bytes=most_bytes or REPLY_BYTES, variables=variables
+        )
+
+    @property
+    def ended(self) -> bool:
+        return self._process.ended
+
+    def send(self, record: dict[str, Any]) -> None:
+        """Raises ValueError for a frame over the limit."""
+        self._process.send(pack(record, cap_bytes=self._request_bytes))
+
+    def receive(self, left_s: Callable[[], float], check: Callable[[], None] = lambda: None) -> dict[str, Any] | None:
+        """The next frame; None when no time is left. `check` may raise before each wait. Raises WorkerLost."""
+        while not self._frames and (longest_s := left_s()) > 0:
+            check()
+            for selected, events in self._selector.select(longest_s):
+                if selected.fd == self._alarm:
+                    os.eventfd_read(selected.fd)
+                elif events & selectors.EVENT_WRITE:
+                    self._process.flush()
+                else:
+                    self._frames.extend(self._process.receive())
+        return self._frames.popleft() if self._frames else None
+
+    def kill(self) -> None:
+        """Kill it with all that it started, and wait for its end."""
+        self._process.kill()
+        self._process.reap()
+        self._selector.close()
+
+
 def kill_marked(mark: str) -> None:
     """SIGKILL all processes with this mark in their environment, also those in other sessions."""
     wanted = f"{MARK}={mark}".encode()
@@ -161,5 +220,5 @@ def read_environment(pid: int) -> list[bytes]:
 
 
 def environment() -> dict[str, str]:
-    """The actor's environment, with this project importable and one thread for each worker."""
-    return {**os.environ, **ONE_THREAD, "PYTHONPATH": child_path(), "PYTHONHASHSEED": "0"}
+    """The actor's environment, with this project importable."""
+    return {**os.environ, "PYTHONPATH": child_path(), "PYTHONHASHSEED": "0"}

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.processes.ipc import LENGTH, pack, unpack
+from actors.processes.ipc import LENGTH, PRINTED_BYTES, pack, unpack
 from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
-from actors.rewards.worker import PRINTED_BYTES
 from areal_bus.errors import ConfigError
 from areal_bus.messages import VerdictStatus
 
