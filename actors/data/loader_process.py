@@ -1,26 +1,25 @@
 """The process of a user's data loader: `python -m actors.data.loader_process`. It keeps torch and slow reads out of the
 head.
 
-The first line of standard input is the order; each further line asks for a row, or for another state to continue from.
-Every answer is one line. The state of a loader is sent as JSON, without pickle: `encode` and `decode`.
+The first frame is the order; each further one asks for a row, or for another state to continue from. The state of a
+loader is sent as JSON, without pickle: `encode` and `decode`.
 """
 
 import base64
 import importlib
 import json
-import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
 from actors.data.loading import complete_row, named_row
+from actors.processes.ipc import ROWS_BYTES, Channel
 from actors.runtime.user_modules import add_user_folder, import_user_module
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from areal_bus.process.parent_death import die_with_parent
 
 
 class LoaderRows:
@@ -133,29 +132,19 @@ def find_factory(function: str, folder: str) -> Callable[[Config], Any]:
     return found
 
 
-def serve(requests: TextIO, answers: TextIO) -> None:
-    """Answer line by line until the requests end. An error is the last answer."""
+def main(parent: int) -> None:
+    """Answer each request after the order. An error is the last answer."""
+    channel = Channel(parent, most_bytes=ROWS_BYTES, prints_to=sys.stderr.fileno())
     feed: Feed | None = None
-    for line in requests:
-        request = json.loads(line)
+    for request in channel:
         try:
             if feed is None:
-                feed, answer = Feed(request), None
+                feed = Feed(request)
             else:
-                answer = feed.answer(request)
+                channel.reply(feed.answer(request))
         except Exception as error:  # noqa: BLE001  user code raises any error; the head reports it and ends
             is_ours = isinstance(error, ConfigError)
-            answer = {"error": str(error) if is_ours else f"the loader failed: {type(error).__name__}: {error}"}
-        if answer is not None:
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
-
-
-def main(parent: int) -> None:
-    die_with_parent(parent)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the user's code prints goes to standard error
-    serve(sys.stdin, answers)
+            channel.reply({"error": str(error) if is_ours else f"the loader failed: {type(error).__name__}: {error}"})
 
 
 KIND = "kind"  # marks an object that stands for a value that JSON has not

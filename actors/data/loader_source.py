@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import os
-import select
-import subprocess
-import sys
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from actors.processes.ipc import ROWS_BYTES
+from actors.processes.worker_process import CalledProcess, WorkerLost
 from areal_bus.config.sections import Config
 from areal_bus.core.rows.data_source import Row
 from areal_bus.errors import ConfigError
@@ -17,7 +16,7 @@ from areal_bus.errors import ConfigError
 AHEAD = 8  # rows that are asked for before they are drawn
 CHECKED_AFTER = (1, 7, 24)  # rows after which the start continues from a state
 DRAW_S = 120.0  # longest wait for a row, the start of the process included
-MAX_READ = 1 << 16
+MODULE = "actors.data.loader_process"
 
 
 class LoaderSource:
@@ -29,8 +28,7 @@ class LoaderSource:
         """`name`: of the [[data.source]]; "" for [data] itself."""
         self._function = config.data.of(name).function
         self._order = {"config": config.model_dump(mode="json"), "name": name, "folder": str(config_folder)}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._incoming = bytearray()
+        self._process: CalledProcess | None = None
         self._asked = 0  # requests without an answer
         self._rows: deque[dict[str, Any]] = deque()
         self._state = ""
@@ -64,16 +62,15 @@ class LoaderSource:
         if (position, state) == (self.position, self._state):
             return
         self.position, self._state = position, state
-        self._wait()  # a process that waits for its answers to be read would not read the state
+        self._wait()
         self._ask({"state": json.loads(state) if state else None})
         self._wait()
         self._rows.clear()
 
     def close(self) -> None:
-        """End the process. It also ends with this one."""
+        """End the process with all that it started. It also ends with this one."""
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()
             self._process = None
 
     def first_rows(self) -> list[str]:
@@ -112,45 +109,23 @@ class LoaderSource:
 
     def _ask(self, request: dict[str, Any]) -> None:
         if self._process is None:
-            self._process = self._start()
-            self._write(self._order)
+            self._process = CalledProcess(MODULE, most_bytes=ROWS_BYTES, variables={})
+            self._process.send(self._order)
         self._asked += 1
-        self._write(request)
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-P", "-m", "actors.data.loader_process", str(os.getpid())]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-
-    def _write(self, message: dict[str, Any]) -> None:
-        try:
-            self._pipes[0].write(json.dumps(message).encode() + b"\n")
-        except BrokenPipeError:
-            raise self._ended() from None
+        self._process.send(request)
 
     def _read(self) -> None:
-        """Take what has arrived; waits for it."""
-        pipe = self._pipes[1]
-        if not select.select([pipe], [], [], DRAW_S)[0]:
+        """Take the next answer; waits for it."""
+        if self._process is None:
+            raise RuntimeError("the process of the loader is started with its first request")
+        end = time.monotonic() + DRAW_S
+        try:
+            answer = self._process.receive(lambda: end - time.monotonic())
+        except WorkerLost as lost:
+            raise ConfigError(f"data.function = {self._function!r}: the process of the loader ended: {lost}") from None
+        if answer is None:
             raise ConfigError(f"data.function = {self._function!r} must give a row within {DRAW_S:g} s: it did not")
-        read = os.read(pipe.fileno(), MAX_READ)
-        if not read:
-            raise self._ended()
-        *lines, rest = (bytes(self._incoming) + read).split(b"\n")
-        self._incoming = bytearray(rest)
-        for line in lines:
-            self._take(json.loads(line))
-
-    def _take(self, answer: dict[str, Any]) -> None:
         if "error" in answer:
             raise ConfigError(answer["error"])
         self._asked -= 1
         self._rows.append(answer)
-
-    @property
-    def _pipes(self) -> tuple[Any, Any]:
-        if self._process is None or self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError("the process of the loader is started with its first request")
-        return self._process.stdin, self._process.stdout
-
-    def _ended(self) -> ConfigError:
-        return ConfigError(f"data.function = {self._function!r}: the process of the loader ended")

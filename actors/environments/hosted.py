@@ -16,8 +16,7 @@ import verifiers
 from openai import AsyncOpenAI
 from verifiers.clients import OpenAIChatCompletionsClient
 
-from actors.environments.environment_code import EnvironmentCode
-from actors.environments.rows import INPUT, Row, row_of
+from actors.environments.environment_code import INPUT, EnvironmentCode, Row, row_of
 from actors.runtime.user_code import describe
 from areal_bus.config.names.workflows import PREFIX
 from areal_bus.errors import ConfigError

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from actors.environments.environment_code import EnvironmentCode
-from actors.environments.rows import Row
+from actors.environments.environment_code import EnvironmentCode, Row
 from actors.runtime.user_code import cause
 from actors.runtime.user_modules import add_user_folder, import_user_module
 from areal_bus.config.names.workflows import PREFIX

@@ -1,23 +1,22 @@
-"""The rows of an environment, read in a process of its own, which ends afterwards."""
+"""The rows of an environment, read in a process of its own, which ends afterwards: that process runs this module."""
 
-import json
-import os
 import random
-import subprocess
 import sys
+import time
 from functools import lru_cache
-from typing import Any
 
-from actors.environments.environment_code import EnvironmentCode
+import numpy as np
+
+from actors.environments.environment_code import EnvironmentCode, Row
+from actors.environments.loading import load
+from actors.processes.ipc import ROWS_BYTES, Channel
+from actors.processes.worker_process import CalledProcess, WorkerLost
 from areal_bus.config.names.workflows import PREFIX
 from areal_bus.errors import ConfigError
-from areal_bus.process.isolation import CHILD, child_path
 
-MODULE = "actors.environments.problems_process"
+MODULE = "actors.environments.problems"
 TIMEOUT_S = 1800.0  # to load the environment: it may download its data
 SHARE = 5  # an environment without an evaluation set: at most one row of so many is held out
-
-Row = dict[str, Any]
 
 
 def environment_problems(code: EnvironmentCode, n_held_out: int, *, seed: int) -> tuple[list[Row], list[Row]]:
@@ -39,24 +38,35 @@ def environment_problems(code: EnvironmentCode, n_held_out: int, *, seed: int) -
 def read(code: EnvironmentCode, seed: int) -> tuple[list[Row], list[Row] | None]:
     """Training rows, and those of the evaluation set if there is one. Raises ConfigError."""
     what = f"workflow.function = {PREFIX + code.name!r}"
+    end = time.monotonic() + TIMEOUT_S
+    process = CalledProcess(MODULE, most_bytes=ROWS_BYTES, variables={})
     try:
-        done = subprocess.run(
-            [*CHILD, MODULE],
-            input=json.dumps({"code": code.order(), "path": sys.path, "seed": seed}),
-            env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": child_path()},
-            stdout=subprocess.PIPE,
-            text=True,
-            errors="replace",  # the environment may print anything
-            timeout=TIMEOUT_S,
-            check=False,
-            encoding="utf-8",
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"{what} must load within {TIMEOUT_S:g} s: it did not") from None
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError:
-        raise ConfigError(f"{what} must load: its process ended by exit code {done.returncode}") from None
+        process.send({"code": code.order(), "path": sys.path, "seed": seed})
+        answer = process.receive(lambda: end - time.monotonic())
+    except WorkerLost as lost:
+        raise ConfigError(f"{what} must load: its process is lost: {lost}") from None
+    finally:
+        process.kill()
+    if answer is None:
+        raise ConfigError(f"{what} must load within {TIMEOUT_S:g} s: it did not")
     if "error" in answer:
         raise ConfigError(answer["error"])
     return answer["train"], answer["evaluation"]
+
+
+def main(parent: int) -> None:
+    """In the process: what the environment prints goes to standard error."""
+    channel = Channel(parent, most_bytes=ROWS_BYTES, prints_to=sys.stderr.fileno())
+    for order in channel:
+        sys.path[:] = order["path"]
+        random.seed(order["seed"])  # the rows of a run are the same each time that they are read
+        np.random.seed(order["seed"] % 2**32)
+        try:
+            train, evaluation = load(EnvironmentCode.read(order["code"])).problems()
+            channel.reply({"train": train, "evaluation": evaluation})
+        except ConfigError as error:
+            channel.reply({"error": str(error)})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -17,8 +17,7 @@ import verifiers.v1 as vf
 from verifiers.v1.harnesses.null.harness import PROGRAM_SOURCE
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
-from actors.environments.environment_code import EnvironmentCode
-from actors.environments.rows import INPUT, Row, row_of
+from actors.environments.environment_code import INPUT, EnvironmentCode, Row, row_of
 from areal_bus.errors import ConfigError
 from areal_bus.messages import MAX_PARTS
 

@@ -4,6 +4,7 @@ Without the package torchdata (extra "data") the tests of its StatefulDataLoader
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from actors.data.loader_source import LoaderSource
 from areal_bus.config.data import DataConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from tests.actors.endpoint.test_http_server import alive
 
 OWN = """
 class Loader:
@@ -35,6 +37,15 @@ class Loader:
 
 def three(config):
     print("a line that is no answer")
+    return Loader(3)
+class Large(Loader):
+    def state_dict(self):
+        return {"at": self.at, "buffer": bytes(13 << 20)}
+def large(config):
+    return Large(3)
+def starts_a_process(config):
+    import subprocess
+    open("started", "w").write(str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid))
     return Loader(3)
 def forgetful(config):
     return Loader(3, remembers=False)
@@ -100,6 +111,33 @@ def test_rows_come_pass_after_pass_and_go_on_after_any_state(tmp_path: Path) -> 
             assert source.draw() is None
     finally:
         source.close()
+
+
+def test_loader_continues_from_a_state_of_many_mib(tmp_path: Path) -> None:
+    source = source_of(tmp_path, "own_loader:large")
+    try:
+        first, state, second = source.draw(), source.state(), source.draw()
+        assert first is not None
+        assert len(state) > 16 << 20
+        source.go_to(1, state)
+        assert source.draw() == second
+    finally:
+        source.close()
+
+
+def test_loader_ends_with_all_that_it_started_when_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = source_of(tmp_path, "own_loader:starts_a_process")
+    try:
+        assert source.draw() is not None
+        started = int((tmp_path / "started").read_text())
+    finally:
+        source.close()
+    deadline = time.monotonic() + 30
+    while alive(started):
+        assert time.monotonic() < deadline
 
 
 def test_a_loader_that_holds_its_shuffle_buffer_passes_the_check_of_the_start(tmp_path: Path) -> None:
