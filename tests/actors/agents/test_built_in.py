@@ -173,7 +173,7 @@ def test_tool_results_and_tool_errors_are_returned_to_the_model(folder: Path) ->
         (
             "tools",
             {"reward_fn": "exact", "tools": "mine:nothing"},
-            "missing function 'nothing' in module 'mine' (workflow.arguments.tools)",
+            r"missing function 'nothing' in module 'mine' \(workflow.arguments.tools\)",
         ),
         ("multi_turn", {"reward_fn": "agent"}, "reward_fn must score an answer: 'agent' is what 'multi_turn' returns"),
         ("multi_turn", {"reward_fn": "judge"}, 'the reward "judge" needs reward.judge.url'),
