@@ -13,6 +13,7 @@ from typing import Any
 from areal_bus import messages as m
 from areal_bus.errors import ImpossibleEvent, WireError
 from areal_bus.messages import Refund, Role
+from areal_bus.sample_fields import broken_rule, unpacked
 
 NAME = re.compile(r"(generator|reward|learner)-(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")  # ROLE-INDEX.INCARNATION
 
@@ -73,6 +74,11 @@ OF_TURNS: Rule = (
     "a sample begins with one or more tokens of its prompt and has one or more sampled tokens",
 )
 
+OF_FIELDS: Rule = (
+    lambda sample: not broken_rule(unpacked(sample.fields)[0]),
+    "a sample has at most 16 fields; each has its own name, which begins with a letter and is no stream of the learner",
+)
+
 LIMITS: dict[type, tuple[Rule, ...]] = {  # message type -> rules for its values, whoever receives it
     m.Join: (
         (lambda join: join.role != Role.GENERATOR or not join.endpoint, "a generator does not listen: no endpoint"),
@@ -90,7 +96,8 @@ LIMITS: dict[type, tuple[Rule, ...]] = {  # message type -> rules for its values
         ),
     ),
     m.Partial: (OF_A_SAMPLE, OF_TURNS),
-    m.Trajectory: (OF_A_SAMPLE, OF_TURNS, (lambda sample: sample.seconds >= 0, "seconds are 0 or more")),
+    m.Scored: (OF_FIELDS,),
+    m.Trajectory: (OF_A_SAMPLE, OF_TURNS, OF_FIELDS, (lambda sample: sample.seconds >= 0, "seconds are 0 or more")),
     m.PushDone: (
         (
             lambda done: min(done.push, done.version, done.receive_s, done.stall_s, done.sent_bytes) >= 0,

@@ -38,7 +38,9 @@ Parts = Annotated[str, Longest(10_000)]  # JSON of MAX_PARTS numbers by name
 
 
 def frame(kind: str, *, default: Any = dataclasses.MISSING) -> Any:
-    """A dataclass field that is sent as a raw frame; kind is "int32", "float32", "text" (UTF-8) or "names" (lines)."""
+    """A dataclass field that is sent as a raw frame; kind is "int32", "float32", "text" (UTF-8), "names" (lines) or
+    "fields" (float32 by name).
+    """
     return dataclasses.field(default=default, metadata={"frame": kind})
 
 
@@ -222,6 +224,7 @@ class Trajectory:
     text: str = frame("text")  # the completion (all turns), read by the reward
     row: str = frame("text")  # JSON object: the data row, so that rewards are stateless
     turns: str = frame("text", default="")  # several turns: JSON [[given, sampled], ...], texts for people
+    fields: bytes = frame("fields", default=b"")  # numbers by name that the workflow adds (sample_fields.py)
     lease: Name = ""  # as in its Prompt
 
 
@@ -252,6 +255,7 @@ class Scored:
     prompt_text: str = frame("text")
     text: str = frame("text")
     turns: str = frame("text", default="")  # as in the Trajectory
+    fields: bytes = frame("fields", default=b"")  # as in the Trajectory
     lease: Name = ""  # as in the Trajectory
     parts: Parts = ""  # JSON object: rewards by name that the score reports (core/parts/reward_parts.py); "" for none
 
@@ -372,6 +376,7 @@ class ShardItem:
     ids: bytes = frame("int32")
     logps: bytes = frame("float32")
     text: str = frame("text")
+    fields: bytes = frame("fields", default=b"")  # as in the Trajectory
     born: int = 0  # version at which its prompt was admitted: its stage
 
 

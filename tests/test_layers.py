@@ -23,7 +23,7 @@ MAY = {  # package -> what it imports of ours
 }
 TORCH = ("areal_bus.weights", "actors.cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
          "actors.offline", "actors.runtime.torch_profiler", "areal_lab.loops", "benchmarks")  # fmt: skip
-SHARED = {"messages", "errors", "authorization", "foreign_text"}  # modules beside these folders
+SHARED = {"messages", "errors", "authorization", "foreign_text", "sample_fields"}  # modules beside these folders
 BUS = {  # folder of areal_bus -> the other ones that it imports; each may import the modules of SHARED
     "core": set[str](),
     "wire": set[str](),

@@ -22,6 +22,7 @@ from areal_bus.config.loader import load
 from areal_bus.config.names import algorithms
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.weights.process_group import NAMELESS
+from tests.actors.learner.algorithms.test_actor import example_of
 from tests.actors.models.test_families import FAMILIES, V, plain, saved
 from tests.faults.ring import History
 from tests.support.listening import of_the_launcher, watched
@@ -237,6 +238,19 @@ def test_the_readmes_six_lines_for_dapo_train_a_tiny_model(tmp_path: Path) -> No
     assert [update["version"] for update in events(run, "head-0.0", "update")] == [1, 2]
     actor = json.loads((run / "config.json").read_text())["actor"]
     assert (actor["algorithm"], actor["eps_clip_higher"], actor["overlong_tokens"]) == ("dapo", 0.28, 2)
+
+
+@pytest.mark.slow
+def test_fields_of_a_workflow_travel_through_the_ring_to_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = example_of("A field of your own", tmp_path, monkeypatch)
+    own = [f"{section}.{key}={value!r}" for section, part in keys.items() for key, value in part.items()]
+    (tmp_path / "own.toml").write_text(f"extends = '{ROOT / TINY}'\n")
+    run = launch(tmp_path / "runs", *SHORTLY, *own, config=str(tmp_path / "own.toml"), ranks=3)
+    updates = events(run, "head-0.0", "update")
+    assert [update["version"] for update in updates] == [1, 2, 3]
+    assert all(update["grad_norm"] > 0 and 0 <= update["loss/surprise"] < 1 for update in updates)
 
 
 @pytest.mark.parametrize("name", algorithms.names())

@@ -265,7 +265,9 @@ class Generator:
         n_bytes = 0
         for reward, t, is_first in self._delivery.due(now, self._bus.n_waiting):
             messages.append((reward, t))
-            n_bytes += len(t.ids) + len(t.logps) + len(t.prompt_text) + len(t.text) + len(t.row) + len(t.turns)
+            n_bytes += (
+                len(t.ids) + len(t.logps) + len(t.prompt_text) + len(t.text) + len(t.row) + len(t.turns) + len(t.fields)
+            )
             if is_first:
                 messages.append((HEAD, Sampled(t.uid, t.sample, t.attempt, t.evaluation, n_tokens=len(t.logps) // 4)))
             if n_bytes >= SEND_BYTES:  # the choice of the next reward depends on the send queues

@@ -24,6 +24,7 @@ from areal_bus.core.parts.stages import stage_at
 from areal_bus.errors import ConfigError, EngineError, PromptTooLong, SettingRefused, WorkflowError
 from areal_bus.foreign_text import text_of
 from areal_bus.messages import ATTEMPTS, Partial, Prompt, Refund, SampleFailed, Trajectory
+from areal_bus.sample_fields import packed
 from areal_bus.storage.journal import Journal
 from areal_bus.wire import codec
 
@@ -324,6 +325,7 @@ class RolloutRunner:
             text=run.episode.text,
             row=dump({**live.row, **run.episode.row}),
             turns=dump(run.turns()) if run.n_turns > 1 else "",
+            fields=packed({name: values.tobytes() for name, values in run.fields.items()}),
             lease=live.lease,
         )
 

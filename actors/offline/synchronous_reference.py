@@ -325,6 +325,7 @@ def items(groups: Sequence[Group], step: int) -> Iterator[ShardItem]:
                 ids=t.ids,
                 logps=t.logps,
                 text=t.text,
+                fields=t.fields,
                 born=step,
             )
 

@@ -288,6 +288,7 @@ def size_of(trajectory: Trajectory) -> int:
         + len(trajectory.text)
         + len(trajectory.row)
         + len(trajectory.turns)
+        + len(trajectory.fields)
     )
 
 
@@ -313,6 +314,7 @@ def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
         prompt_text=trajectory.prompt_text,
         text=trajectory.text,
         turns=trajectory.turns,
+        fields=trajectory.fields,
         lease=trajectory.lease,
         parts=dumped(verdict.parts),
     )

@@ -4,16 +4,20 @@ An EpisodeRun records the content of a trajectory: all tokens in order, and log-
 tokens.
 """
 
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from actors.engines.protocol import Completion, SamplingControls
 from actors.runtime.user_code import definition, is_users, shown
 from actors.workflows.protocol import Episode, Row, Turn, Workflow
 from areal_bus.errors import EngineError, WorkflowError
+from areal_bus.sample_fields import MAX_NUMBER, broken_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class EpisodeRun:
         self._before = self._state  # before the last request
         self.finish = ""
         self.episode: Episode | None = None
+        self.fields: dict[str, NDArray[np.float32]] = {}  # of the episode: (n_sampled,) each
         self._tokenizer = tokenizer
         self._call = partial(workflow.episode, row, Asker(tokenizer, name, temperature))
         self._coroutine: Coroutine[Any, Any, Episode] | None = None  # None before the start
@@ -201,7 +206,31 @@ class EpisodeRun:
             raise WorkflowError(f"an episode must return an Episode; it returned {type(value).__name__}")
         if not self.logps:
             raise WorkflowError("an episode must sample at least one token; it sampled none")
+        self.fields = checked_fields(value.fields, len(self.logps))
         self.episode = value
+
+
+def checked_fields(fields: Any, n_sampled: int) -> dict[str, NDArray[np.float32]]:
+    """(n_sampled,) each; a single number belongs to all tokens. Raises WorkflowError for names or numbers that no
+    message may have.
+    """
+    if not isinstance(fields, Mapping):
+        raise WorkflowError(f"Episode.fields must be a mapping of names to numbers; it is a {type(fields).__name__}")
+    if broken := broken_rule([str(name) for name in fields]):
+        raise WorkflowError(f"wrong Episode.fields: {broken}")
+    found = {}
+    for name, value in fields.items():
+        try:
+            numbers = np.asarray(value, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise WorkflowError(f"Episode.fields[{name!r}] must be numbers; it is a {type(value).__name__}") from None
+        if numbers.shape not in ((), (n_sampled,)) or not bool((np.abs(numbers) < MAX_NUMBER).all()):
+            raise WorkflowError(
+                f"mismatch in Episode.fields[{name!r}]: {n_sampled} finite numbers are needed, one of each sampled "
+                f"token, or a single one; its shape is {numbers.shape}"
+            )
+        found[str(name)] = np.broadcast_to(numbers.astype("<f4"), (n_sampled,))
+    return found
 
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:

@@ -16,6 +16,7 @@ import msgpack
 from areal_bus.errors import WireError
 from areal_bus.foreign_text import cut, valid
 from areal_bus.messages import MAX_NAMES, MAX_PAIRS, MAX_TEXT_BYTES, PROTOCOL, Longest, Message
+from areal_bus.sample_fields import unpacked
 from areal_bus.wire.header import MAX_HEADER_BYTES, UNPACK_ERRORS, check_cost, pack_header, unpack_checked
 from areal_bus.wire.schema import KINDS, Schema, schema_of
 
@@ -196,9 +197,10 @@ def _check_frames(schema: Schema, fields: Mapping[str, Any], frames: Sequence[by
             raise WireError("an int32 frame has numbers of at least 0; one is negative", "numbers")
         if n_logps > MAX_ARRAY_BYTES or n_logps % 4:
             raise _bad_array(n_logps)
-        highest = frames[1][3::4]
-        if 0x7F in highest or 0xFF in highest:
-            raise WireError("a float32 frame has finite numbers below 1.7e38; one is not", "numbers")
+        _check_finite(frames[1])
+    if schema.has_fields:
+        n_text -= lengths[-1]
+        _check_fields(frames[-1], lengths[1])
     if n_text > MAX_TEXT_BYTES:
         raise WireError(f"the text of a message is at most {MAX_TEXT_BYTES} bytes; this one has {n_text}", "size")
     if schema.has_tokens:
@@ -207,6 +209,25 @@ def _check_frames(schema: Schema, fields: Mapping[str, Any], frames: Sequence[by
         _check_names(schema, frames[at - schema.first_frame])
     if schema.turns_at is not None:
         _check_turns(frames[schema.turns_at - schema.first_frame])
+
+
+def _check_finite(numbers: bytes) -> None:
+    """Raises WireError for a float32 that is large or not finite."""
+    highest = numbers[3::4]
+    if 0x7F in highest or 0xFF in highest:
+        raise WireError("a float32 frame has finite numbers below 1.7e38; one is not", "numbers")
+
+
+def _check_fields(frame: bytes, n_bytes: int) -> None:
+    """One number of each field for each sampled token, whose log-probs have `n_bytes`."""
+    names, numbers = unpacked(frame)
+    if len(frame) > MAX_ARRAY_BYTES or len(numbers) != len(names) * n_bytes:
+        raise WireError(
+            f"mismatch of fields: {len(names)} of them with one number for each of {n_bytes // 4} sampled tokens are "
+            f"{len(names) * n_bytes} bytes, at most {MAX_ARRAY_BYTES}; there are {len(numbers)}",
+            "frames",
+        )
+    _check_finite(numbers)
 
 
 def _check_names(schema: Schema, lines: bytes) -> None:

@@ -46,6 +46,7 @@ class Schema:
     plain_of: Callable[[Any], dict[str, Any]]  # header fields of a record
     framed_of: Callable[[Any], tuple[Any, ...]]
     has_tokens: bool  # the first two frames are ids and log-probs, sized by segments and spans
+    has_fields: bool  # the last frame has numbers of each sampled token by name
     names: tuple[str, ...]  # header fields, in order
     shapes: frozenset[tuple[type, ...]]  # allowed tuples of value types
     value_checks: tuple[
@@ -85,11 +86,13 @@ def schema_of(kind: type) -> Schema:
     first = all_names.index(next(iter(framed))) if framed else 0
     if all_names[first : first + len(framed)] != list(framed):
         raise TypeError(f"the frames of a record must be adjacent fields; not so in {kind.__name__}")
-    if list(framed.values())[: 2 * has_tokens] != ARRAYS[: 2 * has_tokens] or not {"text", "names"}.issuperset(
-        list(framed.values())[2 * has_tokens :]
-    ):
+    forms = list(framed.values())
+    has_fields = has_tokens and forms[-1] == "fields"
+    texts, arrays = forms[2 * has_tokens : len(forms) - has_fields], ARRAYS[: 2 * has_tokens]
+    if forms[: 2 * has_tokens] != arrays or not {"text", "names"}.issuperset(texts):
         raise TypeError(
-            f"frames must be ids and log-probs (with segments and spans), then texts; not so in {kind.__name__}"
+            "frames must be ids and log-probs (with segments and spans), then texts, then fields; not so "
+            f"in {kind.__name__}"
         )
     options = [_types(hints[name]) for name in names]
     finite: dict[str, Fits] = {name: math.isfinite for name in names if hints[name] is float}
@@ -109,6 +112,7 @@ def schema_of(kind: type) -> Schema:
         plain_of=_fields_of(names),
         framed_of=_values_of(list(framed)),
         has_tokens=has_tokens,
+        has_fields=has_fields,
         names=tuple(names),
         shapes=frozenset(itertools.product(*options)),
         value_checks=tuple((unclear | finite | known).items()),

@@ -8,6 +8,7 @@ import itertools
 import json
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -163,7 +164,7 @@ def item(t: Trajectory, group: int, n_groups: int, row: Row) -> ShardItem:
 
 def fresh(batch: Batch, clock: int) -> Batch:
     """The batch as if it had come just now."""
-    return replace(batch, step=clock, clock=clock, advantages=None, signal=None, prox={})
+    return replace(batch, step=clock, clock=clock, advantages=None, signal=None, streams=defaultdict(dict))
 
 
 FOUND: list[Alone] = []  # the opened one

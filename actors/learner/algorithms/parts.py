@@ -4,14 +4,22 @@ Shapes: N trained tokens, M trajectories. A masked token (older than eta) is in 
 correction or aggregation can depend on it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from areal_bus.config.learner import ActorConfig
+
+
+class Streams(dict[str, Tensor]):
+    """Numbers of each token by name."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise LookupError(f"missing stream {name!r}: the part must declare it with @needs({name!r})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +29,7 @@ class Trajectories:
     rewards_M: Tensor  # float64, after reward shaping
     groups_M: Tensor  # int64: index of the group
     lengths_M: Tensor  # int64: sampled tokens, also those that are masked
+    streams: Streams = field(default_factory=Streams)  # (M,) by name: the mean over the tokens of each trajectory
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ class Tokens:
     lags_N: Tensor  # int64: versions between the sampler and the parameters before this update
     sequences_N: Tensor  # int64, ascending: index of the token's trajectory in the micro-batch
     lengths_M: Tensor  # int64: trained tokens of each trajectory
+    streams: Streams = field(default_factory=Streams)  # (N,) by name: fields of the workflow, streams of `needs`
 
     @cached_property
     def log_ratio_N(self) -> Tensor:
@@ -68,6 +78,25 @@ Advantage = Callable[[Trajectories, ActorConfig], Tensor]  # (M,) float
 Loss = Callable[[Tokens, ActorConfig], Tensor | tuple[Tensor, Statistics]]  # (N,) loss of each token, with gradient
 Correction = Callable[[Tokens, ActorConfig], Tensor]  # (N,) weight of each token's loss, detached
 Aggregation = Callable[[Tensor, Totals, ActorConfig], Tensor]  # lengths_M -> (M,) weight of each token of a trajectory
+
+
+Make = Callable[[Mapping[str, Tensor], ActorConfig], Tensor]  # streams of one trajectory -> (n_trained,) numbers
+Part = TypeVar("Part", bound=Callable[..., Any])
+
+
+def needs(*names: str, **makers: Make) -> Callable[[Part], Part]:
+    """Declares the streams that a part of an algorithm reads as `streams[name]`.
+
+    `names`: log-probs of models ("prox", "reference", "teacher"), and fields that the workflow or the loop adds.
+    `makers`: functions of one trajectory's streams and the settings that make a stream before the advantages. They see
+    the streams of `names`, and "behav" (the sampler's log-probs), "lags" and "reward".
+    """
+
+    def declare(part: Part) -> Part:
+        part.__dict__["needed_streams"], part.__dict__["made_streams"] = names, makers
+        return part
+
+    return declare
 
 
 def select(values_M: Tensor, tokens: Tokens) -> Tensor:

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from actors.learner.algorithms.parts import (
     Aggregation,
     Correction,
     Loss,
+    Make,
     Statistics,
+    Streams,
     Tokens,
     Totals,
     Trajectories,
@@ -24,10 +27,12 @@ from actors.learner.algorithms.parts import (
 )
 from actors.runtime.user_code import cause
 from actors.runtime.user_modules import load_function
-from areal_bus.config.algorithms import correction_of, is_users, uses_teacher
+from areal_bus.config.algorithms import correction_of, is_users, uses_reference, uses_teacher
 from areal_bus.config.learner import ActorConfig
 from areal_bus.errors import ConfigError
+from areal_bus.sample_fields import broken_rule
 
+MODELS = ("prox", "reference", "teacher")  # streams that are log-probs of a model
 BUILTIN_STATISTICS = ("clip_share",)  # have a name of their own in the journal
 
 
@@ -41,6 +46,8 @@ class Algorithm:
     correction: Correction
     aggregation: Aggregation
     statistics: tuple[str, ...] = ()  # names that the user's loss reports
+    needed: tuple[str, ...] = ()  # streams that the user's parts read, see `needs`
+    makers: Mapping[str, Make] = field(default_factory=dict)  # of further streams, by name
 
     @property
     def is_fused(self) -> bool:
@@ -60,9 +67,12 @@ class Algorithm:
 
     @property
     def needs_prox_first(self) -> bool:
-        """Whether the advantages are computed from the policy's log-probs: of the reward's KL or of distillation."""
+        """Whether the advantages are computed from the policy's log-probs: of the reward's KL, distillation or the
+        user's streams.
+        """
         settings = self.settings
-        return uses_teacher(settings) or (settings.kl_ctl > 0 and settings.kl_in == "reward")
+        is_in_reward = settings.kl_ctl > 0 and settings.kl_in == "reward"
+        return uses_teacher(settings) or is_in_reward or "prox" in self.needed
 
     @property
     def needs_prox_pass(self) -> bool:
@@ -88,7 +98,26 @@ def find_algorithm(settings: ActorConfig) -> Algorithm:
         find("actor.correction", correction, CORRECTIONS),
         find("actor.aggregation", settings.aggregation, AGGREGATIONS),
     )
+    algorithm = with_streams(algorithm)
     return with_checks(replace(algorithm, statistics=try_parts(algorithm)))
+
+
+def with_streams(algorithm: Algorithm) -> Algorithm:
+    """With what its parts declare by `needs`. Raises ConfigError for a stream that nothing can make."""
+    parts = (algorithm.estimator.estimate, algorithm.loss, algorithm.correction)
+    needed = tuple(dict.fromkeys(name for part in parts for name in getattr(part, "needed_streams", ())))
+    makers = {name: make for part in parts for name, make in getattr(part, "made_streams", {}).items()}
+    settings = algorithm.settings
+    absent = {"reference": not uses_reference(settings), "teacher": not uses_teacher(settings)}
+    for name in needed:
+        if absent.get(name):
+            remedy = "actor.kl_ctl" if name == "reference" else "teacher.path and actor.distill_coef"
+            raise ConfigError(
+                f"missing stream {name!r}: a part of [actor] needs it, and no such model is loaded: set {remedy}"
+            )
+    if broken := broken_rule([name for name in needed if name not in MODELS] + list(makers)):
+        raise ConfigError(f"wrong stream in @needs of a part of [actor]: {broken}")
+    return replace(algorithm, needed=needed, makers=makers)
 
 
 def find(key: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -99,10 +128,11 @@ def try_parts(algorithm: Algorithm) -> tuple[str, ...]:
     """Call the user's parts on an example of two trajectories; returns the names of the loss's statistics."""
     settings = algorithm.settings
     names: tuple[str, ...] = ()
-    tokens, lengths = example(), torch.tensor([2, 3])
+    tokens, lengths = example(algorithm), torch.tensor([2, 3])
     if is_users(settings.advantage):
         rewards = torch.tensor([0.0, 1.0], dtype=torch.float64)
-        trajectories = Trajectories(rewards, torch.zeros(2, dtype=torch.int64), lengths)
+        means = {name: tokens.sequence_mean(values) for name, values in tokens.streams.items()}
+        trajectories = Trajectories(rewards, torch.zeros(2, dtype=torch.int64), lengths, Streams(means))
         checked("advantage", settings.advantage, lambda: algorithm.estimator.estimate(trajectories, settings), 2)
     if is_users(correction_of(settings)):
         checked("correction", settings.correction, lambda: algorithm.correction(tokens, settings), 5)
@@ -119,10 +149,12 @@ def try_parts(algorithm: Algorithm) -> tuple[str, ...]:
     return names
 
 
-def example() -> Tokens:
-    """Five trained tokens of two trajectories; current, proximal and sampler's log-probs differ."""
+def example(algorithm: Algorithm) -> Tokens:
+    """Five trained tokens of two trajectories; current, proximal and sampler's log-probs differ. The streams of models
+    are log-probs, all fields are 0.5.
+    """
     logprobs = torch.tensor([-1.0, -0.5, -2.0, -1.5, -0.7], requires_grad=True)
-    return Tokens(
+    tokens = Tokens(
         logprobs_N=logprobs,
         anchor_N=logprobs.detach() - 0.1,
         prox_N=logprobs.detach() - 0.1,
@@ -132,6 +164,13 @@ def example() -> Tokens:
         sequences_N=sequences_of(torch.tensor([2, 3])),
         lengths_M=torch.tensor([2, 3]),
     )
+    half, ones = torch.full((5,), 0.5), torch.ones(5)
+    tokens.streams.update({n: logprobs.detach() - 0.2 if n in MODELS else half for n in algorithm.needed})
+    seen = Streams({"behav": tokens.behav_N, "lags": tokens.lags_N, "reward": ones, **tokens.streams})
+    for name, make in algorithm.makers.items():  # as of one trajectory
+        key = f"{algorithm.settings.loss}, stream {name}"
+        tokens.streams[name] = checked("loss", key, partial(make, seen, algorithm.settings), 5)
+    return tokens
 
 
 def checked(key: str, name: str, call: Callable[[], Any], n: int) -> Tensor:

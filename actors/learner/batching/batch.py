@@ -4,8 +4,8 @@ Shapes: T tokens of a trajectory (given and sampled), K of them sampled.
 """
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from torch import Tensor
 
 from areal_bus.core.parts.ledger import LEAST
 from areal_bus.core.parts.staleness import StalenessPolicy, runs_under
-from areal_bus.errors import ImpossibleEvent
+from areal_bus.errors import ConfigError, ImpossibleEvent
 from areal_bus.messages import ShardItem
+from areal_bus.sample_fields import TAKEN, unpacked
 
 Numbers = NDArray[Any]
+Stream = dict[int, Tensor]  # item index -> (n_trained,) numbers of its trained tokens, float32, detached, on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Item:
     lags_K: Tensor  # int64: clock - version
     n_trained: int  # of trained_K
     born: int = 0  # version at which its prompt was admitted
+    fields: Mapping[str, Tensor] = field(default_factory=dict)  # of its workflow: (n_sampled,) float32 by name
 
     @property
     def n_sampled(self) -> int:
@@ -67,24 +70,39 @@ class Batch:
     )
     computed: Tensor | None = None  # (n_items,) bool: items whose trained tokens enter the loss; by default `signal`
     left_out: Tensor | None = None  # (n_items,) bool: items that enter no loss and no denominator; None: none
-    prox: dict[int, Tensor] = field(default_factory=dict)  # item index -> (n_trained,) log-probs, detached
+    # by name: log-probs of models, the user's own (`add`), and what the advantage stage and a critic make
+    streams: defaultdict[str, Stream] = field(default_factory=lambda: defaultdict(dict))
 
-    token_advantages: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # item index -> (n_trained,): replace `advantages`
-    token_rewards: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # item index -> (n_trained,): rewards of single tokens, beside that of the trajectory
-    reference: dict[int, Tensor] = field(default_factory=dict)  # as `prox`, by the reference model
-    teacher: dict[int, Tensor] = field(default_factory=dict)  # as `prox`, by the teacher
+    def add(self, name: str, values: Mapping[int, Tensor | float]) -> None:
+        """Add a stream of the user's own: item index -> a number of each trained token, or one for all of them.
 
-    returns: dict[int, Tensor] = field(default_factory=dict)  # with a critic: item index -> (n_trained,) value targets
-    old_values: dict[int, Tensor] = field(default_factory=dict)  # the critic's values before the update, alike
+        Raises ConfigError for a name that is taken, and for numbers that are not finite or too few or many.
+        """
+        if name in TAKEN:
+            raise ConfigError(f"a stream {name!r} exists: the learner makes it; choose another name")
+        for i, value in values.items():
+            n = self.items[i].n_trained
+            numbers_N = torch.as_tensor(value, dtype=torch.float32).detach().cpu()
+            if numbers_N.shape not in ((), (n,)) or not bool(numbers_N.isfinite().all()):
+                raise ConfigError(
+                    f"mismatch in the stream {name!r} of uid {self.items[i].uid}: {n} finite numbers are needed, one a "
+                    f"trained token, or a single one; it has the shape {tuple(numbers_N.shape)}"
+                )
+            self.streams[name][i] = numbers_N.expand(n)
+
+    def check_has(self, names: Iterable[str]) -> None:
+        """Raises ConfigError unless each item with a trained token has these streams."""
+        for name in names:
+            if lacking := [item for i, item in enumerate(self.items) if item.n_trained and i not in self.streams[name]]:
+                raise ConfigError(
+                    f"missing stream {name!r} in {len(lacking)} of {len(self.items)} trajectories (first uid "
+                    f"{lacking[0].uid}): a part of [actor] needs it; the workflow returns it in Episode.fields"
+                )
 
     def advantages_of(self, index: int) -> Tensor:
         """(n_trained,) advantages of an item's trained tokens."""
-        if index in self.token_advantages:
-            return self.token_advantages[index]
+        if index in self.streams["token_advantages"]:
+            return self.streams["token_advantages"][index]
         if self.advantages is None:
             raise ValueError("a batch has advantages after compute_advantages_and_returns")
         return self.advantages[index].expand(self.items[index].n_trained)
@@ -118,7 +136,11 @@ def build(
     if n_samples is not None:
         whole = {item.group: n_samples(item.born) if callable(n_samples) else n_samples for item in items}
         _check_sizes(sizes, whole, step=step, partial_groups=partial_groups)
-    return Batch(step=step, clock=clock, n_groups=n_groups, items=items)
+    batch = Batch(step=step, clock=clock, n_groups=n_groups, items=items)
+    for index, made in enumerate(items):
+        for name, values_K in made.fields.items():
+            batch.streams[name][index] = values_K[made.trained_K]
+    return batch
 
 
 def _check_sizes(sizes: Counter[int], whole: dict[int, int], *, step: int, partial_groups: bool) -> None:
@@ -162,6 +184,17 @@ def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> 
         lags_K=torch.from_numpy(_repeated([(clock - version, n) for version, n in item.spans], np.int64)),
         n_trained=sum(n for n, trained in runs if trained),
         born=item.born,
+        fields=_fields(item, n_sampled),
+    )
+
+
+def _fields(item: ShardItem, n_sampled: int) -> dict[str, Tensor]:
+    """The numbers of each name, one for each sampled token; the codec has checked how many there are."""
+    if not item.fields:
+        return {}
+    names, values = unpacked(item.fields)
+    return dict(
+        zip(names, torch.split(torch.from_numpy(numbers("f", values).astype(np.float32)), n_sampled), strict=True)
     )
 
 
@@ -232,12 +265,13 @@ def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
             value = getattr(item, part.name)
             if isinstance(value, Tensor):
                 tensors[f"{index}/{part.name}"] = value.contiguous()
+            elif part.name == "fields":
+                tensors |= {f"{index}/fields/{name}": values.contiguous() for name, values in value.items()}
             else:
                 record[part.name] = value
         records.append(record)
-        for name in ("prox", "reference", "teacher", "token_advantages"):
-            if index in getattr(batch, name):
-                tensors[f"{index}/{name}"] = getattr(batch, name)[index].contiguous()
+    for name, stream in batch.streams.items():
+        tensors |= {f"{index}/{name}": values.contiguous() for index, values in stream.items()}
     if batch.advantages is not None:
         tensors["advantages"] = batch.advantages.contiguous()
     save_file(tensors, str(folder / "batch.safetensors"))

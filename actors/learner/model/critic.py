@@ -94,7 +94,8 @@ class Critic:
         pieces = [SequencePiece(item.ids_T, item.trained_places, family=item.group) for item in items]
         values_N = self.model.values(pieces)
         old_N, returns_N = (
-            torch.cat([values[i] for i in indices]).to(values_N.device) for values in (batch.old_values, batch.returns)
+            torch.cat([values[i] for i in indices]).to(values_N.device)
+            for values in (batch.streams["old_values"], batch.streams["returns"])
         )
         return value_losses(values_N, old_N, returns_N, self.settings.eps_clip).sum() / n_tokens
 
@@ -151,22 +152,22 @@ def fill_returns(batch: Batch, rewards_M: Tensor, values: Mapping[int, Tensor], 
         item, values_K = batch.items[index], values[index].double()
         rewards_K = torch.zeros_like(values_K)
         rewards_K[-1] = rewards_M[index]
-        if index in batch.token_rewards:  # the KL from the reference, of trained tokens
-            rewards_K[item.trained_K] += batch.token_rewards[index].double()
+        if index in batch.streams["token_rewards"]:  # the KL from the reference, of trained tokens
+            rewards_K[item.trained_K] += batch.streams["token_rewards"][index].double()
         advantages_K, returns_K = generalized_advantages(
             rewards_K, values_K, discount=settings.discount, lam=settings.gae_lambda
         )
-        batch.token_advantages[index] = advantages_K[item.trained_K].float()
-        batch.returns[index] = returns_K[item.trained_K].float()
-        batch.old_values[index] = values[index][item.trained_K]
+        batch.streams["token_advantages"][index] = advantages_K[item.trained_K].float()
+        batch.streams["returns"][index] = returns_K[item.trained_K].float()
+        batch.streams["old_values"][index] = values[index][item.trained_K]
 
 
 def figures(batch: Batch) -> ValueFigures:
     """Of this rank's share."""
-    if not batch.returns:
+    if not batch.streams["returns"]:
         return ValueFigures(0.0, 0.0, 0.0, 0.0, 0.0)
-    returns_N = torch.cat(list(batch.returns.values())).double()
-    error_N = returns_N - torch.cat(list(batch.old_values.values())).double()
+    returns_N = torch.cat(list(batch.streams["returns"].values())).double()
+    error_N = returns_N - torch.cat(list(batch.streams["old_values"].values())).double()
     return ValueFigures(
         float(len(returns_N)),
         float(returns_N.sum()),

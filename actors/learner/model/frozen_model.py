@@ -64,6 +64,12 @@ class FrozenModels:
     reference: FrozenModel | PolicyBase | None = None
     teacher: FrozenModel | None = None
 
+    @property
+    def by_stream(self) -> dict[str, FrozenModel | PolicyBase]:
+        """Name of a stream of the batch -> the model whose log-probs it has."""
+        models = {"reference": self.reference, "teacher": self.teacher}
+        return {name: model for name, model in models.items() if model is not None}
+
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

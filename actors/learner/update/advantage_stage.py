@@ -7,7 +7,7 @@ from torch import Tensor
 
 from actors.learner.algorithms.advantages import group_advantages, normalize
 from actors.learner.algorithms.kl import KL_ESTIMATORS
-from actors.learner.algorithms.parts import Trajectories
+from actors.learner.algorithms.parts import Streams, Trajectories
 from actors.learner.algorithms.registry import Algorithm
 from actors.learner.algorithms.reward_shaping import shape_rewards
 from actors.learner.batching.batch import Batch, Item
@@ -17,7 +17,9 @@ from areal_bus.config.algorithms import kl_estimator_of, uses_teacher
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.sections import Config
 from areal_bus.core.parts.stages import stage_at
+from areal_bus.errors import ConfigError
 from areal_bus.messages import Finish
+from areal_bus.sample_fields import TAKEN
 
 Total = Callable[[list[float]], list[float]]  # sums over the learner ranks
 
@@ -46,13 +48,38 @@ def fill_advantages(
     batch.computed = needs_gradient(batch, batch.signal, settings) & ~is_masked
 
 
+def make_streams(batch: Batch, algorithm: Algorithm) -> None:
+    """The streams of the algorithm's own parts. Raises ConfigError for one that is missing or has a wrong form."""
+    if not algorithm.needed and not algorithm.makers:
+        return
+    batch.check_has(algorithm.needed)
+    for name, make in algorithm.makers.items():
+        if any(name in item.fields for item in batch.items):
+            raise ConfigError(f"the stream {name!r} is made twice: by the workflow, and by @needs of a part of [actor]")
+        batch.add(
+            name, {i: make(seen(batch, i), algorithm.settings) for i, one in enumerate(batch.items) if one.n_trained}
+        )
+
+
+def seen(batch: Batch, index: int) -> Streams:
+    """What the maker of a stream sees of one item: (n_trained,) each."""
+    item = batch.items[index]
+    plain = {
+        "behav": item.behav_K[item.trained_K],
+        "lags": item.lags_K[item.trained_K],
+        "reward": torch.full((item.n_trained,), item.reward),
+    }
+    return Streams(plain | {name: stream[index] for name, stream in batch.streams.items() if index in stream})
+
+
 def fill_token_rewards(batch: Batch, settings: ActorConfig) -> None:
     """The KL from the reference as a reward of each trained token. Masked tokens have none, because they train nothing
     (I2).
     """
     if settings.kl_ctl and settings.kl_in == "reward":
         estimate = KL_ESTIMATORS[kl_estimator_of(settings)]
-        batch.token_rewards = {i: -settings.kl_ctl * estimate(batch.prox[i], batch.reference[i]) for i in batch.prox}
+        prox, reference = batch.streams["prox"], batch.streams["reference"]
+        batch.streams["token_rewards"] = {i: -settings.kl_ctl * estimate(prox[i], reference[i]) for i in prox}
 
 
 def distill(batch: Batch, settings: ActorConfig) -> Tensor:
@@ -62,8 +89,9 @@ def distill(batch: Batch, settings: ActorConfig) -> Tensor:
     Thinking Machines Lab 2025). Zero where the policy is the teacher.
     """
     weight = settings.distill_coef or 1.0  # advantage = "distill": the other advantage is 0
-    for i, prox in batch.prox.items():
-        batch.token_advantages[i] = batch.advantages_of(i) + weight * (batch.teacher[i] - prox)
+    teacher = batch.streams["teacher"]
+    for i, prox in batch.streams["prox"].items():
+        batch.streams["token_advantages"][i] = batch.advantages_of(i) + weight * (teacher[i] - prox)
     return torch.tensor([item.n_trained > 0 for item in batch.items], dtype=torch.bool)
 
 
@@ -90,13 +118,13 @@ def normalize_by_token(
     Items that are not counted enter no statistic.
     """
     lengths = [batch.items[i].n_trained for i in members]
-    advantages_N = torch.cat([torch.zeros(0), *(batch.token_advantages[i] for i in members)])
+    advantages_N = torch.cat([torch.zeros(0), *(batch.streams["token_advantages"][i] for i in members)])
     weights_N = counted_M[members].double().repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
     is_normalized = torch.ones(len(advantages_N), dtype=torch.bool)
     advantages_N = normalize(
         advantages_N, weights_N, is_normalized, total, unbiased=settings.std_unbiased, eps=settings.std_eps
     )
-    batch.token_advantages.update(zip(members, torch.split(advantages_N, lengths), strict=True))
+    batch.streams["token_advantages"].update(zip(members, torch.split(advantages_N, lengths), strict=True))
 
 
 def shaped_rewards(batch: Batch, config: Config) -> Tensor:
@@ -125,13 +153,25 @@ def lengths_of(batch: Batch) -> Tensor:
 
 def trajectories_of(batch: Batch, config: Config) -> Trajectories:
     shaped = shaped_rewards(batch, config)
-    for i, by_token in batch.token_rewards.items():  # an estimator of one number a trajectory takes their sum
+    for i, by_token in batch.streams[
+        "token_rewards"
+    ].items():  # an estimator of one number a trajectory takes their sum
         shaped[i] += by_token.double().sum()
     return Trajectories(
         shaped,
         torch.tensor([item.group for item in batch.items], dtype=torch.int64),
         lengths_of(batch),
+        Streams({name: means(batch, name) for name in batch.streams if name not in TAKEN}),
     )
+
+
+def means(batch: Batch, name: str) -> Tensor:
+    """(n_items,) float64: the mean of a user's stream over the trained tokens of each item, of a workflow's field over
+    all its sampled ones; 0 where there are none.
+    """
+    stream, nothing = batch.streams[name], torch.zeros(1)
+    by_item = (item.fields.get(name, stream.get(i, nothing)) for i, item in enumerate(batch.items))
+    return torch.tensor([float(x.double().mean()) if len(x) else 0.0 for x in by_item], dtype=torch.float64)
 
 
 def is_truncated(batch: Batch) -> Tensor:

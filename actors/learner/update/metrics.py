@@ -3,7 +3,7 @@
 A metric without a value (an entropy when no token was trained) is left out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -64,14 +64,14 @@ class StepMetrics:
         self.sums.weight += mismatch.weight
         self.sums.weight_squared += mismatch.weight_squared
 
-    def add_divergences(self, logprobs_N: Tensor, reference_N: Tensor | None, teacher_N: Tensor | None) -> None:
+    def add_divergences(self, logprobs_N: Tensor, streams: Mapping[str, Tensor]) -> None:
         """Add the KL of one micro-batch from the frozen models."""
-        if reference_N is not None:
-            self.sums.kl_ref += float(k3(logprobs_N, reference_N).sum())
-            self.sums.with_ref += len(reference_N)
-        if teacher_N is not None:
-            self.sums.kl_teacher += float(k3(logprobs_N, teacher_N).sum())
-            self.sums.with_teacher += len(teacher_N)
+        if "reference" in streams:
+            self.sums.kl_ref += float(k3(logprobs_N, streams["reference"]).sum())
+            self.sums.with_ref += len(logprobs_N)
+        if "teacher" in streams:
+            self.sums.kl_teacher += float(k3(logprobs_N, streams["teacher"]).sum())
+            self.sums.with_teacher += len(logprobs_N)
 
     def reduce(self, ranks: LearnerRanks) -> None:
         """Sums and maxima over the ranks, in place (a collective)."""

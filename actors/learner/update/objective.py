@@ -3,7 +3,7 @@
 Shapes: N trained tokens of the micro-batch, M trajectories.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from actors.learner.algorithms.corrections import loglinear_prox
 from actors.learner.algorithms.fused import LogRatio, decoupled_ppo, gap, ppo
 from actors.learner.algorithms.kl import KL_ESTIMATORS
-from actors.learner.algorithms.parts import Tokens, Totals, select
+from actors.learner.algorithms.parts import Streams, Tokens, Totals, select
 from actors.learner.algorithms.registry import BUILTIN_STATISTICS, Algorithm, split
 from areal_bus.config.algorithms import correction_of, kl_estimator_of
 
@@ -21,13 +21,12 @@ class MicroBatchTokens:
     """Inputs of the loss of a micro-batch, besides the log-probs of the forward pass."""
 
     behav_N: Tensor
-    prox_N: Tensor | None  # None: they were not computed before
     advantages_N: Tensor
     lags_N: Tensor
     sequences_N: Tensor
     lengths_M: Tensor
     is_good_N: Tensor | None = None  # tokens of the supervised term, 1 or 0; None without this term
-    reference_N: Tensor | None = None  # log-probs of the reference model; None without one
+    streams: Streams = field(default_factory=Streams)  # by name; without "prox" if it was not computed before
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def micro_batch_loss(
     m2_bound: float | None = None,
 ) -> MicroBatchLoss:
     """`m2_bound`: tokens with a larger (prox - behav)^2 are masked."""
-    before_N = logprobs_N.detach() if part.prox_N is None else part.prox_N
+    before_N = part.streams.get("prox", logprobs_N.detach())
     log_ratio = gap(before_N, part.behav_N)
     if algorithm.is_fused and algorithm.settings.prox_logp_method == "recompute":
         return _fused(algorithm, part, logprobs_N, before_N, log_ratio, totals)
@@ -93,6 +92,7 @@ def tokens_of(algorithm: Algorithm, part: MicroBatchTokens, logprobs_N: Tensor, 
         lags_N=part.lags_N,
         sequences_N=part.sequences_N,
         lengths_M=part.lengths_M,
+        streams=part.streams,
     )
 
 
@@ -103,9 +103,9 @@ def extra_terms(algorithm: Algorithm, part: MicroBatchTokens, logprobs_N: Tensor
         extra_N = extra_N - algorithm.settings.entropy_coef * entropy_N
     if part.is_good_N is not None:
         extra_N = extra_N - algorithm.settings.sft_coef * part.is_good_N * logprobs_N
-    if part.reference_N is not None and algorithm.settings.kl_in == "loss":
+    if "reference" in part.streams and algorithm.settings.kl_in == "loss":
         estimate = KL_ESTIMATORS[kl_estimator_of(algorithm.settings)]
-        extra_N = extra_N + algorithm.settings.kl_ctl * estimate(logprobs_N, part.reference_N)
+        extra_N = extra_N + algorithm.settings.kl_ctl * estimate(logprobs_N, part.streams["reference"])
     return extra_N
 
 

@@ -3,7 +3,7 @@
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -11,18 +11,17 @@ from typing import NoReturn
 import torch
 from loguru import logger
 from safetensors import SafetensorError
-from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from actors.learner.algorithms.corrections import second_moment_threshold
 from actors.learner.algorithms.fused import mismatch
-from actors.learner.algorithms.parts import Totals, sequences_of
+from actors.learner.algorithms.parts import Streams, Totals, sequences_of
 from actors.learner.algorithms.registry import find_algorithm
 from actors.learner.batching.batch import Batch, Minibatch, minibatches, save_batch
 from actors.learner.model.critic import Critic, ValueFigures, ValueModel, figures
 from actors.learner.model.frozen_model import FrozenModel, FrozenModels
 from actors.learner.model.policy import Policy, whole
-from actors.learner.update.advantage_stage import fill_advantages, is_good
+from actors.learner.update.advantage_stage import fill_advantages, is_good, make_streams
 from actors.learner.update.forward_passes import ForwardPasses, pieces
 from actors.learner.update.metrics import SignalWarnings, StepMetrics, count
 from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
@@ -130,25 +129,25 @@ class PPOActor:
         update has these parameters, so no extra forward pass runs here, unless the advantages depend on them.
         """
         with self._journal.span("prox"):
-            self._compute_frozen(batch)
+            self._fill_streams(batch)
             values = None if self.critic is None else self._passes.values(self.critic, batch, self.version)
             fill_advantages(batch, self.algorithm, self._config, self._ranks.sum, values)
             if self.algorithm.needs_prox_pass and not self.algorithm.needs_prox_first and self._simulated is None:
                 self._compute_prox(batch)
         return batch
 
-    def _compute_frozen(self, batch: Batch) -> None:
-        """Log-probs of all trained tokens by the reference and the teacher; and by the policy, if advantages need them.
+    def _fill_streams(self, batch: Batch) -> None:
+        """Log-probs of all trained tokens by the frozen models; and by the policy, if advantages need them. Then what
+        the algorithm makes of them.
 
         The same micro-batches pass through each model, so equal models give equal numbers.
         """
         trained = [i for i, item in enumerate(batch.items) if item.n_trained]
-        if self.frozen.reference is not None:
-            batch.reference = self._passes.logprobs(self.frozen.reference, batch, trained, self.version)
-        if self.frozen.teacher is not None:
-            batch.teacher = self._passes.logprobs(self.frozen.teacher, batch, trained, self.version)
+        for name, model in self.frozen.by_stream.items():
+            batch.streams[name] = self._passes.logprobs(model, batch, trained, self.version)
         if self.algorithm.needs_prox_first:
-            batch.prox = self._passes.logprobs(self.policy, batch, trained, self.version)
+            batch.streams["prox"] = self._passes.logprobs(self.policy, batch, trained, self.version)
+        make_streams(batch, self.algorithm)
 
     def ppo_update(self, batch: Batch) -> dict[str, float]:
         """One training step: an optimizer step for each minibatch that has a token to train; returns its metrics.
@@ -293,7 +292,7 @@ class PPOActor:
         if self._settings.m2_threshold is None:
             return None
         squared = [
-            (batch.prox[i] - batch.items[i].behav_K[batch.items[i].trained_K]).square() for i in part.members
+            (batch.streams["prox"][i] - batch.items[i].behav_K[batch.items[i].trained_K]).square() for i in part.members
         ] or [torch.zeros(0)]
         return second_moment_threshold(torch.cat(squared), self._settings.m2_threshold, self._ranks.sum)
 
@@ -310,10 +309,9 @@ class PPOActor:
         part = self._micro_batch(batch, indices, logprobs_N.device)
         done = micro_batch_loss(self.algorithm, part, logprobs_N, entropy_N, totals, m2_bound=m2_bound)
         done.loss.backward()  # type: ignore[no-untyped-call]
-        if part.prox_N is not None or not self._n_applied:  # later minibatches also differ by this update's steps
+        if "prox" in part.streams or not self._n_applied:  # later minibatches also differ by this update's steps
             metrics.add(mismatch(done.importance_N, done.log_ratio))
-        teacher_N = _joined(batch.teacher, indices, logprobs_N.device)
-        metrics.add_divergences(logprobs_N.detach(), part.reference_N, teacher_N)
+        metrics.add_divergences(logprobs_N.detach(), part.streams)
         sums = metrics.sums
         sums.entropy += float(entropy_N.detach().sum()) if entropy_N is not None else 0.0
         sums.clipped += done.n_clipped
@@ -330,18 +328,17 @@ class PPOActor:
         good = None if least is None else torch.tensor([float(is_good(item, least)) for item in items])
         return MicroBatchTokens(
             behav_N=torch.cat([item.behav_K for item in items])[is_trained].to(device),
-            prox_N=_joined(batch.prox, indices, device),
             advantages_N=torch.cat([batch.advantages_of(i) for i in indices]).to(device),
             lags_N=torch.cat([item.lags_K for item in items])[is_trained].to(device),
             sequences_N=sequences_of(lengths).to(device),
             lengths_M=lengths.to(device),
             is_good_N=None if good is None else good.repeat_interleave(lengths).to(device),
-            reference_N=_joined(batch.reference, indices, device),
+            streams=_joined(batch, indices, device),
         )
 
     def _compute_prox(self, batch: Batch) -> None:
         members = [i for part in self._minibatches(batch) for i in part.members]
-        batch.prox = self._passes.logprobs(self.policy, batch, members, self.version)
+        batch.streams["prox"] = self._passes.logprobs(self.policy, batch, members, self.version)
 
     def _beat(self) -> None:
         self._context.pulse.progress += 1
@@ -369,8 +366,12 @@ class PPOActor:
             self._journal.write(Event.NOTE, text=sentence)
 
 
-def _joined(by_item: Mapping[int, Tensor], indices: Sequence[int], device: torch.device) -> Tensor | None:
-    """(N,) the tensors of these items; None if one of them has none."""
-    if not all(i in by_item for i in indices):
-        return None
-    return torch.cat([by_item[i] for i in indices]).to(device)
+def _joined(batch: Batch, indices: Sequence[int], device: torch.device) -> Streams:
+    """(N,) the streams that all of these items have."""
+    return Streams(
+        {
+            name: torch.cat([stream[i] for i in indices]).to(device)
+            for name, stream in batch.streams.items()
+            if all(i in stream for i in indices)
+        }
+    )

@@ -101,6 +101,7 @@ def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int, bo
         ids=scored.ids,
         logps=scored.logps,
         text=scored.text,
+        fields=scored.fields,
         born=born,
     )
 

@@ -269,6 +269,43 @@ def test_a_workflow_that_breaks_a_rule_is_refused_with_that_rule(tokenizer: Any,
         drive(run)
 
 
+class WithFields:
+    def __init__(self, fields: Any) -> None:
+        self.fields = fields
+
+    async def episode(self, row: Row, ask: Ask) -> Episode:
+        for ids in ([3], [3, 4, 5]):
+            await ask(ids)
+        return Episode(text="", fields=self.fields)
+
+
+def test_fields_of_an_episode_are_one_number_a_sampled_token(tokenizer: Any) -> None:
+    run = EpisodeRun(WithFields({"each": [0.5, 2], "whole": 3}), {}, tokenizer)
+    drive(run)
+    assert {name: values.tolist() for name, values in run.fields.items()} == {"each": [0.5, 2.0], "whole": [3.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"x": [1.0]}, r"mismatch in Episode.fields\['x'\]: 2 finite numbers"),
+        ({"x": [[1.0, 2.0]]}, "mismatch"),
+        ({"x": [1.0, float("nan")]}, "mismatch"),
+        ({"x": 1e39}, "mismatch"),
+        ({"x": "text"}, "must be numbers"),
+        ({"x": None}, "mismatch"),
+        ({"x": [1.0, None]}, "mismatch"),
+        ({"prox": 1.0}, "is taken"),
+        ({"two words": 1.0}, "letters, digits"),
+        ({f"x{i}": 1.0 for i in range(17)}, "at most 16 fields"),
+        ([1.0, 2.0], "must be a mapping"),
+    ],
+)
+def test_fields_that_do_not_fit_the_tokens_are_refused(tokenizer: Any, fields: Any, why: str) -> None:
+    with pytest.raises(WorkflowError, match=why):
+        drive(EpisodeRun(WithFields(fields), {}, tokenizer))
+
+
 def drive(run: EpisodeRun) -> None:
     asked = run.start()
     while asked is not None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_bus import messages
+from areal_bus import messages, sample_fields
 from areal_bus.errors import WireError
 from areal_bus.wire import codec, schema
 from areal_bus.wire.header import MAX_OBJECT_BYTES, check_cost, unpack_checked
@@ -38,6 +38,7 @@ FRAMES: dict[str, st.SearchStrategy[typing.Any]] = {
     "names": st.lists(st.text(min_size=1, max_size=8).filter(lambda name: "\n" not in name), max_size=4),
     "int32": st.integers(0, 9).map(lambda n: b"abcd" * n),
     "float32": st.just(b"\0" * 8),
+    "fields": st.just(b"") | st.lists(st.sampled_from(["a", "b", "c_1"]), min_size=1, unique=True).map(" ".join),
     "turns": st.just("") | TURNS.map(json.dumps) | TURNS.map(lambda turns: json.dumps(turns, ensure_ascii=False)),
 }
 
@@ -62,8 +63,12 @@ def value_of(field: str, hint: type, values: Values) -> st.SearchStrategy[typing
 def whole(record: typing.Any) -> typing.Any:
     """With as many ids, log-probs and versions as its segments say."""
     n_given, n_sampled = sum(g for g, _ in record.segments), sum(s for _, s in record.segments)
+    logps = b"\0\1\2\3" * n_sampled
+    further = {}
+    if getattr(record, "fields", b""):
+        further["fields"] = sample_fields.packed(dict.fromkeys(record.fields.split(" "), logps))
     return dataclasses.replace(
-        record, spans=[[3, n_sampled]], ids=b"abcd" * (n_given + n_sampled), logps=b"\0\1\2\3" * n_sampled
+        record, spans=[[3, n_sampled]], ids=b"abcd" * (n_given + n_sampled), logps=logps, **further
     )
 
 
@@ -116,6 +121,34 @@ def scored(frames: dict[int, bytes] | None = None, **fields: typing.Any) -> list
     parts["f"] |= fields
     parts["n"] = [len(frame) for frame in raw[1:]]
     return [msgpack.packb(parts), *raw[1:]]
+
+
+ONE_FIELD = b"certainty\n" + b"\0\0\0\xbf" * 2
+
+
+def test_fields_of_a_sample_survive_the_wire_and_are_read_by_name() -> None:
+    message = dataclasses.replace(SCORED, fields=sample_fields.packed({"a": b"abcd" * 2, "b": b"efgh" * 2}))
+    assert codec.decode(codec.encode(message, job=JOB), job=JOB) == message
+    assert sample_fields.unpacked(message.fields) == (["a", "b"], b"abcdabcdefghefgh")
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (ONE_FIELD + b"\0" * 4, "mismatch of fields: 1 of them"),
+        (b"certainty\n", "mismatch of fields"),
+        (b"a b\n" + b"\0" * 8, "mismatch of fields: 2 of them"),
+        (b"certainty" + b"\0" * 8, "mismatch of fields"),
+        (b" " * (1 << 20), "mismatch of fields"),
+        (b"certainty\n" + b"\0\0\xc0\x7f" * 2, "finite numbers"),
+        (b"a" * codec.MAX_ARRAY_BYTES + ONE_FIELD, "mismatch of fields"),
+    ],
+)
+def test_fields_that_do_not_fit_their_sample_are_refused(frame: bytes, said: str) -> None:
+    at = len(scored()) - 1  # the last frame
+    assert codec.decode(scored({at: ONE_FIELD}), job=JOB) == dataclasses.replace(SCORED, fields=ONE_FIELD)
+    with pytest.raises(WireError, match=said):
+        codec.decode(scored({at: frame}), job=JOB)
 
 
 def test_the_unchanged_messages_of_these_tests_are_accepted() -> None:
@@ -364,6 +397,8 @@ def at_its_limits(kind: type) -> typing.Any:
             values[field.name] = bytes(codec.MAX_ARRAY_BYTES)
         elif field.metadata.get("frame") == "text":
             values[field.name] = ""
+        elif field.metadata.get("frame") == "fields":  # an array of this many tokens, with its name, is over the limit
+            values[field.name] = b""
         else:
             values[field.name] = LARGE[hint]
     return kind(**values)

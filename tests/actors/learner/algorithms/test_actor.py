@@ -312,15 +312,20 @@ def test_a_combination_without_meaning_is_refused_in_a_sentence(actor: dict[str,
     assert "\n" not in str(refused.value)
 
 
-def test_the_example_of_the_docs_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path("docs") / "algorithms.md").read_text().partition("## Your own parts")[2]
+def example_of(section: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The settings that a section of docs/algorithms.md shows; its module is importable."""
+    page = (Path("docs") / "algorithms.md").read_text().partition(f"## {section}")[2]
     keys, code = (re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("toml", "python"))
     assert keys is not None
     assert code is not None
-    (tmp_path / "mine.py").write_text(code[1])
-    monkeypatch.syspath_prepend(str(tmp_path))
+    (folder / "mine.py").write_text(code[1])
+    monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    config = settings(**tomllib.loads(keys[1]), data=PLAIN)
+    return tomllib.loads(keys[1])
+
+
+def test_the_example_of_the_docs_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(**example_of("Your own parts", tmp_path, monkeypatch), data=PLAIN)
     check(config)
     batch = build(random_shard(11), step=0, clock=0, n_groups=3, eta=1)
     actor = tiny_actor(tmp_path, config)

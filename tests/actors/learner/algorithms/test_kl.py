@@ -128,8 +128,8 @@ def test_the_reward_loses_the_sum_of_the_KL_over_the_trained_tokens(tmp_path: Pa
     batch = prepared(one, shard)
     assert batch.advantages is not None
     for i, item in enumerate(batch.items):
-        assert len(batch.reference[i]) == item.n_trained < item.n_sampled
-        gap = batch.prox[i].double() - batch.reference[i].double()
+        assert len(batch.streams["reference"][i]) == item.n_trained < item.n_sampled
+        gap = batch.streams["prox"][i].double() - batch.streams["reference"][i].double()
         wanted = 2.0 * item.reward - 0.2 * float(gap.sum())  # k1
         assert float(batch.advantages[i]) == pytest.approx(wanted, abs=1e-5)
 
@@ -184,7 +184,7 @@ def test_distillation_is_the_log_ratio_to_the_teacher_with_or_without_the_reward
     alone = prepared(tiny_actor(tmp_path / "alone", config_of({"advantage": "distill"})), shard)
     both = prepared(tiny_actor(tmp_path / "both", config_of({"advantage": "rloo", "distill_coef": 0.25})), shard)
     for i in range(len(shard)):
-        ratio = alone.teacher[i] - alone.prox[i]
+        ratio = alone.streams["teacher"][i] - alone.streams["prox"][i]
         assert float(ratio.abs().max()) > 0.01
         assert torch.equal(alone.advantages_of(i), ratio)
         assert torch.allclose(both.advantages_of(i), plain.advantages_of(i) + 0.25 * ratio, atol=1e-6)

@@ -13,7 +13,7 @@ from torch import Tensor
 from actors.learner.algorithms.aggregations import AGGREGATIONS
 from actors.learner.algorithms.corrections import CORRECTIONS, loglinear_prox, second_moment_threshold
 from actors.learner.algorithms.losses import LOSSES
-from actors.learner.algorithms.parts import Tokens, Totals, select, sequences_of
+from actors.learner.algorithms.parts import Streams, Tokens, Totals, select, sequences_of
 from actors.learner.algorithms.registry import find_algorithm, split
 from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
 from areal_bus.config import algorithms as names
@@ -277,11 +277,11 @@ def test_cispo_is_reinforce_times_a_constant_by_token() -> None:
 def part_of(t: Tokens) -> MicroBatchTokens:
     return MicroBatchTokens(
         behav_N=t.behav_N,
-        prox_N=t.prox_N,
         advantages_N=t.advantages_N,
         lags_N=t.lags_N,
         sequences_N=t.sequences_N,
         lengths_M=t.lengths_M,
+        streams=Streams({"prox": t.prox_N}),
     )
 
 
@@ -329,7 +329,7 @@ def test_two_halves_of_a_micro_batch_add_up_to_the_whole(loss: str, correction: 
     for chosen, lengths in ((t.sequences_N < 2, LENGTHS[:2]), (t.sequences_N >= 2, LENGTHS[2:])):
         part = MicroBatchTokens(
             behav_N=t.behav_N[chosen],
-            prox_N=t.prox_N[chosen],
+            streams=Streams({"prox": t.prox_N[chosen]}),
             advantages_N=t.advantages_N[chosen],
             lags_N=t.lags_N[chosen],
             sequences_N=sequences_of(torch.tensor(lengths)),

@@ -69,7 +69,7 @@ def test_a_critic_of_zeros_gives_the_reward_to_every_token(tmp_path: Path) -> No
     batch = tiny_actor(tmp_path, config_of()).compute_advantages_and_returns(batch_of(random_shard(1), 0))
     for i, item in enumerate(batch.items):
         assert batch.advantages_of(i).tolist() == pytest.approx([item.reward] * item.n_trained)
-        assert batch.old_values[i].tolist() == [0.0] * item.n_trained
+        assert batch.streams["old_values"][i].tolist() == [0.0] * item.n_trained
     assert batch.computed is not None
     assert batch.computed.all(), "also groups whose rewards are equal"
 
@@ -87,8 +87,8 @@ def test_values_of_masked_tokens_bootstrap_and_are_no_targets(tmp_path: Path) ->
     actor.compute_advantages_and_returns(batch)
     rewards = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
     advantages, returns = generalized_advantages(rewards, values.double(), discount=0.9, lam=0.5)
-    assert batch.token_advantages[0].tolist() == pytest.approx(advantages[2:].tolist(), abs=1e-6)
-    assert batch.returns[0].tolist() == pytest.approx(returns[2:].tolist(), abs=1e-6)
+    assert batch.streams["token_advantages"][0].tolist() == pytest.approx(advantages[2:].tolist(), abs=1e-6)
+    assert batch.streams["returns"][0].tolist() == pytest.approx(returns[2:].tolist(), abs=1e-6)
 
 
 def test_value_clipping_takes_the_larger_error() -> None:

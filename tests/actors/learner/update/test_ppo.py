@@ -161,7 +161,7 @@ def test_a_separate_proximal_forward_gives_the_same_update(tmp_path: Path) -> No
     batch = apart.compute_advantages_and_returns(batch_of(shard))
     apart._compute_prox(batch)
     again = apart.ppo_update(batch)
-    assert set(batch.prox) == set(range(len(shard)))
+    assert set(batch.streams["prox"]) == set(range(len(shard)))
     for a, b in zip(weights(fused), weights(apart), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
     assert again["mismatch_kl"] == pytest.approx(stats["mismatch_kl"], rel=1e-4)
@@ -386,10 +386,10 @@ def test_the_mismatch_is_not_of_the_updates_own_steps(tmp_path: Path, recompute:
     batch = batch_of(shard)
     actor.compute_advantages_and_returns(batch)
     actor._compute_prox(batch)
-    for index, logps in batch.prox.items():
+    for index, logps in batch.streams["prox"].items():
         batch.items[index].behav_K.copy_(logps)
     if not recompute:
-        batch.prox.clear()
+        batch.streams["prox"].clear()
     stats = actor.ppo_update(batch)
     assert stats["n_optimizer_steps"] == 2
     assert stats["mismatch_max"] < 1e-5

@@ -1,0 +1,149 @@
+"""Streams of a batch: fields of a workflow or a loop, and what the parts of an algorithm make of them."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from actors.learner.algorithms.parts import Tokens, needs
+from actors.learner.algorithms.registry import find_algorithm
+from actors.learner.batching.batch import build
+from actors.learner.update.advantage_stage import trajectories_of
+from actors.offline.synchronous_reference import SynchronousReference
+from actors.rewards.actor import scored
+from actors.rewards.pool import Verdict
+from areal_bus import authorization, sample_fields
+from areal_bus.config.learner import ActorConfig
+from areal_bus.config.loader import load
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
+from areal_bus.messages import ShardItem, VerdictStatus
+from areal_bus.sample_fields import unpacked
+from tests.actors.learner.algorithms.test_actor import PLAIN, example_of
+from tests.actors.rewards.test_actor import trajectory
+from tests.support.learner_setup import random_shard, settings, tiny_actor
+
+
+def test_an_algorithm_with_a_field_of_its_own_trains_in_the_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = example_of("A field of your own", tmp_path, monkeypatch)
+    names = [f"{section}.{key}={value!r}" for section, keys in own.items() for key, value in keys.items()]
+    few = ("run.total_train_steps=2", "data.batch_size=4", "gconfig.n_samples=2", "learner.warmup.steps=0")
+    config = load("configs/tiny.toml", [*names, *few, "rollout.max_head_offpolicyness=0", "data.max_refill=0"], {})
+    reference = SynchronousReference(config, tmp_path, tmp_path, n_generators=1)
+    steps = list(reference.run())
+    reference.journal.close()
+    assert [step.version for step in steps] == [1, 2]
+    for step in steps:
+        assert step.stats["grad_norm"] > 0
+        assert step.stats["loss/surprise"] == pytest.approx(0, abs=1e-4)  # eta = 0: the sampler is the policy
+        for sample, _, _ in step.groups[0]:
+            names, numbers = unpacked(sample.fields)
+            found = np.frombuffer(numbers, "<f4").reshape(2, -1)
+            assert names == ["certainty", "length"]
+            assert np.allclose(found[0], 2.718 ** np.frombuffer(sample.logps, "<f4"), atol=1e-5)
+            assert set(found[1]) == {len(sample.logps) // 4}
+
+
+def with_fields(shard: list[ShardItem], **fields: float) -> list[ShardItem]:
+    """Each number belongs to all tokens of an item, times its index."""
+    packed = [
+        {name: np.full(len(item.logps) // 4, value * i, "<f4").tobytes() for name, value in fields.items()}
+        for i, item in enumerate(shard)
+    ]
+    return [replace(item, fields=sample_fields.packed(own)) for item, own in zip(shard, packed, strict=True)]
+
+
+def own_loss(monkeypatch: pytest.MonkeyPatch, loss: Any) -> Config:
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(loss=loss))
+    return settings(actor={"loss": "mine:loss"}, data=PLAIN)
+
+
+def test_a_loss_sees_the_fields_of_trained_tokens_however_the_batch_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @needs("index", "prox", twice=lambda streams, _: 2 * streams["index"])
+    def loss(tokens: Tokens, _: ActorConfig) -> tuple[Tensor, dict[str, Tensor]]:
+        index, twice = tokens.streams["index"], tokens.streams["twice"]
+        return -tokens.logprobs_N * tokens.advantages_N * twice, {"gap": twice - 2 * index, "index": index}
+
+    config = own_loss(monkeypatch, loss)
+    shard = with_fields(random_shard(3, clock=4, old=True, n_groups=4), index=1.0)
+    found = []
+    for budget in (1, 60, 9999):
+        cut = config.model_copy(update={"learner": config.learner.model_copy(update={"max_tokens_per_mb": budget})})
+        actor = tiny_actor(tmp_path / str(budget), cut)
+        actor.version = 4
+        batch = build(shard, step=4, clock=4, n_groups=4, eta=2)
+        stats = actor.ppo_update(actor.compute_advantages_and_returns(batch))
+        trained = [(i, item.n_trained) for i, item in enumerate(batch.items)]
+        assert stats["loss/gap"] == 0
+        assert stats["loss/index"] == pytest.approx(sum(i * n for i, n in trained) / sum(n for _, n in trained))
+        found.append(stats["grad_norm"])
+    assert found == pytest.approx([found[0]] * 3, rel=1e-4)
+
+
+def test_an_estimator_sees_the_mean_of_a_field_over_the_whole_trajectory() -> None:
+    shard = with_fields(random_shard(3, clock=9, old=True), index=1.0)
+    batch = build(shard, step=9, clock=9, n_groups=3, eta=0)
+    assert any(item.n_trained < item.n_sampled for item in batch.items)
+    batch.add("of_the_loop", dict.fromkeys(range(len(shard)), 0.25))
+    streams = trajectories_of(batch, settings()).streams
+    assert streams["index"].tolist() == list(range(len(shard)))
+    assert set(streams["of_the_loop"].tolist()) == {0.25}
+
+
+def test_a_field_that_a_trajectory_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = tiny_actor(tmp_path, own_loss(monkeypatch, needs("index")(lambda t, _: -t.logprobs_N * t.streams["index"])))
+    shard = random_shard(3)
+    batch = build([*with_fields(shard[:3], index=1.0), *shard[3:]], step=0, clock=0, n_groups=3, eta=1)
+    with pytest.raises(ConfigError, match=r"missing stream 'index' in 9 of 12 trajectories \(first uid 0\)"):
+        actor.compute_advantages_and_returns(batch)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda t, _: t.logprobs_N * t.streams["x"], "missing stream 'x': the part must declare it"),
+        (needs("reference")(lambda t, _: t.logprobs_N), "missing stream 'reference'"),
+        (needs("returns")(lambda t, _: t.logprobs_N), "'returns' is taken"),
+        (needs("no name")(lambda t, _: t.logprobs_N), "the name of a field"),
+        (needs(x=lambda s, _: s["behav"][:1])(lambda t, _: t.logprobs_N), r"returns shape \(5,\) here: got \(1,\)"),
+        (needs(x=lambda s, _: s["y"])(lambda t, _: t.logprobs_N), "missing stream 'y'"),
+    ],
+)
+def test_a_stream_that_nothing_makes_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, loss: Any, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        find_algorithm(own_loss(monkeypatch, loss).actor)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("prox", 1.0, "'prox' exists"),
+        ("x", torch.zeros(99), "mismatch in the stream 'x' of uid 0"),
+        ("x", float("nan"), "finite numbers are needed"),
+    ],
+)
+def test_a_stream_of_a_loop_that_does_not_fit_the_batch_is_refused(name: str, values: Any, said: str) -> None:
+    batch = build(random_shard(3), step=0, clock=0, n_groups=3, eta=1)
+    with pytest.raises(ConfigError, match=said):
+        batch.add(name, {0: values})
+
+
+@pytest.mark.parametrize("names", ["prox", "a a", "a-b", "1a", "x" * 41, "", " ".join(f"a{i}" for i in range(17))])
+def test_fields_of_a_forbidden_name_are_refused_by_generators_rewards_and_head(names: str) -> None:
+    assert sample_fields.broken_rule(names.split(" "))
+    sampled = trajectory(0, "text")
+    for message in (sampled, scored(sampled, Verdict(0, VerdictStatus.VALUE, 1.0, None, "", 0.0))):
+        assert not authorization.broken_limit(message)
+        assert "at most 16 fields" in authorization.broken_limit(replace(message, fields=f"{names}\n".encode()))
