@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from areal_bus.config.names.trackers import PACKAGES
+from areal_bus.config.names.trackers import TRACKERS
 from tools import run, terminal
 from tools.follow import HOLD_S, is_over, stopped_by
 from tools.run import Run
@@ -23,7 +23,7 @@ To start a follower beside a job: journal.tracker = ["tensorboard"]."""
 
 def parser() -> argparse.ArgumentParser:
     p = run_parser("tools.export", description="Write the scalar series of a run to a tracker.", epilog=EPILOG)
-    p.add_argument("--to", required=True, choices=list(PACKAGES), help="which tracker")
+    p.add_argument("--to", required=True, metavar="TRACKER", help=f'{", ".join(TRACKERS)} or "module:Writer"')
     p.add_argument("--out", metavar="FOLDER", help="folder for the tracker's files (RUN/trackers)")
     p.add_argument("--new", action="store_true", help="begin another run of the tracker instead of continuing")
     p.add_argument("--follow", action="store_true", help="write on while the job runs; ends after it, or by Ctrl-C")
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         session.advance(float("inf"), time.time())
         session.write_samples()
         n = session.n_rows
-    print(f"{where.folder} ({where.name}): {n} new rows for {args.to}, in {out / args.to}")
+    print(f"{where.folder} ({where.name}): {n} new rows for {args.to}, in {out / args.to.replace(':', '-')}")
     return 0
 
 

@@ -12,7 +12,6 @@ from pydantic import Field
 from areal_bus.config.adapt import AdaptSettings
 from areal_bus.config.data import DataConfig
 from areal_bus.config.learner import ActorConfig, CriticConfig, LearnerConfig, ReferenceConfig, TeacherConfig
-from areal_bus.config.names.trackers import Tracker
 from areal_bus.config.names.workflows import BUILT_IN, environment_of
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.rollout import EngineConfig, GenerationConfig, RolloutConfig
@@ -286,8 +285,9 @@ class JournalConfig(Section):
     detail_mib: int = Field(64, ge=0)
     """The first full files of each process, together of this size before compression, keep the times of single spans,
     which the timeline draws. Later full files keep the seconds of each label only. All other lines are kept."""
-    tracker: tuple[Tracker, ...] = ()
-    """Trackers that a process beside the job feeds from the journal (docs/trackers.md). Each needs its package."""
+    tracker: tuple[str, ...] = ()
+    """Trackers that a process beside the job feeds from the journal: "tensorboard", "wandb", "trackio", "csv",
+    "parquet", or your own, "module:Writer" (docs/trackers.md)."""
 
 
 class Config(Section):

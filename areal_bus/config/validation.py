@@ -8,6 +8,7 @@ from areal_bus.config.data import DataConfig, data_rules
 from areal_bus.config.names.engines import SERVED, is_known, kind_of, why_unknown
 from areal_bus.config.names.gpu_memory import gib_of, nearest
 from areal_bus.config.names.named_tasks import is_scored_by
+from areal_bus.config.names.trackers import why_unknown as why_unknown_tracker
 from areal_bus.config.names.workflows import BUILT_IN, environment_of
 from areal_bus.config.rewards import reward_rules
 from areal_bus.config.rollout import generation_rules
@@ -399,6 +400,7 @@ def _watching(c: Config) -> list[Rule]:
             c.journal.tokens and not c.journal.samples,
             "journal.tokens keeps the tokens of kept samples: set journal.samples = true (or journal.tokens = false)",
         ),
+        *((bool(why), why) for why in map(why_unknown_tracker, c.journal.tracker)),
         (
             len(set(c.journal.tracker)) < len(c.journal.tracker),
             f"journal.tracker names each tracker once: it is {list(c.journal.tracker)}",

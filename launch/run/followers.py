@@ -85,7 +85,7 @@ class Followers:
 
     def log(self, name: str) -> Path:
         """The file that gets its output."""
-        return self.run / "logs" / ("alarms.txt" if name == ALARMS else f"tracker-{name}.txt")
+        return self.run / "logs" / ("alarms.txt" if name == ALARMS else f"tracker-{name.replace(':', '-')}.txt")
 
     @staticmethod
     def _title(name: str) -> str:

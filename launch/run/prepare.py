@@ -31,7 +31,7 @@ from actors.runtime.user_modules import add_user_folder, load_function
 from actors.workflows.loading import check_workflow
 from areal_bus.config.algorithms import is_users
 from areal_bus.config.learner import LearnerConfig
-from areal_bus.config.names.trackers import check_installed
+from areal_bus.config.names.trackers import check_trackers
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.process import standard_streams
@@ -78,7 +78,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     folder = config_file.resolve().parent
     add_user_folder(folder)
     found = [] if run is None else check_changes(run, config)
-    check_installed(config.journal.tracker)
+    check_trackers(config.journal.tracker)
     model = check_model(config, folder)
     check_lora(config, model)
     check_frozen_models(config, folder, model)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from areal_bus.config.names.packaged import FOLDER, find_config
-from areal_bus.config.names.trackers import PACKAGES as PACKAGES_OF
+from areal_bus.config.names.trackers import TRACKERS
 from areal_bus.errors import ConfigError
 from areal_bus.launch import main_of_console
 from areal_bus.process import commands, isolation, mpirun
@@ -204,7 +204,7 @@ def test_every_extra_has_an_install_command_that_works_in_any_folder(monkeypatch
         assert not re.search(r"pip install (-c|--constraint) constraints.txt|run make |`make (model|setup)", text), path
         named |= set(re.findall(r"install_command\([\"']([a-z-]+)[\"']\)", text))
     assert {"hf", "lora", "judge", "envs", "plot", "demo", "reasoning-gym"} == named
-    assert named | {name for name in PACKAGES_OF if PACKAGES_OF[name]} <= set(extras)
+    assert named | {name for name, kind in TRACKERS.items() if kind.package} <= set(extras)
     *_, constraint, package = shlex.split(commands.install_command("hf"))
     assert (Path(constraint).is_absolute(), Path(constraint).is_file(), package) == (True, True, "areal-bus[hf]")
     monkeypatch.setattr(commands, "CONSTRAINTS", Path("constraints.txt"))  # as installed: there is none

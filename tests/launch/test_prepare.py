@@ -213,6 +213,11 @@ def test_a_tracker_whose_package_is_missing_is_refused(file: Path, monkeypatch: 
     assert said.endswith(f"run {install_command('wandb')}")
 
 
+def test_a_tracker_of_the_user_that_lacks_a_member_is_refused(file: Path) -> None:
+    (file.parent / "own_tracker.py").write_text("class Writer:\n    takes_undo = is_rewritten = takes_samples = False")
+    assert "'own_tracker:Writer' has no write, close" in refusal(file, 'journal.tracker=["own_tracker:Writer"]')
+
+
 def test_an_invalid_scratch_shape_is_refused(file: Path) -> None:
     assert "must be an even multiple" in refusal(file, "model.scratch.heads=3")
 

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -343,6 +344,56 @@ def test_trackio_gets_each_step_once_over_two_starts(ring: Ring, tmp_path: Path)
     assert [(x["step"], x["rollout/reward"]) for x in logs if "rollout/reward" in x] == [(1, 1.0), (2, 2.0)]
     assert [x["step"] for x in logs if "eval/accuracy" in x] == [2]
     assert sum("samples" in x for x in logs) == 2
+
+
+def test_a_tracker_of_the_user_writes_beside_a_job_and_afterwards(ring: Ring, tmp_path: Path, capfd: Out) -> None:
+    """The class that docs/trackers.md shows, beside the config that the run records."""
+    page = (ROOT / "docs" / "trackers.md").read_text().partition("## A tracker of your own")[2]
+    code = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "mine.py").write_text(code)
+    (ring.folder / "origin.json").write_text(json.dumps({"folder": str(tmp_path / "beside")}))
+    ring.update(0.5)
+    followers = Followers()
+    followers.start(ring.folder, ["mine:Lines"])
+    followers.end()
+    assert capfd.readouterr().err == ""
+    assert "1 new rows for mine:Lines" in (ring.folder / "logs" / "tracker-mine-Lines.txt").read_text()
+    ring.update(1.0)
+    exported(ring.folder, "mine:Lines")
+    written = (ring.folder / "trackers" / "mine-Lines" / "lines.jsonl").read_text().splitlines()
+    assert [(row["step"], row["rollout/reward"]) for row in map(json.loads, written)] == [(1, 0.5), (2, 1.0)]
+
+
+class Short:
+    takes_undo = True
+    is_rewritten = takes_samples = False
+
+    def write(self, rows: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mine:Short", "journal.tracker 'mine:Short' has no undo"),
+        ("mine:make", "journal.tracker 'mine:make' has no takes_samples, write, close"),
+        ("mine:Missing", "cannot import journal.tracker 'mine:Missing': AttributeError"),
+        ("nowhere:Writer", "cannot import journal.tracker 'nowhere:Writer': ModuleNotFoundError"),
+        ("mine:number", "must name a class: it is a int"),
+        ("tensorbord", "unknown journal.tracker 'tensorbord': it is \"tensorboard\", "),
+        ("mine:", "unknown journal.tracker 'mine:'"),
+    ],
+)
+def test_a_tracker_that_is_no_writer_is_refused(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    part = SimpleNamespace(takes_undo=False, is_rewritten=False)
+    mine = SimpleNamespace(Short=Short, number=3, make=lambda target: part)
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        export.main([str(ring.folder), "--to", name])
 
 
 def test_a_missing_package_and_a_second_writer_are_refused(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,9 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
 
-from areal_bus.config.names.trackers import Tracker, check_installed
+from areal_bus.config.names.trackers import check_members, check_trackers, constructor_of
 from areal_bus.errors import ConfigError
 from tools.follow import JournalFollower
 from tools.run import Line, Run, is_number, read_object
@@ -19,13 +18,6 @@ from tools.samples import interleave_groups
 from tools.trackers.protocol import Target, Writer
 from tools.trackers.series import EVENTS, Row, SeriesReader, Undone
 
-WRITERS = {  # module and constructor: a tracker's package is imported only when it is used
-    "tensorboard": ("tensorboard_writer", "TensorboardWriter"),
-    "wandb": ("wandb_writer", "WandbWriter"),
-    "trackio": ("trackio_writer", "TrackioWriter"),
-    "csv": ("tables", "csv_writer"),
-    "parquet": ("tables", "parquet_writer"),
-}
 SAMPLES = 8  # of the newest step
 SAMPLES_EVERY_S = 60.0
 TAIL_BYTES = 1 << 18  # of samples.jsonl
@@ -46,14 +38,13 @@ class TrackerState:
 class TrackerSession:
     """One tracker run. `advance` reads further lines of the journal and writes the new rows."""
 
-    def __init__(self, where: Run, tracker: Tracker, folder: Path, state_file: Path, state: TrackerState) -> None:
+    def __init__(self, where: Run, tracker: str, folder: Path, state_file: Path, state: TrackerState) -> None:
         self._where, self._state_file = where, state_file
         self._journal = JournalFollower(where, EVENTS)
         self._series = SeriesReader()
-        module, name = WRITERS[tracker]
-        make: Callable[[Target], Writer] = getattr(import_module(f"tools.trackers.{module}"), name)
-        config = where.config()
-        self._writer = make(Target(where.name, folder, config, state.identity, state.first_step))
+        make: Callable[[Target], Writer] = constructor_of(tracker)
+        self._writer = make(Target(where.name, folder, where.config(), state.identity, state.first_step))
+        check_members(tracker, self._writer)
         self._state = TrackerState(state.identity) if self._writer.is_rewritten else state
         self._samples_due = 0.0 if self._writer.takes_samples else float("inf")
         self._sampled_version = -1
@@ -114,13 +105,16 @@ class TrackerSession:
 
 
 @contextlib.contextmanager
-def open_session(where: Run, tracker: Tracker, out: Path, *, new: bool) -> Iterator[TrackerSession]:
+def open_session(where: Run, tracker: str, out: Path, *, new: bool) -> Iterator[TrackerSession]:
     """The session of a tracker. `new` begins another tracker run. Raises ConfigError when it cannot be opened."""
-    check_installed([tracker])
-    folder, state_file = out / tracker, out / f"{tracker}.json"
+    if (own := where.origin().get("folder")) and own not in sys.path:
+        sys.path.insert(0, str(own))  # of the config: a writer of the user's own is beside it
+    check_trackers([tracker])
+    name = tracker.replace(":", "-")  # of the user's own
+    folder, state_file = out / name, out / f"{name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (out / f"{tracker}.lock").open("w", encoding="utf-8")
+        lock = (out / f"{name}.lock").open("w", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"a tracker needs a folder for its files: {error}; choose another one by --out") from None
     with lock:
