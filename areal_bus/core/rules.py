@@ -1,6 +1,7 @@
 """Settings of the head: the part of the config that it uses."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from areal_bus.core.evaluation.evaluation_plan import EvaluationSet
 from areal_bus.core.parts.sample_limits import NO_LIMITS, SampleLimits
@@ -57,6 +58,12 @@ class HeadRules:
     max_restarts: int = 5  # crashes of an actor in a row after which its supervisor ends the job
     capacity: int | None = None  # samples that a generator is leased at once, whatever it asks for; None: no limit
     limits: SampleLimits = NO_LIMITS
+
+    @classmethod
+    def of(cls, source: object, **others: Any) -> "HeadRules":
+        """The rules that `source` has as attributes of the same names, and `others` instead or besides."""
+        own = {rule.name: getattr(source, rule.name) for rule in fields(cls) if hasattr(source, rule.name)}
+        return cls(**own | others)
 
     def samples_at(self, version: int) -> int:
         """Samples of a group whose prompt is admitted at this version."""

@@ -144,37 +144,16 @@ class Scenario:
 
     @property
     def rules(self) -> HeadRules:
-        return HeadRules(
-            batch_size=self.batch_size,
-            eta=self.eta,
-            n_samples=self.n_samples,
-            total_steps=self.total_steps,
-            n_generators=self.n_generators,
-            n_rewards=self.n_rewards,
-            n_learners=self.n_learners,
-            silent_s=self.silent_s,
+        return HeadRules.of(
+            self,
             assemble_s=self.calm_s + 1000.0,
-            push_timeout_s=self.push_timeout_s,
-            policy=self.policy,
-            planner=self.planner,
-            drop_last=self.drop_last,
-            checkpoint_every=self.checkpoint_every,
-            checkpoint_keep=self.checkpoint_keep,
             evaluate_before=self.n_problems > 0,
             evaluate_after=self.n_problems > 0,
-            evaluate_every=self.evaluate_every,
             evaluate_share=0.5,
             evaluate_metric="reward",
-            evaluate_patience=self.evaluate_patience,
             evaluation_sets=self._sets(),
             partial_bytes=self.report_bytes,
-            on_timeout=self.on_timeout,
-            on_error=self.on_error,
-            partial_groups=self.partial_groups,
-            max_refill=self.max_refill,
-            stages=self.stages,
-            pool=self.pool,
-            schedule=self.schedule,
+            capacity=None,  # the simulated generators ask for no more than theirs
         )
 
     def samples_at(self, born: int) -> int:
