@@ -77,6 +77,14 @@ class Completion:
     finish: str  # messages.Finish
 
 
+def stamp(spans: list[list[int]], version: int, n: int) -> None:
+    """Add `n` tokens of this version in place: to the last span if it is of this version, else as a new one."""
+    if spans and spans[-1][0] == version:
+        spans[-1][1] += n
+    else:
+        spans.append([version, n])
+
+
 class Engine(Protocol):
     """Continuous batching over weights that may change between two tokens.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.engines.protocol import Completion, SamplingControls
+from actors.engines.protocol import Completion, SamplingControls, stamp
 from actors.runtime.user_code import definition, is_users, shown
 from actors.workflows.protocol import Episode, Row, Turn, Workflow
 from areal_bus.errors import EngineError, WorkflowError
@@ -125,10 +125,7 @@ class EpisodeRun:
         self.ids.extend(completion.ids)
         self.logps.extend(completion.logps)
         for version, n in completion.spans:
-            if self.spans and self.spans[-1][0] == version:
-                self.spans[-1][1] += n
-            else:
-                self.spans.append([version, n])
+            stamp(self.spans, version, n)
         self.finish = completion.finish
         text = self._tokenizer.decode(completion.ids, skip_special_tokens=True)
         return self._send(Turn(completion.ids, text, completion.finish, completion.logps, completion.spans))

@@ -33,10 +33,10 @@ class Writer(Protocol):
         """Write rows, or hand them to the tracker's own process."""
 
     def undo(self, version: int) -> None:
-        """Remove all rows of later versions."""
+        """Remove all rows of later versions. Only with `takes_undo`."""
 
     def samples(self, version: int, samples: Sequence[Line]) -> None:
-        """Write a table with SAMPLE_COLUMNS."""
+        """Write a table with SAMPLE_COLUMNS. Only with `takes_samples`."""
 
     def close(self) -> None:
         """Finish the tracker's run. It can be continued later."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.run import Line
 from tools.trackers.protocol import Target
 from tools.trackers.series import Row
 
@@ -41,9 +40,6 @@ class TableWriter:
     def undo(self, version: int) -> None:
         self._table = {step: values for step, values in self._table.items() if step <= version}
         self._is_written = False
-
-    def samples(self, version: int, samples: Sequence[Line]) -> None:
-        raise NotImplementedError("a table of scalars gets no samples")
 
     def close(self) -> None:
         if not self._is_written:

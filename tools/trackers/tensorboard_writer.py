@@ -6,7 +6,6 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from tools.run import Line
 from tools.trackers.protocol import Target
 from tools.trackers.series import Row
 
@@ -31,9 +30,6 @@ class TensorboardWriter:
     def undo(self, version: int) -> None:
         self._begin_session(version + 1)
         self._file.flush()
-
-    def samples(self, version: int, samples: Sequence[Line]) -> None:
-        raise NotImplementedError("TensorBoard gets no samples")
 
     def close(self) -> None:
         self._file.close()

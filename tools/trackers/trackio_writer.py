@@ -32,9 +32,6 @@ class TrackioWriter:
         for row in rows:
             self._run.log(row.values, step=row.step)
 
-    def undo(self, version: int) -> None:
-        raise NotImplementedError("rows of a Trackio run cannot be removed")
-
     def samples(self, version: int, samples: Sequence[Line]) -> None:
         data = [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in samples]
         table = trackio.Table(columns=list(SAMPLE_COLUMNS), data=data)

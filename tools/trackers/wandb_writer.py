@@ -39,9 +39,6 @@ class WandbWriter:
         for row in rows:
             self._run.log({"version": row.step, **row.values})
 
-    def undo(self, version: int) -> None:
-        raise NotImplementedError("rows of a W&B run cannot be removed")
-
     def samples(self, version: int, samples: Sequence[Line]) -> None:
         data = [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in samples]
         self._run.log({"version": version, "samples": wandb.Table(columns=list(SAMPLE_COLUMNS), data=data)})

@@ -6,7 +6,7 @@ from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.engines.protocol import PLAIN, Completion, Request, SamplingControls
+from actors.engines.protocol import PLAIN, Completion, Request, SamplingControls, stamp
 from actors.engines.stop_strings import StopStrings
 from areal_bus.messages import Finish
 
@@ -93,10 +93,7 @@ class Sequence:
     def add(self, tokens: list[int], logps: list[float], version: int) -> None:
         self.sampled += tokens
         self.logps += logps
-        if self.spans and self.spans[-1][0] == version:
-            self.spans[-1][1] += len(tokens)
-        else:
-            self.spans.append([version, len(tokens)])
+        stamp(self.spans, version, len(tokens))
 
     def ended(self) -> Finish | None:
         """Why the last token is the last one; None: it is not. Call it after each token."""

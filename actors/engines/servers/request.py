@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.engines.builtin.sequence import stops_of
-from actors.engines.protocol import PLAIN, Completion, Done, Request
+from actors.engines.protocol import PLAIN, Completion, Done, Request, stamp
 from actors.engines.servers.protocol import PieceUpdate, RequestPiece
 from actors.engines.stop_strings import StopStrings
 from areal_bus.errors import EngineLost
@@ -154,10 +154,8 @@ def joined(first: list[list[int]], then: list[list[int]]) -> list[list[int]]:
     """Concatenate spans; adjacent ones of one version become one."""
     spans = [list(span) for span in first]
     for version, n in then:
-        if n and spans and spans[-1][0] == version:
-            spans[-1][1] += n
-        elif n:
-            spans.append([version, n])
+        if n:
+            stamp(spans, version, n)
     return spans
 
 
