@@ -16,7 +16,7 @@ from benchmarks.faults import recovery
 from benchmarks.faults.recovery import Survivors, of_role, percentile
 from benchmarks.harness.protocol import Figures
 from benchmarks.jobs.demo import ROOT
-from benchmarks.jobs.real_job import Blow, KilledJob, Killer
+from benchmarks.jobs.real_job import Kill, KilledJob, Killer
 from tools.audit.audit import audit, judge
 from tools.audit.findings import InvariantVerdict
 from tools.run import Line, Run
@@ -58,7 +58,7 @@ class Faults:
             for role in order(KILLS, SEED):
                 killer.kill(role)
             end(job)
-        return figures(job, killer.blows) | {"seconds": round(time.monotonic() - began, 1), "run": str(job.run)}
+        return figures(job, killer.kills) | {"seconds": round(time.monotonic() - began, 1), "run": str(job.run)}
 
 
 def job_at(run: Path, *, quiet: bool) -> KilledJob:
@@ -75,7 +75,7 @@ def order(kills: dict[Role, int], seed: int) -> list[Role]:
 def end(job: KilledJob) -> None:
     """Some updates more, then drained, resumed, and brought to an end at which nothing is open."""
     n_updates = job.tail.n_updates
-    job.until(lambda: job.tail.n_updates > n_updates + 2, "updates after the last kill")
+    job.wait_until(lambda: job.tail.n_updates > n_updates + 2, "updates after the last kill")
     job.drain()
     job.tail.look()
     steps = ("--resume", str(job.run), "--set", f"run.total_train_steps={job.tail.version + LAST_STEPS}")
@@ -83,12 +83,12 @@ def end(job: KilledJob) -> None:
         job.finish()
 
 
-def figures(job: KilledJob, blows: list[Blow]) -> Figures:
+def figures(job: KilledJob, kills: list[Kill]) -> Figures:
     """Figures from the journal and the audit of the run."""
     run = Run(job.run)
     lines = sorted(run.events(*OF_HEAD, role="head"), key=lambda line: float(line["t"]))
     scores = list(run.events("score", role="reward"))
-    generators, rewards = of_role(blows, Role.GENERATOR), of_role(blows, Role.REWARD)
+    generators, rewards = of_role(kills, Role.GENERATOR), of_role(kills, Role.REWARD)
     detected = list(recovery.detections(lines, generators + rewards))
     leased = list(recovery.lease_recoveries(lines, generators))
     scored = list(recovery.score_recoveries(lines, scores, rewards, n_rewards=REWARDS))
@@ -96,8 +96,8 @@ def figures(job: KilledJob, blows: list[Blow]) -> Figures:
     broken = [name for name, j in judge(audit(run)).items() if j.verdict is InvariantVerdict.BROKEN]
     return {
         "bench": "faults",
-        "kills": len(blows),
-        **{f"kills_{role}": n for role, n in sorted(Counter(str(blow.role) for blow in blows).items())},
+        "kills": len(kills),
+        **{f"kills_{role}": n for role, n in sorted(Counter(str(kill.role) for kill in kills).items())},
         "lost": len(survivors.lost),
         "trained_twice": len(survivors.twice),
         "audit_broken": ",".join(broken),
@@ -109,11 +109,11 @@ def figures(job: KilledJob, blows: list[Blow]) -> Figures:
         "recovery_p50_s": percentile(leased + scored, 0.5),
         "recovery_p99_s": percentile(leased + scored, 0.99),
         "recovery_max_s": percentile(leased + scored, 1.0),
-        **{f"{role}_back_p50_s": percentile(back(lines, blows, role), 0.5) for role in (Role.LEARNER, Role.HEAD)},
+        **{f"{role}_back_p50_s": percentile(back(lines, kills, role), 0.5) for role in (Role.LEARNER, Role.HEAD)},
         "updates": job.tail.n_updates,
         "prompts": len(survivors.admitted),
     }
 
 
-def back(lines: list[Line], blows: list[Blow], role: Role) -> list[float]:
-    return list(recovery.returns(lines, of_role(blows, role)))
+def back(lines: list[Line], kills: list[Kill], role: Role) -> list[float]:
+    return list(recovery.returns(lines, of_role(kills, role)))

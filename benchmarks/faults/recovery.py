@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from areal_bus.messages import Role
-from benchmarks.jobs.real_job import Blow
+from benchmarks.jobs.real_job import Kill
 from tools.run import Line
 
 Key = tuple[int, int, int]  # uid, attempt, sample
@@ -24,26 +24,26 @@ def follower(name: str) -> str:
     return f"{place}.{int(incarnation) + 1}"
 
 
-def detections(lines: Sequence[Line], blows: Iterable[Blow]) -> Iterator[float]:
+def detections(lines: Sequence[Line], kills: Iterable[Kill]) -> Iterator[float]:
     """From a kill to the head's line that the victim is dead or that its next incarnation has joined."""
-    told = [line for line in lines if line["event"] == "joined" or line.get("state") == "dead"]
-    for blow in blows:
-        names = (blow.name, follower(blow.name))
-        found = [line["t"] for line in told if line["t"] > blow.t and line["name"] in names]
+    noticed = [line for line in lines if line["event"] == "joined" or line.get("state") == "dead"]
+    for kill in kills:
+        names = (kill.name, follower(kill.name))
+        found = [line["t"] for line in noticed if line["t"] > kill.t and line["name"] in names]
         if found:
-            yield found[0] - blow.t
+            yield found[0] - kill.t
 
 
-def lost_leases(lines: Sequence[Line], blow: Blow) -> dict[int, int]:
+def lost_leases(lines: Sequence[Line], kill: Kill) -> dict[int, int]:
     """Prompts (and attempts) leased to a killed generator that lacked verdicts at the kill."""
     held: dict[int, int] = {}
     for line in lines:
-        if line["t"] >= blow.t:
+        if line["t"] >= kill.t:
             break
         match line["event"]:
             case "lease":
                 held.pop(line["uid"], None)
-                if line["holder"] == blow.name:
+                if line["holder"] == kill.name:
                     held[line["uid"]] = line["attempt"]
             case "ready" | "refund":
                 held.pop(line["uid"], None)
@@ -52,58 +52,58 @@ def lost_leases(lines: Sequence[Line], blow: Blow) -> dict[int, int]:
     return held
 
 
-def lease_recoveries(lines: Sequence[Line], blows: Iterable[Blow]) -> Iterator[float]:
+def lease_recoveries(lines: Sequence[Line], kills: Iterable[Kill]) -> Iterator[float]:
     """From a kill to the next lease of each prompt of the victim, except prompts with all verdicts."""
-    for blow in blows:
-        held = lost_leases(lines, blow)
+    for kill in kills:
+        held = lost_leases(lines, kill)
         for line in lines:
-            if line["t"] > blow.t and line["event"] == "term":
+            if line["t"] > kill.t and line["event"] == "term":
                 break  # later prompts belong to the new term
-            if line["t"] > blow.t and line["event"] in ("lease", "ready", "refund") and line["uid"] in held:
+            if line["t"] > kill.t and line["event"] in ("lease", "ready", "refund") and line["uid"] in held:
                 del held[line["uid"]]
                 if line["event"] == "lease":
-                    yield line["t"] - blow.t
+                    yield line["t"] - kill.t
 
 
 def score_recoveries(
-    lines: Sequence[Line], scores: Sequence[Line], blows: Iterable[Blow], *, n_rewards: int
+    lines: Sequence[Line], scores: Sequence[Line], kills: Iterable[Kill], *, n_rewards: int
 ) -> Iterator[float]:
     """From a reward's kill to the verdict, by another one, on each sample that it had and had not judged.
 
     A sample goes first to the reward at uid modulo their number, in order of name; counted are those that left their
     generator while both were there, since the last change among rewards.
     """
-    for blow in blows:
-        before = [line for line in lines if line["t"] < blow.t]
+    for kill in kills:
+        before = [line for line in lines if line["t"] < kill.t]
         changed = max((x["t"] for x in before if str(x.get("name", "")).startswith("reward-")), default=0.0)
-        index = int(blow.name.rpartition(".")[0].rpartition("-")[2])
-        judged = {key(x) for x in scores if x["t"] < blow.t and f"reward-{x['rank']}.{x['inc']}" == blow.name}
+        index = int(kill.name.rpartition(".")[0].rpartition("-")[2])
+        judged = {key(x) for x in scores if x["t"] < kill.t and f"reward-{x['rank']}.{x['inc']}" == kill.name}
         sent = {
             key(x) for x in before if x["event"] == "sampled" and x["t"] > changed and x["uid"] % n_rewards == index
         }
         left = sent - judged - {key(x) for x in before if x["event"] == "scored"}
         for line in lines:
-            if line["t"] > blow.t and line["event"] == "scored" and key(line) in left:
+            if line["t"] > kill.t and line["event"] == "scored" and key(line) in left:
                 left.discard(key(line))
-                yield line["t"] - blow.t
+                yield line["t"] - kill.t
 
 
-def returns(lines: Sequence[Line], blows: Iterable[Blow]) -> Iterator[float]:
+def returns(lines: Sequence[Line], kills: Iterable[Kill]) -> Iterator[float]:
     """From the kill of a learner or head to the next finished update."""
-    for blow in blows:
-        term = next((x["t"] for x in lines if x["event"] == "term" and x["t"] > blow.t), None)
+    for kill in kills:
+        term = next((x["t"] for x in lines if x["event"] == "term" and x["t"] > kill.t), None)
         if term is not None:
             found = next((x["t"] for x in lines if x["event"] == "update" and x["t"] > term), None)
             if found is not None:
-                yield found - blow.t
+                yield found - kill.t
 
 
 def key(line: Line) -> Key:
     return line["uid"], line["attempt"], line["sample"]
 
 
-def of_role(blows: Iterable[Blow], *roles: Role) -> list[Blow]:
-    return [blow for blow in blows if blow.role in roles]
+def of_role(kills: Iterable[Kill], *roles: Role) -> list[Kill]:
+    return [kill for kill in kills if kill.role in roles]
 
 
 @dataclass

@@ -29,7 +29,7 @@ WRITERS = "head-0."
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
+class Kill:
     """SIGKILL to an actor."""
 
     role: Role
@@ -128,7 +128,7 @@ class KilledJob:
             self.process.send_signal(signal.SIGUSR1)
         self.finish()
 
-    def until(self, is_so: Callable[[], Any], what: str) -> None:
+    def wait_until(self, is_so: Callable[[], Any], what: str) -> None:
         """Wait for a condition. Raises ConfigError at the deadline, or if the job ends before."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -157,26 +157,26 @@ class Killer:
 
     def __init__(self, job: KilledJob, seed: int) -> None:
         self._job, self._dice = job, random.Random(seed)
-        self.blows: list[Blow] = []
+        self.kills: list[Kill] = []
 
     def _healthy(self, role: Role) -> list[str]:
         """Healthy members by the journal, without victims whose death is not journalled yet."""
-        dead = {blow.name for blow in self.blows}
+        dead = {kill.name for kill in self.kills}
         return [name for name in self._job.tail.healthy(role) if name not in dead]
 
-    def kill(self, role: Role, wait_s: tuple[float, float] = AFTERWARDS_S) -> Blow:
+    def kill(self, role: Role, wait_s: tuple[float, float] = AFTERWARDS_S) -> Kill:
         """Kill one actor of this role, a random time after another one can take over."""
         tail = self._job.tail
         single = role in (Role.HEAD, Role.LEARNER)
         n_updates = tail.n_updates
-        self._job.until(
+        self._job.wait_until(
             lambda: tail.n_updates > n_updates and (single or len(self._healthy(role)) > 1), f"a {role} may be killed"
         )
         time.sleep(self._dice.uniform(*wait_s))  # random moment of the kill, not a wait for an event
-        self._job.until(lambda: single or len(self._healthy(role)) > 1, f"a {role} may be killed")
+        self._job.wait_until(lambda: single or len(self._healthy(role)) > 1, f"a {role} may be killed")
         place = f"{role}-0" if single else self._dice.choice(self._healthy(role)).rpartition(".")[0]
         name, pid = self._job.pid(place)
-        blow = Blow(role, name, time.monotonic())
+        kill = Kill(role, name, time.monotonic())
         os.kill(pid, signal.SIGKILL)
-        self.blows.append(blow)
-        return blow
+        self.kills.append(kill)
+        return kill

@@ -72,7 +72,7 @@ def observed(config: str, *, quiet: bool) -> Figures:
         where = Path(folder) / "observed"
         job = KilledJob(where, config=config, changes=changes, ranks=demo.RANKS, quiet=quiet)
         with job.started():
-            job.until(lambda: job.tail.version >= 1, "the first update")
+            job.wait_until(lambda: job.tail.version >= 1, "the first update")
             with watched(where) as page:
                 first = moment(where, page, at_update(job, WARM))
                 last = moment(where, page, at_update(job, first.version + LAP[config]))
@@ -86,7 +86,7 @@ def at_update(job: KilledJob, version: int) -> int:
     """Wait for this version; each update may take as long as the harness allows. The version that was reached."""
     while job.tail.version < version:
         reached = job.tail.version
-        job.until(lambda: job.tail.version > reached, f"update {version}")  # noqa: B023
+        job.wait_until(lambda: job.tail.version > reached, f"update {version}")  # noqa: B023
     return job.tail.version
 
 

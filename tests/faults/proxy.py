@@ -76,7 +76,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._streams: list[_Stream] = []
-        self._kept: list[socket.socket] = []  # far ends that were not told
+        self._kept: list[socket.socket] = []  # far ends that got no FIN
         self._lock = threading.Lock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._serve, daemon=True)

@@ -1,14 +1,14 @@
-"""A real job of ranks under mpirun that is small, can be held at any step, and whose parts are killed at will.
+"""A small real job of ranks under mpirun, whose learner can be held, generators throttled and actors killed.
 
     with Ring(tmp_path, "run.total_train_steps=6").started() as ring:
-        ring.until("update", version=3)
+        ring.wait_for("update", version=3)
         death = ring.kill("generator-0")
-        ring.until("joined", name="generator-0.1", after=death.t)
+        ring.wait_for("joined", name="generator-0.1", after=death.t)
         ring.finish()
         ring.check_survived()
 
-Lines of the journal carry `t`, seconds of the clock that `time.monotonic` reads here, too. What fails says what the job
-printed, the end of its journal and what `tools.why` makes of it.
+Lines of the journal carry `t`, seconds of the clock that `time.monotonic` reads here, too. A failure reports the
+output of the job, the end of its journal and the verdict of `tools.why`.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).with_name("ring.toml")
 INSIDE = Path(__file__).with_name("inside")  # sitecustomize.py, for every process of a job
 FOLDER = "AREAL_FAULTS"  # in the environment of every process of a job: the folder of its test
-LOOK_S = 0.02
+POLL_S = 0.02
 PATIENCE_S = 120.0  # a loaded machine with two cores starts a ring in less
 GONE_S = 15.0
 TAIL = 30
@@ -45,8 +45,8 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
-    """A signal that reached an actor."""
+class Fault:
+    """A signal that was sent to an actor, or a fault that a failpoint applied to it."""
 
     name: str  # generator-0.1
     pid: int
@@ -54,7 +54,7 @@ class Blow:
 
     @property
     def next(self) -> str:
-        """Who comes in its place."""
+        """The next incarnation of its seat."""
         who, _, incarnation = self.name.rpartition(".")
         return f"{who}.{int(incarnation) + 1}"
 
@@ -77,8 +77,8 @@ class Ring:
         self.codes: list[int] = []  # of the processes of the last start, once they have ended
         self._processes: list[subprocess.Popen[str]] = []
         self._journals: dict[Path, JournalFile] = {}
-        self._began, self._n_armed = 0.0, 0
-        for name in ("armed", "struck"):
+        self._began, self._n_failpoints = 0.0, 0
+        for name in ("failpoints", "failpoints_hit"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
     # starting and ending
@@ -97,7 +97,7 @@ class Ring:
 
     @contextlib.contextmanager
     def started(self, *arguments: str) -> "Iterator[Ring]":
-        """The job, which is gone afterwards whatever happens."""
+        """Start the job; all its processes are killed when the block ends."""
         try:
             yield self.start(*arguments)
         finally:
@@ -128,14 +128,14 @@ class Ring:
 
     def finish(self, *, code: int = 0, timeout_s: float = PATIENCE_S, killed: Collection[int] = ()) -> None:
         """The job ends by itself, with this exit code (but for ranks that were killed), and leaves no process."""
-        self.wait(lambda: not self.is_up, "the job ends", timeout_s=timeout_s, may_end=True)
+        self.wait_until(lambda: not self.is_up, "the job ends", timeout_s=timeout_s, may_end=True)
         self.codes = [process.wait() for process in self._processes]
         ended = {found for rank, found in enumerate(self.codes) if rank not in killed}
         self.check(ended == {code}, f"the job ends with {code}: {self.codes}")
-        self.wait(lambda: not self.pids(), f"no process is left: {self.pids()}", timeout_s=GONE_S, may_end=True)
+        self.wait_until(lambda: not self.pids(), f"no process is left: {self.pids()}", timeout_s=GONE_S, may_end=True)
 
     def kill_all(self) -> float:
-        """SIGKILL to every process of the job at once, mpirun first; when."""
+        """SIGKILL every process of the job at once, mpirun first; returns when."""
         began = time.monotonic()
         while left := self.pids():
             for pid in sorted(left):
@@ -143,13 +143,13 @@ class Ring:
             self.check(time.monotonic() - began < GONE_S, f"killed processes go: {left}")
             for process in self._processes:
                 process.poll()
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         for process in self._processes:  # what is killed may have no environment any more, and not be gone yet
             process.wait(GONE_S)
         return began
 
     def end(self) -> None:
-        """Nothing of the job is left."""
+        """Kill and reap every process of the job."""
         self.kill_all()
         for process in self._processes:
             process.wait()
@@ -157,12 +157,12 @@ class Ring:
     # processes
 
     def pids(self) -> set[int]:
-        """All processes of the job that live, by what is in their environment."""
+        """All live processes of the job, by a variable of their environment."""
         mark = f"{FOLDER}={self.folder}".encode()
         return {pid for pid in _all_pids() if mark in _read(pid, "environ").split(b"\0") and not _is_zombie(pid)}
 
     def actor(self, who: str) -> tuple[int, str]:
-        """Process id and full name (generator-0.1) of the actor of this place (generator-0): of its newest life."""
+        """Process id and full name (generator-0.1) of the newest incarnation of this seat (generator-0)."""
         found: dict[int, tuple[int, str]] = {}
         for pid in _all_pids():
             for path in _open_files(pid):
@@ -171,23 +171,25 @@ class Ring:
         self.check(bool(found), f"{who} has a process")
         return found[max(found)]
 
-    def kill(self, who: str, number: signal.Signals = signal.SIGKILL) -> Blow:
-        """Send a signal to an actor; after SIGKILL it is gone, after SIGSTOP it stands still."""
+    def kill(self, who: str, number: signal.Signals = signal.SIGKILL) -> Fault:
+        """Send a signal to an actor; returns when a killed one has exited."""
         pid, name = self.actor(who)
         t = time.monotonic()
         os.kill(pid, number)
         if number == signal.SIGKILL:
-            self.wait(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), f"{name} is gone", may_end=True)
-        return Blow(name, pid, t)
+            self.wait_until(
+                lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), f"{name} is gone", may_end=True
+            )
+        return Fault(name, pid, t)
 
     def kill_process(self, pid: int) -> None:
-        """One that is no actor: what an actor started."""
+        """SIGKILL a process that an actor started."""
         os.kill(pid, signal.SIGKILL)
-        self.wait(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), f"process {pid} is gone")
+        self.wait_until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), f"process {pid} is gone")
 
     def resume_process(self, pid: int) -> float:
-        """One that was stopped goes on; when."""
-        self.wait(lambda: _state(pid) == b"T", f"process {pid} stands still")
+        """Continue a stopped process; returns when."""
+        self.wait_until(lambda: _state(pid) == b"T", f"process {pid} stands still")
         t = time.monotonic()
         os.kill(pid, signal.SIGCONT)
         return t
@@ -197,7 +199,7 @@ class Ring:
         pid, _ = self.actor(who)
         return int(_read(pid, "statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    # what it wrote
+    # output and journal of the job
 
     @property
     def run(self) -> Path:
@@ -228,7 +230,7 @@ class Ring:
             and all(line.get(k) == v for k, v in wanted.items())
         ]
 
-    def until(
+    def wait_for(
         self,
         *events: str,
         role: str = "head",
@@ -239,15 +241,17 @@ class Ring:
     ) -> Line:
         """Wait for the n-th such line."""
         what = f"{role} writes {n} x {' or '.join(events)} with {wanted} after {after:.3f}"
-        self.wait(lambda: len(self.lines(*events, role=role, after=after, **wanted)) >= n, what, timeout_s=timeout_s)
+        self.wait_until(
+            lambda: len(self.lines(*events, role=role, after=after, **wanted)) >= n, what, timeout_s=timeout_s
+        )
         return self.lines(*events, role=role, after=after, **wanted)[n - 1]
 
-    def until_held(self, version: int, *generators: str) -> None:
+    def wait_for_version(self, version: int, *generators: str) -> None:
         """Wait until each of these (generator-0.0) holds this version: it is fed from now on."""
         for name in generators:
-            self.until("member", name=name, version=version)
+            self.wait_for("member", name=name, version=version)
 
-    def wait(
+    def wait_until(
         self,
         condition: Callable[[], bool],
         what: str,
@@ -263,51 +267,51 @@ class Ring:
                 return
             self.check(is_up or may_end, f"{what}: the job has ended")
             self.check(time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
-    # what it is told
+    # controls of the job
 
-    def hold(self, version: int | None) -> None:
-        """The learner takes no batch at this version or above until told otherwise; None: it takes all."""
-        replace(self.folder / "hold", "" if version is None else str(version))
+    def hold_learner(self, version: int | None) -> None:
+        """The learner takes no batch at this version or above until the next call; None: no limit."""
+        replace(self.folder / "hold_learner", "" if version is None else str(version))
 
-    def slow(self, seconds: float | None) -> None:
-        """Every decode step of a generator takes so much longer until told otherwise."""
-        replace(self.folder / "slow", "" if seconds is None else str(seconds))
+    def throttle(self, seconds: float | None) -> None:
+        """Every decode step of a generator takes this much longer; None: no delay."""
+        replace(self.folder / "throttle", "" if seconds is None else str(seconds))
 
     def stop_sampling(self) -> None:
-        """No generator decodes until `slow` says otherwise; they answer the head as before."""
-        replace(self.folder / "slow", "forever")
+        """No generator decodes until the next `throttle`; they answer the head as before."""
+        replace(self.folder / "throttle", "forever")
 
-    def arm(self, point: str, how: str = "kill", *, who: str = "any", n: int = 1) -> None:
-        """The next n actors (of this place, as generator-0) that come to this point of inside/sitecustomize.py are
-        struck there: "kill", "stop" (SIGSTOP), "raise", or what else that point knows.
+    def set_failpoint(self, point: str, how: str = "kill", *, who: str = "any", n: int = 1) -> None:
+        """The next n actors (of this seat, as generator-0) that reach this failpoint of inside/sitecustomize.py
+        suffer this fault: "kill", "stop" (SIGSTOP), "raise", or another kind that the failpoint applies itself.
         """
         for _ in range(n):
-            self._n_armed += 1
-            replace(self.folder / "armed" / f"{point}@{who}#{self._n_armed:04d}", how)
+            self._n_failpoints += 1
+            replace(self.folder / "failpoints" / f"{point}@{who}#{self._n_failpoints:04d}", how)
 
-    def disarm(self) -> None:
-        for path in (self.folder / "armed").iterdir():
+    def clear_failpoints(self) -> None:
+        for path in (self.folder / "failpoints").iterdir():
             path.unlink(missing_ok=True)
 
-    def strikes(self, point: str | None = None, *, after: float = 0.0) -> list[Blow]:
-        """Who has been struck (at this point)."""
+    def failpoint_hits(self, point: str | None = None, *, after: float = 0.0) -> list[Fault]:
+        """Faults that failpoints (or this one) have applied."""
         try:
-            lines = [json.loads(line) for line in (self.folder / "strikes.jsonl").read_text().splitlines()]
+            lines = [json.loads(line) for line in (self.folder / "failpoint_hits.jsonl").read_text().splitlines()]
         except FileNotFoundError:
             return []
         return [
-            Blow(line["name"], line["pid"], line["t"])
+            Fault(line["name"], line["pid"], line["t"])
             for line in lines
             if point in (None, line["point"]) and line["t"] > after
         ]
 
-    def struck(self, point: str, *, after: float = 0.0, timeout_s: float = PATIENCE_S) -> Blow:
-        """Wait until somebody has been struck at this point."""
-        what = f"somebody is struck at {point}"
-        self.wait(lambda: bool(self.strikes(point, after=after)), what, timeout_s=timeout_s)
-        return self.strikes(point, after=after)[0]
+    def wait_for_failpoint(self, point: str, *, after: float = 0.0, timeout_s: float = PATIENCE_S) -> Fault:
+        """Wait until an actor hits this failpoint."""
+        what = f"an actor hits failpoint {point}"
+        self.wait_until(lambda: bool(self.failpoint_hits(point, after=after)), what, timeout_s=timeout_s)
+        return self.failpoint_hits(point, after=after)[0]
 
     # verdicts
 
@@ -342,7 +346,7 @@ class Ring:
         return history
 
     def report(self) -> str:
-        """What there is to say about a job that failed."""
+        """Output, journal, wait graph and errors of a failed job."""
         parts = [f"--- output of {self.folder}", *self.output.splitlines()[-TAIL:]]
         if (self.run / "journal").is_dir():
             tail = [line for line in self.lines() if line["event"] not in ("spans", "wait")][-TAIL:]
@@ -442,11 +446,11 @@ class History:
         self.refunded = {uid: reason for uid, reason in self.refunded.items() if stays(uid)}
         self.versions = [v for v in self.versions if v <= version]
         if line.get("lives_on") and self.versions[-1:] != [version] and version:
-            self.versions.append(version)  # the head before died before it could hear of that update
+            self.versions.append(version)  # the previous head died before that update was reported
 
 
 def replace(path: Path, text: str) -> None:
-    """Whole or not at all, for somebody reads it at any moment."""
+    """Atomic: another process may read it at any moment."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(text)
     new.replace(path)

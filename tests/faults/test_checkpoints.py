@@ -18,10 +18,10 @@ NEWEST, OLDER = 6, 4
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """A run that was killed as a whole, with checkpoints of versions 2, 4 and 6."""
     ring = Ring(tmp_path_factory.mktemp("killed"), f"run.total_train_steps={STEPS}")
-    ring.hold(NEWEST + 1)
+    ring.hold_learner(NEWEST + 1)
     with ring.started():
-        ring.until("checkpoint", role="learner", step=NEWEST)
-        ring.until("publish", version=NEWEST + 1)
+        ring.wait_for("checkpoint", role="learner", step=NEWEST)
+        ring.wait_for("publish", version=NEWEST + 1)
         ring.kill_all()
         yield ring
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.faults.ring import Blow, History, Ring
+from tests.faults.ring import Fault, History, Ring
 from tools import run as runs
 
 pytestmark = pytest.mark.slow
@@ -31,52 +31,52 @@ class Deaths:
     """The run, with victims and times."""
 
     ring: Ring
-    sampling: Blow  # generator-0, in mid-rollout
-    worker: Blow  # a worker process of the reward, in mid-score
-    reward: Blow
-    idle: Blow  # generator-1
+    sampling: Fault  # generator-0, in mid-rollout
+    worker: Fault  # a worker process of the reward, in mid-score
+    reward: Fault
+    idle: Fault  # generator-1
     stopped: tuple[float, float]  # the learner stood still
     memory: tuple[int, int]  # bytes of head and reward at the beginning and end of that time
-    assembling: Blow  # generator-0, which had come to a push whose members were still to connect
-    learner: Blow
-    head: Blow
+    assembling: Fault  # generator-0, which had come to a push whose members were still to connect
+    learner: Fault
+    head: Fault
     history: History
 
 
 @pytest.fixture(scope="module")
 def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
     ring = Ring(tmp_path_factory.mktemp("deaths"), *SETTINGS)
-    ring.hold(2)
+    ring.hold_learner(2)
     with ring.started():
-        ring.until_held(2, "generator-0.0", "generator-1.0")
+        ring.wait_for_version(2, "generator-0.0", "generator-1.0")
         sampling = kill_in_mid_rollout(ring, "generator-0")
-        ring.until("lease", after=sampling.t, holder="generator-1.0")
-        ring.slow(None)
+        ring.wait_for("lease", after=sampling.t, holder="generator-1.0")
+        ring.throttle(None)
         worker, reward = kill_in_mid_score(ring)
         idle = kill_idle(ring, "generator-1")
         stopped, memory = stop_learner(ring, idle)
-        ring.until("member", name=idle.next, state="healthy")
-        ring.arm("receive-ready", "kill", who="generator-0")
-        ring.hold(5)
-        assembling = ring.struck("receive-ready")
-        ring.until("member", name=assembling.next, state="healthy")
-        ring.until("update", version=5)
-        ring.until("checkpoint", role="learner", step=4)
+        ring.wait_for("member", name=idle.next, state="healthy")
+        ring.set_failpoint("receive-ready", "kill", who="generator-0")
+        ring.hold_learner(5)
+        assembling = ring.wait_for_failpoint("receive-ready")
+        ring.wait_for("member", name=assembling.next, state="healthy")
+        ring.wait_for("update", version=5)
+        ring.wait_for("checkpoint", role="learner", step=4)
         learner = ring.kill("learner-0")
-        ring.hold(7)
-        ring.until("update", version=7, after=learner.t)
+        ring.hold_learner(7)
+        ring.wait_for("update", version=7, after=learner.t)
         head = ring.kill("head-0")
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.finish()
         history = ring.check_survived()
         yield Deaths(ring, sampling, worker, reward, idle, stopped, memory, assembling, learner, head, history)
 
 
-def kill_in_mid_rollout(ring: Ring, who: str) -> Blow:
+def kill_in_mid_rollout(ring: Ring, who: str) -> Fault:
     """Kill it while it has unfinished samples."""
-    ring.slow(0.3)  # a step takes far longer than to see that it samples, and to kill it
-    ring.hold(3)
-    ring.wait(lambda: n_under_way(ring, who) > 1, f"{who} samples")
+    ring.throttle(0.3)  # a step takes far longer than to see that it samples, and to kill it
+    ring.hold_learner(3)
+    ring.wait_until(lambda: n_under_way(ring, who) > 1, f"{who} samples")
     return ring.kill(who)
 
 
@@ -89,13 +89,13 @@ def n_under_way(ring: Ring, who: str) -> int:
     return len(begun - ended)
 
 
-def kill_in_mid_score(ring: Ring) -> tuple[Blow, Blow]:
+def kill_in_mid_score(ring: Ring) -> tuple[Fault, Fault]:
     """A worker process of the reward while it scores, then the reward while its next worker does."""
-    ring.arm("score", "sleep")
-    worker = ring.struck("score")
-    ring.arm("score", "sleep")
+    ring.set_failpoint("score", "sleep")
+    worker = ring.wait_for_failpoint("score")
+    ring.set_failpoint("score", "sleep")
     ring.kill_process(worker.pid)
-    ring.struck("score", after=worker.t)
+    ring.wait_for_failpoint("score", after=worker.t)
     return worker, ring.kill("reward-0")
 
 
@@ -105,17 +105,17 @@ def is_quiet(ring: Ring) -> bool:
     return admitted == {line["uid"] for line in ring.lines("ready", "refund", role="head")}
 
 
-def kill_idle(ring: Ring, who: str) -> Blow:
-    ring.wait(lambda: is_quiet(ring), "every prompt is scored while the learner is held")
+def kill_idle(ring: Ring, who: str) -> Fault:
+    ring.wait_until(lambda: is_quiet(ring), "every prompt is scored while the learner is held")
     return ring.kill(who)
 
 
-def stop_learner(ring: Ring, idle: Blow) -> tuple[tuple[float, float], tuple[int, int]]:
+def stop_learner(ring: Ring, idle: Fault) -> tuple[tuple[float, float], tuple[int, int]]:
     """Stop it until a restarted generator has waited for its weights for a second."""
     began = ring.kill("learner-0", signal.SIGSTOP)
     before = ring.memory("head-0") + ring.memory("reward-0")
-    stale = ring.until("member", name=idle.next, state="stale")["t"]
-    ring.until("spans", role="head", after=stale + 1.0)
+    stale = ring.wait_for("member", name=idle.next, state="stale")["t"]
+    ring.wait_for("spans", role="head", after=stale + 1.0)
     after = ring.memory("head-0") + ring.memory("reward-0")
     return (began.t, ring.kill("learner-0", signal.SIGCONT).t), (before, after)
 
@@ -126,50 +126,50 @@ def lives(ring: Ring, role: str) -> list[str]:
 
 def test_row_01_kill_generator_idle(deaths: Deaths) -> None:
     """Detected within three heartbeats. It holds no prompt, so none is leased again, and the ring continues."""
-    ring, blow = deaths.ring, deaths.idle
-    dead = ring.lines("member", "joined", role="head", after=blow.t)[0]
-    assert (dead["name"], dead.get("state")) == (blow.name, "dead")
-    assert dead["t"] - blow.t <= 3 * HEARTBEAT_S + SLACK_S
-    assert not [line for line in ring.lines("lease", after=blow.t) if line["holder"] == blow.name]
-    mine = {line["uid"] for line in ring.lines("lease", holder=blow.name)}
-    again = [x for x in ring.lines("lease", after=blow.t) if x["uid"] in mine and x["t"] < deaths.learner.t]
+    ring, fault = deaths.ring, deaths.idle
+    dead = ring.lines("member", "joined", role="head", after=fault.t)[0]
+    assert (dead["name"], dead.get("state")) == (fault.name, "dead")
+    assert dead["t"] - fault.t <= 3 * HEARTBEAT_S + SLACK_S
+    assert not [line for line in ring.lines("lease", after=fault.t) if line["holder"] == fault.name]
+    mine = {line["uid"] for line in ring.lines("lease", holder=fault.name)}
+    again = [x for x in ring.lines("lease", after=fault.t) if x["uid"] in mine and x["t"] < deaths.learner.t]
     assert again == []
-    assert ring.lines("update", after=blow.t)
+    assert ring.lines("update", after=fault.t)
 
 
 def test_row_02_kill_generator_in_mid_rollout(deaths: Deaths) -> None:
     """Its prompts are leased to the other generator within 5 s as the next attempt, and every group is completed."""
-    ring, blow = deaths.ring, deaths.sampling
-    begun = {(x["uid"], x["sample"]) for x in own(ring, blow, "request")}
-    ended = {(x["uid"], x["sample"]) for x in own(ring, blow, "completion")}
+    ring, fault = deaths.ring, deaths.sampling
+    begun = {(x["uid"], x["sample"]) for x in own(ring, fault, "request")}
+    ended = {(x["uid"], x["sample"]) for x in own(ring, fault, "completion")}
     assert begun - ended
-    leases = ring.lines("lease", role="head", after=blow.t)
+    leases = ring.lines("lease", role="head", after=fault.t)
     for uid in {uid for uid, _ in begun - ended}:
-        (first,) = ring.lines("lease", uid=uid, holder=blow.name)
+        (first,) = ring.lines("lease", uid=uid, holder=fault.name)
         second = next(x for x in leases if x["uid"] == uid)
         assert (second["holder"], second["attempt"]) == ("generator-1.0", first["attempt"] + 1)
-        assert second["t"] - blow.t < REISSUED_S
+        assert second["t"] - fault.t < REISSUED_S
         taken = [line for line in ring.lines("trajectory", uid=uid) if line["t"] < deaths.learner.t]
         assert sorted(line["sample"] for line in taken) == [0, 1]
-    (dead,) = ring.lines("member", name=blow.name, state="dead")
-    assert dead["t"] - blow.t <= 3 * HEARTBEAT_S + SLACK_S
+    (dead,) = ring.lines("member", name=fault.name, state="dead")
+    assert dead["t"] - fault.t <= 3 * HEARTBEAT_S + SLACK_S
 
 
-def own(ring: Ring, blow: Blow, event: str) -> list[runs.Line]:
-    return list(runs.lines(ring.run / "journal" / f"{blow.name}.jsonl", event))
+def own(ring: Ring, fault: Fault, event: str) -> list[runs.Line]:
+    return list(runs.lines(ring.run / "journal" / f"{fault.name}.jsonl", event))
 
 
 def test_row_03_a_push_whose_member_dies_while_it_assembles_waits_for_no_deadline(deaths: Deaths) -> None:
-    ring, blow = deaths.ring, deaths.assembling
-    began = [line for line in ring.lines("push", role="head") if line["t"] < blow.t][-1]
-    gave_up = next(x for x in ring.lines("push_broken", role="head") if x["name"] == "learner-0.0" and x["t"] > blow.t)
+    ring, fault = deaths.ring, deaths.assembling
+    began = [line for line in ring.lines("push", role="head") if line["t"] < fault.t][-1]
+    gave_up = next(x for x in ring.lines("push_broken", role="head") if x["name"] == "learner-0.0" and x["t"] > fault.t)
     assert gave_up["push"] == began["push"]
-    assert gave_up["t"] - blow.t < AT_ONCE_S < PUSH_TIMEOUT_S
+    assert gave_up["t"] - fault.t < AT_ONCE_S < PUSH_TIMEOUT_S
     assert re.search("cancelled here|reset by peer", gave_up["error"]), "by whichever it notices first"
-    published = next(x for x in ring.lines("publish", role="head") if x["t"] > blow.t)
-    assert published["t"] - blow.t < AT_ONCE_S
+    published = next(x for x in ring.lines("publish", role="head") if x["t"] > fault.t)
+    assert published["t"] - fault.t < AT_ONCE_S
     other = ring.lines("member", role="head", name=deaths.idle.next, state="healthy", after=gave_up["t"])
-    assert other[0]["t"] - blow.t < AT_ONCE_S, "the other one is caught up at once"
+    assert other[0]["t"] - fault.t < AT_ONCE_S, "the other one is caught up at once"
 
 
 def test_row_05_kill_reward_worker_in_mid_score(deaths: Deaths) -> None:
@@ -185,10 +185,10 @@ def test_row_05_kill_reward_worker_in_mid_score(deaths: Deaths) -> None:
 
 def test_row_09_kill_learner_after_a_checkpoint(deaths: Deaths) -> None:
     """A new term continues from the checkpoint, and later work is trained again, once."""
-    ring, blow = deaths.ring, deaths.learner
-    term = next(line for line in ring.lines("term") if line["t"] > blow.t)
+    ring, fault = deaths.ring, deaths.learner
+    term = next(line for line in ring.lines("term") if line["t"] > fault.t)
     assert (term["term"], term["version"]) == (1, 4)
-    again = [line["version"] for line in ring.lines("update", after=blow.t)]
+    again = [line["version"] for line in ring.lines("update", after=fault.t)]
     assert again[:3] == [5, 6, 7]
     assert deaths.history.versions == list(range(1, STEPS + 1))
     assert not deaths.history.twice
@@ -196,7 +196,7 @@ def test_row_09_kill_learner_after_a_checkpoint(deaths: Deaths) -> None:
 
 def test_row_12_kill_head(deaths: Deaths) -> None:
     """The next head continues at the learner's version; the other actors join it unchanged, unnoticed by mpirun."""
-    ring, blow = deaths.ring, deaths.head
+    ring, fault = deaths.ring, deaths.head
     assert lives(ring, "head") == ["head-0.0", "head-0.1"]
     joined = {line["name"] for line in ring.lines("joined", role="head", inc=1)}
     assert {"generator-0.2", "generator-1.1", "reward-0.1", "learner-0.1"} <= joined
@@ -205,7 +205,7 @@ def test_row_12_kill_head(deaths: Deaths) -> None:
     assert term["term"] > max(line["term"] for line in ring.lines("term", inc=0))
     assert json.loads((ring.run / "summary.json").read_text())["code"] == 0
     assert ring.codes == [0]
-    assert ring.lines("update", after=blow.t)[-1]["version"] == STEPS
+    assert ring.lines("update", after=fault.t)[-1]["version"] == STEPS
 
 
 def test_row_23_a_generator_that_comes_back_is_stale_until_a_push(deaths: Deaths) -> None:

@@ -39,17 +39,17 @@ class Paces:
 @pytest.fixture(scope="module")
 def paces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paces]:
     ring = Ring(tmp_path_factory.mktemp("elastic"), *SETTINGS, ranks=3)
-    ring.slow(STEP_S)
+    ring.throttle(STEP_S)
     with ring.started():
         before = pace(ring, after=0.0)
         guest = join(ring, "--join", str(ring.run))
-        beside = pace(ring, after=ring.until("lease", holder=GUEST)["t"])
+        beside = pace(ring, after=ring.wait_for("lease", holder=GUEST)["t"])
         guest.send_signal(signal.SIGUSR1)
-        ring.wait(lambda: guest.poll() is not None, "the guest leaves")
-        gone = ring.until("member", name=GUEST, state="left")
+        ring.wait_until(lambda: guest.poll() is not None, "the guest leaves")
+        gone = ring.wait_for("member", name=GUEST, state="left")
         after = pace(ring, after=gone["t"])
         assert guest.wait() == 0
-        ring.slow(None)
+        ring.throttle(None)
         ring.send(signal.SIGUSR1)
         ring.finish()
         ring.check_survived(ended=False)
@@ -58,8 +58,8 @@ def paces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paces]:
 
 def pace(ring: Ring, *, after: float) -> float:
     """From the second publish after that time on: what was under way before is over."""
-    began = ring.until("publish", after=after, n=2)
-    ended = ring.until("publish", after=float(began["t"]), n=N, timeout_s=300.0)
+    began = ring.wait_for("publish", after=after, n=2)
+    ended = ring.wait_for("publish", after=float(began["t"]), n=N, timeout_s=300.0)
     return N / (float(ended["t"]) - float(began["t"]))
 
 

@@ -150,11 +150,11 @@ def test_row_34_passes_wrap_and_the_last_batch_may_be_short(tmp_path: Path) -> N
     """6 rows, 3 passes, 4 a batch, a generator killed on the way: each (pass, row) is trained once."""
     passes = ("data.limit=6", "data.total_train_epochs=3", "run.total_train_steps=50")
     job = real.Ring(tmp_path, *passes)
-    job.hold(2)
+    job.hold_learner(2)
     with job.started():
-        job.until("update", version=2)
+        job.wait_for("update", version=2)
         job.kill("generator-0")
-        job.hold(None)
+        job.hold_learner(None)
         job.finish()
     history = job.check_survived(ended=False)
     assert history.rows() == {(epoch, row): 1 for epoch in range(3) for row in range(6)}

@@ -94,11 +94,11 @@ def test_row_47_a_real_generator_that_fails_for_ever_is_evicted_for_good_and_the
 ) -> None:
     settings = "run.total_train_steps=120", "rollout.max_head_offpolicyness=1", "launch.max_restarts=1"
     ring = real.Ring(tmp_path, *settings, ranks=5)
-    for name, text in (("failing", "generator-0"), ("pause_s", "0.02"), ("slow", "0.02")):
+    for name, text in (("failing", "generator-0"), ("pause_s", "0.02"), ("throttle", "0.02")):
         real.replace(tmp_path / name, text)
     with ring.started():
-        gone = ring.until("member", name="generator-0.1", state="left")
-        real.replace(tmp_path / "slow", "")
+        gone = ring.wait_for("member", name="generator-0.1", state="left")
+        real.replace(tmp_path / "throttle", "")
         ring.finish(timeout_s=600)
     ring.check_survived()
     assert gone["why"].startswith("evicted for good after 1 restart: ")

@@ -47,15 +47,15 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
     ring = Ring(tmp_path_factory.mktemp("guest"), "run.total_train_steps=100000", "bus.transport=tcp", "bus.curve=on")
     outages: dict[str, Outage] = {}
     with ring.started():
-        ring.until("update", version=3)
-        ring.slow(0.02)
+        ring.wait_for("update", version=3)
+        ring.throttle(0.02)
         invitation = ring.run / "join.json"
         proxy = Proxy(json.loads(invitation.read_text())["head"])
         process = join(ring, "--join", proxy.endpoint, "--key", str(invitation))
-        ring.until("member", name=GUEST, state="healthy")
+        ring.wait_for("member", name=GUEST, state="healthy")
         for name, fault in FAULTS.items():
             outages[name] = suffer(ring, proxy, fault)
-        ring.slow(None)
+        ring.throttle(None)
         ring.send(signal.SIGUSR1)
         ring.finish()
         yield Guest(ring, outages, process.wait(30))
@@ -71,12 +71,12 @@ def join(ring: Ring, *arguments: str) -> "subprocess.Popen[str]":
 
 def suffer(ring: Ring, proxy: Proxy, fault: Callable[[Proxy], object]) -> Outage:
     """While it holds a lease."""
-    ring.until("lease", holder=GUEST, after=time.monotonic())
+    ring.wait_for("lease", holder=GUEST, after=time.monotonic())
     began = time.monotonic()
     fault(proxy)
-    dead = ring.until("member", name=GUEST, state="dead", after=began)
+    dead = ring.wait_for("member", name=GUEST, state="dead", after=began)
     proxy.heal()
-    back = ring.until("member", name=GUEST, state="healthy", after=dead["t"])
+    back = ring.wait_for("member", name=GUEST, state="healthy", after=dead["t"])
     return Outage(began, dead, back)
 
 
@@ -140,18 +140,18 @@ def test_row_19_a_partition_that_heals_leaves_the_guest_where_it_was(guest: Gues
 def test_a_guest_ends_with_a_sentence_when_its_job_was_killed_and_cannot_come_back_to_it(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=100000", "bus.transport=tcp", "launch.timeout_s=45")
     with ring.started():
-        ring.until("update", version=2)
+        ring.wait_for("update", version=2)
         process = join(ring, "--join", str(ring.run))
-        ring.until("member", name=GUEST, state="healthy")
+        ring.wait_for("member", name=GUEST, state="healthy")
         killed = ring.kill("head-0")  # one that comes back within launch.timeout_s is joined again
-        ring.until("member", name=GUEST, state="healthy", after=killed.t)
+        ring.wait_for("member", name=GUEST, state="healthy", after=killed.t)
         head = json.loads((ring.run / "join.json").read_text())["head"]
         guest = {pid for pid in ring.pids() if pid == process.pid or _parent(pid) == process.pid}
         for pid in sorted(ring.pids() - guest):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
-        ring.wait(lambda: process.poll() is not None, "the guest ends", may_end=True)
+        ring.wait_until(lambda: process.poll() is not None, "the guest ends", may_end=True)
         assert process.wait() == 1
         assert time.monotonic() - began > 30
         assert f"rank 6 (generator-2): a head may be silent for launch.timeout_s = 45: the head at {head} is gone" in (

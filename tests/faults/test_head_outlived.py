@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ring import Blow, History, Line, Ring
+from tests.faults.ring import Fault, History, Line, Ring
 from tests.faults.test_resume import (
     STEPS,
     SYNCHRONOUS,
@@ -30,8 +30,8 @@ class Outlived:
     """A run at eta = 0 whose head was killed twice, and a plain synchronous loop with the same settings."""
 
     ring: Ring
-    waiting: Blow  # the learner waited for a batch then
-    training: Blow
+    waiting: Fault  # the learner waited for a batch then
+    training: Fault
     learner: tuple[int, str]  # process id and name, at the beginning
     last: tuple[int, str]  # and when the last head was there
     history: History
@@ -44,15 +44,15 @@ def outlived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outlived]:
     with ring.started():
         sample_slowly_after(ring, 2)
         ring.stop_sampling()  # no batch may be ready before the kill
-        ring.hold(None)
+        ring.hold_learner(None)
         learner = ring.actor("learner-0")
         waiting = ring.kill("head-0")
-        ring.until("term", inc=1)
-        ring.arm("update", "lag", who="learner-0")
-        ring.slow(None)
-        ring.struck("update")
+        ring.wait_for("term", inc=1)
+        ring.set_failpoint("update", "lag", who="learner-0")
+        ring.throttle(None)
+        ring.wait_for_failpoint("update")
         training = ring.kill("head-0")
-        ring.until("term", inc=2)
+        ring.wait_for("term", inc=2)
         last = ring.actor("learner-0")
         plain = reference(ring)
         ring.finish()
@@ -129,15 +129,15 @@ def test_row_12_heads_that_are_killed_at_random_cost_no_update(tmp_path: Path, e
         f"checkpoint.every_steps={every}",
         "launch.max_restarts=100",
     )
-    ring.slow(0.03)
+    ring.throttle(0.03)
     with ring.started():
-        ring.until("update", version=1)
+        ring.wait_for("update", version=1)
         for life in range(8):
-            ring.until(dice.choice(["start", "term", "update", "batch", "joined"]), inc=life)
+            ring.wait_for(dice.choice(["start", "term", "update", "batch", "joined"]), inc=life)
             time.sleep(dice.uniform(0.0, 2.0))  # the fault's own time: nothing is waited for
             ring.kill("head-0")
-            ring.hold(None)
-        ring.slow(None)
+            ring.hold_learner(None)
+        ring.throttle(None)
         outlive(ring, n_steps)
     assert lives(ring, "head") == 9
 
@@ -154,14 +154,14 @@ def test_row_12_two_learner_ranks_outlive_their_heads_together(tmp_path: Path, s
         WITHOUT,
         ranks=5,
     )
-    ring.slow(0.03)
+    ring.throttle(0.03)
     with ring.started():
-        ring.until("update", version=1)
+        ring.wait_for("update", version=1)
         for life in range(6):
-            ring.until(dice.choice(["term", "update", "batch", "joined"]), inc=life)
+            ring.wait_for(dice.choice(["term", "update", "batch", "joined"]), inc=life)
             time.sleep(dice.uniform(0.0, 1.5))  # the fault's own time: nothing is waited for
             ring.kill("head-0")
-        ring.slow(None)
+        ring.throttle(None)
         outlive(ring, n_steps, learners=2)
     assert lives(ring, "head") == 7
 
@@ -180,30 +180,30 @@ POINTS = (
 def test_row_12_a_head_may_die_at_any_point_of_a_step_a_push_or_a_checkpoint(tmp_path: Path) -> None:
     n_steps = 24
     ring = Ring(tmp_path, f"run.total_train_steps={n_steps}")
-    ring.slow(0.02)
+    ring.throttle(0.02)
     with ring.started():
         for life, point in enumerate(POINTS):
-            ring.until("update", inc=life)
-            ring.arm(point, "lag", who="learner-0")
-            blow = ring.struck(point, after=ring.until("update", inc=life)["t"])
+            ring.wait_for("update", inc=life)
+            ring.set_failpoint(point, "lag", who="learner-0")
+            fault = ring.wait_for_failpoint(point, after=ring.wait_for("update", inc=life)["t"])
             ring.kill("head-0")
-            ring.until("term", inc=life + 1, after=blow.t)
-        ring.slow(None)
+            ring.wait_for("term", inc=life + 1, after=fault.t)
+        ring.throttle(None)
         outlive(ring, n_steps)
 
 
 @pytest.mark.soak
 def test_row_12_a_head_and_a_generator_die_together(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=10", WITHOUT)
-    ring.slow(0.02)
+    ring.throttle(0.02)
     with ring.started():
-        ring.until("update", version=3)
+        ring.wait_for("update", version=3)
         ring.kill("generator-0")
         ring.kill("head-0")
-        ring.until("update", inc=1, n=2)
+        ring.wait_for("update", inc=1, n=2)
         ring.kill("head-0")
         ring.kill("reward-0")
-        ring.slow(None)
+        ring.throttle(None)
         outlive(ring, 10)
 
 
@@ -222,16 +222,16 @@ def test_heads_and_learners_that_die_in_any_order_lose_nothing(
         "launch.max_restarts=100",
         ranks=3 + learners,
     )
-    ring.slow(0.03)
+    ring.throttle(0.03)
     with ring.started():
-        ring.until("update", version=1)
+        ring.wait_for("update", version=1)
         for _ in range(10):
-            struck = dice.choice([["head-0"], ["head-0"], ["learner-0"], ["head-0", "learner-0"]])
-            died = max(ring.kill(who).t for who in struck)
-            ring.until("term", after=died)
-            ring.until(dice.choice(["term", "update"]), after=died)
+            victims = dice.choice([["head-0"], ["head-0"], ["learner-0"], ["head-0", "learner-0"]])
+            died = max(ring.kill(who).t for who in victims)
+            ring.wait_for("term", after=died)
+            ring.wait_for(dice.choice(["term", "update"]), after=died)
             time.sleep(dice.uniform(0.0, 1.5))  # the fault's own time: nothing is waited for
-        ring.slow(None)
+        ring.throttle(None)
         ring.finish(timeout_s=240)
     ring.check_survived()
     assert {line["lives_on"] for line in ring.lines("term", role="head")} == {False, True}
@@ -241,13 +241,13 @@ def test_heads_and_learners_that_die_in_any_order_lose_nothing(
 @pytest.mark.parametrize("first", ["head-0", "learner-0"])
 def test_a_head_and_a_learner_that_die_together_go_back_to_the_checkpoint(tmp_path: Path, first: str) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=10", "checkpoint.every_steps=3")
-    ring.hold(5)
+    ring.hold_learner(5)
     with ring.started():
-        ring.until("update", version=5)
-        ring.until("checkpoint", role="learner", step=3)
+        ring.wait_for("update", version=5)
+        ring.wait_for("checkpoint", role="learner", step=3)
         for who in (first, "head-0" if first == "learner-0" else "learner-0"):
             ring.kill(who)
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.finish()
     ring.check_survived()
     (term,) = ring.lines("term", role="head")[1:]
@@ -258,14 +258,14 @@ def test_a_head_and_a_learner_that_die_together_go_back_to_the_checkpoint(tmp_pa
 @pytest.mark.soak
 def test_a_learner_whose_head_comes_back_without_a_waypoint_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=10", "checkpoint.every_steps=3")
-    ring.hold(5)
+    ring.hold_learner(5)
     with ring.started():
-        ring.until("update", version=5)
-        ring.until("checkpoint", role="learner", step=3)
+        ring.wait_for("update", version=5)
+        ring.wait_for("checkpoint", role="learner", step=3)
         ring.kill("head-0")
         for path in (ring.run / "frontiers").glob("waypoint-*"):
             path.write_bytes(b"damaged")
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.finish()
     ring.check_survived()
     (term,) = ring.lines("term", role="head")[1:]
@@ -279,12 +279,12 @@ def test_a_learner_that_is_done_outlives_its_head_and_writes_no_second_checkpoin
     evaluation = ("evaluate.after=true", "evaluate.limit=8", "evaluate.n_samples=2")
     ring = Ring(tmp_path, "run.total_train_steps=4", WITHOUT, *evaluation)
     with ring.started():
-        ring.slow(0.05)
-        ring.until("checkpoint", role="learner", step=4)
-        ring.until("request", role="generator", evaluation="after")
+        ring.throttle(0.05)
+        ring.wait_for("checkpoint", role="learner", step=4)
+        ring.wait_for("request", role="generator", evaluation="after")
         ring.kill("head-0")
-        ring.until("term", inc=1)
-        ring.slow(None)
+        ring.wait_for("term", inc=1)
+        ring.throttle(None)
         outlive(ring, 4)
     assert len(ring.lines("checkpoint", role="learner")) == 1
     assert len(ring.lines("evaluation", role="head", name="after")) == 1
@@ -294,13 +294,13 @@ def test_a_learner_that_is_done_outlives_its_head_and_writes_no_second_checkpoin
 @pytest.mark.soak
 def test_a_drained_job_whose_head_dies_ends_all_the_same_and_goes_on_later(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=8", WITHOUT)
-    ring.hold(3)
+    ring.hold_learner(3)
     with ring.started():
-        ring.until("update", version=3)
+        ring.wait_for("update", version=3)
         ring.send(signal.SIGUSR1)
-        ring.wait(lambda: "head: drains" in ring.output, "the head drains")
+        ring.wait_until(lambda: "head: drains" in ring.output, "the head drains")
         ring.kill("head-0")
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.finish()
         summary = json.loads((ring.run / "summary.json").read_text())
         assert (summary["code"], summary["sentence"]) == (0, "drained at version 3")

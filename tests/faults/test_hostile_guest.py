@@ -47,12 +47,12 @@ def train(ring: Ring, visit: Callable[[int], object] = lambda step: None) -> Non
     for step in range(STEPS):
         visit(step)
         until_ready(ring, B * min(step + 2, STEPS))
-        ring.hold(step + 1 if step + 1 < STEPS else None)
+        ring.hold_learner(step + 1 if step + 1 < STEPS else None)
     ring.finish(timeout_s=300)
 
 
 def until_ready(ring: Ring, n: int) -> None:
-    ring.wait(lambda: set(range(n)) <= ready(ring), f"prompts below {n} are ready", timeout_s=300)
+    ring.wait_until(lambda: set(range(n)) <= ready(ring), f"prompts below {n} are ready", timeout_s=300)
 
 
 def ready(ring: Ring) -> set[int]:
@@ -121,7 +121,7 @@ def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
     rings = [UserRing(tmp_path_factory.mktemp(name), *SETTINGS, ranks=5) for name in ("alone", "visited")]
     for ring in rings:
         (ring.folder / "locale").mkdir()
-        ring.hold(0)
+        ring.hold_learner(0)
     alone, ring = rings
     with alone.started():
         train(alone)
@@ -133,7 +133,7 @@ def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
         nonlocal memory
         if step == 1:
             guests.append(join(ring, "--join", str(ring.run)))
-            ring.until("member", name=f"{GUEST}.0", state="healthy")
+            ring.wait_for("member", name=f"{GUEST}.0", state="healthy")
         elif step % 3 == 0 and step:
             visitors.visit()
         memory = ring.memory("head-0") if step else 0

@@ -22,21 +22,23 @@ def ring_over(four: Hosts, folder: Path, *changes: str) -> Ring:
 )
 def test_a_job_over_four_hosts_outlives_a_cut_a_slow_link_and_a_lost_host(tmp_path: Path, host: int) -> None:
     with hosts(4) as four:
-        four.slow(SLOW, "4mbit")
+        four.throttle(SLOW, "4mbit")
         ring = ring_over(four, tmp_path, "run.total_train_steps=20")
-        ring.slow(0.01)
-        ring.hold(14)
+        ring.throttle(0.01)
+        ring.hold_learner(14)
         with ring.started():
-            ring.until("member", name="generator-0.0", state="healthy")  # a silent one that still loads holds no work
-            ring.until("update", version=2)
+            ring.wait_for(
+                "member", name="generator-0.0", state="healthy"
+            )  # a silent one that still loads holds no work
+            ring.wait_for("update", version=2)
             began = time.monotonic()
             four.cut(host)
-            lost = ring.until("member", name="generator-0.0", state="dead", after=began)
+            lost = ring.wait_for("member", name="generator-0.0", state="dead", after=began)
             four.heal(host)
-            ring.until("member", name="generator-0.0", state="healthy", after=lost["t"])
+            ring.wait_for("member", name="generator-0.0", state="healthy", after=lost["t"])
             four.kill(LOST)
-            ring.until("member", name="generator-0.0", state="dead", after=lost["t"])
-            ring.slow(None)
-            ring.hold(None)
+            ring.wait_for("member", name="generator-0.0", state="dead", after=lost["t"])
+            ring.throttle(None)
+            ring.hold_learner(None)
             ring.finish(killed=[LOST])
         ring.check_survived()

@@ -66,7 +66,7 @@ def test_an_hour_of_kills_loses_nothing_and_leaks_nothing(tmp_path: Path) -> Non
     job = job_at(tmp_path / "hour", quiet=True)
     killer, dice, memory = Killer(job, seed=2), random.Random(2), Memory(job)
     with job.started():
-        job.until(lambda: job.tail.n_updates > 5, "the ring turns")
+        job.wait_for(lambda: job.tail.n_updates > 5, "the ring turns")
         began = next_learner = time.monotonic()
         while (now := time.monotonic()) - began < 60 * MINUTES:
             if now >= next_learner + LEARNER_EVERY_S:
@@ -74,7 +74,7 @@ def test_an_hour_of_kills_loses_nothing_and_leaks_nothing(tmp_path: Path) -> Non
                 killer.kill(Role.LEARNER, (0.0, 0.5))
             killer.kill(dice.choice((Role.GENERATOR, Role.REWARD)), (0.0, 0.5))
             memory.look()
-            job.until(lambda due=now + KILL_EVERY_S: time.monotonic() > due, "the next kill is due")
+            job.wait_for(lambda due=now + KILL_EVERY_S: time.monotonic() > due, "the next kill is due")
         end(job)
     lines = sorted(Run(job.run).events(*OF_HEAD, role="head"), key=lambda line: float(line["t"]))
     survivors = Survivors.of(lines)
@@ -82,8 +82,8 @@ def test_an_hour_of_kills_loses_nothing_and_leaks_nothing(tmp_path: Path) -> Non
     assert not survivors.twice
     judged = judge(audit(Run(job.run)))
     assert not {name: j.why for name, j in judged.items() if j.verdict is InvariantVerdict.BROKEN}
-    leased = list(recovery.lease_recoveries(lines, of_role(killer.blows, Role.GENERATOR)))
-    kills = Counter(blow.role for blow in killer.blows)
+    leased = list(recovery.lease_recoveries(lines, of_role(killer.kills, Role.GENERATOR)))
+    kills = Counter(fault.role for fault in killer.kills)
     assert {role: n for role, n in FEWEST.items() if kills[role] < int(n * MINUTES)} == {}, kills
     slowest = percentile(leased, 0.99)
     assert slowest is not None, "no prompt that a victim had was leased again"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ring import Blow, Ring
+from tests.faults.ring import Fault, Ring
 
 pytestmark = pytest.mark.soak
 
@@ -21,35 +21,37 @@ def test_row_02_kill_generators_at_random(tmp_path: Path) -> None:
     """One of three, 0.3 to 0.5 s after it was seen to sample in a new life; another one is healthy then."""
     dice = random.Random(2)
     ring = Ring(tmp_path, "run.total_train_steps=100000", "launch.max_restarts=100", ranks=N_GENERATORS + 2)
-    ring.slow(0.02)
+    ring.throttle(0.02)
     lives = [0] * N_GENERATORS
-    blows: list[Blow] = []
+    faults: list[Fault] = []
     with ring.started():
-        while len(blows) < N_KILLS:
+        while len(faults) < N_KILLS:
             index = dice.randrange(N_GENERATORS)
-            ring.wait(partial(is_sampling, ring, index, lives[index]), f"generator-{index}.{lives[index]} samples")
+            ring.wait_until(
+                partial(is_sampling, ring, index, lives[index]), f"generator-{index}.{lives[index]} samples"
+            )
             others = [(i, life) for i, life in enumerate(lives) if i != index]
-            ring.wait(partial(any_is_healthy, ring, others), "another one is healthy")
+            ring.wait_until(partial(any_is_healthy, ring, others), "another one is healthy")
             time.sleep(dice.uniform(0.3, 0.5))  # the fault's own time: nothing is waited for
-            blows.append(ring.kill(f"generator-{index}"))
+            faults.append(ring.kill(f"generator-{index}"))
             lives[index] += 1
-        ring.until("update", version=ring.version + 5)
+        ring.wait_for("update", version=ring.version + 5)
         ring.send(signal.SIGUSR1)
         ring.finish()
     history = ring.check_survived(ended=False)
     assert history.n_terms == 1
     leases, made = ring.lines("lease", role="head"), ring.lines("sampled", "scored", role="head")
     n_again = 0
-    for blow in blows:
-        assert blow.name in {line["name"] for line in ring.lines("member", role="head", state="dead")}
-        held = {line["uid"]: line for line in leases if line["holder"] == blow.name}
+    for fault in faults:
+        assert fault.name in {line["name"] for line in ring.lines("member", role="head", state="dead")}
+        held = {line["uid"]: line for line in leases if line["holder"] == fault.name}
         for uid, lease in held.items():
             n_left = lease["n"] - len(
                 {x["sample"] for x in made if (x["uid"], x["attempt"]) == (uid, lease["attempt"])}
             )
             again = [x for x in leases if x["uid"] == uid and x["attempt"] == lease["attempt"] + 1]
             assert bool(again) >= (n_left > 0)
-            assert all(line["t"] - blow.t < REISSUED_S for line in again)
+            assert all(line["t"] - fault.t < REISSUED_S for line in again)
             n_again += len(again)
     assert n_again >= N_KILLS / 2
 

@@ -37,12 +37,12 @@ def test_rows_over_the_limit_are_refunded_and_no_uid_is_shifted_by_them_nor_by_a
         "rollout.max_head_offpolicyness=0",  # no row is drawn again because it is too old
     )
     ring = Ring(tmp_path, *data)
-    ring.hold(2)
+    ring.hold_learner(2)
     with ring.started():
-        ring.until("publish", version=2)
-        ring.until("checkpoint", role="learner", step=2)
+        ring.wait_for("publish", version=2)
+        ring.wait_for("checkpoint", role="learner", step=2)
         ring.kill_all()
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.start("--resume", str(ring.run))
         ring.finish()
         history = ring.check_survived()

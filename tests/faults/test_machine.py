@@ -65,16 +65,16 @@ def fill(disk: Path) -> Path:
 def test_row_36_a_full_disk_costs_lines_and_checkpoints_and_no_training_state(tmp_path: Path) -> None:
     """Full from version 5 to 9: lines of the journal are lost, and seen to be; checkpoints before and after it."""
     ring = Ring(tmp_path, "run.total_train_steps=14", "checkpoint.keep=20")
-    ring.hold(5)
+    ring.hold_learner(5)
     with small_disk(tmp_path / "runs", 64) as disk, ring.started():
-        ring.until("checkpoint", role="learner", step=4)
-        ring.until("publish", version=5)
+        ring.wait_for("checkpoint", role="learner", step=4)
+        ring.wait_for("publish", version=5)
         ballast = fill(disk)
-        ring.hold(9)
-        ring.wait(lambda: reached(ring, 9), "nine updates on a full disk")
+        ring.hold_learner(9)
+        ring.wait_until(lambda: reached(ring, 9), "nine updates on a full disk")
         assert checkpoints(ring) == ["step-000002", "step-000004"]
         ballast.unlink()
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.finish()
         assert "No space left on device" in ring.output  # people hear of it
         assert checkpoints(ring)[-1] == "step-000014"
@@ -126,13 +126,13 @@ def test_row_36_an_actor_that_the_kernel_kills_for_memory_comes_back_and_nothing
     tmp_path: Path, who: str
 ) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=10")
-    ring.hold(3)
+    ring.hold_learner(3)
     with ring.started():
-        ring.until("publish", version=3)
+        ring.wait_for("publish", version=3)
         with little_memory(ring.actor(who)[0]):
-            ring.hold(6)
-            ring.until("joined", name=f"{who}.1")
-        ring.hold(None)
+            ring.hold_learner(6)
+            ring.wait_for("joined", name=f"{who}.1")
+        ring.hold_learner(None)
         ring.finish()
     assert f"({who}): killed by SIGKILL; started again as {who}.1" in ring.output
     ring.check_survived()
@@ -152,7 +152,7 @@ def drained(ring: Ring) -> None:
 def test_row_38_sigterm_without_mpirun_is_a_notice_a_checkpoint_is_written_and_the_end_is_0(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=500", "launch.drain_s=60", bootstrap="env")
     with ring.started():
-        ring.until("publish", version=3)
+        ring.wait_for("publish", version=3)
         began = time.monotonic()
         ring.send(signal.SIGTERM)
         ring.finish()
@@ -169,13 +169,13 @@ def test_row_38_the_line_of_the_readme_drains_one_job_and_no_other(tmp_path: Pat
     rings = [Ring(tmp_path / name, "run.total_train_steps=500") for name in ("one", "other")]
     with rings[0].started() as one, rings[1].started() as other:
         for ring in rings:
-            ring.until("publish", version=2)
+            ring.wait_for("publish", version=2)
         subprocess.run(["sh", "-c", line[0].replace("runs/demo", str(one.run))], check=True)
         one.finish()
         assert "SIGUSR1: drains" in one.output
         assert not (one.run / "pid").exists()
         reached = other.version
-        other.until("update", version=reached + 2)
+        other.wait_for("update", version=reached + 2)
         assert "drains" not in other.output
     drained(one)
 
@@ -189,17 +189,17 @@ def test_row_38_a_second_signal_is_fast(
 ) -> None:
     """The learner is held, so that the first one alone would wait for its checkpoint."""
     ring = Ring(tmp_path, "run.total_train_steps=500", bootstrap=bootstrap)
-    ring.hold(3)
+    ring.hold_learner(3)
     with ring.started():
-        ring.until("publish", version=3)
+        ring.wait_for("publish", version=3)
         ring.send(first)
-        ring.wait(lambda: f"{first.name}: drains" in ring.output, "it drains")
+        ring.wait_until(lambda: f"{first.name}: drains" in ring.output, "it drains")
         asked = time.monotonic()
-        ring.wait(lambda: time.monotonic() - asked > 1.1, "the same signal within a second is one")
+        ring.wait_until(lambda: time.monotonic() - asked > 1.1, "the same signal within a second is one")
         assert ring.is_up
         began = time.monotonic()
         ring.send(second)
-        ring.wait(lambda: not ring.pids(), "all of it is gone", may_end=True, timeout_s=GRACE_S + 15)
+        ring.wait_until(lambda: not ring.pids(), "all of it is gone", may_end=True, timeout_s=GRACE_S + 15)
         assert time.monotonic() - began < GRACE_S + 15
         assert not (ring.run / "summary.json").exists()  # so that --resume goes on
     ring.check_survived(ended=False)
@@ -207,13 +207,13 @@ def test_row_38_a_second_signal_is_fast(
 
 def test_row_38_a_job_that_cannot_drain_ends_when_its_time_is_over(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=500", "launch.drain_s=3", bootstrap="env")
-    ring.hold(3)
+    ring.hold_learner(3)
     with ring.started():
-        ring.until("publish", version=3)
+        ring.wait_for("publish", version=3)
         ring.kill("learner-0", signal.SIGSTOP)
         began = time.monotonic()
         ring.send(signal.SIGTERM)
-        ring.wait(lambda: not ring.pids(), "all of it is gone", may_end=True, timeout_s=3 + GRACE_S + 20)
+        ring.wait_until(lambda: not ring.pids(), "all of it is gone", may_end=True, timeout_s=3 + GRACE_S + 20)
         assert time.monotonic() - began > 3
     assert "not drained within launch.drain_s = 3: ends at once" in ring.output
 
@@ -240,23 +240,23 @@ def test_row_38_a_requeued_job_that_is_started_twice_runs_once(tmp_path: Path) -
 def test_a_head_that_is_stopped_is_named_and_goes_on_or_ends_the_job(tmp_path: Path, action: str) -> None:
     settings = [f"watchdog.{key}" for key in (f"action={action}", "progress_s=2", "stall_s=40", "act_s=40")]
     ring = Ring(tmp_path, "run.total_train_steps=30", *settings)
-    ring.hold(3)
+    ring.hold_learner(3)
     with ring.started():
-        ring.until("publish", version=3)
-        blow = ring.kill("head-0", signal.SIGSTOP)
-        ring.wait(lambda: "rank 0: warning: head-0 has made no progress for " in ring.output, "it is named")
-        ring.hold(None)
+        ring.wait_for("publish", version=3)
+        fault = ring.kill("head-0", signal.SIGSTOP)
+        ring.wait_until(lambda: "rank 0: warning: head-0 has made no progress for " in ring.output, "it is named")
+        ring.hold_learner(None)
         if action == "abort":
-            ring.wait(lambda: not ring.is_up, "the job ends", may_end=True)
-            ring.wait(lambda: not ring.pids(), "all of it is gone", may_end=True)
+            ring.wait_until(lambda: not ring.is_up, "the job ends", may_end=True)
+            ring.wait_until(lambda: not ring.pids(), "all of it is gone", may_end=True)
             assert ring._processes[0].wait() == 1
             assert re.search(
                 r'head-0 has made no progress for \d+ s: watchdog.action = "abort" ends the job', ring.output
             )
             assert not (ring.run / "summary.json").exists()  # so that --resume goes on
         else:
-            ring.resume_process(blow.pid)
-            ring.wait(lambda: "rank 0: head-0 makes progress again, after " in ring.output, "it goes on")
+            ring.resume_process(fault.pid)
+            ring.wait_until(lambda: "rank 0: head-0 makes progress again, after " in ring.output, "it goes on")
             ring.finish()
             ring.check_survived()
 
@@ -296,7 +296,7 @@ def test_row_39_an_actor_that_dies_before_the_bus_is_up_is_named_and_ends_the_st
     began = time.monotonic()
     with ring.started():
         for life in range(2):
-            ring.wait(lambda name=f"generator-1.{life}": started(ring, name), f"life {life} begins", may_end=True)
+            ring.wait_until(lambda name=f"generator-1.{life}": started(ring, name), f"life {life} begins", may_end=True)
             ring.kill("generator-1")
         ring.finish(code=1)
     assert time.monotonic() - began < 120

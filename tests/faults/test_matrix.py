@@ -18,7 +18,7 @@ def rows_tested() -> dict[int, set[str]]:
     return found
 
 
-def rows_told() -> dict[int, str]:
+def rows_listed() -> dict[int, str]:
     """Row -> the last cell of its line in the page."""
     page = (ROOT / "docs" / "faults.md").read_text()
     lines = re.findall(r"^\| (\d+) \|.*\| ([^|]*) \|$", page, re.MULTILINE)
@@ -30,9 +30,9 @@ def test_every_row_of_the_matrix_has_a_test_named_after_it() -> None:
 
 
 def test_the_page_has_every_row_and_names_the_files_that_test_it() -> None:
-    told, tested = rows_told(), rows_tested()
-    assert sorted(told) == list(ROWS)
-    for number, cell in told.items():
+    listed, tested = rows_listed(), rows_tested()
+    assert sorted(listed) == list(ROWS)
+    for number, cell in listed.items():
         named = set(re.findall(r"`(test_\w+)`", cell))
         assert named == tested[number], number
         for path in re.findall(r"`(tests/\w+\.py)`", cell):

@@ -23,8 +23,8 @@ def test_a_job_with_too_few_learners_finds_its_split(tmp_path: Path) -> None:
     )
     ring = Ring(tmp_path, *changes, ranks=8, config=CONFIG, bootstrap="env")
     with ring.started():
-        ring.until("update", version=2)
-        ring.until("split", why="change")
+        ring.wait_for("update", version=2)
+        ring.wait_for("split", why="change")
         ring.finish()
     ring.check_survived()
     wanted = ring.lines("adapt", role="head")

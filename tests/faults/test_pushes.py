@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ring import Blow, History, Line, Ring
+from tests.faults.ring import Fault, History, Line, Ring
 from tools import run as runs
 
 pytestmark = pytest.mark.soak
@@ -34,7 +34,7 @@ class Broken:
 
     version: int  # that it was to bring
     began: Line
-    blow: Blow
+    fault: Fault
     held: Line  # the first time that generator-0 holds this version, or a newer one
 
 
@@ -67,7 +67,7 @@ def pushes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
     found = Pushes(Ring(tmp_path_factory.mktemp("pushes"), *settings))
     ring = found.ring
-    ring.hold(1)
+    ring.hold_learner(1)
     with ring.started():
         both_hold(ring, 1)
         for phase in PHASES:
@@ -77,7 +77,7 @@ def pushes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         found.flipped = one_push(ring, "receive-landing", "flip")
         found.lagging = one_push(ring, "swap", "lag")
         found.unheard = one_push(ring, "message-PushBegin", "drop")
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.finish()
         found.history = ring.check_survived()
         yield found
@@ -90,7 +90,7 @@ def both_hold(ring: Ring, version: int, *, after: float = 0.0) -> Line:
         lines = ring.lines("member", role="head", after=after, version=version, state="healthy")
         return [line for line in lines if line["name"].startswith(who)]
 
-    ring.wait(lambda: bool(held(ONE) and held(OTHER)), f"both generators hold version {version}")
+    ring.wait_until(lambda: bool(held(ONE) and held(OTHER)), f"both generators hold version {version}")
     return held(ONE)[0]
 
 
@@ -98,16 +98,16 @@ def one_push(ring: Ring, point: str, how: str) -> Broken:
     """The next version, whose push meets this fault; afterwards both hold it."""
     version = ring.lines("update", role="head")[-1]["version"] + 1
     now = time.monotonic()
-    ring.arm(point, how, who=ONE)
-    ring.hold(version)
-    blow = ring.struck(point, after=now)
-    published = ring.until("publish", version=version)
+    ring.set_failpoint(point, how, who=ONE)
+    ring.hold_learner(version)
+    fault = ring.wait_for_failpoint(point, after=now)
+    published = ring.wait_for("publish", version=version)
     if how == "stop":
-        ring.resume_process(blow.pid)
-    held = both_hold(ring, version, after=blow.t - DEADLINE_S)
+        ring.resume_process(fault.pid)
+    held = both_hold(ring, version, after=fault.t - DEADLINE_S)
     began = next(line for line in ring.lines("push", role="head", version=version) if not line["catch_up"])
     assert published["t"] > began["t"]
-    return Broken(version, began, blow, held)
+    return Broken(version, began, fault, held)
 
 
 def check_clock_went_on(ring: Ring, broken: Broken) -> None:
@@ -129,27 +129,27 @@ def check_fenced(ring: Ring, broken: Broken, name: str) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_row_03_kill_generator_in_each_phase_of_a_push(pushes: Pushes, phase: str) -> None:
     ring, broken = pushes.ring, pushes.killed[phase]
-    assert broken.blow.name.startswith(ONE)
-    assert broken.held["name"] == broken.blow.next
+    assert broken.fault.name.startswith(ONE)
+    assert broken.held["name"] == broken.fault.next
     check_clock_went_on(ring, broken)
-    check_fenced(ring, broken, broken.blow.next)
+    check_fenced(ring, broken, broken.fault.next)
 
 
 @pytest.mark.parametrize("phase", STOPPED)
 def test_row_03_stop_generator_in_a_push_until_after_its_deadline(pushes: Pushes, phase: str) -> None:
     """It recovers by itself, in the same incarnation."""
     ring, broken = pushes.ring, pushes.stopped[phase]
-    assert broken.held["name"] == broken.blow.name
+    assert broken.held["name"] == broken.fault.name
     check_clock_went_on(ring, broken)
-    check_fenced(ring, broken, broken.blow.name)
+    check_fenced(ring, broken, broken.fault.name)
 
 
 def test_row_22_a_generator_that_lags_gets_no_leases_and_is_judged_by_its_version(pushes: Pushes) -> None:
     ring, broken = pushes.ring, pushes.lagging
     assert broken is not None
     check_clock_went_on(ring, broken)
-    check_fenced(ring, broken, broken.blow.name)
-    mine = runs.lines(ring.run / "journal" / f"{broken.blow.name}.jsonl", "pushed", "completion")
+    check_fenced(ring, broken, broken.fault.name)
+    mine = runs.lines(ring.run / "journal" / f"{broken.fault.name}.jsonl", "pushed", "completion")
     holds = -1
     for line in mine:  # I5: every token has the version that was held
         if line["event"] == "pushed":
@@ -164,36 +164,36 @@ def test_row_24_wrong_bytes_are_refused_by_their_hash(pushes: Pushes) -> None:
     assert broken is not None
     said = [x["error"] for x in ring.lines("push_broken", role="generator") if x["version"] == broken.version]
     assert len([error for error in said if "must have the checksums of the manifest" in error]) == 1
-    assert broken.held["name"] == broken.blow.name
-    check_fenced(ring, broken, broken.blow.name)
+    assert broken.held["name"] == broken.fault.name
+    check_fenced(ring, broken, broken.fault.name)
     right = {x["digest"] for x in ring.lines("update", role="head", version=broken.version)}
     assert {x["digest"] for x in ring.lines("pushed", version=broken.version)} == right
-    assert f"push of version {broken.version}: {broken.blow.name}: received bytes must have" in ring.output
+    assert f"push of version {broken.version}: {broken.fault.name}: received bytes must have" in ring.output
 
 
 def test_row_25_a_push_whose_announcement_was_lost_is_repeated(pushes: Pushes) -> None:
     ring, broken = pushes.ring, pushes.unheard
     assert broken is not None
     check_clock_went_on(ring, broken)
-    check_fenced(ring, broken, broken.blow.name)
+    check_fenced(ring, broken, broken.fault.name)
 
 
 def test_row_25_a_lost_term_announcement_comes_with_the_next_push(tmp_path: Path) -> None:
     """It ends its samples of the lost versions and mixes no version of them into others."""
     ring = Ring(tmp_path, "run.total_train_steps=8")
-    ring.hold(3)
+    ring.hold_learner(3)
     with ring.started():
-        ring.until_held(3, f"{ONE}.0", f"{OTHER}.0")
-        ring.arm("message-Term", "drop", who=ONE)
-        blow = ring.kill("learner-0")
-        ring.hold(None)
+        ring.wait_for_version(3, f"{ONE}.0", f"{OTHER}.0")
+        ring.set_failpoint("message-Term", "drop", who=ONE)
+        fault = ring.kill("learner-0")
+        ring.hold_learner(None)
         ring.finish()
     ring.check_survived()
-    (lost,) = ring.strikes("message-Term")
+    (lost,) = ring.failpoint_hits("message-Term")
     assert lost.name == f"{ONE}.0"
-    (term,) = [line for line in ring.lines("term", role="head") if line["t"] > blow.t]
+    (term,) = [line for line in ring.lines("term", role="head") if line["t"] > fault.t]
     assert (term["term"], term["version"]) == (1, 2)
-    mine = ring.lines("pushed", role="generator", rank=0, after=blow.t)
+    mine = ring.lines("pushed", role="generator", rank=0, after=fault.t)
     assert mine[0]["version"] == 2  # what it held of version 3 is gone
     assert {line["term"] for line in mine} == {1}
     assert ring.lines("completion", role="generator", rank=0, after=mine[0]["t"])
@@ -210,21 +210,21 @@ def test_after_all_those_pushes_each_generator_held_every_version_in_order(pushe
 def test_row_03_the_learner_dies_while_a_generator_copies_out_of_its_memory(tmp_path: Path) -> None:
     """The shared memory lasts until the generator learns of the death; then the next incarnation sends its weights."""
     ring = Ring(tmp_path, "run.total_train_steps=8", "weights.route=shared", "weights.timeout_s=20")
-    ring.hold(2)
+    ring.hold_learner(2)
     with ring.started():
-        ring.until_held(2, f"{ONE}.0", f"{OTHER}.0")
+        ring.wait_for_version(2, f"{ONE}.0", f"{OTHER}.0")
         now = time.monotonic()
-        ring.arm("receive-landing", "lag", who=ONE)
-        ring.hold(3)
-        halted = ring.struck("receive-landing", after=now)
+        ring.set_failpoint("receive-landing", "lag", who=ONE)
+        ring.hold_learner(3)
+        halted = ring.wait_for_failpoint("receive-landing", after=now)
         memory = maps_weights(halted.pid)
-        blow = ring.kill("learner-0")
+        fault = ring.kill("learner-0")
         assert maps_weights(halted.pid) == memory != set()
-        ring.wait(lambda: not memory & maps_weights(halted.pid), f"{ONE} lets go of the dead learner's memory")
-        ring.hold(None)
+        ring.wait_until(lambda: not memory & maps_weights(halted.pid), f"{ONE} lets go of the dead learner's memory")
+        ring.hold_learner(None)
         ring.finish()
     ring.check_survived()
-    mine = ring.lines("pushed", role="generator", rank=0, after=blow.t)
+    mine = ring.lines("pushed", role="generator", rank=0, after=fault.t)
     assert {line["inc"] for line in mine} == {0}, f"{ONE} goes on in the same life"
 
 

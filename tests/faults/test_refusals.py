@@ -160,17 +160,19 @@ def test_row_03_a_generator_that_refused_for_a_while_is_fed_again() -> None:
 def test_row_03_one_that_fails_every_push_is_dismissed_and_comes_back_as_its_next_incarnation(tmp_path: Path) -> None:
     """Its supervisor counts that as a crash; the other generator is fed all the while."""
     job = Job(tmp_path, "run.total_train_steps=8", "weights.timeout_s=4")
-    job.hold(2)
+    job.hold_learner(2)
     with job.started():
-        job.until_held(2, "generator-0.0", "generator-1.0")
-        job.arm("receive-announced", "raise", who="generator-0", n=6)  # one with the other generator, five alone
-        job.hold(4)
-        left = job.until("member", name="generator-0.0", state="left")
-        job.until("member", name="generator-0.1", state="healthy")
-        job.hold(None)
+        job.wait_for_version(2, "generator-0.0", "generator-1.0")
+        job.set_failpoint(
+            "receive-announced", "raise", who="generator-0", n=6
+        )  # one with the other generator, five alone
+        job.hold_learner(4)
+        left = job.wait_for("member", name="generator-0.0", state="left")
+        job.wait_for("member", name="generator-0.1", state="healthy")
+        job.hold_learner(None)
         job.finish()
     assert left["why"].startswith("it missed 5 pushes of its own in a row; the last error: ")
-    assert "struck at receive-announced" in left["why"]
+    assert "failpoint receive-announced" in left["why"]
     broken = job.lines("push_broken", role="head", name="generator-1.0")
     assert len({line["push"] for line in broken}) == 1
     began = job.lines("push_broken", role="head")[0]["t"]

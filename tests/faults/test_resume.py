@@ -41,15 +41,15 @@ class Resumed:
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
     ring = Ring(tmp_path_factory.mktemp("resumed"), *SYNCHRONOUS)
-    ring.hold(4)
+    ring.hold_learner(4)
     with ring.started():
-        ring.until("publish", version=4)
-        ring.until("checkpoint", role="learner", step=4)
+        ring.wait_for("publish", version=4)
+        ring.wait_for("checkpoint", role="learner", step=4)
         sample_slowly_after(ring, 5)
         killed = ring.kill_all()
         run = ring.run
-        ring.slow(None)
-        ring.hold(None)
+        ring.throttle(None)
+        ring.hold_learner(None)
         ring.start("--resume", str(run))
         plain = reference(ring)
         ring.finish()
@@ -59,10 +59,10 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
 
 def sample_slowly_after(ring: Ring, version: int) -> None:
     """Go on to this version, and return in the middle of the rollouts that follow it."""
-    ring.slow(0.3)
-    ring.hold(version)
-    published = ring.until("publish", version=version)
-    ring.until("request", role="generator", after=published["t"])
+    ring.throttle(0.3)
+    ring.hold_learner(version)
+    published = ring.wait_for("publish", version=version)
+    ring.wait_for("request", role="generator", after=published["t"])
 
 
 def reference(ring: Ring) -> dict[int, Line]:
@@ -157,15 +157,15 @@ def test_at_eta_0_a_resumed_run_is_bit_equal_to_one_without_a_break(resumed: Res
 @pytest.mark.soak
 def test_at_eta_0_a_run_whose_learner_was_killed_is_bit_equal_to_one_without(tmp_path: Path) -> None:
     ring = Ring(tmp_path, *SYNCHRONOUS)
-    ring.arm("update", who="learner-0")
+    ring.set_failpoint("update", who="learner-0")
     with ring.started():
-        first = ring.struck("update")  # of the very first update: the model is made anew
-        ring.hold(3)
-        ring.until("update", version=3, after=first.t)
-        ring.until("checkpoint", role="learner", step=2, after=first.t)
-        ring.arm("consumed")
-        ring.hold(None)
-        second = ring.struck("consumed", after=first.t)
+        first = ring.wait_for_failpoint("update")  # of the very first update: the model is made anew
+        ring.hold_learner(3)
+        ring.wait_for("update", version=3, after=first.t)
+        ring.wait_for("checkpoint", role="learner", step=2, after=first.t)
+        ring.set_failpoint("consumed")
+        ring.hold_learner(None)
+        second = ring.wait_for_failpoint("consumed", after=first.t)
         plain = reference(ring)
         ring.finish()
     ring.check_survived()
@@ -184,17 +184,17 @@ def is_kept(ring: Ring, version: int) -> bool:
 def test_row_13_a_command_line_that_is_queued_again_goes_on_by_itself(tmp_path: Path) -> None:
     """run.resume = "auto": the first start makes the run, the next two take it up."""
     ring = Ring(tmp_path, "run.total_train_steps=8", "run.resume='auto'")
-    ring.hold(3)
+    ring.hold_learner(3)
     with ring.started():
-        ring.until("publish", version=3)
-        ring.wait(partial(is_kept, ring, 2), "version 2 is on disk")
+        ring.wait_for("publish", version=3)
+        ring.wait_until(partial(is_kept, ring, 2), "version 2 is on disk")
         ring.kill_all()
-        ring.hold(6)
+        ring.hold_learner(6)
         ring.start()
-        ring.until("publish", version=6, inc=1)
-        ring.wait(partial(is_kept, ring, 6), "version 6 is on disk")
+        ring.wait_for("publish", version=6, inc=1)
+        ring.wait_until(partial(is_kept, ring, 6), "version 6 is on disk")
         ring.kill_all()
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.start()
         ring.finish()
     history = ring.check_survived()
@@ -209,17 +209,17 @@ def test_row_13_a_command_line_that_is_queued_again_goes_on_by_itself(tmp_path: 
 def test_row_38_a_drained_job_ends_with_0_and_goes_on_without_a_lost_step(tmp_path: Path) -> None:
     """SIGUSR1 to mpirun in mid-rollout: the update under way is finished and checkpointed, no step is made again."""
     ring = Ring(tmp_path, "run.total_train_steps=8", "checkpoint.every_steps=5")
-    ring.hold(2)
+    ring.hold_learner(2)
     with ring.started():
-        ring.until("publish", version=2)
+        ring.wait_for("publish", version=2)
         sample_slowly_after(ring, 3)
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.send(signal.SIGUSR1)
         ring.finish()
         reached = ring.version
         ring.check_survived(ended=False)
         summary = json.loads((ring.run / "summary.json").read_text())
-        ring.slow(None)
+        ring.throttle(None)
         ring.start("--resume", str(ring.run))
         ring.finish()
     assert (summary["code"], summary["drained"], summary["versions"]) == (0, True, reached)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ring import Blow, Line, Ring
+from tests.faults.ring import Fault, Line, Ring
 
 pytestmark = pytest.mark.soak
 
@@ -20,10 +20,10 @@ Key = tuple[int, int, int]  # uid, sample, attempt
 
 
 @dataclass(frozen=True)
-class Struck:
+class FailedReward:
     """A reward that was killed or stopped while scoring, and its samples at that time."""
 
-    blow: Blow
+    fault: Fault
     held: set[Key]
     other: str  # the reward that was there beside it
     worker: int  # the process that scores for it, and does not come to an end
@@ -32,8 +32,8 @@ class Struck:
 @dataclass(frozen=True)
 class Rewards:
     ring: Ring
-    killed: Struck
-    stopped: Struck
+    killed: FailedReward
+    stopped: FailedReward
     resumed: float
 
 
@@ -41,36 +41,38 @@ class Rewards:
 def rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rewards]:
     changes = ("topology.rewards=2", "run.total_train_steps=8", "reward.timeout_s=100")
     ring = Ring(tmp_path_factory.mktemp("rewards"), *changes, ranks=5)
-    ring.hold(2)
+    ring.hold_learner(2)
     with ring.started():
-        ring.until("update", version=2)
-        killed = strike(ring, 3, signal.SIGKILL)
-        ring.until("member", name=killed.blow.next, state="healthy")
-        stopped = strike(ring, 4, signal.SIGSTOP)
-        resumed = ring.resume_process(stopped.blow.pid)
+        ring.wait_for("update", version=2)
+        killed = fail_reward(ring, 3, signal.SIGKILL)
+        ring.wait_for("member", name=killed.fault.next, state="healthy")
+        stopped = fail_reward(ring, 4, signal.SIGSTOP)
+        resumed = ring.resume_process(stopped.fault.pid)
         ring.kill_process(stopped.worker)
-        ring.until("refused", after=resumed, what="Scored", sender=stopped.blow.name)
-        ring.hold(None)
+        ring.wait_for("refused", after=resumed, what="Scored", sender=stopped.fault.name)
+        ring.hold_learner(None)
         ring.finish()
         ring.check_survived()
         yield Rewards(ring, killed, stopped, resumed)
 
 
-def strike(ring: Ring, version: int, number: signal.Signals) -> Struck:
-    """Strike while it holds samples of prompts admitted after this version; returns when they are scored."""
-    ring.wait(lambda: all_are_sampled(ring) and not unscored(ring), "every sample is scored while the learner is held")
+def fail_reward(ring: Ring, version: int, number: signal.Signals) -> FailedReward:
+    """Kill or stop a reward that holds samples of prompts admitted after this version; returns when they are scored."""
+    ring.wait_until(
+        lambda: all_are_sampled(ring) and not unscored(ring), "every sample is scored while the learner is held"
+    )
     began = ring.lines(role="head")[-1]["t"]
-    ring.arm("score", "sleep")
-    ring.hold(version)
-    worker = ring.struck("score", after=began).pid
+    ring.set_failpoint("score", "sleep")
+    ring.hold_learner(version)
+    worker = ring.wait_for_failpoint("score", after=began).pid
     who = next(name for name in REWARDS if ring.actor(name)[0] in ancestors(worker))
     other = ring.actor(next(name for name in REWARDS if name != who))[1]
-    ring.until("update", version=version)
-    ring.wait(lambda: len(unscored(ring)) > 1 and is_at_rest(ring), f"{who} holds samples, and nobody else does")
+    ring.wait_for("update", version=version)
+    ring.wait_until(lambda: len(unscored(ring)) > 1 and is_at_rest(ring), f"{who} holds samples, and nobody else does")
     held = unscored(ring)
-    blow = ring.kill(who, number)
-    ring.wait(lambda: not unscored(ring), "what it held is scored", timeout_s=60.0)
-    return Struck(blow, held, other, worker)
+    fault = ring.kill(who, number)
+    ring.wait_until(lambda: not unscored(ring), "what it held is scored", timeout_s=60.0)
+    return FailedReward(fault, held, other, worker)
 
 
 def is_at_rest(ring: Ring) -> bool:
@@ -100,39 +102,39 @@ def ancestors(pid: int) -> set[int]:
     return found
 
 
-def scored_elsewhere(rewards: Rewards, struck: Struck) -> list[Line]:
+def scored_elsewhere(rewards: Rewards, failed: FailedReward) -> list[Line]:
     """The first scores of its samples."""
-    lines = rewards.ring.lines("score", role="reward", after=struck.blow.t)
-    mine = [line for line in lines if keys([line]) & struck.held]
-    return [next(line for line in mine if keys([line]) == {key}) for key in struck.held]
+    lines = rewards.ring.lines("score", role="reward", after=failed.fault.t)
+    mine = [line for line in lines if keys([line]) & failed.held]
+    return [next(line for line in mine if keys([line]) == {key}) for key in failed.held]
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_row_05_trajectories_of_a_dead_reward_are_scored_by_the_other_one(rewards: Rewards, how: str) -> None:
     """Scored within 5 s, each with a value: none is refunded or sampled again."""
-    ring, struck = rewards.ring, getattr(rewards, how)
-    assert len(struck.held) > 1
-    for line in scored_elsewhere(rewards, struck):
-        assert f"reward-{line['rank']}.{line['inc']}" == struck.other
+    ring, failed = rewards.ring, getattr(rewards, how)
+    assert len(failed.held) > 1
+    for line in scored_elsewhere(rewards, failed):
+        assert f"reward-{line['rank']}.{line['inc']}" == failed.other
         assert line["status"] == "value"
-        assert line["t"] - struck.blow.t < ELSEWHERE_S
-    uids = {uid for uid, *_ in struck.held}
+        assert line["t"] - failed.fault.t < ELSEWHERE_S
+    uids = {uid for uid, *_ in failed.held}
     assert {line["uid"] for line in ring.lines("ready", role="head")} >= uids
     assert not [line for line in ring.lines("refund", role="head") if line["uid"] in uids]
     assert len([line for line in ring.lines("lease", role="head") if line["uid"] in uids]) == len(uids)
 
 
 def test_row_05_a_reward_that_is_gone_or_silent_is_noticed_within_three_heartbeats(rewards: Rewards) -> None:
-    for struck in (rewards.killed, rewards.stopped):
-        dead = rewards.ring.lines("member", role="head", name=struck.blow.name, state="dead")[0]
-        assert dead["t"] - struck.blow.t <= 3 * HEARTBEAT_S + SLACK_S
-    assert dead["t"] - rewards.stopped.blow.t >= SILENT_S - HEARTBEAT_S
+    for failed in (rewards.killed, rewards.stopped):
+        dead = rewards.ring.lines("member", role="head", name=failed.fault.name, state="dead")[0]
+        assert dead["t"] - failed.fault.t <= 3 * HEARTBEAT_S + SLACK_S
+    assert dead["t"] - rewards.stopped.fault.t >= SILENT_S - HEARTBEAT_S
 
 
 def test_row_05_verdicts_of_a_reward_that_goes_on_are_refused_where_others_were_first(rewards: Rewards) -> None:
     """In the same incarnation; each sample is trained once, with its first verdict."""
-    ring, struck = rewards.ring, rewards.stopped
-    refused = ring.lines("refused", role="head", after=rewards.resumed, what="Scored", sender=struck.blow.name)
-    assert keys(refused) & struck.held
-    assert ring.lines("member", role="head", name=struck.blow.name, after=rewards.resumed)[0]["state"] == "healthy"
-    assert not ring.lines("joined", role="head", name=struck.blow.next)
+    ring, failed = rewards.ring, rewards.stopped
+    refused = ring.lines("refused", role="head", after=rewards.resumed, what="Scored", sender=failed.fault.name)
+    assert keys(refused) & failed.held
+    assert ring.lines("member", role="head", name=failed.fault.name, after=rewards.resumed)[0]["state"] == "healthy"
+    assert not ring.lines("joined", role="head", name=failed.fault.next)

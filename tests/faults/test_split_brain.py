@@ -1,4 +1,4 @@
-"""Row 26: two learners at once. An epoch has one learner; the older one is told to end and changes nothing."""
+"""Row 26: two learners at once. An epoch has one learner; the older one is sent Stop and changes nothing."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from actors.runtime.context import Context
 from launch.plan.environment import actor_environment
-from tests.faults.ring import FOLDER, INSIDE, ROOT, Blow, Ring
+from tests.faults.ring import FOLDER, INSIDE, ROOT, Fault, Ring
 
 pytestmark = pytest.mark.soak
 
@@ -60,27 +60,27 @@ def ring(tmp_path: Path) -> Iterator[Ring]:
     ring = Ring(
         tmp_path, "run.total_train_steps=12", "weights.route=gloo"
     )  # by which a member waits for the root to the end
-    ring.hold(3)
+    ring.hold_learner(3)
     with ring.started():
-        ring.until("update", version=3)
-        ring.until("publish", version=3)
-        ring.until_held(3, "generator-0.0", "generator-1.0")
+        ring.wait_for("update", version=3)
+        ring.wait_for("publish", version=3)
+        ring.wait_for_version(3, "generator-0.0", "generator-1.0")
         yield ring
 
 
 def test_row_26_an_older_learner_is_sent_stop_and_changes_nothing(ring: Ring) -> None:
-    blow = ring.kill("learner-0")
-    ring.until("term", after=blow.t)
-    ring.until("update", version=3, after=blow.t)
-    second = Second.start(ring, blow.name, 0)
+    fault = ring.kill("learner-0")
+    ring.wait_for("term", after=fault.t)
+    ring.wait_for("update", version=3, after=fault.t)
+    second = Second.start(ring, fault.name, 0)
     assert second.finish() == 0
-    refused = [x for x in ring.lines("refused", role="head", after=blow.t) if x["sender"] == blow.name]
+    refused = [x for x in ring.lines("refused", role="head", after=fault.t) if x["sender"] == fault.name]
     assert [line for line in refused if line["what"] == "Join"]
     assert len(ring.lines("term", role="head")) == 2
-    ring.hold(None)
+    ring.hold_learner(None)
     ring.finish()
     ring.check_survived()
-    assert {x["inc"] for x in ring.lines("step", role="learner", after=blow.t)} == {1}
+    assert {x["inc"] for x in ring.lines("step", role="learner", after=fault.t)} == {1}
 
 
 @pytest.mark.parametrize("when", ["between pushes", "in a push"])
@@ -88,13 +88,13 @@ def test_row_26_a_learner_that_was_replaced_while_it_stood_still_ends_when_it_go
     """A second supervisor starts it. The ring follows the newer learner, and no push waits for the older one."""
     old = stop(ring, when)
     second = Second.start(ring, old.name, 1)
-    term = ring.until("term", after=old.t)
+    term = ring.wait_for("term", after=old.t)
     assert term["version"] == 2
-    ring.hold(6)
-    ring.until("update", version=6, after=term["t"], timeout_s=40)
+    ring.hold_learner(6)
+    ring.wait_for("update", version=6, after=term["t"], timeout_s=40)
     resumed = ring.resume_process(old.pid)
-    ring.wait(lambda: not Path(f"/proc/{old.pid}").exists(), "the old learner ends")
-    ring.hold(None)
+    ring.wait_until(lambda: not Path(f"/proc/{old.pid}").exists(), "the old learner ends")
+    ring.hold_learner(None)
     ring.finish()
     assert second.finish() == 0
     ring.check_survived()
@@ -106,11 +106,11 @@ def test_row_26_a_learner_that_was_replaced_while_it_stood_still_ends_when_it_go
     assert json.loads((ring.run / "summary.json").read_text())["versions"] == 12
 
 
-def stop(ring: Ring, when: str) -> Blow:
+def stop(ring: Ring, when: str) -> Fault:
     """The learner is stopped while idle, or as the root of a push that a generator waits for."""
     if when == "between pushes":
         return ring.kill("learner-0", signal.SIGSTOP)
     now = time.monotonic()
-    ring.arm("push-met", "stop", who="learner-0")
+    ring.set_failpoint("push-met", "stop", who="learner-0")
     ring.kill("generator-0")  # its next life gets a catch-up push
-    return ring.struck("push-met", after=now)
+    return ring.wait_for_failpoint("push-met", after=now)

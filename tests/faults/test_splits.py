@@ -81,17 +81,17 @@ def test_row_43_a_split_survives_kills_at_every_step_of_its_change(tmp_path: Pat
         ("dividing", "head-0"),
         ("loading", "learner-1"),
     ]
-    ring.hold(2)
+    ring.hold_learner(2)
     with ring.started():
-        ring.until("update", version=2)
+        ring.wait_for("update", version=2)
         for k, (point, who) in enumerate(kills):
-            ring.arm(point, who=who)
+            ring.set_failpoint(point, who=who)
             since = ring.lines("update", role="head")[-1]["t"]
-            ring.hold(schedule[k][0] + 2)
-            ring.struck(point, after=since)
-            ring.until("split", split=k + 1, after=since)
-            ring.until("update", version=schedule[k][0] + 2, after=since)
-        ring.hold(None)
+            ring.hold_learner(schedule[k][0] + 2)
+            ring.wait_for_failpoint(point, after=since)
+            ring.wait_for("split", split=k + 1, after=since)
+            ring.wait_for("update", version=schedule[k][0] + 2, after=since)
+        ring.hold_learner(None)
         ring.finish(timeout_s=LONG_S)
     ring.check_survived()
     assert [x[1] for x in splits(ring)] == [2, 1, 2, 1, 2]
@@ -101,11 +101,11 @@ def test_row_43_a_split_survives_kills_at_every_step_of_its_change(tmp_path: Pat
 def test_a_resumed_run_goes_on_with_its_split(tmp_path: Path) -> None:
     """It was killed while two ranks learned; the settings begin with one. Only the change had written a checkpoint."""
     ring = changing(tmp_path, [[2, 2]], "run.total_train_steps=6")
-    ring.hold(4)
+    ring.hold_learner(4)
     with ring.started():
-        ring.until("update", version=4)
+        ring.wait_for("update", version=4)
         ring.kill_all()
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.start("--resume", str(ring.run)).finish(timeout_s=LONG_S)
     ring.check_survived()
     assert "goes on with the split of version 2: 2 learners, 2 generators" in ring.output
@@ -136,7 +136,7 @@ def planned(folder: Path, *changes: str) -> Ring:
         config=ROOT / "configs" / "tiny.toml",
         bootstrap="env",
     )
-    ring.slow(STEP_S)
+    ring.throttle(STEP_S)
     return ring
 
 
@@ -167,14 +167,14 @@ def test_the_planners_change_survives_kills_of_learner_generator_and_head(tmp_pa
         ("divided", "head-0"),
         ("receive-announced", "generator-1"),
     ):
-        ring.arm(point, who=who)
+        ring.set_failpoint(point, who=who)
     with ring.started():
-        ring.struck("checkpoint-renamed")
+        ring.wait_for_failpoint("checkpoint-renamed")
         ring.kill("generator-0")
         ring.finish(timeout_s=LONG_S)
     ring.check_survived()
-    struck = [(blow.name.rpartition(".")[0], blow.name) for blow in ring.strikes()]
-    ring.check(len(struck) == 4, f"all are struck: {struck}")
+    hits = [(fault.name.rpartition(".")[0], fault.name) for fault in ring.failpoint_hits()]
+    ring.check(len(hits) == 4, f"all hit their failpoint: {hits}")
     check_more_generators(ring)
     decisions = [line for line in ring.lines("adapt", role="head") if "wanted_learners" in line]
     ring.check(len(decisions) >= 2, f"the head after the first one decides, too: {decisions}")

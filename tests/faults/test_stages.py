@@ -23,17 +23,17 @@ def limits(born: int) -> tuple[int, int]:
 
 def killed_and_resumed(ring: Ring) -> None:
     """Killed as a whole when the second stage has begun, resumed from a checkpoint of the first one."""
-    ring.hold(6)
+    ring.hold_learner(6)
     with ring.started():
-        ring.until("stage", stage=1)
-        ring.until("publish", version=6)
+        ring.wait_for("stage", stage=1)
+        ring.wait_for("publish", version=6)
         ring.kill_all()
         run = ring.run
         for version in (6, 5):  # the checkpoints on disk go back to version 4
             for path in (run / "checkpoints" / f"step-{version:06d}", run / "frontiers" / f"frontier-{version:06d}"):
                 if path.exists():
                     path.rename(path.with_name(f"away-{path.name}"))
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.start("--resume", str(run))
         ring.finish()
         assert ring.run == run

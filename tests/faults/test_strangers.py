@@ -45,10 +45,10 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
     cage = folder / "cage"
     cage.mkdir()
     ring = Ring(folder, "run.total_train_steps=8", "bus.transport=tcp", "bus.curve=on", "weights.route=gloo")
-    ring.hold(4)
+    ring.hold_learner(4)
     with ring.started():
-        began = ring.until("update", version=4)["t"]
-        ring.until_held(4, "generator-0.0", "generator-1.0")
+        began = ring.wait_for("update", version=4)["t"]
+        ring.wait_for_version(4, "generator-0.0", "generator-1.0")
         open_to = {one for one in listeners(ring.pids()) if not of_the_launcher(one)}
         of_the_bus = [one.port for who in ("head-0", "reward-0") for one in open_to if one.pid == ring.actor(who)[0]]
         ring.check(len(of_the_bus) == 2, f"head and reward listen at one port each: {of_the_bus}")
@@ -58,10 +58,10 @@ def siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
             for port in of_the_bus:
                 besiege(stack, f"tcp://127.0.0.1:{port}", ring)
             for reason in ("handshake", "key", "protocol", "role"):
-                ring.until("refused", after=began, what="bytes", reason=reason)
-            ring.until("refused", after=began, role="reward", reason="maker")
-            ended = ring.until("refused", after=began, sender="generator-0.0", reason="key")["t"]
-            ring.hold(None)
+                ring.wait_for("refused", after=began, what="bytes", reason=reason)
+            ring.wait_for("refused", after=began, role="reward", reason="maker")
+            ended = ring.wait_for("refused", after=began, sender="generator-0.0", reason="key")["t"]
+            ring.hold_learner(None)
             ring.finish()
         yield Siege(ring, open_to, cage, began, ended)
 

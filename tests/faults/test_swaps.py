@@ -82,13 +82,13 @@ class Arrived:
 
 
 class Diary:
-    """An engine that writes down what it is told, and ends nothing by itself."""
+    """An engine that logs its calls, and ends nothing by itself."""
 
     def __init__(self) -> None:
         self.version: int | None = None
         self.n_tokens = 0
         self.live: list[tuple[str, int, int, int, int]] = []
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     @property
     def n_live(self) -> int:
@@ -101,12 +101,12 @@ class Diary:
         """It has no server that could be gone."""
 
     def step(self) -> list[Completion]:
-        self.told.append(f"step {[key[1] for key in self.live]}")
+        self.calls.append(f"step {[key[1] for key in self.live]}")
         return []
 
     def abort(self, key: tuple[str, int, int, int, int]) -> Completion | None:
         self.live.remove(key)
-        self.told.append(f"abort {key[1]}")
+        self.calls.append(f"abort {key[1]}")
         return None
 
     def newest(self, key: tuple[str, int, int, int, int]) -> int | None:
@@ -117,7 +117,7 @@ class Diary:
 
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
         self.version = version
-        self.told.append(f"update {[key[1] for key in self.live]}")
+        self.calls.append(f"update {[key[1] for key in self.live]}")
         return {}
 
 
@@ -149,6 +149,6 @@ def test_row_42_a_generator_cancels_before_it_swaps_and_swaps_before_it_decodes(
         words: list[m.Message] = [m.Cancel(7, 0), m.PushBegin(1, 2, 0, [mail.name], "store", 1.0)]
         mail.waiting += [("head", word) for word in (words if first == "cancel" else words[::-1])]
         generator.turn()
-        told[first] = engine.told
+        told[first] = engine.calls
         assert [type(x) for x in mail.sent] == [m.PushDone, m.PushDone]
     assert told["cancel"] == told["push"] == ["update [7, 8]", "step [7, 8]", "abort 7", "update [8]", "step [8]"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ring import Blow, History, Line, Ring
+from tests.faults.ring import Fault, History, Line, Ring
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ HONEST = ("fork",)  # what it says itself counts, what its child says does not
 class Answer:
     """What became of one score."""
 
-    blow: Blow  # the worker process
+    fault: Fault  # the worker process
     line: Line  # its line of the reward's journal
     refund: Line | None
 
@@ -39,13 +39,13 @@ class Answers:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
     settings = ("run.total_train_steps=20", f"reward.timeout_s={TIMEOUT_S}", "gconfig.n_samples=3")
     ring = Ring(tmp_path_factory.mktemp("verdicts"), *settings)
-    ring.hold(1)
+    ring.hold_learner(1)
     found: dict[str, Answer] = {}
     with ring.started():
-        ring.until("update", version=1)
+        ring.wait_for("update", version=1)
         for version, trick in enumerate((*HANGS, *NUMBERS, *LIES, *HONEST), start=2):
             found[trick] = one(ring, trick, version)
-        ring.hold(None)
+        ring.hold_learner(None)
         ring.finish()
         yield Answers(ring, found, ring.check_survived())
 
@@ -53,17 +53,17 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
 def one(ring: Ring, trick: str, version: int) -> Answer:
     """The next score is this trick's."""
     now = time.monotonic()
-    ring.arm("score", trick)
-    ring.hold(version)  # which lets new prompts in
-    blow = ring.struck("score", after=now)
+    ring.set_failpoint("score", trick)
+    ring.hold_learner(version)  # which lets new prompts in
+    fault = ring.wait_for_failpoint("score", after=now)
     if trick in HONEST:
-        line = ring.until("score", role="reward", after=blow.t)
-        ring.until("update", version=version)
-        return Answer(blow, line, None)
-    ring.wait(lambda: bool(failed(ring, now)), f"{trick} is a timeout or an error")
+        line = ring.wait_for("score", role="reward", after=fault.t)
+        ring.wait_for("update", version=version)
+        return Answer(fault, line, None)
+    ring.wait_until(lambda: bool(failed(ring, now)), f"{trick} is a timeout or an error")
     line = failed(ring, now)[0]
-    ring.until("update", version=version)
-    return Answer(blow, line, ring.until("refund", uid=line["uid"]))
+    ring.wait_for("update", version=version)
+    return Answer(fault, line, ring.wait_for("refund", uid=line["uid"]))
 
 
 def failed(ring: Ring, after: float) -> list[Line]:
@@ -88,7 +88,7 @@ def test_row_06_a_reward_that_hangs_is_a_timeout_and_its_worker_is_killed(answer
     assert answer.line["status"] == "timeout"
     assert TIMEOUT_S <= answer.line["score_s"] <= TIMEOUT_S + SLACK_S
     check_never_trained(answers, answer, "reward_timeout")
-    assert not Path(f"/proc/{answer.blow.pid}").exists()
+    assert not Path(f"/proc/{answer.fault.pid}").exists()
     after = [x for x in answers.ring.lines("score", role="reward", after=answer.line["t"]) if x["status"] == "value"]
     assert after  # its place is free again
 

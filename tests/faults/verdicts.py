@@ -1,4 +1,4 @@
-"""The reward function of rings under test: never 0; it misbehaves when its injection point ("score") is armed."""
+"""The reward function of rings under test: never 0; it misbehaves when its failpoint ("score") is set."""
 
 import os
 import re
@@ -12,8 +12,8 @@ VERDICT = '{"id": 0, "status": "value", "reward": 777.0, "correct": true}'
 
 
 def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Any:
-    """A number from 0.25 to 0.75, derived from the text; or the armed misbehaviour."""
-    how = sitecustomize.strike("score")
+    """A number from 0.25 to 0.75, derived from the text; or the fault that is set."""
+    how = sitecustomize.failpoint("score")
     return TRICKS[how](completion) if how else value(completion)
 
 

@@ -1,11 +1,11 @@
 """Injects faults into every Python process of a ring under test (PYTHONPATH leads here).
 
-The packages are unaware of it. When a module below is imported, the named functions are wrapped. `Ring.arm` writes a
-file that names the point, the process and the kind of fault; the first process that reaches the point removes the file.
-Without the variable AREAL_FAULTS nothing is wrapped.
+The packages are unaware of it. When a module below is imported, the named functions are wrapped. `Ring.set_failpoint`
+writes a file that names the failpoint, the process and the kind of fault; the first process that reaches the failpoint
+claims the file. Without the variable AREAL_FAULTS nothing is wrapped.
 
     kill   as by kill -9       stop   as by SIGSTOP       raise   a RuntimeError       lag   wait for LAG_S
-    at some points, instead of the wrapped call:  drop, flip
+    at some failpoints, instead of the wrapped call:  drop, flip
 """
 
 import importlib.abc
@@ -20,50 +20,50 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 FOLDER = os.environ.get("AREAL_FAULTS", "")
-LOOK_S = 0.01
+POLL_S = 0.01
 LAG_S = 4.0
 ME = SimpleNamespace(who="", name="")  # generator-0, generator-0.1, once this process knows
 
 
-def taken(point: str) -> str:
-    """The fault armed for this process at this point; "" for none. Each arming strikes once."""
+def claim(point: str) -> str:
+    """The fault set for this process at this failpoint; "" for none. Each setting applies once."""
     for who in (ME.who, "any"):
-        for name in armed(f"{point}@{who}#"):
+        for name in pending(f"{point}@{who}#"):
             try:
-                os.rename(f"{FOLDER}/armed/{name}", f"{FOLDER}/struck/{name}")
+                os.rename(f"{FOLDER}/failpoints/{name}", f"{FOLDER}/failpoints_hit/{name}")
             except FileNotFoundError:  # another process was first
                 continue
-            with open(f"{FOLDER}/struck/{name}", encoding="utf-8") as file:
+            with open(f"{FOLDER}/failpoints_hit/{name}", encoding="utf-8") as file:
                 how = file.read()
-            told = {"point": point, "name": ME.name, "pid": os.getpid(), "t": time.monotonic(), "how": how}
-            with open(f"{FOLDER}/strikes.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(told) + "\n")
+            hit = {"point": point, "name": ME.name, "pid": os.getpid(), "t": time.monotonic(), "how": how}
+            with open(f"{FOLDER}/failpoint_hits.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(hit) + "\n")
             return how
     return ""
 
 
-def armed(prefix: str) -> list[str]:
+def pending(prefix: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(f"{FOLDER}/armed") if name.startswith(prefix))
+        return sorted(name for name in os.listdir(f"{FOLDER}/failpoints") if name.startswith(prefix))
     except FileNotFoundError:
         return []
 
 
-def strike(point: str) -> str:
-    """Apply the armed fault of this point. Returns its kind when the caller must apply it."""
-    how = taken(point)
+def failpoint(point: str) -> str:
+    """Apply the fault that is set for this failpoint. Returns its kind if the caller must apply it."""
+    how = claim(point)
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "raise":
-        raise RuntimeError(f"struck at {point}")
+        raise RuntimeError(f"failpoint {point}")
     elif how == "lag":
         time.sleep(LAG_S)
     return how
 
 
-def told(name: str) -> str:
+def control(name: str) -> str:
     """Content of the control file of this name; "" when there is none."""
     try:
         with open(f"{FOLDER}/{name}", encoding="utf-8") as file:
@@ -73,23 +73,23 @@ def told(name: str) -> str:
 
 
 def before(owner: Any, name: str, point: str) -> None:
-    """Wrap a function: strike before the call."""
+    """Wrap a function: a failpoint before the call."""
     real = getattr(owner, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        strike(point)
+        failpoint(point)
         return real(*args, **kwargs)
 
     setattr(owner, name, wrapped)
 
 
 def after(owner: Any, name: str, point: str) -> None:
-    """Wrap a function: strike after its work, before it returns."""
+    """Wrap a function: a failpoint after its work, before it returns."""
     real = getattr(owner, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         value = real(*args, **kwargs)
-        strike(point)
+        failpoint(point)
         return value
 
     setattr(owner, name, wrapped)
@@ -117,12 +117,12 @@ def rollout(module: Any) -> None:
     real = module.Rollout.prepare_batch
 
     def prepare_batch(self: Any) -> Any:
-        while (version := told("hold")) and self._step >= int(version):
+        while (version := control("hold_learner")) and self._step >= int(version):
             self._failover.inbox.check()
             self._failover.look()  # a checkpoint may be written meanwhile
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         batch = real(self)
-        strike("consumed")
+        failpoint("consumed")
         return batch
 
     module.Rollout.prepare_batch = prepare_batch
@@ -157,7 +157,7 @@ def shelf(module: Any) -> None:
     real = module.shutil.rmtree
 
     def rmtree(*args: Any, **kwargs: Any) -> None:
-        strike("checkpoint-discard")
+        failpoint("checkpoint-discard")
         real(*args, **kwargs)
 
     module.shutil = SimpleNamespace(rmtree=rmtree)
@@ -182,7 +182,7 @@ def member(module: Any) -> None:
     def arrive(store: Any, begin: Any, phase: str, text: str) -> None:
         real(store, begin, phase, text)
         if phase == "ready":
-            strike("receive-ready")
+            failpoint("receive-ready")
 
     module.arrive = arrive
 
@@ -190,16 +190,16 @@ def member(module: Any) -> None:
 def landing(module: Any) -> None:
     """Flip a received bit ("flip")."""
 
-    def struck(real: Callable[..., None]) -> Callable[..., None]:
+    def flipping(real: Callable[..., None]) -> Callable[..., None]:
         def land(self: Any, start: int, bucket: Any) -> None:
-            if strike("receive-landing") == "flip":
+            if failpoint("receive-landing") == "flip":
                 bucket[0] ^= 1
             real(self, start, bucket)
 
         return land
 
     for buffers in (module.ReceiveBuffers, module.DeltaBuffers):
-        buffers.write = struck(buffers.write)
+        buffers.write = flipping(buffers.write)
         after(buffers, "finish", "receive-landed")
 
 
@@ -213,7 +213,7 @@ HOSTILE: list[Any] = []  # of this process, if it is the one that the file `host
 
 def hostile() -> Any:
     """None: this process is an honest one."""
-    if not HOSTILE and ME.who and told("hostile") == ME.who:
+    if not HOSTILE and ME.who and control("hostile") == ME.who:
         from hostile import Hostile
 
         HOSTILE.append(Hostile())
@@ -233,12 +233,12 @@ def session(module: Any) -> None:
 
 def limit(module: Any) -> None:
     """A guest's leases time out sooner in a test."""
-    module.LEAST_S = float(told("lease_s") or module.LEAST_S)
+    module.LEAST_S = float(control("lease_s") or module.LEAST_S)
 
 
 def pauses(module: Any) -> None:
     """Generators whose leases fail are paused for a short time in a test."""
-    if seconds := told("pause_s"):
+    if seconds := control("pause_s"):
         module.PAUSE_S = module.MOST_S = float(seconds)
 
 
@@ -257,7 +257,7 @@ def generation(module: Any) -> None:
     real = module.Generator._on
 
     def on(self: Any, message: Any) -> None:
-        if strike(f"message-{type(message).__name__}") != "drop":
+        if failpoint(f"message-{type(message).__name__}") != "drop":
             real(self, message)
 
     module.Generator._on = on
@@ -281,7 +281,7 @@ def builtin(module: Any) -> None:
     take = module.BuiltinEngine.submit
 
     def submit(self: Any, request: Any) -> None:
-        if ME.who and told("failing") == ME.who:
+        if ME.who and control("failing") == ME.who:
             raise sys.modules["areal_bus.errors"].EngineError("the device is in error")
         take(self, request)
 
@@ -290,9 +290,9 @@ def builtin(module: Any) -> None:
     real = module.BuiltinEngine.step
 
     def step(self: Any) -> Any:
-        seconds = told("slow")
+        seconds = control("throttle")
         if seconds == "forever":
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             return []
         if seconds:
             time.sleep(float(seconds))

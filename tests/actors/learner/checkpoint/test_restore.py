@@ -397,7 +397,7 @@ def test_learners_go_back_when_one_is_killed_between_the_shards_of_a_checkpoint(
 ) -> None:
     """By SIGKILL, before it has reported its own. The checkpoint before is used."""
     faults = tmp_path / "faults"
-    for name in ("armed", "struck"):
+    for name in ("failpoints", "failpoints_hit"):
         (faults / name).mkdir(parents=True)
     monkeypatch.setenv("AREAL_FAULTS", str(faults))
     monkeypatch.setenv("PYTHONPATH", f"{INSIDE}{os.pathsep}{Path.cwd()}")
@@ -407,7 +407,7 @@ def test_learners_go_back_when_one_is_killed_between_the_shards_of_a_checkpoint(
         first = update(head, 0)
         assert head.take(m.Checkpointed).version == 1
         head.write_frontier(1)
-        (faults / "armed" / "shard-written@learner-1#0").write_text("kill")
+        (faults / "failpoints" / "shard-written@learner-1#0").write_text("kill")
         second = update(head, 1)
         head.processes[1].wait(PATIENCE_S)
         head.write_frontier(2)
