@@ -163,8 +163,8 @@ def test_row_38_sigterm_without_mpirun_is_a_notice_a_checkpoint_is_written_and_t
     ring.check_survived()
 
 
-def test_row_38_the_line_of_the_readme_drains_one_job_and_no_other(tmp_path: Path) -> None:
-    line = re.search(r"^kill -USR1 .*runs/demo/pid\)", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_row_38_the_line_of_the_docs_drains_one_job_and_no_other(tmp_path: Path) -> None:
+    line = re.search(r"^kill -USR1 .*runs/demo/pid\)", (ROOT / "docs" / "resume.md").read_text(), re.MULTILINE)
     assert line is not None
     rings = [Ring(tmp_path / name, "run.total_train_steps=500") for name in ("one", "other")]
     with rings[0].started() as one, rings[1].started() as other:
