@@ -29,7 +29,7 @@ from areal_bus.weights.process_group import brief
 from areal_math import plain_numbers
 from areal_math.verdict import is_right
 from tools import terminal
-from tools.alarms import step_samples
+from tools.alarms import alarm_reader
 
 N = 100_000  # characters
 MOST_S = 0.05  # CPU time of one scan in a loop that others depend on; a quadratic one takes seconds
@@ -56,8 +56,8 @@ IN_LOOPS: dict[str, Callable[[str], object]] = {  # in the head, a generator, a 
     "answers of alerts": alerts._short,
     "kinds of errors": lambda text: VARIES.sub("*", text),
     "error of a push": lambda text: brief(RuntimeError(text)),
-    "repeats": step_samples.repeated_share,
-    "template": lambda text: step_samples.template_of("what is 5", text),
+    "repeats": alarm_reader.repeated_share,
+    "template": lambda text: alarm_reader.template_of("what is 5", text),
     "one line": terminal.one_line,
     "valid": valid,
     "printable": printable,

@@ -16,10 +16,19 @@ from areal_bus.errors import ConfigError
 from tests.support.planted import run_planted
 from tests.tools.test_export import Ring
 from tools.alarms import __main__ as alarms
-from tools.alarms.alarm_reader import MOST_SAMPLES, AlarmReader, Finding, chosen, findings, read
+from tools.alarms.alarm_reader import (
+    MOST_SAMPLES,
+    AlarmReader,
+    Finding,
+    SampleReader,
+    chosen,
+    findings,
+    read,
+    repeated_share,
+    template_of,
+)
 from tools.alarms.history import REPEATED, SERIES, History, Waiting
 from tools.alarms.rules import RULES
-from tools.alarms.step_samples import SampleReader, repeated_share, template_of
 from tools.run import Run
 from tools.trackers.series import UPDATE, Row, Undone
 

@@ -1,14 +1,14 @@
-"""`python -m tools.audit [RUN]`: command line and output of the audit."""
+"""`python -m tools.audit [RUN]`: prints the verdicts first, then counts of prompts and tokens by outcome."""
 
 import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from tools import run, terminal
-from tools.audit import report
 from tools.audit.audit import audit, figures, judge
-from tools.audit.findings import InvariantVerdict
+from tools.audit.findings import NAMES, InvariantVerdict, Judgement
 from tools.audit.recompute import recompute
 from tools.terminal import run_parser
 
@@ -44,10 +44,110 @@ def main(argv: Sequence[str] | None = None) -> int:
         verdicts = {name: asdict(judgement) for name, judgement in judged.items()}
         print(json.dumps({"run": str(where.folder), "clean": not broken, "verdicts": verdicts, **told}))
         return 1 if broken else 0
-    print(report.about(told, str(where.folder)), end="\n\n")
-    print("\n".join([*report.verdicts(judged), "", *report.tables(told)]), end="\n\n")
+    print(summary(told, str(where.folder)), end="\n\n")
+    print("\n".join([*verdict_rows(judged), "", *outcome_rows(told)]), end="\n\n")
     print(f"broken: {', '.join(broken)}" if broken else "no invariant is broken")
     return 1 if broken else 0
+
+
+SHOWN_LAGS = 10
+
+
+def verdict_rows(judged: dict[str, Judgement]) -> list[str]:
+    """One row an invariant; below a broken one, its first findings."""
+    words = {
+        verdict: str(verdict).upper() if verdict is InvariantVerdict.BROKEN else str(verdict)
+        for verdict in InvariantVerdict
+    }
+    rows = terminal.columns([(name, NAMES[name], words[j.verdict], j.why) for name, j in judged.items()])
+    out = []
+    for row, judgement in zip(rows, judged.values(), strict=True):
+        out.append(row)
+        for finding in judgement.findings:
+            ids = " ".join(f"{name} {value}" for name, value in finding.ids.items())
+            text = f"{finding.where}  {finding.text}" + (f"  ({ids})" if ids else "")
+            out.append(terminal.quote(text, indent="     ", width=10_000))
+        if judgement.n_findings > len(judgement.findings):
+            out.append(f"     and {judgement.n_findings - len(judgement.findings)} more")
+    return out
+
+
+def summary(figures: dict[str, Any], name: str) -> str:
+    setup = figures["about"]
+    n = f"{setup['lines']:,} lines of {setup['files']} processes"
+    return (
+        f"{name}: policy {setup['policy']}, eta {setup['eta']}, B {setup['batch_size']}, "
+        f"{setup['n_samples']} samples a prompt; {n}"
+    )
+
+
+def outcome_rows(figures: dict[str, Any]) -> list[str]:
+    """Prompts, tokens, lags and lengths."""
+    if "prompts" not in figures:
+        return []
+    prompts, tokens, lag = figures["prompts"], figures["tokens"], figures["lag"]
+    reasons = _counts(prompts["refunded_by_reason"])
+    dropped = _counts(tokens["dropped_by_reason"])
+    lines = [
+        f"prompts   {prompts['admitted']} admitted: {prompts['trained']} trained, {prompts['in_training']} in "
+        f"training, {prompts['live']} live, {prompts['refunded']} refunded{reasons}",
+        f"tokens    {tokens['received']} received: {tokens['trained']} trained, {tokens['masked']} masked, "
+        f"{tokens['skipped']} skipped (no signal), {tokens['dropped']} dropped{dropped}, {tokens['waiting']} waiting",
+    ]
+    if tokens["without_figures"]:
+        lines.append(f"          {tokens['without_figures']} in batches whose update is not there or has no figures")
+    if tokens["completed_but_never_received"]:
+        n = tokens["completed_but_never_received"]
+        lines.append(f"          {n} more were sampled and never received (cancelled, or died with their generator)")
+    if len(figures["terms"]) > 1:
+        undone, n_terms = figures["undone"], len(figures["terms"]) - 1
+        lines.append(
+            f"undone    {undone['updates']} updates, {undone['trajectories']:,} trajectories, {undone['tokens']:,} "
+            f"tokens, by {n_terms} later term{'s' * (n_terms > 1)}; {undone['prompts']} prompts were admitted anew"
+        )
+    if prompts["refused_messages"]:
+        lines.append(f"refused   {_counts(prompts['refused_messages'])[2:-1]}")
+    for title, key in (
+        ("trained tokens", "trained_tokens"),
+        ("masked tokens", "masked_tokens"),
+        ("trajectories by born", "trajectories_by_born"),
+        ("trajectories by oldest token", "trajectories_by_oldest_token"),
+    ):
+        if lag[key]:
+            lines.append(f"lag       {title}: {shares(lag[key])}")
+    return [*lines, "", *_lengths(figures["length"])]
+
+
+def shares(histogram: dict[str, int]) -> str:
+    """Each lag with its share; of many lags the first few and the rest."""
+    total = sum(histogram.values())
+    parts = [f"{lag}: {n / total:.1%}" for lag, n in histogram.items()]
+    if len(parts) > SHOWN_LAGS:
+        rest = sum(list(histogram.values())[SHOWN_LAGS:])
+        parts = [*parts[:SHOWN_LAGS], f"more: {rest / total:.1%}"]
+    return f"{'  '.join(parts)}  (max {list(histogram)[-1]})"
+
+
+def _counts(by_name: dict[str, int]) -> str:
+    return f" ({', '.join(f'{n} {name}' for name, n in sorted(by_name.items()))})" if by_name else ""
+
+
+def _lengths(length: dict[str, Any]) -> list[str]:
+    """Length bias: lengths of trained and of dropped samples beside those of all scored ones."""
+    rows = [("samples", "n", "mean tokens", "median", "p90", "max", "cut at the limit")]
+    kinds = [("scored", length["scored"]), ("trained", length["trained"])]
+    kinds += [(f"dropped ({reason})", told) for reason, told in sorted(length["dropped_by_reason"].items())]
+    for kind, told in kinds:
+        if told["n"]:
+            shown = (f"{told['mean']:.1f}", str(told["median"]), str(told["p90"]), str(told["max"]))
+            rows.append((kind, str(told["n"]), *shown, f"{told['truncated_share']:.1%}"))
+    out = terminal.table(rows, right=frozenset(range(1, 7)))
+    scored, trained = length["scored"]["mean"], length["trained"]["mean"]
+    if scored and trained:
+        out.append(f"length bias: trained samples are {trained / scored - 1:+.1%} as long as all scored ones")
+    if length["dropped_before_a_verdict"]:
+        out.append(f"{length['dropped_before_a_verdict']} samples were dropped before they had a verdict")
+    return out
 
 
 if __name__ == "__main__":

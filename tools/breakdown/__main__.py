@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from tools import run, terminal
-from tools.breakdown import flops, roles, steps, waits
+from tools.breakdown import flops, incarnations, steps, waits
 from tools.breakdown.incarnations import TOLERANCE, Incarnation, read_all
 from tools.terminal import run_parser
 
@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "run": str(where.folder),
             "whole": not bad,
             "actors": actors,
-            "roles": [asdict(one) for one in roles.label_shares(found)],
-            "stragglers": [asdict(one) for one in roles.stragglers(found)],
+            "roles": [asdict(one) for one in incarnations.label_shares(found)],
+            "stragglers": [asdict(one) for one in incarnations.stragglers(found)],
             "n_steps": len(taken),
             "steps": steps.summary(taken),
             "waits": waits.as_json(waited),
@@ -91,9 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.all:
         print("\n\n".join("\n".join(label_rows(actor)) for actor in found), end="\n\n")
     sections = {
-        "By role": roles.role_lines(found),
+        "By role": incarnations.role_lines(found),
         "By step": steps.step_lines(taken),
-        "Stragglers": roles.straggler_lines(found),
+        "Stragglers": incarnations.straggler_lines(found),
         "Waits by cause": waits.wait_lines(waited),
         "Pushes": waits.push_lines(cost),
         "Model FLOP utilisation": flops.flop_lines(used),

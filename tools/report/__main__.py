@@ -11,8 +11,7 @@ from areal_bus.process.commands import as_here
 from tools import run, terminal
 from tools.report.facts.run_facts import read_facts
 from tools.report.page.comparison_page import comparison_page
-from tools.report.page.file import write
-from tools.report.page.parts import Page
+from tools.report.page.parts import Page, write
 from tools.report.page.run_page import run_page
 from tools.report.verdict import judge
 from tools.run import Run

@@ -13,8 +13,7 @@ from tools.audit.audit import audit
 from tools.audit.findings import Findings
 from tools.audit.journal_reader import JournalFile
 from tools.audit.replay.clock import Clock
-from tools.audit.replay.members import Members
-from tools.audit.replay.splits import Splits
+from tools.audit.replay.members import Members, Splits
 from tools.audit.run_settings import read
 from tools.run import Run
 

@@ -15,10 +15,9 @@ from tools.audit.replay.clock import Clock
 from tools.audit.replay.cross_check import Agreement, as_scored
 from tools.audit.replay.evaluations import Evaluations
 from tools.audit.replay.ledger import AcceptedSample, AuditedPrompt, Prompts
-from tools.audit.replay.members import Members, held_by
+from tools.audit.replay.members import Members, Splits, held_by
 from tools.audit.replay.pushes import Pushing
 from tools.audit.replay.rollback import Rollback
-from tools.audit.replay.splits import Splits
 from tools.audit.replay.terms import ATTEMPTS
 from tools.audit.run_settings import RunSettings
 

@@ -9,8 +9,7 @@ from tools import run
 from tools.alarms.alarm_reader import AlarmReader
 from tools.breakdown import waits
 from tools.breakdown.flops import Utilisation, utilisation
-from tools.breakdown.incarnations import Incarnation, read_all
-from tools.breakdown.roles import LabelShare, Straggler, label_shares, stragglers
+from tools.breakdown.incarnations import Incarnation, LabelShare, Straggler, label_shares, read_all, stragglers
 from tools.breakdown.steps import Step, read_steps
 from tools.breakdown.waits import PushCost, Wait
 from tools.follow import JournalFollower
