@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actors.agents.tools import calculator
-from actors.data.published_rows import boxed
+from actors.data.tasks import boxed
 from actors.endpoint.openai_api import MOST_CALLS, read_hermes
 from actors.engines.stop_strings import before_stop
 from actors.head import alerts

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from actors.cpu import layer_kernels
-from actors.cpu.build import function
+from actors.cpu.build import addresses, alike, function
 from actors.cpu.packed_weights import panels, panels_back
-from actors.cpu.tensors import addresses, alike
 
 CHUNK = 96  # as in gemm.h
 MOST = 4 << 20  # bytes of the largest weight: a larger one leaves the cache between two chunks of rows

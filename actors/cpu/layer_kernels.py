@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from actors.cpu import build
-from actors.cpu.tensors import addresses, alike, is_plain
+from actors.cpu.build import addresses, alike, is_plain
 from actors.models.packed_row import Sequences
 
 LEAST_LANES = 8

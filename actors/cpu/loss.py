@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actors.cpu import build
-from actors.cpu.tensors import addresses, alike, is_plain
+from actors.cpu.build import addresses, alike, is_plain
 
 _SIZE, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 

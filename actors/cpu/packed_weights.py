@@ -9,8 +9,7 @@ from functools import cache
 
 from torch import Tensor
 
-from actors.cpu.build import function
-from actors.cpu.tensors import addresses, alike
+from actors.cpu.build import addresses, alike, function
 
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 

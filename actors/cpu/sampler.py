@@ -10,8 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from actors.cpu.build import function
-from actors.cpu.tensors import addresses
+from actors.cpu.build import addresses, function
 
 PART = 64  # as in sampler.c
 

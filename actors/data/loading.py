@@ -11,11 +11,9 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
 
-from actors.data.fields import MESSAGES, MISSING, REPLACED, SOURCE, UNREAD, last_user, lookup, read_messages
+from actors.data.fields import MESSAGES, MISSING, REPLACED, SOURCE, UNREAD, last_user, lookup, plain_row, read_messages
 from actors.data.files import is_saved, read_file, rows_of_tables
-from actors.data.plain_row import plain_row
-from actors.data.published_rows import READERS, adapt
-from actors.data.tasks import Problems, Row, make_problems
+from actors.data.tasks import READERS, Problems, Row, adapt, make_problems
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.problems import environment_problems
 from areal_bus.config.data import DataConfig, SourceConfig

@@ -9,10 +9,8 @@ from actors.data.loader_source import LoaderSource
 from actors.data.loading import rows_of_source
 from areal_bus.config.data import DataConfig
 from areal_bus.config.sections import Config
-from areal_bus.core.rows.curriculum import Curriculum, PassRateWindow
-from areal_bus.core.rows.data_source import DataSource, Row
-from areal_bus.core.rows.mixture import Mixture, WeightedSource
-from areal_bus.core.rows.row_order import RowOrder
+from areal_bus.core.rows.data_source import DataSource, Mixture, Row, WeightedSource
+from areal_bus.core.rows.row_order import Curriculum, PassRateWindow, RowOrder
 from areal_bus.errors import ConfigError
 
 

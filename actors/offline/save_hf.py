@@ -19,7 +19,7 @@ from actors.models.adapter_folder import base_of
 from actors.models.loading import load_model, load_tokenizer
 from actors.runtime.process import leave
 from areal_bus.errors import ArealBusError, ConfigError
-from areal_bus.storage.temporary_folder import temporary_folder
+from areal_bus.storage.versioned_dirs import temporary_folder
 
 
 @dataclass(frozen=True, slots=True)

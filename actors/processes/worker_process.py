@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.processes.ipc import REPLY_BYTES, REQUEST_BYTES, pack, unpack
-from areal_bus.process.exit_codes import signal_name
+from actors.runtime.process import signal_name
 from areal_bus.process.isolation import CHILD, child_path
 
 REAP_S = 5.0  # longest wait for a killed process; after that it is left to init

@@ -1,4 +1,4 @@
-"""An actor's process: exit codes, the requests to drain (SIGUSR1) and to record a profile (SIGUSR2), the exit itself.
+"""An actor's process: exit codes, signals, the requests to drain (SIGUSR1) and to record a profile (SIGUSR2), the exit.
 
 An actor starts with both signals blocked: one that arrives before its handler is installed stays pending instead of
 killing the process.
@@ -89,3 +89,11 @@ def leave(code: int) -> NoReturn:
         except (OSError, ValueError):  # the reader is gone
             continue
     os._exit(code)
+
+
+def signal_name(number: int) -> str:
+    """ "SIGKILL"; "signal 35" for a real-time signal, which has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from areal_bus.authorization import LeaseIds
 from areal_bus.core.evaluation.evaluation import Evaluation, Evaluations
 from areal_bus.core.members.console_reports import Deaths, ScoreFailures
 from areal_bus.core.members.lease_failures import LeaseFailures, actor_of
@@ -15,7 +16,6 @@ from areal_bus.core.members.lease_limit import LeaseLimit
 from areal_bus.core.members.membership import Member, Membership, MemberState
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
-from areal_bus.core.parts.lease_ids import LeaseIds
 from areal_bus.core.parts.ledger import Ledger
 from areal_bus.core.parts.partial_rollouts import PartialRollouts
 from areal_bus.core.parts.push_queue import PushQueue

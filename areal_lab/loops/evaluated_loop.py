@@ -27,7 +27,7 @@ from areal_bus.core.evaluation.evaluation_plan import STEP, EvaluationSet, name_
 from areal_bus.core.events import Event
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Prompt, Trajectory, VerdictStatus
-from areal_bus.storage.temporary_folder import temporary_folder
+from areal_bus.storage.versioned_dirs import temporary_folder
 from areal_lab.settings import LabConfig, load
 
 SHOW_S = 10.0  # interval between two lines of progress

@@ -12,8 +12,7 @@ from typing import NoReturn
 
 from areal_bus.config.names.packaged import find_and_announce
 from areal_bus.errors import ConfigError
-from areal_bus.process.commands import as_here, install_command
-from areal_bus.process.mpirun import find_mpirun
+from areal_bus.process.commands import as_here, find_mpirun, install_command
 from areal_lab.sweep import report
 from areal_lab.sweep.comparison import summaries
 from areal_lab.sweep.plan import Job, SweepFile, as_toml, jobs_of, plot_axis, read_sweep, with_seeds

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from areal_lab.sweep.results import Result
-from tools.report.facts.paired_seeds import Difference, Mean, mean_over, paired
+from tools.report.facts.seeds import Difference, Mean, mean_over, paired
 
 Cell = tuple[tuple[str, str], ...]  # (axis, value), in the order of the file
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from areal_lab.sweep.comparison import CellSummary
 from areal_lab.sweep.results import MEANS, Result
 from tools import terminal
-from tools.report.facts.paired_seeds import Difference, Mean
+from tools.report.facts.seeds import Difference, Mean
 
 MARKERS, N_COLORS = "os^vD", 10  # of the plot: a line has a color of matplotlib's ten and a marker
 AFTER_AXES = ("seeds", "score", "auc", "minus baseline", "")  # titles

@@ -11,8 +11,8 @@ from math import fsum
 from pathlib import Path
 from typing import Protocol
 
+from actors.runtime.process import signal_name
 from areal_bus.errors import ConfigError
-from areal_bus.process.exit_codes import signal_name
 from areal_lab.sweep.plan import Job, SweepFile
 from areal_lab.sweep.results import Result, ResultFile, read_result
 from areal_lab.sweep.starting import JobStart, JobStarter, log_of, start_of

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from areal_bus.config.names import reasoning_gym
 from areal_bus.config.sections import Config, LaunchConfig
+from areal_bus.process.commands import find_mpirun, mpirun_variables
 from areal_bus.process.isolation import CHILD, child_path
-from areal_bus.process.mpirun import find_mpirun, mpirun_variables
 from areal_bus.process.parent_death import die_with_parent
 from areal_lab.settings import LabConfig
 from areal_lab.sweep.job_server import JobServer

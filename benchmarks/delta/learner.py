@@ -19,8 +19,7 @@ from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 from areal_bus.messages import PushBegin
 from areal_bus.storage.journal import Journal
-from areal_bus.weights.change_history import ChangeHistory
-from areal_bus.weights.delta import blocks
+from areal_bus.weights.delta import ChangeHistory, blocks
 from areal_bus.weights.process_group import serve_store
 from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.snapshot import Snapshot, take_snapshot

@@ -13,9 +13,8 @@ from functools import partial
 
 import areal_bus.launch
 from areal_bus.errors import ConfigError
-from areal_bus.process.commands import SCRIPT, STARTED_BY
+from areal_bus.process.commands import SCRIPT, STARTED_BY, find_mpirun, mpirun_variables, shell_line
 from areal_bus.process.isolation import CHILD, child_path
-from areal_bus.process.mpirun import find_mpirun, mpirun_variables, shell_line
 from areal_bus.process.parent_death import die_with_parent
 from launch.commands import main as launcher
 from launch.plan.topology import check_count, min_ranks

@@ -6,7 +6,7 @@ from areal_bus.config.sections import Config
 from launch.memory.shape import DecoderShape
 from launch.memory.units import BYTES
 
-MAX_DELTA_SHARE = 0.5  # areal_bus/weights/change_history.py
+MAX_DELTA_SHARE = 0.5  # areal_bus/weights/delta.py
 
 
 @dataclass(frozen=True, slots=True)

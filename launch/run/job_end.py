@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.runtime.context import Context
-from actors.runtime.process import RESTART
+from actors.runtime.process import RESTART, signal_name
 from areal_bus.errors import ConfigError
-from areal_bus.process.exit_codes import signal_name
 from areal_bus.storage.atomic_file import write_atomic
 from launch.run.runs import SUMMARY, read_object
 

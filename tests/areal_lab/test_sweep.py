@@ -22,7 +22,7 @@ from areal_lab.sweep.plan import jobs_of, read_sweep, with_seeds
 from areal_lab.sweep.results import Result, ResultFile, area
 from areal_lab.sweep.runner import SweepProgress
 from launch.commands.main import main as launch
-from tools.report.facts.paired_seeds import paired
+from tools.report.facts.seeds import paired
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "configs" / "sweeps" / "lag-base.toml"

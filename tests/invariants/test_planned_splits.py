@@ -7,8 +7,7 @@ import pytest
 
 from areal_bus.core.events import Event
 from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_bus.core.planner.ring_model import RingFigures
-from areal_bus.core.planner.split_planner import STAY, Decision, PlannerRules, SplitPlanner
+from areal_bus.core.planner.split_planner import STAY, Decision, PlannerRules, RingFigures, SplitPlanner
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import draw
 

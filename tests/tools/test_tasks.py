@@ -9,7 +9,7 @@ import pytest
 
 from actors.data import loading
 from actors.data.loading import load_problems, load_rows, load_sets
-from actors.data.reasoning_gym_rows import data_set
+from actors.data.tasks import data_set
 from actors.offline.check_task import TaskCheckOrder, check_task
 from actors.rewards.loading import load_reward
 from actors.rewards.sandbox import sandbox

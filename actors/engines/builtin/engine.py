@@ -28,9 +28,9 @@ from actors.engines.builtin.prefill import PrefillPack, plan
 from actors.engines.builtin.sampler import sample
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request
-from actors.models.attention import choose
 from actors.models.loading import absent_ids
 from actors.models.matmul import stepped
+from actors.models.packed_attention import choose
 from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
 

@@ -23,8 +23,8 @@ from actors.cpu.layer_kernels import LayerKernels
 from actors.cpu.paged_attention import WIDEST
 from actors.engines.builtin.dense_cache import CachePiece
 from actors.engines.builtin.paged_cache import DecodeBlocks, PagedCache
-from actors.models.attention import attention
 from actors.models.matmul import MOST_PACKED, Weight
+from actors.models.packed_attention import attention
 from actors.models.packed_row import Sequences
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from actors.engines.protocol import SamplingControls
 from actors.engines.servers.http_client import HttpClient, ServerRejected, done
 from actors.engines.servers.protocol import AdapterRoutes, PieceUpdate, RequestPiece, Server, ServerContext
-from actors.engines.servers.weight_files import WeightFiles
+from actors.engines.servers.weight_transfer import WeightFiles
 from actors.models.adapter_folder import CONFIG_FILE, PREFIX, WEIGHTS_FILE
 from actors.models.lora import BASE_DIGEST
 from areal_bus.config.sections import Config

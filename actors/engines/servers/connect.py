@@ -19,7 +19,7 @@ from actors.engines.servers.protocol import LOOPBACK, ServerContext, ServerSpec,
 from actors.engines.servers.server_process import ServerProcess, free_port, installed, interpreter
 from actors.engines.servers.sglang import SGLANG
 from actors.engines.servers.vllm import VLLM_SERVER
-from actors.engines.servers.weight_files import SERVER_BYTES, check_shared_memory
+from actors.engines.servers.weight_transfer import SERVER_BYTES, check_shared_memory
 from actors.models.loading import empty_model, load_base, stop_ids
 from actors.models.lora import adapted_layers, adapter_tensors
 from actors.runtime.context import Context

@@ -30,7 +30,7 @@ from actors.engines.servers.sglang_probe import (
     SGLangCapabilities,
     probe,
 )
-from actors.engines.servers.weight_broadcast import WeightBroadcast
+from actors.engines.servers.weight_transfer import WeightBroadcast
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost, SettingRefused

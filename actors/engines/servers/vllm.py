@@ -19,6 +19,7 @@ from actors.engines.servers.protocol import (
     controls_of,
     seed,
 )
+from actors.engines.servers.server_process import core_set
 from actors.engines.servers.vllm_probe import (
     ABORT,
     CACHE,
@@ -32,12 +33,11 @@ from actors.engines.servers.vllm_probe import (
     is_untied,
     probe,
 )
-from actors.engines.servers.weight_files import WeightFiles
+from actors.engines.servers.weight_transfer import WeightFiles
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost, SettingRefused
 from areal_bus.messages import Finish
-from areal_bus.process.cpu_cores import core_set
 
 PREFIX = "generate-tokens-"  # the server puts this before request ids
 NO_LOG_PROB = -9999.0  # vLLM sends this instead of NaN

@@ -257,8 +257,7 @@ class SimulatedEngine:
         """The rank of a token that is drawn under sampling controls, as the builtin engine draws it."""
         import torch  # only where it is asked for
 
-        from actors.engines.builtin.filters import filtered
-        from actors.engines.builtin.sampler import invert
+        from actors.engines.builtin.sampler import filtered, invert
 
         n = len(self._tokens)
         logits_V = torch.full((self._shape.vocabulary,), -torch.inf)

@@ -13,7 +13,7 @@ from areal_bus.core.events import Event
 from areal_bus.errors import PushFailed
 from areal_bus.messages import Message, PushBegin, PushBroken, PushDone
 from areal_bus.storage.journal import Journal
-from areal_bus.weights.change_history import ChangeHistory
+from areal_bus.weights.delta import ChangeHistory
 from areal_bus.weights.snapshot import Snapshot
 
 KEPT = 2  # snapshots: the newest and the previous one, which a push may still need

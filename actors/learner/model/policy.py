@@ -24,9 +24,8 @@ from actors.learner.model.adapters import Adapters
 from actors.learner.model.context_parallel import RowSplit, padded
 from actors.learner.model.row_probe import RowProbe, whole_row
 from actors.models import packed_attention
-from actors.models.attention import choose
 from actors.models.matmul import stepped
-from actors.models.packed_attention import PackedAttention
+from actors.models.packed_attention import PackedAttention, choose
 from actors.models.packed_row import PackedRow, SequencePiece, lay_out
 from areal_bus.config.capacity import logits_chunk
 from areal_bus.config.sections import Config

@@ -28,7 +28,7 @@ from areal_bus.core.events import Event
 from areal_bus.core.parts.stages import stage_at
 from areal_bus.errors import ConfigError, NonFinite
 from areal_bus.storage.journal import Journal
-from areal_bus.storage.temporary_folder import temporary_folder
+from areal_bus.storage.versioned_dirs import temporary_folder
 
 MAX_GRAD_NORM = 1.0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import reasoning_gym  # noqa: F401  here, because the deadline of the first score is too short for it
 
-from actors.data.reasoning_gym_rows import SOURCE, data_set
+from actors.data.tasks import SOURCE, data_set
 from actors.rewards.protocol import Score
 
 TUPLES = ("arc_agi", "rearc")  # their scorers compare tuples, which a row has as lists

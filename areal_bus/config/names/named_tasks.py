@@ -1,7 +1,7 @@
 """Published data sets by name (data.task = "gsm8k"): the settings that a name stands for.
 
 A named task fills in keys that are not set: file or Hugging Face id, prompt, reward, lengths, and the protocol of an
-evaluation. `actors/data/published_rows.py` reads its rows.
+evaluation. `actors/data/tasks.py` reads its rows.
 """
 
 import difflib

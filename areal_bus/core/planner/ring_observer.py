@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from areal_bus.core.planner.length_shift import LengthShift
-from areal_bus.core.planner.ring_model import RingFigures
+from areal_bus.core.planner.split_planner import RingFigures
 
 LEVEL_KEEPS = 0.7  # weight that a level keeps at each update: half of it comes from the last two updates
 SHIFT_KEEPS = 0.15  # of a level that depends on the lengths, when these have changed

@@ -4,10 +4,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from areal_bus.core.rows.curriculum import Curriculum, PassRateWindow
-from areal_bus.core.rows.data_source import DataSource, Row
-from areal_bus.core.rows.mixture import Mixture, WeightedSource
-from areal_bus.core.rows.row_order import RowOrder
+from areal_bus.core.rows.data_source import DataSource, Mixture, Row, WeightedSource
+from areal_bus.core.rows.row_order import Curriculum, PassRateWindow, RowOrder
 
 Key = tuple[str, int, int]  # source, pass, row
 Learned = tuple[Key, int, int]  # a finished group: its row, right samples, judged samples

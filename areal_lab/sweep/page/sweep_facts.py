@@ -11,8 +11,8 @@ from areal_bus.errors import ConfigError
 from areal_lab.sweep.comparison import CellSummary, summaries
 from areal_lab.sweep.report import axes_of, number_or_text
 from areal_lab.sweep.results import Result, ResultFile
-from tools.report.facts.paired_seeds import SeedGroup
 from tools.report.facts.run_facts import read_curves
+from tools.report.facts.seeds import SeedGroup
 from tools.run import Run
 
 MAX_COLOURS = 8

@@ -9,7 +9,7 @@ from areal_lab.sweep.page.sweep_facts import SweepFacts, axis_values, best_first
 from areal_lab.sweep.report import shown
 from areal_lab.sweep.results import MEANS, Result
 from tools.report.facts.curves import CurveBin
-from tools.report.facts.paired_seeds import mean_over, paired
+from tools.report.facts.seeds import mean_over, paired
 from tools.report.page.charts import PlotLine, line_chart, number
 from tools.report.page.comparison_page import curves_section
 from tools.report.page.parts import Card, Page, PageTable, Section, of_place

@@ -12,7 +12,7 @@ import torch
 from actors.generator.weight_updates import BrokenPush, ReceivedWeights, WeightUpdates
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
-from areal_bus.weights.change_history import ChangeHistory
+from areal_bus.weights.delta import ChangeHistory
 from areal_bus.weights.process_group import serve_store
 from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.sender import WeightSender

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from areal_bus.weights import delta as deltas
-from areal_bus.weights.change_history import ChangeHistory, Delta
-from areal_bus.weights.delta import BaseWeights, decode_positions, encode_positions
+from areal_bus.weights.delta import BaseWeights, ChangeHistory, Delta, decode_positions, encode_positions
 from areal_bus.weights.receive_buffers import DeltaBuffers, ReceiveBuffers
 from areal_bus.weights.snapshot import Snapshot, digest_of, take_snapshot
 

@@ -9,7 +9,7 @@ import torch
 
 from areal_bus.errors import PushFailed
 from areal_bus.weights import broadcast_tree
-from areal_bus.weights.change_history import ChangeHistory
+from areal_bus.weights.delta import ChangeHistory
 from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.snapshot import Snapshot, take_snapshot
 from tests.areal_bus.weights.peer_process import Peer

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from tools.report.facts.paired_seeds import SeedGroup, groups_of, mean_and_range, paired
 from tools.report.facts.run_facts import RunFacts
+from tools.report.facts.seeds import SeedGroup, groups_of, mean_and_range, paired
 from tools.report.facts.settings_rows import SEED, differences
 from tools.report.page.charts import Layer, PlotLine, bar_rows, legend_of, line_chart, number
 from tools.report.page.curve_cards import HELD_OUT, PLOTS

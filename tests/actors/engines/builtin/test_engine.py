@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from actors.engines.builtin import block_pool
 from actors.engines.builtin import engine as module
+from actors.engines.builtin import paged_cache
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Done, Request
 from actors.models.matmul import stepped
@@ -366,7 +366,7 @@ def test_abort_between_update_and_step_leaves_the_others_right() -> None:
 
 
 def test_the_cache_follows_the_live_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_pool, "LOOKS", 8)
+    monkeypatch.setattr(paged_cache, "LOOKS", 8)
     running = engine(llama(0), stop_ids=frozenset(), n_slots=12)
     short, *long = request(0, [4, 5], n=60), *(request(uid, [uid] + [3] * 199, n=40) for uid in range(1, 12))
     for one in (*long, short):

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from actors.cpu.build import library
 from actors.cpu.paged_attention import P
-from actors.engines.builtin.block_pool import LOOKS
 from actors.engines.builtin.dense_cache import CachePiece
-from actors.engines.builtin.paged_cache import DecodeBlocks, PagedCache
+from actors.engines.builtin.paged_cache import LOOKS, DecodeBlocks, PagedCache
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler on this machine")
 

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engines.builtin.filters import filtered, nucleus
 from actors.engines.builtin.prefill import plan
-from actors.engines.builtin.sampler import invert, sample
+from actors.engines.builtin.sampler import filtered, invert, nucleus, sample
 from actors.engines.builtin.sequence import FilteredRow, Uniforms
 from actors.engines.protocol import SamplingControls
 

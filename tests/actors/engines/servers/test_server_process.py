@@ -18,7 +18,7 @@ from actors.engines.servers.connect import open_engine
 from actors.engines.servers.server_process import ServerProcess, installed, interpreter
 from actors.engines.servers.sglang import command, environment
 from actors.engines.servers.watch_parent import processes
-from actors.engines.servers.weight_files import MEMORY
+from actors.engines.servers.weight_transfer import MEMORY
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost

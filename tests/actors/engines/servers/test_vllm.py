@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from actors.engines.protocol import Done, Request, SamplingControls
-from actors.engines.servers import vllm
-from actors.engines.servers import weight_files as handover
+from actors.engines.servers import server_process, vllm
+from actors.engines.servers import weight_transfer as handover
 from actors.engines.servers.connect import open_engine
 from actors.engines.servers.engine import ServerEngine
 from actors.engines.servers.http_client import HttpClient
@@ -27,11 +27,10 @@ from actors.engines.servers.request import begun
 from actors.engines.servers.server_process import installed
 from actors.engines.servers.vllm import command, environment
 from actors.engines.servers.vllm_probe import probe
-from actors.engines.servers.weight_files import WeightFiles, sweep
+from actors.engines.servers.weight_transfer import WeightFiles, sweep
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError, EngineLost
-from areal_bus.process import cpu_cores
 from tests.servers.engines import Running, context_of, model_folder
 from tests.servers.speaks_sglang import V
 from tests.servers.speaks_vllm import SpeaksVLLM, speaking
@@ -493,7 +492,7 @@ def settings_of(folder: Path, **topology: Any) -> Config:
 
 def test_servers_of_one_host_on_cpu_get_cores_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight logical CPUs on four cores: 0 and 4 are one, and so on."""
-    monkeypatch.setattr(cpu_cores, "siblings", lambda cpu: str(cpu % 4))
+    monkeypatch.setattr(server_process, "siblings", lambda cpu: str(cpu % 4))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
 
     def cores(n: int, index: int, *, interface: str = "lo", device: str = "cpu", **topology: Any) -> str | None:

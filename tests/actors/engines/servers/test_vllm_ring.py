@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.engines.servers import weight_files as handover
+from actors.engines.servers import weight_transfer as handover
 from tests.actors.engines.servers.test_sglang_ring import PATIENCE_S, ROOT, STEPS, events, launch, wait
 from tests.servers.engines import vllm_python
 from tests.servers.processes import servers_of, session

@@ -23,9 +23,8 @@ from areal_bus import messages as m
 from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed, Restart
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
-from areal_bus.weights import change_history
-from areal_bus.weights.change_history import ChangeHistory
-from areal_bus.weights.delta import Changes
+from areal_bus.weights import delta as deltas
+from areal_bus.weights.delta import ChangeHistory, Changes
 from areal_bus.weights.shared_memory import SharedMemory
 from areal_bus.weights.snapshot import Snapshot, take_snapshot
 from tests.support.learner_setup import random_shard
@@ -258,7 +257,7 @@ def test_pushes_run_in_order_from_the_newest_two_snapshots(tmp_path: Path) -> No
 
 def test_memory_that_is_still_compared_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     compared, go_on, order = threading.Event(), threading.Event(), list[str]()
-    real = change_history.changes_between
+    real = deltas.changes_between
 
     def changes_between(old: Snapshot, new: Snapshot) -> Changes:
         compared.set()
@@ -266,7 +265,7 @@ def test_memory_that_is_still_compared_is_not_reused(monkeypatch: pytest.MonkeyP
         order.append(f"{old.version} and {new.version} are compared")
         return real(old, new)
 
-    monkeypatch.setattr(change_history, "changes_between", changes_between)
+    monkeypatch.setattr(deltas, "changes_between", changes_between)
     changes = ChangeHistory(4)
     changes.start()
     pusher = WeightPusher(lambda *_: pytest.fail("no push"), send=print, failed=print, changes=changes)

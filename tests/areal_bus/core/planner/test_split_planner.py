@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_bus.core.planner.length_shift import LengthShift
-from areal_bus.core.planner.ring_model import RingFigures, updates_per_s
 from areal_bus.core.planner.ring_observer import RingObserver
-from areal_bus.core.planner.split_planner import STAY, PlannerRules, SplitPlanner
+from areal_bus.core.planner.split_planner import STAY, PlannerRules, RingFigures, SplitPlanner, updates_per_s
 
 RING = RingFigures(
     batch_size=8,

@@ -6,10 +6,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_bus.core.rows.curriculum import Curriculum, PassRateWindow
-from areal_bus.core.rows.data_source import DataSource, Row
-from areal_bus.core.rows.mixture import Mixture
-from areal_bus.core.rows.row_order import RowOrder
+from areal_bus.core.rows.data_source import DataSource, Mixture, Row
+from areal_bus.core.rows.row_order import Curriculum, PassRateWindow, RowOrder
 from areal_lab.staleness.simulator.sources import SimulatedSource, mixture
 
 WINDOWS = st.builds(PassRateWindow, st.sampled_from([0.0, 0.25]), st.sampled_from([0.75, 1.0]), st.integers(2, 4))

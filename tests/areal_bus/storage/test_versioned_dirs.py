@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from areal_bus.storage.temporary_folder import delete_unlocked, temporary_folder
+from areal_bus.storage.versioned_dirs import delete_unlocked, temporary_folder
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from areal_bus.storage.temporary_folder import temporary_folder
+from areal_bus.storage.versioned_dirs import temporary_folder
 with temporary_folder(Path(sys.argv[1])) as folder:
     (folder / "weights").write_text("half", encoding="utf-8")
     print(folder, flush=True)

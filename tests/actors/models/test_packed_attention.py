@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.models.attention import attention
+from actors.models.packed_attention import attention
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
