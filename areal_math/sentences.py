@@ -5,7 +5,7 @@ Of several values, the stated one is the only one after "=" or the last verb; ot
 
 import re
 
-from areal_math.units import ALTERING, MULTIPLIERS, SHORT, is_known
+from areal_math.quantities import ALTERING, MULTIPLIERS, SHORT, is_known
 
 KEPT = {*ALTERING, *MULTIPLIERS, "%", r"\%", "°", "percent", "or"}
 DIVISORS = (  # 12/day is a value with a unit, 12/three and 12/sin x are computations

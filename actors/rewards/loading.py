@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.areal.stand_ins import import_module
 from actors.data.fields import SOURCE
-from actors.rewards.binding.binding import bind
-from actors.rewards.binding.signatures import AUTO
+from actors.rewards.binding.binding import AUTO, bind
 from actors.rewards.binding.values import read_value
 from actors.rewards.functions.weighted import WeightedReward, WeightedTerm
 from actors.rewards.protocol import RewardFunction, Score
+from actors.runtime.areal_stand_ins import import_module
 from actors.runtime.user_code import cause
 from actors.runtime.user_modules import add_user_folder, check_not_hidden
 from areal_bus.errors import ConfigError

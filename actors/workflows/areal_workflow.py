@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.areal.requests import GenerationHyperparameters, ModelRequest, ModelResponse
-from actors.areal.stand_ins import import_from_string
 from actors.engines.protocol import SamplingControls
 from actors.rewards.binding.columns import columns_of
+from actors.runtime.areal_stand_ins import GenerationHyperparameters, ModelRequest, ModelResponse, import_from_string
 from actors.runtime.user_code import describe, place_of, trace_of
 from actors.workflows.episode_runner import Awaited
 from actors.workflows.prompts import prompt_of

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from actors.areal.stand_ins import import_module
 from actors.endpoint.agent_pool import AgentCode, check_agent
+from actors.runtime.areal_stand_ins import import_module
 from actors.runtime.user_code import cause
 from actors.runtime.user_failures import Prints
 from actors.runtime.user_modules import check_not_hidden

@@ -28,8 +28,7 @@ from launch.memory import (
     learner_activation_numbers,
 )
 from launch.memory.fits import Fit, compare
-from launch.memory.loads import Proposal, format_bytes, rank_need
-from launch.memory.stages import stage_lines
+from launch.memory.loads import Proposal, format_bytes, rank_need, stage_lines
 from launch.plan.generation import check_token_ids, check_tokenizer
 from launch.plan.seats import plan_ranks, rank_pool
 from launch.plan.settings_text import as_toml

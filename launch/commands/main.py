@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from areal_bus.config.learner import ActorConfig
 from areal_bus.config.loader import load, read, resolve
+from areal_bus.config.names.engines import kind_of
 from areal_bus.config.names.packaged import FOLDER, announce, find_config
 from areal_bus.config.removed import left_out
 from areal_bus.config.sections import Config, RunConfig
@@ -20,7 +22,6 @@ from areal_bus.process.commands import start_command
 from launch.commands.dry_run import PlanPage, make_plan_page
 from launch.commands.settings_help import explain
 from launch.commands.slurm import sbatch_file
-from launch.commands.tolerance import staleness_warning
 from launch.plan.topology import check_count, min_ranks
 from launch.run.bootstrap import rank_and_size
 from launch.run.elastic import join_job
@@ -216,3 +217,33 @@ def check_rank_count(config: Config, size: int, words: Sequence[str]) -> None:
             f"process without mpirun: run {start_command(words, least, by_script=True)}"
         )
     check_count(config.topology, size)
+
+
+NAIVE_BORDER = 2.7e-4  # eta * lr at which naive PPO had lost a tenth of its score: share 0.9 of the fitted curve
+DECOUPLED_LR = 4e-4  # the lowest of the learning rates at which a lag cost decoupled PPO: lag 2; lag 1 at 8e-4
+PAGE = "docs/tolerance.md (measured on a small model)"
+
+
+def staleness_warning(config: Config) -> str:
+    """One sentence when eta and actor.lr lie beyond the measured border; empty otherwise."""
+    eta, actor = config.rollout.max_head_offpolicyness, config.actor
+    if not eta or kind_of(config.rollout.engine).makes_up_tokens:
+        return ""
+    product = eta * actor.lr
+    if is_naive(actor) and product > NAIVE_BORDER:
+        return (
+            f"naive PPO lost a tenth of its score at eta * actor.lr = {NAIVE_BORDER:g} and half at 1.6e-3; this "
+            f"run has {product:.2g}: set actor.use_decoupled_loss = true, or lower either; see {PAGE}"
+        )
+    if not is_naive(actor) and actor.lr >= DECOUPLED_LR and product >= 2 * DECOUPLED_LR:
+        return (
+            f"at actor.lr = {DECOUPLED_LR:g} a lag of 2, and at 8e-4 a lag of 1, also cost decoupled PPO; "
+            f"this run has actor.lr = {actor.lr:g} with eta = {eta}: lower either; see {PAGE}"
+        )
+    return ""
+
+
+def is_naive(actor: ActorConfig) -> bool:
+    """Whether nothing corrects for the gap between proximal policy and sampler."""
+    corrects = actor.correction not in ("", "none") or (actor.correction == "" and actor.use_decoupled_loss)
+    return not corrects and actor.m2_threshold is None and actor.loss == "ppo"

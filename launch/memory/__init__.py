@@ -10,29 +10,29 @@ receive buffer; with actor.lora live and base) and the KV cache of all slots at 
 measured on CPU. With checkpoint.async_save, or on a GPU, each learner rank copies what it writes of a checkpoint to the
 host.
 
-Begin with `learner.py` and `generator.py`.
+Begin with `ranks.py`.
 """
 
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
-from launch.memory.generator import generator_need, receives_on_device
-from launch.memory.learner import learner_need, saved_bytes
 from launch.memory.micro_batch import N_LOGITS, MicroBatch, activations, layer_bytes, learner_activation_numbers
-from launch.memory.parameters import MAX_DELTA_SHARE, ParameterCounts
-from launch.memory.shape import KNOWN_SHAPES, DecoderShape, find_shape, read_shape, root_numbers
-from launch.memory.units import (
+from launch.memory.parameters import (
     ATTENDANT,
     BYTES,
     FORK_SERVER,
     FORKED_SUPERVISOR,
     GIB,
     LIBRARIES,
+    MAX_DELTA_SHARE,
     MIB,
     REWARD_WORKER,
     SUPERVISOR,
     Need,
+    ParameterCounts,
     libraries,
 )
+from launch.memory.ranks import generator_need, learner_need, receives_on_device, saved_bytes
+from launch.memory.shape import KNOWN_SHAPES, DecoderShape, find_shape, read_shape, root_numbers
 
 __all__ = [
     "ATTENDANT",

@@ -1,4 +1,7 @@
-"""Computes the memory that a plan needs on each GPU and host, and finds their memory. `fits.py` compares both."""
+"""Computes the memory that a plan needs on each GPU and host, and in each stage of the run, and finds their memory.
+
+`fits.py` compares both.
+"""
 
 import os
 import socket
@@ -10,8 +13,9 @@ from typing import Any
 from areal_bus.config.names.engines import kind_of
 from areal_bus.config.names.gpu_memory import gib_of
 from areal_bus.config.sections import Config
-from areal_bus.config.stages import settings_by_stage
+from areal_bus.config.stages import KEYS, settings_by_stage, value_at
 from areal_bus.messages import Role
+from areal_bus.process import terminal
 from launch.memory import (
     ATTENDANT,
     BYTES,
@@ -25,9 +29,8 @@ from launch.memory import (
     estimate,
     root_numbers,
 )
-from launch.plan.gpus import smallest_gpu_mib
 from launch.plan.seats import plan_ranks
-from launch.plan.topology import RankPlan, check_route, min_ranks, planned_hosts, ranks_by_gpu
+from launch.plan.topology import RankPlan, check_route, min_ranks, planned_hosts, ranks_by_gpu, smallest_gpu_mib
 
 CUDA = 768 * MIB  # context, kernels and workspaces of a process
 NCCL = 1 * GIB  # buffers of one process group
@@ -189,3 +192,38 @@ def format_bytes(n_bytes: int) -> str:
         return "-"
     size, unit = (n_bytes / GIB, "GiB") if n_bytes >= GIB else (n_bytes / MIB, "MiB")
     return f"{size:.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
+
+
+ROLES = (Role.LEARNER, Role.GENERATOR)
+HEADINGS = ("stage from step", *KEYS, *(f"{role}: device memory" for role in ROLES))
+
+
+def stage_lines(config: Config, shape: DecoderShape | None, n_prompt: int) -> list[str]:
+    """One line a stage, the largest memory marked; none without [[run.stage]]. `n_prompt`: of the longest prompt."""
+    if not config.run.stage:
+        return []
+    stages = settings_by_stage(config)
+    needs = {role: [stage_bytes(settings, shape, role, n_prompt) for settings in stages.values()] for role in ROLES}
+    rows = [
+        (
+            str(start),
+            *(str(value_at(settings, key)) for key in KEYS),
+            *(memory_cell(needs[role], index) for role in ROLES),
+        )
+        for index, (start, settings) in enumerate(stages.items())
+    ]
+    return terminal.table([HEADINGS, *rows])
+
+
+def stage_bytes(settings: Config, shape: DecoderShape | None, role: Role, n_prompt: int) -> int | None:
+    """Of the first actor of this role; None for a model of unknown shape."""
+    return None if shape is None else estimate(settings, shape, role, 0, n_prompt=n_prompt).device
+
+
+def memory_cell(needs: list[int | None], index: int) -> str:
+    need = needs[index]
+    if need is None:
+        return "unknown"
+    others = [other for other in needs if other is not None and other != need]
+    is_largest = bool(others) and need > max(others)
+    return f"{format_bytes(need)}{', the largest' if is_largest else ''}"

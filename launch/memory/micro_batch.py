@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from areal_bus.config.capacity import logits_chunk
 from areal_bus.config.sections import Config
-from launch.memory.parameters import adapted_layers
+from launch.memory.parameters import BYTES, adapted_layers
 from launch.memory.shape import DecoderShape
-from launch.memory.units import BYTES
 
 GRADIENT_BYTES = BYTES["float32"]
 N_LOGITS = 3  # logits, softmax and gradient of a trained token; float32

@@ -1,4 +1,7 @@
-"""Chooses each rank's network interface, the transport, encryption and the head's endpoint."""
+"""Chooses each rank's network interface, the transport, encryption and the head's endpoint.
+
+Unix sockets lie in folders with short paths: at most 107 bytes, whatever TMPDIR is.
+"""
 
 import errno
 import fcntl
@@ -7,14 +10,15 @@ import os
 import shutil
 import socket
 import struct
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from areal_bus.config.sections import BusConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_bus.storage.machine import machine
-from launch.plan.socket_folders import made_folder
 from launch.plan.topology import ActorId, RankPlan
 
 SIOCGIFADDR = 0x8915  # Linux: IPv4 address of a named interface
@@ -221,3 +225,32 @@ def free_port(address: str, port: int) -> int:
                 f"bus.port must be a port that this user can bind: {port} on {address}: {os.strerror(error.errno or 0)}"
             ) from None
         return int(probe.getsockname()[1])
+
+
+MAX_PATH_BYTES = 107  # Linux: sun_path without its final zero
+NAME_BYTES = 40  # of a socket in such a folder: generator-4095.1000000
+FALL_BACK = "/tmp"
+
+
+def temporary_parent(name_bytes: int) -> Path:
+    """TMPDIR, or /tmp where a folder with a name of `name_bytes` would have too long a path for its sockets.
+
+    The same on all ranks of a host that have the same TMPDIR.
+    """
+    parent = tempfile.gettempdir()
+    longest = len(os.fsencode(parent)) + 1 + name_bytes + 1 + NAME_BYTES
+    return Path(parent if longest <= MAX_PATH_BYTES else FALL_BACK)
+
+
+def made_folder(prefix: str) -> Path:
+    """A new folder for sockets, mode 0700. Raises OSError."""
+    parent = temporary_parent(len(prefix) + 8)  # mkdtemp appends 8 characters
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+
+
+def too_long(url: str) -> str:
+    """Why no socket can have this address; "" if one can."""
+    n_bytes = len(os.fsencode(url.removeprefix("ipc://")))
+    if not url.startswith("ipc://") or n_bytes <= MAX_PATH_BYTES:
+        return ""
+    return f"the path of a socket may have at most {MAX_PATH_BYTES} bytes: {url} has {n_bytes}"

@@ -1,18 +1,25 @@
-"""Maps ranks to roles, hosts and GPUs. Pure: a function of the settings and the ranks' hosts.
+"""Maps ranks to roles, hosts and GPUs: a pure function of the settings and the ranks' hosts. Counts the GPUs of a host.
+
+torch counts them, because it computes on them, and in a subprocess, because supervisors do not import torch.
 
 Learners come first (rank 0 runs learner 0 and the head), then reward actors, then generators. A generator takes
 `tensor_parallel` ranks of one host: the first one runs the actor, the members only provide their GPU. Ranks of one host
 may share its GPUs (`ranks_per_gpu`); GPUs are assigned in turn, so that a learner shares one with a generator.
 """
 
+import os
+import shutil
+import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from areal_bus.config.sections import Config, TopologyConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_bus.weights.route import home
+from launch.plan.environment import VISIBLE_DEVICES, actor_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +229,53 @@ def planned_hosts(topology: TopologyConfig, size: int) -> list[str]:
 def min_ranks(topology: TopologyConfig) -> int:
     """The smallest number of ranks that this topology accepts."""
     return topology.ranks or fixed_ranks(topology) + (topology.generators or 1) * topology.tensor_parallel
+
+
+COUNT_PROGRAM = "import torch; print(torch.cuda.device_count(), torch.__version__)"
+TIMEOUT_S = 300.0  # importing torch from a network file system is slow
+
+
+def count_gpus() -> tuple[int, str]:
+    """(number of GPUs, torch version). CUDA_VISIBLE_DEVICES limits the GPUs that torch finds."""
+    inner = actor_environment(os.environ, gpus=(), cpu=True)
+    del inner[VISIBLE_DEVICES]
+    inner |= {VISIBLE_DEVICES: os.environ[VISIBLE_DEVICES]} if VISIBLE_DEVICES in os.environ else {}
+    words = [sys.executable, "-P", "-c", COUNT_PROGRAM]
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=inner,
+            timeout=TIMEOUT_S,
+            check=True,
+            encoding="utf-8",
+        )
+        number, version = done.stdout.split()
+        return int(number), version
+    except (subprocess.SubprocessError, OSError, ValueError):  # torch does not import
+        return 0, "none that imports"
+
+
+def smallest_gpu_mib() -> int:
+    """Memory in MiB of this machine's smallest GPU, from nvidia-smi; 0 without a GPU."""
+    if not (program := shutil.which("nvidia-smi")):
+        return 0
+    words = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, encoding="utf-8")
+        return min(int(line) for line in done.stdout.split())
+    except (subprocess.SubprocessError, OSError, ValueError):
+        return 0
+
+
+def check_gpus(wanted: int, hosts: Sequence[str], found: Sequence[tuple[int, str]]) -> None:
+    """Raises ConfigError for the first host with fewer than `wanted` GPUs. `found`: result of `count_gpus` by rank."""
+    by_host: Mapping[str, tuple[int, str]] = dict(zip(hosts, found, strict=True))
+    for host, (number, version) in by_host.items():
+        if number < wanted:
+            raise ConfigError(
+                f"topology.gpus_per_host = {wanted} needs {wanted} GPUs on each host: torch ({version}) finds {number} "
+                f"on {host}; run on a machine that has them, lower it (0: all on CPU), or only plan with --dry-run"
+            )

@@ -24,7 +24,7 @@ from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.process import parent_death
 from areal_bus.process.parent_death import die_with_parent
 from areal_bus.transport.listener import BACKLOG
-from launch.plan.socket_folders import temporary_parent, too_long
+from launch.plan.network import temporary_parent, too_long
 from launch.run.job_id import job_id
 
 RANK_VARIABLES = (  # (rank, size) of each known launcher, most specific first

@@ -43,7 +43,7 @@ from launch.checks.prompt_checks import check_prompts
 from launch.checks.row_checks import seen_note, unknown_notes, why_unread
 from launch.checks.trial import is_tried, is_users_reward, trials
 from launch.memory import find_shape
-from launch.memory.stages import stage_lines
+from launch.memory.loads import stage_lines
 from launch.plan.environment import actor_environment
 from launch.plan.generation import check_token_ids, check_tokenizer
 from launch.run.job_id import slurm_job

@@ -19,7 +19,6 @@ from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Role
 from areal_bus.process import parent_death
 from areal_bus.transport.curve import KeyPair, new_pair
-from launch.plan.gpus import check_gpus, count_gpus
 from launch.plan.network import (
     HeadEndpoint,
     HostFacts,
@@ -32,9 +31,8 @@ from launch.plan.network import (
     transport,
     uses_curve,
 )
-from launch.plan.seats import all_places, most_generators, plan_ranks, seat_of
-from launch.plan.splits import first_split
-from launch.plan.topology import ActorId, RankPlan, check_route
+from launch.plan.seats import all_places, first_split, most_generators, plan_ranks, seat_of
+from launch.plan.topology import ActorId, RankPlan, check_gpus, check_route, count_gpus
 from launch.run.bootstrap import Bootstrap, RanksMissing, open_bootstrap, rank_and_size
 from launch.run.elastic import GUEST_IDENTITY, write_invitation
 from launch.run.followers import Followers

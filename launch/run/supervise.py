@@ -22,8 +22,7 @@ from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
 from areal_bus.process import parent_death
 from areal_bus.process.isolation import CHILD
-from launch.plan.seats import Seat
-from launch.plan.splits import belongs, present_context
+from launch.plan.seats import Seat, belongs, present_context
 from launch.run.job_end import (
     cause_of,
     describe_exit,

@@ -14,8 +14,7 @@ from areal_bus.config.names.gpu_memory import gib_of
 from areal_bus.errors import ConfigError
 from launch.commands.dry_run import dry_run, make_plan_page
 from launch.commands.main import check_rank_count
-from launch.plan.gpus import check_gpus
-from launch.plan.topology import min_ranks
+from launch.plan.topology import check_gpus, min_ranks
 
 FOLDER = Path(__file__).parents[2] / "configs"
 BASES = {"paper.toml", "gpus.toml"}

@@ -34,8 +34,8 @@ from launch.memory import (
     saved_bytes,
 )
 from launch.memory.fits import SPARE_SHARE
-from launch.memory.generator import SERVER_RANK
 from launch.memory.loads import CUDA, NCCL, Proposal, format_bytes, fsdp_bytes, gpu_loads, gpu_overhead, host_loads
+from launch.memory.ranks import SERVER_RANK
 from launch.plan.topology import plan
 
 ROOT = Path(__file__).parents[2]

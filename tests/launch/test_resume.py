@@ -396,7 +396,7 @@ def test_auto_ends_with_0_when_the_job_it_waited_for_has_finished_the_run(
     ("where", "error"),
     [
         (
-            "launch.plan.socket_folders.tempfile.mkdtemp",
+            "launch.plan.network.tempfile.mkdtemp",
             FileNotFoundError(errno.ENOENT, "No usable temporary directory found"),
         ),
         ("launch.run.runs.os.open", PermissionError(errno.EACCES, "Permission denied", "runs/small/lock")),

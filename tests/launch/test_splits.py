@@ -17,8 +17,16 @@ from areal_bus.core.parts.split import RankPool, Split
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.messages import Role
 from areal_bus.storage import split_file
-from launch.plan.seats import Seat, all_places, most_generators, plan_ranks, rank_pool, seat_of
-from launch.plan.splits import first_split, present_context
+from launch.plan.seats import (
+    Seat,
+    all_places,
+    first_split,
+    most_generators,
+    plan_ranks,
+    present_context,
+    rank_pool,
+    seat_of,
+)
 from launch.plan.topology import ActorId
 from launch.run.supervise import SupervisorTimes
 from tests.launch.test_supervise import READ, WAIT, context, make

@@ -12,8 +12,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from actors.rewards.judge.client import JudgeClient, JudgeOptions, JudgeReply
-from actors.rewards.judge.store import JudgeStore
+from actors.rewards.judge.client import JudgeClient, JudgeOptions, JudgeReply, JudgeStore
 from actors.rewards.protocol import Score
 from areal_bus.errors import ConfigError
 

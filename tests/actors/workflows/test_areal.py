@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from actors.areal import stand_ins
 from actors.engines.protocol import Completion
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward
+from actors.runtime import areal_stand_ins as stand_ins
 from actors.workflows.areal_workflow import ArealWorkflow
 from actors.workflows.episode_runner import Asked, Awaited, EpisodeRun
 from actors.workflows.loading import close_workflow, continues, load_workflow

@@ -16,8 +16,8 @@ from areal_bus.config.sections import Config
 from areal_bus.config.stages import largest, settings_by_stage
 from areal_bus.errors import ConfigError
 from launch.commands import main as launch
+from launch.commands.main import staleness_warning
 from launch.commands.settings_help import explain
-from launch.commands.tolerance import staleness_warning
 from launch.plan.settings_text import as_toml
 
 CONFIGS = sorted(p for p in (Path(__file__).parents[3] / "configs").glob("*.toml") if p.name != "paper.toml")

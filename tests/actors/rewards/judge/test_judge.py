@@ -27,8 +27,7 @@ from areal_bus.messages import VerdictStatus
 pytest.importorskip("httpx2")
 
 from actors.rewards.judge import client, scoring
-from actors.rewards.judge.client import JudgeAway, JudgeRejects
-from actors.rewards.judge.store import BudgetSpent, JudgeStore, NoSlot
+from actors.rewards.judge.client import BudgetSpent, JudgeAway, JudgeRejects, JudgeStore, NoSlot
 
 ROOT = Path(__file__).parents[4]
 ROW = {"question": "1+1?", "answer": "2"}
@@ -245,7 +244,7 @@ def test_workers_share_the_limit_of_calls_in_flight(server: Server, tmp_path: Pa
 HOLDER = """
 import sys, time
 from pathlib import Path
-from actors.rewards.judge.store import JudgeStore
+from actors.rewards.judge.client import JudgeStore
 with JudgeStore(Path(sys.argv[1])).slot(1, deadline=time.monotonic()):
     print("holds", flush=True)
     time.sleep(600)

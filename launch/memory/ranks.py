@@ -1,13 +1,17 @@
-"""Memory of a learner rank: weights, optimizer state, a step, checkpoints and what it pushes."""
+"""Memory of a learner and of a generator rank.
+
+A learner: weights, optimizer state, a step, checkpoints and what it pushes. A generator: live and received weights,
+keys and values, and the logits of sampling.
+"""
 
 from areal_bus.config.algorithms import keeps_reference
+from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
 from areal_bus.weights.route import home
 from launch.memory.micro_batch import GRADIENT_BYTES, MicroBatch, activations, last_layer
-from launch.memory.parameters import ParameterCounts, loaded_bytes, payload_bytes
+from launch.memory.parameters import BYTES, MIB, Need, ParameterCounts, libraries, loaded_bytes, payload_bytes
 from launch.memory.shape import DecoderShape, root_numbers
-from launch.memory.units import BYTES, Need, libraries
 
 STATE_BYTES = 3 * BYTES["float32"]  # a parameter and two moments
 SQRT_BYTES = BYTES["float32"]  # torch on a GPU computes the square roots of all second moments at once
@@ -112,3 +116,63 @@ def simulated_bytes(config: Config, counts: ParameterCounts, index: int) -> int:
         return 0
     masters = BYTES["float32"] * counts.trained if is_rounded and config.checkpoint.async_save and index == 0 else 0
     return masters + counts.pushed_bytes // config.topology.learners
+
+
+N_BUCKETS = 2  # receive buckets of a push
+N_SAMPLED = 3  # logits of a slot and two temporaries of sampling; float64
+SERVER_RANK = 500 * MIB  # each further rank of tensor parallelism
+SLOT_STEP = 64  # positions; slots grow by a quarter, to a multiple of it (actors/engines/builtin/dense_cache.py)
+
+
+def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
+    one, width, slots = (
+        BYTES[config.model.dtype],
+        config.topology.tensor_parallel,
+        config.rollout.max_concurrent_rollouts,
+    )
+    weights, counts = shape.n_parameters * one, ParameterCounts.of(config, shape)
+    length = (n_prompt + config.gconfig.max_new_tokens) * 5 // 4
+    positions = -(-length // SLOT_STEP) * SLOT_STEP
+    sampling = N_SAMPLED * slots * shape.vocabulary * 8
+    on_device = (weights + slots * positions * shape.kv_per_token * one) // width + sampling
+    on_host = libraries(config, Role.GENERATOR) + N_BUCKETS * min(config.weights.bucket_mib * MIB, counts.pushed_bytes)
+    on_host += payload_bytes(config, counts) + server_bytes(config, weights)
+    if counts.adapted:
+        return adapted_generator_need(config, counts, Need(on_device, on_host), weights)
+    if kind_of(config.rollout.engine).makes_up_tokens:  # it keeps only a hash of the received weights
+        return Need(0, on_host + weights)
+    if receives_on_device(config):
+        return Need(on_device + weights // width, on_host)
+    return Need(on_device, on_host + weights)
+
+
+def server_bytes(config: Config, weights: int) -> int:
+    """Host memory of an engine server: its processes, if this job starts it, and weights on their way to it."""
+    kind, width = kind_of(config.rollout.engine), config.topology.tensor_parallel
+    if not kind.is_server:
+        return 0
+    own = 0 if config.engine.urls else kind.process_bytes + (width - 1) * SERVER_RANK
+    return own + (weights if kind.copies_weights else 0)  # in /dev/shm, also with merged adapters
+
+
+def adapted_generator_need(config: Config, counts: ParameterCounts, need: Need, weights: int) -> Need:
+    """With adapters: the base of the adapted layers, what is received, and the largest layer while it is merged.
+
+    On a GPU the model is loaded on the host first. A server's weights are merged in host memory.
+    """
+    base = counts.adapted * BYTES[config.model.dtype]
+    merging = counts.pushed_bytes + counts.largest * BYTES["float32"]
+    on_gpu = config.topology.gpus_per_host > 0
+    if receives_on_device(config):
+        return Need(need.device + base + merging, need.host + (weights if on_gpu else 0))
+    on_device = kind_of(config.rollout.engine).on_device
+    if on_device and on_gpu:  # merged on the GPU, from the host
+        return Need(need.device + merging, need.host + max(base + counts.pushed_bytes, weights))
+    copy = 0 if on_device else weights
+    return Need(need.device, need.host + copy + base + merging)
+
+
+def receives_on_device(config: Config) -> bool:
+    """Whether a generator's receive buffer is on the device. Weights for a server arrive in host memory."""
+    staging, on_gpu = config.weights.staging, config.topology.gpus_per_host > 0
+    return kind_of(config.rollout.engine).on_device and (staging == "device" or (staging == "auto" and on_gpu))
