@@ -89,7 +89,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     beside = ('journal.tracker=["csv"]', "watch.console=true", "profile.actor=learner-0", "profile.steps=[2,3]")
     no_death = "bus.silent_s=60"  # a replay has no clock
-    busy = "watch.generator_wait_share=0.99"  # the learner has less than its core where something else runs, too
+    busy = 'watch.off=["starved_generators"]'  # the learner has less than its core where something else runs, too
     return launch(folder, no_death, busy, *beside, *QUICK, config=str(folder / "vowels.toml"))
 
 

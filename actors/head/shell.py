@@ -68,12 +68,11 @@ def rules_of(context: Context, config: Config, sets: Mapping[str, list[dict[str,
         evaluate_before=config.evaluate.before,
         evaluate_after=config.evaluate.after,
         evaluate_every=config.evaluate.every_steps,
-        evaluate_share=config.evaluate.slots_share,
+        evaluate_share=EVALUATE_SHARE,
         evaluate_metric=config.evaluate.metric,
         evaluate_metric_set=config.evaluate.metric_set,
         evaluate_patience=config.evaluate.early_stop_patience,
         evaluation_sets=evaluation_sets(config, sets),
-        partial_bytes=config.rollout.report_mib << 20,
         lease_secret=context.lease_secret.encode(),
         on_timeout=declared(config.reward.on_timeout),
         on_error=declared(config.reward.on_error),
@@ -138,6 +137,7 @@ TICK_S = (0.1, 0.5)  # shortest and longest interval of the checks of silences a
 TICKS = 40  # of them in bus.silent_s: each wakes the head, whatever it has to do
 MAX_EFFECTS = 256  # effects, or messages, that are decided before they are carried out
 CHECKPOINTS_S = 60.0  # longest wait for pending head checkpoints
+EVALUATE_SHARE = 0.25  # of each generator's slots, for an evaluation in training (eta > 0); at least one problem's
 BIND_S = 1.0  # between two tries of a restarted head to listen
 SUMMARY_S, RETRY_S = 5.0, 1.0  # longest wait for room for the summary, and the time between two tries
 TERM_FILE = "term.json"
@@ -173,7 +173,7 @@ def open_bus(context: Context, config: Config, shell: "Shell") -> Bus:
                 listen=context.head,
                 heartbeats=Heartbeats(shell.heartbeat, every_s=config.bus.heartbeat_s),
                 keys=context.keyring(),
-                options=BusOptions(inbox_bytes=config.bus.inbox_mib << 20, reports_disconnects=True),
+                options=BusOptions(reports_disconnects=True),
             )
         except EndpointTaken as error:
             if not context.incarnation:

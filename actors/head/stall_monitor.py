@@ -117,7 +117,7 @@ class StallMonitor:
 
     def _is_hopeless(self, found: StallVerdict) -> bool:
         """Whether a required role has no working member: such a stall does not resolve itself."""
-        return bool(found.absent) and self.settings.absent_action == "abort"
+        return bool(found.absent)
 
     def _abort(self, head: Head, found: StallVerdict, stalled_s: float) -> None:
         sentence = f"nothing moved for {stalled_s:.0f} s: {found.sentence}"

@@ -33,6 +33,7 @@ from actors.runtime.torch_profiler import TorchProfiler
 from actors.runtime.user_code import place_of
 from actors.runtime.user_failures import Fault, keep_fault
 from areal_bus import messages as m
+from areal_bus.config.capacity import DELTA_VERSIONS
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.parts.stages import stage_at
@@ -81,7 +82,7 @@ class Learner:
         self.max_lag: int | None = None  # of the tokens trained by this process; None before the first
         self.began_at = 0  # the version at the start of this process
         sends_deltas = self.is_root and config.weights.delta_push == "auto" and config.actor.lora is None
-        self.changes = ChangeHistory(config.weights.delta_versions) if sends_deltas else None
+        self.changes = ChangeHistory(DELTA_VERSIONS) if sends_deltas else None
         if self.is_root:
             store, self.endpoint = serve_store(context.address, n_members=context.n_generators)
             self.root = WeightSender(

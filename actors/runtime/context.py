@@ -15,9 +15,12 @@ from areal_bus.core.events import Event
 from areal_bus.messages import Heartbeat, PushDone
 from areal_bus.storage.journal import Journal
 from areal_bus.storage.journal_segments import FileSizes
-from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
+from areal_bus.transport.bus import Bus, Heartbeats
 from areal_bus.transport.curve import KeyPair, Keyring
 
+DETAIL_BYTES = (
+    64 << 20
+)  # of a process's first full journal files, which keep the times of single spans for the timeline
 GC_THRESHOLD = 20_000  # allocations before a young collection; Python's default is 700
 PROGRESS_FD = "AREAL_BUS_PROGRESS_FD"  # environment: pipe on which an actor reports first progress to its supervisor
 TURNS_FD = "AREAL_BUS_TURNS_FD"  # environment: eventfd on which the head reports each loop iteration to its supervisor
@@ -82,7 +85,7 @@ class Context:
             role=self.role,
             index=self.index,
             incarnation=self.incarnation,
-            sizes=FileSizes(config.journal.segment_mib << 20, config.journal.detail_mib << 20),
+            sizes=FileSizes(config.journal.segment_mib << 20, DETAIL_BYTES),
         )
 
     def keyring(self) -> Keyring | None:
@@ -163,7 +166,6 @@ def open_bus(context: Context, config: Config, heartbeat: HeartbeatState, *, lis
             to="head",
         ),
         keys=context.keyring(),
-        options=BusOptions(inbox_bytes=config.bus.inbox_mib << 20),
     )
     bus.connect("head", context.head)
     return bus

@@ -18,6 +18,7 @@ from areal_bus.config.watch import ProfileConfig
 from areal_bus.core.events import Event
 from areal_bus.storage.journal import Journal
 
+SECONDS = 10.0  # of a recording on demand, and the longest of a generator: a viewer opens some 100 MB
 QUIET = "6"  # of Kineto's levels, above the lines that it prints for each start and stop
 
 
@@ -39,9 +40,9 @@ class TorchProfiler:
     """Call `turn` on the main thread between two turns of the loop, and `close` after the last one."""
 
     def __init__(self, name: str, folder: Path, settings: ProfileConfig, journal: Journal, *, bounds_s: bool) -> None:
-        """`folder`: of the run. `bounds_s`: a recording of steps also ends after settings.seconds."""
+        """`folder`: of the run. `bounds_s`: a recording of steps also ends after SECONDS."""
         self._name, self._folder, self._journal = name, folder, journal
-        self._seconds, self._bounds_s = settings.seconds, bounds_s
+        self._bounds_s = bounds_s
         is_meant = settings.actor in (name, name.rpartition(".")[0])
         self._steps = settings.steps if is_meant else None  # to record; None when done
         self._recording: _Recording | None = None
@@ -52,11 +53,11 @@ class TorchProfiler:
             if self._recording.is_over(step):
                 self._write(self._recording, step - 1)
         elif process.take_profile_request():
-            self._begin(step, last=None, seconds=self._seconds)
+            self._begin(step, last=None, seconds=SECONDS)
         elif self._steps is not None and step >= self._steps[0]:
             (_, last), self._steps = self._steps, None
             if step <= last:
-                self._begin(step, last=last, seconds=self._seconds if self._bounds_s else None)
+                self._begin(step, last=last, seconds=SECONDS if self._bounds_s else None)
 
     def close(self, step: int) -> None:
         """Write a recording under way; `step` would come next."""

@@ -46,6 +46,8 @@ def together(config: Config) -> int:
     return n_samples if groups_waiting(config) > 1 else n_samples // 2
 
 
+DELTA_VERSIONS = 8  # from which a member that missed pushes is brought up to date by a delta; older ones get all bytes
+LOGITS_MIB = 512.0  # of a micro-batch's logits (float32); a larger matrix is computed in chunks
 PARTS = 8  # chunks of a logits matrix that has just reached its limit
 
 

@@ -201,9 +201,6 @@ class LearnerConfig(Section):
     """Training loop: "ppo" or "module:function" from the folder of the config."""
     max_tokens_per_mb: int = Field(4096, ge=1)
     """Token budget of a packed micro-batch. On a CPU with AVX-512 a micro-batch may exceed it by 1/32."""
-    max_logits_mib: int = Field(512, ge=1)
-    """Largest logits matrix of a micro-batch. A larger one is computed in chunks of an eighth of this, again in the
-    backward pass."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     warmup: WarmupConfig = WarmupConfig()

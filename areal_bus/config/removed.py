@@ -7,6 +7,22 @@ from typing import Any
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
+ALARMS = "the rules of alarms have fixed thresholds (docs/alarms.md); turn an alarm off with watch.off"
+THRESHOLDS = {
+    "window": 5,
+    "horizon": 20,
+    "held_out_drop": 0.05,
+    "reward_drop": 0.5,
+    "length_ratio": 1.5,
+    "repeated_share": 0.2,
+    "template_share": 0.5,
+    "entropy_ratio": 0.35,
+    "mismatch_kl": 0.1,
+    "masked_share": 0.1,
+    "no_signal_share": 0.8,
+    "learner_wait_share": 0.9,
+    "generator_wait_share": 0.75,
+}
 REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored, and why the key is gone
     "rollout.exact_lag": (
         [],
@@ -32,6 +48,23 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
         "slots that the head lowered by itself saved 0.1 of a version of lag and cost 1 % of the throughput; set the "
         "slots themselves, rollout.max_concurrent_rollouts",
     ),
+    "launch.grace_s": (5.0, "actors have 5 s to exit, which mpirun and Slurm allow"),
+    "bus.port": (0, "the head takes a free port; the other ranks learn it at the start"),
+    "bus.inbox_mib": (256, "a receive queue holds 256 MiB; its senders keep what does not fit"),
+    "rollout.report_mib": (256, "the head stores 256 MiB of unfinished samples; set rollout.report_tokens for fewer"),
+    "learner.max_logits_mib": (512, "logits above 512 MiB are computed in chunks; set learner.max_tokens_per_mb"),
+    "weights.delta_versions": (8, "a member that missed more than 8 versions gets all bytes"),
+    "evaluate.slots_share": (
+        0.25,
+        "an evaluation in training holds a quarter of the slots; set rollout.max_concurrent_rollouts",
+    ),
+    "watchdog.absent_action": (
+        "abort",
+        "a job without reward actors or generators ends after watchdog.act_s; set that",
+    ),
+    "journal.detail_mib": (64, "the first 64 MiB of a process's journal keep the times of single spans"),
+    "profile.seconds": (10.0, "a recording on demand takes 10 s; record a number of steps with profile.steps"),
+    **{f"watch.{name}": (default, ALARMS) for name, default in THRESHOLDS.items()},
 }
 OF_LABORATORY = {"virtual_time": "virtual_time.seconds", "exact_lag": "rollout.exact_lag"}
 """Tables of areal_lab, and the former key that says so; older rings saved the first, too."""
@@ -51,6 +84,16 @@ def refuse(tree: dict[str, Any], origins: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"{key} no longer exists: {reason}; remove it (it is {json.dumps(value)}; {origins[key]})"
             )
+
+
+def ignored(tree: dict[str, Any]) -> list[str]:
+    """A note on each key that is gone and that these saved settings give a value of its own."""
+    found = []
+    for key, (default, why) in REMOVED.items():
+        *sections, name = key.split(".")
+        if (value := _table(tree, sections).get(name, default)) not in (default, None):
+            found.append(f"{key} = {json.dumps(value)} is ignored, as the key no longer exists: {why}")
+    return found
 
 
 def left_out(tree: dict[str, Any]) -> dict[str, Any]:

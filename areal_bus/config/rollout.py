@@ -27,8 +27,6 @@ class RolloutConfig(Section):
     """In-flight samples on a weight update: "recompute" their KV cache, "keep" it, or "drain" (finish them first)."""
     report_tokens: int = Field(64, ge=0)
     """On a weight update, report samples with at least this many new tokens, for others to continue. 0: off."""
-    report_mib: int = Field(256, ge=1)
-    """MiB of reported samples that the head stores; beyond it the oldest reports are removed."""
 
 
 class SimulatedConfig(Section):

@@ -46,8 +46,6 @@ class LaunchConfig(Section):
     """For "env": address where rank 0 listens, "tcp://HOST:PORT" or "ipc://PATH"; empty: an ipc path of this job."""
     timeout_s: float = Field(300.0, gt=0)
     """Time limit for MPI_Init, for each exchange between ranks, and for all actors to join."""
-    grace_s: float = Field(5.0, gt=0, le=60)
-    """Time for actors to exit before they are killed."""
     max_restarts: int = Field(5, ge=0)
     """Restarts of one actor after consecutive crashes without progress; 0: the first crash ends the job."""
     drain_s: float = Field(600.0, gt=0)
@@ -89,17 +87,12 @@ class BusConfig(Section):
     interface: str = ""
     """Network interface (name or address) for tcp and collectives. Empty: loopback on one host, else the
     only network that all hosts share. "*" is refused."""
-    port: int = Field(0, ge=0, le=65535)
-    """TCP port of the head; 0: a free port."""
     curve: Literal["auto", "on", "off"] = "auto"
     """CURVE encryption and authentication, one key per rank. "auto": on for tcp, off on loopback and ipc."""
     heartbeat_s: float = Field(1.0, gt=0)
     """Interval of heartbeats, in both directions."""
     silent_s: float = Field(3.0, gt=0)
     """Silence after which a generator or reward counts as dead; up to ten times longer on a busy machine."""
-    inbox_mib: int = Field(256, ge=1)
-    """Limit of received but unprocessed messages per process, counted as they take memory; above it the process stops
-    reading its sockets."""
     resend_s: float = Field(120.0, gt=0)
     """A trajectory without acknowledgement for this long is sent again, to another reward actor if there is one."""
 
@@ -180,9 +173,7 @@ class WeightsConfig(Section):
     """"gloo": broadcast; "shared": copy from memory of learner 0; "auto": "shared" on one host (CPU) or GPU."""
     delta_push: Literal["off", "auto"] = "off"
     """What a broadcast sends; "auto": only the numbers that changed, where that is at most half of all bytes and each
-    member holds one of the last delta_versions versions. Without effect with actor.lora."""
-    delta_versions: int = Field(8, ge=1)
-    """Number of versions from which a member that missed pushes is brought up to date by a delta."""
+    member holds one of the last 8 versions. Without effect with actor.lora."""
 
 
 class CheckpointConfig(Section):
@@ -226,8 +217,6 @@ class EvaluateConfig(Section):
     """Evaluate the final version on the held-out problems."""
     every_steps: int = Field(0, ge=0)
     """Evaluate in training, when a version that is a multiple of this is published (docs/evaluation.md); 0: never."""
-    slots_share: float = Field(0.25, gt=0, le=1)
-    """Part of each generator's slots that an evaluation in training may hold (eta > 0); at least one problem's."""
     sets: tuple[EvaluateSet, ...] = ()
     """Further sets, each a table [[evaluate.sets]] with name, path or task, and optionally limit, n_samples and
     temperature. They use the prompt and the reward of the run."""
@@ -264,10 +253,7 @@ class WatchdogConfig(Section):
     """Time without progress until an actor with pending work is named in a warning, even if others make progress."""
     action: Literal["warn", "requeue", "abort"] = "warn"
     """After act_s: "warn" logs, "requeue" gives the work of the blocking actors to others, "abort" ends the job
-    (also if the head itself is stuck)."""
-    absent_action: Literal["abort", "warn"] = "abort"
-    """After act_s without progress and without any reward actor or any generator: "abort" ends the job, whatever
-    `action` is; "warn" waits, for jobs whose machines may be away for that long."""
+    (also if the head itself is stuck). A job without any reward actor or any generator ends after act_s anyway."""
     act_s: float = Field(1800.0, gt=0)
     """Time without progress (for "requeue": of the blocking actor) until the action."""
 
@@ -282,9 +268,6 @@ class JournalConfig(Section):
     segment_mib: int = Field(8, ge=0)
     """A process's journal goes on in a new file at this size, and the full file is compressed (about 9 times smaller;
     all tools read it). 0: one file, not compressed."""
-    detail_mib: int = Field(64, ge=0)
-    """The first full files of each process, together of this size before compression, keep the times of single spans,
-    which the timeline draws. Later full files keep the seconds of each label only. All other lines are kept."""
     tracker: tuple[str, ...] = ()
     """Trackers that a process beside the job feeds from the journal: "tensorboard", "wandb", "trackio", "csv",
     "parquet", or your own, "module:Writer" (docs/trackers.md)."""

@@ -384,13 +384,8 @@ def _topology(c: Config) -> list[Rule]:
 
 
 def _watching(c: Config) -> list[Rule]:
-    """Rules for alarms, watchdog and journal."""
+    """Rules for watchdog and journal."""
     return [
-        (
-            c.watch.horizon < c.watch.window,
-            f"watch.horizon ({c.watch.horizon}) must be at least watch.window ({c.watch.window}): two windows are "
-            "compared",
-        ),
         (
             c.watchdog.act_s < c.watchdog.stall_s,
             f"watchdog.act_s ({c.watchdog.act_s:g}) must follow the first warning: set it to watchdog.stall_s "

@@ -250,7 +250,7 @@ class Bus:
             os.close(self._wake_fd)
             what = f"{self.name} must listen on {endpoint}: {error.strerror}"
             if error.errno == zmq.EADDRINUSE:
-                raise EndpointTaken(f"{what}; choose another bus.port (0: a free one)") from None
+                raise EndpointTaken(f"{what}; start the job again") from None
             raise ConfigError(what) from None
         return router
 

@@ -15,6 +15,7 @@ from actors.learner.update.ppo import PPOActor, UpdateContext
 from actors.models.loading import load_model
 from actors.runtime.context import HeartbeatState
 from actors.runtime.process import leave
+from areal_bus.config.capacity import DELTA_VERSIONS
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 from areal_bus.messages import PushBegin
@@ -38,7 +39,7 @@ class DeltaLearner:
     def __init__(self, config: Config, model: str, folder: Path, address: str) -> None:
         self._config = config
         store, self.endpoint = serve_store(address)
-        self._history = ChangeHistory(config.weights.delta_versions)
+        self._history = ChangeHistory(DELTA_VERSIONS)
         self._history.start()
         self._roots = {
             form: WeightSender(store, interface="", address=address, route="gloo", changes=changes)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from areal_bus.config.capacity import logits_chunk
+from areal_bus.config.capacity import LOGITS_MIB, logits_chunk
 from areal_bus.config.sections import Config
 from launch.memory.parameters import BYTES, adapted_layers
 from launch.memory.shape import DecoderShape
@@ -43,7 +43,7 @@ class MicroBatch:
 def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
     """Bytes of a micro-batch's activations and logits, and of the first gradient, that of the embedding."""
     wanted = -(-batch.wanted // config.actor.context_parallel)  # of this rank
-    at_once = logits_chunk(wanted, shape.vocabulary, config.learner.max_logits_mib) or wanted
+    at_once = logits_chunk(wanted, shape.vocabulary, LOGITS_MIB) or wanted
     n = N_LOGITS_PLAIN if at_once == wanted and has_plain_logits(config) else N_LOGITS
     logits = n * at_once * shape.vocabulary * BYTES["float32"]
     by_embedding = 0 if config.actor.lora is not None else shape.vocabulary * shape.hidden * GRADIENT_BYTES

@@ -5,6 +5,7 @@ keys and values, and the logits of sampling.
 """
 
 from areal_bus.config.algorithms import keeps_reference
+from areal_bus.config.capacity import DELTA_VERSIONS
 from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
@@ -81,7 +82,7 @@ def gathered(config: Config, shape: DecoderShape) -> int:
 def root_delta_bytes(config: Config, counts: ParameterCounts) -> int:
     """At most: a payload, and the changes of each version as a bitmap of its numbers of two bytes."""
     payload = payload_bytes(config, counts)
-    return payload + (config.weights.delta_versions * counts.pushed_bytes // 16 if payload else 0)
+    return payload + (DELTA_VERSIONS * counts.pushed_bytes // 16 if payload else 0)
 
 
 def staged_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -> int:

@@ -3,10 +3,8 @@
 Unix sockets lie in folders with short paths: at most 107 bytes, whatever TMPDIR is.
 """
 
-import errno
 import fcntl
 import ipaddress
-import os
 import shutil
 import socket
 import struct
@@ -203,27 +201,18 @@ def peer_keys(actor: ActorId, places: Sequence[RankPlan], facts: Sequence[HostFa
 
 
 def open_endpoint(bus: BusConfig, facts: Sequence[HostFacts], address: str) -> HeadEndpoint:
-    """An endpoint for the head's ROUTER. Raises ConfigError when the port is taken."""
+    """An endpoint for the head's ROUTER."""
     if transport(bus, facts) == "tcp":
-        return HeadEndpoint(url=f"tcp://{address}:{free_port(address, bus.port)}", folder="")
+        return HeadEndpoint(url=f"tcp://{address}:{free_port(address)}", folder="")
     folder = made_folder("areal-bus-")
     return HeadEndpoint(url=f"ipc://{folder / 'head.sock'}", folder=str(folder))
 
 
-def free_port(address: str, port: int) -> int:
-    """`port`, or a free port when it is 0. The head binds it later, and fails if it has been taken meanwhile."""
+def free_port(address: str) -> int:
+    """A free port. The head binds it later, and fails if it has been taken meanwhile."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise ConfigError(
-                    f"bus.port must be free: {port} is taken on {address}; set another, or 0 for any free one"
-                ) from None
-            raise ConfigError(
-                f"bus.port must be a port that this user can bind: {port} on {address}: {os.strerror(error.errno or 0)}"
-            ) from None
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_bus.config.removed import saved
+from areal_bus.config.removed import ignored, saved
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import settings_by_stage
 from areal_bus.core.evaluation.evaluation_plan import has_stopped_improving, history
@@ -296,7 +296,8 @@ def resume_lines(run: Path, found: list[Change]) -> list[str]:
     folders = [path.name for path in checkpoints(run)]
     kept = f"checkpoints {', '.join(folders)}" if folders else "no checkpoint yet: from version 0"
     what = f"extends {run}, which had finished at version {n_updates(run)}" if is_finished(run) else f"resumes {run}"
-    return [f"{what} (start {next_start(run)}; {kept}), with {n}", *(f"  {change}" for change in found)]
+    notes = [*map(str, found), *ignored(read_object(run / CONFIG))]
+    return [f"{what} (start {next_start(run)}; {kept}), with {n}", *(f"  {note}" for note in notes)]
 
 
 def preview_resume(config: Config, file: Path) -> list[str]:

@@ -38,6 +38,7 @@ from launch.run.restart_policy import RestartBackoff, StallTimer
 from launch.run.runs import PID, SUMMARY
 from launch.run.supervised_actor import SupervisedActor
 
+GRACE_S = 5.0  # for actors to exit before SIGKILL; mpirun and Slurm wait for longer
 KILL_S = 2.0  # wait after SIGKILL
 HEAD_ENDS_S = 3.0  # for the head to end the job and report it, when an actor of its rank has ended for good
 REPEAT_S = 1.0  # a launcher and mpirun may both deliver one signal: a later one is a second request
@@ -106,10 +107,10 @@ class Supervisor:
                 child.close()
 
     def end(self) -> None:
-        """Send SIGTERM to all actors, and SIGKILL after launch.grace_s."""
+        """Send SIGTERM to all actors, and SIGKILL after GRACE_S."""
         self._signal(signal.SIGTERM)
         self.at_end()  # before the wait: mpirun may kill this process at any moment
-        if not self._all_end(self.launch.grace_s):
+        if not self._all_end(GRACE_S):
             self._signal(signal.SIGKILL)
             self._all_end(KILL_S)
 

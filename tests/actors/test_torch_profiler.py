@@ -12,13 +12,11 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from actors.runtime import process
+from actors.runtime import process, torch_profiler
 from actors.runtime.torch_profiler import TorchProfiler
 from areal_bus.config.watch import ProfileConfig
 from areal_bus.storage.journal import Journal
 from tools import run
-
-ON_DEMAND = ProfileConfig(seconds=1e-6)  # ends at the next turn
 
 
 @pytest.fixture
@@ -79,8 +77,9 @@ def test_a_recording_at_the_end_is_written_and_steps_that_are_over_are_left_out(
     assert [(line["first"], line["last"]) for line, _ in recorded(journal)] == [(4, 5)]
 
 
-def test_a_generator_stops_after_the_seconds_of_the_settings(journal: Journal) -> None:
-    settings = ProfileConfig(actor="learner-0.0", steps=(0, 9), seconds=1e-6)
+def test_a_generator_stops_after_the_longest_recording(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_profiler, "SECONDS", 1e-6)  # ends at the next turn
+    settings = ProfileConfig(actor="learner-0.0", steps=(0, 9))
     work(profiler(journal, settings, bounds_s=True), 0, 1, 2)
     assert [(line["first"], line["last"]) for line, _ in recorded(journal)] == [(0, 0)]
 
@@ -93,9 +92,10 @@ def signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signals")
-def test_sigusr2_records_the_next_turn_each_time_it_comes(journal: Journal) -> None:
+def test_sigusr2_records_the_next_turn_each_time_it_comes(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_profiler, "SECONDS", 1e-6)  # ends at the next turn
     process.listen_for_profile("learner-0.0", records=True)
-    recorder = profiler(journal, ON_DEMAND)
+    recorder = profiler(journal, ProfileConfig())
     for _ in range(2):
         work(recorder, 7)
         os.kill(os.getpid(), signal.SIGUSR2)

@@ -15,12 +15,12 @@ from typing import NoReturn
 
 import pytest
 
+from launch.run.supervise import GRACE_S
 from tests.faults.ring import ROOT, Ring
 from tests.launch.test_bootstrap import MPI, MPIRUN
 from tools.audit.findings import InvariantVerdict
 
 pytestmark = pytest.mark.soak
-GRACE_S = 2.0  # launch.grace_s of tests/faults/ring.toml
 
 
 def leave_out(what: str, why: str) -> NoReturn:

@@ -3,7 +3,6 @@
 import ipaddress
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -173,15 +172,6 @@ def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
     folders = [make_run_folder(tmp_path, "demo") for _ in range(3)]
     assert [folder.name for folder in folders] == ["demo", "demo-2", "demo-3"]
     assert (tmp_path / "latest").resolve() == folders[-1]
-
-
-def test_a_taken_port_is_refused() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"bus\.port must be free: {port} is taken on 127\.0\.0\.1"):
-            open_endpoint(BusConfig(transport="tcp", port=port), [local_facts()], "127.0.0.1")
 
 
 def test_on_one_host_the_head_listens_in_a_private_folder_that_is_removed() -> None:

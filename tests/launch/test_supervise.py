@@ -23,6 +23,7 @@ from actors.runtime.user_failures import Fault, keep_fault
 from areal_bus import errors
 from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from launch.plan.environment import actor_environment
+from launch.run import supervise
 from launch.run.job_end import describe_exit
 from launch.run.process import start_actor
 from launch.run.restart_policy import RestartBackoff, StallTimer
@@ -346,10 +347,13 @@ def test_a_head_gets_time_to_end_the_job(tmp_path: Path) -> None:
     assert (tmp_path / "output").exists()
 
 
-def test_an_actor_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+def test_an_actor_that_ignores_sigterm_is_killed_after_the_grace_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "GRACE_S", 0.3)
     began, met = time.monotonic(), str(tmp_path / "met")
     os.mkfifo(met)  # the second fails once the first ignores SIGTERM
-    supervisor = make(STUBBORN.format(met), READ + f"open({met!r}).read(); sys.exit(1)", grace_s=0.3)
+    supervisor = make(STUBBORN.format(met), READ + f"open({met!r}).read(); sys.exit(1)")
     assert supervisor.wait() == 1
     assert supervisor.actors[0].child is not None
     assert supervisor.actors[0].child.process.returncode == -signal.SIGKILL

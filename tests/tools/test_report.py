@@ -267,9 +267,7 @@ def test_the_page_has_every_part_loads_nothing_and_shows_texts_as_text(journals:
 
 
 def test_the_page_lists_alarms_with_samples_and_links_recordings_below_the_run(journals: Path, tmp_path: Path) -> None:
-    folder = copied(journals, tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"watch": {"window": 2, "no_signal_share": 0.1}}))
+    folder = copied(journals, tmp_path, "generation-bound")
     journal = folder / "journal" / "learner-0.0.jsonl"
     line = json.loads(journal.read_text().splitlines()[-1]) | {"event": "profile", "first": 2, "last": 3}
     with journal.open("a") as file:
@@ -279,11 +277,11 @@ def test_the_page_lists_alarms_with_samples_and_links_recordings_below_the_run(j
     page = (folder / "report.html").read_text()
     link = '<a href="profiles/learner-0.0-step-000002.json.gz">learner-0.0, steps 2 to 3</a>'
     assert re.findall(r'<a href="[^#].*?</a>', page) == [link]
-    assert ">no_signal</td>" in page
-    alarm = next(one for one in judge(read_facts(Run(folder))).health if "Alarm no_signal" in one.evidence)
+    assert ">masked_tokens</td>" in page
+    alarm = next(one for one in judge(read_facts(Run(folder))).health if "Alarm masked_tokens" in one.evidence)
     assert alarm.grade == (Grade.BAD if "and holds" in alarm.evidence else Grade.NOTE)
     assert alarm.advice[0] in judge(read_facts(Run(folder))).advice
-    assert "no_signal: samples to read" in page
+    assert "masked_tokens: samples to read" in page
 
 
 def test_changed_settings_are_listed_with_their_defaults() -> None:

@@ -24,6 +24,7 @@ from areal_bus.transport.web_server import HOST
 from areal_lab.staleness.simulator import ring as simulator
 from areal_lab.staleness.simulator.scenario import draw
 from tests.tools.test_export import Ring
+from tools.alarms.rules import WINDOW
 from tools.run import Run
 from tools.watch import __main__ as watch
 from tools.watch import screen
@@ -153,16 +154,15 @@ def test_once_prints_ring_curves_actors_and_samples_as_plain_text(ring: Ring, ca
 
 
 def raise_alarm(ring: Ring) -> None:
-    """Two updates more, with masked tokens."""
-    (ring.folder / "config.json").write_text('{"watch": {"window": 2}}')
-    for version in (3, 4):
+    """A window of updates with masked tokens."""
+    for version in range(3, 3 + WINDOW):
         ring.line("learner", "step", version=version, masked_share=0.5)
 
 
 def test_the_terminal_has_a_line_for_an_alarm(ring: Ring, capsys: Out) -> None:
     raise_alarm(ring)
     assert watch.main([str(ring.folder), "--once"]) == 0
-    said = "alarm masked_tokens since version 4: 50.0% of the tokens are too old to train"
+    said = "alarm masked_tokens since version 7: 50.0% of the tokens are too old to train"
     assert said in capsys.readouterr().out
     ring.line("head", "end", code=0, reason="done", wall_s=1.0)
     assert watch.main([str(ring.folder)]) == 0
@@ -255,7 +255,7 @@ def test_the_page_in_a_browser_shows_the_run_and_runs_no_text_of_a_model(
         "in generators",
         "rollout/reward",
         "generator-0.0",
-        "version 4",
+        "version 7",
         "masked_tokens since",
         "&lt;b&gt;bold&lt;/b&gt;",
     ):

@@ -20,8 +20,8 @@ from tools.terminal import run_parser
 
 INTERVAL_S = 2.0
 EPILOG = """\
-docs/alarms.md lists the rules; their thresholds are in [watch] of the run's config. Alarms of undone versions are left
-out. Exit code 0: no alarm was raised; 1: one was, even if it no longer holds; 2: the folder is no run."""
+docs/alarms.md lists the rules; watch.off of the run's config turns one off. Alarms of undone versions are left out.
+Exit code 0: no alarm was raised; 1: one was, even if it no longer holds; 2: the folder is no run."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,10 +15,11 @@ from heapq import nlargest
 
 from pydantic import ValidationError
 
+from areal_bus.config.removed import left_out
 from areal_bus.config.watch import WatchConfig
 from areal_bus.errors import ConfigError
 from tools.alarms.history import REPEATED, History, Waiting
-from tools.alarms.rules import RULES, Reading, Rule
+from tools.alarms.rules import RULES, WINDOW, Reading, Rule
 from tools.follow import HOLD_S, JournalFollower
 from tools.run import Line, Run
 from tools.trackers.series import EVENTS, UPDATE, Row, SeriesReader, Undone
@@ -162,14 +163,14 @@ class Finding:
 class AlarmReader:
     """Give it the `spans` lines and the rows of a SeriesReader, in their order."""
 
-    def __init__(self, where: Run, watch: WatchConfig | None = None) -> None:
-        """`watch`: thresholds, else those of the run. Raises ConfigError when the run's are invalid."""
-        self.watch = settings_of(where) if watch is None else watch
-        self._rules = [rule for rule in RULES if rule.name not in self.watch.off]
+    def __init__(self, where: Run) -> None:
+        """Raises ConfigError when [watch] of the run is invalid."""
+        off = settings_of(where).off
+        self._rules = [rule for rule in RULES if rule.name not in off]
         self._history = History()
         self._waiting: Waiting | None = None  # since the newest update; None before the first
         self._samples = SampleReader(where)
-        self._recent: deque[StepSamples] = deque(maxlen=self.watch.window)
+        self._recent: deque[StepSamples] = deque(maxlen=WINDOW)
         self._raised: dict[str, Finding] = {}
 
     @property
@@ -218,7 +219,7 @@ class AlarmReader:
     def _check(self) -> list[Finding]:
         version, new = self._history.version, []
         for rule in self._rules:
-            reading, known = rule.check(self._history, self.watch), self._raised.get(rule.name)
+            reading, known = rule.check(self._history), self._raised.get(rule.name)
             if reading is None:
                 if known is not None:
                     self._raised[rule.name] = replace(known, is_active=False)
@@ -233,7 +234,7 @@ class AlarmReader:
         version = self._history.version
         return Finding(
             name=rule.name,
-            rule=rule.sentence.format(**self.watch.model_dump()),
+            rule=rule.sentence,
             since=version,
             last=version,
             is_active=True,
@@ -249,7 +250,7 @@ class AlarmReader:
         self._samples.go_back()
         self._waiting = None
         kept = [block for block in self._recent if block.step < version]
-        self._recent = deque(kept, maxlen=self.watch.window)
+        self._recent = deque(kept, maxlen=WINDOW)
         self._raised = {
             name: replace(finding, last=min(finding.last, version))
             for name, finding in self._raised.items()
@@ -269,8 +270,8 @@ def chosen(samples: Iterable[Line], rank: Callable[[Line], float]) -> list[Line]
 
 
 def settings_of(where: Run) -> WatchConfig:
-    """The thresholds of a run; the defaults for a run of an older version."""
-    given = where.config().get("watch", {})
+    """[watch] of a run; the defaults for a run of an older version."""
+    given = left_out(where.config()).get("watch", {})
     try:
         return WatchConfig.model_validate(given)
     except ValidationError as error:
@@ -279,9 +280,9 @@ def settings_of(where: Run) -> WatchConfig:
         raise ConfigError(f"config.json of {where.folder} must hold valid settings: {key}: {first['msg']}") from None
 
 
-def read(where: Run, watch: WatchConfig | None = None) -> AlarmReader:
+def read(where: Run) -> AlarmReader:
     """The alarms of the journal as it is now."""
-    reader, series = AlarmReader(where, watch), SeriesReader()
+    reader, series = AlarmReader(where), SeriesReader()
     for line in JournalFollower(where, EVENTS).read():
         if line["event"] == "spans":
             reader.count(line)
@@ -291,7 +292,7 @@ def read(where: Run, watch: WatchConfig | None = None) -> AlarmReader:
 
 
 def findings(where: Run) -> list[Finding]:
-    """All alarms that a run has raised, with the thresholds of its config."""
+    """All alarms that a run has raised."""
     return read(where).findings()
 
 

@@ -1,6 +1,6 @@
-"""The rules of the alarms. Each is a function of the history and of the thresholds in [watch]. Pure: no I/O.
+"""The rules of the alarms. Each is a function of the history. Pure: no I/O.
 
-A rule compares means of `window` updates, so that one odd batch raises nothing.
+A rule compares means of WINDOW updates, so that one odd batch raises nothing.
 """
 
 from collections.abc import Callable
@@ -8,10 +8,23 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from areal_bus.config.watch import AlarmName, WatchConfig
+from areal_bus.config.watch import AlarmName
 from tools.alarms.history import REPEATED, Evaluated, History, Window, summed
 from tools.run import Line, is_number
 
+WINDOW = 5  # updates over which a rule takes the mean
+HORIZON = 20  # updates between the two windows that a rule of change compares; fewer in a shorter run
+HELD_OUT_DROP = 0.05  # of the best evaluation
+REWARD_DROP = 0.5  # standard deviations of the rewards of a batch
+LENGTH_RATIO = 1.5  # by which the mean length grows or shrinks
+REPEATED_SHARE = 0.2  # of samples that are repeated n-grams for more than half
+TEMPLATE_SHARE = 0.5  # of samples with one text, or one opening, for different prompts
+ENTROPY_RATIO = 0.35  # to the entropy before
+MISMATCH_KL = 0.1  # between sampler and learner
+MASKED_SHARE = 0.1  # of sampled tokens that are too old to train
+NO_SIGNAL_SHARE = 0.8  # of groups whose rewards are all equal
+LEARNER_WAIT_SHARE = 0.9  # of its time that a learner waits for batches
+GENERATOR_WAIT_SHARE = 0.75  # higher than a clean ring on a busy host has
 MISMATCH_RISE = 3.0  # the factor by which the mismatch rises
 TEMPLATE_RISE = 1.5  # a template that was there from the first updates on is the task's
 EVALUATION_ERRORS = 3.0  # standard errors: the best of several evaluations is high by chance
@@ -36,66 +49,66 @@ class Rule:
     """One alarm."""
 
     name: AlarmName
-    sentence: str  # the rule in one line, with keys of [watch] in braces
+    sentence: str  # the rule in one line
     advice: str  # what to try
-    check: Callable[[History, WatchConfig], Reading | None]
+    check: Callable[[History], Reading | None]
     is_seen: Callable[[History], bool]  # whether the journal has what the rule reads
     needs: str  # that
     rank: Rank = lambda sample: 0.0  # which samples to read
 
 
-def _held_out(history: History, watch: WatchConfig) -> Reading | None:
+def _held_out(history: History) -> Reading | None:
     """Per set of problems: the last evaluation against the best one before."""
     for problems in dict.fromkeys(one.problems for one in history.evaluations):
         *earlier, last = [one for one in history.evaluations if one.problems == problems]
         best = max((one for one in earlier if one.metric == last.metric), key=lambda one: one.value, default=None)
-        if best is None or not _fell(best, last, watch):
+        if best is None or not _fell(best, last):
             continue
-        before, after = (history.until("rollout/reward", one.version, watch.window) for one in (best, last))
+        before, after = (history.until("rollout/reward", one.version, WINDOW) for one in (best, last))
         if before is not None and after is not None and _rose(before, after):
             of = f" of {problems}" if problems else ""
             return Reading(
                 best.value - last.value,
-                watch.held_out_drop,
+                HELD_OUT_DROP,
                 f"held-out {last.metric}{of} fell from {best.value:.3f} (version {best.version}) to {last.value:.3f} "
                 f"(version {last.version}), and the reward rose from {before.mean:.3f} to {after.mean:.3f}",
             )
     return None
 
 
-def _fell(best: Evaluated, last: Evaluated, watch: WatchConfig) -> bool:
+def _fell(best: Evaluated, last: Evaluated) -> bool:
     error = EVALUATION_ERRORS * sqrt(best.variance + last.variance)
-    return best.value - last.value > max(watch.held_out_drop, error)
+    return best.value - last.value > max(HELD_OUT_DROP, error)
 
 
 def _rose(before: Window, after: Window) -> bool:
     return after.mean - before.mean > REWARD_ERRORS * sqrt(before.variance + after.variance)
 
 
-def _reward(history: History, watch: WatchConfig) -> Reading | None:
-    pair = history.pair("rollout/reward", watch.window, watch.horizon)
-    spread = history.last("rollout/reward_std", watch.window)
+def _reward(history: History) -> Reading | None:
+    pair = history.pair("rollout/reward", WINDOW, HORIZON)
+    spread = history.last("rollout/reward_std", WINDOW)
     if pair is None or spread is None:
         return None
     before, after = pair
     fall = before.mean - after.mean
-    if fall <= watch.reward_drop * spread.mean or fall <= REWARD_ERRORS * sqrt(before.variance + after.variance):
+    if fall <= REWARD_DROP * spread.mean or fall <= REWARD_ERRORS * sqrt(before.variance + after.variance):
         return None
     seen = f"the mean reward fell from {before.mean:.3f} ({before}) to {after.mean:.3f} ({after})"
-    return Reading(fall / (spread.mean or fall), watch.reward_drop, seen)
+    return Reading(fall / (spread.mean or fall), REWARD_DROP, seen)
 
 
-def _length(history: History, watch: WatchConfig) -> Reading | None:
+def _length(history: History) -> Reading | None:
     """Against the shortest (longest) update of the window before: a drift may begin with the first update."""
-    pair = history.pair("rollout/length", watch.window, watch.horizon)
+    pair = history.pair("rollout/length", WINDOW, HORIZON)
     if pair is None or min(pair[0].values) <= 0:
         return None
     before, after = pair
     growth, shrinkage = after.mean / min(before.values), after.mean / max(before.values)
-    if growth > watch.length_ratio:
-        return _length_reading(after, growth, watch.length_ratio, f"shortest update of {before}")
-    if shrinkage < 1 / watch.length_ratio:
-        return _length_reading(after, shrinkage, 1 / watch.length_ratio, f"longest update of {before}")
+    if growth > LENGTH_RATIO:
+        return _length_reading(after, growth, LENGTH_RATIO, f"shortest update of {before}")
+    if shrinkage < 1 / LENGTH_RATIO:
+        return _length_reading(after, shrinkage, 1 / LENGTH_RATIO, f"longest update of {before}")
     return None
 
 
@@ -104,67 +117,67 @@ def _length_reading(after: Window, ratio: float, limit: float, what: str) -> Rea
     return Reading(ratio, limit, seen)
 
 
-def _repetition(history: History, watch: WatchConfig) -> Reading | None:
-    last = history.last(REPEATED, watch.window)
-    if last is None or last.mean <= watch.repeated_share:
+def _repetition(history: History) -> Reading | None:
+    last = history.last(REPEATED, WINDOW)
+    if last is None or last.mean <= REPEATED_SHARE:
         return None
-    return Reading(last.mean, watch.repeated_share, f"{last.mean:.0%} of the samples repeat themselves ({last})")
+    return Reading(last.mean, REPEATED_SHARE, f"{last.mean:.0%} of the samples repeat themselves ({last})")
 
 
-def _template(history: History, watch: WatchConfig) -> Reading | None:
-    n = watch.window
+def _template(history: History) -> Reading | None:
+    n = WINDOW
     if len(history.templates) < 2 * n:
         return None
     now, first = (summed(shares for _, shares in part) for part in (history.templates[-n:], history.templates[:n]))
     name = max(now, key=lambda one: now[one])
     share, before = now[name] / n, first.get(name, 0.0) / n
-    if share <= max(watch.template_share, TEMPLATE_RISE * before):
+    if share <= max(TEMPLATE_SHARE, TEMPLATE_RISE * before):
         return None
     seen = f"{share:.0%} of the samples follow one template, {before:.0%} did in the first {n} updates: {name[:80]!r}"
-    return Reading(share, watch.template_share, seen)
+    return Reading(share, TEMPLATE_SHARE, seen)
 
 
-def _entropy(history: History, watch: WatchConfig) -> Reading | None:
-    pair = history.pair("train/entropy", watch.window, watch.horizon)
-    if pair is None or pair[1].mean >= watch.entropy_ratio * pair[0].mean:
+def _entropy(history: History) -> Reading | None:
+    pair = history.pair("train/entropy", WINDOW, HORIZON)
+    if pair is None or pair[1].mean >= ENTROPY_RATIO * pair[0].mean:
         return None
     before, after = pair
     seen = f"the entropy fell from {before.mean:.3f} ({before}) to {after.mean:.3f} nats ({after})"
-    return Reading(after.mean / before.mean, watch.entropy_ratio, seen)
+    return Reading(after.mean / before.mean, ENTROPY_RATIO, seen)
 
 
-def _mismatch(history: History, watch: WatchConfig) -> Reading | None:
+def _mismatch(history: History) -> Reading | None:
     """Against the least value of the window before: a rise may begin with the first update."""
-    pair = history.pair("train/kl", watch.window, watch.horizon)
-    if pair is None or pair[1].mean <= max(watch.mismatch_kl, MISMATCH_RISE * min(pair[0].values)):
+    pair = history.pair("train/kl", WINDOW, HORIZON)
+    if pair is None or pair[1].mean <= max(MISMATCH_KL, MISMATCH_RISE * min(pair[0].values)):
         return None
     before, after = pair
     least = f"{min(before.values):.2g} ({before})"
     seen = f"the KL between sampler and learner rose from {least} to {after.mean:.2g} ({after})"
-    return Reading(after.mean, watch.mismatch_kl, seen)
+    return Reading(after.mean, MISMATCH_KL, seen)
 
 
-def _masked(history: History, watch: WatchConfig) -> Reading | None:
-    last = history.last("staleness/masked_share", watch.window)
-    if last is None or last.mean <= watch.masked_share:
+def _masked(history: History) -> Reading | None:
+    last = history.last("staleness/masked_share", WINDOW)
+    if last is None or last.mean <= MASKED_SHARE:
         return None
-    return Reading(last.mean, watch.masked_share, f"{last.mean:.1%} of the tokens are too old to train ({last})")
+    return Reading(last.mean, MASKED_SHARE, f"{last.mean:.1%} of the tokens are too old to train ({last})")
 
 
-def _no_signal(history: History, watch: WatchConfig) -> Reading | None:
-    last = history.last("rollout/zero_advantage_share", watch.window)
-    if last is None or last.mean <= watch.no_signal_share:
+def _no_signal(history: History) -> Reading | None:
+    last = history.last("rollout/zero_advantage_share", WINDOW)
+    if last is None or last.mean <= NO_SIGNAL_SHARE:
         return None
     seen = f"in {last.mean:.0%} of the groups all rewards are equal ({last}): they train nothing"
-    return Reading(last.mean, watch.no_signal_share, seen)
+    return Reading(last.mean, NO_SIGNAL_SHARE, seen)
 
 
-def _learner(history: History, watch: WatchConfig) -> Reading | None:
-    return _waiting(history, "learner", watch.learner_wait_share, 2 * watch.window, what="batches")
+def _learner(history: History) -> Reading | None:
+    return _waiting(history, "learner", LEARNER_WAIT_SHARE, 2 * WINDOW, what="batches")
 
 
-def _generators(history: History, watch: WatchConfig) -> Reading | None:
-    return _waiting(history, "generator", watch.generator_wait_share, 2 * watch.window, what="prompts or weights")
+def _generators(history: History) -> Reading | None:
+    return _waiting(history, "generator", GENERATOR_WAIT_SHARE, 2 * WINDOW, what="prompts or weights")
 
 
 def _waiting(history: History, role: str, limit: float, n: int, *, what: str) -> Reading | None:
@@ -199,7 +212,7 @@ def _tokens(key: str) -> Rank:
 RULES = (
     Rule(
         "held_out_falls",
-        "the last evaluation is more than {held_out_drop:g} and three standard errors below the best one, while the "
+        f"the last evaluation is more than {HELD_OUT_DROP:g} and three standard errors below the best one, while the "
         "training reward rose by more than two",
         "read which wrong answers earn reward and repair the reward function; or take the checkpoint of the best "
         "evaluation; or train on more rows, add actor.kl_ctl, or lower actor.lr",
@@ -210,7 +223,7 @@ RULES = (
     ),
     Rule(
         "reward_falls",
-        "the mean reward falls by more than {reward_drop:g} standard deviations of a batch's rewards in {horizon} "
+        f"the mean reward falls by more than {REWARD_DROP:g} standard deviations of a batch's rewards in {HORIZON} "
         "updates",
         "go back to a checkpoint before the fall, lower actor.lr or rollout.max_head_offpolicyness, set "
         "actor.behav_imp_weight_cap, add actor.kl_ctl; or the data became harder (data.shuffle)",
@@ -220,8 +233,8 @@ RULES = (
     ),
     Rule(
         "length_drift",
-        "the mean length is above {length_ratio:g} times the least one, or below 1/{length_ratio:g} of the greatest "
-        "one, of the updates {horizon} before",
+        f"the mean length is above {LENGTH_RATIO:g} times the least one, or below 1/{LENGTH_RATIO:g} of the greatest "
+        f"one, of the updates {HORIZON} before",
         "if the long answers earn no more than the short ones: actor.overlong_tokens, actor.length_penalty, "
         'actor.aggregation = "seq-mean-token-sum-norm"; if short ones win: check that the reward needs the steps',
         _length,
@@ -231,7 +244,7 @@ RULES = (
     ),
     Rule(
         "repetition",
-        "more than {repeated_share:.0%} of the samples consist for more than half of n-grams that occurred before",
+        f"more than {REPEATED_SHARE:.0%} of the samples consist for more than half of n-grams that occurred before",
         "lower actor.lr or gconfig.max_new_tokens, add actor.kl_ctl, and let the reward be 0 for cut answers "
         '(actor.truncated_samples = "zero")',
         _repetition,
@@ -240,17 +253,17 @@ RULES = (
     ),
     Rule(
         "one_template",
-        "more than {template_share:.0%} of the samples begin alike for different prompts, and half as many more than "
-        "in the first {window} updates",
+        f"more than {TEMPLATE_SHARE:.0%} of the samples begin alike for different prompts, and half as many more than "
+        f"in the first {WINDOW} updates",
         "check whether the reward pays for the form alone; raise gconfig.temperature, add actor.kl_ctl, lower "
-        "actor.lr; if the task asks for this form, raise watch.template_share",
+        'actor.lr; if the task asks for this form, set watch.off = ["one_template"]',
         _template,
         lambda history: bool(history.templates),
         "samples of four or more prompts a batch (journal.samples = true)",
     ),
     Rule(
         "entropy_cliff",
-        "the entropy falls below {entropy_ratio:g} of its value in {horizon} updates",
+        f"the entropy falls below {ENTROPY_RATIO:g} of its value in {HORIZON} updates",
         "lower actor.lr, raise actor.eps_clip_higher or gconfig.temperature, add actor.kl_ctl; harmless if the "
         "held-out accuracy is near its maximum",
         _entropy,
@@ -259,7 +272,7 @@ RULES = (
     ),
     Rule(
         "mismatch_rises",
-        "the KL between sampler and learner is above {mismatch_kl:g} and three times its least value {horizon} "
+        f"the KL between sampler and learner is above {MISMATCH_KL:g} and three times its least value {HORIZON} "
         "updates before",
         "lower actor.lr or rollout.max_head_offpolicyness, set actor.behav_imp_weight_cap; with a server engine: the "
         "same dtype and kernels as the learner, and `tools.audit --recompute`",
@@ -269,7 +282,7 @@ RULES = (
     ),
     Rule(
         "masked_tokens",
-        "more than {masked_share:.0%} of the sampled tokens are too old to train",
+        f"more than {MASKED_SHARE:.0%} of the sampled tokens are too old to train",
         "raise rollout.max_head_offpolicyness, lower gconfig.max_new_tokens, use more generators or fewer concurrent "
         "samples, so that a sample lasts for fewer updates",
         _masked,
@@ -279,7 +292,7 @@ RULES = (
     ),
     Rule(
         "no_signal",
-        "in more than {no_signal_share:.0%} of the groups all rewards are equal",
+        f"in more than {NO_SIGNAL_SHARE:.0%} of the groups all rewards are equal",
         "use harder or easier prompts, data.max_refill, a reward with steps between 0 and 1, or more samples a "
         "prompt; check the reward function on these answers",
         _no_signal,
@@ -288,7 +301,7 @@ RULES = (
     ),
     Rule(
         "starved_learner",
-        "a learner waits for batches for more than {learner_wait_share:.0%} of its time: generators starve it",
+        f"a learner waits for batches for more than {LEARNER_WAIT_SHARE:.0%} of its time: generators starve it",
         "use more generators and fewer learners, more rollout.max_concurrent_rollouts, shorter answers, a larger eta "
         "(docs/profiling.md)",
         _learner,
@@ -298,7 +311,7 @@ RULES = (
     ),
     Rule(
         "starved_generators",
-        "a generator waits for prompts or weights for more than {generator_wait_share:.0%} of its time",
+        f"a generator waits for prompts or weights for more than {GENERATOR_WAIT_SHARE:.0%} of its time",
         "use fewer generators and more learners, a larger eta, faster pushes (docs/profiling.md); if one of many "
         "starves: `python -m tools.why`",
         _generators,

@@ -27,7 +27,7 @@ from actors.models import packed_attention
 from actors.models.matmul import stepped
 from actors.models.packed_attention import PackedAttention, choose
 from actors.models.packed_row import PackedRow, SequencePiece, lay_out
-from areal_bus.config.capacity import logits_chunk
+from areal_bus.config.capacity import LOGITS_MIB, logits_chunk
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.weights.route import Home
@@ -45,7 +45,7 @@ class ModelSettings(TypedDict, total=False):
     dtype: str  # of compute; default "float32"
     gradient_checkpointing: bool  # recompute activations in the backward pass; default off
     computes: bool  # False: no pass is ever run, and every rank holds the whole model; default True
-    max_logits_mib: float  # more logits than this are computed in chunks; default 512
+    max_logits_mib: float  # more logits than this are computed in chunks; default LOGITS_MIB
 
 
 def model_settings(config: Config, ranks: LearnerRanks, device: str) -> ModelSettings:
@@ -57,7 +57,6 @@ def model_settings(config: Config, ranks: LearnerRanks, device: str) -> ModelSet
         "dtype": config.model.dtype,
         "gradient_checkpointing": config.learner.gradient_checkpointing,
         "computes": config.learner.simulated is None,
-        "max_logits_mib": config.learner.max_logits_mib,
     }
 
 
@@ -82,7 +81,7 @@ class PackedModel:
         if ranks.context is not None and not self._may_pack():
             self._refuse_context(NOT_PLAIN)
         self._head = chunked_head.install(self.model)
-        self._max_logits_mib = settings.get("max_logits_mib", 512.0)
+        self._max_logits_mib = settings.get("max_logits_mib", LOGITS_MIB)
         self.model.eval()  # no dropout: log-probs must be those of the sampler
         if ranks.size == 1:
             self._choose_rows()

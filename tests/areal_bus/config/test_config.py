@@ -524,7 +524,6 @@ def test_contradictory_generation_settings_are_refused(changes: list[str], sente
         (["profile.actor=learner-0.0", "profile.steps=[3, 2]"], "of steps 0 to 9: [3, 2]"),
         (["profile.actor=learner-0.0", "profile.steps=[3, 10]"], "of steps 0 to 9: [3, 10]"),
         (["profile.actor=learner-1.0", "profile.steps=[3, 4]"], "learner-1.0 is none of its 1 learners"),
-        (["watch.window=9", "watch.horizon=8"], "watch.horizon (8) must be at least watch.window (9)"),
         (['watch.off=["length"]'], "watch.off"),
     ],
 )
