@@ -194,10 +194,6 @@ KEYS = (
     Key("ref.path", "reference.path", "with actor.kl_ctl", None),
     Key("critic.path", "critic.path", "with it actor.advantage is gae", None),
     Key("critic.optimizer.lr", "critic.lr", "with critic.path", None, as_number("critic.lr")),
-    Key("critic.optimizer.weight_decay", "critic.weight_decay", "with critic.path", None,
-        as_number("critic.weight_decay")),
-    Key("critic.optimizer.gradient_clipping", "critic.max_grad_norm", "with critic.path", None,
-        as_number("critic.max_grad_norm")),
     Key("critic.eps_clip", "critic.eps_clip", "with critic.path", None, as_number("critic.eps_clip")),
     Key("reward_fn_path", "reward.function", "areal.reward's mathematics is math", None, reward),
     Key("workflow", "workflow.function", "RLVRWorkflow is single_turn", None, workflow),
@@ -261,6 +257,10 @@ ABSENT = (
     Absent("teacher.path", "set teacher.path and actor.distill_coef: docs/algorithms.md"),
     Absent("teacher.*_loss_weight", "set teacher.path and actor.distill_coef: docs/algorithms.md"),
     Absent("critic.optimizer.type", "AdamW only", unless("adam", "adamw")),
+    Absent("critic.optimizer.weight_decay", "the critic has the weight decay of the policy", lambda value, foreign: (
+        value == foreign.get(f"{OPTIMIZER}weight_decay"))),
+    Absent("critic.optimizer.gradient_clipping", "the critic's gradient is clipped as the policy's",
+           lambda value, foreign: value == foreign.get(f"{OPTIMIZER}gradient_clipping", 1.0)),
     Absent("critic.optimizer.*", "[critic] has a constant rate and AdamW's usual betas", unless(
         "constant", 0.9, 0.999, 1e-8, "1e-8", 0.001, 0.0)),
     Absent("critic.mask_no_eos_with_zero", "actor.truncated_samples counts for the critic, too"),

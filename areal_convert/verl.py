@@ -182,11 +182,8 @@ KEYS = (
     Key(f"{OPTIMIZER}clip_grad", "actor.max_grad_norm", "", None, as_number("actor.max_grad_norm")),
     Key(f"{REF}model.path", "reference.path", "with a KL", None, path_of("reference.path")),
     Key("critic.optim.lr", "critic.lr", "with gae", None, as_number("critic.lr")),
-    Key("critic.optim.lr_warmup_steps", "critic.lr_warmup_steps", "with gae", None, positive("critic.lr_warmup_steps")),
-    Key("critic.optim.weight_decay", "critic.weight_decay", "with gae", 0.01, as_number("critic.weight_decay")),
     Key("critic.model.path", "critic.path", "with gae", None, path_of("critic.path")),
     Key("critic.cliprange_value", "critic.eps_clip", "with gae", 0.5, as_number("critic.eps_clip")),
-    Key("critic.grad_clip", "critic.max_grad_norm", "with gae", None, as_number("critic.max_grad_norm")),
     Key(f"{ROLLOUT}multi_turn.enable", "workflow.function", "write a workflow, or bring an agent: docs/agents.md", None,
         several_turns),
     *(Key(f"{base}path", "reward.function", "the file's module and `name`; put the file beside the TOML", None, skip)
@@ -242,6 +239,11 @@ def of_critic(*usual: object) -> Callable[[Any, Foreign], bool]:
     return lambda value, foreign: foreign.get("algorithm.adv_estimator") != "gae" or unless(*usual)(value, foreign)
 
 
+def as_policy(name: str, usual: float) -> Callable[[Any, Foreign], bool]:
+    """Off without a critic, and at the value of the policy's optimizer."""
+    return lambda value, foreign: of_critic()(value, foreign) or value == foreign.get(f"{OPTIMIZER}{name}", usual)
+
+
 ABSENT = (
     Absent("*_target_"),
     Absent(f"{MODEL}lora_adapter_path", "adapters begin at zero"),
@@ -253,7 +255,13 @@ ABSENT = (
     Absent(f"{MODEL}hf_config_path", "the config is read from model.path"),
     Absent(f"{MODEL}override_config*", "edit config.json of the model's folder"),
     Absent(f"{MODEL}mtp.enable*", "no multi-token prediction here"),
-    Absent("critic.optim.lr_warmup_steps_ratio", "set critic.lr_warmup_steps", of_critic()),
+    Absent("critic.optim.lr_warmup_steps", "the critic warms up as the policy does", as_policy("lr_warmup_steps", -1)),
+    Absent("critic.optim.lr_warmup_steps_ratio", "the critic warms up as the policy does",
+           as_policy("lr_warmup_steps_ratio", 0.0)),
+    Absent("critic.optim.weight_decay", "the critic has the weight decay of the policy",
+           as_policy("weight_decay", 0.01)),
+    Absent("critic.grad_clip", "the critic's gradient is clipped as the policy's", lambda value, foreign: of_critic()(
+        value, foreign) or value == foreign.get(f"{ACTOR}grad_clip", 1.0)),
     Absent("critic.optim.*", "[critic] has a constant rate and AdamW's usual betas", of_critic(
         "AdamW", "torch.optim", "constant", [0.9, 0.999], 0.5, -1, 1.0, True)),
     Absent("critic.ppo_mini_batch_size", "the critic has the policy's minibatches", lambda value, foreign: of_critic()(

@@ -102,15 +102,13 @@ def planner_rules(config: Config, pool: RankPool | None) -> PlannerRules | None:
         return None
     generators_at: dict[int, int] = {}
     if pool is not None:
-        most = adapt.max_learners or max(pool.choices())
-        generators_at = {n: pool.generators_at(n) for n in pool.choices() if n <= most}
+        generators_at = {n: pool.generators_at(n) for n in pool.choices()}
     return PlannerRules(
         every_steps=adapt.every_steps,
         total_steps=config.run.total_train_steps,
         eta=config.rollout.max_head_offpolicyness,
         generators_at=generators_at,
         slots=slots(config),
-        hysteresis=adapt.hysteresis,
     )
 
 

@@ -18,13 +18,8 @@ class AdaptSettings(Section):
     """Splits from given steps on, each [step, learners], for example [[100, 2], [400, 1]]: between two updates, ranks
     of generators become learner ranks, or back. topology.learners counts before the first step."""
     every_steps: int = Field(0, ge=0)
-    """The head chooses the split from what it measures: at most one change in so many updates. 0: off."""
-    min_learners: int = Field(1, ge=1)
-    """Fewest learner ranks that it may choose."""
-    max_learners: int | None = Field(None, ge=1)
-    """Most learner ranks that it may choose; empty: as many as leave one generator."""
-    hysteresis: float = Field(0.03, gt=0, lt=1)
-    """Smallest predicted gain in throughput, as a share, for which the split changes."""
+    """The head chooses the split from what it measures, from one learner rank to as many as leave one generator: at
+    most one change in this many updates. 0: off."""
 
 
 Rule = tuple[bool, str]  # (whether it is violated, error text)
@@ -33,22 +28,19 @@ Rule = tuple[bool, str]  # (whether it is violated, error text)
 def is_adaptive(topology: TopologyConfig) -> bool:
     """Whether ranks may change between learning and sampling."""
     adapt = topology.adapt
-    return bool(adapt.schedule) or (adapt.every_steps > 0 and adapt.min_learners != adapt.max_learners)
+    return bool(adapt.schedule) or adapt.every_steps > 0
 
 
 def learner_counts(topology: TopologyConfig) -> list[int]:
     """The numbers of learner ranks that the job may have, in ascending order."""
     adapt = topology.adapt
-    planned = {adapt.min_learners, adapt.max_learners or topology.learners} if adapt.every_steps else set()
+    planned = {1} if adapt.every_steps else set()
     return sorted({topology.learners, *planned, *(learners for _, learners in adapt.schedule)})
 
 
 def may_have(topology: TopologyConfig, learners: int) -> bool:
     """Whether schedule or planner allow so many learner ranks, where there are ranks for them."""
-    adapt = topology.adapt
-    if not adapt.every_steps:
-        return learners in learner_counts(topology)
-    return adapt.min_learners <= learners <= (adapt.max_learners or learners)
+    return topology.adapt.every_steps > 0 or learners in learner_counts(topology)
 
 
 def with_learners(topology: TopologyConfig, learners: int) -> TopologyConfig:
@@ -59,9 +51,9 @@ def with_learners(topology: TopologyConfig, learners: int) -> TopologyConfig:
 
 
 def settings_by_split(config: Config) -> dict[int, Config]:
-    """Number of learner ranks -> the settings with that split; of a planner without a maximum also a larger one."""
+    """Number of learner ranks -> the settings with that split; of a planner also a larger one."""
     topology, counts = config.topology, learner_counts(config.topology)
-    if topology.adapt.every_steps and topology.adapt.max_learners is None:
+    if topology.adapt.every_steps:
         step = math.lcm(topology.tensor_parallel, topology.replicas, config.actor.context_parallel)
         most = _most_learners(topology)
         counts += [n for n in (topology.learners + step,) if most is None or n <= most]
@@ -71,37 +63,13 @@ def settings_by_split(config: Config) -> dict[int, Config]:
 
 def adapt_rules(c: Config) -> list[Rule]:
     """Rules for a split that changes."""
-    return [*_planner(c), *(_split(c) if is_adaptive(c.topology) else [])]
-
-
-def _planner(c: Config) -> list[Rule]:
-    topology, adapt, off = c.topology, c.topology.adapt, AdaptSettings()
-    names = ("min_learners", "max_learners", "hysteresis")
-    unused = [name for name in names if getattr(adapt, name) != getattr(off, name)]
-    most = adapt.max_learners or max(topology.learners, adapt.min_learners)
+    adapt = c.topology.adapt
     return [
         (
             bool(adapt.schedule) and adapt.every_steps > 0,
             "the split follows either topology.adapt.schedule or the planner: remove it, or topology.adapt.every_steps",
         ),
-        (
-            bool(unused) and not adapt.every_steps,
-            f"topology.adapt.{unused and unused[0]} needs topology.adapt.every_steps above 0, for example 20",
-        ),
-        (
-            adapt.min_learners > most,
-            f"topology.adapt.min_learners must not exceed max_learners: they are {adapt.min_learners} and {most}",
-        ),
-        (
-            adapt.every_steps > 0 and not adapt.min_learners <= topology.learners <= most,
-            f"a job begins with a split that it may have: topology.learners = {topology.learners} is not in "
-            f"topology.adapt.min_learners..max_learners = {adapt.min_learners}..{most}",
-        ),
-        (
-            adapt.every_steps > 0 and adapt.min_learners == adapt.max_learners,
-            "topology.adapt.every_steps needs a split that may change: set different topology.adapt.min_learners and "
-            f"max_learners (both are {adapt.min_learners})",
-        ),
+        *(_split(c) if is_adaptive(c.topology) else []),
     ]
 
 

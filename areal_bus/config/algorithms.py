@@ -276,10 +276,6 @@ def _settings_without_use(actor: ActorConfig) -> list[Rule]:
             actor.min_lr_ratio > 0 and actor.lr_schedule == "constant",
             'actor.min_lr_ratio is for a schedule that falls: set actor.lr_schedule = "linear" or "cosine"',
         ),
-        (
-            actor.sft_min_reward != defaults.sft_min_reward and not actor.sft_coef,
-            "actor.sft_min_reward chooses samples for the supervised term: set actor.sft_coef",
-        ),
     ]
 
 

@@ -128,10 +128,6 @@ class ActorConfig(Section):
     """On-policy distillation beside the reward: weight of log(teacher/pi) in each token's advantage. See [teacher]."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus, subtracted from each token's loss."""
-    sft_coef: float = Field(0.0, ge=0)
-    """Weight of a supervised term, -log pi of the tokens of good samples, added to the loss."""
-    sft_min_reward: float = 1.0
-    """Reward from which a sample counts as good for sft_coef."""
     ppo_n_minibatches: int = Field(1, ge=1)
     """Optimizer steps per training step, over equal parts of the batch."""
     lr: float = Field(2e-5, gt=0)
@@ -176,15 +172,9 @@ class CriticConfig(Section):
     path: str = ""
     """For actor.advantage = "gae": model of the critic. Empty: the model of the run, with a value head of zeros."""
     lr: float = Field(1e-5, gt=0)
-    """Learning rate of the critic's AdamW."""
-    lr_warmup_steps: int = Field(0, ge=0)
-    """Linear warm-up, in training steps."""
+    """Learning rate of the critic's AdamW. Warm-up, weight decay and gradient clipping are those of [actor]."""
     eps_clip: float | None = Field(None, gt=0)
     """Value clipping: range around the value before the update. Unset: none."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW decoupled weight decay."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """Gradient clipping: maximum norm."""
 
 
 class WarmupConfig(Section):

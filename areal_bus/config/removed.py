@@ -8,6 +8,7 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
 ALARMS = "the rules of alarms have fixed thresholds (docs/alarms.md); turn an alarm off with watch.off"
+PLANNED = "the planner chooses from one learner rank to as many as leave one generator; set topology.adapt.schedule"
 THRESHOLDS = {
     "window": 5,
     "horizon": 20,
@@ -48,6 +49,18 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
         "slots that the head lowered by itself saved 0.1 of a version of lag and cost 1 % of the throughput; set the "
         "slots themselves, rollout.max_concurrent_rollouts",
     ),
+    "topology.adapt.hysteresis": (0.03, "the split changes for a predicted gain of 3 %"),
+    "topology.adapt.min_learners": (1, PLANNED),
+    "topology.adapt.max_learners": (None, PLANNED),
+    "actor.sft_coef": (0.0, "no run trained good samples a second time; weigh them in a loss, actor.loss"),
+    "actor.sft_min_reward": (1.0, "it chose samples for actor.sft_coef, which is gone, too"),
+    "critic.lr_warmup_steps": (0, "the critic warms up as the policy does; set actor.lr_warmup_steps"),
+    "critic.weight_decay": (0.0, "the critic has the weight decay of the policy; set actor.weight_decay"),
+    "critic.max_grad_norm": (1.0, "the critic's gradient is clipped as the policy's; set actor.max_grad_norm"),
+    "reward.judge.call_timeout_s": (30.0, "one call waits for 30 s at most; set reward.timeout_s, of a whole score"),
+    "reward.judge.max_retries": (8, "a call is repeated until the score's deadline; set reward.timeout_s"),
+    "reward.judge.max_budget_tokens": (None, "limit the cost by reward.judge.max_calls and reward.judge.max_tokens"),
+    "reward.judge.cache": (True, "replies are kept; start a new run to ask again"),
     "launch.grace_s": (5.0, "actors have 5 s to exit, which mpirun and Slurm allow"),
     "bus.port": (0, "the head takes a free port; the other ranks learn it at the start"),
     "bus.inbox_mib": (256, "a receive queue holds 256 MiB; its senders keep what does not fit"),

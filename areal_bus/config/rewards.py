@@ -62,18 +62,10 @@ class JudgeRewardConfig(Section):
     """Of the judge."""
     max_tokens: int = Field(512, ge=1)
     """Longest reply of the judge."""
-    call_timeout_s: float = Field(30.0, gt=0)
-    """Longest wait for an answer to one call. All calls of a score end before reward.timeout_s."""
-    max_retries: int = Field(8, ge=0)
-    """Further calls after a status 429 or 5xx or a lost connection, with growing pauses (or Retry-After)."""
     max_concurrent: int = Field(8, ge=1)
     """Calls in flight at once, at most, from one host. Each worker has one: see reward.workers."""
     max_calls: int | None = Field(None, ge=1)
     """Budget of each host: answered calls in the run; later scores are errors."""
-    max_budget_tokens: int | None = Field(None, ge=1)
-    """Budget of each host: tokens of the calls, as the judge reports them; checked before each call."""
-    cache: bool = True
-    """Keep replies in RUN/judge, so that the same request is sent once."""
 
 
 class RewardTerm(Section):

@@ -5,6 +5,7 @@ Unix sockets lie in folders with short paths: at most 107 bytes, whatever TMPDIR
 
 import fcntl
 import ipaddress
+import os
 import shutil
 import socket
 import struct

@@ -61,7 +61,7 @@ class Algorithm:
             and correction_of(settings) in ("decoupled", "none")
             and settings.behav_imp_weight_mode == "clamp"
             and settings.m2_threshold is None
-            and not (settings.entropy_coef or settings.sft_coef)
+            and not settings.entropy_coef
             and not (settings.kl_ctl and settings.kl_in == "loss")
         )
 

@@ -74,11 +74,13 @@ def replace_head(model: Any) -> bool:
 class Critic:
     """Value model and optimizer."""
 
-    def __init__(self, model: ValueModel, settings: CriticConfig) -> None:
+    def __init__(self, model: ValueModel, settings: CriticConfig, policy: ActorConfig) -> None:
+        """`policy`: its warm-up, weight decay and gradient clipping are the critic's, too."""
         self.model = model
         self.settings = settings
+        self._warm, self._max_norm = policy.lr_warmup_steps, policy.max_grad_norm
         self.optimizer = torch.optim.AdamW(
-            list(model.parameters().values()), lr=settings.lr, weight_decay=settings.weight_decay
+            list(model.parameters().values()), lr=settings.lr, weight_decay=policy.weight_decay
         )
 
     def predict(self, batch: Batch, indices: Sequence[int]) -> dict[int, Tensor]:
@@ -108,11 +110,11 @@ class Critic:
 
     def step(self, version: int, norm: float) -> None:
         """Clip the gradient, whose norm is given, and step. The learning rate warms up linearly."""
-        warm = self.settings.lr_warmup_steps
+        warm = self._warm
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.lr * min((version + 1) / warm, 1.0) if warm else self.settings.lr
-        if norm + CLIP_EPSILON > self.settings.max_grad_norm:
-            clip_grads_with_norm_(self.model.parameters().values(), self.settings.max_grad_norm, torch.tensor(norm))
+        if norm + CLIP_EPSILON > self._max_norm:
+            clip_grads_with_norm_(self.model.parameters().values(), self._max_norm, torch.tensor(norm))
         self.optimizer.step()
 
 

@@ -10,7 +10,7 @@ from actors.learner.algorithms.kl import KL_ESTIMATORS
 from actors.learner.algorithms.parts import Streams, Trajectories
 from actors.learner.algorithms.registry import Algorithm
 from actors.learner.algorithms.reward_shaping import shape_rewards
-from actors.learner.batching.batch import Batch, Item
+from actors.learner.batching.batch import Batch
 from actors.learner.model.critic import fill_returns
 from actors.runtime.stages import stages_of
 from areal_bus.config.algorithms import kl_estimator_of, uses_teacher
@@ -180,18 +180,10 @@ def is_truncated(batch: Batch) -> Tensor:
 
 
 def needs_gradient(batch: Batch, signal: Tensor, settings: ActorConfig) -> Tensor:
-    """(n_items,) bool: an item without advantage may still have a bonus term or a supervised one."""
+    """(n_items,) bool: an item without advantage may still have a bonus term."""
     if settings.entropy_coef or (settings.kl_ctl and settings.kl_in == "loss"):
         return torch.ones_like(signal)
-    if settings.sft_coef:
-        good = [is_good(item, settings.sft_min_reward) for item in batch.items]
-        return signal | torch.tensor(good, dtype=torch.bool)
     return signal
-
-
-def is_good(item: Item, least: float) -> bool:
-    """Whether the supervised term trains it."""
-    return item.reward >= least
 
 
 def normalized(

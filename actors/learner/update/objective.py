@@ -25,7 +25,6 @@ class MicroBatchTokens:
     lags_N: Tensor
     sequences_N: Tensor
     lengths_M: Tensor
-    is_good_N: Tensor | None = None  # tokens of the supervised term, 1 or 0; None without this term
     streams: Streams = field(default_factory=Streams)  # by name; without "prox" if it was not computed before
 
 
@@ -101,8 +100,6 @@ def extra_terms(algorithm: Algorithm, part: MicroBatchTokens, logprobs_N: Tensor
     extra_N = torch.zeros_like(logprobs_N)
     if algorithm.settings.entropy_coef and entropy_N is not None:
         extra_N = extra_N - algorithm.settings.entropy_coef * entropy_N
-    if part.is_good_N is not None:
-        extra_N = extra_N - algorithm.settings.sft_coef * part.is_good_N * logprobs_N
     if "reference" in part.streams and algorithm.settings.kl_in == "loss":
         estimate = KL_ESTIMATORS[kl_estimator_of(algorithm.settings)]
         extra_N = extra_N + algorithm.settings.kl_ctl * estimate(logprobs_N, part.streams["reference"])

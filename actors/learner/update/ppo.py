@@ -21,7 +21,7 @@ from actors.learner.batching.batch import Batch, Minibatch, minibatches, save_ba
 from actors.learner.model.critic import Critic, ValueFigures, ValueModel, figures
 from actors.learner.model.frozen_model import FrozenModel, FrozenModels
 from actors.learner.model.policy import Policy, whole
-from actors.learner.update.advantage_stage import fill_advantages, is_good, make_streams
+from actors.learner.update.advantage_stage import fill_advantages, make_streams
 from actors.learner.update.forward_passes import ForwardPasses, pieces
 from actors.learner.update.metrics import SignalWarnings, StepMetrics, count
 from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
@@ -112,7 +112,7 @@ class PPOActor:
         self._server_check = ServerCheck(config)
         self._simulated = simulated
         self._n_applied = 0  # optimizer steps of the current update
-        self.critic = None if critic is None else Critic(critic, config.critic)
+        self.critic = None if critic is None else Critic(critic, config.critic, config.actor)
         self.optimizer = torch.optim.AdamW(
             list(policy.parameters().values()),
             lr=config.actor.lr,
@@ -324,15 +324,12 @@ class PPOActor:
         items = [batch.items[i] for i in indices]
         is_trained = torch.cat([item.trained_K for item in items])
         lengths = torch.tensor([item.n_trained for item in items])
-        least = self._settings.sft_min_reward if self._settings.sft_coef else None
-        good = None if least is None else torch.tensor([float(is_good(item, least)) for item in items])
         return MicroBatchTokens(
             behav_N=torch.cat([item.behav_K for item in items])[is_trained].to(device),
             advantages_N=torch.cat([batch.advantages_of(i) for i in indices]).to(device),
             lags_N=torch.cat([item.lags_K for item in items])[is_trained].to(device),
             sequences_N=sequences_of(lengths).to(device),
             lengths_M=lengths.to(device),
-            is_good_N=None if good is None else good.repeat_interleave(lengths).to(device),
             streams=_joined(batch, indices, device),
         )
 

@@ -54,17 +54,16 @@ class JudgeStore:
         with self._open() as database:
             database.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
 
-    def reserve(self, *, max_calls: int | None, max_tokens: int | None) -> None:
-        """Count one call. Raises BudgetSpent when all calls are used, or the tokens of earlier ones reach the limit."""
-        limits = (max_calls, max_calls, max_tokens, max_tokens)
+    def reserve(self, *, max_calls: int | None) -> None:
+        """Count one call. Raises BudgetSpent when all calls are used."""
         with self._open() as database:
-            change = "UPDATE spent SET calls = calls + 1 WHERE (? IS NULL OR calls < ?) AND (? IS NULL OR tokens < ?)"
-            if database.execute(change, limits).rowcount:
+            change = "UPDATE spent SET calls = calls + 1 WHERE ? IS NULL OR calls < ?"
+            if database.execute(change, (max_calls, max_calls)).rowcount:
                 return
             calls, tokens = database.execute("SELECT calls, tokens FROM spent").fetchone()
         raise BudgetSpent(
-            f"the budget of the judge is spent on this host: {calls} calls of reward.judge.max_calls = {max_calls}, "
-            f"{tokens} tokens of max_budget_tokens = {max_tokens}"
+            f"the budget of the judge is spent on this host: {calls} calls of reward.judge.max_calls = {max_calls} "
+            f"({tokens} tokens)"
         )
 
     def give_back(self) -> None:
@@ -118,16 +117,14 @@ class JudgeOptions:
     correct_from: float | None = None
     temperature: float = 0.0
     max_tokens: int = 512
-    call_timeout_s: float = 30.0
-    max_retries: int = 8
     max_concurrent: int = 8
     max_calls: int | None = None
-    max_budget_tokens: int | None = None
-    cache: bool = True
     score_s: float = 8.0  # for one score: all calls and pauses
     folder: str = ""  # of the store; "": one of this process
 
 
+CALL_S = 30.0  # longest wait for an answer to one call
+MAX_RETRIES = 8  # further calls of one score; its deadline ends most before
 RETRIED = (408, 409, 425, 429)  # and 5xx: the server may answer the same call later
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -172,12 +169,12 @@ class JudgeClient:
 
     def ask(self, body: dict[str, Any], *, deadline: float) -> JudgeReply:
         """The reply to a request. Raises JudgeAway, JudgeRejects, BudgetSpent or NoSlot."""
-        for n in range(1, self._options.max_retries + 2):
+        for n in range(1, MAX_RETRIES + 2):
             try:
                 return self._call(body, deadline)
             except NotNow as error:
                 last, pause_s = error, max(error.pause_s, back_off_s(n))
-            if n > self._options.max_retries or time.monotonic() + pause_s >= deadline:
+            if n > MAX_RETRIES or time.monotonic() + pause_s >= deadline:
                 break
             time.sleep(pause_s)
         raise JudgeAway(f"the judge at {self._url} must answer: {n} calls had no answer; the last: {last}") from last
@@ -186,7 +183,7 @@ class JudgeClient:
         """One call, which holds a slot and is paid for only when it is answered."""
         options, store = self._options, self._store
         with store.slot(options.max_concurrent, deadline=deadline):
-            store.reserve(max_calls=options.max_calls, max_tokens=options.max_budget_tokens)
+            store.reserve(max_calls=options.max_calls)
             try:
                 response = self._post(body, deadline)
             except BaseException:
@@ -198,7 +195,7 @@ class JudgeClient:
 
     def _post(self, body: dict[str, Any], deadline: float) -> httpx2.Response:
         """Raises NotNow or JudgeRejects for anything but an answer with status 200."""
-        timeout_s = min(self._options.call_timeout_s, max(deadline - time.monotonic(), 0.1))
+        timeout_s = min(CALL_S, max(deadline - time.monotonic(), 0.1))
         try:
             response = self._http.post(self._url, json=body, timeout=timeout_s)
         except httpx2.TransportError as error:

@@ -72,10 +72,10 @@ def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
         "max_tokens": options.max_tokens,
     }
     key = hashlib.sha256(json.dumps([options.url, body], sort_keys=True).encode()).hexdigest()
-    kept = judge.store.reply(key) if options.cache else None
+    kept = judge.store.reply(key)
     reply = whole(judge.client.ask(body, deadline=deadline), options) if kept is None else kept
     reward = grade_of(reply, options.max_score) / options.max_score
-    if options.cache and kept is None:
+    if kept is None:
         judge.store.keep(key, reply)  # only replies that can be read
     return Score(reward, None if options.correct_from is None else reward >= options.correct_from)
 

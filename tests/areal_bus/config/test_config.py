@@ -571,20 +571,10 @@ def test_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["topology.adapt.max_learners=2"], "topology.adapt.max_learners needs topology.adapt.every_steps above 0"),
         (
-            ["topology.adapt.every_steps=5", "topology.adapt.min_learners=3", "topology.adapt.max_learners=2"],
-            "min_learners must not exceed max_learners: they are 3 and 2",
-        ),
-        (
-            ["topology.adapt.every_steps=5", "topology.adapt.max_learners=2", "topology.learners=3"],
-            "topology.learners = 3 is not in topology.adapt.min_learners..max_learners = 1..2",
-        ),
-        (
-            ["topology.adapt.every_steps=5", "topology.adapt.max_learners=3", "topology.ranks=4"],
+            ["topology.adapt.every_steps=5", "topology.learners=3", "topology.ranks=4"],
             "at least one generator must be left; 3 learners leave none: 2 may learn",
         ),
-        (["topology.adapt.every_steps=5", "topology.adapt.max_learners=1"], "needs a split that may change"),
         (
             [
                 *("topology.adapt.every_steps=5", "topology.gpus_per_host=4", "actor.lora.offload=true"),

@@ -173,16 +173,6 @@ def test_the_entropy_bonus_raises_the_entropy_of_all_tokens(tmp_path: Path) -> N
     assert entropies[-1] > entropies[0] + 0.05
 
 
-def test_the_supervised_term_trains_good_samples_only(tmp_path: Path) -> None:
-    flat = [replace(item, reward=float(item.group == 0)) for item in random_shard(9)]  # no group has a signal
-    actor = tiny_actor(tmp_path, settings(actor={"sft_coef": 1.0}))
-    batch = actor.compute_advantages_and_returns(build(flat, step=0, clock=0, n_groups=3, eta=1))
-    stats = actor.ppo_update(batch)
-    assert stats["n_tokens_trained"] == sum(item.n_trained for item in batch.items if item.group == 0)
-    assert stats["zero_advantage_share"] == 1.0
-    assert stats["grad_norm"] > 0
-
-
 # the user's own parts
 
 OWN = '''

@@ -74,7 +74,6 @@ WITH_MODELS = {
     "kl_ctl": 0.3,
     "distill_coef": 0.5,
     "entropy_coef": 0.02,
-    "sft_coef": 0.1,
 }
 
 
