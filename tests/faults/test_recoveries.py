@@ -4,10 +4,10 @@ from typing import Any
 
 from areal_bus.messages import Role
 from benchmarks.faults.recovery import Survivors, detections, lease_recoveries, percentile, returns, score_recoveries
-from benchmarks.jobs.real_job import Fault
+from benchmarks.jobs.real_job import Kill
 
 Line = dict[str, Any]
-G0, R0 = Fault(Role.GENERATOR, "generator-0.0", 10.0), Fault(Role.REWARD, "reward-0.0", 10.0)
+G0, R0 = Kill(Role.GENERATOR, "generator-0.0", 10.0), Kill(Role.REWARD, "reward-0.0", 10.0)
 
 
 def line(t: float, event: str, **fields: Any) -> Line:
@@ -70,7 +70,7 @@ def test_a_sample_at_a_dead_reward_is_recovered_by_its_verdict() -> None:
 
 def test_a_learner_is_back_with_the_first_update_of_its_term() -> None:
     lines = [line(9.0, "update"), line(11.0, "update"), line(14.0, "term"), line(16.5, "update")]
-    assert list(returns(lines, [Fault(Role.LEARNER, "learner-0.0", 10.0)])) == [6.5]
+    assert list(returns(lines, [Kill(Role.LEARNER, "learner-0.0", 10.0)])) == [6.5]
 
 
 def test_prompts_undone_by_a_term_are_neither_lost_nor_trained_twice() -> None:

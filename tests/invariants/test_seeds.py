@@ -229,7 +229,7 @@ PINNED: dict[str, tuple[Callable[[], None], left_out.Sabotage]] = {
     ),
     "a silent learner is never lost": (test_terms.test_a_silent_learner_is_never_lost, left_out.learners_may_be_lost),
     "who sampled alone and is heard again has room": (
-        test_head.test_a_generator_that_sampled_alone_and_is_heard_again_has_all_its_room,
+        test_head.test_a_generator_that_sampled_alone_has_all_its_room_on_reconnect,
         left_out.who_sampled_alone_stays_alone,
     ),
     "what killed twice is run alone": (
