@@ -11,7 +11,8 @@ from areal_bus.transport.bus import Bus
 from areal_bus.wire import codec
 from launch.run.bootstrap import EnvBootstrap
 from tests.structure import PACKAGES
-from tests.support.strangers import JOB, canary, dealer, next_of, say_raw, until, word
+from tests.support.polling import wait_until
+from tests.support.strangers import JOB, canary, dealer, next_of, say_raw, word
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -133,9 +134,9 @@ def test_a_pickle_sent_to_every_listening_socket_is_never_loaded(tmp_path: Path)
             for frames in ([bird], [b"", bird], [*good, bird], [bird, *good]):
                 stranger.send(*frames)
                 nameless.send(*frames)
-            until(lambda bus=bus: bus.refused.total() >= 8, "all messages are refused")  # type: ignore[misc]
+            wait_until(lambda bus=bus: bus.refused.total() >= 8, "all messages are refused")  # type: ignore[misc]
             say_raw(bus.endpoint, [bird])  # after those: whoever comes next may get the number of a file that is closed
-            until(lambda bus=bus: bus.refused.total() >= 9, "all of it is refused")  # type: ignore[misc]
+            wait_until(lambda bus=bus: bus.refused.total() >= 9, "all of it is refused")  # type: ignore[misc]
     with dealer(f"ipc://{tmp_path}/meeting") as stranger:
         stranger.send(bird)
         say_raw(f"ipc://{tmp_path}/meeting", [bird])

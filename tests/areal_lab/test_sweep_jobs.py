@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from areal_lab.sweep.plan import METRICS, Job
 from areal_lab.sweep.runner import named
 from areal_lab.sweep.starting import JobStart, JobStarter, environment, log_of, loop_of, modules_of, start_of
 from tests.areal_lab.test_sweep import BASE, ROOT, SMALL
+from tests.support.polling import wait_until
 from tools.run import Run
 
 LAG = "areal_lab.loops.exact_lag"
@@ -78,19 +78,12 @@ def processes(sweep: int) -> dict[int, str]:
     return found
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def starter(tmp_path: Path) -> Iterator[JobStarter]:
     made = JobStarter(tmp_path, ranks=3)
     yield made
     made.close()
-    wait_for(lambda: not processes(os.getpid()))
+    wait_until(lambda: not processes(os.getpid()))
 
 
 def result_of(folder: Path) -> tuple[str, list[object]]:
@@ -128,7 +121,7 @@ def test_a_forked_job_that_is_refused_or_killed_ends_as_a_fresh_one(tmp_path: Pa
     def started(name: str) -> "tuple[subprocess.Popen[bytes], int]":
         """A job that has started, and its process id."""
         process = starter.start(long, FORKED, tmp_path / name)
-        wait_for((tmp_path / name / "config.json").exists)
+        wait_until((tmp_path / name / "config.json").exists)
         return process, next(pid for pid, name in processes(os.getpid()).items() if name == "exact_lag")
 
     process, pid = started("killed")
@@ -140,7 +133,7 @@ def test_a_forked_job_that_is_refused_or_killed_ends_as_a_fresh_one(tmp_path: Pa
     process, pid = started("orphan")
     process.kill()
     process.wait(PATIENCE_S)
-    wait_for(lambda: pid not in processes(os.getpid()))
+    wait_until(lambda: pid not in processes(os.getpid()))
 
     process, pid = started("server")
     (server,) = [pid for pid, name in processes(os.getpid()).items() if name.startswith("python") and is_server(pid)]
@@ -159,7 +152,7 @@ def test_jobs_start_by_themselves_once_the_server_is_lost(
 ) -> None:
     (tmp_path / "there").mkdir()
     lost = starter.start(job(), FORKED, tmp_path / "there")
-    wait_for(lambda: any(is_server(pid) for pid in processes(os.getpid())))
+    wait_until(lambda: any(is_server(pid) for pid in processes(os.getpid())))
     (server,) = filter(is_server, processes(os.getpid()))
     os.kill(server, signal.SIGKILL)
     assert lost.wait(PATIENCE_S) == 1
@@ -195,13 +188,13 @@ seeds = 2
     line = [sys.executable, "-m", "areal_lab.sweep", str(file), "--cores", "2", "--out", str(out)]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL) as sweep:
         try:
-            wait_for(lambda: list(processes(sweep.pid).values()).count("exact_lag") == 2)
+            wait_until(lambda: list(processes(sweep.pid).values()).count("exact_lag") == 2)
             again = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
         finally:
             sweep.kill()
     assert again.returncode == 2
     assert "error: another sweep runs in" in again.stderr
-    wait_for(lambda: not processes(sweep.pid))
+    wait_until(lambda: not processes(sweep.pid))
 
 
 def test_the_server_starts_with_the_first_job_and_ends_with_the_sweep() -> None:

@@ -27,18 +27,10 @@ from benchmarks.jobs.halves_alone import Alone
 from benchmarks.jobs.lengths_reward import N_PROMPT, DrawnLengths, n_recorded, rows, score
 from benchmarks.jobs.paused_jobs import Lane, descendants
 from benchmarks.jobs.real_job import KilledJob
+from tests.support.polling import wait_until
 
 SMALL = drawn.Workload((32, 1, 2), median=20.0, sigma=0.7, longest=40, batch_size=2, n_samples=3, n_slots=4)
 CHILD_AND_GRANDCHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
-DEADLINE_S = 60.0
-
-
-def until(is_so: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := is_so()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 class Tokenizer:
@@ -180,7 +172,7 @@ def test_interrupt_refuses_a_machine_on_which_training_is_the_slower_half(
 
 def test_a_process_is_found_below_another_wherever_it_is() -> None:
     with subprocess.Popen([sys.executable, "-c", CHILD_AND_GRANDCHILD], stdin=subprocess.PIPE) as process:
-        below = until(lambda: descendants(process.pid))
+        below = wait_until(lambda: descendants(process.pid))
         assert process.pid in descendants(os.getpid())
         assert below[0] in descendants(os.getpid())
         process.communicate(b"\n")
@@ -243,7 +235,7 @@ def test_a_job_clock_stands_while_the_job_does(tmp_path: Path) -> None:
     now = time.monotonic()
     lane.write({"event": "admit"}, *update(1, now - 5.0), *update(2, now - 3.0))
     lane._run_until(2)  # which stops it
-    until(lambda: time.monotonic() > now + 0.3)
+    wait_until(lambda: time.monotonic() > now + 0.3)
     lane.write(*update(3, now - 0.5))  # before it was stopped, read later
     lane.write(*update(4, time.monotonic() + 1.0))
     seconds, lines = lane.lap(2)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from benchmarks.reward import bench as reward
 from benchmarks.reward import ours as our_reward
 from benchmarks.wire import bench as wire
 from benchmarks.wire import ours as our_wire
+from tests.support.polling import wait_until
 
 
 def test_our_half_of_pack_makes_partitions() -> None:
@@ -94,10 +94,7 @@ def test_cpu_of_a_session_counts_the_children_of_its_leader() -> None:
     code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {burn!r}]); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as leader:
         try:
-            deadline = time.monotonic() + 30
-            while observability.cpu_s({leader.pid}) < 0.5:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until(lambda: observability.cpu_s({leader.pid}) >= 0.5, "the child burns half a second")
             assert observability.cpu_s({-1}) == 0
         finally:
             os.killpg(leader.pid, signal.SIGKILL)

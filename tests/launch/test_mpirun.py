@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from actors.runtime.process import LEFT
 from tests.launch.test_bootstrap import MPI, MPIRUN
 from tests.launch.test_supervise import ends_within
+from tests.support.polling import wait_until
 
 ROOT = Path(__file__).parents[2]
 RANK = """
@@ -175,14 +175,6 @@ def is_python(module: str, words: str) -> bool:
     return words.startswith(sys.executable) and f"-m {module} " in f"{words} "
 
 
-def until(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"within {PATIENCE_S:g} s: {what}")
-        time.sleep(0.005)
-
-
 MOMENTS: dict[str, Callable[[str], bool]] = {
     "mpirun is there": lambda mark: bool(marked(mark)),
     "the first rank begins": lambda mark: runs(mark, "areal_bus.launch"),
@@ -200,10 +192,10 @@ def test_no_process_outlives_an_mpirun_that_is_killed_while_its_ranks_start(tmp_
     mark = f"{os.getpid()}-{list(MOMENTS).index(moment)}"
     folder = f"run.folder={json.dumps(str(tmp_path))}"
     with mpirun(3, "-m", "areal_bus.launch", "configs/tiny.toml", "--set", folder, mark=mark) as job:
-        until(lambda: MOMENTS[moment](mark), moment)
+        wait_until(lambda: MOMENTS[moment](mark), moment)
         job.kill()
         job.wait()
-        until(lambda: not marked(mark), f"all have ended; left: {marked(mark)}")
+        wait_until(lambda: not marked(mark), f"all have ended; left: {marked(mark)}")
 
 
 @needs_mpirun

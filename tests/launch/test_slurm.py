@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from areal_bus.config.loader import load
 from launch.commands.main import main
 from launch.commands.slurm import sbatch_file, was_drained
 from launch.run.job_id import slurm_job
+from tests.support.polling import wait_until
 from tools import run as runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,7 +136,6 @@ def last_version(run: Path) -> int:
 
 
 def wait_for_update(run: Path, version: int) -> None:
-    deadline = time.monotonic() + 120
-    while not (run / "journal").is_dir() or last_version(run) < version:
-        assert time.monotonic() < deadline, f"no update {version}"
-        time.sleep(0.1)
+    wait_until(
+        lambda: (run / "journal").is_dir() and last_version(run) >= version, f"update {version}", 120, poll_s=0.1
+    )

@@ -1,11 +1,11 @@
 """The helpers of tests that need a real server are run here without one, as CI has none."""
 
 import sys
-import time
 from pathlib import Path
 
 from actors.engines.servers.server_process import ServerProcess
 from tests.servers.processes import servers_of, session
+from tests.support.polling import wait_until
 
 NAME = "some.server"
 
@@ -15,10 +15,7 @@ def test_a_server_of_a_run_is_found_without_the_process_that_watches_it(tmp_path
     model = str(run / "scratch-model")
     server = ServerProcess([sys.executable, "-c", "import time; time.sleep(600)", NAME, model], run / "s.txt", {})
     try:
-        deadline = time.monotonic() + 60
-        while not (found := servers_of(run, NAME)):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        found = wait_until(lambda: servers_of(run, NAME), "the server runs")
         assert found[0] != server.pid
         assert sorted(session(server.pid)) == sorted([server.pid, *found])
         assert servers_of(other, NAME) == servers_of(run, "another.server") == []

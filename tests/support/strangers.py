@@ -3,8 +3,7 @@
 import os
 import pickle
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -55,14 +54,6 @@ def next_of(bus: Bus) -> tuple[str, Message]:
     if got is None:
         raise TimeoutError(f"no message within {PATIENCE_S:g} s; refused: {bus.refused}")
     return got
-
-
-def until(is_so: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"within {PATIENCE_S:g} s: {what}")
-        time.sleep(0.005)
 
 
 class Dealer:

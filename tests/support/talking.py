@@ -1,6 +1,5 @@
 """Conversations of an agent or environment in its process, with completions that the test writes."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from actors.workflows.episode_runner import Asked, EpisodeRun
 from actors.workflows.loading import close_workflow, load_workflow
 from actors.workflows.protocol import Workflow
 from areal_bus.config.sections import Config, ScratchConfig
+from tests.support.polling import wait_until
 
 WAIT_S = 300.0  # an environment of verifiers imports much, on a loaded machine
 LETTERS = "".join(map(chr, range(32, 127)))
@@ -40,10 +40,7 @@ class Talk:
                     Completion(("", 0, 0, 0, 0), ids, [-1.0] * len(ids), [[version, len(ids)]], "stop")
                 )
             else:
-                deadline = time.monotonic() + WAIT_S
-                while not wish.ready():
-                    assert time.monotonic() < deadline
-                    time.sleep(0.01)
+                wait_until(wish.ready, "the agent calls again or ends", WAIT_S)
                 wish = self.run.go_on()
         assert self.run.episode is not None
         found: dict[str, Any] = self.run.episode.row["agent"]

@@ -32,6 +32,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import Prompt, SampleFailed, ShardItem, Trajectory
 from areal_bus.storage.journal import Journal
 from tests.actors.endpoint.endpoint_agents import post
+from tests.support.polling import wait_until
 
 WAIT_S = 60.0  # for anything to happen, on a loaded machine
 TEMPLATE = (
@@ -423,13 +424,6 @@ def alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-def wait_until(satisfied: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not satisfied():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_an_agent_that_hangs_is_ended_with_all_it_started_and_the_next_one_goes_on(

@@ -33,7 +33,8 @@ from areal_bus.messages import (
 )
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus, Heartbeats
-from tests.support.strangers import OpenBus, until
+from tests.support.polling import wait_until
+from tests.support.strangers import OpenBus
 
 JOB = "test-job"
 USER_MODULE = """
@@ -186,7 +187,7 @@ def test_a_reward_ignores_control_messages_of_a_generator(folder):
             intruder.connect("reward-0.0", endpoint)
             for order in orders:
                 intruder.send("reward-0.0", order)
-            until(lambda: [line for line in ring.journal() if line["event"] == "refused"], "it is written down")
+            wait_until(lambda: [line for line in ring.journal() if line["event"] == "refused"], "it is written down")
         ring.score(trajectory(1, "fine"))
         assert ring.next(Scored).uid == 1
         assert ring.process.poll() is None
@@ -320,9 +321,9 @@ def test_a_backlog_of_one_generator_fills_its_share_and_another_ones_is_taken(fo
             one.connect("reward-0.0", bus.endpoint)
         for uid in range(100):
             guest.send("reward-0.0", replace(trajectory(uid, "hangs" * 200), generator=GUEST))
-        until(lambda: (loop.turn(), loop._has_its_share(GUEST))[1], "its share is full")
+        wait_until(lambda: (loop.turn(), loop._has_its_share(GUEST))[1], "its share is full")
         honest.send("reward-0.0", trajectory(1, "hangs"))
-        until(lambda: (loop.turn(), loop._n_bytes["generator-0.0"])[1], "the other one's is taken")
+        wait_until(lambda: (loop.turn(), loop._n_bytes["generator-0.0"])[1], "the other one's is taken")
         assert loop._n_bytes[GUEST] < 12_000
         for one in (bus, honest, guest):
             one.close(0)

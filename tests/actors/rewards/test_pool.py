@@ -174,7 +174,7 @@ def verdict_of(pool: WorkerPool, completion: str, value: object = None) -> Verdi
 def test_numbers_scores_and_booleans_are_values(pool, completion, reward, correct):
     verdict = verdict_of(pool, completion)
     assert (verdict.status, verdict.reward, verdict.correct, verdict.error) == (VALUE, reward, correct, "")
-    assert 0 < verdict.score_s < 0.4
+    assert verdict.score_s > 0
 
 
 @pytest.mark.slow

@@ -4,9 +4,8 @@ import errno
 import hashlib
 import json
 import os
-import time
+import threading
 from array import array
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -266,13 +265,6 @@ def test_a_full_disk_is_warned_of_and_leaves_no_waypoint_of_that_version(
 # the head's thread that writes them
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert holds()
-
-
 def test_head_checkpoints_are_written_in_order_and_reported_as_saved(tmp_path: Path) -> None:
     frontiers = HeadCheckpointWriter(tmp_path)
     assert frontiers.load() == START
@@ -309,16 +301,17 @@ def test_a_term_does_not_begin_while_checkpoints_of_a_lost_term_exist(tmp_path: 
 
 def test_settle_waits_for_writes_ordered_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frontiers = HeadCheckpointWriter(tmp_path)
-    fsync = os.fsync
+    fsync, is_released = os.fsync, threading.Event()
 
-    def slow(fd: int) -> None:
-        time.sleep(0.05)
+    def blocked(fd: int) -> None:
+        assert is_released.wait(20.0)
         fsync(fd)
 
-    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(os, "fsync", blocked)
     for version in range(5):
         frontiers.do(Save(frontier(version)))
     with pytest.raises(CheckpointError, match="are not"):
         frontiers.settle(0.01, version=1_000_000)
+    is_released.set()
     frontiers.settle(20.0, version=1_000_000)
     assert len(list(tmp_path.iterdir())) == 5

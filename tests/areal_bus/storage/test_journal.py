@@ -232,17 +232,23 @@ def test_a_spans_line_has_the_causes_of_waiting_and_the_times_of_long_spans(tmp_
 
 def test_a_spans_line_has_the_cpu_time_of_the_process_and_of_its_children(tmp_path: Path) -> None:
     book = Journal(tmp_path, role="reward", index=0, incarnation=0)
-    spins = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    began = time.process_time()
+    spins = (
+        "import time\nwhile time.process_time() < 0.3: pass\ninput()\nprint(time.process_time(), flush=True)\ninput()"
+    )
     child = subprocess.Popen([sys.executable, "-c", spins], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None
     assert child.stdout is not None
-    child.stdout.readline()
-    while time.process_time() < book._cpu._own_s + 0.2:
+    while time.process_time() < began + 0.2:
         pass
+    child.stdin.write(b"\n")
+    child.stdin.flush()
+    childs_s = float(child.stdout.readline())
+    own_s = time.process_time() - began
     book.close()
     child.communicate(b"\n")
     (line,) = run.lines(book.path, "spans")
-    assert 0.45 < line["cpu_s"] < 1.5
+    assert line["cpu_s"] == pytest.approx(own_s + childs_s, abs=0.2)  # neither twice, nor without the child
     assert 0.0 <= line["cpu_wait_s"] <= line["s_start"]
     (start,) = run.lines(book.path, "start")
     assert start["cores"] >= 1

@@ -27,7 +27,8 @@ from areal_bus.transport.bus import Bus
 from areal_bus.transport.curve import Keyring, new_pair
 from areal_bus.transport.rejections import STRIKES
 from areal_bus.wire import codec, schema
-from tests.support.strangers import JOB, OpenBus, until
+from tests.support.polling import wait_until
+from tests.support.strangers import JOB, OpenBus
 
 COMMANDS = "HeadHeartbeat Rejoin PeerList Stop"
 ALLOWED = {  # receiver -> sender -> what it may send there; written out once more, so that no row changes unseen
@@ -167,7 +168,7 @@ def test_one_wrong_message_in_a_bundle_refuses_the_bundle(tmp_path: Path) -> Non
         good = example(codec.KINDS["Trajectory"], "generator-0.0")
         stop = example(codec.KINDS["Stop"], "generator-0.0")
         theirs.send_all([("reward-0.0", message) for message in (good, stop, good)])
-        until(lambda: ours.refused["generator-0.0", "role"], "it is counted")
+        wait_until(lambda: ours.refused["generator-0.0", "role"], "it is counted")
         assert ours.refused.total() == 1
         assert ours.receive(0) is None
 

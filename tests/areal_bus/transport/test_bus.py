@@ -19,8 +19,8 @@ from areal_bus.transport.receiver import Received
 from areal_bus.transport.send_queue import size
 from areal_bus.wire import bundle, codec
 from areal_bus.wire.header import object_bytes
+from tests.support.polling import wait_until
 from tests.support.strangers import OpenBus as Bus
-from tests.support.strangers import until
 
 JOB = "job-1"
 
@@ -77,7 +77,7 @@ def test_messages_of_a_broadcast_arrive_in_order_at_every_peer(tmp_path: Path, m
     assert [next_of(head)[1] for _ in range(2)] == [ack(1), ack(2)]
     [undelivered] = actor.send_queues.take_undelivered()
     assert undelivered.why.startswith("Trajectory cannot be sent: the text of a message is at most 8388608 bytes")
-    until(lambda: actor.n_waiting("head") == 0, "nothing counts that was not sent")
+    wait_until(lambda: actor.n_waiting("head") == 0, "nothing counts that was not sent")
     for bus in (actor, head, other):
         bus.close()
 
@@ -92,7 +92,7 @@ def test_messages_sent_together_to_one_peer_are_one_zeromq_message(tmp_path: Pat
         assert peer.poll(10_000)
         _, *frames = peer.recv_multipart()
         assert [codec.decode(part, job=JOB) for part in bundle.split(frames)] == together
-        until(lambda: actor.n_waiting("peer") == 0, "nothing waits any more")
+        wait_until(lambda: actor.n_waiting("peer") == 0, "nothing waits any more")
         actor.close()
 
 

@@ -19,7 +19,8 @@ from areal_bus.transport.rejections import Rejections
 from areal_bus.transport.send_queue import SendQueues
 from tests.areal_bus.core.test_head import head_with, sent
 from tests.faults.proxy import Proxy
-from tests.support.strangers import JOB, next_of, until, word
+from tests.support.polling import wait_until
+from tests.support.strangers import JOB, next_of, word
 
 NAME = "generator-0.0"
 
@@ -61,7 +62,7 @@ def test_a_reconnect_is_reported_as_a_disconnect_first(silently: bool) -> None:
     with pair() as (head, actor, proxy):
         for number in range(1, 4):
             proxy.cut(silently=silently)
-            until(lambda: proxy.n_connections == 1, "it connects again")
+            wait_until(lambda: proxy.n_connections == 1, "it connects again")
             actor.send("head", word(number))
             assert next_of(head) == (NAME, m.Disconnected())
             assert next_of(head) == (NAME, word(number))
@@ -79,11 +80,11 @@ def test_a_send_to_a_lost_connection_reports_it_when_its_last_messages_are_read(
         actor = Bus(NAME, job=JOB)
         actor.connect("head", endpoint)
         actor.send("head", word(0))
-        until(lambda: bool(router.poll(100)), "its message arrives")
+        wait_until(lambda: bool(router.poll(100)), "its message arrives")
         assert [message for _, message, _ in receiver.from_client(router)] == [word(0)]
         connection = receiver.clients[NAME]
         actor.close()
-        until(lambda: not is_connected(router, connection), "the connection ends")
+        wait_until(lambda: not is_connected(router, connection), "the connection ends")
         queues.enqueue(NAME, [b"lost"])()
         queues.flush()
         assert (queues.undelivered[NAME], receiver.disconnected) == (1, [])  # messages may still wait to be read
@@ -114,7 +115,7 @@ def test_every_lost_connection_is_reported_while_the_head_sends_to_all(tmp_path:
 def test_disconnects_are_not_reported_unless_requested() -> None:
     with pair(reports_disconnects=False) as (head, actor, proxy):
         proxy.cut()
-        until(lambda: proxy.n_connections == 1, "it connects again")
+        wait_until(lambda: proxy.n_connections == 1, "it connects again")
         actor.send("head", word(1))
         assert next_of(head) == (NAME, word(1))
 
@@ -124,13 +125,13 @@ def test_silence_begins_with_the_first_word_and_is_not_counted_while_nothing_is_
         assert actor.silence_s("head") == 0.0
         head.send(NAME, word(1))
         assert next_of(actor) == ("head", word(1))
-        until(lambda: actor.silence_s("head") > 0.05, "it grows")
+        wait_until(lambda: actor.silence_s("head") > 0.05, "it grows")
         head.send(NAME, word(2))
         assert next_of(actor) == ("head", word(2))
         assert actor.silence_s("head") < 10.0
         actor.receive_queue.cap_bytes = 0  # a full inbox: nothing is read, so nobody is silent
         head.send(NAME, word(3))
-        until(lambda: actor.silence_s("head") == 0.0, "its inbox is full")
+        wait_until(lambda: actor.silence_s("head") == 0.0, "its inbox is full")
 
 
 # the head

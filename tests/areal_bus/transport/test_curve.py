@@ -19,7 +19,8 @@ from areal_bus.transport.curve import KeyPair, Keyring, identity_of, new_pair
 from areal_bus.transport.listener import GONE
 from launch.plan.network import HostFacts, peer_keys, uses_curve
 from launch.plan.topology import ActorId, plan
-from tests.support.strangers import JOB, next_of, until, word
+from tests.support.polling import wait_until
+from tests.support.strangers import JOB, next_of, word
 
 HEAD, FIRST, SECOND = new_pair(), new_pair(), new_pair()
 SEATS = {"head-0": HEAD.public, "generator-0": FIRST.public, "generator-1": SECOND.public}
@@ -176,7 +177,7 @@ def test_a_peer_with_a_wrong_curve_key_is_refused_and_counted(stranger: str) -> 
     with head_at("tcp://127.0.0.1:0") as head, actor_at(head, "generator-0.0", FIRST) as actor:
         assert next_of(head) == ("generator-0.0", word(0))
         with actor_at(head, "generator-1.0", own, server):
-            until(lambda: reason in {why for _, why in head.refused}, "it is counted")
+            wait_until(lambda: reason in {why for _, why in head.refused}, "it is counted")
             actor.send("head", word(1))
             assert next_of(head) == ("generator-0.0", word(1))
         assert {peer for peer, _ in head.refused} <= {"127.0.0.1", GONE}
@@ -191,20 +192,20 @@ def test_a_stolen_name_is_refused_and_its_owner_stays_connected(first: str) -> N
                 check_theft(head, owner, thief)
         else:
             with actor_at(head, "generator-0.0", SECOND) as thief:
-                until(lambda: head.refused["generator-0.0", "key"], "the thief is refused")
+                wait_until(lambda: head.refused["generator-0.0", "key"], "the thief is refused")
                 with actor_at(head, "generator-0.0", FIRST) as owner:
                     check_theft(head, owner, thief)
 
 
 def check_theft(head: Bus, owner: Bus, thief: Bus) -> None:
-    until(lambda: head.refused["generator-0.0", "key"], "the thief is refused")
+    wait_until(lambda: head.refused["generator-0.0", "key"], "the thief is refused")
     assert next_of(head) == ("generator-0.0", word(0))  # the owner's
     thief.send("head", Stop("by the thief"))
     owner.send("head", word(1))
     assert next_of(head) == ("generator-0.0", word(1))
     head.send("generator-0.0", word(2))
     assert next_of(owner) == ("head", word(2))
-    until(lambda: head.refused["generator-0.0", "key"] == 2, "the thief's second message is refused")
+    wait_until(lambda: head.refused["generator-0.0", "key"] == 2, "the thief's second message is refused")
     assert thief.receive(0) is None
     assert head.receive(0) is None
 
@@ -220,7 +221,7 @@ def test_a_late_peer_is_admitted_once_its_key_is_allowed() -> None:
     late = new_pair()
     with head_at("tcp://127.0.0.1:0") as head:
         with actor_at(head, "generator-2.0", late):
-            until(lambda: head.refused["127.0.0.1", "key"], "it is refused")
+            wait_until(lambda: head.refused["127.0.0.1", "key"], "it is refused")
         head.allow("generator-2", late.public)
         with actor_at(head, "generator-2.0", late):
             assert next_of(head) == ("generator-2.0", word(0))
@@ -235,7 +236,7 @@ def test_a_reward_without_a_key_is_refused_and_the_rest_goes_on() -> None:
     with head_at("tcp://127.0.0.1:0") as head, actor_at(head, "generator-0.0", FIRST) as actor:
         actor.connect("reward-0.0", head.endpoint)
         actor.connect("reward-1.0", "nonsense://")
-        until(lambda: len(actor.refused) == 2, "both are counted")
+        wait_until(lambda: len(actor.refused) == 2, "both are counted")
         assert set(actor.refused) == {("reward-0.0", "endpoint"), ("reward-1.0", "endpoint")}
         head_has = [next_of(head)]
         actor.send("head", word(1))
@@ -247,7 +248,7 @@ def test_without_keys_a_name_stays_with_its_first_connection_until_that_is_gone(
         with actor_at(head, "generator-0.0", None) as owner:
             assert next_of(head) == ("generator-0.0", word(0))
             with actor_at(head, "generator-0.0", None):
-                until(lambda: head.refused["generator-0.0", "taken"], "the second one is refused")
+                wait_until(lambda: head.refused["generator-0.0", "taken"], "the second one is refused")
                 head.send("generator-0.0", word(1))
                 assert next_of(owner) == ("head", word(1))  # and nothing of what asked whether it is there
         with actor_at(head, "generator-0.0", None):
@@ -302,7 +303,7 @@ def test_a_reconnecting_peer_is_received_while_its_half_open_connection_remains(
         actor.send("head", word(0))
         assert next_of(head) == ("generator-0.0", word(0))
         cable.cut()
-        until(lambda: cable._near, "it connects again")
+        wait_until(lambda: cable._near, "it connects again")
         actor.send("head", word(1))
         assert next_of(head) == ("generator-0.0", word(1))
         head.send("generator-0.0", word(2))
@@ -320,7 +321,7 @@ def test_the_listener_refuses_plain_zmtp_when_curve_keys_are_required() -> None:
         plain.setsockopt(zmq.IDENTITY, b"generator-1.0/0123456789abcdef")
         plain.connect(head.endpoint)
         plain.send(b"anything")
-        until(lambda: head.refused, "it is counted")
+        wait_until(lambda: head.refused, "it is counted")
         plain.close()
         context.term()
         assert head.receive(0) is None

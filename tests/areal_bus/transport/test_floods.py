@@ -11,7 +11,8 @@ from areal_bus.transport.bus import Bus, BusOptions
 from areal_bus.transport.receive_queue import ReceiveQueue
 from areal_bus.transport.receiver import Received
 from areal_bus.wire import codec
-from tests.support.strangers import JOB, NAME, until
+from tests.support.polling import wait_until
+from tests.support.strangers import JOB, NAME
 
 FLOODER = NAME.partition(b"/")[0].decode()
 HONEST = "generator-0.0"
@@ -38,7 +39,7 @@ def flood(bus: Bus) -> Iterator[None]:
     before = bus.receive_queue.n_received
     process = subprocess.Popen([sys.executable, "-c", FLOOD, bus.endpoint, NAME.decode(), JOB])
     try:
-        until(lambda: bus.receive_queue.n_received > before + BACKLOG_BYTES, "the flood has begun")
+        wait_until(lambda: bus.receive_queue.n_received > before + BACKLOG_BYTES, "the flood has begun")
         yield
     finally:
         process.kill()
@@ -56,8 +57,8 @@ def test_a_flood_puts_off_neither_reports_of_ended_connections_nor_the_time_that
         with flood(head):
             began = head.until
             honest.close()
-            until(lambda: is_gone(head), "its end is reported in the flood")
-            until(lambda: (head.receive(0), head.until > began)[1], "the time moves in the flood")
+            wait_until(lambda: is_gone(head), "its end is reported in the flood")
+            wait_until(lambda: (head.receive(0), head.until > began)[1], "the time moves in the flood")
     finally:
         head.close(0)
 
@@ -76,7 +77,9 @@ def test_a_message_of_another_peer_overtakes_a_flood(tmp_path: Path) -> None:
         with flood(head):
             honest.send("head", Heartbeat(7, None, ""))
             taken = []
-            until(lambda: taken.append(head.receive(0)) or taken[-1] == (HONEST, Heartbeat(7, None, "")), "it is read")
+            wait_until(
+                lambda: taken.append(head.receive(0)) or taken[-1] == (HONEST, Heartbeat(7, None, "")), "it is read"
+            )
     finally:
         honest.close(0)
         head.close(0)
@@ -112,11 +115,13 @@ def test_messages_of_a_flooding_peer_are_dropped_while_others_are_read(tmp_path:
     try:
         assert head.receive(20.0) == (HONEST, Heartbeat(1, None, ""))
         with flood(head):
-            until(lambda: head.refused[FLOODER, "quota"] > 100, "the flood is over its quota")
+            wait_until(lambda: head.refused[FLOODER, "quota"] > 100, "the flood is over its quota")
             assert head.receive_queue.n_received - head.receive_queue.n_consumed < 3 * BACKLOG_BYTES
             honest.send("head", Heartbeat(2, None, ""))
             waits = head.receive_queue._received
-            until(lambda: waits[HONEST] > waits_of(Heartbeat(1, None, "")), "the other one's is read though it is full")
+            wait_until(
+                lambda: waits[HONEST] > waits_of(Heartbeat(1, None, "")), "the other one's is read though it is full"
+            )
     finally:
         honest.close(0)
         head.close(0)

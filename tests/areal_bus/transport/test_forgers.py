@@ -15,7 +15,8 @@ from areal_bus.core.events import Event
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.curve import KeyPair, Keyring, new_pair
 from tests.areal_bus.core.test_head import LENGTH, head_with, refused, scored, sent
-from tests.support.strangers import JOB, next_of, until
+from tests.support.polling import wait_until
+from tests.support.strangers import JOB, next_of
 
 SEATS = ["head-0", "generator-0", "generator-1", "reward-0", "reward-1", "learner-0"]
 PAIRS = {seat: new_pair() for seat in [*SEATS, "generator-*"]}
@@ -53,7 +54,7 @@ class Doors:
         return bus
 
     def refuses(self, name: str, reason: str, n: int = 1) -> None:
-        until(lambda: self.bus.refused[name, reason] >= n, f"{reason} of {name} is counted: {self.bus.refused}")
+        wait_until(lambda: self.bus.refused[name, reason] >= n, f"{reason} of {name} is counted: {self.bus.refused}")
 
 
 @contextmanager
@@ -232,7 +233,7 @@ def test_no_guest_takes_the_place_of_another_one_that_is_there() -> None:
         assert not members[GUEST_0].leaving
         assert members.keys().isdisjoint({GUEST_1, "generator-0.1"})
         victim.close(0)  # its actor has died, and its supervisor starts it again
-        until(lambda: _joins_again(it), "its next incarnation is let in")
+        wait_until(lambda: _joins_again(it), "its next incarnation is let in")
         assert GUEST_1 in members
         assert GUEST_0 not in members
 

@@ -49,7 +49,8 @@ from launch.run.bootstrap import EnvBootstrap, RanksMissing, identity
 from tests.areal_bus.core.test_head import head_with
 from tests.areal_bus.wire.test_bundle import ALL_BROKEN
 from tests.areal_bus.wire.test_codec import HOSTILE, VALUES, Values, of
-from tests.support.strangers import JOB, RAW, dealer, dial, next_of, say_raw, until, word
+from tests.support.polling import wait_until
+from tests.support.strangers import JOB, RAW, dealer, dial, next_of, say_raw, word
 
 ROOT = Path(__file__).parents[3]
 HEAD, FRIEND = new_pair(), new_pair()
@@ -100,7 +101,7 @@ def test_every_hostile_message_is_refused_counted_and_without_effect(pair: Pair)
         for number, (frames, _) in enumerate(small.values()):
             name = b"generator-%d.0/0123456789abcdef" % (100 + number)
             stack.enter_context(dealer(pair.head.endpoint, name)).send(*frames)
-        until(lambda: pair.head.refused.total() >= len(small), "all are counted")
+        wait_until(lambda: pair.head.refused.total() >= len(small), "all are counted")
         pair.is_well()
     expected = {(f"generator-{100 + number}.0", reason): 1 for number, (_, reason) in enumerate(small.values())}
     assert pair.head.refused == expected
@@ -114,7 +115,7 @@ def test_every_broken_bundle_is_refused_whole_counted_once_and_without_effect(pa
         for number, (frames, _) in enumerate(small.values()):
             name = b"generator-%d.0/0123456789abcdef" % (100 + number)
             stack.enter_context(dealer(pair.head.endpoint, name)).send(*frames)
-        until(lambda: pair.head.refused.total() >= len(small), "all are counted")
+        wait_until(lambda: pair.head.refused.total() >= len(small), "all are counted")
         pair.is_well()
     expected = {(f"generator-{100 + number}.0", reason): 1 for number, (_, reason) in enumerate(small.values())}
     assert pair.head.refused == expected
@@ -124,7 +125,7 @@ def test_every_broken_bundle_is_refused_whole_counted_once_and_without_effect(pa
 def test_raw_bytes_are_counted_and_without_effect(keys: bool) -> None:
     with pair_at("tcp://127.0.0.1:0", keys=keys) as pair:
         say_raw(pair.head.endpoint, list(RAW.values()))
-        until(lambda: pair.head.refused.total() >= len(RAW), "all are counted")
+        wait_until(lambda: pair.head.refused.total() >= len(RAW), "all are counted")
         pair.is_well()
         peers = {peer for peer, _ in pair.head.refused}
         assert peers <= {"127.0.0.1", GONE, NAMELESS}  # GONE: it hung up before it was looked at
@@ -134,7 +135,7 @@ def test_raw_bytes_are_counted_and_without_effect(keys: bool) -> None:
 def test_another_protocol_is_refused_with_both_versions_in_the_log(pair: Pair) -> None:
     with dealer(pair.head.endpoint) as stranger:
         stranger.send(msgpack.packb({"p": PROTOCOL + 1, "something": "new"}))
-        until(lambda: pair.said, "a line is said")
+        wait_until(lambda: pair.said, "a line is said")
     assert f"both sides must use protocol {PROTOCOL}; the peer uses {PROTOCOL + 1}" in pair.said[0]
     assert "generator-66.0" in pair.said[0]
 
@@ -145,7 +146,7 @@ def test_another_protocol_is_refused_with_both_versions_in_the_log(pair: Pair) -
 def test_a_connection_without_a_proper_name_is_refused(pair: Pair, identity: bytes) -> None:
     with dealer(pair.head.endpoint, identity) as stranger:
         stranger.send(*codec.encode(word(1), job=JOB))
-        until(lambda: pair.head.refused, "it is counted")
+        wait_until(lambda: pair.head.refused, "it is counted")
         pair.is_well()
         assert [reason for _, reason in pair.head.refused] == ["name"]
         assert repr(identity[:40]) in pair.said[0]
@@ -156,7 +157,7 @@ def test_a_peer_is_banned_after_repeated_refusals_and_its_next_incarnation_is_no
         for _ in range(STRIKES):
             stranger.send(b"garbage")
         stranger.send(*codec.encode(word(1), job=JOB))  # a good one, too late
-        until(lambda: pair.head.refused["generator-66.0", "struck_off"], "it is struck off")
+        wait_until(lambda: pair.head.refused["generator-66.0", "struck_off"], "it is struck off")
         pair.is_well()
         assert sum("is banned" in line for line in pair.said) == 1
     with dealer(pair.head.endpoint, b"generator-66.1/0123456789abcdef") as again:
@@ -168,7 +169,7 @@ def test_a_thief_of_a_name_does_not_have_its_owner_struck_off(pair: Pair) -> Non
     with dealer(pair.head.endpoint, b"generator-0.0/0123456789abcdef") as thief:
         for _ in range(2 * STRIKES):
             thief.send(*codec.encode(word(1), job=JOB))
-        until(lambda: pair.head.refused["generator-0.0", "struck_off"] == STRIKES, "the thief is struck off")
+        wait_until(lambda: pair.head.refused["generator-0.0", "struck_off"] == STRIKES, "the thief is struck off")
         pair.is_well()
 
 
@@ -215,14 +216,14 @@ def test_a_client_refuses_a_server_that_sends_garbage(tmp_path: Path) -> None:
     actor = Bus("generator-0.0", job=JOB)
     actor.connect("head", head.endpoint)
     actor.send("head", word(0))
-    until(lambda: head.refused["generator-0.0", "job"], "the head has heard it")
+    wait_until(lambda: head.refused["generator-0.0", "job"], "the head has heard it")
     with dealer(head.endpoint) as member:  # of that other job
         member.send(*codec.encode(word(1), job="another job"))
         next_of(head)
     head._order(lambda: head._receiver.clients.update({"generator-0.0": actor._identity}))
     for n in range(STRIKES + 1):
         head.send("generator-0.0", Stop("of another job"))  # alone: what goes together is refused once
-        until(lambda n=n: actor.refused.total() > n, "it is refused")
+        wait_until(lambda n=n: actor.refused.total() > n, "it is refused")
     assert actor.refused["head", "struck_off"] == 1
     assert actor.refused["head", "job"] == STRIKES
     assert actor.receive(0) is None
@@ -239,7 +240,7 @@ def test_a_peer_that_never_reads_costs_a_bounded_queue_and_no_other_peer_a_messa
         for _ in range(6000):  # 60 MB
             pair.head.send("generator-66.0", answer)
         pair.is_well()
-        until(lambda: pair.head.send_queues.undelivered["generator-66.0"] > 0, "the queue is full")
+        wait_until(lambda: pair.head.send_queues.undelivered["generator-66.0"] > 0, "the queue is full")
         assert len(pair.head.send_queues.waiting["generator-66.0"]) <= 500
 
 
@@ -252,7 +253,7 @@ def test_heartbeats_are_not_queued_for_a_peer_that_does_not_read(tmp_path: Path)
         big = Prompt(0, 0, 0, [0], "", "x" * 60_000)
         for _ in range(3000):
             head.send("generator-66.0", big)
-        until(lambda: "generator-66.0" in head.send_queues.waiting and not head._orders, "it takes no more")
+        wait_until(lambda: "generator-66.0" in head.send_queues.waiting and not head._orders, "it takes no more")
         before = len(head.send_queues.waiting["generator-66.0"])
         deaf.send(*codec.encode(word(1), job=JOB))
         for n in range(20):  # many a heartbeat's time
@@ -283,7 +284,7 @@ def test_idle_connections_do_not_block_new_peers(n: int) -> None:
 def test_idle_connections_are_cut_off_after_a_while() -> None:
     with pair_at("tcp://127.0.0.1:0", keys=True) as pair, ExitStack() as stack:
         idle(pair.head.endpoint, 200, stack)
-        until(lambda: pair.head.refused["127.0.0.1", "handshake"] >= 200, "all are cut off")
+        wait_until(lambda: pair.head.refused["127.0.0.1", "handshake"] >= 200, "all are cut off")
         pair.is_well()
 
 
@@ -325,7 +326,7 @@ def test_a_full_house_turns_newcomers_away_keeps_its_guests_and_opens_again() ->
         assert asked() == (0, True)
         with ExitStack() as stack:
             idle(endpoint, 400, stack)
-            until(lambda: asked()[0] >= 250 and asked()[1], "it turns away who has no max_connections")
+            wait_until(lambda: asked()[0] >= 250 and asked()[1], "it turns away who has no max_connections")
             assert asked()[0] < 300
         newcomer = Bus("generator-1.0", job=JOB)
         newcomer.connect("head", endpoint)

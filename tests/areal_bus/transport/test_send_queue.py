@@ -21,8 +21,8 @@ from areal_bus.transport import send_queue
 from areal_bus.transport.listener import CLIENT_AHEAD
 from areal_bus.wire.bundle import split
 from tests.areal_bus.transport.test_bus import JOB, trajectory
+from tests.support.polling import wait_until
 from tests.support.strangers import OpenBus as Bus
-from tests.support.strangers import until
 from tools import run
 
 REWARD = "reward-0.0"
@@ -87,12 +87,14 @@ def test_resendable_messages_are_dropped_beyond_a_bound_in_bytes_and_drops_are_r
         deaf.bus.send_queues.max_resent_bytes = 1 << 20
         for _ in range(4 * CLIENT_AHEAD):
             deaf.bus.send(REWARD, trajectory(N_BYTES))
-        until(lambda: not deaf.bus._orders and deaf.bus.send_queues.undelivered[REWARD], "what is beyond it is void")
+        wait_until(
+            lambda: not deaf.bus._orders and deaf.bus.send_queues.undelivered[REWARD], "what is beyond it is void"
+        )
         n_void = deaf.bus.send_queues.undelivered[REWARD]
         assert deaf.n_waiting <= 1 << 20
         for _ in range(100):
             deaf.bus.send(REWARD, Prompt(0, 0, 0, [0], "", "x" * 60_000))
-        until(lambda: not deaf.bus._orders, "they wait")
+        wait_until(lambda: not deaf.bus._orders, "they wait")
         assert deaf.bus.send_queues.undelivered[REWARD] == n_void
         assert deaf.n_waiting > 2 << 20
         journal = Journal(tmp_path / "journal", role="generator", index=0, incarnation=0)
@@ -112,7 +114,7 @@ def test_other_messages_are_bounded_in_bytes_too_except_a_learners_batches(tmp_p
         deaf.bus.send_queues.max_kept_bytes = 1 << 20
         for _ in range(8 * CLIENT_AHEAD):
             deaf.bus.send(name, Prompt(0, 0, 0, [0], "", "x" * 60_000))
-        until(lambda: not deaf.bus._orders, "they wait")
+        wait_until(lambda: not deaf.bus._orders, "they wait")
         assert (deaf.bus.n_waiting(name) <= 1 << 20) == (name != "learner-0.0")
         assert (deaf.bus.send_queues.undelivered[name] > 0) == (name != "learner-0.0")
 
@@ -133,15 +135,15 @@ def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
         loop = RewardLoop(runtime, pool, capacity=1)
         for _ in range(4 * CLIENT_AHEAD):
             bus.send("head", Prompt(0, 0, 0, [0], "", "x" * 60_000))
-        until(lambda: not bus._orders, "they wait")
+        wait_until(lambda: not bus._orders, "they wait")
         deaf.bus.connect(REWARD, bus.endpoint)
         deaf.bus.send(REWARD, trajectory(400))
-        until(lambda: bus.receive_queue.n_received > 0, "it has come in")
+        wait_until(lambda: bus.receive_queue.n_received > 0, "it has come in")
         for _ in range(20):
             loop.turn()
         assert bus.receive_queue.n_consumed == 0
         deaf.hear_all()
-        until(lambda: (loop.turn(), run_has_score(journal))[1], "it is scored")
+        wait_until(lambda: (loop.turn(), run_has_score(journal))[1], "it is scored")
 
 
 def run_has_score(journal: Journal) -> bool:
@@ -152,16 +154,16 @@ def test_bytes_wait_from_the_call_of_send_until_they_go_or_their_peer_is_let_go(
     with deaf_reward(tmp_path) as deaf:
         assert deaf.n_waiting == 0
         deaf.bus.send(REWARD, trajectory(N_BYTES))
-        until(lambda: deaf.n_waiting == 0, "ZeroMQ takes it")
+        wait_until(lambda: deaf.n_waiting == 0, "ZeroMQ takes it")
         for _ in range(4 * CLIENT_AHEAD):
             deaf.bus.send(REWARD, trajectory(N_BYTES))
         assert deaf.n_waiting > N_BYTES
         deaf.bus.disconnect(REWARD)
         deaf.bus.send(REWARD, trajectory(N_BYTES))
-        until(lambda: deaf.n_waiting == 0, "nothing waits for nobody")
-        until(lambda: deaf.bus.send_queues.undelivered[REWARD] == 1, "what comes for nobody is void")
+        wait_until(lambda: deaf.n_waiting == 0, "nothing waits for nobody")
+        wait_until(lambda: deaf.bus.send_queues.undelivered[REWARD] == 1, "what comes for nobody is void")
         deaf.bus.send("nobody", Stop("now"))
-        until(lambda: deaf.bus.send_queues.undelivered["nobody"] == 1, "it is void, too")
+        wait_until(lambda: deaf.bus.send_queues.undelivered["nobody"] == 1, "it is void, too")
         assert deaf.bus.n_waiting("nobody") == 0
 
 
@@ -229,7 +231,7 @@ def test_copies_for_a_peer_that_does_not_read_are_bounded(tmp_path: Path) -> Non
             delivery.add(replace(trajectory(N_BYTES), sample=sample))
         n_sent = sum(turn(delivery, deaf.bus, now=2.0 * k) for k in range(20_000))
         assert 10 <= n_sent <= 4 * CLIENT_AHEAD
-        until(still(delivery, deaf.bus), "a thousand turns send nothing")
+        wait_until(still(delivery, deaf.bus), "a thousand turns send nothing")
         assert 0 < deaf.n_waiting <= 10 * (N_BYTES + 1000)
 
 

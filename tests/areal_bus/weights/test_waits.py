@@ -17,6 +17,7 @@ from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.snapshot import take_snapshot
 from areal_bus.weights.waits import PushWaits, StoreConnections, StoreWatch, Wakeup
+from tests.support.polling import wait_until
 
 NAMES = [f"generator-{index}.0" for index in range(3)]
 
@@ -47,11 +48,10 @@ def test_a_push_that_waits_for_a_late_member_sends_the_store_no_requests(monkeyp
     with ThreadPoolExecutor(len(NAMES) + 1) as pool:
         pushed = pool.submit(root.push, sent, begin)
         early = [pool.submit(member.receive, begin) for member in members[:2]]
-        while requests["append"] < 2:  # both are ready
-            time.sleep(0.01)
-        time.sleep(0.2)
+        wait_until(lambda: requests["append"] >= 2, "both are ready")
+        time.sleep(0.2)  # the requests that follow their report; no event ends them
         before = requests.total()
-        time.sleep(0.5)
+        time.sleep(0.5)  # under test: no request while time passes
         assert requests.total() == before
         late = pool.submit(members[2].receive, begin)
         assert {found.result(30)[1] for found in (*early, late)} == {pushed.result(30).digest}

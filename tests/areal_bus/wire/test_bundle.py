@@ -196,7 +196,7 @@ COSTLY: dict[str, Frames] = {
 
 @pytest.mark.parametrize("name", ALL_BROKEN | COSTLY)
 def test_a_refused_bundle_costs_little_time_and_memory(name: str) -> None:
-    """50 ms, and eight times its cap: all but its last message may be good, and texts are four times their bytes."""
+    """Linear time, and 8 times its cap: all but its last message may be good, and texts are four times their bytes."""
     frames = COSTLY[name] if name in COSTLY else ALL_BROKEN[name][0]
     spent = []
     for _ in range(3):
@@ -204,7 +204,7 @@ def test_a_refused_bundle_costs_little_time_and_memory(name: str) -> None:
         with pytest.raises(WireError):
             decoded(frames)
         spent.append(time.thread_time() - began)
-    assert min(spent) < 0.05
+    assert min(spent) < 1.0  # measured: below 0.05; a quadratic scan takes minutes
     tracemalloc.start()
     with pytest.raises(WireError):
         decoded(frames)

@@ -5,9 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost
 from tests.servers.engines import context_of, model_folder
+from tests.support.polling import wait_until
 
 ROOT = Path(__file__).resolve().parents[4]
 SERVER = """
@@ -57,13 +56,6 @@ server.close()
 """
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def runs(pid: int) -> bool:
     """Not ended; one that nobody has waited for yet has."""
     try:
@@ -74,7 +66,7 @@ def runs(pid: int) -> bool:
 
 def pids(log: Path) -> list[int]:
     """Of the server and its child, once it has said them."""
-    until(lambda: log.exists() and log.read_text(encoding="utf-8").count("\n") > 0)
+    wait_until(lambda: log.exists() and log.read_text(encoding="utf-8").count("\n") > 0)
     return [int(word) for word in log.read_text(encoding="utf-8").split()]
 
 
@@ -84,7 +76,7 @@ def test_all_of_a_server_ends_with_close(tmp_path: Path) -> None:
     started = pids(log)
     server.check()
     server.close()
-    until(lambda: not any(map(runs, started)))
+    wait_until(lambda: not any(map(runs, started)))
 
 
 @pytest.mark.parametrize("who", ["owner", "keeper"])
@@ -96,9 +88,9 @@ def test_a_server_ends_when_its_owner_or_watcher_is_killed(tmp_path: Path, who: 
         keeper = int(owner.stdout.readline())
         server, child = pids(log)
         os.kill(owner.pid if who == "owner" else keeper, signal.SIGKILL)
-        until(lambda: not runs(server))
+        wait_until(lambda: not runs(server))
         if who == "owner":
-            until(lambda: not runs(child))
+            wait_until(lambda: not runs(child))
         else:
             os.kill(child, signal.SIGKILL)  # a server's own processes look after themselves
         owner.kill()
@@ -124,7 +116,7 @@ def test_shared_memory_and_sockets_of_a_killed_server_are_removed_by_name(tmp_pa
                 owner.stdin.close()  # the owner's loop ends
             else:
                 os.kill(owner.pid if how == "owner killed" else server, signal.SIGKILL)
-            until(lambda: not any(map(runs, (server, child, watcher))))
+            wait_until(lambda: not any(map(runs, (server, child, watcher))))
             owner.kill()
         assert not memory.exists()
         assert not semaphore.exists()
@@ -147,7 +139,7 @@ time.sleep(600)
 """
     log = tmp_path / "server.txt"
     server = ServerProcess([sys.executable, "-c", code], log, {})
-    until(lambda: log.exists() and "ready" in log.read_text())
+    wait_until(lambda: log.exists() and "ready" in log.read_text())
     server.close()
     assert "ends in order" in log.read_text()
 
@@ -166,7 +158,7 @@ def test_a_killed_server_is_lost_without_the_errors_of_its_start(tmp_path: Path,
     log = tmp_path / "server.txt"
     code = "import time; print('ImportError: no triton, which is harmless', flush=True); time.sleep(600)"
     server = ServerProcess([sys.executable, "-c", code], log, {})
-    until(lambda: log.exists() and log.read_text().count("\n") > 0)
+    wait_until(lambda: log.exists() and log.read_text().count("\n") > 0)
     server.is_ready()
     (pid,) = processes(server.pid)
     os.kill(pid, number)
@@ -191,7 +183,7 @@ def test_a_server_sees_its_own_environment_and_not_ours(tmp_path: Path, monkeypa
     code = "import os; print(os.environ.get('PYTHONPATH'), os.environ['OMP_NUM_THREADS'], os.environ['MORE'])"
     log = tmp_path / "server.txt"
     server = ServerProcess([sys.executable, "-c", code], log, {"MORE": "yes"})
-    until(lambda: log.read_text().split() == ["None", "1", "yes"])
+    wait_until(lambda: log.read_text().split() == ["None", "1", "yes"])
     server.close()
 
 

@@ -4,7 +4,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from areal_bus.errors import ConfigError, EngineError, EngineLost
 from tests.servers.engines import EOS, POSITIONS, Running, context_of, model_folder
 from tests.servers.speaks_sglang import OLD, SpeaksSGLang, V, speaking
 from tests.servers.stand_alone import interpreter
+from tests.support.polling import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +79,6 @@ def expected(request: Request, spans: list[list[int]]) -> tuple[list[int], list[
     return [(w + i) % V for w, i in zip(weights, at, strict=True)], [
         -(w + i / 1000) for w, i in zip(weights, at, strict=True)
     ]
-
-
-def hears(said: Callable[[], bool]) -> None:
-    """The server does, within a while: nobody waits for its answer."""
-    deadline = time.monotonic() + 60
-    while not said():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def old(fake: SpeaksSGLang) -> None:
@@ -338,7 +331,7 @@ def test_an_unreachable_server_is_awaited_and_the_wait_is_logged(
     begun: list[SpeaksSGLang] = []
 
     def begin() -> None:
-        hears(lambda: bool(said))
+        wait_until(lambda: bool(said))
         begun.append(SpeaksSGLang(port))
 
     beginning = threading.Thread(target=begin)
@@ -690,9 +683,9 @@ def test_server_silence_is_not_counted_while_responses_are_not_read(folder: Path
         update(run.engine, 0)
         run.engine.submit(ask())
         fake.allow(8)
-        hears(lambda: not fake.streams and bool(fake.called("/generate")[1:]))
+        wait_until(lambda: not fake.streams and bool(fake.called("/generate")[1:]))
         began = time.monotonic()
-        hears(lambda: time.monotonic() > began + 0.5)
+        wait_until(lambda: time.monotonic() > began + 0.5)
         assert [completion.spans for completion in run.all().values()] == [[[0, 8]]]
 
 
@@ -717,7 +710,7 @@ def test_an_aborted_sample_is_ended_at_the_server_by_a_name_that_begins_no_other
         assert len(run.all()) == 11
         assert aborted is not None
         assert aborted.spans == [[0, 1]]
-        hears(lambda: fake.called("/abort_request")[-1]["rid"].endswith("-000000000001"))
+        wait_until(lambda: fake.called("/abort_request")[-1]["rid"].endswith("-000000000001"))
 
 
 def test_tokens_after_an_update_are_held_back_until_their_version_is_known(folder: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.servers.engines import START_S, sglang_python
 from tests.servers.processes import servers_of
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.sglang
 
@@ -64,11 +64,11 @@ def events(run: Path, actor: str, name: str) -> list[dict[str, Any]]:
 
 
 def wait(job: "subprocess.Popen[str]", what: str, holds: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
+    def is_so() -> bool:
         assert job.poll() is None, f"the job has ended before {what}"
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
+        return bool(holds())
+
+    wait_until(is_so, what, PATIENCE_S, poll_s=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +86,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         job.terminate()
         job.wait(60)
-    deadline = time.monotonic() + 60
-    while servers_of(run, SERVER):
-        assert time.monotonic() < deadline, "a server has outlived its job"
-        time.sleep(0.1)
+    wait_until(lambda: not servers_of(run, SERVER), "servers end with their job")
     return run
 
 

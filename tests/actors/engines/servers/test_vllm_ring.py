@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from actors.engines.servers import weight_transfer as handover
 from tests.actors.engines.servers.test_sglang_ring import PATIENCE_S, ROOT, STEPS, events, launch, wait
 from tests.servers.engines import vllm_python
 from tests.servers.processes import servers_of, session
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.vllm
 
@@ -47,10 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         job.terminate()
         job.wait(60)
-    deadline = time.monotonic() + 60
-    while any(session(leader) for leader in leaders):
-        assert time.monotonic() < deadline, "a server has outlived its job"
-        time.sleep(0.1)
+    wait_until(lambda: not any(session(leader) for leader in leaders), "servers end with their job")
     assert set(handover.MEMORY.glob(f"{handover.PREFIX}*")) <= before, "weights were left in memory"
     return run
 

@@ -2,7 +2,6 @@
 
 import array
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,17 +23,11 @@ from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
 from tests.support.learner_script import Script, script
 from tests.support.learner_setup import random_shard
+from tests.support.polling import wait_until
 
 CROWDS = pytest.mark.parametrize("size", [1, 2, 3])
 Result = TypeVar("Result")
 WAIT_S = 20.0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 class Agreement:
@@ -91,7 +84,7 @@ class Crew:
         """A head of this life is there, for one rank or for all; returns when they have heard."""
         self.tell(m.PeerList([], [], life), to=of)
         for rank in self.ranks if of is None else [self.ranks[of]]:
-            until(lambda rank=rank: rank.inbox.life == life)  # type: ignore[misc]
+            wait_until(lambda rank=rank: rank.inbox.life == life)  # type: ignore[misc]
 
     def begin(self) -> None:
         """With the head of life 0."""
@@ -329,8 +322,8 @@ def test_ranks_that_have_joined_different_heads_agree_on_the_newest(crew: Crew) 
     crew.is_joined(1, of=0)
     for index in range(1, len(crew.ranks)):
         crew.is_joined(2, of=index)
-    until(lambda: crew.ranks[0].failover.life == 2)  # it is told of no batch before it has joined that one, too
-    until(lambda: crew.said == [[(0, False)], *[[(0, False), (2, True)]] * (len(crew.ranks) - 1)])
+    wait_until(lambda: crew.ranks[0].failover.life == 2)  # it is told of no batch before it has joined that one, too
+    wait_until(lambda: crew.said == [[(0, False)], *[[(0, False), (2, True)]] * (len(crew.ranks) - 1)])
     names = [rank.name for rank in crew.ranks[1:]]
     heard = [crew.head.receive(WAIT_S) for _ in names]
     assert sorted(heard, key=str) == [(name, m.BatchRequest(0, 2)) for name in names]
@@ -417,7 +410,7 @@ def bound(crew: Crew, *, lives_on: bool) -> Iterator[tuple[Rank, list[int]]]:
 def test_a_head_of_another_incarnation_is_joined_while_the_inbox_is_not_read(crew: Crew) -> None:
     with bound(crew, lives_on=True) as (rank, joined):
         crew.tell(m.Rejoin("only a member may speak", life=1), m.Rejoin("only a member may speak", life=1))
-        until(lambda: joined == [1, 1])  # the same Join twice is one
+        wait_until(lambda: joined == [1, 1])  # the same Join twice is one
         crew.is_joined(1)
         rank.inbox.check()
         assert not rank.ended
@@ -437,7 +430,7 @@ def test_a_learner_goes_back_to_its_checkpoint(crew: Crew, said: m.Rejoin, lives
     """The same head has lost what nobody repeats; another may not know it; a learner that loads holds nothing."""
     with bound(crew, lives_on=lives_on) as (rank, joined):
         crew.tell(said)
-        until(lambda: rank.ended == [codes.RESTART])
+        wait_until(lambda: rank.ended == [codes.RESTART])
         assert joined == []
         with pytest.raises(Restart, match=said.reason):
             rank.inbox.check()
@@ -447,10 +440,10 @@ def test_a_learner_goes_back_to_its_checkpoint(crew: Crew, said: m.Rejoin, lives
 def test_a_learner_that_has_outlived_a_head_can_still_be_sent_back(crew: Crew) -> None:
     with bound(crew, lives_on=True) as (rank, joined):
         crew.tell(m.Rejoin("only a member may speak", life=1))
-        until(lambda: joined == [1])
+        wait_until(lambda: joined == [1])
         crew.is_joined(1)
         crew.tell(m.Rejoin("no waypoint on disk says what it had", life=1, anew=True))
-        until(lambda: rank.ended == [codes.RESTART])
+        wait_until(lambda: rank.ended == [codes.RESTART])
         with pytest.raises(Restart, match="no waypoint"):
             rank.inbox.take()
 

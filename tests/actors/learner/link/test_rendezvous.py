@@ -1,8 +1,7 @@
 """Learner ranks find each other at the store of rank 0, whoever dies and comes back meanwhile."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from areal_bus import messages as m
 from areal_bus.errors import CheckpointError, Restart
 from areal_bus.transport.bus import Bus
 from areal_bus.weights.process_group import join_store, serve_store
+from tests.support.polling import wait_until
 
 WORD = {"version": 7, "folder": "step-000007"}
 
@@ -85,13 +85,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
     head.close()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def is_there(place: Place, rank: Rank, index: int) -> bool:
     store = place.stores[-1]
     key = f"meeting/here/{index}"
@@ -103,10 +96,10 @@ def test_a_rank_that_came_back_before_all_were_there_is_the_one_that_counts(plac
     endpoint = place.store()
     hosting = place.host(root, endpoint, 3)
     place.visit(dead, 1, (root.name, endpoint))
-    until(lambda: is_there(place, dead, 1))
+    wait_until(lambda: is_there(place, dead, 1))
     place.head.send(dead.name, m.Stop("killed here"))
     visits = [place.visit(back, 1, (root.name, endpoint))]
-    until(lambda: is_there(place, back, 1))
+    wait_until(lambda: is_there(place, back, 1))
     visits.append(place.visit(late, 2, (root.name, endpoint)))
     assert [visit.result(10.0)[1] for visit in visits] == [WORD, WORD]
     hosting.result(10.0)
@@ -120,7 +113,7 @@ def test_a_rank_that_comes_too_late_waits_for_the_next_life_of_rank_0(place: Pla
     hosting.result(10.0)
     back = place.rank("learner-1.1")
     visit = place.visit(back, 1, ("learner-0.0", "127.0.0.1:9"), (root.name, first))
-    until(back.looked.is_set)
+    wait_until(back.looked.is_set)
     again, second = place.rank("learner-0.1"), place.store()
     hosting = place.host(again, second, 2)
     place.head.send(back.name, m.PeerList([again.name], [second]))
@@ -134,7 +127,7 @@ def test_a_rank_that_waits_joins_again_when_asked_and_one_that_has_met_comes_bac
     endpoint = place.store()
     hosting = place.host(root, endpoint, 2)
     place.head.send(root.name, m.Rejoin("only a member may speak"))
-    until(lambda: root.joined == [root.name])
+    wait_until(lambda: root.joined == [root.name])
     place.visit(other, 1, (root.name, endpoint)).result(10.0)
     hosting.result(10.0)
     place.head.send(root.name, m.Rejoin("learner-1.1 begins anew"))

@@ -1,8 +1,7 @@
 """Batches as they come over the bus, the inbox and the push thread, within one process."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from areal_bus.weights.delta import ChangeHistory, Changes
 from areal_bus.weights.shared_memory import SharedMemory
 from areal_bus.weights.snapshot import Snapshot, take_snapshot
 from tests.support.learner_setup import random_shard
+from tests.support.polling import wait_until
 
 
 @dataclass
@@ -125,14 +125,14 @@ def test_a_batch_that_is_not_trained_is_the_last_one_asked_for(line: Line, last:
 def test_the_end_of_a_share_wakes_the_loop_and_its_items_do_not(line: Line) -> None:
     *items, end = [*random_shard(0, clock=0), m.ShardEnd(0, 0, 12, 3, False)]
     line.tell(m.HeadHeartbeat(term=1, version=0))
-    until(lambda: line.inbox.term == 1)  # what came before it is sorted
+    wait_until(lambda: line.inbox.term == 1)  # what came before it is sorted
     line.inbox.take_now()  # the directory, where it was known to the failover before it lay there
     line.inbox.wait(0)
     line.tell(*items, m.HeadHeartbeat(term=2, version=0))
-    until(lambda: line.inbox.term == 2)
+    wait_until(lambda: line.inbox.term == 2)
     assert not line.inbox._changed.is_set()
     line.tell(end)
-    until(line.inbox._changed.is_set)
+    wait_until(line.inbox._changed.is_set)
     assert [line.inbox.take() for _ in range(13)] == [*items, end]
 
 
@@ -165,14 +165,14 @@ def test_a_drained_run_ends_the_loop_and_logs_it(line: Line) -> None:
 def test_a_rejoin_ends_the_life_of_a_learner_that_is_bound_even_when_its_loop_is_stuck(line: Line) -> None:
     line.inbox.bind()
     line.tell(m.Rejoin("only a member may speak"))
-    until(lambda: line.ended == [codes.RESTART])
+    wait_until(lambda: line.ended == [codes.RESTART])
     with pytest.raises(Restart, match="only a member may speak"):
         line.rollout.prepare_batch()
 
 
 def test_a_rejoin_before_that_only_asks_for_another_join(line: Line) -> None:
     line.tell(m.Rejoin("only a member may speak"))
-    until(line.inbox.asked_to_rejoin)
+    wait_until(line.inbox.asked_to_rejoin)
     assert not line.inbox.asked_to_rejoin()
     line.inbox.bind()
     line.inbox.check()
@@ -195,13 +195,6 @@ def test_before_its_first_push_a_learner_takes_the_term_from_heartbeats(line: Li
     line.tell(m.HeadHeartbeat(3, 10), m.HeadHeartbeat(4, 10), m.NoBatch(0, False))
     assert line.rollout.prepare_batch() is None
     assert line.inbox.term == 4
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_push_begins_while_the_inbox_is_not_read(line: Line) -> None:
@@ -364,7 +357,7 @@ def test_the_default_loop_is_ours() -> None:
     ("name", "text", "said"),
     [
         ("loop_a:train", "raise KeyError('x')", "must import: 'loop_a' does not .KeyError: 'x'."),
-        ("loop_b:train", "trian = 1", "missing function 'train' in module 'loop_b' (learner.loop)"),
+        ("loop_b:train", "trian = 1", "missing function 'train' in module 'loop_b' .learner.loop."),
         ("loop_c", "", "is neither"),
         ("loop_missing:train", None, "No module named 'loop_missing'"),
     ],
@@ -400,7 +393,7 @@ def test_a_push_of_a_dead_head_that_was_just_taken_ends_when_it_is_given_up() ->
     assert given_up == [7]
     pusher.begin(m.PushBegin(1_000_000, 1, 0, [], "", 5.0))
     go_on.set()
-    until(lambda: len(ended) == 2)
+    wait_until(lambda: len(ended) == 2)
     assert [type(message) for message in ended] == [m.PushBroken, m.PushDone]
     assert pusher.drop() == []
     pusher.close(1.0)

@@ -254,8 +254,8 @@ def test_output_that_breaks_the_checker_is_wrong_and_a_broken_checker_an_error()
 def test_the_checker_ends_with_the_tests_of_the_completion() -> None:
     row = {"official_tests": [{"input": "", "output": "2"}] * 3, "generated_checker": "while True: 1"}
     began = time.monotonic()
-    assert run_tests("print(1)", row, CodeOptions(score_s=1.5, test_s=60.0)) == [False, False, False]
-    assert time.monotonic() - began < 6.0
+    assert run_tests("print(1)", row, CodeOptions(score_s=1.5, test_s=600.0)) == [False, False, False]
+    assert time.monotonic() - began < 60.0  # not the 600 s of a test
 
 
 @pytest.mark.parametrize("name", ["14b", "32b", "deepcoder"])

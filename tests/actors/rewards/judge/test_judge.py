@@ -147,10 +147,9 @@ def test_a_busy_judge_is_asked_again_and_after_the_time_it_wants(server: Server,
 
 def test_a_pause_that_ends_after_the_deadline_is_not_waited_for(server: Server, tmp_path: Path) -> None:
     server.answers.append((429, {"Retry-After": "3600"}, "tomorrow"))
-    began = time.monotonic()
     with pytest.raises(JudgeAway, match="1 calls had no answer; the last: status 429: tomorrow"):
         judge_of(server, tmp_path)("", "3", ROW)
-    assert time.monotonic() - began < 5.0
+    assert len(server.bodies) == 1
 
 
 def test_retries_end(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
