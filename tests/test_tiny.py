@@ -194,7 +194,6 @@ SHORTLY = (
     "run.total_train_steps=3",
     "data.limit=200",
     "learner.warmup.steps=10",
-    "learner.warmup.batch_size=16",
     "data.batch_size=16",
     "gconfig.n_samples=4",
     "model.scratch.hidden_size=32",

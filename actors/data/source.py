@@ -13,6 +13,8 @@ from areal_bus.core.rows.data_source import DataSource, Mixture, Row, WeightedSo
 from areal_bus.core.rows.row_order import Curriculum, PassRateWindow, RowOrder
 from areal_bus.errors import ConfigError
 
+EVERY = 4  # passes from a visit of a row outside of the pass-rate window to its next
+
 
 class Order(Protocol):
     """`RowOrder` or `Curriculum`: which row of which pass is next."""
@@ -96,5 +98,5 @@ def order_of(data: DataConfig, n_rows: int, *, seed: int | str) -> RowOrder | Cu
     passes, window = data.total_train_epochs, data.curriculum
     if window is None:
         return RowOrder(n_rows, seed=seed, shuffle=data.shuffle, passes=passes)
-    rates = PassRateWindow(window.low, window.high, window.every)
+    rates = PassRateWindow(window.low, window.high, EVERY)
     return Curriculum(n_rows, rates, seed=seed, shuffle=data.shuffle, passes=passes)

@@ -239,7 +239,7 @@ def _settings_without_use(actor: ActorConfig) -> list[Rule]:
     """A setting that the chosen parts do not read is refused, so that none does nothing."""
     correction, defaults = correction_of(actor), ActorConfig()
     ours = not is_users(actor.loss)
-    bounds = ("level", "action", "metric", "aggregate", "lower", "upper")
+    bounds = ("action", "metric", "aggregate", "lower", "upper")
     fixed = [f"correction_{key}" for key in bounds if getattr(actor, f"correction_{key}") is not None]
     return [
         (

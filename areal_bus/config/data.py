@@ -14,11 +14,9 @@ from areal_bus.config.section import Section
 
 class CurriculumConfig(Section):
     low: float = Field(0.0, ge=0, le=1)
-    """A row whose last group has a pass rate of at most this comes less often."""
+    """A row whose last group has a pass rate of at most this comes in one of four passes."""
     high: float = Field(1.0, ge=0, le=1)
-    """A row whose last group has a pass rate of at least this comes less often."""
-    every: int = Field(4, ge=2)
-    """Such a row is visited in one of this many passes, all others in each."""
+    """A row whose last group has a pass rate of at least this comes in one of four passes."""
 
 
 class SourceConfig(Section):

@@ -93,14 +93,13 @@ class ActorConfig(Section):
     """Upper bound of the weight prox/behav of the decoupled loss. Unset: no bound."""
     behav_imp_weight_mode: Literal["clamp", "mask"] = "clamp"
     """Weights above behav_imp_weight_cap: "clamp" them, or "mask" (exclude) their tokens."""
-    correction_level: Literal["token", "sequence"] | None = None
-    """Correct by token or by sequence; unset: as the correction defines. The same for the next five keys."""
     correction_action: Literal["clamp", "mask"] | None = None
-    """What happens outside the bounds: "clamp" the weight, or "mask" the tokens."""
+    """What happens outside the bounds: "clamp" the weight, or "mask" the tokens; unset: as the correction defines. The
+    same for the next four keys. "tis_sequence" corrects by sequence, the others by token."""
     correction_metric: Literal["ratio", "k1", "k2", "k3", "binary_kl"] | None = None
     """What the bounds apply to: the "ratio" prox/behav or an estimate of the KL divergence."""
     correction_aggregate: Literal["mean", "sum", "max"] | None = None
-    """Aggregation of the metric over the trained tokens of a sequence, for level "sequence"."""
+    """Aggregation of the metric over the trained tokens of a sequence, for "tis_sequence"."""
     correction_lower: float | None = Field(None, ge=0)
     """Lower bound."""
     correction_upper: float | None = Field(None, gt=0)
@@ -180,8 +179,6 @@ class CriticConfig(Section):
 class WarmupConfig(Section):
     steps: int = Field(0, ge=0)
     """Supervised steps before version 0, on the field `demonstration` of the rows: a right answer; 0: none."""
-    batch_size: int = Field(64, ge=1)
-    """Demonstrations per supervised step."""
     lr: float = Field(3e-3, gt=0)
     """Learning rate of the supervised steps."""
 

@@ -52,6 +52,12 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
     "topology.adapt.hysteresis": (0.03, "the split changes for a predicted gain of 3 %"),
     "topology.adapt.min_learners": (1, PLANNED),
     "topology.adapt.max_learners": (None, PLANNED),
+    "data.curriculum.every": (4, "a row outside of the window comes in one of four passes; set low and high"),
+    "learner.warmup.batch_size": (64, "a supervised step has 64 demonstrations; set learner.warmup.steps"),
+    "actor.correction_level": (
+        None,
+        'actor.correction = "tis_sequence" corrects by sequence, with correction_action = "mask" as icepop does',
+    ),
     "actor.sft_coef": (0.0, "no run trained good samples a second time; weigh them in a loss, actor.loss"),
     "actor.sft_min_reward": (1.0, "it chose samples for actor.sft_coef, which is gone, too"),
     "critic.lr_warmup_steps": (0, "the critic warms up as the policy does; set actor.lr_warmup_steps"),

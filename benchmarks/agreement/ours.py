@@ -126,7 +126,7 @@ def kl_loss(rollouts: Rollouts) -> Tensor:
 CLIP: dict[str, Any] = {"eps_clip": inputs.EPS, "eps_clip_higher": inputs.EPS_HIGHER}
 BOUNDS: dict[str, Any] = {"correction_lower": inputs.LOWER, "correction_upper": inputs.UPPER}
 SEQUENCE: dict[str, Any] = {
-    "correction_level": "sequence",
+    "correction_action": "mask",
     "correction_aggregate": "mean",
     "correction_lower": inputs.SEQUENCE_LOWER,
     "correction_upper": inputs.SEQUENCE_UPPER,
@@ -153,7 +153,7 @@ FUNCTIONS: dict[str, Function] = {
     "weight tis": weight("tis", correction_upper=inputs.CAP),
     "weight tis_sequence": weight("tis_sequence", correction_upper=inputs.CAP),
     "weight icepop": weight("icepop", **BOUNDS),
-    "weight by sequence, masked": weight("icepop", **SEQUENCE),
+    "weight by sequence, masked": weight("tis_sequence", **SEQUENCE),
     "weight by k2, masked": weight(
         "icepop", correction_metric="k2", correction_lower=0.0, correction_upper=inputs.KL_UPPER
     ),

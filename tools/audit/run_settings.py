@@ -160,7 +160,7 @@ def _data(data: dict[str, Any]) -> dict[str, Any]:
     return {
         "sources": tuple((name, source["weight"]) for name, source in sources.items()),
         "loaders": tuple(name for name, source in (sources or {"": data}).items() if source.get("function")),
-        "window": None if window is None else PassRateWindow(window["low"], window["high"], window["every"]),
+        "window": None if window is None else PassRateWindow(window["low"], window["high"], window.get("every", 4)),
         "n_passes": data.get("total_train_epochs"),
     }
 

@@ -30,6 +30,7 @@ from areal_bus.errors import ConfigError, NonFinite
 from areal_bus.storage.journal import Journal
 from areal_bus.storage.versioned_dirs import temporary_folder
 
+WARMUP_BATCH = 64  # demonstrations of a supervised step
 MAX_GRAD_NORM = 1.0
 
 
@@ -90,9 +91,9 @@ def warm_up(
     order: list[int] = []
     losses: list[float] = []
     for step in range(settings.steps):
-        while len(order) < settings.batch_size:
+        while len(order) < WARMUP_BATCH:
             order += draw.sample(range(len(demonstrations)), len(demonstrations))
-        chosen, order = order[: settings.batch_size], order[settings.batch_size :]
+        chosen, order = order[:WARMUP_BATCH], order[WARMUP_BATCH:]
         share = [demonstrations[i].piece() for i in chosen[policy.ranks.share :: policy.ranks.n_shares]]
         optimizer.zero_grad()
         losses.append(_gradient(policy, share, capacity=capacity))

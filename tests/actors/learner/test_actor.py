@@ -18,7 +18,7 @@ def test_a_learner_lives_from_warm_up_to_its_exported_model(tmp_path: Path) -> N
     data = {"task": "reverse", "prompt": "{question}>", "chat_template": False}
     sections: dict[str, Any] = {
         "data": data,
-        "learner": {"warmup": {"steps": 3, "batch_size": 8}},
+        "learner": {"warmup": {"steps": 3}},
         "checkpoint": {"every_steps": 2, "keep": 2},
         "actor": {"lr": 1e-3},
     }

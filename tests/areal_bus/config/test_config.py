@@ -167,7 +167,7 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
         (SOURCES.format('task = "sums"\nweight = 1\n[data]\npath = "x"'), "remove ['path'] of [data], or the tables"),
         (SMALL + "[data.curriculum]\nlow = 0.5\nhigh = 0.5\n", "data.curriculum.low (0.5) must be below"),
         (
-            '[model]\npath = "m"\n[data]\nfunction = "my:loader"\n[data.curriculum]\nevery = 3\n',
+            '[model]\npath = "m"\n[data]\nfunction = "my:loader"\n[data.curriculum]\nlow = 0.1\n',
             "a loader decides its order itself",
         ),
         (TERMS.format('function = "math"'), "read by reward.function = \"weighted\" only: it is 'exact'"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from areal_bus.config.loader import load
+from areal_bus.config import removed
+from areal_bus.config.loader import fields, load, put
 from areal_bus.config.removed import REMOVED, saved, why
 from areal_bus.errors import ConfigError
 from launch.commands.main import load_settings
@@ -74,6 +75,33 @@ def test_saved_settings_of_an_older_run_may_hold_a_removed_key(tree: dict[str, A
     config = saved(json.dumps(tree))
     assert config.topology.adapt.every_steps == tree.get("topology", {}).get("adapt", {}).get("every_steps", 0)
     assert saved(config.model_dump_json()) == config
+
+
+def test_settings_have_at_most_236_keys() -> None:
+    most = 236
+    assert len(fields()) <= most, (
+        f"a new key needs a user who sets it, and a value that they set: {len(fields())} keys, {most} at most: "
+        "make another key a constant with a comment at its user (removed.py answers old files), or raise the limit in "
+        "the same change with these reasons"
+    )
+    assert not fields().keys() & removed.REMOVED.keys()
+
+
+def test_values_of_removed_keys_in_a_saved_run_are_named_unless_they_are_the_former_defaults() -> None:
+    tree = {"watch": {"window": 9, "horizon": 20}, "topology": {"adapt": {"max_learners": None}}, "bus": {"port": 5000}}
+    assert [note.split(" is ignored")[0] for note in removed.ignored(tree)] == ["bus.port = 5000", "watch.window = 9"]
+
+
+@pytest.mark.parametrize("key", removed.REMOVED)
+def test_each_removed_key_has_a_reason_that_ends_a_sentence(key: str) -> None:
+    default, why = removed.REMOVED[key]
+    tree: dict[str, Any] = {}
+    put(tree, key, default, "here")
+    removed.refuse(tree, {})
+    put(tree, key, "another", "here")
+    with pytest.raises(ConfigError, match=f"{re.escape(key)} no longer exists: .*; remove it"):
+        removed.refuse(tree, {key: "here"})
+    assert why[-1] not in ".; "
 
 
 @pytest.mark.parametrize(

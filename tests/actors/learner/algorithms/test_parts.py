@@ -184,9 +184,9 @@ def test_the_five_cases_of_the_decoupled_loss() -> None:
 @pytest.mark.parametrize("aggregate", ["mean", "sum", "max"])
 def test_whole_trajectories_are_masked_by_their_divergence(metric: str, aggregate: str) -> None:
     t = tokens(5, spread=0.8)
-    keys = {"correction_level": "sequence", "correction_metric": metric, "correction_aggregate": aggregate}
-    found = CORRECTIONS["icepop"](
-        t, ActorConfig(correction="icepop", correction_upper=0.3, correction_lower=0.0, **keys)
+    keys = {"correction_action": "mask", "correction_metric": metric, "correction_aggregate": aggregate}
+    found = CORRECTIONS["tis_sequence"](
+        t, ActorConfig(correction="tis_sequence", correction_upper=0.3, correction_lower=0.0, **keys)
     )
     d = t.prox_N - t.behav_N
     by_token = {"k1": -d, "k2": d.square() / 2, "k3": d.exp() - 1 - d}[metric]

@@ -46,7 +46,7 @@ def life(actor: PPOActor, *, index: int, size: int, steps: int = STEPS) -> list[
     warm_up(
         actor.policy,
         demonstrations,
-        WarmupConfig(steps=2, batch_size=5, lr=1e-4),
+        WarmupConfig(steps=2, lr=1e-4),
         seed=1,
         capacity=16,
         journal=actor._journal,

@@ -20,7 +20,7 @@ def run(folder: Path, demonstrations: list[Demonstration], *, steps: int = 30, l
     return warm_up(
         actor.policy,
         demonstrations,
-        WarmupConfig(steps=steps, batch_size=4, lr=lr),
+        WarmupConfig(steps=steps, lr=lr),
         seed=1,
         capacity=20,
         journal=actor._journal,
