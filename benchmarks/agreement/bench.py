@@ -1,9 +1,10 @@
 """Bench `agreement`: our parts of algorithms beside the functions of verl, AReaL and TRL."""
 
+import time
 from contextlib import ExitStack
 
 from areal_bus.errors import ConfigError
-from benchmarks.harness import worker_process
+from benchmarks.harness import pace, worker_process
 from benchmarks.harness.protocol import Figures
 
 SEEDS = 20
@@ -22,12 +23,14 @@ class Agreement:
         with ExitStack() as stack:
             mine = stack.enter_context(worker_process.ours("agreement.ours"))
             theirs = stack.enter_context(worker_process.peer("agreement.peers"))
-            for seed in range(SEEDS):
+            n_seeds, began = pace.of(SEEDS, 4), time.monotonic()
+            for seed in range(n_seeds):
+                pace.say(seed + 1, n_seeds, "batch", time.monotonic() - began)
                 for name, error in differences(mine.ask("compute", seed=seed), theirs.ask("compute", seed=seed)):
                     errors[name] = max(errors.get(name, 0.0), error)
         return {
             "bench": "agreement",
-            "seeds": SEEDS,
+            "seeds": n_seeds,
             "n_functions": len(errors),
             "max_error": {name: float(f"{error:.2g}") for name, error in sorted(errors.items())},
             "largest_error": max(errors.values()),

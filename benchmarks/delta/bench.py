@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,7 @@ from typing import Any
 
 from areal_bus.errors import ConfigError
 from areal_bus.messages import PushBegin
-from benchmarks.harness import worker_process
+from benchmarks.harness import pace, worker_process
 from benchmarks.harness.protocol import Figures
 from benchmarks.harness.worker_process import ROOT
 from benchmarks.push.bench import Half
@@ -53,11 +54,11 @@ class DeltaBench:
         """Needs no peer. Without network namespaces it measures loopback only. Raises ConfigError without the model."""
         if not (MODEL / "config.json").is_file():
             raise ConfigError(f"this bench pushes SmolLM2-135M, which is not at {MODEL}: run `make model`")
-        found: Figures = {"bench": "delta", "model": MODEL.name, "updates": UPDATES, "link": RATE}
+        found: Figures = {"bench": "delta", "model": MODEL.name, "updates": pace.of(UPDATES, 2), "link": RATE}
         with processes() as (learner, members, address):
-            for lr in RATES:
+            for lr in pace.of(RATES, RATES[:1]):
                 print(f"learning rate {lr:g}", file=sys.stderr)
-                series = compare(learner, members, CONFIG, MODEL, address, lr=lr, updates=UPDATES)
+                series = compare(learner, members, CONFIG, MODEL, address, lr=lr, updates=pace.of(UPDATES, 2))
                 found |= figures(series, f"lr{lr:g}".replace("e-0", "e-"))
         return found
 
@@ -106,7 +107,9 @@ def compare(
     for member in members:
         push(member, "full", 0)
         push(member, "delta", 0)  # builds its group
+    began = time.monotonic()
     for version in range(1, updates + 1):
+        pace.say(version, updates, "update", time.monotonic() - began)
         learner.ask("update")
         found.snapshots.append(learner.ask("snapshot"))
         for member in members:

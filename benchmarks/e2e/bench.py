@@ -5,7 +5,6 @@ side is paused while the other is measured. `e2e` reports wall time, `e2e-core` 
 """
 
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 from areal_bus.errors import ConfigError
 from benchmarks.e2e.job import ETA, ON_UPDATE, ROWS, E2eJob, Spent
 from benchmarks.e2e.setting import GROUPS, N_NEW, SAMPLES, TOKENS
-from benchmarks.harness import worker_process
+from benchmarks.harness import pace, worker_process
 from benchmarks.harness.control import on_both_cores
 from benchmarks.harness.interleave import OURS, Rounds, interleave
 from benchmarks.harness.protocol import Figures
@@ -45,8 +44,9 @@ class E2e:
             folder = Path(place)
             with worker_process.ours("e2e.ours") as ours:
                 n_parameters = ours.ask("write", folder=str(folder / "model"))
-            for row in ROWS:
-                print(f"row: {row or 'plain'}", file=sys.stderr)
+            rows = pace.of(list(ROWS), list(ROWS)[:1])
+            for number, row in enumerate(rows, start=1):
+                pace.say(number, len(rows), f"row {row or 'plain'}:")
                 measured[row] = compare(folder, row, quiet=quiet)
         about: Figures = {
             "bench": self.bench,

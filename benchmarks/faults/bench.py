@@ -14,6 +14,7 @@ from pathlib import Path
 from areal_bus.messages import Role
 from benchmarks.faults import recovery
 from benchmarks.faults.recovery import Survivors, of_role, percentile
+from benchmarks.harness import pace
 from benchmarks.harness.protocol import Figures
 from benchmarks.jobs.demo import ROOT
 from benchmarks.jobs.real_job import Kill, KilledJob, Killer
@@ -24,6 +25,7 @@ from tools.run import Line, Run
 CONFIG = "configs/tiny.toml"
 GENERATORS, REWARDS = 3, 2
 KILLS = {Role.GENERATOR: 34, Role.REWARD: 14, Role.LEARNER: 3, Role.HEAD: 1}
+QUICK_KILLS = {Role.GENERATOR: 6, Role.REWARD: 3, Role.LEARNER: 1, Role.HEAD: 1}
 SEED = 1
 LAST_STEPS = 10  # after the resume
 CHANGES = (
@@ -55,7 +57,9 @@ class Faults:
         job = job_at(ROOT / "runs" / f"bench-faults-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", quiet=quiet)
         killer = Killer(job, SEED)
         with job.started():
-            for role in order(KILLS, SEED):
+            roles = order(pace.of(KILLS, QUICK_KILLS), SEED)
+            for number, role in enumerate(roles, start=1):
+                pace.say(number, len(roles), "kill", time.monotonic() - began)
                 killer.kill(role)
             end(job)
         return figures(job, killer.kills) | {"seconds": round(time.monotonic() - began, 1), "run": str(job.run)}

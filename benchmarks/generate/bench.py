@@ -1,12 +1,11 @@
 """Bench `generate`: the builtin engine beside Hugging Face's `generate` and continuous batching, and bare matmuls."""
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
 from benchmarks.generate.requests import BATCHES, N_GIVEN, N_NEW, SIGMA, WAVES
-from benchmarks.harness import worker_process
+from benchmarks.harness import pace, worker_process
 from benchmarks.harness.interleave import OURS, Rounds, interleave
 from benchmarks.harness.protocol import Figures
 from benchmarks.harness.worker_process import Side
@@ -27,10 +26,10 @@ class GenerateBench:
             )
             control = stack.enter_context(worker_process.ours("harness.sgemm"))
             measured = {}
-            for batch in BATCHES:
-                for mixed in (False, True):
-                    print(f"batch {batch}, {kind(mixed)} lengths", file=sys.stderr)
-                    measured[batch, mixed] = compare(peer, ours, control, batch, mixed)
+            rows = pace.of([(batch, mixed) for batch in BATCHES for mixed in (False, True)], [NAMED])
+            for number, (batch, mixed) in enumerate(rows, start=1):
+                pace.say(number, len(rows), f"batch {batch}, {kind(mixed)} lengths:")
+                measured[batch, mixed] = compare(peer, ours, control, batch, mixed)
         return figures(measured)
 
 

@@ -1,12 +1,14 @@
 """Interleaved rounds: each side once a round, a control around each, medians of the ratios."""
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import median
 
 from areal_bus.errors import ConfigError
+from benchmarks.harness import pace
 from benchmarks.harness.protocol import Figures
 
 ROUNDS = 5
@@ -77,9 +79,17 @@ def sure(values: Sequence[float]) -> tuple[float, float]:
 
 
 def interleave(
-    sides: Mapping[str, Measure], control: Measure, *, rounds: int = ROUNDS, attempts: int | None = None
+    sides: Mapping[str, Measure],
+    control: Measure,
+    *,
+    rounds: int = ROUNDS,
+    attempts: int | None = None,
+    quick: int = pace.QUICK_ROUNDS,
 ) -> Rounds:
     """Measure every side once a round, in an order that turns round by round, the control before, between and after.
+
+    `quick`: rounds of a quick bench, fewer when its time is over, but two (or all, where more than QUICK_ROUNDS are
+    asked for: an interval needs them).
 
     A round whose control varies more than STEADY is refused. Raises ConfigError when `attempts` (default: five times
     as many) were not enough for `rounds` that count: figures of a machine that swings are not given.
@@ -88,10 +98,14 @@ def interleave(
     kept: list[Mapping[str, float]] = []
     controls: list[list[float]] = []
     refused = 0
+    rounds = pace.of(rounds, min(quick, rounds))
+    least = rounds if quick > pace.QUICK_ROUNDS else min(2, rounds)
     attempts = 5 * rounds if attempts is None else attempts
+    began = time.monotonic()
     for attempt in range(attempts):
-        if len(kept) == rounds:
+        if len(kept) == rounds or (len(kept) >= least and pace.is_late()):
             break
+        pace.say(len(kept) + 1, rounds, "round", time.monotonic() - began)
         turn = attempt % len(names)
         seen = [control()]
         costs: dict[str, float] = {}
@@ -103,7 +117,7 @@ def interleave(
         else:
             kept.append(costs)
             controls.append(seen)
-    if len(kept) < rounds:
+    if len(kept) < pace.of(rounds, least):
         raise ConfigError(
             f"{rounds} rounds with a control steady within {STEADY:g}x are needed; {len(kept)} of {attempts} were: "
             "run the bench on a quieter machine"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import areal_bus
 from areal_bus.errors import ConfigError
+from benchmarks.harness import pace
 from benchmarks.harness.protocol import Figures
 from tools import surviving_history
 from tools.run import Run
@@ -46,6 +47,7 @@ def command(name: str) -> list[str]:
         f'run.name="{name}"',
         "--set",
         'run.folder="runs"',
+        *pace.of((), ("--set", "run.total_train_steps=6")),
     ]
     return [mpirun(), "-np", str(RANKS), *job]
 

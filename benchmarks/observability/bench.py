@@ -25,6 +25,7 @@ from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
 from areal_bus.storage.journal import Journal, compact
 from areal_bus.storage.journal_segments import LineFile
+from benchmarks.harness import pace
 from benchmarks.harness.protocol import Figures
 from benchmarks.jobs import demo
 from benchmarks.jobs.real_job import KilledJob
@@ -34,6 +35,7 @@ from tools.run import Line, Run
 TINY = "configs/tiny.toml"
 WARM = 3  # updates before the first moment
 LAP = {demo.CONFIG: 16, TINY: 100}  # and between the two
+QUICK_LAP = {demo.CONFIG: 4, TINY: 25}
 POLL_S = 2.0  # as the page does
 ENVELOPE = {"t", "wall", "term", "role", "rank", "inc", "seq", "event"}
 REPEATS = 5
@@ -61,9 +63,10 @@ class Observability:
 
 def observed(config: str, *, quiet: bool) -> Figures:
     """The figures of one job."""
+    lap = pace.of(LAP, QUICK_LAP)[config]
     tracker = "tensorboard" if find_spec("tensorboard") is not None else "csv"
     changes = (
-        f"run.total_train_steps={WARM + LAP[config] + 200}",
+        f"run.total_train_steps={WARM + lap + 200}",
         "evaluate.before=false",
         "evaluate.after=false",
         f'journal.tracker=["{tracker}"]',
@@ -75,7 +78,7 @@ def observed(config: str, *, quiet: bool) -> Figures:
             job.wait_until(lambda: job.tail.version >= 1, "the first update")
             with watched(where) as page:
                 first = moment(where, page, at_update(job, WARM))
-                last = moment(where, page, at_update(job, first.version + LAP[config]))
+                last = moment(where, page, at_update(job, first.version + lap))
         lines = [line for line in Run(where).events() if first.wall <= line["wall"] < last.wall]
         samples = [x for x in Run(where).samples() if first.version <= x["version"] < last.version]
         journal_s = written_again(lines, samples)
@@ -86,6 +89,7 @@ def at_update(job: KilledJob, version: int) -> int:
     """Wait for this version; each update may take as long as the harness allows. The version that was reached."""
     while job.tail.version < version:
         reached = job.tail.version
+        pace.say(reached + 1, version, "update")
         job.wait_until(lambda: job.tail.version > reached, f"update {version}")  # noqa: B023
     return job.tail.version
 

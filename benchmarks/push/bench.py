@@ -5,7 +5,6 @@ shared memory that the generator copies, or gloo over loopback in a side thread.
 quarter of it with longer completions; the generator decodes throughout.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 from areal_bus.errors import ConfigError
 from areal_bus.weights.route import Route
-from benchmarks.harness import worker_process
+from benchmarks.harness import pace, worker_process
 from benchmarks.harness.control import on_both_cores
 from benchmarks.harness.interleave import Measure, Rounds, interleave, sure
 from benchmarks.harness.protocol import Figures
@@ -73,8 +72,9 @@ class PushBench:
         if not (MODEL / "config.json").is_file():
             raise ConfigError(f"this bench pushes SmolLM2-135M, which is not at {MODEL}: run `make model`")
         found: Figures = {"bench": "push"}
-        for suffix, way in WAYS.items():
-            print(way, file=sys.stderr)
+        ways = pace.of(list(WAYS.items()), list(WAYS.items())[:1])
+        for number, (suffix, way) in enumerate(ways, start=1):
+            pace.say(number, len(ways), f"{way}:")
             steps, apart, seen = processes(way)
             found |= {f"{name}{suffix}": value for name, value in figures(steps, apart, seen).items()}
             found |= {} if suffix else steps.figures()
@@ -121,7 +121,7 @@ def compare(
         WITH: lambda: pair.step(with_push=True),
     }
     apart: dict[str, Measure] = {ALONE: pair.push, MEMCPY: lambda: float(learner.ask("memcpy"))}
-    return interleave(steps, control, rounds=way.rounds), interleave(apart, control, rounds=APART), seen
+    return interleave(steps, control, rounds=way.rounds, quick=7), interleave(apart, control, rounds=APART), seen
 
 
 def beside(way: PushWay) -> dict[str, Any]:

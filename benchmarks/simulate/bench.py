@@ -18,7 +18,7 @@ from areal_lab.simulate.calibration import Measured, config_of, fit
 from areal_lab.simulate.intervals import REPLICATES, replicas
 from areal_lab.simulate.recording import Recording, record
 from areal_lab.simulate.tables import RunComparison, compare_with_run, plus_minus
-from benchmarks.harness import worker_process
+from benchmarks.harness import pace, worker_process
 from benchmarks.harness.protocol import Figures
 from benchmarks.jobs import lengths_reward, workload
 from benchmarks.jobs.real_job import KilledJob
@@ -69,8 +69,9 @@ class SimulateBench:
             with worker_process.ours("jobs.halves_alone") as maker:
                 prepare(folder, maker)
             seen = {}
-            for number, job in enumerate(jobs(), start=1):
-                print(f"{number} of {len(jobs())}: {job.name}", file=sys.stderr, flush=True)
+            chosen = pace.of(jobs(), jobs()[:2])
+            for number, job in enumerate(chosen, start=1):
+                pace.say(number, len(chosen), f"job {job.name}:", time.monotonic() - began)
                 try:
                     seen[job] = observed(job, folder)
                 except ConfigError as error:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from statistics import median
 
-from benchmarks.harness import worker_process
+from benchmarks.harness import pace, worker_process
 from benchmarks.harness.control import on_both_cores
 from benchmarks.harness.interleave import OURS, Rounds, interleave
 from benchmarks.harness.protocol import Figures
@@ -45,7 +45,9 @@ class WireBench:
 
             coded = interleave({name: partial(measure, name) for name in sides}, lambda: float(control.ask("sgemm")))
             runs: list[Figures] = []
-            ringed = interleave({OURS: partial(ring, runs)}, stack.enter_context(on_both_cores()))
+            ringed = interleave(
+                {OURS: partial(ring, runs, pace.of(TRAJECTORIES, 1000))}, stack.enter_context(on_both_cores())
+            )
         return coded_figures(coded, n_bytes) | ring_figures(ringed, runs) | coded.figures()
 
 

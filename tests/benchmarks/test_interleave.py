@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import comb
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ import pytest
 
 from areal_bus.errors import ConfigError
 from benchmarks import __main__ as bench
-from benchmarks.harness import worker_main, worker_process
+from benchmarks.harness import pace, worker_main, worker_process
 from benchmarks.harness.interleave import Ratio, interleave, sure
 from benchmarks.harness.worker_process import Side
 
@@ -143,3 +143,22 @@ def test_the_cost_of_a_call_is_no_moment_in_which_the_clock_stood_still(monkeypa
 
     monkeypatch.setattr(worker_main, "time", SimpleNamespace(monotonic=lambda: wall, process_time=lambda: cpu))
     assert worker_main.seconds(work) == pytest.approx(1e-4)
+
+
+@pytest.fixture
+def quick() -> Iterator[None]:
+    pace.begin(quick=True)
+    yield
+    pace.begin(quick=False)
+
+
+@pytest.mark.usefixtures("quick")
+def test_quick_makes_three_rounds_and_two_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    sides = {"ours": lambda: 1.0, "peer": lambda: 2.0}
+    assert len(interleave(sides, lambda: 1.0, rounds=61).costs) == 3
+    assert "round 3 of 3" in capsys.readouterr().err
+    assert len(interleave(sides, lambda: 1.0, rounds=61, quick=7).costs) == 7
+    monkeypatch.setattr(pace, "is_late", lambda: True)
+    assert len(interleave(sides, lambda: 1.0, rounds=61).costs) == 2
+    assert len(interleave(sides, lambda: 1.0, rounds=61, quick=7).costs) == 7  # an interval needs them
+    assert pace.of("full", "quick") == "quick"
