@@ -46,7 +46,7 @@ class HeadCheckpointWriter:
         return {**START, **found}
 
     def waypoints(self) -> list[HeadSavepoint]:
-        """States from which a learner that outlived the head may continue."""
+        """States from which a learner that survived the head may continue."""
         return waypoints(self._folder)
 
     def mark(self, waypoint: HeadSavepoint) -> None:

@@ -73,7 +73,7 @@ class Learner:
         self.context = context
         self.config = config
         self.journal = journal
-        self.pulse = HeartbeatState()
+        self.heartbeat = HeartbeatState()
         self.is_root = context.index == 0
         self.root: WeightSender | None = None
         self.endpoint = ""  # of the store at rank 0
@@ -92,7 +92,7 @@ class Learner:
                 route=config.weights.route,
                 changes=self.changes,
             )
-        self.bus = open_bus(context, config, self.pulse)
+        self.bus = open_bus(context, config, self.heartbeat)
         self.pusher = WeightPusher(
             self._push, send=self.send, failed=lambda error: self.inbox.fail(error), changes=self.changes
         )
@@ -131,7 +131,7 @@ class Learner:
                 partial_groups=self.config.reward.partial_groups,
             ),
             journal=self.journal,
-            pulse=self.pulse,
+            heartbeat=self.heartbeat,
             version=lambda: self.actor.version,
             turn=profiler.turn,
         )
@@ -211,7 +211,7 @@ class Learner:
             if context.n_learners == 1:
                 self.inbox.bind()
                 return LearnerRanks(), self.checkpoints.choose()
-            self.pulse.note = "waits for the other learners"
+            self.heartbeat.note = "waits for the other learners"
             meeting = Rendezvous(
                 self.inbox,
                 name=context.name,
@@ -241,7 +241,7 @@ class Learner:
         """Load tokenizer and model; afterwards the actor holds the start version."""
         config, context = self.config, self.context
         with self.journal.span("load"):
-            self.pulse.note = "loads the model"
+            self.heartbeat.note = "loads the model"
             self.tokenizer = load_tokenizer(context.model_folder, date=context.run_date())
             model, settings = context.model_folder, model_settings(config, ranks, context.device)
             self.policy = load_policy(config, model, settings, checkpoint=start.folder)
@@ -255,13 +255,13 @@ class Learner:
                     context,
                     tokenizer=self.tokenizer,
                     journal=self.journal,
-                    pulse=self.pulse,
+                    heartbeat=self.heartbeat,
                     tick=self.inbox.check,
                 )
         self.actor = PPOActor(
             self.policy,
             config,
-            UpdateContext(self.journal, self.pulse, context.folder, publish=self._publish, tick=self.inbox.check),
+            UpdateContext(self.journal, self.heartbeat, context.folder, publish=self._publish, tick=self.inbox.check),
             critic=critic,
             frozen=self._load_frozen(start),
             simulated=simulated_update(config),
@@ -307,7 +307,7 @@ class Learner:
         """Report the version of this rank to a head of this incarnation."""
         version = self.actor.version
         if lives_on:
-            self.journal.write(Event.NOTE, text=f"has outlived a head: goes on at version {version} with the next one")
+            self.journal.write(Event.NOTE, text=f"survived a head: continues at version {version} with the next one")
             for push in self.pusher.drop():
                 if self.root is not None:
                     self.root.cancel(push)
@@ -333,7 +333,7 @@ class Learner:
     def _sealed(self, version: int, folder: str) -> None:
         """Runs on every rank when a checkpoint is complete. Only its updates survive this process."""
         if version > self.began_at:
-            self.pulse.report_progress()
+            self.heartbeat.report_progress()
         if self.is_root and not self.failover.has_new_head:
             self.send(m.Checkpointed(version, folder))
 
@@ -378,7 +378,7 @@ class Learner:
                 dtype=self.policy.push_dtype,
                 shared_on=self.shared_on,
             )
-        self.pulse.version = version
+        self.heartbeat.version = version
         if snapshot is None:
             return ""
         self.pusher.keep(snapshot)
@@ -389,7 +389,7 @@ class Learner:
         model = ""
         at_end = self.config.checkpoint.at_end
         if at_end or drained:
-            self.pulse.note = "writes the last checkpoint"
+            self.heartbeat.note = "writes the last checkpoint"
             self.checkpoints.finish(self.actor, self.tokenizer)
         self.checkpoints.settle()
         if at_end and not drained:
@@ -399,7 +399,7 @@ class Learner:
 
     def _serve(self, rollout: Rollout) -> None:
         """Serve pushes until the head sends Stop; report the end again to a restarted head."""
-        self.pulse.note = "serves pushes"
+        self.heartbeat.note = "serves pushes"
         self.journal.mark("serve")
         while True:
             self.inbox.take(look=self._look)

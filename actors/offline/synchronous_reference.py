@@ -158,7 +158,7 @@ class SynchronousReference:
             seed=config.run.seed,
             capacity=stage_at(self._stages, 0).max_tokens_per_mb,
             journal=self.journal,
-            pulse=HeartbeatState(),
+            heartbeat=HeartbeatState(),
             tick=lambda: None,
         )
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TOO_LONG = "over the maximum context length"  # clients recognise an overlong conversation by these words
 UNSUPPORTED = "setting not supported by this run's engine"
-MAX_KILLED = 2  # processes of one sample that may be killed, each with a conversation anew, before the sample fails
+MAX_KILLED = 2  # processes of one sample that may be killed, each restarts the conversation, before the sample fails
 
 
 def do_nothing() -> None:
@@ -74,7 +74,7 @@ class AgentWorkflow:
             if not ended.was_killed or n_killed == MAX_KILLED:
                 return dialogue.episode(row, ended)
             n_killed += 1
-            logger.warning("{}: a process of {} was killed: its conversation begins anew", ask.name, self._what)
+            logger.warning("{}: a process of {} was killed: its conversation is restarted", ask.name, self._what)
 
     def _first_messages(self, row: Row) -> list[Message]:
         """The prompt as [data] configures it, for a built-in agent."""

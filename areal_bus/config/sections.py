@@ -178,7 +178,7 @@ class WeightsConfig(Section):
 
 class CheckpointConfig(Section):
     every_s: float = Field(600.0, ge=0)
-    """Longest interval of checkpoints by time. The first comes after a minute, over all lives of the learner. Then they
+    """Longest interval of checkpoints by time. The first comes after a minute, over all learner restarts. Then they
     come as often as takes under 2 % of the time, as measured, and not below 5 s. 0: none by time."""
     every_steps: int = Field(0, ge=0)
     """Checkpoint interval in steps, in addition (1 includes version 0); 0: none by steps."""

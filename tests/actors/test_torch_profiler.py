@@ -105,7 +105,7 @@ def test_sigusr2_records_the_next_turn_each_time_it_comes(journal: Journal, monk
 
 
 @pytest.mark.usefixtures("signals")
-def test_an_actor_that_records_nothing_outlives_sigusr2(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_actor_that_records_nothing_survives_sigusr2(capfd: pytest.CaptureFixture[str]) -> None:
     process.listen_for_profile("reward-0.0", records=False)
     os.kill(os.getpid(), signal.SIGUSR2)
     assert capfd.readouterr().err == "reward-0.0: SIGUSR2 records learners and generators only\n"

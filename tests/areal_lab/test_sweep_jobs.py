@@ -175,7 +175,7 @@ def test_a_server_with_threads_refuses_to_fork() -> None:
 
 
 @pytest.mark.slow
-def test_no_process_outlives_a_sweep_that_is_killed(tmp_path: Path) -> None:
+def test_no_process_survives_a_killed_sweep(tmp_path: Path) -> None:
     small = "\n".join(f'"{key}" = {value}' for key, value in SMALL.items())
     file, out = tmp_path / "sweep.toml", tmp_path / "out"
     file.write_text(f"""config = "{BASE}"

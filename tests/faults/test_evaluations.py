@@ -19,7 +19,7 @@ SETTINGS = (
 )
 
 
-def test_an_evaluation_outlives_a_generator_and_a_resumed_run_evaluates_each_version_once(tmp_path: Path) -> None:
+def test_an_evaluation_survives_a_generator_and_a_resumed_run_evaluates_each_version_once(tmp_path: Path) -> None:
     problems = tmp_path / "small.jsonl"
     problems.write_text('{"question": "abc", "answer": "cba"}\n{"question": "dog", "answer": "god"}\n')
     sets = f'evaluate.sets=[{{name = "small", path = "{problems}"}}]'

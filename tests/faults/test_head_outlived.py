@@ -69,7 +69,7 @@ def lives(ring: Ring, role: str) -> int:
 
 
 @pytest.mark.slow
-def test_row_12_a_learner_outlives_heads_and_makes_every_update_once(outlived: Outlived) -> None:
+def test_row_12_a_learner_survives_heads_and_makes_every_update_once(outlived: Outlived) -> None:
     assert outlived.last == outlived.learner
     assert (lives(outlived.ring, "learner"), lives(outlived.ring, "head")) == (1, 3)
     assert made(outlived.ring) == list(range(1, STEPS + 1))
@@ -144,7 +144,7 @@ def test_row_12_heads_that_are_killed_at_random_cost_no_update(tmp_path: Path, e
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", [1, 2])
-def test_row_12_two_learner_ranks_outlive_their_heads_together(tmp_path: Path, seed: int) -> None:
+def test_row_12_two_learner_ranks_survive_their_heads_together(tmp_path: Path, seed: int) -> None:
     dice, n_steps = random.Random(seed), 24
     ring = Ring(
         tmp_path,
@@ -256,7 +256,7 @@ def test_a_head_and_a_learner_that_die_together_go_back_to_the_checkpoint(tmp_pa
 
 
 @pytest.mark.soak
-def test_a_learner_whose_head_comes_back_without_a_waypoint_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
+def test_a_learner_whose_head_restarts_without_a_savepoint_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=10", "checkpoint.every_steps=3")
     ring.hold_learner(5)
     with ring.started():
@@ -270,11 +270,11 @@ def test_a_learner_whose_head_comes_back_without_a_waypoint_goes_back_to_the_che
     ring.check_survived()
     (term,) = ring.lines("term", role="head")[1:]
     assert (term["version"], term["lives_on"]) == (3, False)
-    assert "no waypoint on disk says what learner-0.0 had at version 5: back to the last checkpoint" in ring.output
+    assert "missing savepoint of learner-0.0 at version 5: back to the last checkpoint" in ring.output
 
 
 @pytest.mark.soak
-def test_a_learner_that_is_done_outlives_its_head_and_writes_no_second_checkpoint(tmp_path: Path) -> None:
+def test_a_finished_learner_survives_its_head_and_writes_no_second_checkpoint(tmp_path: Path) -> None:
     """All is trained and an evaluation runs: the next head repeats the evaluation and ends the job."""
     evaluation = ("evaluate.after=true", "evaluate.limit=8", "evaluate.n_samples=2")
     ring = Ring(tmp_path, "run.total_train_steps=4", WITHOUT, *evaluation)

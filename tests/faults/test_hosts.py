@@ -20,7 +20,7 @@ def ring_over(four: Hosts, folder: Path, *changes: str) -> Ring:
 @pytest.mark.parametrize(
     "host", [pytest.param(LOST, id="generator"), pytest.param(LEARNER, id="head-and-learner", marks=pytest.mark.soak)]
 )
-def test_a_job_over_four_hosts_outlives_a_cut_a_slow_link_and_a_lost_host(tmp_path: Path, host: int) -> None:
+def test_a_job_over_four_hosts_survives_a_cut_a_slow_link_and_a_lost_host(tmp_path: Path, host: int) -> None:
     with hosts(4) as four:
         four.throttle(SLOW, "4mbit")
         ring = ring_over(four, tmp_path, "run.total_train_steps=20")

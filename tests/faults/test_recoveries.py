@@ -28,7 +28,7 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert [percentile(list(range(1, 101)), share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
 
 
-def test_a_kill_is_detected_by_a_death_or_by_the_next_life() -> None:
+def test_a_kill_is_detected_by_a_death_or_by_the_next_incarnation() -> None:
     dead = line(12.0, "member", name="generator-0.0", state="dead")
     joined = line(11.0, "joined", name="generator-0.1")
     others = [line(10.5, "member", name="generator-1.0", state="dead"), line(10.6, "joined", name="reward-0.1")]

@@ -93,7 +93,7 @@ def calls_a_group_ready_early(patch: pytest.MonkeyPatch) -> None:
         (calls_a_group_ready_early, "I8 "),
     ],
 )
-def test_a_rule_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch, sabotage: Sabotage, noticed: str) -> None:
+def test_a_rule_left_out_is_detected(monkeypatch: pytest.MonkeyPatch, sabotage: Sabotage, noticed: str) -> None:
     sabotage(monkeypatch)
     quick = settings(settings_of(200, always_the_same=True), phases=[Phase.generate])
     with pytest.raises(AssertionError, match=noticed):

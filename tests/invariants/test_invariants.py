@@ -242,7 +242,7 @@ def test_I8_groups(schedules: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
     assert first_break(monkeypatch, trains_what_is_there) == "I8"
 
 
-def test_I8_a_group_trained_before_an_older_whole_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_I8_a_group_trained_before_an_older_whole_one_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def takes_the_youngest(patch: pytest.MonkeyPatch) -> None:
         take = ledger.Ledger.take
 
@@ -261,7 +261,7 @@ def test_I6_a_version_published_without_a_push_is_detected(monkeypatch: pytest.M
     assert first_break(monkeypatch, pushes_to_nobody) == "I6"
 
 
-def test_I6_a_publish_line_that_counts_its_members_wrongly_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_I6_a_publish_line_that_counts_its_members_wrongly_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def counts_those_who_missed_it(patch: pytest.MonkeyPatch) -> None:
         publish = Publisher._publish
 
@@ -273,7 +273,7 @@ def test_I6_a_publish_line_that_counts_its_members_wrongly_is_noticed(monkeypatc
     assert first_break(monkeypatch, counts_those_who_missed_it) == "I6"
 
 
-def test_I11_an_end_for_pushes_that_were_not_missed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_I11_an_end_for_pushes_that_were_not_missed_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A miss or two make no generator hopeless, whatever the head says of it at its end."""
 
     def blames_whoever_was_there(patch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ def some_are_refunded(patch: pytest.MonkeyPatch, reason: Refund) -> None:
         some_are_refunded_for_a_verdict_that_was_none,
     ],
 )
-def test_I3_a_refund_for_a_reason_that_is_not_so_is_noticed(
+def test_I3_a_refund_for_a_reason_that_is_not_so_is_detected(
     sabotage: Sabotage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = StalenessPolicy.DROP if sabotage is groups_younger_than_the_bound_are_dropped else None

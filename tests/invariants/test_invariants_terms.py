@@ -113,17 +113,17 @@ def restart_ledger_with(**wrong: Callable[[Any, int], int]) -> Sabotage:
     return sabotage
 
 
-def test_uids_that_do_not_go_back_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uids_that_do_not_go_back_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = restart_ledger_with(next_uid=lambda ledger, uid: max(uid, getattr(ledger, "next_uid", 0)))
     assert first_break(monkeypatch, go_on).startswith("I3 ")
 
 
-def test_attempts_that_begin_again_in_a_new_term_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_that_begin_again_in_a_new_term_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or what a generator lost with the term before looks like a failure of this one."""
     assert first_break(monkeypatch, restart_ledger_with(term=lambda *_: 0)).startswith(("I5 ", "I6 "))
 
 
-def test_open_prompts_that_a_term_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_prompts_that_a_term_forgets_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(patch: pytest.MonkeyPatch) -> None:
         begin_term = Rollouts.begin_term
         patch.setattr(Rollouts, "begin_term", lambda self, term, right: begin_term(self, term, replace(right, open=())))
@@ -131,7 +131,7 @@ def test_open_prompts_that_a_term_forgets_are_noticed(monkeypatch: pytest.Monkey
     assert "it vanished with its term" in first_break(monkeypatch, forgets)
 
 
-def test_verdicts_of_the_lost_timeline_that_are_kept_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_of_the_lost_timeline_that_are_kept_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def keeps(patch: pytest.MonkeyPatch) -> None:
         revive = head_checkpoint.revive
         patch.setattr(
@@ -165,7 +165,7 @@ def test_a_term_that_reopens_prompts_trained_in_the_surviving_history_is_detecte
     assert "has trained it" in first_break(monkeypatch, reopens)
 
 
-def test_data_that_does_not_go_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_does_not_go_back_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def goes_on(patch: pytest.MonkeyPatch) -> None:
         restart = DataCursor.restart
 
@@ -197,21 +197,21 @@ def test_a_curriculum_that_loses_its_pass_rates_is_detected(monkeypatch: pytest.
     assert first_break(monkeypatch, forgets, with_sources).startswith("I4 ")
 
 
-def test_a_generator_that_keeps_samples_of_lost_versions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_that_keeps_samples_of_lost_versions_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def keeps(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(TermHistory, "keeps", lambda *_: True)
 
     assert first_break(monkeypatch, keeps).startswith("I5 ")
 
 
-def test_an_older_terms_sample_that_is_accepted_beyond_the_base_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_terms_sample_that_is_accepted_beyond_the_base_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def accepts(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(Rollouts, "_is_void", lambda *_: False)
 
     assert first_break(monkeypatch, accepts).startswith("I5 ")
 
 
-def test_a_frontier_of_a_later_moment_than_its_version_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_checkpoint_captured_after_its_version_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def takes_late(patch: pytest.MonkeyPatch) -> None:
         """When the next update is finished, under the number of the one before."""
         is_due, capture = Terms.is_due, HeadState.checkpoint
@@ -251,7 +251,7 @@ def test_leases_of_dead_members_that_are_not_requeued_are_detected(monkeypatch: 
     assert found <= {"", "I11"}
 
 
-def test_reports_of_lost_versions_that_are_handed_on_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_of_lost_versions_that_are_handed_on_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def keeps(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(PartialRollouts, "begin_term", lambda *_: None)
 
@@ -267,7 +267,7 @@ def away_in_a_term(seed: int) -> Scenario:
     return replace(plan, n_generators=1, eta=3, faults=faults, report_tokens=1)
 
 
-def test_open_prompts_that_cost_no_credit_in_the_new_term_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_prompts_that_cost_no_credit_in_the_new_term_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def costs_nothing(patch: pytest.MonkeyPatch) -> None:
         begin_term = Rollouts.begin_term
         uncounted: dict[Gate, int] = {}

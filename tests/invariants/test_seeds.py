@@ -164,7 +164,7 @@ PINNED: dict[str, tuple[Callable[[], None], left_out.Sabotage]] = {
         left_out.whoever_is_learner_0_pushes,
     ),
     "room among frontiers is made when a learner has proved to be there after them": (
-        test_terms.test_a_learner_that_chose_before_a_newer_frontier_was_durable_finds_its_own,
+        test_terms.test_a_learner_that_chose_before_a_newer_head_checkpoint_was_durable_finds_its_own,
         left_out.room_is_made_on_a_learners_word,
     ),
     "a member completes a push once": (
@@ -263,7 +263,7 @@ PINNED: dict[str, tuple[Callable[[], None], left_out.Sabotage]] = {
         left_out.a_lost_lease_goes_to_anybody,
     ),
     "a request for a batch may overtake its Begin": (
-        test_terms.test_a_request_for_a_batch_may_overtake_the_word_that_its_term_begins,
+        test_terms.test_a_request_for_a_batch_may_overtake_the_begin_of_its_term,
         left_out.requests_before_the_begin_are_refused,
     ),
     "when one of two learners comes back both do": (

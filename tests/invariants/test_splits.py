@@ -93,7 +93,7 @@ def at_once(self: SplitChanges) -> bool:
     ("owner", "rule", "broken", "invariant"),
     [(MemberLifecycle, "_misplaced", nobody_is_misplaced, "I11"), (SplitChanges, "_has_handed_over", at_once, "I4")],
 )
-def test_a_rule_that_is_left_out_is_noticed(
+def test_a_rule_that_is_left_out_is_detected(
     monkeypatch: pytest.MonkeyPatch, owner: type, rule: str, broken: Callable[..., object], invariant: str
 ) -> None:
     """Learners of an older split come in; the split changes before the checkpoint is written."""

@@ -187,7 +187,7 @@ MOMENTS: dict[str, Callable[[str], bool]] = {
 @needs_mpirun
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_no_process_outlives_an_mpirun_that_is_killed_while_its_ranks_start(tmp_path: Path, moment: str) -> None:
+def test_no_process_survives_an_mpirun_killed_while_its_ranks_start(tmp_path: Path, moment: str) -> None:
     """Ranks stayed in MPI_Init for minutes."""
     mark = f"{os.getpid()}-{list(MOMENTS).index(moment)}"
     folder = f"run.folder={json.dumps(str(tmp_path))}"

@@ -103,7 +103,7 @@ def outcome_rows(figures: dict[str, Any]) -> list[str]:
         undone, n_terms = figures["undone"], len(figures["terms"]) - 1
         lines.append(
             f"undone    {undone['updates']} updates, {undone['trajectories']:,} trajectories, {undone['tokens']:,} "
-            f"tokens, by {n_terms} later term{'s' * (n_terms > 1)}; {undone['prompts']} prompts were admitted anew"
+            f"tokens, by {n_terms} later term{'s' * (n_terms > 1)}; {undone['prompts']} prompts were admitted again"
         )
     if prompts["refused_messages"]:
         lines.append(f"refused   {_counts(prompts['refused_messages'])[2:-1]}")

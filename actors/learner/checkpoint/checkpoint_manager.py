@@ -32,9 +32,9 @@ def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> Start
     """The newest version whose checkpoint and head checkpoint verify; `warn` receives the reason for each that does
     not.
 
-    Version 0 needs neither. A whole checkpoint without a frontier is one that was never finished: when it is the first
-    of a run (not above `every_steps`; without those, the only one of a run without any frontier), the run begins at
-    version 0 again. Raises CheckpointError if there are checkpoints and none is usable.
+    Version 0 needs neither. A complete checkpoint without a head checkpoint is one that was never finished: when it is
+    the first of a run (not above `every_steps`; without those, the only one of a run without any head checkpoint), the
+    run begins at version 0 again. Raises CheckpointError if there are checkpoints and none is usable.
     """
     folder = run / "checkpoints"
     versioned_dirs.tidy(folder)
@@ -80,11 +80,13 @@ def _check(run: Path, version: int, path: Path) -> None:
     if version:
         frontier = head_checkpoints.load(head_checkpoints.path_of(run / "frontiers", version))
         if frontier.version != version:
-            raise CheckpointError(f"a frontier has the name of its version: that of {version} is of {frontier.version}")
+            raise CheckpointError(
+                f"version mismatch in a head checkpoint: the file of {version} holds {frontier.version}"
+            )
 
 
 def age_s(run: Path) -> float:
-    """Seconds since the newest checkpoint, without one since the start of the run: its schedule outlives a learner."""
+    """Seconds since the newest checkpoint, without one since the start of the run: its schedule survives a learner."""
     newest = next(iter(versioned_dirs.versions(run / "checkpoints").values()), run / "config.json")
     try:
         return max(0.0, time.time() - newest.stat().st_mtime)

@@ -95,7 +95,7 @@ class Rollout:
         *,
         build: BuildBatch,
         journal: Journal,
-        pulse: HeartbeatState,
+        heartbeat: HeartbeatState,
         version: Callable[[], int],
         turn: Callable[[int], None] = lambda step: None,
     ) -> None:
@@ -105,7 +105,7 @@ class Rollout:
         self._failover = failover
         self._build = build
         self._journal = journal
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._version = version
         self._turn = turn
         self._step = version()
@@ -127,13 +127,13 @@ class Rollout:
         if self.ended:
             return None
         with self._journal.span("wait_batch"):
-            self._pulse.note = f"waits for the batch of step {self._step}"
+            self._heartbeat.note = f"waits for the batch of step {self._step}"
             end, items = self._next()
             if isinstance(end, NoBatch):
                 self.ended, self.drained = True, end.drained
                 return None
             batch = self._build(items, step=end.step, clock=end.clock, n_groups=end.n_groups)
-        self._pulse.note = f"trains step {self._step}"
+        self._heartbeat.note = f"trains step {self._step}"
         self.ended = end.last
         self._step += 1
         return batch

@@ -75,7 +75,7 @@ def warm_up(
     seed: int,
     capacity: int,
     journal: Journal,
-    pulse: HeartbeatState,
+    heartbeat: HeartbeatState,
     tick: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """`settings.steps` AdamW steps on the mean log-prob of the completions' tokens; returns the loss of each.
@@ -101,8 +101,8 @@ def warm_up(
             raise NonFinite(f"a warm-up loss must be finite: {losses[-1]} at step {step}; lower learner.warmup.lr")
         clip_grad_norm_(policy.parameters().values(), MAX_GRAD_NORM)
         optimizer.step()
-        pulse.progress += 1
-        pulse.note = f"warm-up step {step + 1} of {settings.steps}, loss {losses[-1]:.3f}"
+        heartbeat.progress += 1
+        heartbeat.note = f"warm-up step {step + 1} of {settings.steps}, loss {losses[-1]:.3f}"
         if policy.ranks.index == 0:
             journal.write(Event.WARMUP, step=step, loss=losses[-1])
         journal.mark("warmup")
@@ -188,7 +188,7 @@ def warm(
     *,
     tokenizer: Any,
     journal: Journal,
-    pulse: HeartbeatState,
+    heartbeat: HeartbeatState,
     tick: Callable[[], None],
 ) -> None:
     """Run the configured supervised steps before version 0."""
@@ -200,6 +200,6 @@ def warm(
         seed=config.run.seed,
         capacity=stage_at(stages_of(config), 0).max_tokens_per_mb,
         journal=journal,
-        pulse=pulse,
+        heartbeat=heartbeat,
         tick=tick,
     )

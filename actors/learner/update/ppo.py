@@ -76,7 +76,7 @@ class UpdateContext:
     """Where an update reports. An exception of `publish` or `tick` ends the update."""
 
     journal: Journal
-    pulse: HeartbeatState  # its progress grows with each micro-batch
+    heartbeat: HeartbeatState  # its progress grows with each micro-batch
     folder: Path  # of the run
     publish: Publish = lambda version, stats: None  # at the end of every update
     tick: Callable[[], None] = lambda: None  # between micro-batches
@@ -338,7 +338,7 @@ class PPOActor:
         batch.streams["prox"] = self._passes.logprobs(self.policy, batch, members, self.version)
 
     def _beat(self) -> None:
-        self._context.pulse.progress += 1
+        self._context.heartbeat.progress += 1
         self._context.tick()
 
     def _raise_nonfinite(self, batch: Batch, *, loss: float, norm: float) -> NoReturn:

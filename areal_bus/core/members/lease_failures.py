@@ -46,7 +46,7 @@ class LeaseFailures:
     def __init__(self) -> None:
         self.now = 0.0  # of the last `judge`
         self._n_succeeded = 0
-        self._failing: dict[str, FailingGenerator] = {}  # by actor, so that an incarnation does not begin anew
+        self._failing: dict[str, FailingGenerator] = {}  # by actor, so that a new incarnation keeps the count
         self._n_evicted: Counter[str] = Counter()  # by actor, since its last success
 
     def failed(self, name: str, error: str, *, lasted_s: float = 0.0) -> None:

@@ -46,7 +46,7 @@ class Member:
     incarnation: int
     endpoint: str
     heard: float  # monotonic seconds
-    again: int = 0  # grows with each time it joins again; a learner does so only when it has outlived a head
+    again: int = 0  # grows with each time it joins again; a learner does so only when it has survived a head
     standing: MemberState = MemberState.JOINING  # set by Membership alone, which counts
     ready: bool = False
     capacity: int = 0  # samples that it is leased at once

@@ -16,7 +16,7 @@ Fields = Mapping[str, Any]  # of a journal line
 
 
 class Adaptation:
-    """The head sets `now` before it handles an event. A restarted head measures anew."""
+    """The head sets `now` before it handles an event. A restarted head starts measuring from zero."""
 
     def __init__(self, state: HeadState, effects: Effects) -> None:
         """Raises ValueError for a head whose rules have no planner."""

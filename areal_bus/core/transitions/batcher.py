@@ -232,7 +232,7 @@ def check_spans(scored: Scored | m.Partial, *, born: int, clock: int) -> None:
 
 
 class Refill:
-    """Decides which complete group is replaced next. Its count begins anew with each batch and each term."""
+    """Decides which complete group is replaced next. Its count restarts with each batch and each term."""
 
     def __init__(self, state: HeadState) -> None:
         self._rules, self._ledger, self._rows = state.rules, state.ledger, state.rows

@@ -172,7 +172,7 @@ class MemberLifecycle:
             self._send_back(member, newcomer)
 
     def _send_back(self, member: Member, newcomer: Member) -> None:
-        self.effects.send(member.name, m.Rejoin(f"{newcomer.name} begins anew", self.state.incarnation, anew=True))
+        self.effects.send(member.name, m.Rejoin(f"{newcomer.name} has restarted", self.state.incarnation, anew=True))
         self._forget(member.name)
         self.members.remove(member.name)
 

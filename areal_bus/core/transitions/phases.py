@@ -111,7 +111,7 @@ class Phases:
             found = plan.first_missing("after", sets, figures)
             return None if found is None else ("after", found)
         if phase is Phase.TRAINING and self.state.change.is_next:
-            return None  # it would begin anew after the change, and could put it off for ever
+            return None  # it would restart after the change, and could delay it for ever
         if phase in (Phase.TRAINING, Phase.AFTER):
             return plan.due(self.gate.v, every=rules.evaluate_every, sets=sets, figures=figures)
         return None

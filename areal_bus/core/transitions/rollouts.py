@@ -77,7 +77,7 @@ class Rollouts:
         """Drop the open evaluation, because the run drains. The resumed run begins it again."""
         if self.evaluations.open is not None:
             name = self.evaluations.open.name
-            self.effects.progress("note", name="head", text=f"drops evaluation {name!r}: a resumed run begins it anew")
+            self.effects.progress("note", name="head", text=f"drops evaluation {name!r}: a resumed run restarts it")
         self._end_evaluation()
 
     def end_lease(self, holder: str, uid: int, attempt: int, evaluation: str = "") -> None:
@@ -158,7 +158,7 @@ class Rollouts:
         if message.evaluation:
             evaluation = self.evaluations.named(message.evaluation)
             evaluation.check_holder(member.name, message.uid)
-            # a new term leases all problems anew, so that a lost timeline is no reason
+            # a new term leases all problems again, so that a lost timeline is no reason
             self.problem_failed(evaluation, message.uid, message.attempt, message.error)
             return
         entry = self.ledger.open.get(message.uid)

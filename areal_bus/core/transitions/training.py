@@ -59,7 +59,7 @@ class Training:
         elif message.lives_on:
             self._send_back(member, message.version)
         else:
-            self.phases.end(1, f"{member.name} begins at version {message.version}, whose frontier is not there")
+            self.phases.end(1, f"missing head checkpoint of version {message.version}, at which {member.name} begins")
 
     def _take_over(self, message: m.BeginTerm) -> None:
         """After a change of the split nothing is lost: the term begins with all that the head has now."""
@@ -105,7 +105,7 @@ class Training:
 
     def _send_back(self, member: Member, version: int) -> None:
         """A learner survived its head, and no savepoint has its version: it restarts from its checkpoint."""
-        why = f"no waypoint on disk says what {member.name} had at version {version}"
+        why = f"missing savepoint of {member.name} at version {version}"
         self.effects.progress("warning", text=f"{why}: back to the last checkpoint")
         self.effects.send(member.name, m.Rejoin(why, self.state.incarnation, anew=True))
 
@@ -118,7 +118,7 @@ class Training:
     def _restart_phases(self, version: int, *, lives_on: bool) -> None:
         """Go to the phase in which a term at `version` begins."""
         if version:
-            how = ", which the learner has: it has outlived the head before" if lives_on else ""
+            how = ", which the learner holds: it survived the previous head" if lives_on else ""
             self.effects.progress("note", name="head", text=f"term {self.terms.term} begins at version {version}{how}")
         if self.state.phase is not Phase.ASSEMBLING:
             self.phases.begin()

@@ -284,7 +284,7 @@ def test_a_workflow_that_does_not_import_ends_the_actor_with_a_config_error(tmp_
         assert isinstance(around.failed[0], ConfigError)
 
 
-def test_the_same_prompts_give_the_same_samples_in_another_life(tmp_path: Path) -> None:
+def test_the_same_prompts_give_the_same_samples_in_another_incarnation(tmp_path: Path) -> None:
     lives = []
     for life in range(2):
         (tmp_path / str(life)).mkdir()

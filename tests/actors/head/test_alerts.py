@@ -58,7 +58,7 @@ def test_a_run_too_short_for_a_streak_warns_at_the_end() -> None:
     assert [alert.level for alert in those.end()] == ["warning"]
 
 
-def test_a_run_that_has_found_its_signal_ends_without_a_word() -> None:
+def test_a_run_that_has_found_its_signal_ends_without_a_warning() -> None:
     those = alerts()
     steps(those, 2, zero_advantage_share=1.0)
     assert steps(those, 10) == [[]] * 10

@@ -295,7 +295,7 @@ def test_a_durable_write_survives_a_crash_of_the_machine(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("how", ["it is written", "the disk hangs", "the disk does not take it"])
-def test_the_end_of_a_drained_run_names_the_checkpoint_that_has_its_frontier(
+def test_the_end_of_a_drained_run_names_the_checkpoint_with_a_head_checkpoint(
     tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """A checkpoint whose frontier is not on disk is none to go on from."""

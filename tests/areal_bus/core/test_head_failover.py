@@ -71,7 +71,7 @@ def go_on(head: Head, version: int, *, learner: str = LEARNER, sealed: list[int]
 # one decision at a time
 
 
-def test_a_waypoint_is_taken_with_each_batch_and_written_before_any_rank_has_any_of_it() -> None:
+def test_a_savepoint_is_written_with_each_batch_before_any_rank_receives_it() -> None:
     _, effects = trained_head(checkpoint_every=0)
     began, first = marks(effects)
     assert (began.root, began.checkpoint.version, began.checkpoint.open) == (LEARNER, 0, ())
@@ -109,7 +109,7 @@ def test_prompts_of_an_untrained_batch_are_live_after_a_failover() -> None:
     assert term["open"][0] == 2
 
 
-def test_a_frontier_of_the_same_version_is_better_since_it_has_verdicts() -> None:
+def test_a_head_checkpoint_is_preferred_to_a_savepoint_of_the_same_version() -> None:
     before, effects = trained_head(checkpoint_every=1)
     (frontier,) = saved(effects)
     frontiers = {**START, 1: frontier}
@@ -139,11 +139,11 @@ def test_an_unknown_learner_goes_back_to_its_checkpoint(what: str) -> None:
     assert lines(back, Event.TERM)[0]["version"] == 0
 
 
-def test_a_fresh_learner_without_a_frontier_ends_the_job_as_before() -> None:
+def test_a_new_learner_without_a_head_checkpoint_ends_the_job() -> None:
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
     end = end_of(join(head, "learner-0.1") + say(head, "learner-0.1", m.BeginTerm(1, "digest 1", 1)))
-    assert end == End(1, "learner-0.1 begins at version 1, whose frontier is not there")
+    assert end == End(1, "missing head checkpoint of version 1, at which learner-0.1 begins")
 
 
 def test_messages_addressed_to_an_earlier_head_are_refused() -> None:
@@ -154,13 +154,13 @@ def test_messages_addressed_to_an_earlier_head_are_refused() -> None:
     assert "it addressed 0" in refused(say(head, LEARNER, m.BatchRequest(1, 0)))[0]
 
 
-def test_a_due_version_gets_a_frontier_as_its_checkpoint_may_be_there() -> None:
+def test_a_due_version_gets_a_head_checkpoint() -> None:
     before, effects = trained_head(checkpoint_every=1)
     head = next_head(before, marks(effects))
     assert [frontier.version for frontier in saved(go_on(head, 1))] == [1]
 
 
-def test_a_version_whose_checkpoint_is_on_disk_gets_a_frontier_though_no_step_made_it_due() -> None:
+def test_a_version_with_a_checkpoint_on_disk_gets_a_head_checkpoint_when_not_due() -> None:
     """It was written by time, and the head that was told of it is gone."""
     before, effects = trained_head(checkpoint_every=0)
     assert saved(go_on(next_head(before, marks(effects)), 1)) == []
@@ -205,7 +205,7 @@ def test_a_head_waits_for_the_step_of_a_learner_that_lives_however_long() -> Non
     assert end_of(head.tick(2 * late)) is not None
 
 
-def test_a_fresh_rank_computes_with_none_that_has_outlived_a_head() -> None:
+def test_a_new_rank_does_not_compute_with_ranks_that_survived_a_head() -> None:
     """One died while no head was there to see it: the others go back with it, whoever joins first."""
     rules = scenario(n_learners=2).rules
     for first, second in (("learner-0.0", "learner-1.1"), ("learner-1.1", "learner-0.0")):
@@ -282,7 +282,7 @@ def test_heads_die_and_the_learners_version_never_goes_back_for_it() -> None:
     assert seen["unheard"] > 5, seen
 
 
-def test_a_waypoint_taken_before_its_batch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_savepoint_captured_before_its_batch_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was just handed out would be open, and be trained once more."""
 
     def takes_early(patch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_a_waypoint_taken_before_its_batch_is_noticed(monkeypatch: pytest.Monkey
     assert "I4 " in first_break(monkeypatch, takes_early, schedule)
 
 
-def test_a_disk_that_takes_no_waypoint_costs_work_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_savepoint_costs_only_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Disk, "mark", lambda self, waypoint, fails=False: None)
     for seed in range(20):
         ring = Ring(schedule(seed))
@@ -311,7 +311,7 @@ def test_a_disk_that_takes_no_waypoint_costs_work_and_nothing_else(monkeypatch: 
         assert not outcome.violations, (seed, outcome.violations[0])
 
 
-def test_the_waypoint_of_another_learner_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_savepoint_of_another_learner_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """An older learner that was cut off while another one took its place comes first to the next head."""
     plan = scenario(n_generators=1, n_samples=2, batch_size=1, eta=1, total_steps=6)
     before = Head(HeadState(plan.rules, Numbers(None)), now=0.0)
@@ -333,7 +333,7 @@ def test_the_waypoint_of_another_learner_is_noticed(monkeypatch: pytest.MonkeyPa
         assert lines(go_on(wrong, 0, learner="learner-0.0"), Event.TERM)
 
 
-def test_ranks_that_do_not_agree_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_agree_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of which one rank has nothing is trained by the others."""
 
     def does_not_ask(patch: pytest.MonkeyPatch) -> None:
@@ -355,7 +355,7 @@ def test_ranks_that_do_not_agree_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_crews_of_which_one_died_unseen_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crews_of_which_one_died_unseen_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """I11: the others would wait for it for ever."""
 
     def believes_them(patch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_a_file_with_any_bit_flipped_is_refused(tmp_path: Path) -> None:
                 load(path)
 
 
-def test_a_frontier_of_an_older_head_with_eta_and_slots_is_read(tmp_path: Path) -> None:
+def test_a_head_checkpoint_of_an_older_version_with_eta_and_slots_is_read(tmp_path: Path) -> None:
     path = path_of(tmp_path, 3)
     save(path, frontier())
     first, body, rest = path.read_bytes().split(b"\n", 2)
@@ -130,7 +130,7 @@ def test_a_frontier_of_an_older_head_with_eta_and_slots_is_read(tmp_path: Path) 
     assert load(path) == frontier()
 
 
-def test_a_frontier_of_another_schema_is_refused(tmp_path: Path) -> None:
+def test_a_head_checkpoint_of_another_schema_is_refused(tmp_path: Path) -> None:
     path = path_of(tmp_path, 3)
     save(path, frontier())
     first, _, rest = path.read_bytes().partition(b"\n")
@@ -184,7 +184,7 @@ def test_discard_removes_a_checkpoint_and_accepts_a_missing_one(tmp_path: Path) 
 
 @given(FRONTIERS, TEXT)
 @settings(max_examples=50)
-def test_a_waypoint_comes_back_as_it_was(
+def test_a_savepoint_loads_equal_to_the_saved_one(
     tmp_path_factory: pytest.TempPathFactory, one: HeadCheckpoint, root: str
 ) -> None:
     folder = tmp_path_factory.mktemp("waypoints")
@@ -192,7 +192,7 @@ def test_a_waypoint_comes_back_as_it_was(
     assert waypoints(folder) == [HeadSavepoint(root, one)]
 
 
-def test_the_two_newest_waypoints_are_kept_and_none_is_taken_for_a_frontier(tmp_path: Path) -> None:
+def test_the_two_newest_savepoints_are_kept_and_none_is_read_as_a_head_checkpoint(tmp_path: Path) -> None:
     older: HeadSavepoint | None = None
     for version in (2, 3, 4, 3, 4, 5):  # back at 3 the batch of before is lost
         newest = HeadSavepoint(f"learner-0.{version // 4}", frontier(version))
@@ -220,7 +220,7 @@ def damage(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["empty", "half", "a bit", "longer", "nobody's", "no words"])
-def test_a_damaged_waypoint_is_passed_over_and_the_other_one_is_not(tmp_path: Path, how: str) -> None:
+def test_a_damaged_savepoint_is_skipped_and_the_other_one_is_read(tmp_path: Path, how: str) -> None:
     kept, damaged = HeadSavepoint("learner-0.0", frontier(6)), HeadSavepoint("learner-0.0", frontier(7))
     for one in (kept, damaged):
         mark(tmp_path, one)
@@ -237,7 +237,7 @@ def test_a_half_written_file_is_not_a_savepoint(tmp_path: Path) -> None:
     assert HeadCheckpointWriter(tmp_path / "nowhere").waypoints() == []
 
 
-def test_a_full_disk_is_warned_of_and_leaves_no_waypoint_of_that_version(
+def test_a_full_disk_is_warned_of_and_leaves_no_savepoint_of_that_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of the same learner and version would be of a batch that was lost with its head, and count it as trained."""

@@ -166,7 +166,7 @@ def test_kept_lines_are_written_in_order_before_the_next_one_and_when_they_are_m
     assert [line["seq"] for line in run.lines(book.path)] == list(range(6 + journal.MAX_BUFFERED))
 
 
-def test_a_later_life_begins_on_a_line_of_its_own_after_half_a_line(tmp_path: Path) -> None:
+def test_a_later_incarnation_begins_on_its_own_line_after_half_a_line(tmp_path: Path) -> None:
     """Which one leaves that is killed within a write."""
     for k in range(2):
         book = Journal(tmp_path, role="head", index=0, incarnation=0)

@@ -120,7 +120,7 @@ def test_disconnects_are_not_reported_unless_requested() -> None:
         assert next_of(head) == (NAME, word(1))
 
 
-def test_silence_begins_with_the_first_word_and_is_not_counted_while_nothing_is_read() -> None:
+def test_silence_begins_with_the_first_output_and_is_not_counted_while_nothing_is_read() -> None:
     with pair() as (head, actor, _):
         assert actor.silence_s("head") == 0.0
         head.send(NAME, word(1))

@@ -306,7 +306,7 @@ while True:
 """
 
 
-def test_a_full_house_turns_newcomers_away_keeps_its_guests_and_opens_again() -> None:
+def test_a_full_listener_refuses_new_connections_keeps_old_ones_and_reopens() -> None:
     assert max_connections(200) == 150
     house = subprocess.Popen([sys.executable, "-c", FULL], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert house.stdout is not None

@@ -108,7 +108,7 @@ def test_I3_a_group_dropped_within_the_bound_is_caught(tmp_path: Path) -> None:
     caught(tmp_path, "I3", edit, "a group is too old when u - born > eta = 1: 4 - 3 = 1")
 
 
-def test_I3_the_end_of_a_life_before_a_finished_run_was_extended_is_no_fault(tmp_path: Path) -> None:
+def test_I3_the_end_of_an_incarnation_before_a_finished_run_was_extended_is_no_fault(tmp_path: Path) -> None:
     forge = true_run()
     total = forge.config["run"]["total_train_steps"]
     forge.config["run"]["total_train_steps"] = total + 2

@@ -283,7 +283,7 @@ def test_I6_an_attempt_that_an_older_term_had_is_caught(tmp_path: Path) -> None:
     caught(tmp_path, "I6", "attempts count the leases of a prompt: 2000 is next, not 1001", edit)
 
 
-def test_I6_a_lease_that_outlives_its_head_is_caught(tmp_path: Path) -> None:
+def test_I6_a_lease_that_survives_its_head_is_caught(tmp_path: Path) -> None:
     def edit(forge: TermForge) -> None:
         lease = forge.of(HEADS[1], "lease", uid=4)[0]
         forge.lines[HEADS[1]].remove(lease)

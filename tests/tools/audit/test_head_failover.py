@@ -152,7 +152,11 @@ def say_nothing(forge: TermForge) -> None:
 FORGED: dict[str, tuple[Edit, str, str]] = {
     "a version that the learner has not made": (drop_step, "I6", "learner-0.0 has no step line of 2"),
     "a version that another life of the learner has made": (another_life, "I6", "learner-0.9 has no step line of 2"),
-    "weights that the learner has not made": (other_weights, "I5", "a learner lives on with the weights that it made"),
+    "weights that the learner has not made": (
+        other_weights,
+        "I5",
+        "a surviving learner continues with the weights that it made",
+    ),
     "a version of a batch that nobody took": (no_batch, "I6", "a term begins at a version that was made: 3"),
     "a version that was made, by a learner that did not live": (
         say_nothing,

@@ -28,7 +28,7 @@ def test_a_run_whose_learner_and_whose_head_died_is_clean(tmp_path: Path, capsys
     assert {j.verdict for j in judge(audit(Run(folder))).values()} == {InvariantVerdict.HOLDS}
     assert command.main([str(folder)]) == 0
     out = capsys.readouterr().out
-    assert "undone    2 updates, 12 trajectories, 60 tokens, by 2 later terms; 7 prompts were admitted anew" in out
+    assert "undone    2 updates, 12 trajectories, 60 tokens, by 2 later terms; 7 prompts were admitted again" in out
     assert breakdown.main([str(folder)]) == 0
     assert "head-0.1 " in capsys.readouterr().out
 
@@ -51,7 +51,7 @@ def test_figures_are_those_of_the_surviving_history(tmp_path: Path, capsys: Out)
 
 
 @pytest.mark.parametrize("n_lines", range(2, 60, 3))
-def test_a_head_killed_anywhere_in_its_second_life_breaks_nothing(n_lines: int, tmp_path: Path) -> None:
+def test_a_head_killed_anywhere_in_its_second_incarnation_breaks_nothing(n_lines: int, tmp_path: Path) -> None:
     def edit(forge: TermForge) -> None:
         until = forge.lines[HEADS[1]][:n_lines][-1]["t"]
         for lines in forge.lines.values():
@@ -103,7 +103,7 @@ def test_a_drained_run_is_to_go_on(tmp_path: Path) -> None:
     assert "the run is to go on later: drained at version 2" in judged["I4"].why
 
 
-def test_a_journal_that_lacks_the_first_lives_is_not_vouched_for(tmp_path: Path) -> None:
+def test_a_journal_without_the_first_incarnations_is_not_judged(tmp_path: Path) -> None:
     judged = judge(found(tmp_path, lambda forge: forge.lines.pop(HEAD)))
     assert judged["I3"].verdict is judged["I4"].verdict is InvariantVerdict.NOT_SEEN
     assert "the journal begins at term 2, version 2" in judged["I4"].why

@@ -125,7 +125,7 @@ class Evidence:
         for held, digest, learner in self.outlived:
             here = self.digests.get(held)
             if here is not None and here.digest != digest:
-                rule = f"a learner lives on with the weights that it made: {learner} made {digest[:12]}"
+                rule = f"a surviving learner continues with the weights that it made: {learner} made {digest[:12]}"
                 findings.add("I5", here.where, f"{rule}, here is {here.digest[:12]}", version=held[1])
 
 

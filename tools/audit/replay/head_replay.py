@@ -197,7 +197,7 @@ class HeadReplay:
         known = self.evidence.steps.get((learner, version))
         if known is None and (learner in self.evidence.learners or not learner):
             text = (
-                f"a learner lives on at a version that it has made: {learner or 'none'} has no step line of {version}"
+                f"a survivor continues at a version that it has made: {learner or 'none'} has no step line of {version}"
             )
             self.file.add("I6", text, version=version)
         if known is not None and "digest" in known:

@@ -199,7 +199,7 @@ def test_a_recording_that_breaks_off_leaves_the_device_as_it_was() -> None:
 
 
 @pytest.mark.gpu
-def test_a_recording_outlives_those_before_it() -> None:
+def test_a_new_recording_replaces_earlier_ones() -> None:
     """Whatever torch takes back with an older one, and cuBLAS's workspace is of the stream that both were made on."""
     recorder, weight = CudaRecorder(), torch.randn(4096, 4096, device="cuda")
     x_nE = torch.randn(8, 4096, device="cuda")

@@ -239,7 +239,7 @@ def test_the_servers_command_line_follows_from_the_settings(tmp_path: Path) -> N
     assert environment(context_of(tmp_path, device="cuda"), config)["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "0"
 
 
-def test_servers_of_other_generators_and_lives_draw_other_numbers(tmp_path: Path) -> None:
+def test_servers_of_other_generators_and_incarnations_draw_other_numbers(tmp_path: Path) -> None:
     def seed(**more: Any) -> str:
         config = Config.model_validate({"model": {"path": "m"}, "data": {"task": "sums"}, "run": {"seed": 3}})
         line = command(context_of(tmp_path, **more), config, most_tokens=256, port=1)
@@ -248,7 +248,7 @@ def test_servers_of_other_generators_and_lives_draw_other_numbers(tmp_path: Path
     assert len({seed(), seed(index=1), seed(incarnation=1), seed(index=1, incarnation=1)}) == 4
 
 
-def test_a_server_that_does_not_start_ends_the_job_with_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_ends_the_job_with_its_last_output(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model")
     broken = tmp_path / "python"  # has a package of that name, and no server
     broken.write_text(

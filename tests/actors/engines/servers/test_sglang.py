@@ -315,7 +315,7 @@ def test_keep_is_refused_where_old_prefixes_or_no_stamps_are(folder: Path) -> No
         attach(folder, fake, on_update="keep")
 
 
-def test_a_server_that_is_not_there_in_time_ends_a_job_at_its_start_and_a_life_later_on(folder: Path) -> None:
+def test_a_server_that_times_out_ends_the_job_at_its_start_and_an_incarnation_later(folder: Path) -> None:
     why = r"not ready within engine\.start_timeout_s \(0\.1\): .* must answer /model_info: .*; start it, or correct"
     with pytest.raises(ConfigError, match=why):
         attach(folder, "http://127.0.0.1:9", start_timeout_s=0.1)

@@ -123,7 +123,7 @@ def test_a_first_checkpoint_that_the_head_did_not_finish_counts_as_none(disk: Sh
         disk.choose(every_steps=5)
 
 
-def test_version_0_needs_no_frontier_and_no_checkpoint(disk: Shelf) -> None:
+def test_version_0_needs_no_head_checkpoint_and_no_checkpoint(disk: Shelf) -> None:
     disk.seal(0, frontier=False)
     assert disk.choose() == StartPoint(0, str(disk.folder(0)))
     tear(disk.folder(0) / "state.json")
@@ -207,7 +207,7 @@ def test_checkpoints_by_time_measure_their_cost_and_zero_turns_them_off(tmp_path
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_the_schedule_of_checkpoints_goes_on_in_the_next_life_of_a_learner(
+def test_the_schedule_of_checkpoints_continues_in_the_next_incarnation_of_a_learner(
     tmp_path: Path, has_checkpoint: bool
 ) -> None:
     """Learners that die within a minute of their starts write a checkpoint all the same."""

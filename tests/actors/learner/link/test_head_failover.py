@@ -161,7 +161,7 @@ def rank_of(folder: Path, head: Bus, index: int, agreement: Agreement) -> Rank:
         failover,
         build=partial(build, eta=1, n_samples=4),
         journal=Journal(folder, role="learner", index=index, incarnation=0),
-        pulse=HeartbeatState(),
+        heartbeat=HeartbeatState(),
         version=lambda: version[0],
     )
     return Rank(name, bus, inbox, rollout, failover, version, said, ended)
@@ -295,7 +295,7 @@ def test_only_the_last_of_several_heads_during_a_step_is_sent_a_report(crew: Cre
 
 
 @CROWDS
-def test_an_old_word_of_an_old_head_breaks_nothing_off(crew: Crew) -> None:
+def test_a_late_rejoin_of_an_old_head_aborts_nothing(crew: Crew) -> None:
     """Whenever anybody joins all are told who is there: such letters are left over from a step."""
     crew.begin()
     taking = crew.take_batches()
@@ -437,7 +437,7 @@ def test_a_learner_goes_back_to_its_checkpoint(crew: Crew, said: m.Rejoin, lives
 
 
 @pytest.mark.parametrize("size", [1])
-def test_a_learner_that_has_outlived_a_head_can_still_be_sent_back(crew: Crew) -> None:
+def test_a_learner_that_survived_a_head_can_still_be_sent_back(crew: Crew) -> None:
     with bound(crew, lives_on=True) as (rank, joined):
         crew.tell(m.Rejoin("only a member may speak", life=1))
         wait_until(lambda: joined == [1])
@@ -452,7 +452,7 @@ def test_a_learner_that_has_outlived_a_head_can_still_be_sent_back(crew: Crew) -
 
 
 @pytest.mark.slow
-def test_two_learner_processes_outlive_two_heads_and_lose_no_update(tmp_path: Path) -> None:
+def test_two_learner_processes_survive_two_heads_and_lose_no_update(tmp_path: Path) -> None:
     """The first in the middle of a batch that one of them has, the second in the middle of a step."""
     with script(tmp_path, n_learners=2, checkpoint={"every_steps": 2, "at_end": False}) as head:
         head.assemble()

@@ -105,7 +105,7 @@ def test_a_rank_that_came_back_before_all_were_there_is_the_one_that_counts(plac
     hosting.result(10.0)
 
 
-def test_a_rank_that_comes_too_late_waits_for_the_next_life_of_rank_0(place: Place) -> None:
+def test_a_rank_that_comes_too_late_waits_for_the_next_incarnation_of_rank_0(place: Place) -> None:
     root, gone = place.rank("learner-0.0"), place.rank("learner-1.0")
     first = place.store()
     hosting = place.host(root, first, 2)

@@ -79,7 +79,7 @@ def line(tmp_path: Path) -> Iterator[Line]:
         failover,
         build=partial(build, eta=1, n_samples=4),
         journal=journal,
-        pulse=HeartbeatState(),
+        heartbeat=HeartbeatState(),
         version=lambda: version[0],
     )
     yield Line(head, inbox, rollout, begun, version, said, ended)
@@ -162,7 +162,7 @@ def test_a_drained_run_ends_the_loop_and_logs_it(line: Line) -> None:
     assert (line.rollout.ended, line.rollout.drained) == (True, True)
 
 
-def test_a_rejoin_ends_the_life_of_a_learner_that_is_bound_even_when_its_loop_is_stuck(line: Line) -> None:
+def test_a_rejoin_ends_a_bound_learner_whose_loop_is_stuck(line: Line) -> None:
     line.inbox.bind()
     line.tell(m.Rejoin("only a member may speak"))
     wait_until(lambda: line.ended == [codes.RESTART])

@@ -50,7 +50,7 @@ def life(actor: PPOActor, *, index: int, size: int, steps: int = STEPS) -> list[
         seed=1,
         capacity=16,
         journal=actor._journal,
-        pulse=actor._context.pulse,
+        heartbeat=actor._context.heartbeat,
     )
     stats = []
     for step in range(steps):

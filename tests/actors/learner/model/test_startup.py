@@ -24,7 +24,7 @@ def run(folder: Path, demonstrations: list[Demonstration], *, steps: int = 30, l
         seed=1,
         capacity=20,
         journal=actor._journal,
-        pulse=actor._context.pulse,
+        heartbeat=actor._context.heartbeat,
     )
 
 

@@ -69,7 +69,7 @@ def test_a_fork_bomb_stops_at_the_limit_of_processes() -> None:
 
 
 @needs_bubblewrap
-def test_children_in_sessions_of_their_own_do_not_outlive_the_program() -> None:
+def test_children_in_their_own_sessions_are_killed_with_the_program() -> None:
     mark = f"areal-bus-left-{os.getpid()}"
     attack(
         "import os, sys, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"

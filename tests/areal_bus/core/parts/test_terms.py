@@ -93,7 +93,7 @@ def trained_head(**changes: object) -> tuple[Head, list[Effect]]:
 # what a frontier keeps
 
 
-def test_a_frontier_is_where_data_ledger_and_verdicts_were_when_its_update_was_finished() -> None:
+def test_a_head_checkpoint_has_data_ledger_and_verdicts_at_the_end_of_its_update() -> None:
     head, effects = trained_head()
     (frontier,) = saved(effects)
     assert (frontier.version, frontier.next_uid, frontier.position) == (1, head.state.ledger.next_uid, 3)
@@ -121,7 +121,7 @@ def test_frontiers_are_taken_at_every_version_that_is_due_and_at_the_last() -> N
     assert {prompt.uid for prompt in saved(effects)[-1].open} == refunded != set()  # for a run that is extended
 
 
-def test_a_checkpoint_that_the_learner_writes_by_time_gets_its_frontier() -> None:
+def test_a_checkpoint_by_time_gets_its_head_checkpoint() -> None:
     """The learner's clock decides, and UpdateDone says so."""
     head, effects = trained_head(checkpoint_every=0)
     assert not saved(effects)
@@ -150,7 +150,7 @@ def known(state: PromptState, holder: str | None, *verdicts: m.Scored) -> Ledger
     return entry
 
 
-def test_of_a_prompt_that_the_head_knows_no_more_the_frontiers_verdicts_are_kept() -> None:
+def test_verdicts_of_the_head_checkpoint_are_kept_for_prompts_unknown_to_the_head() -> None:
     entry = revive(open_prompt(verdict(0, 2)), None, 5, RULES.reward_of)
     assert (entry.holder, entry.attempt, entry.n_deaths, sorted(entry.scored)) == (None, 0, 1, [0])
 
@@ -240,11 +240,11 @@ def test_at_version_0_every_prompt_starts_over() -> None:
     assert not head.state.ledger.open
 
 
-def test_a_version_without_frontier_ends_the_job() -> None:
+def test_a_version_without_head_checkpoint_ends_the_job() -> None:
     head, _ = trained_head()
     end = end_of(begin(head, 5))
     assert end is not None
-    assert (end.code, "begins at version 5, whose frontier is not there" in end.sentence) == (1, True)
+    assert (end.code, "missing head checkpoint of version 5" in end.sentence) == (1, True)
 
 
 def test_generators_are_sent_the_term_and_wait_for_a_push_of_its_version() -> None:
@@ -363,7 +363,7 @@ def test_a_checkpoint_is_reported_by_learner_0_only() -> None:
     assert "learner 0 writes checkpoints" in refused(say(head, "learner-1.0", m.Checkpointed(1, "")))[0]
 
 
-def test_a_request_for_a_batch_may_overtake_the_word_that_its_term_begins() -> None:
+def test_a_request_for_a_batch_may_overtake_the_begin_of_its_term() -> None:
     head, _ = trained_head(n_learners=1)
     join(head, "learner-0.1")
     assert not refused(say(head, "learner-0.1", m.BatchRequest(1)))
@@ -633,7 +633,7 @@ def test_frontiers_go_when_as_many_newer_ones_as_are_kept_were_whole_before_the_
     assert sorted(found.checkpoints) == [2, 3]
 
 
-def test_a_checkpoint_alone_or_a_frontier_alone_makes_no_room() -> None:
+def test_a_checkpoint_alone_or_a_head_checkpoint_alone_makes_no_room() -> None:
     found = terms(1)
     found.checkpoints[2] = HeadCheckpoint(2)
     found.checkpointed(2)
@@ -644,7 +644,7 @@ def test_a_checkpoint_alone_or_a_frontier_alone_makes_no_room() -> None:
     assert sorted(found.checkpoints) == [1, 2, 3]
 
 
-def test_a_learner_that_chose_before_a_newer_frontier_was_durable_finds_its_own() -> None:
+def test_a_learner_that_chose_before_a_newer_head_checkpoint_was_durable_finds_its_own() -> None:
     """It wrote checkpoint 2 and died; its next life found no frontier 2 and chose 1, while that came to be there."""
     found = terms(1)
     found.hand_out()
@@ -657,7 +657,7 @@ def test_a_learner_that_chose_before_a_newer_frontier_was_durable_finds_its_own(
     assert found.later_than(1) == [2]
 
 
-def test_a_frontier_of_a_lost_timeline_is_never_counted_as_saved() -> None:
+def test_a_head_checkpoint_of_a_lost_timeline_is_never_counted_as_saved() -> None:
     found = terms(1)
     late = found.checkpoints[2] = HeadCheckpoint(2)
     found.begin(1, sealed=[1])

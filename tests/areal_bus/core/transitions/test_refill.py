@@ -116,7 +116,7 @@ def replaces_any_group(patch: pytest.MonkeyPatch) -> None:
     ("sabotage", "noticed"),
     [(replaces_none, "I8 "), (replaces_without_end, "I3 "), (replaces_any_group, "I3 ")],
 )
-def test_a_rule_of_the_refill_left_out_is_noticed(
+def test_a_rule_of_the_refill_left_out_is_detected(
     monkeypatch: pytest.MonkeyPatch, sabotage: Sabotage, noticed: str
 ) -> None:
     sabotage(monkeypatch)

@@ -245,7 +245,7 @@ def loses_a_sample(patch: pytest.MonkeyPatch) -> None:
         (declares_nothing, POLICIES[1], "I10 "),
     ],
 )
-def test_a_rule_of_verdicts_left_out_is_noticed(
+def test_a_rule_of_verdicts_left_out_is_detected(
     monkeypatch: pytest.MonkeyPatch, sabotage: Sabotage, declared: dict[str, Any], noticed: str
 ) -> None:
     sabotage(monkeypatch)
