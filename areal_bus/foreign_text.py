@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 ERROR = 2000  # characters of an error, a reason or a warning, in a message, a log line or a journal line
-NOTE = 200  # characters of an actor's note
+NOTE = 200  # characters of an actor's note, or of the name of an error's type
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair, which UTF-8 cannot hold
 
 
@@ -48,10 +48,10 @@ def text_of(error: BaseException, n: int = ERROR) -> str:
     """The text of any error, cut and valid; an error of user code may have none, or one that raises."""
     try:
         return valid(cut(str(error).strip(), n))
-    except Exception as broken:  # noqa: BLE001  user code raises any error
+    except (Exception, SystemExit) as broken:  # noqa: BLE001  user code raises any error
         return f"(its text raises {type(broken).__name__})"
 
 
 def described(error: BaseException, n: int = ERROR) -> str:
     """Type and text of any error."""
-    return f"{type(error).__name__}: {text_of(error, n)}".rstrip(": ")
+    return f"{valid(cut(type(error).__name__, NOTE))}: {text_of(error, n)}".rstrip(": ")

@@ -174,7 +174,14 @@ class Mute(Exception):
         raise RuntimeError("no text")
 
 
+class Ending(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
 def test_any_error_of_user_code_is_described_shortly() -> None:
+    assert described(Ending()) == "Ending: (its text raises SystemExit)"
+    assert described(type("\u4e00" * 65_000, (ValueError,), {})("bad")) == "\u4e00" * 197 + "...: bad"
     assert described(ValueError("\u4e00" * 21_000)) == "ValueError: " + "\u4e00" * 1997 + "..."
     assert described(ValueError("bad \ud83d")) == "ValueError: bad \ufffd"
     assert described(Mute()) == "Mute: (its text raises RuntimeError)"

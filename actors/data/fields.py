@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from areal_bus.foreign_text import valid
+
 Message = dict[str, Any]  # "role" and "content", both text, and other fields of the row's message ("tool_calls")
 MISSING = object()
 SOURCE = "source_name"  # of a row: the name of its [[data.source]], for the prompt, the reward and the reports
@@ -98,6 +100,7 @@ def last_user(messages: list[Message]) -> int:
 
 
 DEEPEST = 100  # levels of lists and objects
+LARGEST = 10**4000  # of whole numbers: Python reads and writes up to 4300 digits
 
 
 class UnreadableValue(ValueError):
@@ -112,18 +115,20 @@ def plain_row(row: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         try:
             values[plain_key(name)] = plain(value)
         except UnreadableValue as error:
-            unread[str(name)] = str(error)
+            unread[shown_key(name)] = str(error)
         else:
             number = values[plain_key(name)]
             if isinstance(number, float) and not math.isfinite(number):
-                unread[str(name)] = f"the number {number}"
+                unread[shown_key(name)] = f"the number {number}"
     return values, unread
 
 
 def plain(value: Any, depth: int = 0) -> Any:
     """The value as JSON has it. Raises UnreadableValue."""
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        return plain_whole(value)
     if isinstance(value, str):
         return plain_text(value)
     if isinstance(value, float):
@@ -135,6 +140,12 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item, depth + 1) for item in value]
     return plain_other(value, depth)
+
+
+def plain_whole(number: int) -> int:
+    if abs(number) >= LARGEST:
+        raise UnreadableValue("a whole number of 4001 digits or more")
+    return number
 
 
 def plain_text(text: str) -> str:
@@ -149,8 +160,17 @@ def plain_key(key: Any) -> str:
     if isinstance(key, str):
         return plain_text(key)
     if isinstance(key, int):
-        return str(key)
+        return str(plain_whole(key))
     raise UnreadableValue(f"a key of the type {type(key).__name__}")
+
+
+def shown_key(key: Any) -> str:
+    """The key of any column, also of one that `plain_key` refuses."""
+    return (
+        f"a whole number of {key.bit_length()} bits"
+        if isinstance(key, int) and abs(key) >= LARGEST
+        else valid(str(key))
+    )
 
 
 def plain_other(value: Any, depth: int) -> Any:
@@ -179,6 +199,6 @@ def plain_decimal(value: Decimal) -> Any:
     if not value.is_finite():
         return math.nan if value.is_nan() else float(value)
     if value.as_tuple().exponent == 0:
-        return int(value)
+        return plain_whole(int(value))
     number = float(value)
     return number if Decimal(repr(number)) == value else str(value)

@@ -20,6 +20,7 @@ from actors.processes.ipc import ROWS_BYTES, Channel
 from actors.runtime.user_modules import add_user_folder, import_user_module
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_bus.foreign_text import described
 
 
 class LoaderRows:
@@ -113,8 +114,7 @@ class Feed:
             return self._factory(self._config)
         except Exception as error:
             raise ConfigError(
-                f"data.function = {self._data.function!r} must return a loader: it raised "
-                f"{type(error).__name__}: {error}"
+                f"data.function = {self._data.function!r} must return a loader: it raised {described(error)}"
             ) from error
 
 
@@ -125,7 +125,7 @@ def find_factory(function: str, folder: str) -> Callable[[Config], Any]:
     try:
         factory = getattr(import_user_module(module), name) if colon else None
     except Exception as error:
-        raise ConfigError(f"data.function must import: {function!r}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"data.function must import: {function!r}: {described(error)}") from error
     if not callable(factory):
         raise ConfigError(f'data.function must be "module:factory": it is {function!r}')
     found: Callable[[Config], Any] = factory
@@ -144,7 +144,7 @@ def main(parent: int) -> None:
                 channel.reply(feed.answer(request))
         except Exception as error:  # noqa: BLE001  user code raises any error; the head reports it and ends
             is_ours = isinstance(error, ConfigError)
-            channel.reply({"error": str(error) if is_ours else f"the loader failed: {type(error).__name__}: {error}"})
+            channel.reply({"error": str(error) if is_ours else f"the loader failed: {described(error)}"})
 
 
 KIND = "kind"  # marks an object that stands for a value that JSON has not

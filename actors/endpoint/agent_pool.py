@@ -155,7 +155,7 @@ class AgentRunner:
             if record.get("id") != session.number:
                 raise AgentLost("its process wrote an invalid reply")
             session.end(read_end(record))
-        except (AgentLost, WorkerLost, ValueError, OSError) as error:  # OSError: the system cannot start a process
+        except (AgentLost, WorkerLost, ValueError, RecursionError, OSError) as error:  # OSError: of a process's start
             self._drop()
             is_unusable = isinstance(error, AgentUnusable) and not self._agents.has_loaded
             was_killed = isinstance(error, WorkerLost) and error.was_killed

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from areal_bus.config.rollout import OURS
-from areal_bus.foreign_text import valid_json
+from areal_bus.foreign_text import cut, valid_json
 
 Message = dict[str, Any]  # role, content, and where they are there name, tool_calls, tool_call_id
 
@@ -48,13 +48,15 @@ DEFAULTS: Mapping[str, tuple[Any, ...]] = {  # accepted with these values, which
 
 
 MOST_STOPS, LONGEST_STOP = 64, 1000  # stop strings of a request, and characters of one: each token is compared
+MOST_TOOLS = 512  # of a request: the text of the template is searched for each name
+DEEPEST = 200  # levels of lists and objects in a request
 
 
 class RequestRejected(Exception):
-    """A rejected request; the text has the reason. It changes no state."""
+    """A rejected request; the text has the reason, and may quote the request: it is cut. It changes no state."""
 
     def __init__(self, sentence: str, *, status: int = 400, code: str = "invalid_request") -> None:
-        super().__init__(sentence)
+        super().__init__(cut(sentence))
         self.status, self.code = status, code
 
 
@@ -111,7 +113,20 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise RequestRejected(f"the body must be JSON: {str(error)[:200]}") from None
     if not isinstance(record, dict):
         raise RequestRejected(f"the body must be one JSON object: it is a {type(record).__name__}")
+    if is_deeper(record, DEEPEST):
+        raise RequestRejected(f"the body must be nested at most {DEEPEST} deep")
     return record
+
+
+def is_deeper(value: dict[str, Any] | list[Any], levels: int) -> bool:
+    """Whether containers are nested more than `levels` deep, this one being the first level."""
+    level: list[Any] = [value]
+    for _ in range(levels):
+        items = (item for one in level for item in (one.values() if isinstance(one, dict) else one))
+        level = [item for item in items if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def refuse_constant(name: str) -> None:
@@ -164,8 +179,8 @@ def read_tool_call(call: Any, at: int) -> dict[str, Any]:
 
 
 def read_tools(tools: Any) -> tuple[dict[str, Any], ...]:
-    if not isinstance(tools, list):
-        raise RequestRejected("tools must be a list")
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        raise RequestRejected(f"tools must be a list of at most {MOST_TOOLS} functions")
     for at, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if (
@@ -253,7 +268,7 @@ def read_token_ids(value: Any) -> tuple[int, ...]:
 
 def read_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """{"50256": -100}: token ids are texts, as in all of JSON."""
-    if not isinstance(value, dict) or not all(token.isdecimal() for token in value):
+    if not isinstance(value, dict) or not all(token.isdecimal() and len(token) < 20 for token in value):
         raise RequestRejected(f"logit_bias must be an object of token ids and numbers: it is {shown(value)}")
     return tuple((int(token), read_number(value, token) or 0.0) for token in value)
 
@@ -397,7 +412,7 @@ def read_function(block: str) -> dict[str, str] | None:
         return None  # also "parameters": the call would lose them
     try:
         return {"name": record["name"], "arguments": json.dumps(arguments, allow_nan=False)}
-    except ValueError:  # NaN and infinity are no JSON
+    except (ValueError, RecursionError):  # NaN and infinity are no JSON
         return None
 
 

@@ -52,8 +52,11 @@ def check(length: int, *, cap_bytes: int) -> None:
 
 
 def read(body: bytes) -> dict[str, Any]:
-    """Decode the body of a frame. Raises ValueError unless it is a JSON object."""
-    record = json.loads(body)
+    """Decode the body of a frame. Raises ValueError unless it is a JSON object that this process can read."""
+    try:
+        record = json.loads(body)
+    except RecursionError:
+        raise ValueError("the JSON of a frame is nested too deep") from None
     if not isinstance(record, dict):
         raise ValueError(f"a frame must hold one JSON object: this one holds a {type(record).__name__}")
     return record

@@ -22,6 +22,7 @@ from actors.rewards.binding.columns import encode_ids
 from actors.rewards.binding.turns import Turns
 from areal_bus.core.parts.reward_parts import checked
 from areal_bus.errors import ConfigError
+from areal_bus.foreign_text import text_of
 from areal_bus.messages import VerdictStatus
 
 START_S = 60.0  # for a worker to load the function, imports of the user's module included
@@ -232,8 +233,8 @@ class WorkerPool:
                     return  # a worker sends nothing more before its first task
         except WorkerLost as lost:
             self._lose(worker, str(lost), was_killed=lost.was_killed)
-        except (ValueError, KeyError, TypeError) as error:
-            self._lose(worker, f"it wrote an invalid verdict: {error}")
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            self._lose(worker, f"it wrote an invalid verdict: {text_of(error)}")
 
     def _take_start(self, worker: Worker, record: dict[str, Any]) -> None:
         if "broken" in record:
@@ -250,9 +251,12 @@ class WorkerPool:
         status, reward = VerdictStatus(record["status"]), float(record.get("reward", 0.0))
         if not math.isfinite(reward):
             raise ValueError(f"its reward is {reward}")
+        correct = record.get("correct")
+        if not isinstance(correct, bool | None):
+            raise TypeError(f"its field correct is a {type(correct).__name__}")
         where = str(record.get("place", "")), str(record.get("trace", ""))
         parts = checked(record.get("parts", {}))
-        self._conclude(worker, status, reward, record.get("correct"), str(record.get("error", "")), where, parts)
+        self._conclude(worker, status, reward, correct, str(record.get("error", "")), where, parts)
 
     def _conclude(
         self,

@@ -202,6 +202,15 @@ def test_messages_that_no_template_can_write_are_refused(tmp_path: Path, message
         load_rows(config_of(data={"path": "own.jsonl"}), tmp_path)
 
 
+def test_numbers_and_names_that_json_cannot_hold_are_left_out_of_a_row() -> None:
+    row = {"question": "q", "answer": "a", "large": -(10**5000), "most": 10**4000 - 1, 10**5000: 1, "\ud83d": 2,
+           "deep": [{10**5000: 1}], "decimal": Decimal("1" * 5000)}  # fmt: skip
+    read = complete_row(row, config_of(data={"path": "x.jsonl"}).data, "here")
+    assert set(read) == {"question", "answer", "most", "_unread_columns"}
+    assert set(read["_unread_columns"]) == {"large", "a whole number of 16610 bits", "\ufffd", "deep", "decimal"}
+    assert json.loads(json.dumps(read, ensure_ascii=False).encode()) == read
+
+
 def test_numbers_that_are_not_finite_stay_in_the_tests_of_a_row() -> None:
     row = {"question": "q", "answer": "a", "plus_input": [[math.inf, 1], [math.nan]], "limit": np.float32("inf")}
     read = complete_row(row, config_of(data={"path": "x.jsonl"}).data, "here")

@@ -1,5 +1,6 @@
 """What a chat request may ask for, and how the tokens of a conversation go on, without a server or an engine."""
 
+import functools
 import json
 import tempfile
 from functools import cache
@@ -15,6 +16,7 @@ from actors.endpoint.openai_api import ChatCall, RequestRejected, read_call, rea
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.sections import ScratchConfig
+from areal_bus.foreign_text import ERROR
 
 HELLO = [{"role": "user", "content": "hello"}]
 PLAIN = (  # the answer has an end of its own, written "<eos>"
@@ -75,6 +77,7 @@ def test_a_call_sets_its_sampling_parameters() -> None:
         ({"seed": 5}, "seed = 5"),
         ({"logit_bias": {"x": -100}}, "logit_bias must be an object"),
         ({"logit_bias": {"4": "much"}}, "4 must be a number"),
+        ({"logit_bias": {"4" * 5000: 1}}, "logit_bias must be an object"),
         ({"presence_penalty": True}, "presence_penalty must be a number"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -95,11 +98,20 @@ def test_a_call_sets_its_sampling_parameters() -> None:
         ({"messages": [{"role": "user", "content": "x", "audio": {"id": 1}}]}, "audio is not supported"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]}, "calls of functions"),
         ({"tools": [{"type": "function"}]}, "a function with a name"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}] * 513}, "at most 512 functions"),
+        ({"stop_token_ids": functools.reduce(lambda inner, _: [inner], range(500), [])}, "nested at most 200 deep"),
     ],
 )
 def test_unsupported_request_fields_are_refused_with_the_reason(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(RequestRejected, match=why):
         call(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"x" * 100_000: 1}, {"messages": [{"role": "user", "x" * 100_000: 1}]}])
+def test_a_refusal_is_short_whatever_it_quotes(fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestRejected) as refused:
+        call(**fields)
+    assert len(str(refused.value)) == ERROR
 
 
 @pytest.mark.parametrize(

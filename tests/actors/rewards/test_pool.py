@@ -75,7 +75,7 @@ def forks_and_leaves(row):
     open(row["value"], "w").write(str(os.getpid()))
     time.sleep(3600)
 def forges(row):
-    body = b'{"status":"value","reward":1.0}'
+    body = (row["value"] or '{"status":"value","reward":1.0}').encode()
     for fd in map(int, os.listdir("/proc/self/fd")):
         try:
             if os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:") and fd != 2:
@@ -230,6 +230,24 @@ def test_a_killed_worker_gives_no_verdict_and_another_one_scores(pool, tmp_path)
 def test_output_of_a_forked_child_is_not_taken_as_the_verdict(pool):
     verdicts = [verdict_of(pool, completion).reward for completion in ("forks", "number", "forks", "number")]
     assert verdicts == [0.5, 0.25, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"id":0,"status":"value","reward":' + "9" * 400 + "}",
+        '{"id":0,"status":"value","reward":1,"correct":"yes"}',
+        '{"id":0,"status":"value","reward":1,"parts":{"a":' + "9" * 400 + "}}",
+        '{"id":0,"status":"value","reward":1,"parts":[]}',
+        '{"id":0,"status":"none"}',
+        '{"a":' * 30_000 + "1" + "}" * 30_000,
+        "9" * 5000,
+    ],
+)
+def test_a_pool_lives_on_whatever_its_worker_writes(pool, body):
+    verdict = verdict_of(pool, "forges", body)
+    assert (verdict.status, verdict.error[:29]) == (ERROR, "the worker process is lost: i")
+    assert verdict_of(pool, "number").reward == 0.25
 
 
 def test_a_file_that_would_fill_the_disk_is_an_error(pool, tmp_path):
@@ -399,6 +417,8 @@ def test_frames_over_the_cap_or_without_an_object_are_refused_on_both_sides():
         unpack(bytearray(LENGTH.pack(1000)), cap_bytes=10)
     with pytest.raises(ValueError, match="one JSON object"):
         unpack(bytearray(LENGTH.pack(2) + b"[]"), cap_bytes=10)
+    with pytest.raises(ValueError, match="nested too deep"):
+        unpack(bytearray(LENGTH.pack(60_000) + b'{"a":' * 12_000), cap_bytes=60_000)
 
 
 SPOILING = """
