@@ -1,7 +1,6 @@
 """Loads a reward function by its configured name."""
 
 import importlib
-import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from actors.runtime.user_code import cause
 from actors.runtime.user_modules import add_user_folder, check_not_hidden
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import install_command
+from areal_bus.storage.machine import machine_folder
 
 if TYPE_CHECKING:  # workers import this module without the settings
     from areal_bus.config.data import DataConfig
@@ -58,7 +58,7 @@ def reward_options(
     `run_folder`: where a judge keeps its replies and its budget; without one each worker has its own.
     """
     sources = {source.label: source.reward or reward.function for source in data.source} if data else {}
-    folder = "" if run_folder is None else str(run_folder.resolve() / "judge" / socket.gethostname())
+    folder = str(machine_folder(run_folder.resolve() / "judge")) if run_folder and reward.judge.url else ""
     return {
         "code": code_options(reward),
         "format": reward.format.model_dump(),
