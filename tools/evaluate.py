@@ -105,7 +105,7 @@ def make_order(args: argparse.Namespace) -> dict[str, Any]:
     if data is None and not is_generated(args.task or (config.data.task if args.config else "")):
         raise ConfigError("give a file of problems (JSON lines) with --data FILE, or as evaluate.path of --config")
     if where and data and data == own and not Path(data).is_file():
-        raise ConfigError(f"give a file of problems with --data FILE: the run has none ({data} is missing)")
+        raise ConfigError(f"missing problems: the run has no {data}; give a file with --data FILE")
     return {
         "model": str(exported_model(where)) if where else args.model,
         "data": data or "",

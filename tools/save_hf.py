@@ -76,7 +76,7 @@ def find_checkpoint(argument: str) -> Path:
             return found[0]
     if given.is_dir() and run.Run(given).journals():
         raise ConfigError(f"a run needs a checkpoint: {given} has written none yet (checkpoint.every_s, every_steps)")
-    raise ConfigError(f"CHECKPOINT is a folder like runs/demo/checkpoints/step-000012, or a run: {argument} is none")
+    raise ConfigError(f"unknown CHECKPOINT {argument}: give a folder like runs/demo/checkpoints/step-000012, or a run")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ Spans = list[tuple[int, int]]  # (version, number of sampled tokens in a row), i
 def span_pairs(flat: Sequence[int]) -> Spans:
     """Spans from the journal's flat form [version, n, version, n, ...]. Raises ValueError on an odd length."""
     if len(flat) % 2:
-        raise ValueError(f"flat spans are pairs of version and count: {len(flat)} numbers")
+        raise ValueError(f"invalid flat spans: {len(flat)} numbers, not pairs of version and count")
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 

@@ -53,7 +53,7 @@ def read_messages(value: list[Any]) -> list[Message]:
             "a prompt of chat messages must end before the assistant's turn: its last message is an assistant's"
         )
     if not any(message["role"] == "user" and message["content"].strip() for message in messages):
-        raise ValueError("a prompt of chat messages must have a user message that is not empty: it has none")
+        raise ValueError("missing user message: a prompt of chat messages must have one that is not empty")
     return messages
 
 

@@ -193,7 +193,7 @@ def read_saved(folder: Path, *, split: str) -> Found:
     try:
         found: Any = needed("datasets", folder).load_from_disk(str(folder))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder} must be a folder of save_to_disk: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"cannot read {folder} as a folder of save_to_disk: {str(error).splitlines()[0]}") from error
     if isinstance(found, dict):
         if split not in found:
             raise ConfigError(f"{folder} has the splits {', '.join(found)}: data.split is {split!r}")

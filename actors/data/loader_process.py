@@ -51,7 +51,9 @@ class LoaderRows:
                 self._left = rows_of(next(self._items))
             except StopIteration:
                 if not self._n_rows:
-                    raise ConfigError(f"a loader must yield a row in each pass: pass {self._pass} has none") from None
+                    raise ConfigError(
+                        f"no row in pass {self._pass} of the loader: it must yield one in each pass"
+                    ) from None
                 if self._passes is not None and self._pass + 1 >= self._passes:
                     return None
                 self._pass, self._n_rows = self._pass + 1, 0

@@ -58,7 +58,7 @@ class LoaderSource:
     def go_to(self, position: int, state: str) -> None:
         """Continue after the row of that state. Raises ValueError where a position other than 0 has none."""
         if position and not state:
-            raise ValueError(f"a loader continues from its state: position {position} has none")
+            raise ValueError(f"missing state of the loader at position {position}: it continues from its state")
         if (position, state) == (self.position, self._state):
             return
         self.position, self._state = position, state
@@ -97,9 +97,10 @@ class LoaderSource:
             again = self.draw()
             if again != row:
                 raise ConfigError(
-                    f"data.function = {self._function!r}: a loader must continue after the row of its state_dict: from "
-                    f"that after {after} row{'s' if after > 1 else ''} it gives {again and again.text[:80]!r}, and "
-                    f"{row.text[:80]!r} without a stop; the state of a shuffle buffer must hold its rows"
+                    f"row mismatch: data.function = {self._function!r}, loaded from its state_dict after {after} "
+                    f"row{'s' if after > 1 else ''}, gives {again and again.text[:80]!r}, and {row.text[:80]!r} "
+                    "without a stop; it must continue after the row of its state, and the state of a shuffle buffer "
+                    "must hold its rows"
                 )
 
     def _wait(self) -> None:
@@ -117,14 +118,14 @@ class LoaderSource:
     def _read(self) -> None:
         """Take the next answer; waits for it."""
         if self._process is None:
-            raise RuntimeError("the process of the loader is started with its first request")
+            raise RuntimeError("loader process not started: send a request before you receive")
         end = time.monotonic() + DRAW_S
         try:
             answer = self._process.receive(lambda: end - time.monotonic())
         except WorkerLost as lost:
             raise ConfigError(f"data.function = {self._function!r}: the process of the loader ended: {lost}") from None
         if answer is None:
-            raise ConfigError(f"data.function = {self._function!r} must give a row within {DRAW_S:g} s: it did not")
+            raise ConfigError(f"timed out: data.function = {self._function!r} gave no row within {DRAW_S:g} s")
         if "error" in answer:
             raise ConfigError(answer["error"])
         self._asked -= 1

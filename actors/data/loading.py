@@ -169,7 +169,7 @@ def read_with_origins(path: str, data: DataConfig, config_folder: str | Path, *,
     raw = read_file(file, split=split) if file else read_hub(path, split=split)
     rows = [RowWithOrigin(where, complete_row(row, data, where)) for where, row in raw]
     if not rows:
-        raise ConfigError(f"data must have at least one row: {file or path} has none")
+        raise ConfigError(f"no rows in {file or path}: data must have at least one")
     return rows
 
 
@@ -219,7 +219,7 @@ def complete_row(row: Any, data: DataConfig, where: str, *, most_bytes: int | No
     JSON; None for a loader, whose row is refunded when it is too large.
     """
     if not isinstance(row, dict):
-        raise ConfigError(f"each line of data must be one JSON object: {where} is a {type(row).__name__}")
+        raise ConfigError(f"invalid line of data: {where} is a {type(row).__name__}; each line must be one JSON object")
     row, unread = plain_row(row)
     check_read(unread, data, where)
     if data.task in READERS:

@@ -126,7 +126,7 @@ def adapt(task: str, row: PublishedRow, where: str) -> dict[str, Any]:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         known = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
         raise ConfigError(
-            f"a row of {task} must have its published fields: {where} has {known} ({type(error).__name__}: {error})"
+            f"invalid row of {task}: {where} has {known}, not the published fields ({type(error).__name__}: {error})"
         ) from None
     return {**row, "question": question, "answer": answer}
 
@@ -270,9 +270,7 @@ def data_set(task: str, options: str, *, size: int = 1, seed: int = 0) -> Any:
     if task not in known:
         near = difflib.get_close_matches(task.replace("-", "_"), known, 1, 0.6)
         hint = f"; the nearest is {PREFIX + near[0]!r}" if near else ""
-        raise ConfigError(
-            f"data.task = {PREFIX + task!r} must name a task of reasoning-gym: it has none of that name{hint}"
-        )
+        raise ConfigError(f"unknown task data.task = {PREFIX + task!r}: reasoning-gym does not have it{hint}")
     try:
         return package.create_dataset(task, size=size, seed=seed, **json.loads(options))
     except Exception as error:  # the package checks its options by assert and by TypeError

@@ -203,7 +203,7 @@ def load_once(code: AgentCode, prints: Path | None, check: Callable[[], None], a
         process.send(code.order(prints))
         record = process.receive(lambda: began + code.start_s - time.monotonic(), check)
         if record is None:
-            raise AgentUnusable(f"{code.setting} must load within {code.start_s:g} s: it did not")
+            raise AgentUnusable(f"timed out: {code.setting} did not load within {code.start_s:g} s")
         if record != {"ready": True}:
             raise AgentUnusable(str(record.get("broken", "its process wrote an invalid reply")))
     except (AgentLost, WorkerLost):

@@ -87,7 +87,7 @@ def load_agent(function: str) -> Agent:
     agent = getattr(module, name, None)
     where = f"module {module_name!r} ({module.__file__})"
     if not callable(agent):
-        raise ConfigError(f"workflow.agent.function {function!r} must name a function: {where} has none of that name")
+        raise ConfigError(f"unknown function in workflow.agent.function {function!r}: {where} does not define it")
     try:
         inspect.signature(agent).bind({}, "", "")
     except TypeError:

@@ -45,7 +45,7 @@ def row_of(given: Mapping[str, Any], prompt: Any, where: str) -> Row:
     try:
         json.dumps(given, ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"a row of an environment must hold JSON values only: {where}: {error}") from error
+        raise ConfigError(f"invalid row of an environment: {where}: {error}; it must hold JSON values only") from error
     row = {"question": question_of(prompt), "answer": str(given.get("answer", "")), INPUT: dict(given)}
     if isinstance(text := given.get(DEMONSTRATION), str):
         row[DEMONSTRATION] = text

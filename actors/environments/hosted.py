@@ -43,7 +43,7 @@ class HostedEnvironment:
         """(training rows, evaluation rows; None without a set of its own). Raises ConfigError."""
         environment = self._environment
         if environment.dataset is None and environment.dataset_source is None:
-            raise ConfigError(f"the environment {self._code.name!r} must have a dataset to train on: it has none")
+            raise ConfigError(f"missing dataset in the environment {self._code.name!r}: training needs one")
         train = list(self._rows(environment.get_dataset(), "dataset"))
         has_own = environment.eval_dataset is not None or environment.eval_dataset_source is not None
         return train, list(self._rows(environment.get_eval_dataset(), "eval_dataset")) if has_own else None
@@ -54,7 +54,7 @@ class HostedEnvironment:
         Raises RuntimeError when the conversation fails: its sample is refunded.
         """
         if INPUT not in row:
-            raise ValueError(f"a row of an environment must have the field {INPUT}: it has {', '.join(row)}")
+            raise ValueError(f"missing field {INPUT} in a row of an environment: it has {', '.join(row)}")
         return self._loop.run(self._play(row[INPUT], base_url, api_key))
 
     async def _play(self, given: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:

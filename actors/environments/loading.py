@@ -48,7 +48,7 @@ def load(code: EnvironmentCode) -> Hosted:
         add_user_folder(code.folder)
     module_name = module_of(code.name)
     if importlib.util.find_spec(module_name) is None:
-        raise ConfigError(f"{what} must be an environment that is installed, or beside the config: {missing(code)}")
+        raise ConfigError(f"cannot find {what}: it must be installed, or next to the config: {missing(code)}")
     try:
         module = import_user_module(module_name)
     except (Exception, SystemExit) as error:

@@ -23,7 +23,7 @@ def environment_problems(code: EnvironmentCode, n_held_out: int, *, seed: int) -
     """(training, held-out) rows: of the environment's two sets, or of its only one. Raises ConfigError."""
     train, own = read(code, seed)
     if not train:
-        raise ConfigError(f"the dataset of {PREFIX + code.name!r} must have a row: it has none")
+        raise ConfigError(f"no rows in the dataset of {PREFIX + code.name!r}")
     if own is not None:
         return list(train), list(own[:n_held_out])
     order = random.Random(f"{PREFIX}{code.name}:{seed}").sample(range(len(train)), len(train))
@@ -44,11 +44,11 @@ def read(code: EnvironmentCode, seed: int) -> tuple[list[Row], list[Row] | None]
         process.send({"code": code.order(), "path": sys.path, "seed": seed})
         answer = process.receive(lambda: end - time.monotonic())
     except WorkerLost as lost:
-        raise ConfigError(f"{what} must load: its process is lost: {lost}") from None
+        raise ConfigError(f"cannot load {what}: its process is lost: {lost}") from None
     finally:
         process.kill()
     if answer is None:
-        raise ConfigError(f"{what} must load within {TIMEOUT_S:g} s: it did not")
+        raise ConfigError(f"timed out: {what} did not load within {TIMEOUT_S:g} s")
     if "error" in answer:
         raise ConfigError(answer["error"])
     return answer["train"], answer["evaluation"]

@@ -402,7 +402,7 @@ class Shell:
                 if time.monotonic() > deadline:
                     logger.warning("the summary was not written: the run ends without it: {}", error)
                     return
-                logger.warning("the summary is not written yet: {}: {}", path, error)
+                logger.warning("cannot write the summary, trying again: {}: {}", path, error)
             self.checkpoints.drop_waypoints()  # a run that is over needs none, and a full disk needs their space
             time.sleep(RETRY_S)
 

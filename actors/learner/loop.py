@@ -24,5 +24,5 @@ def find_loop(name: str) -> Loop:
         return train
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
-        raise ConfigError(f'learner.loop is "ppo" or "module:function": {name!r} is neither')
+        raise ConfigError(f'unknown learner.loop {name!r}: it is "ppo" or "module:function"')
     return load_function("learner.loop", name)

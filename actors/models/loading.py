@@ -50,7 +50,7 @@ def check_model_path(path: str, search: Path, *, key: str = "model.path") -> str
         check_model_path(base_of(str(folder)), search, key=f"the base model of {folder}")
         return str(folder.resolve())
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"a model folder holds config.json: {folder} has none{_hint(path)}")
+        raise ConfigError(f"missing config.json in the model folder {folder}{_hint(path)}")
     if not is_scratch_folder(folder):
         _check_weights(folder, path)
     return str(folder.resolve())
@@ -60,7 +60,7 @@ def _check_weights(folder: Path, path: str) -> None:
     """Raises ConfigError when a weight file is missing or one that the index names is."""
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(
-            f"a model folder holds its weights as *.safetensors: {folder} has none; download or convert them first"
+            f"missing weights: no *.safetensors in the model folder {folder}; download or convert them first"
             f"{_hint(path)}"
         )
     for part in _parts(folder):
@@ -73,8 +73,8 @@ def _check_file(file: Path, path: str) -> None:
             pass
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"weights must be whole safetensors files: {file}: {_first(error)}; download or convert it again"
-            f"{_hint(path)}"
+            f"cannot read the weights in {file}: {_first(error)}; it must be a whole safetensors file: download or "
+            f"convert it again{_hint(path)}"
         ) from None
 
 
@@ -107,7 +107,7 @@ def load_tokenizer(path: str, *, date: str = "") -> Any:
     try:
         tokenizer = _tokenizer_class(path).from_pretrained(path, **_where(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"a model comes with its tokenizer: {path} has none that loads ({_first(error)})") from error
+        raise ConfigError(f"cannot load the tokenizer of {path}: {_first(error)}") from error
     template = tokenizer.chat_template
     if date and isinstance(template, str) and "strftime_now" in template:
         day = datetime.fromisoformat(date)
@@ -166,7 +166,7 @@ def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = 
                 torch.manual_seed(random_seed)
                 model = _structure(path, dtype)
     except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
-        raise ConfigError(f"model.path must load as a causal language model: {path}: {_first(error)}") from error
+        raise ConfigError(f"cannot load model.path as a causal language model: {path}: {_first(error)}") from error
     return aligned(model.to(device).eval())
 
 
@@ -202,7 +202,7 @@ def empty_model(path: str, dtype: str, device: str) -> Any:
         with torch.device("cpu" if device.startswith("cuda") else device), no_init_weights():
             model = _structure(path, dtype)
     except (OSError, ValueError, StrictDataclassError) as error:
-        raise ConfigError(f"model.path must load as a causal language model: {path}: {_first(error)}") from error
+        raise ConfigError(f"cannot load model.path as a causal language model: {path}: {_first(error)}") from error
     model.tie_weights()
     return model.to(device).eval()
 

@@ -33,14 +33,14 @@ def adapted_layers(model: Any, wanted: Sequence[str]) -> dict[str, nn.Linear]:
     found = dict(_linear_layers(model))
     if not found:
         raise ConfigError(
-            f"actor.lora adapts linear layers (torch.nn.Linear), and {type(model).__name__} has none in its decoder "
-            "layers: remove [actor.lora]"
+            f"no linear layers (torch.nn.Linear) in the decoder layers of {type(model).__name__}: actor.lora adapts "
+            "those; remove [actor.lora]"
         )
     names = sorted({_last(name) for name in found})
     missing = [name for name in wanted if name not in names]
     if missing:
         raise ConfigError(
-            f"actor.lora.target_modules are linear layers of the model: {missing[0]!r} is none of {', '.join(names)}"
+            f"unknown layer {missing[0]!r} in actor.lora.target_modules: the linear layers are {', '.join(names)}"
         )
     return {name: layer for name, layer in found.items() if not wanted or _last(name) in wanted}
 

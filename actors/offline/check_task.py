@@ -122,7 +122,9 @@ def configure(order: TaskCheckOrder) -> Config:
     fill(tree)
     config = Config.model_validate(tree)
     if not config.data.path and not config.data.is_generated:
-        raise ConfigError(f"the task {order.task} has no Hugging Face id here: give its file with --data FILE")
+        raise ConfigError(
+            f"missing data of the task {order.task}, which has no Hugging Face id: give its file with --data FILE"
+        )
     return config
 
 

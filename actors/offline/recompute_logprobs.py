@@ -129,7 +129,7 @@ def weights(run: Path) -> dict[int, Path]:
     found = {version: folder / "model" for version, folder in folders.items() if (folder / "model").exists()}
     if not found:
         raise ConfigError(
-            f"the run must have a checkpoint of each version: {run / 'checkpoints'} has none; run with "
+            f"no checkpoints in {run / 'checkpoints'}: the run must have one of each version; run with "
             "checkpoint.every_steps = 1 and checkpoint.keep above the number of steps"
         )
     return found

@@ -58,7 +58,7 @@ def read(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("the JSON of a frame is nested too deep") from None
     if not isinstance(record, dict):
-        raise ValueError(f"a frame must hold one JSON object: this one holds a {type(record).__name__}")
+        raise ValueError(f"invalid frame: it holds a {type(record).__name__}, not one JSON object")
     return record
 
 

@@ -296,7 +296,7 @@ class WorkerPool:
                 self._replace(worker)
             else:
                 self._fail_start(
-                    worker, f"reward.function {self._function!r} must load within {START_S:g} s: it did not"
+                    worker, f"timed out: reward.function {self._function!r} did not load within {START_S:g} s"
                 )
 
     def _lose(self, worker: Worker, reason: str, *, was_killed: bool = False) -> None:

@@ -83,8 +83,8 @@ class HeadSession:
             return
         if self._has_received:
             raise ActorFailed(
-                f"a head may be silent for launch.timeout_s = {patience_s:g}: the head at {endpoint} is gone; if its "
-                "job is resumed, join that job"
+                f"timed out: the head at {endpoint} was silent for longer than launch.timeout_s = {patience_s:g}; if "
+                "its job is resumed, join that job"
             )
         raise ActorFailed(
             f"a head must answer a guest within launch.timeout_s = {patience_s:g}: {endpoint} did not; either no job "

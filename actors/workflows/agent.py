@@ -61,7 +61,7 @@ class AgentWorkflow:
         """Run until the agent returns. Raises WorkflowError when it fails, ConfigError when it cannot run at all."""
         if not self._agent.chat_template and not ask.tokenizer.chat_template:
             raise ConfigError(
-                "conversations need a chat template, and the tokenizer has none: set workflow.agent.chat_template"
+                "missing chat template in the tokenizer: conversations need one; set workflow.agent.chat_template"
             )
         if self._config.workflow.function in BUILT_IN:
             row = {**row, "messages": self._first_messages(row)}

@@ -279,9 +279,10 @@ def reward_of(returned: Any, tokens: RecordedTokens) -> float:
     """The reward of a returned trajectory. Raises WorkflowError unless its tokens are those sampled here."""
     if not isinstance(returned, Mapping) or not {"input_ids", "loss_mask", "rewards"} <= returned.keys():
         raise WorkflowError(
-            "an AReaL workflow returns input_ids, loss_mask and rewards (or None): this one returned "
-            f"{sorted(map(str, returned)) if isinstance(returned, Mapping) else type(returned).__name__}; for one that "
-            'uses a client of the OpenAI API, set workflow.function = "agent"'
+            "invalid result of an AReaL workflow: "
+            f"{sorted(map(str, returned)) if isinstance(returned, Mapping) else type(returned).__name__}; it must have "
+            "input_ids, loss_mask and rewards (or be None); for one that uses a client of the OpenAI API, set "
+            'workflow.function = "agent"'
         )
     ids, mask, n = flat(returned["input_ids"]), flat(returned["loss_mask"]), len(tokens.ids)
     if ids[:n] != tokens.ids:

@@ -60,7 +60,7 @@ def fill(template: str, row: Row, question_key: str, *, setting: str = "data.pro
         missing = [name for name in names if name not in fields]
         if missing:
             known = ", ".join(sorted(map(str, fields)))
-            raise ConfigError(f"{setting} may use fields of the row only: {{{missing[0]}}} is none of {known}")
+            raise ConfigError(f"unknown field {{{missing[0]}}} in {setting}: the row has {known}")
         return template.format_map(fields)
     except (ValueError, KeyError, IndexError) as error:
         raise ConfigError(f"{setting} must be a template ({{{{ and }}}} for braces): {template!r}: {error}") from error

@@ -94,7 +94,7 @@ def stage_rules(config: Config) -> list[Rule]:
         ),
         (
             bool(idle),
-            f"a stage changes a setting ({', '.join(KEYS)}): [[run.stage]] with from_step = {idle[:1]} has none",
+            f"no setting in [[run.stage]] with from_step = {idle[:1]}: a stage changes one of {', '.join(KEYS)}",
         ),
         (
             bool(starts) and starts[-1] >= total,

@@ -86,7 +86,7 @@ def _sources(c: Config) -> list[Rule]:
         *_environment(c),
         (
             c.data.chat_template and c.model.scratch is not None and builds_prompts,
-            "data.chat_template = true needs a tokenizer that has one, and that of [model.scratch] has none: set "
+            "missing chat template in the tokenizer of [model.scratch]: data.chat_template = true needs one; set "
             "data.chat_template = false",
         ),
         (
@@ -101,7 +101,7 @@ def _sources(c: Config) -> list[Rule]:
         ),
         (
             c.workflow.uses_endpoint and c.model.scratch is not None and not c.workflow.agent.chat_template,
-            "conversations need a chat template, and the tokenizer of [model.scratch] has none: set "
+            "missing chat template in the tokenizer of [model.scratch]: conversations need one; set "
             "workflow.agent.chat_template",
         ),
         (
@@ -155,7 +155,7 @@ def _evaluations(c: Config) -> list[Rule]:
     is_set = "function" in c.reward.model_fields_set
     others = [p.name for p in evaluate.sets if p.task and not is_scored_by(p.task, c.reward.function, is_set=is_set)]
     return [
-        (bool(no_file), f"the sets of [[evaluate.sets]] need a path: {', '.join(no_file)} has none"),
+        (bool(no_file), f"missing path in [[evaluate.sets]]: {', '.join(no_file)}"),
         (
             bool(others),
             f"the sets of [[evaluate.sets]] are scored by reward.function = {c.reward.function!r}: the task of "
@@ -173,7 +173,7 @@ def _evaluations(c: Config) -> list[Rule]:
         ),
         (
             bool(evaluate.metric_set) and evaluate.metric_set not in known,
-            f"evaluate.metric_set is the name of a set: {evaluate.metric_set!r} is none of {known}",
+            f"unknown evaluate.metric_set {evaluate.metric_set!r}: the sets are {known}",
         ),
         (
             (evaluate.early_stop_patience > 0 or c.checkpoint.keep_best > 0)

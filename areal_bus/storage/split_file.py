@@ -20,7 +20,9 @@ def write(run: Path, pool: RankPool, split: Split) -> None:
     try:
         write_atomic(path, json.dumps({"pool": asdict(pool)} | asdict(split)) + "\n")
     except OSError as error:
-        raise CheckpointError(f"a change of the split must be on disk before it begins: {path}: {error}") from error
+        raise CheckpointError(
+            f"cannot write the split to {path}: {error}; it must be on disk before the change begins"
+        ) from error
 
 
 def read(run: Path) -> tuple[RankPool, Split] | None:

@@ -63,7 +63,7 @@ class Keyring:
         """The public key of an actor. Raises WireError when there is none."""
         public = self._find(identity_of(name))
         if public is None:
-            raise WireError(f"a connection needs the public key of its peer: {name!r} has none", "key")
+            raise WireError(f"missing public key of {name!r}: a connection needs it", "key")
         return public
 
     def _find(self, identity: str) -> str | None:

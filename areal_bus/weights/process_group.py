@@ -48,7 +48,7 @@ def check_torch(gloo: Any = ProcessGroupGloo) -> None:
     missing += [] if hasattr(gloo, "create_device") else ["create_device"]
     if missing:
         raise ConfigError(
-            f"torch {torch.__version__} is unknown here: its ProcessGroupGloo lacks {', '.join(missing)}, which weight "
+            f"unsupported torch {torch.__version__}: its ProcessGroupGloo lacks {', '.join(missing)}, which weight "
             'pushes need; install a torch of the tested range: pip install "torch>=2.11,<2.14"'
         )
 

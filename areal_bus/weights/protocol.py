@@ -133,15 +133,15 @@ def decoded(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise PushFailed(f"a value of a push is JSON: {text[:200]!r}") from error
+        raise PushFailed(f"invalid value of a push: {text[:200]!r} is not JSON") from error
     if not isinstance(value, dict):
-        raise PushFailed(f"a value of a push is a JSON object: {text[:200]!r}")
+        raise PushFailed(f"invalid value of a push: {text[:200]!r} is not a JSON object")
     return value
 
 
 def pid_of(value: object) -> int:
     if type(value) is not int or not 0 < value < 1 << 31:
-        raise ValueError(f"{value!r} is not a process id")
+        raise ValueError(f"invalid process id: {value!r}")
     return value
 
 

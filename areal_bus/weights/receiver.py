@@ -102,7 +102,7 @@ class WeightReceiver:
         `forms_of`) is the expected model. Raises PushFailed for another model, wrong bytes or a broken push.
         """
         if self.name not in begin.members:
-            raise PushFailed(f"a push is received by its members: {self.name} is none of {begin.members}")
+            raise PushFailed(f"unknown member of the push: {self.name} is not among {begin.members}")
         with self._lock:
             self._cancelled.clear()
             started = time.monotonic()
@@ -232,7 +232,7 @@ class WeightReceiver:
     def _take(self, landing: Landing, bucket_bytes: int, tree: BroadcastTree, waits: PushWaits) -> None:
         """Receive the buckets, relay them to this member's receivers, and report for all of them."""
         if (above := tree.above) is None:
-            raise PushFailed(f"a member has a place below the root: {self.name} has none")
+            raise PushFailed(f"missing place of {self.name} below the root")
         reported = None if tree.below is None else tree.below.report(HELD, waits.limit_s)
         self._take_buckets(landing, cut(landing.n_bytes, bucket_bytes), tree, above, waits)
         worst = WRONG if landing.wrong else HELD

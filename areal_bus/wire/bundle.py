@@ -72,7 +72,8 @@ def _sizes(counts: bytes, lengths: bytes, joined: bytes) -> tuple[int, ...]:
         raise WireError(f"the messages of a bundle have at most {MAX_BYTES} bytes; these have {len(joined)}", "size")
     if not 1 <= min(counts) <= max(counts) <= MAX_FRAMES:
         raise WireError(
-            f"each message of a bundle has 1 to {MAX_FRAMES} frames; got {min(counts)} to {max(counts)}", "frames"
+            f"invalid number of frames: {min(counts)} to {max(counts)} in a message of a bundle (1 to {MAX_FRAMES})",
+            "frames",
         )
     n_frames = sum(counts)
     if len(lengths) != 4 * n_frames:
@@ -81,8 +82,8 @@ def _sizes(counts: bytes, lengths: bytes, joined: bytes) -> tuple[int, ...]:
         )
     sizes = struct.unpack(f"<{n_frames}I", lengths)
     if sum(sizes) != len(joined):
-        raise WireError(f"a bundle must contain the bytes that it declares: {sum(sizes)}; got {len(joined)}", "frames")
+        raise WireError(f"size mismatch: a bundle declares {sum(sizes)} bytes and has {len(joined)}", "frames")
     n_headers = sum(sizes[end - n] for n, end in zip(counts, accumulate(counts), strict=True))
     if n_headers > MAX_HEADERS_BYTES:
-        raise WireError(f"a bundle has at most {MAX_HEADERS_BYTES} bytes of headers; this one has {n_headers}", "size")
+        raise WireError(f"too many bytes of headers in a bundle: {n_headers}, at most {MAX_HEADERS_BYTES}", "size")
     return sizes

@@ -56,7 +56,7 @@ def _encoded(message: Message, job: str) -> list[bytes]:
             fields[name] = _cut(kind, name, fields[name], limit)
     for name, fits in schema.strict:
         if not fits(fields[name]):
-            raise WireError(f"{kind.__name__}.{name} may not be {_show(fields[name])}", "fields")
+            raise WireError(f"invalid value of {kind.__name__}.{name}: {_show(fields[name])}", "fields")
     frames = [value if type(value) is bytes else _as_text(value) for value in schema.framed_of(message)]
     lengths = list(map(len, frames))
     if frames:
@@ -96,7 +96,7 @@ def check(message: Message) -> None:
 def _cut(kind: type, name: str, text: str, limit: Longest) -> str:
     """Prose up to its limit. Raises WireError for any other text."""
     if not limit.is_prose:
-        raise WireError(f"{kind.__name__}.{name} has at most {limit.n} characters; this one has {len(text)}", "fields")
+        raise WireError(f"{kind.__name__}.{name} is too long: {len(text)} characters, at most {limit.n}", "fields")
     return cut(text, limit.n)
 
 
@@ -155,7 +155,7 @@ def _read(header: dict[str, Any], job: str, lengths: list[int]) -> Read:
         raise WireError(f"{kind.__name__} has the fields {list(schema.plain)}; got {_show(list(fields))}", "fields")
     for name, fits in schema.plain.items():
         if not fits(fields[name]):
-            raise WireError(f"{kind.__name__}.{name} may not be {_show(fields[name])}", "fields")
+            raise WireError(f"invalid value of {kind.__name__}.{name}: {_show(fields[name])}", "fields")
     if declared != lengths or len(schema.framed) != len(lengths):
         raise WireError(
             f"{kind.__name__} must contain the frames that it declares: {_show(declared)} bytes; got {_show(lengths)}",
@@ -215,7 +215,7 @@ def _check_finite(numbers: bytes) -> None:
     """Raises WireError for a float32 that is large or not finite."""
     highest = numbers[3::4]
     if 0x7F in highest or 0xFF in highest:
-        raise WireError("a float32 frame has finite numbers below 1.7e38; one is not", "numbers")
+        raise WireError("invalid number in a float32 frame: all must be finite and below 1.7e38", "numbers")
 
 
 def _check_fields(frame: bytes, n_bytes: int) -> None:
@@ -246,7 +246,9 @@ def _check_names(schema: Schema, lines: bytes) -> None:
 def _check_turns(turns: bytes) -> None:
     """Raises WireError unless these are pairs of texts as JSON; escapes are not checked. Builds no objects."""
     if turns and TURNS.fullmatch(turns.replace(rb"\\", b"").replace(rb"\"", b"")) is None:
-        raise WireError(f"the turns of a sample are a JSON list of at most {MAX_PAIRS} pairs of texts", "text")
+        raise WireError(
+            f"invalid turns of a sample: they must be a JSON list of at most {MAX_PAIRS} pairs of texts", "text"
+        )
 
 
 def _bad_array(n: int) -> WireError:

@@ -115,9 +115,7 @@ def _walk(packed: bytes) -> None:
         n_values, n_bytes, bytes_of_value = _value(packed, at)
         cost, at = cost + bytes_of_value, at + n_bytes
         if cost > MAX_OBJECT_BYTES:
-            raise WireError(
-                f"a header unpacks to at most {MAX_OBJECT_BYTES} bytes of objects; this one is larger", "size"
-            )
+            raise WireError(f"header too large: it unpacks to more than {MAX_OBJECT_BYTES} bytes of objects", "size")
         if n_values:
             remaining.append(n_values)
             if len(remaining) > MAX_DEPTH:

@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> int:
     if options.explain is not None or options.join is not None:
         return run_without_mpirun(others)
     if not options.config and not options.resume:
-        raise ConfigError(f"give a config file: {SCRIPT} run configs/tiny.toml, or that of {SCRIPT} init FOLDER")
+        raise ConfigError(f"missing config file: {SCRIPT} run configs/tiny.toml, or that of {SCRIPT} init FOLDER")
     config, _ = launcher.load_settings(options.config, options.resume, options.set)
     least = min_ranks(config.topology)
     if n_ranks is not None and n_ranks < least:

@@ -71,7 +71,7 @@ def check_count(topology: TopologyConfig, size: int) -> None:
         )
     if size < wanted:
         raise ConfigError(
-            f"the topology needs at least {wanted} ranks ({parts}1 generator of {width}): {size} started; "
+            f"too few ranks: {size} started, and the topology needs at least {wanted} ({parts}1 generator of {width}); "
             f"start with -np {wanted} or more"
         )
     if (size - own) % width:

@@ -147,8 +147,8 @@ def guest_context(fields: dict[str, Any]) -> Context:
         raise ConfigError(f"only a running job can be joined: {run} has ended")
     if is_same and is_locked(run) is False:
         raise ConfigError(
-            f"only a running job can be joined: the job of {run} does not run (--resume "
-            f"{shlex.quote(str(run))} continues it)"
+            f"the job of {run} is not running: only a running job can be joined (--resume {shlex.quote(str(run))} "
+            "continues it)"
         )
     if fields["head"].startswith("ipc://") and not is_same:
         raise ConfigError(f'a guest on another host needs bus.transport = "tcp": the job uses ipc on {host}')

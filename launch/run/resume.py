@@ -170,7 +170,7 @@ def check_extends(run: Path, new: Config) -> None:
     if not wanted and new.run.total_train_steps > done and checkpoints(run):
         return
     if not checkpoints(run):
-        raise ConfigError(f"a finished run continues from its last checkpoint: {run} has none; start a new run")
+        raise ConfigError(f"no checkpoint in {run}: a finished run is extended from its last one; start a new run")
     if new.run.total_train_steps <= done:
         more = f"run.total_train_steps={2 * done}"
         wanted, how = f"{f'{wanted} and ' if wanted else ''}run.total_train_steps", f"{how} --set {more}".strip()
@@ -282,7 +282,7 @@ def saved_config(run: Path) -> Config:
         return saved((run / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[:2]
-        raise ConfigError(f"{run / CONFIG} must hold settings of this version: {' '.join(first)}") from None
+        raise ConfigError(f"invalid settings in {run / CONFIG}, of another version: {' '.join(first)}") from None
 
 
 def next_start(run: Path) -> int:

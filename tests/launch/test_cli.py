@@ -52,7 +52,7 @@ def areal_bus(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("init full", "init writes into a new or empty folder: full has a, b, c and 1 more"),
         ("init full/a", "init writes into a new or empty folder: full/a is a file"),
         ("init full/a/b", "init writes into a folder: full/a/b: Not a directory"),
-        ("run", "give a config file: areal-bus run configs/tiny.toml"),
+        ("run", "missing config file: areal-bus run configs/tiny.toml"),
         ("run nowhere.toml", "the config must be an existing TOML file: nowhere.toml is not there\n"),
         ("run configs/tinny.toml", "configs/tinny.toml is not there; did you mean configs/tiny.toml?"),
         ("run tiny -np two", "-np takes the number of ranks, at least 1: got 'two'"),

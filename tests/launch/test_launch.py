@@ -96,8 +96,8 @@ def test_an_unknown_key_is_refused(file: Path, capsys: pytest.CaptureFixture[str
 
 def test_fewer_ranks_than_actors_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = refused(capsys, str(file), "--set", "topology.rewards=5")
-    assert "at least 7 ranks" in output
-    assert "4 started; start with -np 7" in output
+    assert "too few ranks: 4 started, and the topology needs at least 7 (" in output
+    assert "; start with -np 7" in output
 
 
 def test_a_start_without_mpirun_is_refused_with_the_command_to_run(
@@ -125,7 +125,7 @@ def test_only_rank_0_prints_an_error_in_the_settings(capsys: pytest.CaptureFixtu
         ("reward.function=nowhere:score", "reward.function 'nowhere:score' must import"),
         ("workflow.function=nowhere:Flow", "workflow.function 'nowhere:Flow' must import"),
         ("learner.loop=nowhere:train", "learner.loop must import: 'nowhere' does not"),
-        ("data.prompt={letters}>", "data.prompt may use fields of the row only: {letters}"),
+        ("data.prompt={letters}>", "unknown field {letters} in data.prompt"),
         ("model.scratch.heads=3", "model.scratch.hidden_size must be an even multiple"),
         ("evaluate.path=none.jsonl", "the data file must exist: 'none.jsonl'"),
     ],
@@ -145,7 +145,7 @@ def test_a_model_folder_without_weights_is_refused(file: Path) -> None:
     (file.parent / "hollow").mkdir()
     (file.parent / "hollow" / "config.json").write_text("{}")
     file.write_text(SMALL.replace("[model.scratch]", '[model]\npath = "hollow"'), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"hollow has none"):
+    with pytest.raises(ConfigError, match=r"missing weights: no .*hollow"):
         prepare(load(file, (), {}), file)
 
 

@@ -57,7 +57,7 @@ def test_a_dry_run_refuses_a_model_that_is_not_whole(tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "llama"}')
     file = tmp_path / "run.toml"
     file.write_text(f'[model]\npath = "{folder}"\n[data]\ntask = "sums"\n')
-    with pytest.raises(ConfigError, match=r"holds its weights as \*\.safetensors"):
+    with pytest.raises(ConfigError, match=r"missing weights: no \*\.safetensors"):
         dry_run(load(file, (), {}), file, None)
     (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
     with pytest.raises(ConfigError, match="whole safetensors files"):

@@ -194,14 +194,16 @@ def test_a_failed_or_drained_run_is_not_finished(file: Path, summary: dict[str, 
     if resumes:
         assert found(file, f"run.resume={run}") == run
     else:
-        with pytest.raises(ConfigError, match=r"continues from its last checkpoint: .* has none; start a new run"):
+        with pytest.raises(
+            ConfigError, match=r"no checkpoint in .*: a finished run is extended from its last one; start a new run"
+        ):
             found(file, f"run.resume={run}")
 
 
 def test_a_finished_run_continues_with_more_steps_and_a_checkpoint(file: Path) -> None:
     run = begin(file)
     summarize(run, code=0, versions=10)
-    with pytest.raises(ConfigError, match=r"from its last checkpoint: .* has none"):
+    with pytest.raises(ConfigError, match=r"no checkpoint in .*: a finished run is extended from its last one"):
         found(file, f"run.resume={run}", "run.total_train_steps=20")
     checkpoint(run, 10)
     with pytest.raises(ConfigError, match=r"finished at version 10; raise run.total_train_steps \(--resume"):

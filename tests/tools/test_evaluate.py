@@ -144,7 +144,7 @@ def test_truncated_weights_end_with_code_2_and_an_error_line(run: Path, model: P
     (run / "model").symlink_to(cut)
     done = tool(run)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: weights must be whole safetensors files")
+    assert done.stderr.startswith("error: cannot read the weights in ")
     assert done.stderr.count("\n") == 1
 
 
@@ -214,7 +214,7 @@ def test_bad_input_is_refused_with_an_error_line(run: Path, tmp_path: Path, monk
     for arguments, sentence in [
         ((run, "--data", tmp_path / "nowhere.jsonl"), "the data file must exist"),
         ((run, "--data", rows), "each row of data must have the field 'answer'"),
-        ((empty, "--data", rows), "a model folder holds its weights as "),
+        ((empty, "--data", rows), "missing weights: no "),
         ((run, "--reward", "nosuch:score"), "reward.function 'nosuch:score' must import"),
         ((empty,), "give a file of problems \\(JSON lines\\) with --data FILE"),
     ]:

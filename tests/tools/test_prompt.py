@@ -96,7 +96,7 @@ def test_a_line_with_a_missing_key_is_refused_with_that_key() -> None:
     line = {"event": "admit", "role": "head", "uid": 3, "row": 1}
     assert prompt.sentence(line, 3) == "incomplete line 'admit': it has no 'live'"
     assert prompt.sentence({"event": "trajectory", "uid": 3, "versions": [1, 2, 3], "clock": 4}, 3).startswith(
-        "incomplete line 'trajectory': flat spans are pairs"
+        "incomplete line 'trajectory': invalid flat spans"
     )
 
 

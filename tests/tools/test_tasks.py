@@ -148,7 +148,7 @@ def test_a_set_of_an_evaluation_may_be_another_named_task(tmp_path: Path) -> Non
         ('{name = "x", task = "humaneval"}', "the task of x has another reward"),
         ('{name = "x", task = "aime-24"}', "the nearest is 'aime24'"),
         ('{name = "x", task = "sums"}', "its task 'sums' is generated"),
-        ('{name = "x"}', "need a path: x has none"),
+        ('{name = "x"}', "missing path in .*evaluate.sets.*: x"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             load(config, [f"evaluate.sets=[{change}]"], {})
@@ -229,7 +229,7 @@ def test_a_wrong_task_is_refused(changes: list[str], sentence: str, tmp_path: Pa
         ("math500", {"question": "?"}, "a row of math500 .*none of solution, Solution, answer, Answer"),
         ("aime24", {"problem": "?", "solution": "It is 5."}, "a row of aime24 .*no box in the solution"),
         ("mbpp", {"text": "?", "code": ""}, "a row of mbpp .*test_list"),
-        ("humaneval", ["?"], "one JSON object: .*rows.jsonl:1 is a list"),
+        ("humaneval", ["?"], "invalid line of data: .*rows.jsonl:1 is a list; each line must be one JSON object"),
     ],
 )
 def test_a_row_of_another_form_is_named(name: str, row: Any, sentence: str, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def read(where: Run) -> Timeline:
         actors.append(actor)
     starts = [at for actor in actors for at in actor.starts]
     if story.began is None or not starts:
-        raise ConfigError(f"a timeline needs the journal of the head: {where.folder} has none, or it has no start line")
+        raise ConfigError(f"missing journal of the head in {where.folder}, or its start line: a timeline needs it")
     ends = [span.end for actor in actors for span in actor.labels[-1:]] + [story.ended]
     order = {role: place for place, role in enumerate(ROLES)}
     ranks = {actor.name.partition(".")[0] for actor in actors}
@@ -90,7 +90,7 @@ def window_of_step(timeline: Timeline, version: int) -> Window:
     if batch is None:
         known = sorted({batch.version for batch in timeline.story.batches})
         range_ = f"the run has versions {known[0]} to {known[-1]}" if known else "the run has no batch yet"
-        raise ConfigError(f"--step names the version that an update made: {version} is none; {range_}")
+        raise ConfigError(f"unknown version --step {version}: it names the version that an update made; {range_}")
     admitted = [one.admitted for one in timeline.story.trajectories.values() if one.batch is batch]
     end = max(batch.taken, batch.updated or 0.0, (batch.push and batch.push.ended) or 0.0)
     return Window(min([*admitted, batch.taken]) - timeline.began, end - timeline.began + 0.001)

@@ -116,7 +116,7 @@ def open_session(where: Run, tracker: str, out: Path, *, new: bool) -> Iterator[
         folder.mkdir(parents=True, exist_ok=True)
         lock = (out / f"{name}.lock").open("w", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"a tracker needs a folder for its files: {error}; choose another one by --out") from None
+        raise ConfigError(f"cannot open the folder of the tracker: {error}; choose another one by --out") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

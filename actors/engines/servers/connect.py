@@ -50,7 +50,7 @@ def open_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
         raise ConfigError(f"rollout.engine = {config.rollout.engine!r}: {error}") from error
     if not why:
         return engine
-    logger.info("{}: adapters are merged here and the server is sent whole weights: {}", context.name, why)
+    logger.info("{}: the server gets whole weights with the adapters merged: {}", context.name, why)
     base = load_base(config, context.model_folder, "cpu")
     return with_adapters(engine, base, config, base_on=torch.device("cpu"), is_live=False)
 

@@ -224,7 +224,9 @@ class ServerEngine:
         if not self._server.stamps:  # all its tokens have one version
             spans = [[sample.since, len(sample.new_ids)]]
         elif news.labels is None and sample.new_ids:
-            raise EngineLost(f"{self._link.url} reports weight versions, but none for the tokens of {sample.rid}")
+            raise EngineLost(
+                f"missing weight versions of the tokens of {sample.rid}: {self._link.url} reports them for others"
+            )
         else:
             spans = versions(news.labels or [], self._labels)
         why = news.error or f"{news.finish} after {len(sample.new_ids)} of {sample.left} tokens"

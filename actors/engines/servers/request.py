@@ -166,7 +166,7 @@ def versions(labels: list[tuple[str, int]], known: Mapping[str, int]) -> list[li
     for label, n in labels:
         if n and label not in known:
             raise EngineLost(
-                f"a server samples with the weights of this run: its tokens are of {label!r}, which it was not sent; "
-                "it was restarted, or somebody else updates it"
+                f"weights mismatch: the server's tokens are of {label!r}, which this generator never sent; it was "
+                "restarted, or another client updates it"
             )
     return [[known[label], n] for label, n in labels if n]

@@ -87,8 +87,8 @@ class SGLang:
         served = about.get("weight_version", self._label)
         if not self._abilities.stamps and served != self._label:
             raise EngineLost(
-                f"a server samples with the weights of this run: {self._link.url} has {served!r}, and was sent "
-                f"{self._label!r}; it was restarted, or somebody else updates it"
+                f"weights mismatch: {self._link.url} samples with {served!r}, this generator sent {self._label!r}; "
+                "the server was restarted, or another client updates it"
             )
 
     def abort(self, rid: str) -> None:

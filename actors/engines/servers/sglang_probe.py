@@ -117,9 +117,9 @@ def check_room(url: str, settings: Mapping[str, Any], longest: int) -> None:
     holds = min([int(limit) for limit in limits if limit], default=longest + ROOM)
     if holds < longest + ROOM:
         raise ConfigError(
-            f"a sample of this run has up to {longest} tokens and SGLang needs {ROOM} more, and {url} holds {holds}: "
-            f"start it with --context-length {longest + ROOM} (SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 in its "
-            "environment) and memory for so many"
+            f"context too short: samples have up to {longest} tokens and SGLang needs {ROOM} more, and {url} holds "
+            f"{holds}: start it with --context-length {longest + ROOM} (SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 in "
+            "its environment) and memory for as many"
         )
 
 
@@ -166,5 +166,5 @@ def stamps_tokens(link: HttpClient, *, timeout_s: float) -> bool:
     try:
         about = link.call("POST", "/generate", body, timeout_s=timeout_s)["meta_info"]
     except ServerRejected as error:
-        raise EngineLost(f"{link.url} must sample a token: {error}") from None
+        raise EngineLost(f"{link.url} refused to sample a token: {error}") from None
     return "weight_versions" in about

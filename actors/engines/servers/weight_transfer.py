@@ -160,7 +160,9 @@ class WeightBroadcast:
             self._under_way = [self._group.broadcast([tensor], options) for tensor in tensors]
             self._until(lambda: call.done() and self._is_sent(), call, "receive the weights", timeout_s)
         except RuntimeError as error:
-            raise EngineLost(f"the server must receive the weights within {timeout_s:g} s: {brief(error)}") from error
+            raise EngineLost(
+                f"the server did not receive the weights within {timeout_s:g} s: {brief(error)}"
+            ) from error
         self._under_way = []
 
     def close(self) -> None:
@@ -182,6 +184,6 @@ class WeightBroadcast:
             if call.done() and (error := call.exception()) is not None:
                 raise error
             if time.monotonic() >= deadline:
-                raise EngineLost(f"the server must {what} within {timeout_s:g} s: it did not")
+                raise EngineLost(f"timed out: the server did not {what} within {timeout_s:g} s")
             time.sleep(PAUSE_S)
         call.result()

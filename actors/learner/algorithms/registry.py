@@ -254,7 +254,7 @@ def checked_loss(algorithm: Algorithm, tokens: Tokens) -> tuple[Tensor, Statisti
     try:
         losses, statistics = split(algorithm.loss(tokens, algorithm.settings))
     except Exception as error:
-        raise ConfigError(f'actor.loss = "{name}" must take the example of five tokens: {cause(error)}') from error
+        raise ConfigError(f'actor.loss = "{name}" failed on the example of five tokens: {cause(error)}') from error
     refuse("loss", name, losses, len(tokens.behav_N))
     for key, values in statistics.items():
         refuse("loss", f"{name}, statistic {key}", values, len(tokens.behav_N))

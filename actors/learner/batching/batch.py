@@ -104,7 +104,7 @@ class Batch:
         if index in self.streams["token_advantages"]:
             return self.streams["token_advantages"][index]
         if self.advantages is None:
-            raise ValueError("a batch has advantages after compute_advantages_and_returns")
+            raise ValueError("missing advantages: call compute_advantages_and_returns first")
         return self.advantages[index].expand(self.items[index].n_trained)
 
     @property
@@ -168,7 +168,7 @@ def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> 
         )
     places = _places(item.segments)
     if len(places) and places[0] == 0:
-        raise ImpossibleEvent(f"a sampled token follows a given one: uid {item.uid} sample {item.sample} has no prompt")
+        raise ImpossibleEvent(f"missing prompt: uid {item.uid} sample {item.sample} begins with a sampled token")
     return Item(
         uid=item.uid,
         sample=item.sample,

@@ -250,7 +250,9 @@ def _about(folder: Path) -> tuple[int, int]:
         )
     version = int(about["version"])
     if versioned_dirs.place(folder.parent, version).name != folder.name:
-        raise CheckpointError(f"a checkpoint has the name of its version: {folder} holds version {version}")
+        raise CheckpointError(
+            f"version mismatch: {folder} holds version {version}; a checkpoint has the name of its version"
+        )
     return version, schema
 
 
@@ -335,7 +337,7 @@ def restore_critic(folder: Path, critic: Critic) -> None:
     reader = ShardReader(folder) if _about(folder)[1] == SCHEMA else None
     if reader is None or not reader.forms(CRITIC):
         raise CheckpointError(
-            f'actor.advantage = "gae" needs a checkpoint with a critic: {folder} has none; start a new run '
-            f"with its model (model.path = {folder}/model)"
+            f'missing critic in {folder}, which actor.advantage = "gae" needs: start a new run with its model '
+            f"(model.path = {folder}/model)"
         )
     _restore_shards(reader, CRITIC, critic.model, critic.optimizer)

@@ -142,8 +142,8 @@ class Rollout:
         """Raises ConfigError if a batch was taken and not trained: the head expects one update per batch."""
         if self._version() < self._step:
             raise ConfigError(
-                "each batch must be trained by actor.ppo_update before the next is requested: learner.loop took the "
-                f"batch of step {self._step - 1} and did not train it"
+                f"untrained batch: learner.loop took the batch of step {self._step - 1} and did not train it; each one "
+                "must be trained by actor.ppo_update before the next is requested"
             )
 
     def check_ended(self, loop: str) -> None:

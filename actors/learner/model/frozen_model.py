@@ -118,8 +118,8 @@ def kept_in(checkpoint: str) -> str:
     folder = Path(checkpoint) / REFERENCE
     if not folder.is_dir():
         raise ConfigError(
-            f"a checkpoint holds the reference model if the run made it (by learner.warmup or reference.update_every): "
-            f"{checkpoint} has none, because actor.kl_ctl or update_every was 0 when it was written; set them so again"
+            f"missing reference model in {checkpoint}: actor.kl_ctl or update_every was 0 when it was written; a run "
+            "makes one by learner.warmup or reference.update_every: set them so again"
         )
     return str(folder)
 

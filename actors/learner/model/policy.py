@@ -356,7 +356,7 @@ def shard(model: Any, dtype: torch.dtype | None, device: torch.device, *, replic
     mixed = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(dtype, torch.float32)
     layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
     if not layers:
-        raise ConfigError(f"several learners need a model made of decoder layers: {type(model).__name__} has none")
+        raise ConfigError(f"no decoder layers in {type(model).__name__}: several learners need a model made of them")
     if device.type == "cuda":
         torch.cuda.set_device(device if device.index is not None else 0)  # else the mesh derives it from the rank
     size = dist.get_world_size()

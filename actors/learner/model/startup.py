@@ -84,7 +84,7 @@ def warm_up(
     NonFinite for a loss that is not finite, ConfigError without demonstrations.
     """
     if not demonstrations:
-        raise ConfigError("learner.warmup needs demonstrations: the data has none; set learner.warmup.steps = 0")
+        raise ConfigError("missing demonstrations in the data: learner.warmup needs them; set learner.warmup.steps = 0")
     draw = random.Random(f"warmup {seed}")
     torch.manual_seed(random.Random(f"warmup {seed} {policy.ranks.index}").getrandbits(63))  # of adapters' dropout
     optimizer = torch.optim.AdamW(list(policy.parameters().values()), lr=settings.lr, weight_decay=0.0)

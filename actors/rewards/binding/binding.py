@@ -98,10 +98,10 @@ def check_trl(named: Sequence[inspect.Parameter], what: str, fields: Collection[
         if name in GIVEN or parameter.kind in REST or parameter.default is not parameter.empty:
             continue
         if name in ABSENT:
-            raise ConfigError(f"{what} takes {name!r}, which no reward process has: give the parameter a default")
+            raise ConfigError(f"unknown parameter {name!r} of {what}: no reward process has it; give it a default")
         if fields is not None and name not in fields:
             raise ConfigError(
-                f"{what} takes {name!r}, a column of TRL's rows, but not every row has this field: the fields are "
+                f"missing field {name!r}: {what} takes this column of TRL's rows, and every row has only "
                 f"{', '.join(sorted(fields))}; add it, or give the parameter a default"
             )
 
@@ -125,7 +125,7 @@ def only(rewards: Any) -> Any:
     """The one item. Raises TypeError for anything but a list (or array) of one."""
     if isinstance(rewards, str | bytes | Mapping) or not hasattr(rewards, "__len__"):
         raise TypeError(
-            f"a reward function with lists returns a list of one reward: it returned a {type(rewards).__name__}"
+            f"invalid result of a reward function with lists: a {type(rewards).__name__}, not a list of one reward"
         )
     if len(rewards) != 1:
         raise TypeError(f"a reward function returns one reward for each completion: it returned {len(rewards)} for 1")
@@ -211,8 +211,8 @@ def check(named: list[inspect.Parameter], what: str, fields: Collection[str] | N
             continue
         if parameter.name in NAMES:
             raise ConfigError(
-                f"{what} takes {parameter.name!r}, the row's field {FROM_ROW[parameter.name]!r}, but not every row has "
-                "this field; add the field, or give the parameter a default"
+                f"missing field {FROM_ROW[parameter.name]!r} in some rows: {what} takes it as {parameter.name!r}; "
+                "add the field, or give the parameter a default"
             )
         raise ConfigError(
             f"{what} has the parameter {parameter.name!r}, which cannot be bound: parameters are bound by name, and "

@@ -37,7 +37,7 @@ def sums_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
     """0.5 [the last number is right] + 0.5 [the completion is exactly the number]. `correct`: that number is right."""
     gold = read_number(row["answer"])
     if gold is None:
-        raise ValueError(f"the answer of a sum must be a number: it is {row['answer']!r}")
+        raise ValueError(f"invalid answer of a sum: {row['answer']!r} is not a number")
     right = last_number(completion) == gold
     exact = completion.strip() == row["answer"].strip()
     return Score(0.5 * right + 0.5 * exact, correct=right)

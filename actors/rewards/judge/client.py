@@ -177,7 +177,7 @@ class JudgeClient:
             if n > MAX_RETRIES or time.monotonic() + pause_s >= deadline:
                 break
             time.sleep(pause_s)
-        raise JudgeAway(f"the judge at {self._url} must answer: {n} calls had no answer; the last: {last}") from last
+        raise JudgeAway(f"no answer from the judge at {self._url} in {n} calls; the last: {last}") from last
 
     def _call(self, body: dict[str, Any], deadline: float) -> JudgeReply:
         """One call, which holds a slot and is paid for only when it is answered."""

@@ -50,7 +50,8 @@ def configure(options: JudgeOptions, fields: Collection[str] | None = None) -> N
     missing = [name for name in names_of(options.prompt) if known is not None and name not in known]
     if missing:
         raise ConfigError(
-            f"reward.judge.prompt may use {', '.join(OURS)} and fields that every row has: {missing[0]} is none"
+            f"unknown field {missing[0]} in reward.judge.prompt: it may use {', '.join(OURS)} and the fields of "
+            "every row"
         )
     if options.api_key_env and not os.environ.get(options.api_key_env):
         raise ConfigError(

@@ -216,7 +216,7 @@ class Program:
             selector.select(self._limits.wall_s)
             self._has_started = bool(selector.select(0)) and bool(self._begun.read(1))
         if not self._has_started:
-            raise OSError(f"the sandbox ({self._level}) must start: it did not within {self._limits.wall_s:g} s")
+            raise OSError(f"timed out: the sandbox ({self._level}) did not start within {self._limits.wall_s:g} s")
 
     def check(self, outcome: Outcome) -> None:
         """After the end: raises OSError if the program did not begin."""

@@ -170,7 +170,9 @@ class Membership:
         """A completed push: the one way to HEALTHY for a generator (I7)."""
         member = self.by_name[name]
         if not member.ready or member.standing is MemberState.DEAD:
-            raise ImpossibleEvent(f"only a ready member completes a push; {name} is {member.standing}")
+            raise ImpossibleEvent(
+                f"unexpected PushDone: {name} is {member.standing}; only a ready member completes a push"
+            )
         member.version = version
         self._stand(member, MemberState.HEALTHY)
         return member

@@ -63,7 +63,7 @@ class Gate:
     def admit(self, born: int) -> None:
         """Spend a credit on one prompt. Raises GateShut when none is left or, under `hold`, no batch has room."""
         if not 0 <= born <= self.u:  # I6
-            raise ImpossibleEvent(f"a generator holds one of the versions 0..{self.u}; got {born}")
+            raise ImpossibleEvent(f"unknown version {born}: a generator holds one of 0..{self.u}")
         if not self.may_admit(born):
             raise GateShut(self._why_shut(born))
         self.live += 1

@@ -260,7 +260,9 @@ class Ledger:
         """The entry of this verdict. Raises ImpossibleEvent when the verdict cannot count."""
         entry = self._of(scored.uid, scored.attempt)
         if not 0 <= scored.sample < entry.n_samples:
-            raise ImpossibleEvent(f"prompt {scored.uid} has samples 0..{entry.n_samples - 1}; got {scored.sample}")
+            raise ImpossibleEvent(
+                f"unknown sample {scored.sample}: prompt {scored.uid} has samples 0..{entry.n_samples - 1}"
+            )
         if scored.sample in entry.scored or scored.sample in entry.failed:  # I4
             raise ImpossibleEvent(
                 f"each sample is scored once; sample {scored.sample} of prompt {scored.uid} already has a verdict"

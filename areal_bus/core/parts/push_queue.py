@@ -77,7 +77,7 @@ class PushQueue:
     def begin(self, *, version: int, root: str, members: list[str], catch_up: bool, now: float) -> Push:
         """Start a push. Raises ImpossibleEvent while another is in flight."""
         if self.current is not None:
-            raise ImpossibleEvent(f"one push at a time; push {self.current.id} is in flight")
+            raise ImpossibleEvent(f"push {self.current.id} is still in flight: one push at a time")
         key = (root, *members)
         if key not in self._views:
             self._views[key] = self._n_views

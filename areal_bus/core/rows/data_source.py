@@ -173,7 +173,7 @@ class Mixture:
     def go_to(self, position: int, state: str) -> None:
         """Continue after `position` draws. Raises ValueError where a position other than 0 has no state."""
         if position and not state:
-            raise ValueError(f"several sources continue from their state: position {position} has none")
+            raise ValueError(f"missing state of the sources at position {position}: several sources continue from it")
         found = json.loads(state) if state else {}
         for name, part in self._parts.items():
             part.source.go_to(*found.get(name, (0, "")))

@@ -124,7 +124,7 @@ class Curriculum:
     def go_to(self, position: int, state: str) -> None:
         """Continue after `position` draws. Raises ValueError where a position other than 0 has no state."""
         if position and not state:
-            raise ValueError(f"a curriculum continues from its state: position {position} has none")
+            raise ValueError(f"missing state of the curriculum at position {position}: it continues from it")
         self.position = position
         self._due: dict[int, int] = {}  # rows outside of the window -> the next pass that visits them
         self._left_out: set[int] = set()

@@ -145,7 +145,7 @@ class MemberLifecycle:
         if known is None:
             return self._told.pop(name, (0.0, 0))[1]
         if self.state.is_guest(known) and not known.n_asked and message.again > known.again:
-            raise ImpossibleEvent(f"a guest joins again when it is asked to; {name} was not")
+            raise ImpossibleEvent(f"unexpected Join: {name} was not asked to join again")
         return max(0, known.n_asked - 1)
 
     def _misplaced(self, role: Role, index: int, split: int | None = None) -> str:

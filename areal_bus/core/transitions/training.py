@@ -99,8 +99,8 @@ class Training:
         """Reject a message that was sent to an earlier incarnation of the head."""
         if message.life != self.state.incarnation:
             raise ImpossibleEvent(
-                f"a learner must address this incarnation of the head, {self.state.incarnation}; "
-                f"it addressed {message.life}"
+                f"incarnation mismatch: the learner addressed head {message.life}, this is head "
+                f"{self.state.incarnation}"
             )
 
     def _send_back(self, member: Member, version: int) -> None:
@@ -128,7 +128,9 @@ class Training:
         if member.role is not Role.LEARNER or member.index != 0:
             raise ImpossibleEvent(f"learner 0 writes checkpoints; got one of {member.name}")
         if member.name != self.terms.begun_by or message.version > self.gate.u:
-            raise ImpossibleEvent(f"{self.gate.u} updates are finished; {member.name} has one of {message.version}")
+            raise ImpossibleEvent(
+                f"unknown version {message.version}, checkpointed by {member.name}: {self.gate.u} updates are finished"
+            )
         self.terms.checkpointed(message.version)
 
     def request(self, member: Member, message: m.BatchRequest) -> None:

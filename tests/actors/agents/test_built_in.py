@@ -98,7 +98,7 @@ def test_a_template_that_the_row_cannot_fill_ends_the_run_and_a_judge_has_one_bu
     config = settings("multi_turn", reward_fn="exact", retry="{answr}?")
     with (
         talking(folder, config) as talk,
-        pytest.raises(ConfigError, match=r"workflow.arguments.retry may use fields of the row only: \{answr\}"),
+        pytest.raises(ConfigError, match=r"unknown field \{answr\} in workflow.arguments.retry"),
     ):
         talk.hold({"question": "1+2", "answer": "3"}, [])
     built_in = AgentCode.of(config, folder).built_in

@@ -135,7 +135,7 @@ def test_verls_rows_load_with_messages_and_nested_keys(tmp_path):
         ('["hello"]', '"role"'),
         ('[{"role": "user", "content": [{"type": "image_url"}]}]', "parts of the type text"),
         ('[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]', "before the assistant's turn"),
-        ('[{"role": "system", "content": "q"}]', "a user message"),
+        ('[{"role": "system", "content": "q"}]', "missing user message"),
     ],
 )
 def test_messages_that_are_no_prompt_are_refused_with_their_place(tmp_path, messages, part):

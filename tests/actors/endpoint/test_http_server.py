@@ -474,7 +474,7 @@ def test_a_cancelled_conversation_ends_its_agent_at_once(stage: Callable[..., St
 
 
 def test_an_agent_that_does_not_load_is_a_config_error(stage: Callable[..., Stage]) -> None:
-    for agent, why in [("nowhere", "has none of that name"), ("too_few", r"must take \(row, base_url, api_key\)")]:
+    for agent, why in [("nowhere", "does not define it"), ("too_few", r"must take \(row, base_url, api_key\)")]:
         s = stage(agent)
         with pytest.raises(ConfigError, match=why):
             check_workflow(s.config)

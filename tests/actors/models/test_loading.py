@@ -172,9 +172,9 @@ def test_weights_that_are_cut_off_are_the_users_error(scratch: Path, tmp_path: P
     check_model_path(str(folder), tmp_path)
     for cut in (whole[:-1], whole[:100], b""):
         weights.write_bytes(cut)
-        with pytest.raises(ConfigError, match="must be whole safetensors files"):
+        with pytest.raises(ConfigError, match=r"cannot read the weights in .*must be a whole safetensors file"):
             check_model_path(str(folder), tmp_path)
-        with pytest.raises(ConfigError, match="must load as a causal language model"):
+        with pytest.raises(ConfigError, match=r"cannot load model.path as a causal language model"):
             load_model(str(folder), "float32", "cpu")
     (folder / "model.safetensors.index.json").write_text("[")
     with pytest.raises(ConfigError, match="must be JSON with a weight_map"):

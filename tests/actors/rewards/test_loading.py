@@ -129,7 +129,7 @@ def test_a_parameter_that_cannot_be_bound_is_refused_with_the_known_names(folder
     for name, parts in [
         ("other", ["'question'", "prompt, completion, row, data_source, solution_str, ground_truth, extra_info"]),
         ("nothing", ["at least one of prompt"]),
-        ("verl", ["'data_source'", "not every row has this field"]),
+        ("verl", ["'data_source'", "in some rows"]),
     ]:
         config = Config.model_validate({"reward": {"function": f"own_unbound:{name}"}})
         with pytest.raises(ConfigError) as caught:
@@ -188,7 +188,7 @@ def test_results_of_reward_functions_of_other_systems_are_converted(folder):
     assert value_of("metric") == {"reward": 1.0, "correct": True, "parts": {"length": 4.0}}
     assert value_of("verl") == {"reward": -1.0, "correct": False, "parts": {"acc": 0.0, "n": 3.0}}
     for name, error, text in [
-        ("number", TypeError, "a list of one reward: it returned a float"),
+        ("number", TypeError, "a float, not a list of one reward"),
         ("two", TypeError, "it returned 2 for 1"),
         ("absent", NotApplicable, "does not apply"),
         ("odd", TypeError, 'under "score"'),
@@ -225,10 +225,10 @@ def test_a_term_that_does_not_apply_is_left_out_of_a_sum(folder):
         ("prompt, prompt_ids", "by position: it takes 2"),
         (
             "completions, solution",
-            "'solution', a column of TRL's rows, but not every row has this field: .* answer, que",
+            "missing field 'solution': .* column of TRL's rows, and every row has only .*answer, que",
         ),
-        ("completions, trainer_state", "'trainer_state', which no reward process has"),
-        ("environments, **kwargs", "'environments', which no reward process has"),
+        ("completions, trainer_state", "unknown parameter 'trainer_state'"),
+        ("environments, **kwargs", "unknown parameter 'environments'"),
         ("completions, /", "positional only"),
         ("p, completions, prompt_ids, ids, solution", "'solution', a field of AReaL's rows"),
     ],

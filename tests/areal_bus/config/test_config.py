@@ -120,7 +120,7 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
         ("run.stage=[{from_step=5, gconfig={n_samples=3}}, {from_step=5, gconfig={n_samples=4}}]", "in the order of"),
         ("actor.context_parallel=2", "actor.context_parallel divides topology.learners: 1 learners are no groups of 2"),
-        ("run.stage=[{from_step=5}]", "a stage changes a setting (gconfig.n_samples, "),
+        ("run.stage=[{from_step=5}]", "a stage changes one of gconfig.n_samples, "),
         ("run.stage=[{from_step=10, gconfig={n_samples=3}}]", "from_step = [10] is not below run.total_train_steps"),
         ("run.stage=[{from_step=5, gconfig={n_samples=1}}]", "n_samples is 1; set it higher, or actor.advantage"),
         ("run.stage=[{from_step=5, gconfig={n_samples=1}}]", '"all") (from step 5, [[run.stage]])'),
@@ -194,7 +194,10 @@ def test_ranks_may_meet_at_a_host_and_port_or_at_a_path(tmp_path: Path, address:
 
 def test_a_scratch_model_has_no_chat_template(tmp_path: Path) -> None:
     file = write(tmp_path, '[model.scratch]\n[data]\ntask = "sums"\n')
-    assert "that of [model.scratch] has none: set data.chat_template = false" in refusal(file)
+    assert (
+        "missing chat template in the tokenizer of [model.scratch]: data.chat_template = true needs one; set"
+        in refusal(file)
+    )
     load(file, ["data.chat_template=false"], {})
     load(file, ["workflow.function=mine:Flow"], {})
 

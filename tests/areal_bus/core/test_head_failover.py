@@ -150,8 +150,8 @@ def test_messages_addressed_to_an_earlier_head_are_refused() -> None:
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
     join(head, LEARNER, again=1)
-    assert "it addressed 0" in refused(say(head, LEARNER, m.BeginTerm(1, "digest 1", 0, True)))[0]
-    assert "it addressed 0" in refused(say(head, LEARNER, m.BatchRequest(1, 0)))[0]
+    assert "the learner addressed head 0," in refused(say(head, LEARNER, m.BeginTerm(1, "digest 1", 0, True)))[0]
+    assert "the learner addressed head 0," in refused(say(head, LEARNER, m.BatchRequest(1, 0)))[0]
 
 
 def test_a_due_version_gets_a_head_checkpoint() -> None:

@@ -70,7 +70,7 @@ def test_a_wildcard_key_authenticates_only_unlisted_seats() -> None:
 
 
 def test_connecting_to_a_peer_without_a_key_is_refused() -> None:
-    with pytest.raises(WireError, match=r"'reward-7.0' has none"):
+    with pytest.raises(WireError, match=r"missing public key of 'reward-7.0'"):
         Keyring(HEAD, SEATS).key_of("reward-7.0")
 
 

@@ -95,7 +95,7 @@ def _collect(store: Store | None, n_ranks: int) -> list[RankReport]:
 
 def _store(meeting: Meeting) -> Store:
     if meeting.store is None:
-        raise CheckpointError("several ranks conclude a checkpoint at a store: there is none")
+        raise CheckpointError("missing store: several ranks need one to conclude a checkpoint")
     return PrefixStore(f"checkpoint/{meeting.number}", meeting.store)
 
 

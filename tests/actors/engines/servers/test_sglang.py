@@ -289,7 +289,7 @@ UNFIT = [
     (of_a_short_context, "up to 256 tokens and SGLang needs 8 more, and .* holds 256: start .* --context-length 264"),
     (of_little_memory, "holds 100: start it with"),
     (of_another_kind, "engine.urls must name SGLang servers"),
-    (that_fails, "must sample a token: it answers 503: no room"),
+    (that_fails, "refused to sample a token: it answers 503: no room"),
 ]
 
 
@@ -441,7 +441,7 @@ def test_a_server_that_stops_in_the_middle_of_weights_is_given_up(folder: Path) 
         update(run.engine, 0)
         fake.hangs.add("/update_weights_from_distributed")
         run.engine._server._load_timeout_s = 0.3  # type: ignore[attr-defined]
-        why = "must receive the weights within|must answer /update_weights_from_distributed within"
+        why = "did not receive the weights within|must answer /update_weights_from_distributed within"
         with pytest.raises(EngineLost, match=why):
             update(run.engine, 1)
 
@@ -558,7 +558,7 @@ def test_a_server_that_was_restarted_is_lost_and_none_of_its_tokens_is_kept(fold
         fake.label = "default"
         run.engine.submit(ask())
         fake.allow(8)
-        lost(run, "'default'.*restarted, or somebody else updates it")
+        lost(run, "'default'.*restarted, or another client updates it")
 
 
 def test_a_refused_sample_is_sent_again_and_not_for_ever(folder: Path) -> None:
@@ -695,7 +695,7 @@ def test_two_generators_that_update_one_server_both_fail(folder: Path) -> None:
         update(other.engine, 0)  # perhaps of another run: other weights by the same number
         fake.allow(8)
         run.engine.submit(ask())
-        lost(run, "restarted, or somebody else updates it")
+        lost(run, "restarted, or another client updates it")
 
 
 def test_an_aborted_sample_is_ended_at_the_server_by_a_name_that_begins_no_other(folder: Path) -> None:

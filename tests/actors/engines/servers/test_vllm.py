@@ -439,7 +439,7 @@ def test_a_restarted_server_is_detected_by_its_stamps(folder: Path) -> None:
         fake.label = "default"
         run.engine.submit(ask())
         fake.allow(8)
-        with pytest.raises(EngineLost, match="its tokens are of 'default', which it was not sent"):
+        with pytest.raises(EngineLost, match="tokens are of 'default', which this generator never sent"):
             run.all()
 
 

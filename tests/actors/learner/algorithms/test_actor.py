@@ -249,7 +249,7 @@ def test_one_of_each_part_is_the_users_own(tmp_path: Path, own: str) -> None:
         ("wrong_shape", r"returns shape \(5,\) here: got \(\)"),
         ("infinite", "returns finite numbers"),
         ("constant", "has no gradient"),
-        ("broken", r"must take the example of five tokens: AttributeError: .*own_.*\.py:\d+"),
+        ("broken", r"failed on the example of five tokens: AttributeError: .*own_.*\.py:\d+"),
         ("missing", "names a function of"),
     ],
 )

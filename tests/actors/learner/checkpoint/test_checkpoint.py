@@ -98,7 +98,7 @@ def test_save_hf_writes_the_learners_float32_weights_of_a_rounded_model(tmp_path
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["nowhere", "new"], "CHECKPOINT is a folder like"),
+        (["nowhere", "new"], "unknown CHECKPOINT nowhere: give a folder like"),
         (["run", "full"], "FOLDER must not exist or be empty"),
         (["run", "new", "--shard-gb", "0"], "--shard-gb is above 0"),
         (["run/checkpoints/step-000001", "new"], "differs in size"),

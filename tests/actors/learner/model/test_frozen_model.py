@@ -127,7 +127,7 @@ def test_a_reference_that_follows_the_policy_survives_a_resume_between_two_of_it
 def test_a_checkpoint_without_the_reference_that_the_run_made_is_refused(tmp_path: Path) -> None:
     actor = begin(tmp_path, settings(), model="")
     saved = save(actor, tmp_path)
-    with pytest.raises(ConfigError, match=r"has none, because actor\.kl_ctl or update_every was 0"):
+    with pytest.raises(ConfigError, match=r"missing reference model in .*: actor\.kl_ctl or update_every was 0"):
         begin(tmp_path / "again", config_of(update_every=1), checkpoint=saved)
 
 

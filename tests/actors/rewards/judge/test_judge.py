@@ -147,7 +147,7 @@ def test_a_busy_judge_is_asked_again_and_after_the_time_it_wants(server: Server,
 
 def test_a_pause_that_ends_after_the_deadline_is_not_waited_for(server: Server, tmp_path: Path) -> None:
     server.answers.append((429, {"Retry-After": "3600"}, "tomorrow"))
-    with pytest.raises(JudgeAway, match="1 calls had no answer; the last: status 429: tomorrow"):
+    with pytest.raises(JudgeAway, match=r"no answer from the judge at .* in 1 calls; the last: status 429: tomorrow"):
         judge_of(server, tmp_path)("", "3", ROW)
     assert len(server.bodies) == 1
 
@@ -155,7 +155,7 @@ def test_a_pause_that_ends_after_the_deadline_is_not_waited_for(server: Server, 
 def test_retries_end(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "MAX_RETRIES", 2)
     server.answers += [(503, {}, "busy")] * 9
-    with pytest.raises(JudgeAway, match="must answer: 3 calls had no answer"):
+    with pytest.raises(JudgeAway, match=r"no answer from the judge at .* in 3 calls"):
         judge_of(server, tmp_path)("", "3", ROW)
     assert len(server.bodies) == 3
 
@@ -279,7 +279,7 @@ def test_a_judge_that_is_down_is_an_error_and_never_a_zero(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"prompt": "{completion} {solution}"}, "fields that every row has: solution is none"),
+        ({"prompt": "{completion} {solution}"}, "unknown field solution in reward.judge.prompt"),
         ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
     ],
 )
