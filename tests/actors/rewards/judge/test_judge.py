@@ -272,7 +272,7 @@ def test_a_judge_that_is_down_is_an_error_and_never_a_zero(tmp_path: Path) -> No
         )
         (verdict,) = verdicts_of(reward, tmp_path, 1)
     assert verdict.status == VerdictStatus.ERROR
-    assert "TermFailed: reward 'judge': JudgeAway: the judge at http://127.0.0.1:" in verdict.error
+    assert "TermFailed: reward 'judge': JudgeAway: no answer from the judge at http://127.0.0.1:" in verdict.error
     assert "ConnectError" in verdict.error
 
 
