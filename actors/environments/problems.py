@@ -5,8 +5,6 @@ import sys
 import time
 from functools import lru_cache
 
-import numpy as np
-
 from actors.environments.environment_code import EnvironmentCode, Row
 from actors.environments.loading import load
 from actors.processes.ipc import ROWS_BYTES, Channel
@@ -60,6 +58,8 @@ def main(parent: int) -> None:
     for order in channel:
         sys.path[:] = order["path"]
         random.seed(order["seed"])  # the rows of a run are the same each time that they are read
+        import numpy as np  # in the process of the rows alone: the head imports this module
+
         np.random.seed(order["seed"] % 2**32)
         try:
             train, evaluation = load(EnvironmentCode.read(order["code"])).problems()

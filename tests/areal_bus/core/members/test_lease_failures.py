@@ -237,7 +237,7 @@ def test_the_job_ends_with_a_sentence_when_the_last_of_its_generators_would_be_e
     assert end.sentence.endswith("the last error: the device is in error")
 
 
-def test_a_success_between_two_evictions_begins_the_count_anew() -> None:
+def test_a_success_between_two_evictions_restarts_the_count() -> None:
     head, _ = head_with(n_generators=3)
     now = 0.0
     for incarnation in range(2 * EVICTIONS + 1):
