@@ -192,6 +192,7 @@ OVER_A_LIMIT = [
     over(m.Trajectory, attempt=-1),
     over(m.Trajectory, seconds=-1.0),
     over(m.Trajectory, **NO_TURN),
+    over(m.Trajectory, fields=b"returns\n" + bytes(4)),
     over(m.Trajectory, segments=[[0, 1]], ids=bytes(4)),
     over(m.Trajectory, segments=[[1, 0]], spans=[], ids=bytes(4), logps=b""),
     over(m.PushDone, receive_s=-1.0),
