@@ -169,7 +169,7 @@ def read_with_origins(path: str, data: DataConfig, config_folder: str | Path, *,
     raw = read_file(file, split=split) if file else read_hub(path, split=split)
     rows = [RowWithOrigin(where, complete_row(row, data, where)) for where, row in raw]
     if not rows:
-        raise ConfigError(f"no rows in {file or path}: data must have at least one")
+        raise ConfigError(f"no rows in {file or path}: data must have at least one row")
     return rows
 
 

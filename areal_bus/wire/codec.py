@@ -215,7 +215,7 @@ def _check_finite(numbers: bytes) -> None:
     """Raises WireError for a float32 that is large or not finite."""
     highest = numbers[3::4]
     if 0x7F in highest or 0xFF in highest:
-        raise WireError("invalid number in a float32 frame: all must be finite and below 1.7e38", "numbers")
+        raise WireError("invalid number in a float32 frame: it has finite numbers below 1.7e38", "numbers")
 
 
 def _check_fields(frame: bytes, n_bytes: int) -> None:

@@ -60,7 +60,7 @@ def test_a_dry_run_refuses_a_model_that_is_not_whole(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing weights: no \*\.safetensors"):
         dry_run(load(file, (), {}), file, None)
     (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
-    with pytest.raises(ConfigError, match="whole safetensors files"):
+    with pytest.raises(ConfigError, match="whole safetensors file"):
         dry_run(load(file, (), {}), file, None)
 
 

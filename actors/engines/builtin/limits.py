@@ -143,7 +143,9 @@ def check_update(held: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> N
     """Raises EngineError unless an update brings every weight that is held, in its shape and type, and no other."""
     if tensors.keys() != held.keys():
         odd = sorted(tensors.keys() ^ held.keys())
-        raise EngineError(f"weights mismatch: {len(odd)} names of the update and the model differ, first {odd[0]}")
+        raise EngineError(
+            f"weights mismatch: {len(odd)} names differ, first {odd[0]}; an update brings every weight of the model"
+        )
     for name, parameter in held.items():
         new = tensors[name]
         if new.shape != parameter.shape or new.dtype != parameter.dtype:

@@ -218,13 +218,13 @@ def test_of_several_padding_tokens_the_first_counts(scratch: Path) -> None:
 def test_a_setting_of_another_type_is_the_users_error(scratch: Path) -> None:
     file = scratch / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_size": "wide"}))
-    with pytest.raises(ConfigError, match="must load"):
+    with pytest.raises(ConfigError, match="cannot load model"):
         load_model(str(scratch), "float32", "cpu")
 
 
 def test_a_model_that_does_not_load_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_type"}')
-    with pytest.raises(ConfigError, match="must load"):
+    with pytest.raises(ConfigError, match="cannot load model"):
         load_model(str(tmp_path), "float32", "cpu")
     with pytest.raises(ConfigError, match="tokenizer"):
         load_tokenizer(str(tmp_path))

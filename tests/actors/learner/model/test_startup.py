@@ -58,7 +58,7 @@ def test_a_demonstration_that_ends_itself_gets_no_second_end(tmp_path: Path) -> 
 
 
 def test_a_warm_up_without_demonstrations_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs demonstrations"):
+    with pytest.raises(ConfigError, match="missing demonstrations"):
         run(tmp_path, [])
 
 
