@@ -29,8 +29,13 @@ SAYS = re.compile(
 )
 WRONG = r"(?:clearly\s+|obviously\s+|definitely\s+)?(?:wrong|incorrect|false|impossible|invalid)\b"
 INTERJECTION = r"(?:(?:but|wait|no|oh|hmm+|oops|sorry|actually|hold\s+on|my\s+mistake)\b[\s,.:;!…—–-]*)"
+SPACED = r"(?:[\s$*_—–-]|\\[,;:! ]|\\q?quad(?![A-Za-z])|\\(?:text|mbox|mathrm)(?:bf|it|rm)?\s*\{)*"
 REJECTED_AFTER = re.compile(  # "\boxed{5} is wrong", "<answer>5</answer> fails", "$\boxed{5}$. This is not the answer."
-    r"(?:[\s$*_)\]}]|\\\)|\\\]|</(?:answer|final_answer)>)*[.,;:!?]{0,3}[\s$*_]*" + INTERJECTION + r"{0,3}"
+    r"(?:[\s$*_)\]}]|\\\)|\\\]|</(?:answer|final_answer)>)*[.,;:!?]{0,3}"
+    + SPACED
+    + rf"(?:\((?=(?:[\w'’]+\s+){{0,3}}{WRONG}\s*[.!]?\)))?"
+    + INTERJECTION
+    + r"{0,3}"
     r"(?:(?:but\s+)?(?:this|that|which|it)['’]?s?\s+)?"
     r"(?:(?:(?:is|was|are|would be|seems?)\s+)?" + WRONG + r"|(?:is|was|are)(?:\s+not|n['’]t)\s+(?:the\s+|a\s+)?"
     r"(?:correct|right|answer|solution|valid|possible)\b|fails?\b|can(?:not|['’]t)\s+be\s+(?:the\s+|an?\s+)?(?:correct|right|answer|solution|true)\b|does(?:\s+not|n['’]t)\s+work\b)",
@@ -38,9 +43,10 @@ REJECTED_AFTER = re.compile(  # "\boxed{5} is wrong", "<answer>5</answer> fails"
 )
 REJECTED_BEFORE = re.compile(  # "The answer is not \boxed{5}", "It is wrong to say \boxed{5}"
     r"(?:\bnot|n['’]t|\bnever|\b(?:wrong|incorrect|false)\s+to\s+(?:say|answer|claim|write|conclude))"
-    r"(?:\s+(?:be|equal(?:\s+to)?|simply|just))?[\s$*_]*(?:\\\(|\\\[)?\s*$",
+    r"(?:\s+(?:be|equal(?:\s+to)?|simply|just))?[\s$*_}]*(?:\\\(|\\\[)?\s*$|(?:\\neq?|≠|=\s*[-−])\s*$",
     re.IGNORECASE,
 )
+OPERATED_BOX = re.compile(r"\s*(?:\^\s*\{?\s*[-\d]|\\(?:sqrt|cdot|times|div|frac)(?![A-Za-z]))")  # no whole answer
 BLANK = " $~\t\r\n"
 AROUND = 80  # characters next to an answer that may reject it
 TAGGED = re.compile(r"<[A-Za-z/|]")
@@ -127,13 +133,13 @@ def is_rejected(completion: str) -> bool:
 
 
 def is_box_rejected(text: str) -> bool:
-    """Whether the words next to the last box reject it."""
+    """Whether the words next to the last box reject it, or it is a part of a formula."""
     boxes = boxes_of(text)
     if not boxes:
         return False
     begin, end, _ = boxes[-1]
     after, before = text[end : end + AROUND], text[max(0, begin - AROUND) : begin]
-    return REJECTED_AFTER.match(after) is not None or REJECTED_BEFORE.search(before) is not None
+    return any((REJECTED_AFTER.match(after), OPERATED_BOX.match(after), REJECTED_BEFORE.search(before)))
 
 
 def last_box(text: str) -> str | None:

@@ -158,7 +158,8 @@ DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))\s*(?:\\te
 PERCENT = re.compile(
     r"\s*(?:\\?%|\\text\s*\{\s*(?:\\?%|percent)\s*\}|(?<=[\d} ])(?:percent|per cent|pct))\s*$", re.IGNORECASE
 )
-MONEY = re.compile(r"^([+-]?)\s*(?:\\text\s*\{\s*)?(\\\$|[€£])\s*\}?\s*")
+MONEY = re.compile(r"^([+-]?)\s*(?:\\text\s*\{\s*)?(\\\$|[€£]|USD|EUR|GBP)\s*\}?\s*")
+CENTS = re.compile(r"(?<=[\d}])\s*(?:\\text\s*\{\s*)?(?:¢|\\cents?)\s*\}?$")
 ORDINAL = re.compile(r"(?<=\d)\s*(?:\^\s*)?\{?\s*(?:\\text\s*\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?$")
 
 
@@ -166,12 +167,12 @@ def read_quantity(text: str) -> Quantity:
     """Parse a quantity. Raises Unreadable."""
     unit = ""
     if money := MONEY.match(text):
-        text, unit = money[1] + text[money.end() :], {"\\$": "dollar", "€": "euro", "£": "sterling"}[money[2]]
+        text, unit = money[1] + text[money.end() :], KNOWN[money[2].lstrip("\\")]
     if found := PERCENT.search(text):
         return Quantity(read_formula(text[: found.start()]), percent=True)
     if found := DEGREES.search(text):
         return Quantity(read_formula(text[: found.start()]), f"degree{found[1]}")
-    text = ORDINAL.sub("", text)
+    text = CENTS.sub(r" \\text{cents}", ORDINAL.sub("", text))
     factor, text, beside = unit_of(text)
     if beside and unit and beside != unit:
         raise Unreadable(f"two units: {unit} and {beside}")

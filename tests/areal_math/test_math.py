@@ -31,6 +31,12 @@ RIGHT = {
         *("1.5 × 10³", "1.5*10^3", "1,500", "1 500", "1{,}500", r"1\,500", r"1,\!500", "1\u2009500", "1\u202f500"),
         *("1\u00a0500", "$1,500", "1500.00", "She pays $1,500.00 in total.", "1.5 thousand", "15 hundred"),
     ],
+    "18": [
+        *(r"\boxed{USD 18}", "18 USD", "EUR 18", r"\boxed{18¢}", r"18\text{¢}", r"\boxed{18} (no wrong turns)"),
+        *(r"- \boxed{18}", r"\boxed{18}^\circ", r"\boxed{18}^{th}", r"\boxed{18}\text{ cm}^2"),
+        r"x = \boxed{18} (invalid roots are left out)",
+    ],
+    r"\$18": ["USD 18", "18 dollars"],
     "1000000": ["10^6", r"\boxed{10^{6}}", "1,000,000", "1 million", "1e6"],
     "-7": [
         *("-7", "−7", r"\boxed{-7}", "The answer is -7.", "x = -7"),
@@ -181,6 +187,9 @@ WRONG = {
         *(r"It is wrong to say \boxed{7}", r"\boxed{7} cannot be the answer", r"\boxed{7} isn’t correct."),
         *("<answer>7 at most</answer>", "The answer is 7. That is wrong.", "#### 7\nThat is wrong."),
         r"\boxed{7} can't be right.",
+        *(r"\boxed{7}\text{ is not correct}", r"\boxed{7} (wrong)", r"\boxed{7}\quad\textbf{(incorrect)}"),
+        *(r"\boxed{7} (this is wrong)", r"\boxed{7} — wrong", r"\text{not }\boxed{7}", r"x \ne \boxed{7}"),
+        *(r"$x = -\boxed{7}$", r"\boxed{7}\sqrt{2}", r"\boxed{7}^2", r"\boxed{7} \times 10^3"),
         "The answer is twice 7.",
         *("The answer is ten times 7", "The answer is the square root of 7", "The answer is the factorial of 7"),
         *("The answer is 7 less than x.", "x exceeds 7.", "at least $7$", "The answer is more than $7$"),
@@ -220,7 +229,7 @@ WRONG = {
     r"\{1,2\}": ["(1,2)", "[1,2]", r"\{1\}", r"\{1,2,2\}"],
     "5 m": ["5 cm", "5 km", r"5\text{ cm}", "5 min", r"\boxed{5\%}x", "5 m^2", "$5", "5 m or 6 m"],
     r"15\mbox{ cm}^2": ["15 cm", "15 m^2", "225", "15 cm^3"],
-    r"\$36": ["36 cents", "36 m", r"36^\circ"],
+    r"\$36": ["36 cents", "36¢", "EUR 36", "36 m", r"36^\circ"],
     r"5.4 \text{ cents}": [r"\$5.4", "5.4 dollars", "54 cents"],
     r"90^\circ": [r"\frac{\pi}{2}", "90 m", "90 radians", "9"],
     "A": [

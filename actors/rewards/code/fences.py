@@ -13,6 +13,12 @@ from dataclasses import dataclass
 OPENING = re.compile(r"(?P<before>[^`~\n]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)")
 LANGUAGE = re.compile(r"[\s{.]*([A-Za-z+#_-]*)")
 LABEL = re.compile(r"[{.]*[A-Za-z][\w+#.-]*(?:[\s,{:=].*=.*|[}\s]*)")  # python, json, {.py}, py title="x"
+WRAPPER = re.compile(
+    r"^[ \t]*(?:</?(?:answer|code|pre|python|solution)>|<pre><code[^<>\n]*>|</code></pre>|\[/?PYTHON\])[ \t]*$\n?",
+    re.MULTILINE | re.IGNORECASE,
+)
+OPENING_LINE = re.compile(r"^[^`~\n]*(?:```|~~~)", re.MULTILINE)
+DOCUMENTS = ("markdown", "md")
 PYTHON = ("python", "py", "cpython", "pypy")
 MOST_BLOCKS = 30  # the last ones are looked at
 
@@ -35,8 +41,8 @@ def program_in(completion: str, *, prompt: str = "", function: str | None = None
     one of any name; a block that defines it goes before all others.
     """
     answer = completion.rpartition("</think>")[2]
-    text = answer if answer.strip() else completion
-    parts = list(blocks(text))
+    text = unwrapped(answer if answer.strip() else completion)
+    parts = [part for block in blocks(text) for part in within(block)]
     found = [part for part in parts if isinstance(part, FencedBlock) and part.text.strip()][-MOST_BLOCKS:]
     if not found:
         return next((part for part in parts if isinstance(part, str) and part.strip()), text)
@@ -69,6 +75,19 @@ def blocks(text: str) -> Iterator[FencedBlock | str]:
         else:
             block.append(line.removeprefix(indent if not indent.strip() else ""))
     yield "\n".join(outside) if block is None else FencedBlock(language, "\n".join(block))
+
+
+def within(block: FencedBlock | str) -> Iterator[FencedBlock | str]:
+    """The blocks of a document in a longer fence, or the block itself."""
+    if isinstance(block, FencedBlock) and block.language in DOCUMENTS:
+        yield from blocks(block.text)
+    else:
+        yield block
+
+
+def unwrapped(text: str) -> str:
+    """The text without the tags that stand alone in lines around a program: <answer>, <code>, [PYTHON]."""
+    return text if OPENING_LINE.search(text) else WRAPPER.sub("", text)
 
 
 def defines(code: str, function: str) -> bool:

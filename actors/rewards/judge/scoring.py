@@ -103,13 +103,17 @@ def judge_of_process() -> Judge:
 
 
 def grade_of(reply: str, max_score: float) -> float:
-    """The "Score: N" that ends a reply, or "Score: N/M" where M is the largest. Raises ValueError without one, or for
-    one out of range.
+    """The "Score: N" that ends a reply, or "Score: N/M" where M is the largest. Raises ValueError without one, for one
+    out of range, or for one within a sentence after another on a line of its own.
     """
-    found = GRADE.search(reply.rstrip().rpartition("\n")[2][-LAST_LINE:])
+    *before, last = reply.rstrip().split("\n")
+    found = GRADE.search(last[-LAST_LINE:])
     if not found or (found["most"] and float(found["most"]) != max_score):
         raise ValueError(f'the reply of the judge must end with "Score: N": it ends with {reply[-TEXT:]!r}')
     grade = float(found["grade"])
+    alone = [float(own["grade"]) for line in before if (own := GRADE.match(line[:LAST_LINE]))]
+    if found.start() and alone and alone[-1] != grade:
+        raise ValueError(f"the reply of the judge has two grades, {alone[-1]:g} and {grade:g}: {reply[-TEXT:]!r}")
     if not 0 <= grade <= max_score:
         raise ValueError(f"the judge's score must be from 0 to reward.judge.max_score = {max_score:g}: it is {grade:g}")
     return grade

@@ -128,6 +128,11 @@ BLOCKS = {
     "prose behind a fence": "```python\n{}\n``` That is all.",
     "two blocks and one fence": "```text\n1 2\n```python\n{}\n```",
     "a draft in a thought": "<think>```python\nprint(9)\n```</think>\n{}",
+    "a document in a longer fence": "````markdown\nSo:\n```python\n{}\n```\n````",
+    "tags": "<answer>\n{}\n</answer>",
+    "tags of HTML": '<pre><code class="python">\n{}\n</code></pre>',
+    "tags in brackets": "[PYTHON]\n{}\n[/PYTHON]",
+    "tags around a fence": "<answer>\n```python\n{}\n```\n</answer>",
     "lines of Windows": "```python\r\n{}\r\n```\r\n",
 }
 

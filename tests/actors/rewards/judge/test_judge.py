@@ -130,7 +130,15 @@ def test_a_completion_is_graded_by_the_score_that_ends_the_reply(
 
 @pytest.mark.parametrize(
     "reply",
-    ["Score: 7", "Score: 7.", "It is good. Score: 7/10", "# Final score: 7 out of 10\n\n", "`Score = 7 points`"],
+    [
+        "Score: 7",
+        "Score: 7.",
+        "It is good. Score: 7/10",
+        "# Final score: 7 out of 10\n\n",
+        "`Score = 7 points`",
+        "Score: 5\nOn reflection it is better.\nScore: 7",
+        "Score: 7\nI keep it. Score: 7",
+    ],
 )
 def test_a_grade_is_read_at_the_end_of_the_reply(reply: str) -> None:
     assert scoring.grade_of(reply, 10) == 7.0
@@ -174,6 +182,7 @@ def test_a_call_that_is_rejected_is_not_repeated(server: Server, tmp_path: Path,
         (chat("It is right."), "must end with \"Score: N\": it ends with 'It is right.'"),
         (chat("Score: 0\n(An ideal answer would get Score: 1)"), "must end with"),
         (chat("An ideal answer would get Score: 1"), "must end with"),
+        (chat("Score: 0\nAn ideal answer would get this: Score: 1"), "has two grades, 0 and 1"),
         (chat("Score: 1e0"), "must end with"),
         (chat("Score: 0 Score: 1"), "must end with"),
         (chat("Score: 1/10"), "must end with"),
