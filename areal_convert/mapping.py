@@ -17,11 +17,16 @@ PLACEMENT = "placement, memory, logging"
 NO_EFFECT = "off, unset, or the same here"
 
 
+class Unresolved(str):
+    """A value with a ${...} that the file alone does not answer: an environment variable, a computation."""
+
+
 class Foreign:
     """The settings of a file by dotted key, and what became of them."""
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], n_rows: int | None) -> None:
-        self.values, self.defaults = dict(values), dict(defaults)
+        self.unresolved = {key: value for key, value in values.items() if isinstance(value, Unresolved)}
+        self.values, self.defaults = {**values, **dict.fromkeys(self.unresolved)}, dict(defaults)
         self.n_rows = n_rows  # of the training data
         self.asked: dict[str, None] = {}  # keys whose values the current reader took, in order
         self.parts: dict[str, list[str]] = {}  # our key -> the keys of theirs that it is made of
@@ -174,6 +179,7 @@ def sort(system: System, foreign: Foreign, found: Converted) -> None:
             found.mapped.setdefault(key, []).append(name)
     known = {key.theirs for key in system.keys}
     known |= {key.removesuffix(".*") for key in known}  # a section without a key
+    sections = {".".join(key.split(".")[:n]) for key in known for n in range(1, key.count(".") + 1)}
     found.mapped = {
         key: sorted(names)
         for key, names in sorted(found.mapped.items())
@@ -185,14 +191,17 @@ def sort(system: System, foreign: Foreign, found: Converted) -> None:
         elif key in foreign.removed and key not in found.mapped:
             found.lost[key] = foreign.removed[key]
         elif key not in found.mapped:
-            without_counterpart(system, key, value, foreign, found, is_known=key in known)
+            is_empty = value in (None, {}, []) and key in sections
+            without_counterpart(system, key, value, foreign, found, is_known=key in known or is_empty)
 
 
 def without_counterpart(
     system: System, key: str, value: Any, foreign: Foreign, found: Converted, *, is_known: bool
 ) -> None:
     rule = next((rule for rule in system.absent if fnmatchcase(key, rule.pattern)), None)
-    if is_known:
+    if key in foreign.unresolved and (is_known or rule is None or rule.why):
+        found.lost[key] = f"the file does not say what {foreign.unresolved[key]} is: set it yourself"
+    elif is_known:
         found.left_out[key] = NO_EFFECT
     elif rule is None:
         near = difflib.get_close_matches(key, [one.theirs for one in system.keys], 1, 0.9)

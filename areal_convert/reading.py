@@ -12,8 +12,10 @@ from typing import Any
 import yaml
 
 from areal_bus.errors import ConfigError
+from areal_convert.mapping import Unresolved
 
 REFERENCE = re.compile(r"\$\{([^${}]+)\}")
+OVERRIDE = re.compile(r"~|[^=]+=")
 SCIENTIFIC = re.compile(r"[+-]?(\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d+")  # YAML reads 1e-6 as text
 DEPTH = 10  # of references to references
 
@@ -23,7 +25,7 @@ Flat = dict[str, Any]
 def read_foreign(path: Path) -> Flat:
     """The settings by dotted key. Raises ConfigError with one sentence."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file must be readable UTF-8 text: {path}: {error}") from None
     try:
@@ -32,7 +34,7 @@ def read_foreign(path: Path) -> Flat:
         reason = " ".join(str(error).split())
         kind = "JSON" if path.suffix == ".json" else "YAML"
         raise ConfigError(f"the file must be valid {kind}: {path}: {reason[:200]}") from None
-    if isinstance(tree, list) and tree and all(isinstance(one, str) and "=" in one for one in tree):
+    if isinstance(tree, list) and tree and all(isinstance(one, str) and OVERRIDE.match(one) for one in tree):
         tree = dict(map(override, tree))
     if not isinstance(tree, dict) or not tree:
         raise ConfigError(
@@ -43,9 +45,10 @@ def read_foreign(path: Path) -> Flat:
 
 
 def override(text: str) -> tuple[str, Any]:
-    """ "+a.b=1", as .hydra/overrides.yaml lists them."""
+    """ "+a.b=1", as .hydra/overrides.yaml lists them; "~a.b" takes a key out."""
     key, _, value = text.partition("=")
-    return key.strip().lstrip("+"), yaml.safe_load(value) if value.strip() else None
+    is_set = value.strip() and not text.startswith("~")
+    return key.strip().lstrip("+~"), yaml.safe_load(value) if is_set else None
 
 
 def leaves(tree: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -76,14 +79,17 @@ def plain(value: Any) -> Any:
 
 
 def resolve(value: Any, flat: Flat, key: str, depth: int = 0) -> Any:
-    """The value with ${...} replaced. Raises ConfigError for endless references. An unknown one gives None."""
+    """The value with ${...} replaced, or Unresolved. Raises ConfigError for endless references."""
     if isinstance(value, list):
-        return [resolve(one, flat, key, depth) for one in value]
-    if not isinstance(value, str) or not (found := REFERENCE.search(value)):
+        items = [resolve(one, flat, key, depth) for one in value]
+        return next((one for one in items if isinstance(one, Unresolved)), items)
+    if not isinstance(value, str) or isinstance(value, Unresolved) or not (found := REFERENCE.search(value)):
         return None if value == "???" else value
     if depth > DEPTH:
         raise ConfigError(f"references must end: {key} = {value!r} does not")
     referred = resolve(lookup(found[1], flat, key), flat, key, depth + 1)
+    if isinstance(referred, Unresolved):
+        return Unresolved(value)
     if found[0] == value:
         return referred
     return resolve(value.replace(found[0], str(referred)), flat, key, depth + 1)
@@ -94,12 +100,14 @@ def lookup(reference: str, flat: Flat, key: str) -> Any:
     kind, colon, rest = reference.partition(":")
     name, _, default = (rest if colon else reference).partition(",")
     if colon and kind not in ("oc.select", "oc.env"):
-        return None
+        return Unresolved(f"${{{reference}}}")
     if colon and kind == "oc.env":
-        return yaml.safe_load(default) if default else None
+        return plain(yaml.safe_load(default)) if default else Unresolved(f"${{{reference}}}")
     name = name.strip()
     if name.startswith("."):
         n_up = len(name) - len(name.lstrip("."))
         name = ".".join([*key.split(".")[:-n_up], name.lstrip(".")])
+    if name not in flat and not colon:
+        return Unresolved(f"${{{reference}}}")
     value = flat.get(name)
     return plain(yaml.safe_load(default)) if value is None and default else value

@@ -42,7 +42,6 @@ from areal_convert.verl_values import (
     correction,
     dual_clip,
     estimator,
-    file_of,
     greedy,
     kl_loss,
     kl_reward,
@@ -60,6 +59,7 @@ from areal_convert.verl_values import (
     top_k,
     train_files,
     truncation,
+    val_files,
 )
 
 KEYS = (
@@ -75,7 +75,7 @@ KEYS = (
     Key(f"{MODEL}lora.dropout", "actor.lora.dropout", "with lora.rank", None, skip),
     Key(f"{MODEL}lora.target_modules", "actor.lora.target_modules", "with lora.rank", None, skip),
     Key("data.train_files", "data.path, data.source", "several: a source each, of equal weight", None, train_files),
-    Key("data.val_files", "evaluate.path", "one file", None, file_of("evaluate.path", "data.val_files")),
+    Key("data.val_files", "evaluate.path, evaluate.sets", "several: a set each", None, val_files),
     Key("data.prompt_key", "data.question_key", "chat messages", "prompt"),
     Key("data.train_max_samples", "data.limit", "-1: all", None, positive("data.limit")),
     Key("data.val_max_samples", "evaluate.limit", "-1: all", None, positive("evaluate.limit")),

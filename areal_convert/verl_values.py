@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_convert.mapping import Foreign, Ours
-from areal_convert.values import adapters, number, truth, whole
+from areal_convert.values import adapters, number, run_name, truth, whole
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.ref."
 MODEL = "actor_rollout_ref.model."
@@ -36,26 +36,23 @@ def train_files(value: Any, foreign: Foreign) -> Ours:
     if foreign.values.get("data.train_max_samples", -1) > 0:
         foreign.notes["data.limit"] = "of each file here, of all together there"
     foreign.notes["data.source"] = "verl joins the files: set each weight to the file's number of rows for the same mix"
+    return {"data.source": [{**one, "weight": 1.0} for one in named(paths)]}
+
+
+def named(paths: list[Path]) -> list[dict[str, Any]]:
+    """The files with names that differ."""
     n_named = Counter(path.stem for path in paths)
     names = [f"{path.parent.name}-{path.stem}" if n_named[path.stem] > 1 else path.stem for path in paths]
     names = [name if names.count(name) == 1 else f"{name}-{n}" for n, name in enumerate(names)]
-    return {
-        "data.source": [
-            {"path": str(path), "name": name, "weight": 1.0} for path, name in zip(paths, names, strict=True)
-        ]
-    }
+    return [{"path": str(path), "name": run_name(name) or "set"} for path, name in zip(paths, names, strict=True)]
 
 
-def file_of(ours: str, theirs: str) -> Any:
-    """The first file of a list; the others have no counterpart."""
-
-    def read(value: Any, foreign: Foreign) -> Ours:
-        files = [value] if isinstance(value, str) else [str(one) for one in value]
-        if len(files) > 1:
-            foreign.lose(theirs, f"{ours} is the first of its {len(files)} files: join them, or use [[evaluate.sets]]")
-        return {ours: str(Path(files[0]).expanduser())}
-
-    return read
+def val_files(value: Any, foreign: Foreign) -> Ours:
+    """A file; several are sets of the evaluation, each with figures of its own."""
+    files = [value] if isinstance(value, str) else [str(one) for one in value]
+    paths = [Path(file).expanduser() for file in files]
+    ours: Ours = {"evaluate.path": str(paths[0])}
+    return ours if len(paths) == 1 else ours | {"evaluate.sets": named(paths)[1:]}
 
 
 def estimator(value: Any, foreign: Foreign) -> Ours:

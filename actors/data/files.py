@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from areal_bus.process.commands import install_command
 
 Found = Iterator[tuple[str, Any]]  # (where, value): FILE:LINE or FILE[ROW]
 OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+QUOTED = re.compile('"[^"]*"')
 LONGEST_FIELD = 1 << 30  # characters of a table's field
 MOST_DIGITS = 4000  # of an integer
 SAVED = ("dataset_info.json", "dataset_dict.json")  # one of them is in a folder of save_to_disk
@@ -92,7 +94,7 @@ def read_json(file: Path) -> Found:
 def read_csv(file: Path) -> Found:
     """The first line names the fields, which commas separate, else semicolons, tabs or bars; all values are text."""
     text = read_text(file)
-    header = text.lstrip("\r\n").partition("\n")[0]
+    header = QUOTED.sub("", text.lstrip("\r\n").partition("\n")[0])
     delimiter = next((mark for mark in (",", ";", "\t", "|") if mark in header), ",")
     return read_table(file, text, "\t" if suffix_of(file) == ".tsv" else delimiter)
 
@@ -102,8 +104,7 @@ def read_table(file: Path, text: str, delimiter: str) -> Found:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     try:
         names = list(reader.fieldnames or ())
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"duplicate column {twice[0]!r}: {file}: each column of a table has a name of its own")
+        check_names(names, file)
         for row in reader:
             where = f"{file}:{reader.line_num}"
             if None in row or None in row.values():
@@ -113,11 +114,18 @@ def read_table(file: Path, text: str, delimiter: str) -> Found:
         raise ConfigError(f"invalid table: {file}:{reader.line_num}: {error}") from error
 
 
+def check_names(names: list[str], file: Path) -> None:
+    """Raises ConfigError for two columns of one name: a row would have only the last."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"duplicate column {twice[0]!r}: {file}: each column of a table has a name of its own")
+
+
 def read_parquet(file: Path) -> Found:
     """Rows of all row groups."""
     parquet = needed("pyarrow.parquet", file)
     try:
         opened = parquet.ParquetFile(file)
+        check_names(opened.schema_arrow.names, file)
         rows = (row for batch in opened.iter_batches() for row in rows_of_table(batch))
         for number, row in enumerate(rows):
             yield f"{file}[{number}]", row
@@ -135,6 +143,7 @@ def read_arrow(file: Path) -> Found:
             table = (ipc.open_file if is_file else ipc.open_stream)(opened).read_all()
     except (OSError, ValueError) as error:
         raise ConfigError(f"an .arrow file must be valid: {file}: {str(error).splitlines()[0]}") from error
+    check_names(table.schema.names, file)
     for number, row in enumerate(rows_of_table(table)):
         yield f"{file}[{number}]", row
 
@@ -172,6 +181,8 @@ def short_floats(value: Any, kind: Any) -> Any:
         from numpy import float16, float32  # only for tables: the head of a run without them is 11 MiB smaller
 
         return (float32 if str(kind) == "float" else float16)(value)
+    if hasattr(kind, "item_type"):  # a map is a list of pairs
+        return [[short_floats(name, kind.key_type), short_floats(item, kind.item_type)] for name, item in value]
     if hasattr(kind, "value_type") and isinstance(value, list):
         return [short_floats(item, kind.value_type) for item in value]
     if isinstance(value, dict):

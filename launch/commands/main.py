@@ -70,11 +70,15 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if split := next((key for key in options.set if "=" not in key), None):
         value = next((word for word in (*unknown, *options.config) if not word.endswith(".toml")), "VALUE")
         raise ConfigError(f"--set takes one word, SECTION.KEY=VALUE: --set {shlex.quote(f'{split}={value}')}")
+    for word in (*unknown, *options.config):
+        if "." in word.partition("=")[0] and "=" in word and not word.endswith(".toml"):  # as other systems take them
+            raise ConfigError(f"a setting needs --set before it: --set {shlex.quote(word.lstrip('-+'))}")
     for word in unknown:
         if not word.startswith("-"):
             raise ConfigError(f"name the CONFIG.toml files one after the other: {word} is apart from the others")
-        near = difflib.get_close_matches(word.partition("=")[0], OPTIONS, 1, 0.6)
-        raise ConfigError(f"unknown option {word}" + (f": the nearest is {near[0]}" if near else "; see --help"))
+        near = difflib.get_close_matches(word, OPTIONS, 1, 0.75)
+        rule = f"the nearest is {near[0]}" if near else "settings are given as --set SECTION.KEY=VALUE; see --help"
+        raise ConfigError(f"unknown option {word}: {rule}")
     return options
 
 

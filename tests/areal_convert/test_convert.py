@@ -14,7 +14,7 @@ from areal_bus.config.data import SourceConfig
 from areal_bus.config.loader import load, resolve
 from areal_bus.errors import ConfigError
 from areal_convert.__main__ import SYSTEMS, main, report, tree_of
-from areal_convert.mapping import PLACEMENT, Converted, convert
+from areal_convert.mapping import NO_EFFECT, PLACEMENT, Converted, convert
 from areal_convert.reading import leaves, read_foreign
 
 VERL: dict[str, Any] = {
@@ -343,6 +343,8 @@ def test_overrides_are_read_as_settings_and_references_to_sections_as_theirs(tmp
         "algorithm.lam": 0.9,
         "trainer.logger": ["a", "b"],
     }
+    (tmp_path / "without.yaml").write_text("- ~trainer.logger\n- data.train_batch_size=32\n")
+    assert read_foreign(tmp_path / "without.yaml") == {"trainer.logger": None, "data.train_batch_size": 32}
     (tmp_path / "sections.yaml").write_text("a: {b: {lr: 1, x: {}}}\nc: {b: '${a.b}'}\n")
     assert read_foreign(tmp_path / "sections.yaml") == {"a.b.lr": 1, "a.b.x": {}, "c.b.lr": 1, "c.b.x": {}}
 
@@ -625,3 +627,45 @@ def test_several_training_files_of_verl_are_sources_of_names_of_their_own() -> N
     assert "set each weight to the file's number of rows" in found.notes["data.source"]
     assert found.notes["data.limit"].startswith("of each file")
     assert found.mapped["data.train_files"] == ["data.source"]
+
+
+def test_several_validation_files_of_verl_are_sets_of_the_evaluation() -> None:
+    files = ["math.parquet", "a/gsm8k test.parquet", "b/gsm8k test.parquet"]
+    found = converted("verl", data__val_files=files, trainer__test_freq=5)
+    assert found.ours["evaluate.path"] == "math.parquet"
+    assert found.ours["evaluate.sets"] == [
+        {"path": "a/gsm8k test.parquet", "name": "a-gsm8k-test"},
+        {"path": "b/gsm8k test.parquet", "name": "b-gsm8k-test"},
+    ]
+    assert resolve(tree_of(found), "converted.toml", environ={}).evaluate.sets[1].name == "b-gsm8k-test"
+    assert found.lost == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("${mul:10,3}", "${mul:10,3}"),
+        ("${oc.env:STEPS}", "${oc.env:STEPS}"),
+        ("${trainer.other}", "${trainer.other}"),
+        ("1${now:%Y}", "1${now:%Y}"),
+    ],
+)
+def test_a_value_that_the_file_does_not_resolve_is_lost_by_name(value: str, shown: str, tmp_path: Path) -> None:
+    file = tmp_path / "verl.yaml"
+    file.write_text(json.dumps({"trainer": {"total_training_steps": value, "default_local_dir": value}}))
+    found = convert(SYSTEMS["verl"], read_foreign(file))
+    assert found.lost == {"trainer.total_training_steps": f"the file does not say what {shown} is: set it yourself"}
+    assert found.left_out == {"trainer.default_local_dir": PLACEMENT}
+
+
+def test_references_with_a_default_are_resolved(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "a: '${oc.env:LR,1e-6}'\nb: '${oc.select:none.such,3}'\nc: null\nd: '${c}'\ne: ['${oc.env:DIR,x}/y']\n"
+    )
+    assert read_foreign(tmp_path / "c.yaml") == {"a": 1e-6, "b": 3, "c": None, "d": None, "e": ["x/y"]}
+
+
+def test_an_empty_section_is_left_out_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('\ufeff{"actor_rollout_ref": {}, "data": {"train_batch_size": 8}}')
+    found = convert(SYSTEMS["verl"], read_foreign(tmp_path / "c.json"))
+    assert (found.left_out, found.lost) == ({"actor_rollout_ref": NO_EFFECT}, {})

@@ -319,6 +319,10 @@ def test_an_installed_wheel_trains_in_a_folder_with_packages_of_our_names(instal
         (["run", "runs/a b"], "runs/a b is a folder; to continue this run: --resume 'runs/a b'"),
         (["run", "empty"], "empty is a folder; it has no TOML file"),
         (["run", "tiny", "--set", "actor.lr", "1e-4"], "--set takes one word, SECTION.KEY=VALUE: --set actor.lr=1e-4"),
+        (["run", "tiny", "actor.lr=1e-4"], "a setting needs --set before it: --set actor.lr=1e-4"),
+        (["run", "tiny", "--actor.lr=1e-4"], "a setting needs --set before it: --set actor.lr=1e-4"),
+        (["run", "tiny", "+model.path=it's"], """a setting needs --set before it: --set 'model.path=it'"'"'s'"""),
+        (["run", "tiny", "--lr", "1e-4"], "unknown option --lr: settings are given as --set SECTION.KEY=VALUE"),
         (
             ["run", "--set", "actor.lr", "1e-4", "c.toml"],
             "--set takes one word, SECTION.KEY=VALUE: --set actor.lr=1e-4",
