@@ -7,7 +7,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from areal_bus.storage.journal_segments import tail
@@ -42,7 +42,7 @@ class ActorStatus:
     """The newest incarnation of an actor."""
 
     name: str
-    state: str  # the last one that the head wrote; "" without one
+    state: str  # the last one that the head wrote; "" without one, and in a run that is over
     silent_s: float  # since its last line
     doing: str  # the largest label of its last second
     n_lives: int  # incarnations
@@ -88,6 +88,8 @@ def report_of(status: RunStatus, now: float) -> WhyReport:
     where, head, starts_of = status.where, status.head, status.starts_by_actor()
     actors = [_actor(place, starts, head, now) for place, starts in starts_of.items()]
     state, sentence = _state_and_sentence(head, actors, was_asked=_was_asked_to_end(where), crash=_crash(where, actors))
+    if state not in ("alive", "stalled"):
+        actors = [replace(actor, state="") for actor in actors]
     silences = [actor.silent_s for actor in actors if actor.name.startswith("head-")]
     until = now if state in ("alive", "stalled") else now - min(silences, default=0.0)
     verdicts = [line for line in (*head.waits[:1], *([head.stall] if head.stall else ())) if line["verdict"]]

@@ -157,7 +157,9 @@ def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = 
     try:
         if random_seed is None:
             base = base_of(path)
-            whole = {"config": _config(base), "dtype": getattr(torch, dtype)}
+            whole: dict[str, Any] = {"config": _config(base), "dtype": getattr(torch, dtype)}
+            if generation := _several_paddings(base):
+                whole["generation_config"] = generation
             model = _soft_capped(AutoModelForCausalLM.from_pretrained(base, **whole, **_where(base)))
             if base != path:
                 merge_folder(model, Path(path))
@@ -165,7 +167,7 @@ def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = 
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(random_seed)
                 model = _structure(path, dtype)
-    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
+    except (OSError, ValueError, TypeError, AssertionError, SafetensorError, StrictDataclassError) as error:
         raise ConfigError(f"cannot load model.path as a causal language model: {path}: {_first(error)}") from error
     return aligned(model.to(device).eval())
 
@@ -201,7 +203,7 @@ def empty_model(path: str, dtype: str, device: str) -> Any:
     try:
         with torch.device("cpu" if device.startswith("cuda") else device), no_init_weights():
             model = _structure(path, dtype)
-    except (OSError, ValueError, StrictDataclassError) as error:
+    except (OSError, ValueError, TypeError, AssertionError, StrictDataclassError) as error:
         raise ConfigError(f"cannot load model.path as a causal language model: {path}: {_first(error)}") from error
     model.tie_weights()
     return model.to(device).eval()
@@ -263,8 +265,23 @@ def _structure(path: str, dtype: str) -> Any:
     config = _config(path)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
     with contextlib.suppress(OSError):  # a model without generation_config.json keeps that of its configuration
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
+        model.generation_config = _several_paddings(path) or GenerationConfig.from_pretrained(
+            path, local_files_only=Path(path).is_dir()
+        )
     return _soft_capped(model)
+
+
+def _several_paddings(path: str) -> Any:
+    """The generation_config.json of a folder where it has a list of padding tokens, of which the first counts:
+    transformers takes one. Else None.
+    """
+    from transformers import GenerationConfig
+
+    settings = read_json(path, "generation_config.json") if Path(path).is_dir() else {}
+    padding = settings.get("pad_token_id")
+    if not isinstance(padding, list):
+        return None
+    return GenerationConfig.from_dict(settings | {"pad_token_id": padding[0] if padding else None})
 
 
 def _soft_capped(model: Any) -> Any:

@@ -150,6 +150,7 @@ def test_a_run_that_ended_shows_its_reason(forge: Forge) -> None:
     forge.write("head-0.0", NOW, "end", wall_s=1000.0, code=0, reason="done")
     report = forge.look(NOW + 9999)
     assert (report.state, report.sentence, report.is_well) == ("ended", "it ended: done", True)
+    assert {actor.state for actor in report.actors} == {""}  # not "healthy"
     assert not report.waits
 
 

@@ -215,16 +215,36 @@ def test_of_several_padding_tokens_the_first_counts(scratch: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), loaded.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("padding", [[2, 0], []])
+def test_a_generation_config_with_several_padding_tokens_keeps_its_ends(scratch: Path, padding: list[int]) -> None:
+    load_model(str(scratch), "float32", "cpu", random_seed=1).save_pretrained(scratch / "whole")
+    for folder in (scratch, scratch / "whole"):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 5], "pad_token_id": padding}))
+    whole = load_model(str(scratch / "whole"), "float32", "cpu")
+    for model in (whole, empty_model(str(scratch), "float32", "cpu")):
+        ends = model.generation_config
+        assert (ends.eos_token_id, ends.pad_token_id) == ([1, 5], padding[0] if padding else None)
+    whole.save_pretrained(scratch / "again")
+
+
+@pytest.mark.parametrize("padding", [999, [999], "2"])
+def test_a_padding_token_that_is_none_is_the_users_error(scratch: Path, padding: object) -> None:
+    file = scratch / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pad_token_id": padding}))
+    with pytest.raises(ConfigError, match="cannot load"):
+        empty_model(str(scratch), "float32", "cpu")
+
+
 def test_a_setting_of_another_type_is_the_users_error(scratch: Path) -> None:
     file = scratch / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_size": "wide"}))
-    with pytest.raises(ConfigError, match="cannot load model"):
+    with pytest.raises(ConfigError, match="cannot load"):
         load_model(str(scratch), "float32", "cpu")
 
 
 def test_a_model_that_does_not_load_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_type"}')
-    with pytest.raises(ConfigError, match="cannot load model"):
+    with pytest.raises(ConfigError, match="cannot load"):
         load_model(str(tmp_path), "float32", "cpu")
     with pytest.raises(ConfigError, match="tokenizer"):
         load_tokenizer(str(tmp_path))

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Sequence
 
+from areal_bus.process.commands import as_here
 from tools.alarms.alarm_reader import Finding
 from tools.breakdown import flops
 from tools.report.facts.curves import MAX_BINS
@@ -66,7 +67,7 @@ def run_page(facts: RunFacts, verdict: Verdict) -> Page:
         sections.insert(-1, recorded)
     first = first_cards(facts.curves)
     title = f"Report of {facts.name}"
-    return Page(title, subtitle(facts), answers, verdict.advice, figures(facts), sections, first)
+    return Page(title, subtitle(facts), answers, list(map(as_here, verdict.advice)), figures(facts), sections, first)
 
 
 def subtitle(facts: RunFacts) -> str:
@@ -252,7 +253,7 @@ def alarms_section(facts: RunFacts) -> Section:
     """Each alarm with its rule, what was seen, what to try, and samples to read."""
     section = Section("alarms", "Alarms")
     found = facts.alarms.findings() if facts.alarms is not None else []
-    rows = [[one.name, str(one.since), _until(one), one.seen, one.rule, one.advice] for one in found]
+    rows = [[one.name, str(one.since), _until(one), one.seen, one.rule, as_here(one.advice)] for one in found]
     if rows:
         columns = ["alarm", "since version", "until", "seen", "rule", "what to try"]
         section.tables.append(PageTable(columns, rows, right=frozenset({1, 2})))
