@@ -250,7 +250,7 @@ def test_one_of_each_part_is_the_users_own(tmp_path: Path, own: str) -> None:
         ("infinite", "returns finite numbers"),
         ("constant", "has no gradient"),
         ("broken", r"failed on the example of five tokens: AttributeError: .*own_.*\.py:\d+"),
-        ("missing", "names a function of"),
+        ("missing", "missing function 'missing' in module"),
     ],
 )
 def test_a_users_loss_that_cannot_be_trained_is_refused_at_the_start(own: str, function: str, said: str) -> None:
@@ -305,12 +305,14 @@ def test_a_combination_without_meaning_is_refused_in_a_sentence(actor: dict[str,
 def example_of(section: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The settings that a section of docs/algorithms.md shows; its module is importable."""
     page = (Path("docs") / "algorithms.md").read_text().partition(f"## {section}")[2]
-    keys, code = (re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("toml", "python"))
+    keys = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
+    code = re.search(r"```python(?: mine/(\w+)\.py)?\n(.*?)```", page, re.DOTALL)
     assert keys is not None
     assert code is not None
-    (folder / "mine.py").write_text(code[1])
+    module = code[1] or "mine"
+    (folder / f"{module}.py").write_text(code[2])
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.delitem(sys.modules, module, raising=False)
     return tomllib.loads(keys[1])
 
 
