@@ -289,7 +289,9 @@ def test_code_is_not_loaded_from_a_folder_that_others_can_write_to(
 @needs_library
 def test_a_library_without_march_flags_logs_a_warning(tmp_path: Path) -> None:
     compiler = tmp_path / "with space"
-    compiler.write_text('#!/bin/sh\ncase "$*" in *march*) echo "no such processor" >&2; exit 1;; esac\nexec cc "$@"\n')
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *-march=*) echo "no such processor" >&2; exit 1;; esac\nexec cc "$@"\n'
+    )
     compiler.chmod(0o755)
     said = run(LOADED, CC=f"'{compiler}' -pipe", XDG_CACHE_HOME=str(tmp_path))
     assert "no such processor" in said
