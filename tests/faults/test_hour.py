@@ -66,7 +66,7 @@ def test_an_hour_of_kills_loses_nothing_and_leaks_nothing(tmp_path: Path) -> Non
     job = job_at(tmp_path / "hour", quiet=True)
     killer, dice, memory = Killer(job, seed=2), random.Random(2), Memory(job)
     with job.started():
-        job.wait_for(lambda: job.tail.n_updates > 5, "the ring turns")
+        job.wait_until(lambda: job.tail.n_updates > 5, "the ring turns")
         began = next_learner = time.monotonic()
         while (now := time.monotonic()) - began < 60 * MINUTES:
             if now >= next_learner + LEARNER_EVERY_S:
@@ -74,7 +74,7 @@ def test_an_hour_of_kills_loses_nothing_and_leaks_nothing(tmp_path: Path) -> Non
                 killer.kill(Role.LEARNER, (0.0, 0.5))
             killer.kill(dice.choice((Role.GENERATOR, Role.REWARD)), (0.0, 0.5))
             memory.look()
-            job.wait_for(lambda due=now + KILL_EVERY_S: time.monotonic() > due, "the next kill is due")
+            job.wait_until(lambda due=now + KILL_EVERY_S: time.monotonic() > due, "the next kill is due")
         end(job)
     lines = sorted(Run(job.run).events(*OF_HEAD, role="head"), key=lambda line: float(line["t"]))
     survivors = Survivors.of(lines)

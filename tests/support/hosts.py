@@ -38,7 +38,7 @@ class Hosts:
     def heal(self, i: int) -> None:
         _run("ip", "-n", self._bridge, "link", "set", f"port{i}", "up")
 
-    def slow(self, i: int, rate: str) -> None:
+    def throttle(self, i: int, rate: str) -> None:
         """What a host sends and receives is limited to this rate ("10mbit")."""
         limit = ["root", "tbf", "rate", rate, "burst", "32k", "latency", "400ms"]
         _run("tc", "-n", self._names[i], "qdisc", "replace", "dev", INTERFACE, *limit)
