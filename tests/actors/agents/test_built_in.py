@@ -101,7 +101,9 @@ def test_a_template_that_the_row_cannot_fill_ends_the_run_and_a_judge_has_one_bu
         pytest.raises(ConfigError, match=r"unknown field \{answr\} in workflow.arguments.retry"),
     ):
         talk.hold({"question": "1+2", "answer": "3"}, [])
-    built_in = AgentCode.of(config, folder).built_in
+    judge = config.reward.judge.model_copy(update={"url": "http://127.0.0.1:1/v1"})
+    judged = config.model_copy(update={"reward": config.reward.model_copy(update={"judge": judge})})
+    built_in = AgentCode.of(judged, folder).built_in
     assert built_in is not None
     assert Path(built_in["reward"]["judge"]["folder"]).is_relative_to(folder.resolve())  # shared by all processes
 
