@@ -2,15 +2,14 @@
 
 import contextlib
 import fcntl
+import functools
 import itertools
 import os
 import socket
 from pathlib import Path
-from typing import IO
 
 BOOT_ID, NETWORK = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
 OWNER = "machine"  # file of a machine's folder: the machine whose living processes hold its lock
-_held: list[IO[str]] = []  # locks of this process, until it ends
 
 
 def machine() -> str:
@@ -21,6 +20,7 @@ def machine() -> str:
         return ""
 
 
+@functools.cache  # one lock a process
 def machine_folder(parent: Path) -> Path:
     """A folder that the processes of this machine share: HOST, or HOST-2, HOST-3, ... while living processes of other
     machines with that host name hold those before. A later start finds it again, also after a reboot. Raises OSError.
@@ -29,26 +29,24 @@ def machine_folder(parent: Path) -> Path:
     for number in itertools.count(1):
         folder = parent / (host if number == 1 else f"{host}-{number}")
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / OWNER).open("a+", encoding="utf-8")
-        if _is_held_here(file):
-            _held.append(file)
-            return folder
-        file.close()
+        descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if _is_held_here(descriptor):
+            return folder  # the descriptor, and so the lock, stays open until this process ends
+        os.close(descriptor)
     raise AssertionError("unreachable")
 
 
-def _is_held_here(file: IO[str]) -> bool:
+def _is_held_here(descriptor: int) -> bool:
     """Take the lock, shared with this machine's processes. False when another machine has it. A file system without
     locks has free ones only.
     """
+    name = machine().encode()
     try:
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody lives who holds it
-            file.truncate(0)
-            file.write(machine())
-            file.flush()
-        fcntl.flock(file, fcntl.LOCK_SH)  # held exclusively for as long as it takes to write a line
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody lives who holds it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, name, 0)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # held exclusively for as long as it takes to write a line
     except OSError:
         return True
-    file.seek(0)
-    return file.read() == machine()
+    return os.pread(descriptor, len(name) + 1, 0) == name

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from areal_bus.storage import machine as module
 from areal_bus.storage.machine import machine, machine_folder
 
@@ -60,10 +58,7 @@ def test_a_machine_finds_its_folder_in_a_later_start_and_after_a_reboot(tmp_path
     assert len(set(folders)) == 1
 
 
-def test_a_process_gets_the_same_folder_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[object] = []
-    monkeypatch.setattr(module, "_held", held)
-    assert machine_folder(tmp_path) == machine_folder(tmp_path)
-    assert (tmp_path / machine_folder(tmp_path).name / module.OWNER).read_text(encoding="utf-8") == machine()
-    for file in held:
-        file.close()  # type: ignore[attr-defined]
+def test_a_process_gets_the_same_folder_again(tmp_path: Path) -> None:
+    folder = machine_folder(tmp_path)
+    assert machine_folder(tmp_path) == folder
+    assert (folder / module.OWNER).read_text(encoding="utf-8") == machine()
