@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults.ring import ROOT, Ring
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 CONFIG = ROOT / "configs" / "adaptive.toml"
 N_STEPS = 24

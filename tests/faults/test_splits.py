@@ -146,6 +146,7 @@ def check_more_generators(ring: Ring) -> None:
     ring.check(bool(found) and found[-1][2] > 1, f"the split has more generators than one: {found}")
 
 
+@pytest.mark.soak
 def test_the_planner_mends_a_wrong_split_and_the_weights_are_equal_across_its_change(tmp_path: Path) -> None:
     """At eta = 0: no sample is under way at the change."""
     ring = planned(tmp_path, "rollout.max_head_offpolicyness=0", "launch.max_restarts=0")

@@ -12,7 +12,7 @@ def test_a_golden_section_finds_the_smallest_value() -> None:
     assert paper.smallest(lambda x: (x - 0.53) ** 2, *paper.RATIOS) == pytest.approx(0.53, abs=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_three_fitted_rows_predict_the_other_three_within_8_percent(capsys: pytest.CaptureFixture[str]) -> None:
     assert paper.main(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)

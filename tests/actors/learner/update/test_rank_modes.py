@@ -68,7 +68,7 @@ def file_of(folder: Path, name: str, size: int, replicas: int, width: int) -> Pa
     return folder / f"{size}-{replicas}-{width}-{name}.safetensors"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ranks_copies_shared_sequences_accumulation_and_checkpointed_activations_change_nothing(tmp_path: Path) -> None:
     """1, 2 and 4 gloo ranks: the same losses and weights to 1e-6 after five steps, of all weights and of adapters."""
     stages = [
