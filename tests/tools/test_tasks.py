@@ -225,10 +225,10 @@ def test_a_wrong_task_is_refused(changes: list[str], sentence: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "row", "sentence"),
     [
-        ("gsm8k", {"question": "?", "answer": "4"}, 'a row of gsm8k .*rows.jsonl:1 has question, answer .*no "####"'),
-        ("math500", {"question": "?"}, "a row of math500 .*none of solution, Solution, answer, Answer"),
-        ("aime24", {"problem": "?", "solution": "It is 5."}, "a row of aime24 .*no box in the solution"),
-        ("mbpp", {"text": "?", "code": ""}, "a row of mbpp .*test_list"),
+        ("gsm8k", {"question": "?", "answer": "4"}, 'row of gsm8k: .*rows.jsonl:1 has question, answer .*no "####"'),
+        ("math500", {"question": "?"}, "row of math500: .*none of solution, Solution, answer, Answer"),
+        ("aime24", {"problem": "?", "solution": "It is 5."}, "row of aime24: .*no box in the solution"),
+        ("mbpp", {"text": "?", "code": ""}, "row of mbpp: .*test_list"),
         ("humaneval", ["?"], "invalid line of data: .*rows.jsonl:1 is a list; each line must be one JSON object"),
     ],
 )
