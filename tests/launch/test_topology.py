@@ -89,7 +89,7 @@ def test_min_ranks_are_enough_and_one_less_is_not(topology: TopologyConfig) -> N
     least = min_ranks(topology)
     check_count(topology, least)
     with pytest.raises(
-        ConfigError, match=f"too few ranks: {least - 1} started, and the topology needs at least {least} "
+        ConfigError, match=rf"{least - 1} started.* at least {least} |exactly {least} ranks.*: {least - 1} started"
     ):
         check_count(topology, least - 1)
 

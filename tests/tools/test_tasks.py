@@ -225,7 +225,7 @@ def test_a_wrong_task_is_refused(changes: list[str], sentence: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "row", "sentence"),
     [
-        ("gsm8k", {"question": "?", "answer": "4"}, 'row of gsm8k: .*rows.jsonl:1 has question, answer .*no "####"'),
+        ("gsm8k", {"question": "?", "answer": "4"}, 'row of gsm8k: .*rows.jsonl:1 has question, answer, .*no "####"'),
         ("math500", {"question": "?"}, "row of math500: .*none of solution, Solution, answer, Answer"),
         ("aime24", {"problem": "?", "solution": "It is 5."}, "row of aime24: .*no box in the solution"),
         ("mbpp", {"text": "?", "code": ""}, "row of mbpp: .*test_list"),
