@@ -119,7 +119,9 @@ def test_configs_are_found_by_name_and_a_file_of_the_user_comes_first(tmp_path: 
 def test_run_ends_with_the_signal_that_ended_the_job(number: signal.Signals, code: int) -> None:
     """mpirun itself ends with 1 then. A drain is no end by a signal, and a killed `run` kills its mpirun."""
     job = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0)); "
-    job += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)); print('up', flush=True)\n"
+    job += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1)); "
+    job += "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a background job of a shell ignores it
+    job += "print('up', flush=True)\n"
     job += "try: signal.pause()\nexcept KeyboardInterrupt: sys.exit(1)"
     program = "import os, sys; from launch.commands.local_job import attend; "
     program += f"sys.exit(attend([sys.executable, '-c', {job!r}], os.environ))"
