@@ -80,6 +80,7 @@ class HeadState:
         self.deaths = Deaths()
         self.lease_failures = LeaseFailures()
         self.evicted = set[int]()  # generators of the job, by index, that are evicted for good, also by earlier heads
+        self.first_failure: float | None = None  # when a lease first failed, in monotonic seconds
         self.lease_limit = LeaseLimit()  # of guests
         self.score_failures = ScoreFailures()
         self.results: dict[str, Evaluation] = {}  # finished evaluations of this incarnation
@@ -116,9 +117,21 @@ class HeadState:
         paused = self.lease_failures.is_paused
         return [x for x in there if not x.leaving and not paused(x.name) and actor_of(x.name) not in failed_at]
 
+    def others_still_load(self, failed_at: set[str]) -> bool:
+        """Whether generators of the job at which these have not failed have never been ready yet. They may take as long
+        as a ring to assemble, from the first failure on.
+        """
+        self.first_failure = self.now if self.first_failure is None else self.first_failure
+        if self.now - self.first_failure > self.rules.assemble_s:
+            return False
+        awaited = (index for index in self.own_generators() if index not in self.members.ready_generators)
+        return any(f"{Role.GENERATOR}-{index}" not in failed_at for index in awaited)
+
     def may_sample(self, member: Member, failed_at: set[str]) -> bool:
         """Whether it may be leased a prompt at which these failed: not again, while there are others."""
-        return actor_of(member.name) not in failed_at or not self.others_than(failed_at)
+        if actor_of(member.name) not in failed_at:
+            return True
+        return not self.others_than(failed_at) and not self.others_still_load(failed_at)
 
     def excluded_generators(self) -> list[Member]:
         """Stale generators that get no share at eta = 0, as long as they miss pushes of their own."""

@@ -95,6 +95,7 @@ class Membership:
         self.patience = Patience(silent_s)
         self.awake_from = 0.0  # reports of missing heartbeats before this time are true: the head itself was stopped
         self.by_name: dict[str, Member] = {}
+        self.ready_generators = set[int]()  # by index, those that have been ready once
         self._of_role: dict[Role, list[Member]] = {role: [] for role in Role}  # by index
         self._n_standing: Counter[tuple[Role, MemberState]] = Counter()
 
@@ -162,6 +163,8 @@ class Membership:
             return member
         member.ready = True
         member.capacity = capacity
+        if member.role is Role.GENERATOR:
+            self.ready_generators.add(member.index)
         member.gap_s = 0.0  # gaps while it loaded (imports hold the interpreter) tell nothing of what follows
         self._stand(member, self._standing_when_ready(member))
         return member

@@ -200,7 +200,8 @@ class Rollouts:
 
     def _is_given_up(self, failed_at: set[str]) -> bool:
         """Whether nobody else tries this prompt. If several failed, the prompt is the cause."""
-        if len(failed_at) < MOST_TRIES and self.state.others_than(failed_at):
+        state = self.state
+        if len(failed_at) < MOST_TRIES and (state.others_than(failed_at) or state.others_still_load(failed_at)):
             return False
         if len(failed_at) > 1:
             self.state.lease_failures.excuse(failed_at)

@@ -133,6 +133,24 @@ def test_one_generator_that_fails_at_once_does_not_end_the_job() -> None:
     assert all(x.holder != BAD for x in waiting)
 
 
+def test_prompts_that_the_first_generator_fails_at_wait_for_those_that_still_load() -> None:
+    """Before, it alone ended the job with as many refunds in a row, while the others loaded their model."""
+    head, _ = head_with(n_generators=2)
+    head.state.members.ready_generators.discard(1)  # it has not been ready yet, and is not there
+    head.state.members.remove("generator-1.0")
+    while held := [x for x in head.state.ledger.open.values() if x.holder == BAD]:
+        fail(head, held[0].uid, now=1.0)
+    waiting = [x.uid for x in head.state.ledger.open.values() if x.failed_at]
+    assert waiting
+    assert head.state.refunds_in_a_row == 0
+    head.state.rules, late = replace(head.state.rules, assemble_s=1.0), 2.5  # it never comes
+    head.tick(late)
+    held = [x.uid for x in head.state.ledger.open.values() if x.holder == BAD]
+    assert held, "then its first holder tries again"
+    (refund,) = records(fail(head, held[0], now=late), Event.REFUND)
+    assert refund["uid"] == held[0]
+
+
 def test_an_evaluation_gives_failed_problems_to_others_and_lacks_no_answer() -> None:
     head, _ = head_with(n_generators=2, n_problems=8)
     evaluation = head.state.evaluations.open
