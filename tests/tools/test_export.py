@@ -347,21 +347,21 @@ def test_trackio_gets_each_step_once_over_two_starts(ring: Ring, tmp_path: Path)
 
 
 def test_a_tracker_of_the_user_writes_beside_a_job_and_afterwards(ring: Ring, tmp_path: Path, capfd: Out) -> None:
-    """The class that docs/trackers.md shows, beside the config that the run records."""
+    """The class that docs/trackers.md shows, beside the config that the run records; no other test has its module."""
     page = (ROOT / "docs" / "trackers.md").read_text().partition("## A tracker of your own")[2]
     code = page.partition("```python\n")[2].partition("```")[0]
     (tmp_path / "beside").mkdir()
-    (tmp_path / "beside" / "mine.py").write_text(code)
+    (tmp_path / "beside" / "own_tracker.py").write_text(code)
     (ring.folder / "origin.json").write_text(json.dumps({"folder": str(tmp_path / "beside")}))
     ring.update(0.5)
     followers = Followers()
-    followers.start(ring.folder, ["mine:Lines"])
+    followers.start(ring.folder, ["own_tracker:Lines"])
     followers.end()
     assert capfd.readouterr().err == ""
-    assert "1 new rows for mine:Lines" in (ring.folder / "logs" / "tracker-mine-Lines.txt").read_text()
+    assert "1 new rows for own_tracker:Lines" in (ring.folder / "logs" / "tracker-own_tracker-Lines.txt").read_text()
     ring.update(1.0)
-    exported(ring.folder, "mine:Lines")
-    written = (ring.folder / "trackers" / "mine-Lines" / "lines.jsonl").read_text().splitlines()
+    exported(ring.folder, "own_tracker:Lines")
+    written = (ring.folder / "trackers" / "own_tracker-Lines" / "lines.jsonl").read_text().splitlines()
     assert [(row["step"], row["rollout/reward"]) for row in map(json.loads, written)] == [(1, 0.5), (2, 1.0)]
 
 
