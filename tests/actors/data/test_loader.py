@@ -4,7 +4,6 @@ Without the package torchdata (extra "data") the tests of its StatefulDataLoader
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from areal_bus.config.data import DataConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tests.actors.endpoint.test_http_server import alive
+from tests.support.polling import wait_until
 
 OWN = """
 class Loader:
@@ -135,9 +135,7 @@ def test_loader_ends_with_all_that_it_started_when_it_is_closed(
         started = int((tmp_path / "started").read_text())
     finally:
         source.close()
-    deadline = time.monotonic() + 30
-    while alive(started):
-        assert time.monotonic() < deadline
+    wait_until(lambda: not alive(started), "what the loader started is gone")
 
 
 def test_a_loader_that_holds_its_shuffle_buffer_passes_the_check_of_the_start(tmp_path: Path) -> None:
