@@ -21,6 +21,8 @@ from areal_bus.process.isolation import CHILD, child_path
 
 REAP_S = 5.0  # longest wait for a killed process; after that it is left to init
 EXIT_S = 0.5  # longest time between the closing of a process's pipes and its end
+EXECVE_S = 1.0  # longest wait for processes in execve
+FLAGS, OF_KERNEL = 5, 0x00200000  # of /proc/PID/stat behind the state: flags, PF_KTHREAD
 READ_BYTES = 64 << 10
 MARK = "AREAL_BUS_REWARD_WORKER"  # environment variable that all processes started by a worker inherit
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -198,25 +200,48 @@ class CalledProcess:
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL all processes with this mark in their environment, also those in other sessions."""
+    """SIGKILL all processes with this mark in their environment, also those in other sessions.
+
+    A process that is between two programs (execve) has no environment for some milliseconds: it is waited for.
+    """
     wanted = f"{MARK}={mark}".encode()
     killed: set[int] = set()
+    deadline = time.monotonic() + EXECVE_S
     while True:
-        found = {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if wanted in read_environment(pid)}
-        if found <= killed:
-            return
+        found, undecided = set[int](), False
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+            environment = read_proc(pid, "environ")
+            if wanted in environment.split(b"\0"):
+                found.add(pid)
+            undecided = undecided or (not environment and is_in_execve(pid))
         for pid in found - killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if found <= killed and not (undecided and time.monotonic() < deadline):
+            return
         killed |= found
+        if undecided:
+            time.sleep(0.001)
 
 
-def read_environment(pid: int) -> list[bytes]:
-    """The initial environment of a process; empty when it has ended or belongs to another user."""
+def is_in_execve(pid: int) -> bool:
+    """Whether a process of this user that had no environment had no arguments either, or has its environment now."""
+    state, *numbers = read_proc(pid, "stat").rpartition(b")")[2].split() or [b"Z"]
+    if state in (b"Z", b"X") or int(numbers[FLAGS]) & OF_KERNEL:
+        return False
+    if read_proc(pid, "cmdline") and not read_proc(pid, "environ"):
+        return False  # started with an empty one
+    with contextlib.suppress(OSError):
+        return os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+    return False
+
+
+def read_proc(pid: int, name: str) -> bytes:
+    """A file of a process in /proc; empty when it has ended or belongs to another user."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
-        return []
+        return b""
 
 
 def environment() -> dict[str, str]:

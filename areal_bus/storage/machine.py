@@ -43,7 +43,7 @@ def _is_held_here(descriptor: int) -> bool:
     name = machine().encode()
     try:
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody lives who holds it
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no living process holds it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, name, 0)
         fcntl.flock(descriptor, fcntl.LOCK_SH)  # held exclusively for as long as it takes to write a line

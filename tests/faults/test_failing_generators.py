@@ -122,7 +122,7 @@ def test_row_45_a_real_generator_whose_engine_fails_at_every_request_is_paused_a
     ring = real.Ring(tmp_path, "run.total_train_steps=1000", "rollout.max_head_offpolicyness=1", ranks=5)
     real.replace(tmp_path / "failing", "generator-0")
     with ring.started():
-        ring.wait_until(lambda: bool(paused_by(ring)), "it is paused, whoever loads first", timeout_s=600)
+        ring.wait_until(lambda: bool(paused_by(ring)), "generator-0 is paused", timeout_s=600)
         ring.send(signal.SIGUSR1)
         ring.finish(timeout_s=600)
     ring.check_survived(ended=False)

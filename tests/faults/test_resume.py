@@ -159,7 +159,7 @@ def test_at_eta_0_a_run_whose_learner_was_killed_is_bit_equal_to_one_without(tmp
     ring = Ring(tmp_path, *SYNCHRONOUS)
     ring.set_failpoint("update", who="learner-0")
     with ring.started():
-        first = ring.wait_for_failpoint("update")  # of the very first update: the model is made anew
+        first = ring.wait_for_failpoint("update")  # of the first update: the model is built again
         ring.hold_learner(3)
         ring.wait_for("update", version=3, after=first.t)
         ring.wait_for("checkpoint", role="learner", step=2, after=first.t)

@@ -68,7 +68,7 @@ def fail_reward(ring: Ring, version: int, number: signal.Signals) -> FailedRewar
     who = next(name for name in REWARDS if ring.actor(name)[0] in ancestors(worker))
     other = ring.actor(next(name for name in REWARDS if name != who))[1]
     ring.wait_for("update", version=version)
-    ring.wait_until(lambda: len(unscored(ring)) > 1 and is_at_rest(ring), f"{who} holds samples, and nobody else does")
+    ring.wait_until(lambda: len(unscored(ring)) > 1 and is_at_rest(ring), f"only {who} holds samples")
     held = unscored(ring)
     fault = ring.kill(who, number)
     ring.wait_until(lambda: not unscored(ring), "what it held is scored", timeout_s=60.0)

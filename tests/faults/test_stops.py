@@ -29,7 +29,7 @@ def last_t(ring: Ring, events: tuple[str, ...] = ()) -> float:
 @dataclass(frozen=True)
 class Stopped:
     ring: Ring
-    fault: Fault  # generator-0, with a sample complete that nobody knows of
+    fault: Fault  # generator-0, with a complete sample that it has not reported
     resumed: float
 
 

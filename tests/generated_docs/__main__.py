@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/ anew: `python -m tests.generated_docs`."""
+"""Rewrites the generated parts of docs/: `python -m tests.generated_docs`."""
 
 from tests.generated_docs.pages import DOCS, generated
 

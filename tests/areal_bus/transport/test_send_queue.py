@@ -160,10 +160,12 @@ def test_bytes_wait_from_the_call_of_send_until_they_go_or_their_peer_is_let_go(
         assert deaf.n_waiting > N_BYTES
         deaf.bus.disconnect(REWARD)
         deaf.bus.send(REWARD, trajectory(N_BYTES))
-        wait_until(lambda: deaf.n_waiting == 0, "nothing waits for nobody")
-        wait_until(lambda: deaf.bus.send_queues.undelivered[REWARD] == 1, "what comes for nobody is void")
+        wait_until(lambda: deaf.n_waiting == 0, "the queue is empty")
+        wait_until(
+            lambda: deaf.bus.send_queues.undelivered[REWARD] == 1, "a message to a peer that has left is discarded"
+        )
         deaf.bus.send("nobody", Stop("now"))
-        wait_until(lambda: deaf.bus.send_queues.undelivered["nobody"] == 1, "it is void, too")
+        wait_until(lambda: deaf.bus.send_queues.undelivered["nobody"] == 1, "a message to an unknown peer is discarded")
         assert deaf.bus.n_waiting("nobody") == 0
 
 
