@@ -252,6 +252,7 @@ def test_fields_of_a_workflow_travel_through_the_ring_to_the_loss(
     assert all(update["grad_norm"] > 0 and 0 <= update["loss/surprise"] < 1 for update in updates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", algorithms.names())
 def test_each_algorithm_trains_three_steps_in_the_plain_loop(tmp_path: Path, name: str) -> None:
     more = [teacher(tmp_path)] if name == "distill" else []

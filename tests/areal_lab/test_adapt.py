@@ -14,6 +14,7 @@ from areal_lab.simulate.ring import RingModel
 SMALL = 90  # updates
 
 
+@pytest.mark.slow
 def test_the_planner_is_near_the_clairvoyant_schedule_and_above_every_fixed_split() -> None:
     found = compare(replace(draw(2), change_s=0.5))
     assert found.of_clairvoyant >= 0.95
@@ -60,6 +61,7 @@ def test_a_split_without_a_generator_is_refused() -> None:
         AdaptiveRing(load, learners=3).change(load.n_ranks)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--workloads", "1", "--first", "2", "--json"]) == 0
     (each,) = json.loads(capsys.readouterr().out)["workloads"]

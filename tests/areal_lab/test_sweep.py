@@ -61,6 +61,7 @@ def versions(step: ReferenceStep) -> list[set[int]]:
     return [{version for t, _, _ in group for version, _ in t.spans} for group in step.groups]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 2, 9])
 def test_each_batch_is_sampled_by_exactly_the_given_lag(tmp_path: Path, lag: int) -> None:
     steps, _ = train(tmp_path, rollout__exact_lag=lag)

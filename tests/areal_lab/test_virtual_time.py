@@ -49,6 +49,7 @@ def tokens(step: ReferenceStep) -> list[tuple[int, int, list[list[int]], list[in
     return [(t.uid, t.sample, t.spans, np.frombuffer(t.ids, "<i4").tolist()) for g in step.groups for t, _, _ in g]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eta", [0, 2])
 def test_samples_that_are_faster_than_an_update_have_the_lag_eta_exactly(tmp_path: Path, eta: int) -> None:
     virtual = train(tmp_path / "virtual", VirtualTimeLoop, rollout__max_head_offpolicyness=eta)

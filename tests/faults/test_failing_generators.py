@@ -26,6 +26,7 @@ def failing(seed: int, until_s: float, **changes: Any) -> Scenario:
     return scenario(seed, list(StalenessPolicy)[seed % 4], **(standard | changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("until_s", [60.0, EVER])
 def test_row_45_a_generator_that_fails_at_every_prompt_hurts_itself_alone(until_s: float) -> None:
     n_evicted = n_paused = 0
@@ -51,6 +52,7 @@ def test_row_45_two_of_three_that_fail_leave_the_third_to_train_all() -> None:
         assert len(lines(ring, Event.UPDATE)) == 10
 
 
+@pytest.mark.slow
 def test_row_45_a_bad_generator_costs_little_more_than_its_absence() -> None:
     for seed in SEEDS:
         _, outcome = play(failing(seed, EVER))
@@ -68,6 +70,7 @@ def test_row_45_a_prompt_at_which_every_generator_fails_ends_the_job_as_before()
     assert not [line for line in lines(ring, Event.MEMBER) if line["why"].startswith("paused for")]
 
 
+@pytest.mark.slow
 def test_row_47_a_generator_that_fails_for_ever_is_evicted_for_good_and_the_others_train_all() -> None:
     for seed in range(12):
         ring, outcome = play(failing(seed, EVER, total_steps=150, update_s=10.0))
@@ -78,6 +81,7 @@ def test_row_47_a_generator_that_fails_for_ever_is_evicted_for_good_and_the_othe
         assert len(lines(ring, Event.UPDATE)) == 150
 
 
+@pytest.mark.slow
 def test_row_47_a_head_that_restarts_goes_on_without_a_generator_that_was_evicted_for_good() -> None:
     for seed in range(8):
         crash = Fault("crash", Role.HEAD, 0, 1100.0, 5.0)

@@ -46,6 +46,7 @@ def often(ring: WiredRing, first_s: float, every_s: float, times: int, act: Call
 WHO = ["generator-0", "reward-0", "learner-0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["generator-0", *(pytest.param(x, marks=pytest.mark.soak) for x in WHO[1:])])
 @pytest.mark.parametrize("silently", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_row_14_a_message_lost_with_its_connection_is_made_good(who: str, silently: bool) -> None:
@@ -91,6 +92,7 @@ def test_row_17_a_sample_delayed_beyond_its_lease_is_refused() -> None:
         assert states[states.index("dead") + 1] == "stale"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to_head", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_row_18_a_black_hole_one_way_fences_the_member(to_head: bool) -> None:
     """The connection stands, and nothing comes through one way: both sides' heartbeats tell."""
@@ -168,6 +170,7 @@ def rss_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/status").read_text(encoding="utf-8").split("VmRSS:")[1].split()[0]) / 1024
 
 
+@pytest.mark.slow
 def test_row_20_a_slow_reader_stops_its_sender_and_its_memory_is_flat() -> None:
     """96 MiB are sent to one that takes nothing: its inbox and what ZeroMQ reads ahead fill, the rest waits (I9)."""
     n, text = 1536, "x" * (1 << 16)

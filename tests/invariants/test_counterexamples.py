@@ -193,6 +193,7 @@ def counts(borns: Sequence[int]) -> dict[int, int]:
     return {born: borns.count(born) for born in borns}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [WaitsForTheDue, JudgesByPublished])
 def test_random_runs_break_the_wrong_holds_and_never_ours(wrong: type[Gate]) -> None:
     shapes = [(batch_size, eta, seed) for batch_size in (1, 2) for eta in (1, 2, 3) for seed in range(40)]

@@ -48,6 +48,7 @@ def test_the_ring_of_one_generator_and_the_plain_loop_are_the_same_bits(tmp_path
     assert likeness.n_same == eta0.STEPS
 
 
+@pytest.mark.slow
 def test_the_plain_loop_takes_part_in_no_ring() -> None:
     code = "import sys, actors.offline.synchronous_reference; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -427,6 +427,7 @@ def test_the_schedules_exercise_masks_drops_refusals_deaths_and_terms(schedules:
     assert min(schedules.n_done[policy] for policy in StalenessPolicy) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", StalenessPolicy)
 def test_large_batches_and_windows_hold_them_all(policy: StalenessPolicy) -> None:
     """What small schedules never have: dozens of prompts a batch, many batches a window, whatever dies."""

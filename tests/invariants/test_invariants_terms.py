@@ -85,6 +85,7 @@ def first_break(monkeypatch: pytest.MonkeyPatch, sabotage: Sabotage, plan: Calla
     return "none"
 
 
+@pytest.mark.slow
 def test_with_every_rule_in_place_the_same_schedules_hold_every_invariant() -> None:
     seen: Counter[str] = Counter()
     for seed in range(N_SCHEDULES):
@@ -251,6 +252,7 @@ def test_leases_of_dead_members_that_are_not_requeued_are_detected(monkeypatch: 
     assert found <= {"", "I11"}
 
 
+@pytest.mark.slow
 def test_reports_of_lost_versions_that_are_handed_on_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def keeps(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(PartialRollouts, "begin_term", lambda *_: None)

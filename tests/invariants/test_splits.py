@@ -50,6 +50,7 @@ def lines(ring: Ring, event: Event) -> list[dict[str, Any]]:
     return [record.fields for _, record in ring.records or () if record.event is event]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", StalenessPolicy)
 def test_the_invariants_hold_over_changes_of_the_split_and_deaths(policy: StalenessPolicy) -> None:
     n: Counter[str] = Counter()
@@ -72,6 +73,7 @@ def test_without_faults_a_change_undoes_nothing() -> None:
         assert len(lines(ring, Event.TERM)) == 1 + len(changes)
 
 
+@pytest.mark.slow
 def test_evaluations_one_after_the_other_do_not_put_a_change_off() -> None:
     """A new one is due at each version, and takes several updates: the change follows one that is open."""
     for seed in range(N_SCHEDULES):

@@ -152,6 +152,7 @@ def test_an_invalid_rank_or_size_is_refused(rank: str, size: str) -> None:
         rank_and_size({"RANK": rank, "WORLD_SIZE": size})
 
 
+@pytest.mark.slow
 def test_a_rank_without_the_others_ends_with_one_error_line(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "areal_bus.launch", "configs/tiny.toml", "--set", "launch.bootstrap=env"]
     line += ["--set", "launch.timeout_s=0.2", "--set", f"launch.rendezvous=ipc://{tmp_path}/meet"]

@@ -113,6 +113,7 @@ def test_configs_are_found_by_name_and_a_file_of_the_user_comes_first(tmp_path: 
         find_config("tinyy.toml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 0), (signal.SIGKILL, -9)]
 )

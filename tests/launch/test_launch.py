@@ -158,6 +158,7 @@ def test_a_row_without_an_answer_is_refused_with_its_line(file: Path) -> None:
         prepare(load(file, (), {}), file)
 
 
+@pytest.mark.slow
 def test_rank_0_prepares_in_a_subprocess(file: Path) -> None:
     config = load(file, (), {})
     prepared = prepare_in_subprocess(config, file)

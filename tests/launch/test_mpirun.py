@@ -69,6 +69,7 @@ def ranks(run: Path, head: str, generator: str) -> "Iterator[subprocess.Popen[st
             job.terminate()
 
 
+@pytest.mark.slow
 @needs_mpirun
 def test_mpirun_notices_no_death_of_an_actor_and_a_drained_job_ends_with_0(tmp_path: Path) -> None:
     with ranks(tmp_path, HEAD, GENERATOR) as job:
@@ -207,6 +208,7 @@ def test_ranks_that_wait_in_mpi_init_end_with_mpirun() -> None:
         assert all(ends_within(pid, PATIENCE_S) for pid in ranks_)
 
 
+@pytest.mark.slow
 @needs_mpirun
 def test_mpi_init_has_the_deadline_of_the_launch_and_a_rank_over_it_is_named() -> None:
     with mpirun(2, "-c", STUCK, "1") as job:

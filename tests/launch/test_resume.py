@@ -394,6 +394,7 @@ def test_auto_ends_with_0_when_the_job_it_waited_for_has_finished_the_run(
     assert choose_run(config, "small") is None  # started anew later it begins a new run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "error"),
     [
@@ -433,6 +434,7 @@ class Odd:
         raise RuntimeError("no text")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyError("rows"), RuntimeError("two\nlines"), RuntimeError(Odd()), MemoryError()])
 def test_an_unexpected_error_at_rank_0_ends_all_ranks_with_a_sentence_and_its_traceback_is_kept(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -100,6 +100,7 @@ def test_a_job_is_requeued_for_its_own_run_only(tmp_path: Path) -> None:
     assert slurm_job({"SLURM_JOB_ID": "7"}) == {"slurm_job": "7"}
 
 
+@pytest.mark.slow
 def test_a_drained_job_is_requeued_and_goes_on(tmp_path: Path) -> None:
     for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text)

@@ -259,6 +259,7 @@ def test_only_progress_that_a_restart_does_not_undo_is_reported_to_the_superviso
     os.close(read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["reward", "generator", "learner"])
 def test_an_actor_that_ends_with_0_before_the_job_is_over_is_restarted(
     role: str, capfd: pytest.CaptureFixture[str]

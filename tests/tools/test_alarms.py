@@ -90,6 +90,7 @@ def test_an_alarm_that_no_longer_holds_stays_with_its_last_version(tmp_path: Pat
     assert (alarm.since, alarm.last, alarm.is_active) == (10, 18, False)  # a fifth of 0.5 is the limit
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.85, 1.15), min_size=30, max_size=40))
 @settings(max_examples=20)
 def test_noise_within_the_thresholds_raises_nothing(noise: list[float]) -> None:

@@ -101,6 +101,7 @@ def answers_by_hand(model: Path) -> list[str]:
     return answers
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_a_run_with_another_engine_names_the_sampling_engine(run: Path) -> None:
     for engine, said in (
         ("vllm", "note: the builtin engine samples here, not rollout.engine = 'vllm'"),

@@ -259,6 +259,7 @@ def test_evaluate_takes_the_protocol_of_a_task() -> None:
     assert "\\boxed" in config["data"]["prompt"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data holds the published files")
 @pytest.mark.parametrize(
     ("name", "file", "limit", "n"),

@@ -203,6 +203,7 @@ def test_torn_lines_and_an_incomplete_register_are_skipped(forge: Forge, capsys:
     assert not capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ['"soon"', "null", "[]", "NaN", "true", "1e999", "{}"])
 def test_damaged_lines_are_skipped_with_a_warning(
     forge: Forge, capsys: pytest.CaptureFixture[str], damage: str

@@ -158,6 +158,7 @@ def test_tool_results_and_tool_errors_are_returned_to_the_model(folder: Path) ->
         assert (endless["reward"], endless["parts"]["n_tool_calls"]) == (0.0, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "arguments", "why"),
     [

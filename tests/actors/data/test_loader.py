@@ -113,6 +113,7 @@ def test_rows_come_pass_after_pass_and_go_on_after_any_state(tmp_path: Path) -> 
         source.close()
 
 
+@pytest.mark.slow
 def test_loader_continues_from_a_state_of_many_mib(tmp_path: Path) -> None:
     source = source_of(tmp_path, "own_loader:large")
     try:
@@ -151,6 +152,7 @@ def test_a_loader_that_holds_its_shuffle_buffer_passes_the_check_of_the_start(tm
         source.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "says"),
     [

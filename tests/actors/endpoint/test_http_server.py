@@ -182,6 +182,7 @@ def test_a_conversation_becomes_one_trajectory_of_exact_tokens_and_versions(
     assert row["url"].startswith("http://127.0.0.1:")
 
 
+@pytest.mark.slow
 def test_conversations_at_once_have_keys_and_tokens_of_their_own(stage: Callable[..., Stage]) -> None:
     s = stage("once", workers=3)
     for uid, question in enumerate(("aaaa", "bbbb", "cccc")):
@@ -198,6 +199,7 @@ def test_conversations_at_once_have_keys_and_tokens_of_their_own(stage: Callable
     assert texts[0, 0] != texts[0, 1]
 
 
+@pytest.mark.slow
 def test_the_number_that_an_agent_returns_is_its_reward(stage: Callable[..., Stage], tmp_path: Path) -> None:
     s = stage("reward_later")
     s.begin()
@@ -208,6 +210,7 @@ def test_the_number_that_an_agent_returns_is_its_reward(stage: Callable[..., Sta
         load_reward("agent", tmp_path)("", "", {"agent": {}})
 
 
+@pytest.mark.slow
 def test_strangers_and_nonsense_are_refused_and_change_nothing(stage: Callable[..., Stage]) -> None:
     s = stage("stranger")
     s.begin()

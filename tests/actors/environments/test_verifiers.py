@@ -125,6 +125,7 @@ def row_of(question: str, answer: str, **more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @needs_package
 def test_a_conversation_has_the_environments_messages_and_the_sampled_tokens(folder: Path) -> None:
     with talking(folder, settings("turned-words", kind="multi_turn")) as talk:
@@ -144,6 +145,7 @@ def test_a_conversation_has_the_environments_messages_and_the_sampled_tokens(fol
         assert (empty["reward"], empty["parts"]["num_turns"]) == (0.0, 2.0)
 
 
+@pytest.mark.slow
 @needs_package
 def test_a_tool_of_the_environment_is_called_and_its_result_enters_no_loss(folder: Path) -> None:
     call = '<tool_call>{"name": "letters", "arguments": {"word": "abc"}}</tool_call>'
@@ -163,6 +165,7 @@ def test_a_tool_of_the_environment_is_called_and_its_result_enters_no_loss(folde
         assert (bad["reward"], bad["stop_condition"]) == (0.0, "no_tools_called")
 
 
+@pytest.mark.slow
 @needs_package
 def test_a_rubric_that_raises_gives_an_error_and_never_a_reward(folder: Path) -> None:
     with talking(folder, settings("odd_environment", rewards="right raises no_number")) as talk:
@@ -176,6 +179,7 @@ def test_a_rubric_that_raises_gives_an_error_and_never_a_reward(folder: Path) ->
         load_reward("agent", folder)("", "", {"agent": fields})
 
 
+@pytest.mark.slow
 @needs_package
 def test_a_conversation_that_cannot_go_on_fails_its_sample_and_one_at_its_limit_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,6 +270,7 @@ UNUSABLE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @needs_package
 def test_an_environment_that_cannot_be_used_is_a_sentence(folder: Path) -> None:
     tries = json.dumps([(name, arguments) for name, arguments, _ in UNUSABLE])

@@ -104,6 +104,7 @@ def test_closing_ends_a_push_that_has_only_just_begun() -> None:
     assert not any(thread.name == "weights" for thread in threading.enumerate())
 
 
+@pytest.mark.slow
 def test_a_root_that_stands_still_holds_up_no_push_of_another_one() -> None:
     """Its store takes the connection and never answers: torch waits for that without any limit."""
     with both(stuck_s=0.2) as side, socket.create_server(("127.0.0.1", 0)) as silent:

@@ -14,6 +14,7 @@ from areal_bus import messages as m
 from tests.support.learner_script import PATIENCE_S, Script, script
 
 
+@pytest.mark.slow
 def test_a_learner_lives_from_warm_up_to_its_exported_model(tmp_path: Path) -> None:
     data = {"task": "reverse", "prompt": "{question}>", "chat_template": False}
     sections: dict[str, Any] = {

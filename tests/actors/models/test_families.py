@@ -84,6 +84,7 @@ class Words:
         (folder / "words.json").write_text("{}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_update", ["recompute", "keep"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_equals_a_plain_forward_beyond_the_attention_window(

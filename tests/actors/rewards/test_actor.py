@@ -240,6 +240,7 @@ def test_a_verdict_is_in_the_journal_before_it_is_sent(folder):
     assert all(uid in written for uid, written in bus.seen)
 
 
+@pytest.mark.slow
 def test_a_trajectory_sent_again_while_it_is_scored_is_scored_once_and_later_again(folder):
     with ring_of(folder) as ring:
         ring.up()
@@ -267,6 +268,7 @@ def guest_of(ring: Ring, endpoint: str) -> Iterator[Bus]:
         guest.close(0)
 
 
+@pytest.mark.slow
 def test_garbage_for_prompts_to_come_takes_the_place_of_no_honest_sample(folder):
     """The honest one was taken for a second copy and dropped; it was sent again after 120 s."""
     with ring_of(folder, timeout_s=60.0) as ring, guest_of(ring, ring.up().endpoint) as guest:
@@ -292,6 +294,7 @@ def test_a_trajectory_without_segments_is_refused_and_the_reward_lives(folder):
         assert [(x["sender"], x["reason"]) for x in ring.journal() if x["event"] == "refused"] == [(GUEST, "limit")]
 
 
+@pytest.mark.slow
 def test_a_flood_of_samples_that_hang_leaves_the_workers_to_others_in_turn(folder):
     """500 of them were scored before the first honest one: 500 s."""
     with ring_of(folder, timeout_s=1.0) as ring, guest_of(ring, ring.up().endpoint) as guest:
@@ -341,6 +344,7 @@ def test_queued_trajectories_of_a_refunded_group_are_not_scored(folder):
         assert (last.uid, last.status) == (2, "value")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says_so", [True, False])
 def test_a_reward_drops_its_queue_and_rejoins_for_a_new_head(folder, says_so):
     with ring_of(folder, timeout_s=60.0) as ring:

@@ -232,6 +232,7 @@ def test_output_of_a_forked_child_is_not_taken_as_the_verdict(pool):
     assert verdicts == [0.5, 0.25, 0.5, 0.25]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [
@@ -299,6 +300,7 @@ def test_fifty_mixed_scores_all_get_their_own_verdict(folder):
             assert verdict.reward == n
 
 
+@pytest.mark.slow
 def test_a_slow_score_does_not_hold_up_those_of_other_workers(folder):
     with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=2, timeout_s=2.0) as pool:
         while not pool.ready:
@@ -366,6 +368,7 @@ def await_end(pid: int) -> None:
             os.close(watch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("completion", ["child", "escapes", "forks_and_leaves"])
 def test_processes_started_by_the_function_are_killed_at_its_deadline(pool, tmp_path, completion):
     assert verdict_of(pool, completion, str(tmp_path / "pid")).status == TIMEOUT
@@ -466,6 +469,7 @@ while True: pass
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
 @pytest.mark.parametrize("fresh_process", [False, True])
 def test_a_program_that_kills_its_worker_scores_zero_where_the_sandbox_has_no_namespaces(

@@ -104,6 +104,7 @@ def memory_of(message: Message) -> int:
 SPANS = [[version, 1] for version in range(300, 2300)]  # versions that Python keeps no objects of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "message",
     [Heartbeat(1, 2, "samples 3"), ack(1), trajectory(400), replace(trajectory(8004), spans=SPANS[:1000],

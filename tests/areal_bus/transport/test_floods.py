@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from areal_bus.messages import Disconnected, Heartbeat, Stop
 from areal_bus.transport.bus import Bus, BusOptions
 from areal_bus.transport.receive_queue import ReceiveQueue
@@ -46,6 +48,7 @@ def flood(bus: Bus) -> Iterator[None]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_flood_puts_off_neither_reports_of_ended_connections_nor_the_time_that_is_read(tmp_path: Path) -> None:
     """For as long as bundles of heartbeats came, no death was noticed: neither by its connection nor by silence."""
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/head", options=BusOptions(reports_disconnects=True))

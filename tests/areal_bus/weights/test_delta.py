@@ -153,6 +153,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(OPERATIONS, st.integers(0, 2**31))
 def test_a_member_holds_the_roots_bits_or_those_of_an_older_version(

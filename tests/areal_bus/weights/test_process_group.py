@@ -55,6 +55,7 @@ class NameServer:
             self._port.sendto(question[:2] + b"\x81\x83" + question[4:], client)
 
 
+@pytest.mark.slow
 def test_a_store_asks_no_name_server_for_its_peers(tmp_path: Path) -> None:
     """Torch alone does, and waits 10 s for one that does not answer."""
     port = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -128,6 +128,7 @@ def test_a_catch_up_push_of_another_view_leaves_the_rings_group_alone(ring: Ring
     assert groups == [groups[0], groups[0] + 1, groups[0] + 1]
 
 
+@pytest.mark.slow
 def test_members_of_a_tree_relay_the_roots_bits(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of two members at most: generator-0 relays to the last two. A wrong byte is found by each that got it."""
     monkeypatch.setattr(broadcast_tree, "FAN_OUT", 2)

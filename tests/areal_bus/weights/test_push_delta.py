@@ -73,6 +73,7 @@ def ring(one_store: DeltaRing) -> DeltaRing:
     return one_store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reuse", [False, True], ids=["engine-holds-the-tensors", "engine-has-its-own-copy"])
 def test_members_get_the_delta_from_the_oldest_version_among_them(ring: DeltaRing, reuse: bool) -> None:
     one, other = ring.members(*NAMES[:2])

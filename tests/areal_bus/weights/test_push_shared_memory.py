@@ -67,6 +67,7 @@ def handle(ring: Ring, order: PushBegin) -> Handle:
     return offer.handle
 
 
+@pytest.mark.slow
 def test_members_hold_the_roots_bits_and_the_next_push_reuses_their_memory(ring: Ring) -> None:
     peers = ring.members("generator-0.0", "generator-1.0")
     names, sent, handles = [peer.name for peer in peers], None, []

@@ -38,6 +38,7 @@ def descriptors() -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_another_process_reads_shared_memory_and_its_writes_stay_private() -> None:
     memory = SharedMemory(5, CPU)
     memory.data.copy_(torch.arange(5, dtype=torch.uint8))

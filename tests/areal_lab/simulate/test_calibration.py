@@ -124,6 +124,7 @@ def test_a_calibration_finds_the_speeds_that_actors_would_have_alone(
     assert found.speeds.tokens_per_s(16) == pytest.approx(TRUE.speeds.tokens_per_s(16), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -228,6 +229,7 @@ def test_a_prefill_on_busy_cores_is_slowed_down_as_decoding_is(run_of: Callable[
     assert found.speeds.prefill_tokens_per_s == pytest.approx(5000, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_run_without_overlap_is_reported_and_its_slowdown_is_uncertain(
     run_of: Callable[[Schedule], Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,6 +283,7 @@ def test_replicas_scatter_around_the_calibration(run_of: Callable[[Schedule], Ru
     assert [one.lengths for one in replicas(seen, 2)] == [one.lengths for one in repeated[:2]]
 
 
+@pytest.mark.slow
 def test_the_command_prints_intervals_and_cores_of_a_run(
     run_of: Callable[[Schedule], Run], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ def draw(
     return torch.tensor(tokens), logps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 2000])
 @pytest.mark.parametrize("is_filtered", [False, True])
 def test_an_absent_token_is_never_drawn_and_the_others_keep_their_shares(size: int, is_filtered: bool) -> None:

@@ -144,6 +144,7 @@ time.sleep(600)
     assert "ends in order" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_deaf_to_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(600)"
     log = tmp_path / "server.txt"

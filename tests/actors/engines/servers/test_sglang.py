@@ -358,6 +358,7 @@ def said() -> Iterator[list[str]]:
     logger.remove(number)
 
 
+@pytest.mark.slow
 def test_a_server_whose_port_another_program_takes_first_is_started_on_another_one(
     folder: Path, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +377,7 @@ def test_a_server_whose_port_another_program_takes_first_is_started_on_another_o
     assert f"another program took the port of http://127.0.0.1:{taken}: starting the server again" in said[0]
 
 
+@pytest.mark.slow
 def test_a_server_that_never_gets_a_port_is_given_up(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -659,6 +661,7 @@ RUBBISH: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", RUBBISH)
 def test_an_event_that_is_none_loses_the_server_with_a_sentence(folder: Path, event: Any) -> None:
     with speaking() as fake, running(folder, fake) as run:

@@ -82,6 +82,7 @@ def test_I2_a_masked_token_has_no_influence_on_a_gradient(tmp_path: Path, file: 
     assert all(torch.equal(a, b) for a, b in zip(ours, others, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_I2_a_masked_token_has_no_influence_under_any_correction_and_aggregation(tmp_path: Path, loss: str) -> None:
     shard = random_shard(14, clock=CLOCK, old=True, n_groups=2)

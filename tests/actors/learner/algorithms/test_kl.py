@@ -93,6 +93,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_how_a_minibatch_is_cut_changes_no_gradient_of_the_KL(tmp_path: Path, variant: str) -> None:
     shard = random_shard(3, clock=CLOCK, old=True, n_groups=4)

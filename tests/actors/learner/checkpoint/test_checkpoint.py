@@ -80,6 +80,7 @@ def test_the_model_loads_in_plain_transformers(tmp_path: Path) -> None:
     assert torch.allclose(model(input_ids=ids).logits, plain(input_ids=ids).logits, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_save_hf_writes_the_learners_float32_weights_of_a_rounded_model(tmp_path: Path) -> None:
     actor = tiny_actor(tmp_path, settings(model={"scratch": {}, "dtype": "bfloat16"}, actor={"lr": 1e-2}))
     train(actor, range(1))

@@ -248,6 +248,7 @@ def check_whole(folder: Path) -> int:
     return max(found)
 
 
+@pytest.mark.slow
 @examples(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rank=st.integers(0, N_RANKS - 1), at=st.integers(0, 22))
 def test_a_rank_that_dies_at_any_point_leaves_the_new_checkpoint_whole_or_the_one_before(

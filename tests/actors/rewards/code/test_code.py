@@ -217,6 +217,7 @@ def test_no_bytes_are_more_than_a_string_or_an_error(pickled: bytes) -> None:
         assert isinstance(unpacked(text), str)
 
 
+@pytest.mark.slow
 def test_inputs_that_are_too_much_for_the_reference_are_no_tests() -> None:
     reference = "def f(n):\n    while n > 9: pass\n    return list(range(10 ** 7)) if n == 9 else [0] * 10 ** (2 * n)\n"
     row = {
@@ -239,6 +240,7 @@ def test_an_answer_of_another_shape_is_not_close(wrong: str) -> None:
     assert run_tests(f"def f(x): return {wrong}", row) == [False]
 
 
+@pytest.mark.slow
 def test_output_that_breaks_the_checker_is_wrong_and_a_broken_checker_an_error() -> None:
     patient = CodeOptions(score_s=20.0, test_s=1.0)
     files = "import sys\nn, right, out = (open(p).read() for p in sys.argv[1:])\n"
@@ -337,6 +339,7 @@ ATTACKED = {"input_output": {"fn_name": "f", "inputs": [[1, 2], [3, 4]], "output
 QUICK = CodeOptions(test_s=1.0, score_s=6.0, memory_mib=256)
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 @pytest.mark.parametrize("program", ATTACKS.values(), ids=ATTACKS)
 def test_a_program_wins_by_right_values_only(program: str) -> None:
@@ -344,6 +347,7 @@ def test_a_program_wins_by_right_values_only(program: str) -> None:
     assert score("", "def f(a, b):\n    return a + b", CALLS).reward == 1.0  # and the next one is scored as ever
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 @pytest.mark.parametrize("program", ["print('x' * (1 << 30))", "import time\ntime.sleep(60)", "raise SystemExit(3)"])
 def test_a_program_on_stdin_is_bounded(program: str) -> None:
@@ -450,6 +454,7 @@ def test_canonical_solutions_pass(file: str, n: int) -> None:
     assert not failed
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 @pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data holds the published files")
 @pytest.mark.parametrize("file", ["humaneval/HumanEval.jsonl", "mbppplus/test.jsonl"])

@@ -29,6 +29,7 @@ def test_a_program_reads_stdin_and_its_output_and_exit_code_come_back(level: str
     assert (outcome.end, outcome.exit_code, outcome.stdout, outcome.stderr) == ("exit", 3, b"yes!\n", b"2\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [pytest.param("bubblewrap", marks=needs_bubblewrap), "rlimits"])
 @pytest.mark.parametrize(
     ("program", "end", "text"),
@@ -51,6 +52,7 @@ def test_both_levels_bound(level: str, program: str, end: str, text: bytes, monk
     assert len(outcome.stdout) <= limits.output_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [pytest.param("bubblewrap", marks=needs_bubblewrap), "rlimits"])
 def test_an_endless_loop_ends_by_its_cpu_limit(level: str) -> None:
     outcome = run("while True: pass", b"", SandboxLimits(wall_s=30.0, cpu_s=1), level=level)  # type: ignore[arg-type]

@@ -68,6 +68,7 @@ def scenario(seed: int, policy: StalenessPolicy, **more: Any) -> Scenario:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", StalenessPolicy)
 def test_rings_that_replace_groups_keep_every_invariant_and_the_audit_is_clean(
     policy: StalenessPolicy, tmp_path: Path
