@@ -21,7 +21,7 @@ MAY = {  # package -> what it imports of ours
     "areal_lab": {"areal_bus", "actors", "launch", "tools", "areal_lab"},
     "benchmarks": {"areal_bus", "areal_math", "actors", "launch", "tools", "areal_lab", "benchmarks"},
 }
-TORCH = ("areal_bus.weights", "actors.cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
+TORCH = ("areal_bus.weights", "areal_cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
          "actors.offline", "actors.runtime.torch_profiler", "areal_lab.loops", "benchmarks")  # fmt: skip
 SHARED = {"messages", "errors", "authorization", "foreign_text", "sample_fields"}  # modules beside these folders
 BUS = {  # folder of areal_bus -> the other ones that it imports; each may import the modules of SHARED
@@ -36,7 +36,7 @@ BUS = {  # folder of areal_bus -> the other ones that it imports; each may impor
 }
 MOST_PARAMETERS = 6  # of a constructor
 MOST_FILES = 15  # of a folder, without its __init__.py
-CPU = ("actors.cpu", "actors.learner", "actors.engines.builtin")
+CPU = ("areal_cpu", "actors.learner", "actors.engines.builtin")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_torch_is_imported_where_it_belongs(sources: Sources) -> None:
 
 
 def test_the_fast_paths_of_a_cpu_are_imported_by_learner_and_builtin_engine_only(sources: Sources) -> None:
-    users = {name for name, there in sources.imports.items() if any(within(other, "actors.cpu") for other in there)}
+    users = {name for name, there in sources.imports.items() if any(within(other, "areal_cpu") for other in there)}
     assert {name for name in users if not within(name, *CPU)} == set()
 
 

@@ -9,7 +9,7 @@ from actors.models.adapter_folder import base_of, is_adapter_folder
 from areal_bus.config.algorithms import uses_reference, uses_teacher
 from areal_bus.config.sections import Config
 
-OUR_MODEL_TYPES = ("llama", "mistral", "qwen2")  # actors/cpu/llama_layer.py computes their layers
+OUR_MODEL_TYPES = ("llama", "mistral", "qwen2")  # areal_cpu/llama_layer.py computes their layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class DecoderShape:
     head_dim: int
     vocabulary: int
     tied: bool
-    is_ours: bool = False  # a learner of one rank in float32 on a CPU uses actors/cpu for the layers
+    is_ours: bool = False  # a learner of one rank in float32 on a CPU uses areal_cpu for the layers
     n_frozen: int = 0  # parameters of the reference model and the teacher, in shares on all learners
 
     @property
@@ -57,7 +57,7 @@ class DecoderShape:
         """Numbers that a layer keeps for the backward pass: (per row, per attended token).
 
         transformers' layers: two norms (input, normalised, scaled), the input of the output projection; gate, its
-        activation, up and their product; per attended token query, output, key and value. actors/cpu: two norms, all
+        activation, up and their product; per attended token query, output, key and value. areal_cpu: two norms, all
         heads, the attention output, gate and up.
         """
         heads = self.head_dim * (self.heads + self.kv_heads)

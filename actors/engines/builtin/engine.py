@@ -18,7 +18,6 @@ import torch
 from loguru import logger
 from torch import Tensor
 
-from actors.cpu.decode_step import Draws
 from actors.engines.builtin import limits, own_forward
 from actors.engines.builtin.cuda_graphs import CudaGraphs, CudaRecorder, Recorder
 from actors.engines.builtin.dense_cache import DenseCache, decode_mask
@@ -29,10 +28,11 @@ from actors.engines.builtin.sampler import sample
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request
 from actors.models.loading import absent_ids
-from actors.models.matmul import stepped
 from actors.models.packed_attention import choose
 from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
+from areal_cpu.decode_step import Draws
+from areal_cpu.matmul import stepped
 
 Key = tuple[str, int, int, int, int]
 Mask = Tensor | dict[str, Tensor] | None  # by kind of layer where a model has several

@@ -17,15 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actors.cpu.build import applies
-from actors.cpu.decode_step import DecodeStep, Draws, LayerWeights, ModelWeights, PackedWeights, PlainWeights
-from actors.cpu.layer_kernels import LayerKernels
-from actors.cpu.paged_attention import WIDEST
 from actors.engines.builtin.dense_cache import CachePiece
 from actors.engines.builtin.paged_cache import DecodeBlocks, PagedCache
-from actors.models.matmul import MOST_PACKED, Weight
 from actors.models.packed_attention import attention
 from actors.models.packed_row import Sequences
+from areal_cpu.build import applies
+from areal_cpu.decode_step import DecodeStep, Draws, LayerWeights, ModelWeights, PackedWeights, PlainWeights
+from areal_cpu.layer_kernels import LayerKernels
+from areal_cpu.matmul import MOST_PACKED, Weight
+from areal_cpu.paged_attention import WIDEST
 
 
 class MergedLinear:

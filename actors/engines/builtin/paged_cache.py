@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actors.cpu.decode_step import DecodeStep, Draws
-from actors.cpu.paged_attention import Decode, P, Tables
 from actors.engines.builtin.dense_cache import CachePiece
+from areal_cpu.decode_step import DecodeStep, Draws
+from areal_cpu.paged_attention import Decode, P, Tables
 
 FEWEST = 8  # smallest capacity, in blocks
 LOOKS = 256  # calls of `settle` between two checks whether to shrink: a group that ends is soon replaced

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actors.cpu.build import applies
-from actors.cpu.sampler import sampled
 from actors.engines.builtin.sequence import FilteredRow
+from areal_cpu.build import applies
+from areal_cpu.sampler import sampled
 
 W = 64
 FEW = 1024  # a vocabulary of at most this size is one part

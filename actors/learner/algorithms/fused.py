@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actors.cpu import loss as kernels
+from areal_cpu import loss as kernels
 
 
 @dataclass(frozen=True, slots=True)

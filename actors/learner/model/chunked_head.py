@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actors.cpu import layer_kernels
-from actors.cpu.linear import Linear
+from areal_cpu import layer_kernels
+from areal_cpu.linear import Linear
 
 SCALED = ("logits_scaling", "logit_scale", "lm_head_multiplier")  # settings by which a model changes its logits itself
 SOFT_CAP = "final_logit_softcapping"

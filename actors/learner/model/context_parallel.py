@@ -22,8 +22,8 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from actors.learner.link.rendezvous import ContextGroup
-from actors.models.matmul import stepped
 from actors.models.packed_row import PackedRow
+from areal_cpu.matmul import stepped
 
 BLOCK = 512  # queries that attend together on a CPU: its kernels need a mask, which is small for few of them
 

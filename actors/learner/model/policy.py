@@ -17,20 +17,20 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from actors.cpu import layer_kernels, linear, llama_layer
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model import chunked_head
 from actors.learner.model.adapters import Adapters
 from actors.learner.model.context_parallel import RowSplit, padded
 from actors.learner.model.row_probe import RowProbe, whole_row
 from actors.models import packed_attention
-from actors.models.matmul import stepped
 from actors.models.packed_attention import PackedAttention, choose
 from actors.models.packed_row import PackedRow, SequencePiece, lay_out
 from areal_bus.config.capacity import LOGITS_MIB, logits_chunk
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.weights.route import Home
+from areal_cpu import layer_kernels, linear, llama_layer
+from areal_cpu.matmul import stepped
 
 NOT_PLAIN = "has sliding windows, soft caps or an attention of its own"
 PROBE = 12  # tokens of the check that compares fused layers with the original ones

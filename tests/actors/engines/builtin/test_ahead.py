@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from actors.cpu import build
-from actors.cpu.decode_step import Draws
-from actors.cpu.layer_kernels import LayerKernels
 from actors.engines.builtin import engine as module
 from actors.engines.builtin import fused_llama
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.protocol import Completion, Done, Request
 from areal_bus.errors import EngineError
+from areal_cpu import build
+from areal_cpu.decode_step import Draws
+from areal_cpu.layer_kernels import LayerKernels
 
 V = 40
 FOREVER = 1e9

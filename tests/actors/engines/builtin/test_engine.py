@@ -12,8 +12,8 @@ from actors.engines.builtin import engine as module
 from actors.engines.builtin import paged_cache
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Done, Request
-from actors.models.matmul import stepped
 from areal_bus.errors import EngineError
+from areal_cpu.matmul import stepped
 
 V = 40
 STOP = frozenset({1})

@@ -20,14 +20,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from actors.cpu.build import library
-from actors.cpu.decode_step import DecodeStep
-from actors.cpu.paged_attention import WIDEST, Decode
 from actors.engines.builtin import fused_llama as module
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.builtin.fused_llama import FusedLlama, NoCache, disagreement, fused, together
 from actors.engines.protocol import Request
 from actors.models.loading import load_model
+from areal_cpu.build import library
+from areal_cpu.decode_step import DecodeStep
+from areal_cpu.paged_attention import WIDEST, Decode
 
 pytestmark = pytest.mark.usefixtures("as_kernels_run")
 

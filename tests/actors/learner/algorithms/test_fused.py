@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actors.cpu import loss as kernels
-from actors.cpu.build import library
 from actors.learner.algorithms.fused import LossTerms, Mismatch, decoupled_ppo, effective_share, gap, mismatch, ppo
+from areal_cpu import loss as kernels
+from areal_cpu.build import library
 
 EPS = 0.2
 NAN, INF = math.nan, math.inf

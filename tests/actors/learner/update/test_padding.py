@@ -17,11 +17,11 @@ from actors.learner.batching.batch import build
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.policy import Policy
 from actors.learner.update.ppo import PPOActor, UpdateContext
-from actors.models.matmul import stepped
 from actors.runtime.context import HeartbeatState
 from areal_bus.config.sections import Config
 from areal_bus.messages import ShardItem
 from areal_bus.storage.journal import Journal
+from areal_cpu.matmul import stepped
 from benchmarks.pack.inputs import lengths
 
 VOCABULARY = 64

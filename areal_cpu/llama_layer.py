@@ -20,12 +20,12 @@ from torch.autograd.function import once_differentiable
 from transformers.activations import SiLUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from actors.cpu import fused_mlp_qkv
-from actors.cpu.fused_mlp_qkv import RopeAngles
-from actors.cpu.layer_kernels import LayerKernels, found, made
-from actors.cpu.layer_ops import LayerPath, UnfusedOps
 from actors.models.packed_attention import PackedAttention
 from actors.models.packed_row import Sequences
+from areal_cpu import fused_mlp_qkv
+from areal_cpu.fused_mlp_qkv import RopeAngles
+from areal_cpu.layer_kernels import LayerKernels, found, made
+from areal_cpu.layer_ops import LayerPath, UnfusedOps
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from actors.cpu.build import addresses, function
+from areal_cpu.build import addresses, function
 
 PART = 64  # as in sampler.c
 

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from actors.cpu.build import addresses, alike, function
+from areal_cpu.build import addresses, alike, function
 
 P, WIDEST = 16, 512  # as in kernels.h
 

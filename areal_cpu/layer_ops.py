@@ -1,6 +1,6 @@
 """QKV projection and MLP of a decoder layer, forward and backward, one matrix product after another.
 
-`actors.cpu.fused_mlp_qkv` does the same for small weights in one pass. Matrix products use oneDNN or torch; the
+`areal_cpu.fused_mlp_qkv` does the same for small weights in one pass. Matrix products use oneDNN or torch; the
 operations between them use C kernels. Shapes: S rows, C channels, A of queries, keys and
 values, X of the attention output, G gates, D width of a head, N rows of a weight's product, E and F its sides.
 """
@@ -10,10 +10,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from actors.cpu.fused_mlp_qkv import RopeAngles
-from actors.cpu.layer_kernels import LayerKernels
-from actors.cpu.linear import outer
-from actors.models.matmul import added, multiplied
+from areal_cpu.fused_mlp_qkv import RopeAngles
+from areal_cpu.layer_kernels import LayerKernels
+from areal_cpu.linear import outer
+from areal_cpu.matmul import added, multiplied
 
 Kept = tuple[Tensor, Tensor, Tensor]  # the norm (S, C), its rstd (S, 1), gate and up (S, 2 G)
 

@@ -18,13 +18,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from actors.cpu import build, fused_mlp_qkv, llama_layer
-from actors.cpu.layer_kernels import LayerKernels, found
-from actors.cpu.llama_layer import LlamaLayer, Norm
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.policy import Policy
-from actors.models import matmul
 from areal_bus.errors import ConfigError
+from areal_cpu import build, fused_mlp_qkv, llama_layer, matmul
+from areal_cpu.layer_kernels import LayerKernels, found
+from areal_cpu.llama_layer import LlamaLayer, Norm
 from tests.actors.learner.model.test_policy import families, pieces
 
 pytestmark = pytest.mark.usefixtures("as_kernels_run")

@@ -12,18 +12,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actors.cpu import build
-from actors.cpu.layer_kernels import LayerKernels
-from actors.cpu.paged_attention import WIDEST, Decode, P, Tables
-from actors.cpu.sampler import sampled
 from actors.engines.builtin.sampler import sample
 from areal_bus import native
+from areal_cpu import build
+from areal_cpu.layer_kernels import LayerKernels
+from areal_cpu.paged_attention import WIDEST, Decode, P, Tables
+from areal_cpu.sampler import sampled
 
 pytestmark = pytest.mark.usefixtures("as_kernels_run")
 needs_library = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
 
 
-LOADED = "from actors.cpu.build import library; assert library() is not None"
+LOADED = "from areal_cpu.build import library; assert library() is not None"
 SMALL = (  # other sources, which are compiled sooner
     "from pathlib import Path; from areal_bus import native; assert native.library(Path(native.__file__).parent)"
 )
@@ -31,7 +31,7 @@ SMALL = (  # other sources, which are compiled sooner
 
 def run(code: str, **environment: str) -> str:
     """A process of its own, with this environment alone: what it says."""
-    whole = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[3])} | environment
+    whole = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])} | environment
     ended = subprocess.run([sys.executable, "-c", code], env=whole, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
     return ended.stderr
@@ -139,7 +139,7 @@ def test_norms_and_gates_are_as_near_as_torchs(n: int, width: int, size: float, 
 def test_without_a_compiler_no_library_is_loaded_and_a_warning_is_logged() -> None:
     code = (
         "import torch; torch.set_num_threads(1)\n"
-        "from actors.cpu.build import applies, library\n"
+        "from areal_cpu.build import applies, library\n"
         "assert library() is None and not applies(torch.float32, torch.device('cpu'))"
     )
     assert "no C compiler was found" in run(code, PATH="/nowhere")
@@ -151,7 +151,7 @@ def test_a_compiler_that_fails_is_reported_and_left(tmp_path: Path) -> None:
     compiler = tmp_path / "cc"
     compiler.write_text("#!/bin/sh\necho it broke >&2\nexit 1\n")
     compiler.chmod(0o755)
-    code = "from actors.cpu.build import library; assert library() is None"
+    code = "from areal_cpu.build import library; assert library() is None"
     assert "it broke" in run(code, CC=str(compiler), XDG_CACHE_HOME=str(tmp_path))
     assert not list((tmp_path / "areal-bus").glob("*"))
 

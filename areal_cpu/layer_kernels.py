@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from actors.cpu import build
-from actors.cpu.build import addresses, alike, is_plain
 from actors.models.packed_row import Sequences
+from areal_cpu import build
+from areal_cpu.build import addresses, alike, is_plain
 
 LEAST_LANES = 8
 _SIZE, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p

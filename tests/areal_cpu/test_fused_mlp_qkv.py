@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actors.cpu import build, fused_mlp_qkv
-from actors.cpu.fused_mlp_qkv import CHUNK, MOST, RopeAngles
-from actors.cpu.layer_kernels import LayerKernels
-from actors.cpu.layer_ops import LayerPath, UnfusedOps
-from actors.cpu.llama_layer import _path
-from actors.cpu.packed_weights import panel, panels, panels_back, sizes
-from actors.cpu.paged_attention import WIDEST, P
+from areal_cpu import build, fused_mlp_qkv
+from areal_cpu.fused_mlp_qkv import CHUNK, MOST, RopeAngles
+from areal_cpu.layer_kernels import LayerKernels
+from areal_cpu.layer_ops import LayerPath, UnfusedOps
+from areal_cpu.llama_layer import _path
+from areal_cpu.packed_weights import panel, panels, panels_back, sizes
+from areal_cpu.paged_attention import WIDEST, P
 
 pytestmark = [
     pytest.mark.usefixtures("as_kernels_run"),

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actors.cpu import build
-from actors.cpu.layer_kernels import LayerKernels
 from actors.models.packed_row import SequencePiece, Sequences, lay_out
+from areal_cpu import build
+from areal_cpu.layer_kernels import LayerKernels
 
 pytestmark = [
     pytest.mark.usefixtures("as_kernels_run"),

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.models import matmul as module
-from actors.models.matmul import LEAST_STEP, Weight, stepped
+from areal_cpu import matmul as module
+from areal_cpu.matmul import LEAST_STEP, Weight, stepped
 
 CPU = torch.device("cpu")
 

@@ -1,6 +1,6 @@
 """Linear layers that use oneDNN, forward and backward, where it is faster than torch.
 
-See `actors.models.matmul`: the same products, in another order of sums. Shapes: N rows, E in, F out.
+See `areal_cpu.matmul`: the same products, in another order of sums. Shapes: N rows, E in, F out.
 """
 
 from typing import Any
@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actors.cpu.layer_kernels import LayerKernels, found
-from actors.models.matmul import is_taken, multiplied, product
+from areal_cpu.layer_kernels import LayerKernels, found
+from areal_cpu.matmul import is_taken, multiplied, product
 
 
 class Linear(nn.Linear):

@@ -10,8 +10,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from actors.cpu import build
-from actors.cpu.build import addresses, alike, is_plain
+from areal_cpu import build
+from areal_cpu.build import addresses, alike, is_plain
 
 _SIZE, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 

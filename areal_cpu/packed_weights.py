@@ -9,7 +9,7 @@ from functools import cache
 
 from torch import Tensor
 
-from actors.cpu.build import addresses, alike, function
+from areal_cpu.build import addresses, alike, function
 
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 

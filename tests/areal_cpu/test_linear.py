@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from actors.cpu import linear
-from actors.models import matmul
+from areal_cpu import linear, matmul
 
 
 @pytest.fixture(params=[1, 2])

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.cpu.build import addresses, alike, function
-from actors.cpu.packed_weights import n_floats, panels
-from actors.cpu.paged_attention import WIDEST, Cache, Decode
-from actors.cpu.sampler import PART
+from areal_cpu.build import addresses, alike, function
+from areal_cpu.packed_weights import n_floats, panels
+from areal_cpu.paged_attention import WIDEST, Cache, Decode
+from areal_cpu.sampler import PART
 
 _SIZE, _POINTER = ctypes.c_int64, ctypes.c_void_p
 

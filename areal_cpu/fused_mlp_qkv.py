@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from actors.cpu import layer_kernels
-from actors.cpu.build import addresses, alike, function
-from actors.cpu.packed_weights import panels, panels_back
+from areal_cpu import layer_kernels
+from areal_cpu.build import addresses, alike, function
+from areal_cpu.packed_weights import panels, panels_back
 
 CHUNK = 96  # as in gemm.h
 MOST = 4 << 20  # bytes of the largest weight: a larger one leaves the cache between two chunks of rows
