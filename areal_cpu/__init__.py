@@ -1,4 +1,5 @@
-"""Fast paths on a CPU: C kernels (in `csrc`) and layers written by hand; optional.
+"""Fast paths on a CPU: C kernels (in `csrc`) and layers written by hand; optional, a package of its own.
 
-Imports `models` and `areal_bus.native`. Only `learner` and `engines/builtin` import it. Begin with `build.py`.
+Imports `areal_bus.native` only. `actors.learner`, `actors.models` and `actors.engines.builtin` call it. Begin with
+`build.py`.
 """

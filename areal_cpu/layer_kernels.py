@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from actors.models.packed_row import Sequences
 from areal_cpu import build
 from areal_cpu.build import addresses, alike, is_plain
+from areal_cpu.sequences import Sequences
 
 LEAST_LANES = 8
 _SIZE, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p

@@ -12,7 +12,7 @@ G gates.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,18 @@ from torch.autograd.function import once_differentiable
 from transformers.activations import SiLUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from actors.models.packed_attention import PackedAttention
-from actors.models.packed_row import Sequences
 from areal_cpu import fused_mlp_qkv
 from areal_cpu.fused_mlp_qkv import RopeAngles
 from areal_cpu.layer_kernels import LayerKernels, found, made
 from areal_cpu.layer_ops import LayerPath, UnfusedOps
+from areal_cpu.sequences import Sequences
+
+
+class Packing(Protocol):
+    """What a packed forward passes to the layers."""
+
+    @property
+    def sequences(self) -> Sequences | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class LlamaLayer(GradientCheckpointingLayer):
         hidden_states: Tensor,
         *others: Any,
         position_embeddings: tuple[Tensor, Tensor],
-        packing: PackedAttention | None = None,
+        packing: Packing | None = None,
         **more: Any,
     ) -> Tensor:
         """(1, S, C) -> (1, S, C). The original forward runs without `packing`, and where no kernels apply."""

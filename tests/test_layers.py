@@ -13,9 +13,10 @@ from tests.structure import PACKAGES, Sources, constructors, cycles
 ROOT = Path(__file__).parents[1]
 MAY = {  # package -> what it imports of ours
     "areal_bus": {"areal_bus"},
-    "actors": {"areal_bus", "areal_math", "actors"},
+    "actors": {"areal_bus", "areal_cpu", "areal_math", "actors"},
     "launch": {"areal_bus", "actors", "launch"},
     "tools": {"areal_bus", "tools"},
+    "areal_cpu": {"areal_bus", "areal_cpu"},
     "areal_math": {"areal_math"},
     "areal_convert": {"areal_bus", "tools", "areal_convert"},
     "areal_lab": {"areal_bus", "actors", "launch", "tools", "areal_lab"},
@@ -36,7 +37,7 @@ BUS = {  # folder of areal_bus -> the other ones that it imports; each may impor
 }
 MOST_PARAMETERS = 6  # of a constructor
 MOST_FILES = 15  # of a folder, without its __init__.py
-CPU = ("areal_cpu", "actors.learner", "actors.engines.builtin")
+CPU = ("areal_cpu", "actors.learner", "actors.models", "actors.engines.builtin")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_torch_is_imported_where_it_belongs(sources: Sources) -> None:
     assert {name for name in torch if not within(name, *TORCH)} == set()
 
 
-def test_the_fast_paths_of_a_cpu_are_imported_by_learner_and_builtin_engine_only(sources: Sources) -> None:
+def test_the_fast_paths_of_a_cpu_are_imported_by_learner_models_and_builtin_engine_only(sources: Sources) -> None:
     users = {name for name, there in sources.imports.items() if any(within(other, "areal_cpu") for other in there)}
     assert {name for name in users if not within(name, *CPU)} == set()
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from actors.models.packed_row import PackedRow, Sequences
+from actors.models.packed_row import PackedRow
+from areal_cpu.sequences import Sequences
 
 NAME = "areal_bus_packed"
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actors.models.packed_row import SequencePiece, Sequences, lay_out
+from actors.models.packed_row import SequencePiece, lay_out
 from areal_cpu import build
 from areal_cpu.layer_kernels import LayerKernels
+from areal_cpu.sequences import Sequences
 
 pytestmark = [
     pytest.mark.usefixtures("as_kernels_run"),

@@ -217,6 +217,14 @@ def test_every_extra_has_an_install_command_that_works_in_any_folder(monkeypatch
     assert shlex.split(commands.install_command("hf"))[-2:] == ["install", "areal-bus[hf]"]
 
 
+def test_the_docker_image_holds_every_package() -> None:
+    """docker/Dockerfile installs from a copy of the sources: a package that is not copied is missing in the image."""
+    copied = re.findall(r"^COPY (\w+) /src/\1$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE)
+    sent = re.findall(r"^!(\w+)$", (ROOT / "docker/Dockerfile.dockerignore").read_text(), re.MULTILINE)
+    assert set(PACKAGES) <= set(copied)
+    assert set(PACKAGES) <= set(sent)
+
+
 def test_the_demo_uses_smollm2_where_present_and_logs_its_absence(monkeypatch: pytest.MonkeyPatch, capfd: Out) -> None:
     def missing() -> Path:
         raise ConfigError("SmolLM2 comes in a wheel")

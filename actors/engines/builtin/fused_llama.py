@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from actors.engines.builtin.dense_cache import CachePiece
 from actors.engines.builtin.paged_cache import DecodeBlocks, PagedCache
 from actors.models.packed_attention import attention
-from actors.models.packed_row import Sequences
 from areal_cpu.build import applies
 from areal_cpu.decode_step import DecodeStep, Draws, LayerWeights, ModelWeights, PackedWeights, PlainWeights
 from areal_cpu.layer_kernels import LayerKernels
 from areal_cpu.matmul import MOST_PACKED, Weight
 from areal_cpu.paged_attention import WIDEST
+from areal_cpu.sequences import Sequences
 
 
 class MergedLinear:

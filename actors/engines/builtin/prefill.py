@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actors.engines.builtin.dense_cache import CachePiece
-from actors.models.packed_row import Sequences
+from areal_cpu.sequences import Sequences
 
 
 @dataclass(frozen=True, slots=True)
