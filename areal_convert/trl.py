@@ -61,10 +61,6 @@ def advantage(value: Any, foreign: Foreign) -> Ours:
     return {"actor.advantage": {"group": "grpo"}[name], "actor.std_eps": 1e-4}
 
 
-def once(value: Any, foreign: Foreign) -> Ours:
-    return {} if whole(value) == 1 else foreign.lose("num_iterations", "a batch is trained once here")
-
-
 def correction(value: Any, foreign: Foreign) -> Ours:
     """The weight for the gap between learner and vLLM; transformers' samples get none."""
     if not truth(value) or not truth(foreign.get("use_vllm")):
@@ -184,7 +180,7 @@ KEYS = (
     Key("generation_batch_size", "data.batch_size", "/ num_generations", None, skip),
     Key("gradient_accumulation_steps", "data.batch_size", "where steps_per_generation is unset", 1, skip),
     Key("steps_per_generation", "actor.ppo_n_minibatches", "/ gradient_accumulation_steps", None, skip),
-    Key("num_iterations", "", "1 only", None, once),
+    Key("num_iterations", "actor.ppo_epochs", "", None, as_whole("actor.ppo_epochs")),
     Key("temperature", "gconfig.temperature", "", None, as_number("gconfig.temperature")),
     Key("top_p", "gconfig.top_p", "", None, as_number("gconfig.top_p")),
     Key("top_k", "gconfig.top_k", "", None, positive("gconfig.top_k")),

@@ -49,7 +49,6 @@ from areal_convert.verl_values import (
     lora,
     lora_of_megatron,
     minibatches,
-    once,
     optimizer,
     refill,
     several_turns,
@@ -145,7 +144,7 @@ KEYS = (
     Key("algorithm.filter_groups.max_num_gen_batches", "data.max_refill", "with filter_groups.enable", None, skip),
     Key(f"{ACTOR}ppo_mini_batch_size", "actor.ppo_n_minibatches", "train_batch_size / ppo_mini_batch_size", 256,
         minibatches),
-    Key(f"{ACTOR}ppo_epochs", "", "1 only", None, once),
+    Key(f"{ACTOR}ppo_epochs", "actor.ppo_epochs", "", None, as_whole("actor.ppo_epochs")),
     Key(f"{ACTOR}ppo_max_token_len_per_gpu", "learner.max_tokens_per_mb", "with use_dynamic_bsz", None, token_budget),
     Key(f"{ACTOR}use_dynamic_bsz", "learner.max_tokens_per_mb", "always here", None, skip),
     Key(f"{ACTOR}clip_ratio", "actor.eps_clip", "where clip_ratio_low is unset", None, as_number("actor.eps_clip")),
@@ -266,7 +265,8 @@ ABSENT = (
         "AdamW", "torch.optim", "constant", [0.9, 0.999], 0.5, -1, 1.0, True)),
     Absent("critic.ppo_mini_batch_size", "the critic has the policy's minibatches", lambda value, foreign: of_critic()(
         value, foreign) or value == foreign.get(f"{ACTOR}ppo_mini_batch_size")),
-    Absent("critic.ppo_epochs", "a batch is trained once here", unless(1)),
+    Absent("critic.ppo_epochs", "the critic has the policy's passes", lambda value, foreign: value in (
+        None, foreign.get(f"{ACTOR}ppo_epochs", 1))),
     Absent("critic.loss_agg_mode", "the critic's loss is a mean over tokens", of_critic("token-mean")),
     Absent("critic.loss_scale_factor", "the critic's loss is a mean over tokens", of_critic()),
     Absent("critic.shuffle", "groups are dealt to minibatches in order", of_critic()),

@@ -163,10 +163,6 @@ def token_budget(value: Any, foreign: Foreign) -> Ours:
     return {"learner.max_tokens_per_mb": whole(value)} if truth(foreign.get(f"{ACTOR}use_dynamic_bsz", False)) else {}
 
 
-def once(value: Any, foreign: Foreign) -> Ours:
-    return {} if whole(value) == 1 else foreign.lose(f"{ACTOR}ppo_epochs", "a batch is trained once here")
-
-
 def lora(value: Any, foreign: Foreign) -> Ours:
     if whole(value) <= 0:
         return {}

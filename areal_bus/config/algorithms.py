@@ -125,7 +125,17 @@ def _prox(actor: ActorConfig) -> list[Rule]:
             "actor.m2_threshold compares proximal policy and sampler over the whole minibatch: set "
             'actor.recompute_logprobs = true and actor.prox_logp_method = "recompute"',
         ),
+        (
+            actor.ppo_epochs > 1 and (actor.loss == "reinforce" or actor.prox_logp_method == "loglinear"),
+            "actor.ppo_epochs > 1 needs a ratio to a policy that stays fixed during the update, which "
+            f'{_without_fixed_ratio(actor)} lacks: set actor.ppo_epochs = 1, or actor.loss = "ppo" with '
+            'actor.prox_logp_method = "recompute"',
+        ),
     ]
+
+
+def _without_fixed_ratio(actor: ActorConfig) -> str:
+    return 'actor.loss = "reinforce"' if actor.loss == "reinforce" else 'actor.prox_logp_method = "loglinear"'
 
 
 def _bounds(actor: ActorConfig) -> list[Rule]:

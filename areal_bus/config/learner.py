@@ -128,7 +128,10 @@ class ActorConfig(Section):
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus, subtracted from each token's loss."""
     ppo_n_minibatches: int = Field(1, ge=1)
-    """Optimizer steps per training step, over equal parts of the batch."""
+    """Optimizer steps per pass over the batch, over equal parts of it."""
+    ppo_epochs: int = Field(1, ge=1)
+    """Passes of an update over its batch, each with its groups in another order and with the proximal log-probs from
+    before the first. More passes make no version older: an update is one version. See docs/algorithms.md."""
     lr: float = Field(2e-5, gt=0)
     """Peak learning rate of AdamW."""
     lr_warmup_steps: int = Field(0, ge=0)

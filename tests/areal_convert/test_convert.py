@@ -187,7 +187,6 @@ EXPECTED = {
 }
 ABSENT = {
     "verl": [
-        "actor_rollout_ref.actor.ppo_epochs",
         "actor_rollout_ref.rollout.top_p",
         "reward_model.overlong_buffer.log_it",
     ],
@@ -471,7 +470,8 @@ def test_trl_optimizer_steps_are_updates() -> None:
     assert [found.ours[key] for key in keys] == [250, 10, 25, 16]
     by_size = converted("trl", max_steps=1000, generation_batch_size=64, per_device_train_batch_size=8)
     assert [by_size.ours[key] for key in ("run.total_train_steps", "data.batch_size")] == [125, 8]
-    assert converted("trl", max_steps=1000, num_iterations=2).ours["run.total_train_steps"] == 500
+    twice = converted("trl", max_steps=1000, num_iterations=2)
+    assert [twice.ours[key] for key in ("run.total_train_steps", "actor.ppo_epochs")] == [500, 2]
 
 
 def test_a_falling_rate_ends_with_the_run_that_counts_passes() -> None:

@@ -76,15 +76,15 @@ class Algorithm:
 
     @property
     def needs_prox_pass(self) -> bool:
-        """Whether proximal log-probs are computed before the update. With one minibatch they are those of its forward
-        pass, unless the whole minibatch must be known first.
+        """Whether proximal log-probs are computed before the update. With one optimizer step they are those of its
+        forward pass, unless the whole minibatch must be known first.
         """
         settings = self.settings
         if self.needs_prox_first:
             return True
         if not settings.recompute_logprobs or settings.prox_logp_method == "loglinear":
             return False
-        return settings.ppo_n_minibatches > 1 or settings.m2_threshold is not None
+        return settings.ppo_n_minibatches * settings.ppo_epochs > 1 or settings.m2_threshold is not None
 
 
 def find_algorithm(settings: ActorConfig) -> Algorithm:

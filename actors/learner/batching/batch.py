@@ -232,13 +232,16 @@ class Minibatch:
     n_sequences: int = 0  # items with a token that is not masked
 
 
-def minibatches(batch: Batch, n: int, *, first: int) -> list[Minibatch]:
-    """Whole groups, dealt round-robin over n minibatches from number `first` on. Items without a trained token or
-    signal are counted, not computed; those left out are not counted. Raises ValueError before advantages are computed.
+def minibatches(batch: Batch, n: int, *, first: int, order: Sequence[int] | None = None) -> list[Minibatch]:
+    """Whole groups, dealt round-robin over n minibatches from number `first` on, in the order of all groups of the
+    batch. Items without a trained token or signal are counted, not computed; those left out are not counted. Raises
+    ValueError before advantages are computed.
     """
     if batch.advantages is None or batch.signal is None:
         raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
-    minibatch_of = {group: (i + first) % n for i, group in enumerate(batch.groups)}
+    own = set(batch.groups)
+    dealt = batch.groups if order is None else [group for group in order if group in own]
+    minibatch_of = {group: (i + first) % n for i, group in enumerate(dealt)}
     parts = [Minibatch() for _ in range(n)]
     computed = batch.signal if batch.computed is None else batch.computed
     left_out = set() if batch.left_out is None else set(batch.left_out.nonzero()[:, 0].tolist())

@@ -52,6 +52,7 @@ class StepMetrics:
     """Collects the metrics of one step on one rank; `reduce` combines the ranks."""
 
     sums: MetricSums
+    n_epochs: int = 1  # passes over the trained tokens
     lag_max: float = 0
     mismatch_max: float = 0
     user: dict[str, float] = field(default_factory=dict)  # sums of the statistics of a user's loss
@@ -85,6 +86,7 @@ class StepMetrics:
     def flat(self) -> dict[str, float]:
         """The metrics by their names in docs/journal.md. I12: n_tokens = trained + masked + skipped."""
         s = self.sums
+        passed = s.trained * self.n_epochs
         stats = {
             "n_tokens": s.tokens,
             "n_tokens_trained": s.trained,
@@ -101,12 +103,12 @@ class StepMetrics:
             ("zero_advantage_share", s.zero_groups, s.groups),
             ("lag_mean", s.lag, s.trained),
             ("mismatch_kl", s.kl, s.measured),
-            ("entropy", s.entropy, s.trained),
-            ("clip_share", s.clipped, s.trained),
-            ("loss", s.loss, s.trained),
+            ("entropy", s.entropy, passed),
+            ("clip_share", s.clipped, passed),
+            ("loss", s.loss, passed),
             ("kl_ref", s.kl_ref, s.with_ref),
             ("kl_teacher", s.kl_teacher, s.with_teacher),
-            *((f"loss/{name}", value, s.trained) for name, value in self.user.items()),
+            *((f"loss/{name}", value, passed) for name, value in self.user.items()),
         ]
         stats |= {name: part / whole for name, part, whole in shares if whole}
         if s.trained:

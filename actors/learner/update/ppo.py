@@ -56,6 +56,11 @@ def update_seed(seed: int, version: int, rank: int) -> int:
     return random.Random(f"update {seed} {version} {rank}").getrandbits(63)
 
 
+def epoch_order(seed: int, version: int, epoch: int, n_groups: int) -> list[int]:
+    """The groups of a batch in the order of a further pass, the same on every rank and after a resume."""
+    return random.Random(f"epoch {seed} {version} {epoch}").sample(range(n_groups), n_groups)
+
+
 CLIP_EPSILON = 1e-6  # clip_grads_with_norm_ adds it to the norm
 
 Publish = Callable[[int, dict[str, float]], None]
@@ -150,7 +155,8 @@ class PPOActor:
         make_streams(batch, self.algorithm)
 
     def ppo_update(self, batch: Batch) -> dict[str, float]:
-        """One training step: an optimizer step for each minibatch that has a token to train; returns its metrics.
+        """One training step: an optimizer step for each minibatch that has a token to train, in each pass over the
+        batch; returns its metrics.
 
         Raises ImpossibleEvent for a batch of another version (each batch is trained once, I4). Raises NonFinite and
         saves the batch if a loss or gradient is not finite: nothing is published. Optimizer steps before the failed one
@@ -165,6 +171,7 @@ class PPOActor:
         metrics = count(batch)
         metrics.sums.forward = self._passes.take_planned()
         metrics.user = dict.fromkeys(self.algorithm.statistics, 0.0)
+        metrics.n_epochs = self._settings.ppo_epochs
         lr = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -190,7 +197,7 @@ class PPOActor:
         """The optimizer steps of an update; none if it is simulated."""
         torch.manual_seed(update_seed(self._config.run.seed, self.version, self._ranks.index))  # of adapters' dropout
         if self._simulated is None:
-            parts = self._minibatches(batch)
+            parts = (part for epoch in range(self._settings.ppo_epochs) for part in self._minibatches(batch, epoch))
             return [step for part in parts if (step := self._step(batch, part, metrics)) is not None]
         with self._journal.span("backward"):
             self._simulated.run(batch, self.policy.parameters().values(), lr=lr, tick=self._beat)
@@ -224,8 +231,9 @@ class PPOActor:
                 f"after {self._n_applied} optimizer steps"
             )
 
-    def _minibatches(self, batch: Batch) -> list[Minibatch]:
-        return minibatches(batch, self._settings.ppo_n_minibatches, first=self._ranks.share)
+    def _minibatches(self, batch: Batch, epoch: int = 0) -> list[Minibatch]:
+        order = epoch_order(self._config.run.seed, self.version, epoch, batch.n_groups) if epoch else None
+        return minibatches(batch, self._settings.ppo_n_minibatches, first=self._ranks.share, order=order)
 
     def _step(self, batch: Batch, part: Minibatch, metrics: StepMetrics) -> _OptimizerStep | None:
         """Gradient and optimizer step of one minibatch; None if it has no token to train."""
@@ -350,7 +358,8 @@ class PPOActor:
         except (OSError, SafetensorError) as error:  # a full disk must not hide the first error
             evidence = f"the batch could not be saved ({error})"
         applied = (
-            f"{self._n_applied} of {self._settings.ppo_n_minibatches} minibatches were applied before it, so these "
+            f"{self._n_applied} of {self._settings.ppo_n_minibatches * self._settings.ppo_epochs} minibatches were "
+            "applied before it, so these "
             "weights are neither pushed nor kept"
             if self._n_applied
             else "nothing was applied"

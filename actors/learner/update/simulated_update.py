@@ -25,17 +25,21 @@ class SimulatedUpdate:
         settings: SimulatedUpdateConfig,
         *,
         seed: int,
+        n_epochs: int = 1,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._settings = settings
         self._seed = seed
+        self._n_epochs = n_epochs
         self._clock = clock
         self._wait = wait
 
     def seconds(self, batch: Batch) -> float:
-        """Time of the update of this rank's share: a constant, and its trained tokens at the configured speed."""
-        n_tokens = sum(item.n_trained for item in batch.items)
+        """Time of the update of this rank's share: a constant, and its trained tokens at the configured speed, in each
+        pass.
+        """
+        n_tokens = sum(item.n_trained for item in batch.items) * self._n_epochs
         return self._settings.update_s + n_tokens / self._settings.tokens_per_s
 
     def run(self, batch: Batch, weights: Iterable[Tensor], *, lr: float, tick: Callable[[], None]) -> None:
@@ -53,4 +57,6 @@ class SimulatedUpdate:
 def simulated_update(config: Config) -> SimulatedUpdate | None:
     """That of [learner.simulated]; None if updates compute."""
     settings = config.learner.simulated
-    return None if settings is None else SimulatedUpdate(settings, seed=config.run.seed)
+    if settings is None:
+        return None
+    return SimulatedUpdate(settings, seed=config.run.seed, n_epochs=config.actor.ppo_epochs)

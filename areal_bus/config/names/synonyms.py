@@ -23,6 +23,7 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "actor.min_lr_ratio": "min_lr lr_min_ratio",
     "actor.behav_imp_weight_cap": "tis_imp_ratio_cap truncated_importance_sampling_ratio_cap imp_ratio_cap rho_bar",
     "actor.use_decoupled_loss": "decoupled_ppo decoupled_loss use_tis",
+    "actor.ppo_epochs": "num_ppo_epochs ppo_epoch num_iterations n_epochs_per_batch",
     "actor.ppo_n_minibatches": "ppo_mini_batch_size mini_batch_size num_minibatches num_mini_batches",
     "actor.max_grad_norm": "grad_clip clip_grad max_norm gradient_clipping clip_grad_norm",
     "actor.normalize_batch": "normalize_advantages whiten_advantages adv_norm norm_adv",
@@ -71,17 +72,12 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "topology.ranks": "nnodes num_nodes n_nodes world_size",
     "topology.tensor_parallel": "tensor_model_parallel_size tensor_parallel_size tp tp_size",
 }
-NOT_HERE: dict[str, str] = {  # explanation for settings that we do not have -> names of other systems
-    "a batch is trained once: actor.ppo_n_minibatches is the number of optimizer steps over it": (
-        "ppo_epochs num_ppo_epochs ppo_epoch num_iterations n_epochs_per_batch"
-    ),
-}
 NEAR = 0.85
 
 
 def is_foreign(name: str) -> bool:
     """Whether another system has a setting of exactly this name."""
-    return any(name in theirs.split() for theirs in (*OURS_TO_THEIRS.values(), *NOT_HERE.values()))
+    return any(name in theirs.split() for theirs in OURS_TO_THEIRS.values())
 
 
 def by_meaning(key: str, known: "frozenset[str] | set[str]") -> str:
@@ -95,7 +91,6 @@ def by_meaning(key: str, known: "frozenset[str] | set[str]") -> str:
         if our in known
         for their in theirs.split()
     }
-    names |= {their: f": {sentence}" for sentence, theirs in NOT_HERE.items() for their in theirs.split()}
     last = key.lower().replace("-", "_").rpartition(".")[2]
     near = [last] if last in names else difflib.get_close_matches(last, names, 1, NEAR)
     return names[near[0]] if near else ""

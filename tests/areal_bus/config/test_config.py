@@ -11,7 +11,7 @@ from areal_bus.config.capacity import capacity, together
 from areal_bus.config.loader import fields, load, nearest, read
 from areal_bus.config.names import algorithms
 from areal_bus.config.names.packaged import find_config
-from areal_bus.config.names.synonyms import NOT_HERE, OURS_TO_THEIRS
+from areal_bus.config.names.synonyms import OURS_TO_THEIRS
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import largest, settings_by_stage
 from areal_bus.errors import ConfigError
@@ -477,7 +477,7 @@ def test_installed_configs_set_only_existing_keys() -> None:
         ("actor.kl_coef", "here it is actor.kl_ctl"),
         ("actor.beta", "here it is actor.kl_ctl"),
         ("actor.ref_model_path", "here it is reference.path"),
-        ("actor.ppo_epochs", "a batch is trained once: actor.ppo_n_minibatches"),
+        ("actor.num_iterations", "here it is actor.ppo_epochs"),
         ("actor.lrr", "the nearest is actor.lr"),
         ("actor.lr_warmup", "the nearest is actor.lr_warmup_steps"),
     ],
@@ -490,7 +490,7 @@ def test_a_key_of_another_system_is_answered_with_ours(key: str, said: str) -> N
 def test_names_of_other_systems_lead_to_keys_that_there_are_and_are_none_themselves() -> None:
     ours = set(fields())
     assert set(OURS_TO_THEIRS) <= ours
-    theirs = [name for names in (*OURS_TO_THEIRS.values(), *NOT_HERE.values()) for name in names.split()]
+    theirs = [name for names in OURS_TO_THEIRS.values() for name in names.split()]
     assert len(theirs) == len(set(theirs))
     assert set(theirs) & {key.rpartition(".")[2] for key in ours} == set()
 
