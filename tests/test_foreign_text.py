@@ -21,7 +21,7 @@ from actors.runtime.context import Context
 from actors.runtime.process import CRASHED, OVER
 from actors.runtime.start import report, sentence
 from actors.runtime.user_code import describe
-from areal_bus.core.evaluation.evaluation_metrics import final_answer
+from areal_bus.core.evaluation import final_answer
 from areal_bus.core.members.console_reports import VARIES
 from areal_bus.errors import UserCodeFailed
 from areal_bus.foreign_text import cut, described, printable, valid, valid_json

@@ -19,7 +19,7 @@ from actors.models.loading import load_model
 from actors.models.scratch import SCRATCH_FILE, write_scratch_folder
 from actors.offline.synchronous_reference import SynchronousReference
 from areal_bus.config.loader import load
-from areal_bus.config.names import algorithms
+from areal_bus.config.names import packaged
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.weights.process_group import NAMELESS
 from tests.actors.learner.algorithms.test_actor import example_of
@@ -253,11 +253,11 @@ def test_fields_of_a_workflow_travel_through_the_ring_to_the_loss(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", algorithms.names())
+@pytest.mark.parametrize("name", packaged.algorithm_names())
 def test_each_algorithm_trains_three_steps_in_the_plain_loop(tmp_path: Path, name: str) -> None:
     more = [teacher(tmp_path)] if name == "distill" else []
     changes = (*SHORTLY, *more, "rollout.max_head_offpolicyness=0")
-    config = load([TINY, algorithms.FILES / f"{name}.toml"], changes, {})
+    config = load([TINY, packaged.ALGORITHMS / f"{name}.toml"], changes, {})
     reference = SynchronousReference(config, tmp_path, tmp_path, n_generators=1)
     steps = list(reference.run())
     reference.journal.close()

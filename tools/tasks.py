@@ -8,8 +8,15 @@ import json
 import subprocess
 from collections.abc import Sequence
 
-from areal_bus.config.names.named_tasks import GENERATED, NAMED_TASKS, REASONING_GYM, check_name
-from areal_bus.config.names.reasoning_gym import PREFIX, REFUSED, task_of
+from areal_bus.config.names.named_tasks import (
+    GENERATED,
+    GYM_PREFIX,
+    GYM_REFUSED,
+    NAMED_TASKS,
+    REASONING_GYM,
+    check_name,
+    gym_task,
+)
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
 from areal_bus.process.isolation import CHILD
@@ -54,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "list":
         return list_tasks(as_json=args.json)
     check_name(args.name)
-    if args.name in GENERATED or (task_of(args.name) and args.data):
+    if args.name in GENERATED or (gym_task(args.name) and args.data):
         raise ConfigError(f"the task {args.name} is generated and has no file to check")
     order = {"task": args.name, "data": args.data, "limit": args.limit, "json": args.json}
     line = [*CHILD, "actors.offline.check_task"]
@@ -67,13 +74,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 def list_tasks(*, as_json: bool) -> int:
     if as_json:
         tasks = {name: {"about": task.about, **task.keys()} for name, task in NAMED_TASKS.items()}
-        print(json.dumps(tasks | {f"{PREFIX}NAME": {"about": "generated", **REASONING_GYM, "refused": REFUSED}}))
+        print(
+            json.dumps(
+                tasks
+                | {
+                    f"{GYM_PREFIX}NAME": {
+                        "about": "generated",
+                        **REASONING_GYM,
+                        "refused": GYM_REFUSED,
+                    }
+                }
+            )
+        )
         return 0
     rows = [("task", "what", "reward", "evaluation", "Hugging Face id")]
     for name, task in NAMED_TASKS.items():
         rows.append((name, task.about, task.reward, task.protocol, task.hub or "none: give the file"))
     rows.append(
-        (f"{PREFIX}NAME", "generated puzzles and exercises", "reasoning_gym", "1 x greedy, pass@1", "generated")
+        (
+            f"{GYM_PREFIX}NAME",
+            "generated puzzles and exercises",
+            "reasoning_gym",
+            "1 x greedy, pass@1",
+            "generated",
+        )
     )
     print("\n".join(terminal.table(rows)))
     return 0

@@ -10,7 +10,7 @@ from typing import Any
 from actors.processes.ipc import ROWS_BYTES
 from actors.processes.worker_process import CalledProcess, WorkerLost
 from areal_bus.config.sections import Config
-from areal_bus.core.rows.data_source import Row
+from areal_bus.core.rows import Row
 from areal_bus.errors import ConfigError
 
 AHEAD = 8  # rows that are asked for before they are drawn

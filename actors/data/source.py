@@ -9,8 +9,7 @@ from actors.data.loader_source import LoaderSource
 from actors.data.loading import rows_of_source
 from areal_bus.config.data import DataConfig
 from areal_bus.config.sections import Config
-from areal_bus.core.rows.data_source import DataSource, Mixture, Row, WeightedSource
-from areal_bus.core.rows.row_order import Curriculum, PassRateWindow, RowOrder
+from areal_bus.core.rows import Curriculum, DataSource, Mixture, PassRateWindow, Row, RowOrder, WeightedSource
 from areal_bus.errors import ConfigError
 
 EVERY = 4  # passes from a visit of a row outside of the pass-rate window to its next

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from areal_bus.config.data import DataConfig
-from areal_bus.config.names.reasoning_gym import PREFIX, REFUSED, task_of
+from areal_bus.config.names.named_tasks import GYM_PREFIX, GYM_REFUSED, gym_task
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import install_command
 
@@ -42,7 +42,7 @@ def make_problems(config: DataConfig, *, seed: int) -> Problems:
         return make_sums(config.largest, config.held_out, random_)
     if config.task == "reverse":
         return make_words(config.largest, config.held_out, random_)
-    if task := task_of(config.task):
+    if task := gym_task(config.task):
         sizes = config.size, config.held_out
         return Problems(*generate_both(task, *sizes, seed=seed, options=config.task_options))
     raise ConfigError(f'data.task must be "sums" or "reverse"; it is {config.task!r}')
@@ -251,8 +251,8 @@ def generate_both(
     train = [row for row in generate(task, n_train, seed=seed, options=options) if row["question"] not in known]
     if not train:
         raise ConfigError(
-            f"data.task = {PREFIX + task!r} must leave problems to train on: all {n_train} (data.size) are held out; "
-            "set data.held_out lower, or options that allow more problems"
+            f"data.task = {GYM_PREFIX + task!r} must leave problems to train on: all {n_train} (data.size) are held "
+            "out; set data.held_out lower, or options that allow more problems"
         )
     return train, held_out
 
@@ -260,19 +260,19 @@ def generate_both(
 @lru_cache(maxsize=8)
 def data_set(task: str, options: str, *, size: int = 1, seed: int = 0) -> Any:
     """A data set of the package, with options as JSON. Raises ConfigError."""
-    if why := REFUSED.get(task):
-        raise ConfigError(f"data.task = {PREFIX + task!r} cannot be trained on: {why}")
+    if why := GYM_REFUSED.get(task):
+        raise ConfigError(f"data.task = {GYM_PREFIX + task!r} cannot be trained on: {why}")
     try:
         package: Any = importlib.import_module("reasoning_gym")
         known = importlib.import_module("reasoning_gym.factory").DATASETS
     except ImportError as error:
-        raise ConfigError(f"data.task = {PREFIX + task!r} must import the package: {EXTRA} ({error})") from error
+        raise ConfigError(f"data.task = {GYM_PREFIX + task!r} must import the package: {EXTRA} ({error})") from error
     if task not in known:
         near = difflib.get_close_matches(task.replace("-", "_"), known, 1, 0.6)
-        hint = f"; the nearest is {PREFIX + near[0]!r}" if near else ""
-        raise ConfigError(f"unknown task data.task = {PREFIX + task!r}: reasoning-gym does not have it{hint}")
+        hint = f"; the nearest is {GYM_PREFIX + near[0]!r}" if near else ""
+        raise ConfigError(f"unknown task data.task = {GYM_PREFIX + task!r}: reasoning-gym does not have it{hint}")
     try:
         return package.create_dataset(task, size=size, seed=seed, **json.loads(options))
     except Exception as error:  # the package checks its options by assert and by TypeError
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"data.task_options must be options of {PREFIX + task!r}: {options}: {reason}") from error
+        raise ConfigError(f"data.task_options must be options of {GYM_PREFIX + task!r}: {options}: {reason}") from error

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from loguru import logger
 
-from areal_bus.core.evaluation.evaluation import Evaluation
+from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.parts.reward_parts import PREFIX
 from areal_bus.foreign_text import printable
 from areal_bus.messages import Scored

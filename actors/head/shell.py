@@ -30,7 +30,7 @@ from areal_bus import messages as m
 from areal_bus.config.capacity import capacity, slots
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Discard, Divide, Effect, End, EvictForGood, Keep, Mark, Progress, Record, Save, Send
-from areal_bus.core.evaluation.evaluation_plan import EvaluationSet, best, history, name_of
+from areal_bus.core.evaluation import EvaluationSet, best, history, name_of
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.split import RankPool
@@ -40,7 +40,7 @@ from areal_bus.core.rules import HeadRules
 from areal_bus.core.state import HeadState, Phase
 from areal_bus.errors import ActorFailed, CheckpointError, ConfigError, EndpointTaken
 from areal_bus.process.commands import as_here
-from areal_bus.storage import best_checkpoints, split_file
+from areal_bus.storage import run_files
 from areal_bus.storage.atomic_file import write_atomic
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
@@ -88,7 +88,7 @@ def rules_of(context: Context, config: Config, sets: Mapping[str, list[dict[str,
 
 def with_split(rules: HeadRules, run: Path) -> HeadRules:
     """The rules with the split that holds now, where it may change. Raises CheckpointError."""
-    found = split_file.read(run)
+    found = run_files.read_split(run)
     if found is None:
         return rules
     pool, split = found
@@ -336,7 +336,7 @@ class Shell:
         """The checkpoint that the next learners begin from, then the split that supervisors and the next head read."""
         self.checkpoints.save_now(effect.checkpoint)
         if self.pool is not None:
-            split_file.write(self.folder, self.pool, effect.split)
+            run_files.write_split(self.folder, self.pool, effect.split)
 
     def _evict(self, effect: EvictForGood) -> None:
         """The next head of this start awaits the others only. A later start has all generators again."""
@@ -351,7 +351,7 @@ class Shell:
         if self.config.checkpoint.keep_best:
             metric, name = self.config.evaluate.metric, self.config.evaluate.metric_set
             try:
-                best_checkpoints.write(self.folder, metric, history(name, metric, self.state.figures, with_ends=True))
+                run_files.write_best(self.folder, metric, history(name, metric, self.state.figures, with_ends=True))
             except OSError as error:
                 logger.warning("checkpoint.keep_best: {} was not written: {}", self.folder / "best.json", error)
 
@@ -436,7 +436,7 @@ class Shell:
         finished = state.terms.finished.get(0)
         if finished is not None and finished.model:
             lines.append(f"model: {finished.model}")
-        if self.config.checkpoint.keep_best and (best_model := self.folder / best_checkpoints.LINK).exists():
+        if self.config.checkpoint.keep_best and (best_model := self.folder / run_files.BEST_LINK).exists():
             lines.append(f"best model: {best_model}")
         if state.is_draining:
             if not (found := self._checkpoint()).endswith(f"-{state.version:06d}") and state.version:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from areal_bus import messages as m
 from areal_bus.config.sections import WatchdogConfig
-from areal_bus.core.diagnosis.progress_tracker import ProgressTracker, place
-from areal_bus.core.diagnosis.wait_graph import StallVerdict, Wait, verdict
+from areal_bus.core.diagnosis import ProgressTracker, StallVerdict, Wait, place, verdict
 from areal_bus.core.effects import Effect, Effects
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head

@@ -39,8 +39,8 @@ from areal_bus.core.events import Event
 from areal_bus.core.parts.stages import stage_at
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError, PushFailed, Restart
-from areal_bus.storage.best_checkpoints import BestRule
 from areal_bus.storage.journal import Journal
+from areal_bus.storage.run_files import BestRule
 from areal_bus.weights.delta import ChangeHistory
 from areal_bus.weights.process_group import brief, print_numeric_peers, serve_store
 from areal_bus.weights.route import home

@@ -18,8 +18,7 @@ from actors.data.loading import load_rows
 from actors.rewards.binding.values import read_value
 from actors.rewards.loading import load_reward, reward_options
 from actors.runtime.process import leave
-from areal_bus.config.names.named_tasks import NAMED_TASKS, fill
-from areal_bus.config.names.reasoning_gym import task_of
+from areal_bus.config.names.named_tasks import NAMED_TASKS, fill, gym_task
 from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
 
@@ -115,7 +114,7 @@ def counts(task: str, checked: Sequence[CheckedRow]) -> dict[str, Any]:
 
 def configure(order: TaskCheckOrder) -> Config:
     tree: dict[str, Any] = {"data": {"task": order.task, "limit": order.limit}}
-    if task_of(order.task):
+    if gym_task(order.task):
         tree["data"] |= {"size": order.limit or N_GENERATED, "held_out": 0}
     if order.data:
         tree["data"]["path"] = order.data
@@ -146,7 +145,7 @@ def has_gold(task: str, row: Row) -> bool:
     """Whether the answer is a solution: some sets of code publish none."""
     if task == "codecontests":
         return bool(row["answer"] != row["name"])
-    if task_of(task):
+    if gym_task(task):
         return bool(row["answer"])
     return task not in ("livecodebench", "codeforces")
 
@@ -154,7 +153,7 @@ def has_gold(task: str, row: Row) -> bool:
 def forms(task: str, row: Row) -> list[str]:
     """The gold answer as a model would write it; the first form is the usual one."""
     answer = str(row["answer"])
-    if task_of(task):
+    if gym_task(task):
         return [f"I think so.\n<answer>{answer}</answer>", answer]
     if NAMED_TASKS[task].reward == "math":
         return [f"So the final answer is \\boxed{{{answer}}}.", f"Therefore, the final answer is ${answer}$."]

@@ -31,7 +31,7 @@ from actors.runtime.user_modules import add_user_folder
 from actors.workflows.loading import close_workflow, load_workflow
 from areal_bus.config.names.named_tasks import evaluation_split
 from areal_bus.config.sections import Config
-from areal_bus.core.evaluation.evaluation import Evaluation
+from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.parts.reward_parts import mean_fields
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Finish, Prompt, Trajectory

@@ -49,7 +49,7 @@ from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 from areal_bus.core.parts.ledger import LEAST
 from areal_bus.core.parts.stages import stage_at
-from areal_bus.core.rows.data_source import Row as DrawnRow
+from areal_bus.core.rows import Row as DrawnRow
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Prompt, ShardItem, Trajectory
 from areal_bus.storage.journal import Journal

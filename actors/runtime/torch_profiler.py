@@ -14,7 +14,7 @@ from loguru import logger
 from torch.profiler import ProfilerActivity, profile
 
 from actors.runtime import process
-from areal_bus.config.watch import ProfileConfig
+from areal_bus.config.sections import ProfileConfig
 from areal_bus.core.events import Event
 from areal_bus.storage.journal import Journal
 

@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from areal_bus.config.names.named_tasks import is_generated
-from areal_bus.config.names.reasoning_gym import task_of
+from areal_bus.config.names.named_tasks import gym_task, is_generated
 from areal_bus.config.section import Section
 
 
@@ -220,7 +219,7 @@ def _source(source: SourceConfig, number: int) -> list[Rule]:
 
 
 def _options(data: DataConfig) -> list[Rule]:
-    wrong = [part.task for _, part in data.parts if part.task_options and not task_of(part.task)]
+    wrong = [part.task for _, part in data.parts if part.task_options and not gym_task(part.task)]
     return [
         (
             bool(wrong),

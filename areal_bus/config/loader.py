@@ -24,7 +24,7 @@ from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 from areal_bus.config import removed
 from areal_bus.config.extends import KEY as EXTENDS
 from areal_bus.config.extends import bases, files_of, read_table
-from areal_bus.config.names import algorithms, named_tasks, workflows
+from areal_bus.config.names import named_tasks, packaged, workflows
 from areal_bus.config.names.packaged import FOLDER
 from areal_bus.config.names.synonyms import by_meaning, is_foreign
 from areal_bus.config.sections import Config
@@ -80,7 +80,9 @@ def override(given: Given, overrides: Sequence[str], environ: Mapping[str, str])
         origins[key] = origin
     removed.refuse(tree, origins)
     defaults = fields()
-    named = algorithms.fill(tree, lambda key: defaults[key].default, lambda key: is_below_algorithm(key, origins))
+    named = packaged.fill_algorithm(
+        tree, lambda key: defaults[key].default, lambda key: is_below_algorithm(key, origins)
+    )
     origins |= dict.fromkeys(named, named_by(tree, "actor.algorithm"))
     for key, fill in (("workflow.function", workflows.fill), ("data.task", named_tasks.fill)):
         fill(tree)
@@ -121,7 +123,7 @@ def check_is_no_base(path: Path, *, is_alone: bool) -> None:
     """Raises ConfigError for a file without a model that is a part of others."""
     if over := extending(path):
         raise ConfigError(f"{path} is a base for others and names no model: start one of {', '.join(over)}")
-    if is_alone and path.resolve().parent == algorithms.FILES:
+    if is_alone and path.resolve().parent == packaged.ALGORITHMS:
         raise ConfigError(
             f"model.path is missing: {path} is an algorithm alone; name it after a config, as in "
             f"configs/tiny.toml {path}, or in one (extends, or actor.algorithm)"

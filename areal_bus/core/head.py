@@ -14,14 +14,13 @@ from areal_bus.core.effects import Effect, Effects
 from areal_bus.core.events import Event
 from areal_bus.core.members.membership import Member, MemberState
 from areal_bus.core.state import HeadState, Phase
-from areal_bus.core.transitions.adaptation import Adaptation
 from areal_bus.core.transitions.guest_leases import GuestLeases
 from areal_bus.core.transitions.member_lifecycle import MemberLifecycle
 from areal_bus.core.transitions.phases import Phases
 from areal_bus.core.transitions.publisher import Publisher
 from areal_bus.core.transitions.rollouts import Rollouts
 from areal_bus.core.transitions.scheduler import Scheduler
-from areal_bus.core.transitions.split_changes import SplitChanges
+from areal_bus.core.transitions.split_changes import Adaptation, SplitChanges
 from areal_bus.core.transitions.training import Training
 from areal_bus.errors import ImpossibleEvent, LateEvent
 from areal_bus.messages import Role

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from areal_bus.core.evaluation.evaluation_plan import EvaluationSet
+from areal_bus.core.evaluation import EvaluationSet
 from areal_bus.core.parts.sample_limits import NO_LIMITS, SampleLimits
 from areal_bus.core.parts.split import RankPool, Split
 from areal_bus.core.parts.stages import Stage, stage_at

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from areal_bus.authorization import LeaseIds
-from areal_bus.core.evaluation.evaluation import Evaluation, Evaluations
+from areal_bus.core.evaluation import Evaluation, Evaluations
 from areal_bus.core.members.console_reports import Deaths, ScoreFailures
-from areal_bus.core.members.lease_failures import LeaseFailures, actor_of
-from areal_bus.core.members.lease_limit import LeaseLimit
+from areal_bus.core.members.lease_failures import LeaseFailures, LeaseLimit, actor_of
 from areal_bus.core.members.membership import Member, Membership, MemberState
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
@@ -20,7 +19,7 @@ from areal_bus.core.parts.ledger import Ledger
 from areal_bus.core.parts.partial_rollouts import PartialRollouts
 from areal_bus.core.parts.push_queue import PushQueue
 from areal_bus.core.parts.terms import Terms
-from areal_bus.core.rows.data_source import DataCursor, DataSource
+from areal_bus.core.rows import DataCursor, DataSource
 from areal_bus.core.rules import HeadRules
 from areal_bus.messages import Role
 

@@ -1,10 +1,12 @@
-"""Our top-level packages are those beside this one, whatever the working directory or PYTHONPATH holds.
+"""What a process of ours sets up first: its import path, and its limit of open files (ulimit -n).
 
-A user's folder may have its own `tools`, `launch` or `actors`. Standard library only.
+Our top-level packages are those beside this one, whatever the working directory or PYTHONPATH holds: a user's folder
+may have its own `tools`, `launch` or `actors`. Standard library only.
 """
 
 import importlib.util
 import os
+import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,3 +46,13 @@ def pin(name: str) -> str:
 def child_path(environ: Mapping[str, str] = os.environ) -> str:
     """PYTHONPATH of a child process: our packages first, then what the user has set."""
     return os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
+
+
+def raise_file_limit(most: int) -> int:
+    """Raise the soft limit to `most`, or as far as the hard limit allows. Returns the limit, at most `most`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return most
+    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted

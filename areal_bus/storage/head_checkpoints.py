@@ -19,7 +19,7 @@ from typing import Any
 
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, HeadSavepoint, OpenPrompt
 from areal_bus.core.parts.terms import slot
-from areal_bus.core.rows.data_source import IssuedRow, Row
+from areal_bus.core.rows import IssuedRow, Row
 from areal_bus.errors import CheckpointError, WireError
 from areal_bus.messages import Scored
 from areal_bus.storage.atomic_file import sync_folder

@@ -31,8 +31,7 @@ from areal_bus.transport.listener import (
     has_message,
     set_limits,
 )
-from areal_bus.transport.receive_queue import ReceiveQueue
-from areal_bus.transport.receiver import Authorise, Received, Receiver
+from areal_bus.transport.receiver import Authorise, Received, ReceiveQueue, Receiver
 from areal_bus.transport.rejections import Rejection, Rejections
 from areal_bus.transport.send_queue import SendQueues
 from areal_bus.wire import codec

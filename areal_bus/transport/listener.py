@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from areal_bus.process.file_limit import raise_file_limit
+from areal_bus.process.isolation import raise_file_limit
 from areal_bus.transport.curve import Keyring
 from areal_bus.transport.rejections import Rejections
 from areal_bus.wire.codec import MAX_FRAME_BYTES

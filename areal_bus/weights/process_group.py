@@ -27,7 +27,7 @@ from torch.distributed import BroadcastOptions, GatherOptions, PrefixStore, Proc
 
 from areal_bus.errors import ConfigError, PushFailed
 from areal_bus.foreign_text import ERROR
-from areal_bus.process.file_limit import raise_file_limit
+from areal_bus.process.isolation import raise_file_limit
 from areal_bus.weights.waits import PushWaits, Wakeup
 
 WINDOW = 2  # concurrent broadcasts: one is verified and copied while the next arrives

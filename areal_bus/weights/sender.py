@@ -6,7 +6,7 @@ The phases of a push, by keys in the root's store (docs/weights.md):
   ready      each member reports the groups that it still holds; a member that fails reports the reason and ends the
              push; the last one wakes the root
   go         if all members have opened the root's memory (`route.py`), each copies from it; otherwise the root names a
-             tree of process groups (`broadcast_tree.py`), and members without it build it. If each member holds one of
+             tree of process groups (`protocol.py`), and members without it build it. If each member holds one of
              the last versions, only what changed since is sent (`delta.py`)
   buckets    copied, or broadcast in order; a member copies and verifies one while the next arrives
   report     each member reports completion to the root, in the store or through the groups
@@ -26,7 +26,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin, PushDone
-from areal_bus.weights.broadcast_tree import BroadcastTree, BroadcastTrees, meet_tree
 from areal_bus.weights.delta import ChangeHistory, Delta
 from areal_bus.weights.manifest import cut
 from areal_bus.weights.process_group import WINDOW, Operation, PushGroup, StoreListener, brief
@@ -38,6 +37,8 @@ from areal_bus.weights.protocol import (
     HELD,
     READY,
     Announcement,
+    BroadcastTree,
+    BroadcastTrees,
     CompletionReports,
     DeltaHeader,
     MemberReady,
@@ -48,6 +49,7 @@ from areal_bus.weights.protocol import (
     ends_of,
     key,
     keys_of_members,
+    meet_tree,
     missing,
     ready_reports,
     reason,

@@ -22,8 +22,7 @@ from actors.rewards.pool import Verdict
 from actors.runtime.context import dump
 from actors.workflows.loading import load_workflow
 from areal_bus.config.sections import Config
-from areal_bus.core.evaluation.evaluation import Evaluation
-from areal_bus.core.evaluation.evaluation_plan import STEP, EvaluationSet, name_of
+from areal_bus.core.evaluation import STEP, Evaluation, EvaluationSet, name_of
 from areal_bus.core.events import Event
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Prompt, Trajectory, VerdictStatus

@@ -24,7 +24,7 @@ from areal_bus.config.capacity import slots
 from areal_bus.config.sections import Config
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_bus.core.rows.data_source import DataCursor
+from areal_bus.core.rows import DataCursor
 from areal_bus.core.rules import MAX_REISSUES
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Partial, Prompt, Trajectory

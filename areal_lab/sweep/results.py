@@ -10,7 +10,7 @@ from math import fsum
 from pathlib import Path
 from typing import Any
 
-from areal_bus.core.evaluation.evaluation_plan import STEP
+from areal_bus.core.evaluation import STEP
 from areal_bus.errors import ConfigError
 from areal_bus.storage.journal_segments import LineFile
 from areal_lab.sweep.plan import Job

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from areal_bus.config.names import reasoning_gym
+from areal_bus.config.names import named_tasks
 from areal_bus.config.sections import Config, LaunchConfig
 from areal_bus.process.commands import find_mpirun, mpirun_variables
 from areal_bus.process.isolation import CHILD, child_path
@@ -54,7 +54,7 @@ def loop_of(config: LabConfig) -> str | None:
 
 def modules_of(config: Config) -> list[str]:
     """What a loop imports late and slowly with these settings."""
-    return ["actors.rewards.functions.reasoning"] if reasoning_gym.task_of(config.data.task) else []
+    return ["actors.rewards.functions.reasoning"] if named_tasks.gym_task(config.data.task) else []
 
 
 class JobStarter:

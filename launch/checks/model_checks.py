@@ -1,8 +1,14 @@
-"""Checks the policy's model, its adapters, and the frozen models (reference and teacher) before a run starts."""
+"""Checks models and generation settings before a run starts.
+
+The policy's model, its adapters, the frozen models (reference and teacher); token ids, arguments of the chat template
+and stop strings against the model.
+"""
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from actors.engines.stop_strings import cannot_stop
 from actors.models.adapter_folder import is_adapter_folder
 from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
 from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
@@ -61,4 +67,33 @@ def check_frozen_models(config: Config, folder: Path, model: str) -> None:
             raise ConfigError(
                 f"{key} must read whole sequences, up to data.max_prompt_tokens + gconfig.max_new_tokens = {longest} "
                 f"tokens: {other} reads {most}"
+            )
+
+
+def check_token_ids(config: Config, vocabulary: int) -> None:
+    """Raises ConfigError for a token id that the model does not have."""
+    found = {"stop_token_ids": config.gconfig.stop_token_ids, "logit_bias": tuple(config.gconfig.logit_bias)}
+    for key, ids in found.items():
+        if large := [token for token in ids if token >= vocabulary]:
+            raise ConfigError(f"gconfig.{key} must name token ids below {vocabulary} (the model's): {large[0]} is not")
+
+
+def check_tokenizer(config: Config, model: str) -> None:
+    """Stop strings need a fast tokenizer, arguments a template that reads them. Raises ConfigError."""
+    if config.model.scratch is not None or not (config.gconfig.stop or config.data.chat_template_kwargs):
+        return
+    tokenizer = load_tokenizer(model)
+    if config.gconfig.stop and (why := cannot_stop(tokenizer)):
+        raise ConfigError(f"gconfig.stop: {why}")
+    check_arguments(config, tokenizer)
+
+
+def check_arguments(config: Config, tokenizer: Any) -> None:
+    """Raises ConfigError for an argument that the template does not read: it would change nothing."""
+    template = config.workflow.agent.chat_template or str(tokenizer.chat_template or "")
+    for name in config.data.chat_template_kwargs:
+        if name not in template:
+            raise ConfigError(
+                f"data.chat_template_kwargs must name arguments that the chat template reads: {name!r} is not in that "
+                f"of {config.model.path}"
             )

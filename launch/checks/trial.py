@@ -9,7 +9,8 @@ import array
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from actors.data.loading import RowWithOrigin
 from actors.engines.protocol import Completion
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
-from actors.rewards.check import TrialScore
-from actors.rewards.loading import WEIGHTED
+from actors.rewards.loading import WEIGHTED, reward_options
+from actors.rewards.pool import WorkerOrder, WorkerPool
+from actors.rewards.protocol import NotApplicable
 from actors.runtime.user_code import describe, known_fields, place_of
 from actors.workflows.episode_runner import Asked, EpisodeRun
 from actors.workflows.loading import close_workflow, load_workflow
@@ -27,12 +29,25 @@ from actors.workflows.protocol import Workflow
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.errors import ConfigError, PromptTooLong, WorkflowError
+from areal_bus.messages import VerdictStatus
 
 ANSWER_FIELDS = ("demonstration", "answer")
 NUMBER = "1"
 N_ROWS = 4  # code that fails for some rows passes
 MAX_TURNS = 64  # a workflow may sample until an answer is right, which these never are
 WAIT_S = 60.0  # for a workflow's own event
+
+
+@dataclass(frozen=True, slots=True)
+class TrialScore:
+    """One completion that the function is called with before the start."""
+
+    where: str  # of its row, for error texts
+    prompt: str
+    completion: str
+    row: str  # a JSON object
+    ids: bytes  # int32
+    n_prompt: int
 
 
 def is_tried(config: Config) -> bool:
@@ -132,3 +147,40 @@ def token_ids(tokenizer: Any, text: str, most: int | None) -> list[int]:
     ids: Sequence[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     return [*ids, *end][:most] or [0]
+
+
+def check_reward(
+    config: Config,
+    config_folder: str | Path,
+    fields: Collection[str] | None = None,
+    *,
+    trials: Iterable[TrialScore] = (),
+) -> None:
+    """Load the configured function in a worker process, and score the `trials` up to the first without an error.
+
+    Raises ConfigError when it does not load, needs fields that the rows (`fields`) do not have, or fails in all trials.
+    """
+    with WorkerPool(
+        WorkerOrder(config.reward.function, config_folder, fields, options=reward_options(config.reward)),
+        n_workers=1,
+        timeout_s=config.reward.timeout_s,
+        max_failed_starts=1,
+    ) as pool:
+        while not pool.ready:
+            pool.poll(timeout_s=1.0)
+        error = try_scores(pool, trials)
+    if error:
+        raise ConfigError(f"reward.function {config.reward.function!r} failed in a trial before the start, {error}")
+
+
+def try_scores(pool: WorkerPool, trials: Iterable[TrialScore]) -> str:
+    """The first error, if each trial ends in one; else ""."""
+    errors = []
+    for one in trials:
+        pool.submit(0, prompt=one.prompt, completion=one.completion, row=one.row, ids=one.ids, n_prompt=one.n_prompt)
+        while not (verdicts := pool.poll(timeout_s=1.0)):
+            pass
+        if verdicts[0].status != VerdictStatus.ERROR or verdicts[0].error.startswith(NotApplicable.__name__):
+            return ""
+        errors.append(f"on {one.where}: {verdicts[0].error}")
+    return errors[0] if errors else ""

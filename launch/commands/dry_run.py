@@ -17,7 +17,8 @@ from areal_bus.core.parts.split import Split
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_bus.process import terminal
-from launch.checks.prompt_checks import count_tokens, render_prompt
+from launch.checks.model_checks import check_token_ids, check_tokenizer
+from launch.checks.row_checks import count_tokens, render_prompt
 from launch.memory import (
     BYTES,
     N_LOGITS,
@@ -29,7 +30,6 @@ from launch.memory import (
 )
 from launch.memory.fits import Fit, compare
 from launch.memory.loads import Proposal, format_bytes, rank_need, stage_lines
-from launch.plan.generation import check_token_ids, check_tokenizer
 from launch.plan.seats import plan_ranks, rank_pool
 from launch.plan.settings_text import as_toml
 from launch.plan.topology import RankPlan, check_route, min_ranks, planned_hosts, ranks_by_gpu

@@ -15,24 +15,37 @@ Begin with `ranks.py`.
 
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
-from launch.memory.micro_batch import N_LOGITS, MicroBatch, activations, layer_bytes, learner_activation_numbers
-from launch.memory.parameters import (
+from launch.memory.ranks import (
+    N_LOGITS,
+    MicroBatch,
+    activations,
+    generator_need,
+    layer_bytes,
+    learner_activation_numbers,
+    learner_need,
+    receives_on_device,
+    saved_bytes,
+)
+from launch.memory.shape import (
     ATTENDANT,
     BYTES,
     FORK_SERVER,
     FORKED_SUPERVISOR,
     GIB,
+    KNOWN_SHAPES,
     LIBRARIES,
     MAX_DELTA_SHARE,
     MIB,
     REWARD_WORKER,
     SUPERVISOR,
+    DecoderShape,
     Need,
     ParameterCounts,
+    find_shape,
     libraries,
+    read_shape,
+    root_numbers,
 )
-from launch.memory.ranks import generator_need, learner_need, receives_on_device, saved_bytes
-from launch.memory.shape import KNOWN_SHAPES, DecoderShape, find_shape, read_shape, root_numbers
 
 __all__ = [
     "ATTENDANT",

@@ -15,7 +15,7 @@ from areal_bus.config.sections import Config, TopologyConfig
 from areal_bus.core.parts.split import RankPool, Split
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.messages import Role
-from areal_bus.storage import split_file
+from areal_bus.storage import run_files
 from launch.plan.topology import ActorId, RankPlan, check_count, count_actors, plan
 
 
@@ -135,9 +135,9 @@ def first_split(config: Config, run: Path, n_ranks: int) -> dict[str, Any]:
     counts = count_actors(config.topology, n_ranks)
     split = Split(counts.learners, counts.generators)
     if not is_adaptive(config.topology):
-        split_file.remove(run)
+        run_files.remove_split(run)
         return asdict(split)
-    found = split_file.read(run)
+    found = run_files.read_split(run)
     pool = rank_pool(config.topology, n_ranks, context_parallel=config.actor.context_parallel)
     if found is not None:
         before_pool, before = found
@@ -147,7 +147,7 @@ def first_split(config: Config, run: Path, n_ranks: int) -> dict[str, Any]:
         split = replace(split, number=before.number + 1)
         why = "other ranks than before" if before_pool != pool else f"{before} are no longer allowed"
         print(f"topology.adapt: {why}, so the split of the settings holds: {split}", flush=True)
-    split_file.write(run, pool, split)
+    run_files.write_split(run, pool, split)
     return asdict(split)
 
 
@@ -158,7 +158,7 @@ def present_context(context: Context, seat: Seat) -> Context | None:
     one of another split back.
     """
     try:
-        found = split_file.read(context.folder)
+        found = run_files.read_split(context.folder)
     except CheckpointError:
         return context
     if found is None or found[1].number < context.split:

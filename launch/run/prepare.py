@@ -26,7 +26,6 @@ from actors.data.fields import SOURCE, UNREAD
 from actors.data.loader_source import LoaderSource
 from actors.data.loading import RowWithOrigin, check_demonstrations, rows_with_origins, sets_with_origins
 from actors.models.scratch import write_scratch_folder
-from actors.rewards.check import check_reward
 from actors.runtime.user_modules import add_user_folder, load_function
 from actors.workflows.loading import check_workflow
 from areal_bus.config.algorithms import is_users
@@ -38,14 +37,12 @@ from areal_bus.process import standard_streams
 from areal_bus.process.isolation import CHILD
 from areal_bus.process.parent_death import die_with_parent
 from areal_bus.storage.atomic_file import write_atomic
-from launch.checks.model_checks import check_frozen_models, check_lora, check_model
-from launch.checks.prompt_checks import check_prompts
-from launch.checks.row_checks import seen_note, unknown_notes, why_unread
-from launch.checks.trial import is_tried, is_users_reward, trials
+from launch.checks.model_checks import check_frozen_models, check_lora, check_model, check_token_ids, check_tokenizer
+from launch.checks.row_checks import check_prompts, seen_note, unknown_notes, why_unread
+from launch.checks.trial import check_reward, is_tried, is_users_reward, trials
 from launch.memory import find_shape
 from launch.memory.loads import stage_lines
 from launch.plan.environment import actor_environment
-from launch.plan.generation import check_token_ids, check_tokenizer
 from launch.run.job_id import slurm_job
 from launch.run.resume import check_changes, next_start, resume_lines
 from launch.run.runs import (

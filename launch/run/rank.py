@@ -1,13 +1,16 @@
 """Runs one rank: rendezvous, plan, preparation on rank 0, start of this rank's actors, wait for their end."""
 
 import json
+import os
 import secrets
+import shlex
 import signal
+import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,10 @@ from areal_bus.core.parts.split import Split
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Role
 from areal_bus.process import parent_death
+from areal_bus.process.commands import as_here
+from areal_bus.process.isolation import CHILD
 from areal_bus.transport.curve import KeyPair, new_pair
+from launch.plan.environment import actor_environment
 from launch.plan.network import (
     HeadEndpoint,
     HostFacts,
@@ -35,7 +41,6 @@ from launch.plan.seats import all_places, first_split, most_generators, plan_ran
 from launch.plan.topology import ActorId, RankPlan, check_gpus, check_route, count_gpus
 from launch.run.bootstrap import Bootstrap, RanksMissing, open_bootstrap, rank_and_size
 from launch.run.elastic import GUEST_IDENTITY, write_invitation
-from launch.run.followers import Followers
 from launch.run.forked import KEEPS_PLACE
 from launch.run.prepare import prepare_in_subprocess
 from launch.run.process import block_drain_signal, is_under_mpirun, print_to_mpirun
@@ -335,3 +340,88 @@ def code_of(error: Exception) -> int:
 def remove_all(cleanup: Sequence[HeadEndpoint | PidFile]) -> None:
     for item in cleanup:
         item.remove()
+
+
+ENDS_S = 10.0  # at the end of the job, for the last rows and an upload; whoever takes longer goes on alone
+ALARMS = "alarms"
+
+
+@dataclass(slots=True)
+class Followers:
+    """Processes beside a job that read its journal: trackers (`tools.export`) and alarms (`tools.alarms`).
+
+    No actor waits for them. The end of their standard input ends them, however the rank ended. The death of one is
+    reported and changes nothing else.
+    """
+
+    run: Path = Path("/nowhere")
+    command: Sequence[str] = (*CHILD, "tools.export")  # of a tracker
+    _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def start(self, run: Path, trackers: Sequence[str], *, alarms: bool = False) -> None:
+        """Start a process for each tracker, and one that prints alarms. One that cannot start is reported."""
+        self.run = run
+        for name in trackers:
+            self._start(name, [*self.command, str(run), "--to", name, "--until-eof"])
+        if alarms:
+            self._start(ALARMS, [*CHILD, "tools.alarms", str(run), "--until-eof"])
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        """In its own session. Alarms are printed where this rank prints; the rest is logged."""
+        try:
+            self.log(name).parent.mkdir(exist_ok=True)
+            with self.log(name).open("ab") as log:
+                self._processes[name] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=None if name == ALARMS else log,
+                    stderr=log,
+                    env=actor_environment(os.environ, gpus=(), cpu=True),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._report(name, f"did not start: {error}")
+
+    def check(self) -> None:
+        """Report those that have died since the last call."""
+        for name, process in list(self._processes.items()):
+            if process.poll() is not None:
+                self._forget(name)
+                self._report(name, f"ended with exit code {process.returncode} ({self.log(name)})")
+
+    def end(self) -> None:
+        """Let them write the last lines of the journal. Call this after the last actor has ended."""
+        self.check()
+        ending = dict(self._processes)
+        for name in ending:
+            self._forget(name)
+        deadline = time.monotonic() + ENDS_S
+        for name, process in ending.items():
+            try:
+                code = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                title = self._title(name)
+                print(f"{title}: still writes after {ENDS_S:g} s and goes on alone", file=sys.stderr, flush=True)
+                continue
+            if code:
+                self._report(name, f"ended with exit code {code} ({self.log(name)})")
+
+    def _forget(self, name: str) -> None:
+        """Close its standard input, which ends it."""
+        stdin = self._processes.pop(name).stdin
+        if stdin is not None:
+            stdin.close()
+
+    def log(self, name: str) -> Path:
+        """The file that gets its output."""
+        return self.run / "logs" / ("alarms.txt" if name == ALARMS else f"tracker-{name.replace(':', '-')}.txt")
+
+    @staticmethod
+    def _title(name: str) -> str:
+        return name if name == ALARMS else f"tracker {name}"
+
+    def _report(self, name: str, what: str) -> None:
+        again = f"python -m tools.alarms {shlex.quote(str(self.run))} prints them"
+        if name != ALARMS:
+            again = f"python -m tools.export {shlex.quote(str(self.run))} --to {name} writes it later"
+        print(f"{self._title(name)}: {what}; the job goes on, and {as_here(again)}", file=sys.stderr, flush=True)

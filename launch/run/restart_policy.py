@@ -1,12 +1,19 @@
-"""Decides when a crashed actor is restarted, and when a stalled head is reported or ends the job.
+"""One actor of a rank, as its supervisor sees it, and when it is restarted after a crash.
+
+Also decides when a stalled head is reported or ends the job.
 
 A stall timer ignores long gaps between two checks: then the supervisor itself was stopped.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.head.stall_monitor import StallAlarm
+from actors.runtime.context import Context
+from actors.runtime.user_failures import Fault
 from areal_bus.config.sections import WatchdogConfig
+from areal_bus.messages import Role
+from launch.run.process import ActorProcess
 
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0)  # delay of the first, second, ... restart in a row without progress
 
@@ -63,3 +70,24 @@ class StallTimer:
         warns, aborts = self._warn.is_due(self._stalled_s), self._abort.is_due(self._stalled_s)
         recovered, self._has_warned = moved and self._has_warned, (self._has_warned and not moved) or warns
         return StallFinding(lasted_s, warns=warns, aborts=aborts, recovered=recovered)
+
+
+@dataclass(slots=True)
+class SupervisedActor:
+    """One actor of this rank over all its incarnations."""
+
+    context: Context  # of the current or next incarnation
+    gpus: Sequence[int]
+    backoff: RestartBackoff
+    stall_timer: StallTimer  # of the current incarnation; checked for the head only
+    child: ActorProcess | None = None  # None: it waits for a restart, or is done
+    due: float = 0.0  # time of the restart
+    stopped: bool | None = None  # it ended with 0 and waits for RUN/summary.json; the value: whether it progressed
+    is_done: bool = False
+    is_parked: bool = False  # this rank runs no learner or generator in the present split
+    misplaced_since: float | None = None  # when the split was seen to have another actor here
+    fault: Fault | None = None  # where in the user's code the incarnation before ended, if it did
+
+    @property
+    def is_head(self) -> bool:
+        return self.context.role == Role.HEAD

@@ -11,7 +11,7 @@ from typing import Any
 from areal_bus.config.removed import ignored, saved
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import settings_by_stage
-from areal_bus.core.evaluation.evaluation_plan import has_stopped_improving, history
+from areal_bus.core.evaluation import has_stopped_improving, history
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.storage.versioned_dirs import version_of
 from launch.plan.settings_text import toml_value

@@ -34,9 +34,8 @@ from launch.run.job_end import (
     write_cause,
 )
 from launch.run.process import ActorProcess, Signals, print_to_mpirun, resume_hint, start_actor
-from launch.run.restart_policy import RestartBackoff, StallTimer
+from launch.run.restart_policy import RestartBackoff, StallTimer, SupervisedActor
 from launch.run.runs import PID, SUMMARY
-from launch.run.supervised_actor import SupervisedActor
 
 GRACE_S = 5.0  # for actors to exit before SIGKILL; mpirun and Slurm wait for longer
 KILL_S = 2.0  # wait after SIGKILL

@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from actors.runtime import process, torch_profiler
 from actors.runtime.torch_profiler import TorchProfiler
-from areal_bus.config.watch import ProfileConfig
+from areal_bus.config.sections import ProfileConfig
 from areal_bus.storage.journal import Journal
 from tools import run
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from areal_bus.core.rows.row_order import RowOrder
+from areal_bus.core.rows import RowOrder
 from tests.launch.test_bootstrap import MPI
 from tools import run as runs
 from tools.audit.audit import audit, judge

@@ -12,7 +12,7 @@ import pytest
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_bus.core.rows.data_source import DataCursor, Row
+from areal_bus.core.rows import DataCursor, Row
 from areal_bus.core.state import HeadState
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Numbers, Scenario, ScenarioLengths, Tail

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_bus.core.rows.row_order import RowOrder
+from areal_bus.core.rows import RowOrder
 from tests.faults.ring import History, Ring
 
 N_ROWS, LONG, STEPS = 16, (1, 6, 11), 3

@@ -9,7 +9,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.ledger import Ledger, PromptState
-from areal_bus.core.rows.data_source import DataCursor
+from areal_bus.core.rows import DataCursor
 from areal_bus.core.transitions.publisher import Publisher
 from areal_bus.core.transitions.rollouts import Rollouts
 from tests.invariants.test_head_machine import NOBODY_MOVES, HeadMachine, settings_of

@@ -20,8 +20,7 @@ from areal_bus.core.parts.ledger import Ledger
 from areal_bus.core.parts.partial_rollouts import PartialRollouts
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.parts.terms import TermHistory, Terms
-from areal_bus.core.rows.data_source import DataCursor
-from areal_bus.core.rows.row_order import Curriculum, PassRateWindow
+from areal_bus.core.rows import Curriculum, DataCursor, PassRateWindow
 from areal_bus.core.state import HeadState, Phase
 from areal_bus.core.transitions import rollouts
 from areal_bus.core.transitions.batcher import Batcher

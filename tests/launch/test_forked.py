@@ -43,7 +43,7 @@ def test_new_objects_of_a_fork_lie_side_by_side() -> None:
     """In free slots between older objects each of them would copy a page."""
     code = """
 import json
-from launch.fork.shared_pages import fill_holes, fill_slots
+from launch.fork.fork_server import fill_holes, fill_slots
 SIZES = 48, 128, 400, 800
 def pages():
     return [len({id(one) >> 12 for one in [bytes(size) for _ in range(200)]}) for size in SIZES]
@@ -62,7 +62,7 @@ print(json.dumps([SIZES, before, pages()]))
 def test_with_another_allocator_free_slots_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """There objects never lie side by side."""
     monkeypatch.setenv("PYTHONMALLOC", "malloc")
-    code = "import sys; from launch.fork.shared_pages import fill_slots; "
+    code = "import sys; from launch.fork.fork_server import fill_slots; "
     done = run_python(code + "print(sum(sys.getsizeof(one) for held in fill_slots() for one in held) >> 20)")
     assert int(done.stdout) <= 64  # MiB
 
@@ -328,7 +328,7 @@ def test_a_fork_server_whose_starter_ended_before_it_could_serve_ends() -> None:
 def test_a_fork_server_raises_its_file_limit_and_reports_when_it_is_reached() -> None:
     code = (
         "import resource, socket\n"
-        "from areal_bus.process.file_limit import raise_file_limit\n"
+        "from areal_bus.process.isolation import raise_file_limit\n"
         "from launch.fork.fork_server import ForkServer\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 60))\n"
         "assert raise_file_limit(40) == resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 40\n"

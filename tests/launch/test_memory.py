@@ -30,7 +30,7 @@ from launch.memory import (
     estimate,
     find_shape,
     layer_bytes,
-    micro_batch,
+    ranks,
     read_shape,
     saved_bytes,
 )
@@ -96,7 +96,7 @@ def test_activations_are_counted_by_token(monkeypatch: pytest.MonkeyPatch) -> No
     assert activations(config(), SHAPE, batch) == 2 * layer + logits + embedding
     many = replace(batch, wanted=10**6)  # 38 MiB of logits: in chunks
     with monkeypatch.context() as small:
-        small.setattr(micro_batch, "LOGITS_MIB", 8)
+        small.setattr(ranks, "LOGITS_MIB", 8)
         assert activations(config(), SHAPE, many) == 2 * layer + 3 * 26214 * 10 * 4 + embedding
     ours = 4 * 5 * (2 * 8 + 2 * 4 * 3 + 2 * 16)
     assert activations(config(), replace(SHAPE, is_ours=True), batch) == 2 * ours + logits + embedding

@@ -5,8 +5,7 @@ import pytest
 from actors.data.loading import RowWithOrigin
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from launch.checks.prompt_checks import check_prompts
-from launch.checks.row_checks import seen_note, unknown_notes
+from launch.checks.row_checks import check_prompts, seen_note, unknown_notes
 
 
 def rows_of(*questions: str, answer: str = "b") -> list[RowWithOrigin]:

@@ -16,7 +16,7 @@ from areal_bus.config.sections import Config, TopologyConfig
 from areal_bus.core.parts.split import RankPool, Split
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.messages import Role
-from areal_bus.storage import split_file
+from areal_bus.storage import run_files
 from launch.plan.seats import (
     Seat,
     all_places,
@@ -87,31 +87,31 @@ def test_a_resumed_run_goes_on_with_its_split_while_its_ranks_are_the_same(
 ) -> None:
     config = Config(topology=topology((3, 2)))
     assert Split(**first_split(config, tmp_path, 5)) == Split(1, 3)
-    split_file.write(tmp_path, POOL, Split(2, 2, 1, 3))
+    run_files.write_split(tmp_path, POOL, Split(2, 2, 1, 3))
     assert Split(**first_split(config, tmp_path, 5)) == Split(2, 2, 1, 3)
     assert "goes on with the split of version 3: 2 learners, 2 generators" in capsys.readouterr().out
     assert Split(**first_split(config, tmp_path, 6)) == Split(1, 4, 2)
     assert "other ranks than before, so the split of the settings holds" in capsys.readouterr().out
-    split_file.write(tmp_path, POOL, Split(3, 1, 4, 9))
+    run_files.write_split(tmp_path, POOL, Split(3, 1, 4, 9))
     assert Split(**first_split(config, tmp_path, 5)) == Split(1, 3, 5)
     assert (
         "3 learners, 1 generator are no longer allowed, so the split of the settings holds" in capsys.readouterr().out
     )
-    (tmp_path / split_file.FILE).write_text("{")
+    (tmp_path / run_files.SPLIT).write_text("{")
     assert Split(**first_split(Config(), tmp_path, 5)) == Split(1, 3)
-    assert split_file.read(tmp_path) is None
+    assert run_files.read_split(tmp_path) is None
 
 
 def test_a_planner_goes_on_with_each_split_that_it_may_choose(tmp_path: Path) -> None:
     config = Config(topology=TopologyConfig(adapt=AdaptSettings(every_steps=5)))
-    split_file.write(tmp_path, POOL, Split(3, 1, 4, 9))
+    run_files.write_split(tmp_path, POOL, Split(3, 1, 4, 9))
     assert first_split(config, tmp_path, 5)["learners"] == 3
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / split_file.FILE).write_text('{"pool": {"learners": 1}, "le')
-    with pytest.raises(CheckpointError, match=split_file.FILE):
-        split_file.read(tmp_path)
+    (tmp_path / run_files.SPLIT).write_text('{"pool": {"learners": 1}, "le')
+    with pytest.raises(CheckpointError, match=run_files.SPLIT):
+        run_files.read_split(tmp_path)
 
 
 def test_a_supervisor_starts_the_actor_of_the_new_split_and_counts_no_crash(
@@ -125,13 +125,13 @@ def test_a_supervisor_starts_the_actor_of_the_new_split_and_counts_no_crash(
     )
     change = (
         "from pathlib import Path; from areal_bus.core.parts.split import RankPool, Split; "
-        "from areal_bus.storage import split_file; run = Path(x['run_folder']); "
+        "from areal_bus.storage import run_files; run = Path(x['run_folder']); "
         "later = x['role'] == 'learner'; "
-        "split_file.write(run, RankPool(1, 3), Split(1, 3, 2, 5) if later else Split(2, 2, 1, 3)); "
+        "run_files.write_split(run, RankPool(1, 3), Split(1, 3, 2, 5) if later else Split(2, 2, 1, 3)); "
     )
     end = "(run / 'summary.json').write_text('{\"code\": 0}') if x['incarnation'] == 2 else None; "
     code = report + change + end + f"sys.exit(1 if later else {RESTART})"
-    split_file.write(tmp_path, POOL, Split(1, 3))
+    run_files.write_split(tmp_path, POOL, Split(1, 3))
     supervisor = make(run=tmp_path)
     supervisor.seat = Seat(1, 2)
     supervisor.command = [sys.executable, "-c", code]
@@ -144,7 +144,7 @@ def test_a_supervisor_starts_the_actor_of_the_new_split_and_counts_no_crash(
 
 def test_an_older_file_than_the_split_of_an_actor_does_not_move_it(tmp_path: Path) -> None:
     """A network file system may show the file late."""
-    split_file.write(tmp_path, POOL, Split(2, 2, 1, 3))
+    run_files.write_split(tmp_path, POOL, Split(2, 2, 1, 3))
     started = [replace(context(index=2, role="generator", run=tmp_path), split=split) for split in (0, 1, 2)]
     found = [present_context(one, Seat(1, 2)) for one in started]
     assert [(one.role, one.index) for one in found if one is not None] == [
@@ -157,7 +157,7 @@ def test_an_older_file_than_the_split_of_an_actor_does_not_move_it(tmp_path: Pat
 def test_an_actor_that_does_not_end_for_the_new_split_is_killed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    split_file.write(tmp_path, POOL, Split(2, 2, 1, 3))
+    run_files.write_split(tmp_path, POOL, Split(2, 2, 1, 3))
     supervisor = make(run=tmp_path, times=SupervisorTimes(poll_s=0.05, reassign_s=0.1, over_s=0.1))
     supervisor.seat = Seat(1, 2)
     over = f"open({str(tmp_path / 'summary.json')!r}, 'w').write('{{\"code\": 0}}') if inc else None; "
@@ -171,7 +171,7 @@ def test_an_actor_that_does_not_end_for_the_new_split_is_killed(
 def test_a_parked_rank_stays_parked_when_the_split_file_is_damaged_or_missing(tmp_path: Path, text: str | None) -> None:
     """A damaged file, or none."""
     if text is not None:
-        (tmp_path / split_file.FILE).write_text(text)
+        (tmp_path / run_files.SPLIT).write_text(text)
     supervisor = make(run=tmp_path)
     supervisor.seat = Seat(2, None)
     supervisor.park(context(index=2, role="learner", run=tmp_path))
@@ -183,7 +183,7 @@ def test_a_parked_rank_stays_parked_when_the_split_file_is_damaged_or_missing(tm
 def test_a_rank_that_only_gives_its_gpu_waits_until_it_learns(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    split_file.write(tmp_path, RankPool(1, 2, 2), Split(3, 1, 1, 2))
+    run_files.write_split(tmp_path, RankPool(1, 2, 2), Split(3, 1, 1, 2))
     supervisor = make(run=tmp_path)
     supervisor.seat = Seat(2, None)
     code = READ + "x = json.loads(line); print(x['role'], x['index'], flush=True); "
@@ -192,4 +192,4 @@ def test_a_rank_that_only_gives_its_gpu_waits_until_it_learns(
     supervisor.park(context(index=2, role="learner", run=tmp_path))
     assert supervisor.wait() == 0
     assert capfd.readouterr().out == "learner 2\n"
-    assert json.loads((tmp_path / split_file.FILE).read_text())["learners"] == 3
+    assert json.loads((tmp_path / run_files.SPLIT).read_text())["learners"] == 3

@@ -20,7 +20,7 @@ from areal_bus.config.capacity import capacity
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Effect, Record
 from areal_bus.core.head import Head
-from areal_bus.core.rows.data_source import DataSource
+from areal_bus.core.rows import DataSource
 from areal_bus.core.rules import HeadRules
 from areal_bus.core.state import HeadState
 from areal_bus.messages import Role

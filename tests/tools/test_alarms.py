@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_bus.config.watch import AlarmName
+from areal_bus.config.sections import AlarmName
 from areal_bus.errors import ConfigError
 from tests.support.planted import run_planted
 from tests.tools.test_export import Ring

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from areal_bus.config.names import trackers
 from areal_bus.errors import ConfigError
-from launch.run.followers import Followers
+from launch.run.rank import Followers
 from tools import export
 from tools.follow import JournalFollower
 from tools.run import Run

@@ -14,8 +14,7 @@ from actors.offline.check_task import TaskCheckOrder, check_task
 from actors.rewards.loading import load_reward
 from actors.rewards.sandbox import sandbox
 from areal_bus.config.loader import load, resolve
-from areal_bus.config.names.named_tasks import NAMED_TASKS, evaluation_split, fill
-from areal_bus.config.names.reasoning_gym import REFUSED
+from areal_bus.config.names.named_tasks import GYM_REFUSED, NAMED_TASKS, evaluation_split, fill
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import evaluate, tasks
@@ -317,7 +316,7 @@ def test_a_task_of_reasoning_gym_is_checked_like_a_file(name: str, capsys: pytes
 
 def test_traps_of_reasoning_gym(tmp_path: Path) -> None:
     GYM("reasoning_gym")
-    for name, why in REFUSED.items():
+    for name, why in GYM_REFUSED.items():
         with pytest.raises(ConfigError, match=f"'reasoning-gym:{name}' cannot be trained on: {why}"):
             gym_config(tmp_path, name)
         source = {"task": f"reasoning-gym:{name}", "weight": 1.0}

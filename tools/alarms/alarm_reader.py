@@ -16,7 +16,7 @@ from heapq import nlargest
 from pydantic import ValidationError
 
 from areal_bus.config.removed import left_out
-from areal_bus.config.watch import WatchConfig
+from areal_bus.config.sections import WatchConfig
 from areal_bus.errors import ConfigError
 from tools.alarms.history import REPEATED, History, Waiting
 from tools.alarms.rules import RULES, WINDOW, Reading, Rule

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from areal_bus.config.watch import AlarmName
+from areal_bus.config.sections import AlarmName
 from tools.alarms.history import REPEATED, Evaluated, History, Window, summed
 from tools.run import Line, is_number
 

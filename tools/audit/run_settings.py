@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from areal_bus.config.data import SourceConfig
-from areal_bus.core.rows.row_order import PassRateWindow
+from areal_bus.core.rows import PassRateWindow
 
 T = TypeVar("T")
 

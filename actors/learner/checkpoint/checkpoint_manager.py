@@ -15,9 +15,9 @@ from actors.learner.update.ppo import PPOActor
 from areal_bus.config.sections import CheckpointConfig
 from areal_bus.core.events import Event
 from areal_bus.errors import CheckpointError
-from areal_bus.storage import best_checkpoints, head_checkpoints, versioned_dirs
-from areal_bus.storage.best_checkpoints import BestRule
+from areal_bus.storage import head_checkpoints, run_files, versioned_dirs
 from areal_bus.storage.journal import Journal
+from areal_bus.storage.run_files import BestRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class CheckpointManager:
 
     def _begin(self, actor: PPOActor, tokenizer: Any, *, copies: bool) -> None:
         actor.check_whole()
-        began, values = self._now(), best_checkpoints.read(self._run)
+        began, values = self._now(), run_files.read_best(self._run)
         with self._journal.span("checkpoint"):
             pending = checkpoint.stage(
                 self._run / "checkpoints",

@@ -1,7 +1,8 @@
 """Published data sets by name (data.task = "gsm8k"): the settings that a name stands for.
 
 A named task fills in keys that are not set: file or Hugging Face id, prompt, reward, lengths, and the protocol of an
-evaluation. `actors/data/tasks.py` reads its rows.
+evaluation. `actors/data/tasks.py` reads its rows. Tasks of the package reasoning-gym have a prefix; nothing of the
+package is imported here.
 """
 
 import difflib
@@ -9,8 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from areal_bus.config.names import reasoning_gym, workflows
+from areal_bus.config.names import workflows
 from areal_bus.errors import ConfigError
+
+GYM_PREFIX = "reasoning-gym:"
+GYM_HELD_OUT = 100  # problems of an evaluation
+GYM_REFUSED = {
+    "coin_flip": "its scorer calls 0 right in nearly every problem",
+    "codeio": "a seed does not give the same problems again",
+    "composite": "it is a mix of others: name one of them",
+    "game_of_life_halting": "its scorer calls any answer right",
+}
+
+
+def gym_task(name: str) -> str:
+    """NAME of "reasoning-gym:NAME"; "" for another task."""
+    return name.removeprefix(GYM_PREFIX) if name.startswith(GYM_PREFIX) else ""
+
 
 Key = str  # section.key
 MATH_PROMPT = "{question}\nThink step by step, and put the final answer in \\boxed{{}}."
@@ -87,7 +103,7 @@ WITH_TEST = ("gsm8k", "codecontests", "codeforces")  # published with a split "t
 ANSWER_REWARDS = ("exact", "sums", "reverse", "math", "code", "reasoning_gym")  # each needs its own form of answers
 REASONING_GYM: Mapping[Key, Any] = {  # "reasoning-gym:NAME"
     "data.prompt": REASONING_PROMPT,
-    "data.held_out": reasoning_gym.HELD_OUT,
+    "data.held_out": GYM_HELD_OUT,
     "data.max_prompt_tokens": 2048,
     "reward.function": "reasoning_gym",
     "gconfig.max_new_tokens": 512,
@@ -111,7 +127,7 @@ def is_scored_by(task: str, reward: str, *, is_set: bool) -> bool:
 
 def is_generated(task: str) -> bool:
     """Whether the rows of a task come from code, instead of a file."""
-    return task in GENERATED or bool(reasoning_gym.task_of(task) or workflows.environment_of(task))
+    return task in GENERATED or bool(gym_task(task) or workflows.environment_of(task))
 
 
 SHARED = (  # by all sources of a run
@@ -122,14 +138,12 @@ SHARED = (  # by all sources of a run
 def check_name(name: str) -> None:
     """Raises ConfigError for an unknown task, with the nearest name."""
     names = [*GENERATED, *NAMED_TASKS]
-    if why := reasoning_gym.REFUSED.get(reasoning_gym.task_of(name)):
+    if why := GYM_REFUSED.get(gym_task(name)):
         raise ConfigError(f"data.task = {name!r} cannot be trained on: {why}")
     if name and name not in names and not is_generated(name):
         near = difflib.get_close_matches(name.lower().replace("-", "").replace("_", ""), names, 1, 0.5)
         hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise ConfigError(
-            f"data.task must be one of {', '.join(names)} or {reasoning_gym.PREFIX}NAME: it is {name!r}{hint}"
-        )
+        raise ConfigError(f"data.task must be one of {', '.join(names)} or {GYM_PREFIX}NAME: it is {name!r}{hint}")
 
 
 def fill(tree: dict[str, Any]) -> None:
@@ -145,7 +159,7 @@ def fill(tree: dict[str, Any]) -> None:
     if not isinstance(name, str):
         return
     check_name(name)
-    if name not in NAMED_TASKS and not reasoning_gym.task_of(name):
+    if name not in NAMED_TASKS and not gym_task(name):
         return
     for key, value in (NAMED_TASKS[name].keys() if name in NAMED_TASKS else REASONING_GYM).items():
         *sections, last = key.split(".")
@@ -187,7 +201,7 @@ def fill_sources(tree: dict[str, Any], sources: list[dict[str, Any]]) -> None:
         if not isinstance(name, str):
             continue
         check_name(name)
-        if name in NAMED_TASKS or reasoning_gym.task_of(name):
+        if name in NAMED_TASKS or gym_task(name):
             tasks.append(NAMED_TASKS[name].keys() if name in NAMED_TASKS else REASONING_GYM)
             _fill_source(source, tasks[-1])
     for key in SHARED:

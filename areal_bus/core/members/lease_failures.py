@@ -1,12 +1,13 @@
-"""Failed leases by generator: which generators are paused, and which are to be evicted. Pure: no I/O.
+"""Failed leases by generator: which generators are paused, which are to be evicted, and how long a guest may hold one.
 
-A generator that fails each prompt at once is always the least loaded, so it would get every freed credit. While others
-succeed it is paused, each time twice as long, and samples one group at a time in between. After PATIENCE pauses without
-a success it is evicted and restarted; after EVICTIONS of them, the next one is for good. Failures of all generators
-alike count against none of them: then the prompts are the cause.
+Pure: no I/O. A generator that fails each prompt at once is always the least loaded, so it would get every freed credit.
+While others succeed it is paused, each time twice as long, and samples one group at a time in between. After PATIENCE
+pauses without a success it is evicted and restarted; after EVICTIONS of them, the next one is for good. Failures of all
+generators alike count against none of them: then the prompts are the cause.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 FIRST = 3  # failed leases in a row before the first pause
@@ -114,3 +115,21 @@ class LeaseFailures:
 def actor_of(name: str) -> str:
     """The actor of this incarnation: generator-1 of generator-1.0."""
     return name.rpartition(".")[0] or name
+
+
+LEAST_S = 300.0  # longer than `bus.resend_s` and than the first request of a cold engine
+TIMES = 4.0  # a guest may have slower hardware
+
+
+class LeaseLimit:
+    """Call `note` with each complete lease of an own generator."""
+
+    def __init__(self) -> None:
+        self._longest_s = 0.0
+
+    def note(self, lasted_s: float) -> None:
+        self._longest_s = max(self._longest_s, lasted_s)
+
+    def seconds(self, under_way_s: Iterable[float]) -> float:
+        """The limit now. `under_way_s`: how long own generators have held their present leases."""
+        return max(LEAST_S, TIMES * max([self._longest_s, *under_way_s]))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from areal_bus.core.parts.ledger import LedgerEntry, PromptState
-from areal_bus.core.rows.data_source import IssuedRow
+from areal_bus.core.rows import IssuedRow
 from areal_bus.messages import Partial, Scored
 
 Figures = dict[str, str | int | float | None]

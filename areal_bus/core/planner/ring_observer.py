@@ -3,16 +3,71 @@
 The live samples of a generator follow from leases and finished samples: it decodes `slots` of them in the order of
 their leases, and the others wait. So each finished sample gives its time a token and the mean number of live samples
 beside it. Old figures lose weight: levels within a few updates, or at once when the lengths of the samples have
-changed (`length_shift.py`), shapes (how time depends on load) slowly.
+changed (`LengthShift`), shapes (how time depends on load) slowly.
 """
 
+import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from areal_bus.core.planner.length_shift import LengthShift
 from areal_bus.core.planner.split_planner import RingFigures
+
+Z = 3.0  # standard errors of the difference: of steady lengths one test in 370 is wrong
+FEWEST = 8  # samples that are compared with those before
+FEWEST_BEFORE = 16.0  # weight of those before
+ALIKE_KEEPS = 0.97  # of what is known of a group's likeness, each time that lengths lose weight
+LEAST_VARIANCE = 1e-4  # of the logarithms: equal lengths have none
+
+
+@dataclass(slots=True)
+class LengthShift:
+    """The logarithms of lengths (tokens, each above 0), whose old values lose weight."""
+
+    weight: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+    # of complete groups: of the differences from the mean of the groups that were added together
+    group_squares: float = 0.0  # squares of their sums over a group
+    sample_squares: float = 0.0
+
+    @property
+    def design_effect(self) -> float:
+        """Variance of a mean over that of as many independent samples; at least 1."""
+        return max(1.0, self.group_squares / self.sample_squares) if self.sample_squares else 1.0
+
+    def is_seen(self, lengths: Sequence[int]) -> bool:
+        """Whether the mean of these lengths differs from that of those before."""
+        n = len(lengths)
+        if n < FEWEST or self.weight < FEWEST_BEFORE:
+            return False
+        mean = self.total / self.weight
+        variance = max(LEAST_VARIANCE, self.squares / self.weight - mean**2) * self.design_effect
+        difference = math.fsum(map(math.log, lengths)) / n - mean
+        return abs(difference) > Z * math.sqrt(variance / n + variance / self.weight)
+
+    def add(self, lengths: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
+        """Lengths, and those of complete groups: samples that happened to end together are alike for another reason."""
+        for log in map(math.log, lengths):
+            self.weight += 1.0
+            self.total += log
+            self.squares += log**2
+        logs_by_group = [[math.log(length) for length in group] for group in groups]
+        logs = [log for group in logs_by_group for log in group]
+        if logs:
+            mean = math.fsum(logs) / len(logs)
+            self.group_squares += math.fsum(math.fsum(log - mean for log in group) ** 2 for group in logs_by_group)
+            self.sample_squares += math.fsum((log - mean) ** 2 for log in logs)
+
+    def fade(self, keeps: float) -> None:
+        """Old values keep this part of their weight. How alike the samples of a group are is forgotten slowly."""
+        self.weight *= keeps
+        self.total *= keeps
+        self.squares *= keeps
+        self.group_squares *= ALIKE_KEEPS
+        self.sample_squares *= ALIKE_KEEPS
+
 
 LEVEL_KEEPS = 0.7  # weight that a level keeps at each update: half of it comes from the last two updates
 SHIFT_KEEPS = 0.15  # of a level that depends on the lengths, when these have changed

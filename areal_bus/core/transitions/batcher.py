@@ -16,7 +16,7 @@ from areal_bus.core.members.membership import Member
 from areal_bus.core.parts.ledger import LedgerEntry
 from areal_bus.core.parts.reward_parts import mean_fields
 from areal_bus.core.parts.staleness import runs_under
-from areal_bus.core.rows.data_source import Row
+from areal_bus.core.rows import Row
 from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Scored, ShardItem

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from areal_bus import messages as m
+from areal_bus.core import evaluation as plan
 from areal_bus.core.effects import Effects
-from areal_bus.core.evaluation import evaluation_plan as plan
-from areal_bus.core.evaluation.evaluation import Evaluation
+from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.events import Event
 from areal_bus.core.members.membership import MemberState
 from areal_bus.core.parts.head_checkpoint import Figures, HeadCheckpoint

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from areal_bus import messages as m
 from areal_bus.core.effects import Effects
-from areal_bus.core.evaluation.evaluation import Evaluation
+from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.events import Event
 from areal_bus.core.members.lease_failures import actor_of
 from areal_bus.core.members.membership import Member, MemberState

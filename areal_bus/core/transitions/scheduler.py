@@ -10,11 +10,11 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from areal_bus import messages as m
 from areal_bus.core.effects import Effects
-from areal_bus.core.evaluation.evaluation import Evaluation
+from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.events import Event
 from areal_bus.core.members.membership import Member, MemberState
 from areal_bus.core.parts.ledger import LedgerEntry
-from areal_bus.core.rows.data_source import IssuedRow, oversize
+from areal_bus.core.rows import IssuedRow, oversize
 from areal_bus.core.state import HeadState, Phase
 from areal_bus.messages import Role
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from areal_bus import messages as m
 from areal_bus.core.effects import Discard, Divide, Effect, End, EvictForGood, Mark, Record, Save, Send
-from areal_bus.core.evaluation.evaluation_plan import has_stopped_improving, history
+from areal_bus.core.evaluation import has_stopped_improving, history
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.state import HeadState

@@ -4,13 +4,12 @@ import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from areal_bus.core.evaluation.evaluation_plan import EvaluationSet
+from areal_bus.core.evaluation import EvaluationSet
 from areal_bus.core.parts.split import RankPool
 from areal_bus.core.parts.stages import Stage
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.planner.split_planner import PlannerRules
-from areal_bus.core.rows.data_source import DataSource, Row
-from areal_bus.core.rows.row_order import PassRateWindow
+from areal_bus.core.rows import DataSource, PassRateWindow, Row
 from areal_bus.core.rules import HeadRules
 from areal_bus.messages import Role
 from areal_lab.staleness.simulator.sources import SimulatedSource, mixture

@@ -4,8 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from areal_bus.core.rows.data_source import DataSource, Mixture, Row, WeightedSource
-from areal_bus.core.rows.row_order import Curriculum, PassRateWindow, RowOrder
+from areal_bus.core.rows import Curriculum, DataSource, Mixture, PassRateWindow, Row, RowOrder, WeightedSource
 
 Key = tuple[str, int, int]  # source, pass, row
 Learned = tuple[Key, int, int]  # a finished group: its row, right samples, judged samples

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_bus.core.rows.row_order import RowOrder
+from areal_bus.core.rows import RowOrder
 
 
 @given(n_rows=st.integers(1, 60), seed=st.integers(0, 10**6), passes=st.integers(1, 4), shuffle=st.booleans())

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from actors.rewards.binding.values import read_value
-from actors.rewards.check import check_reward
 from actors.rewards.loading import BUILT_IN, load_reward, reward_options
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.rewards.protocol import NotApplicable, Score
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from launch.checks.trial import check_reward
 
 
 @pytest.fixture

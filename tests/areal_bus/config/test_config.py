@@ -9,7 +9,7 @@ import pytest
 
 from areal_bus.config.capacity import capacity, together
 from areal_bus.config.loader import fields, load, nearest, read
-from areal_bus.config.names import algorithms
+from areal_bus.config.names import packaged
 from areal_bus.config.names.packaged import find_config
 from areal_bus.config.names.synonyms import OURS_TO_THEIRS
 from areal_bus.config.sections import Config
@@ -280,7 +280,7 @@ def test_tables_and_lists_that_are_nested_too_deep_are_refused(tmp_path: Path, t
 
 
 def test_an_algorithm_with_another_config_is_not_refused_as_alone(tmp_path: Path) -> None:
-    alone, beside = algorithms.FILES / "dapo.toml", write(tmp_path, '[data]\ntask = "sums"\n')
+    alone, beside = packaged.ALGORITHMS / "dapo.toml", write(tmp_path, '[data]\ntask = "sums"\n')
     assert "dapo.toml is an algorithm alone" in refusal(alone)
     with pytest.raises(ConfigError, match=r"^a model is needed: set model.path"):
         load([beside, alone], (), {})
@@ -293,22 +293,22 @@ def test_extends_finds_installed_configs_where_no_adjacent_file_has_that_name(tm
     assert load(file, (), {}).actor.lr == 0.5
 
 
-@pytest.mark.parametrize("name", algorithms.names())
+@pytest.mark.parametrize("name", packaged.algorithm_names())
 def test_actor_algorithm_sets_the_keys_of_its_file_that_are_not_set(tmp_path: Path, name: str) -> None:
     more = ["teacher.path=TEACHER"] if name == "distill" else []
     by_name = load(write(tmp_path, f'{SMALL}[actor]\nalgorithm = "{name}"\n'), more, {})
-    by_file = load([write(tmp_path, SMALL, "small.toml"), algorithms.FILES / f"{name}.toml"], more, {})
+    by_file = load([write(tmp_path, SMALL, "small.toml"), packaged.ALGORITHMS / f"{name}.toml"], more, {})
     assert by_name == by_file
     changed = load(write(tmp_path, f'{SMALL}[actor]\nalgorithm = "{name}"\nppo_n_minibatches = 4\n'), more, {})
     assert changed.actor == by_name.actor.model_copy(update={"ppo_n_minibatches": 4})
     assert load(write(tmp_path, as_toml(by_name)), (), {}) == by_name, "its keys are saved with the run"
 
 
-@pytest.mark.parametrize("name", algorithms.names())
+@pytest.mark.parametrize("name", packaged.algorithm_names())
 def test_actor_algorithm_wins_over_installed_configs_and_loses_to_the_users_own(tmp_path: Path, name: str) -> None:
-    tiny, more = algorithms.FOLDER / "tiny.toml", ["teacher.path=TEACHER"] if name == "distill" else []
+    tiny, more = packaged.FOLDER / "tiny.toml", ["teacher.path=TEACHER"] if name == "distill" else []
     by_option = load(tiny, [f"actor.algorithm={name}", *more], {})
-    assert by_option == load([tiny, algorithms.FILES / f"{name}.toml"], more, {})
+    assert by_option == load([tiny, packaged.ALGORITHMS / f"{name}.toml"], more, {})
     own = write(tmp_path, f'extends = "tiny.toml"\n[actor]\nalgorithm = "{name}"\nppo_n_minibatches = 4\n')
     assert load(own, more, {}).actor.ppo_n_minibatches == 4
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from areal_bus import messages as m
 from areal_bus.core.effects import Effect, End, Progress, Record, Save, Send
-from areal_bus.core.evaluation.evaluation_plan import due, history
+from areal_bus.core.evaluation import due, history
 from areal_bus.core.events import Event
 from areal_bus.core.head import ALL_RECORDED, Head
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint
 from areal_bus.core.parts.sample_limits import NO_LIMITS, SampleLimits
 from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_bus.core.rows.data_source import Row
+from areal_bus.core.rows import Row
 from areal_bus.core.state import HeadState
 from areal_bus.messages import Refund, Role
 from areal_lab.staleness.simulator.ring import Ring

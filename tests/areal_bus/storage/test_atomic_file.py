@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from areal_bus.core.parts.split import RankPool, Split
-from areal_bus.storage import best_checkpoints, split_file
+from areal_bus.storage import run_files
 from areal_bus.storage.atomic_file import write_atomic
 from launch.run import elastic
 from launch.run.runs import PidFile
@@ -36,8 +36,8 @@ def test_each_file_of_a_run_is_on_disk_before_it_has_its_name(
 
     monkeypatch.setattr(os, "fsync", watched)
     {
-        "best.json": lambda: best_checkpoints.write(tmp_path, "reward", [(1, 0.5)]),
-        "split.json": lambda: split_file.write(tmp_path, RankPool(1, 2, 1, 1), Split(1, 2)),
+        "best.json": lambda: run_files.write_best(tmp_path, "reward", [(1, 0.5)]),
+        "split.json": lambda: run_files.write_split(tmp_path, RankPool(1, 2, 1, 1), Split(1, 2)),
         "join.json": lambda: elastic.write_invitation(context(run=tmp_path)),
         "pid": lambda: PidFile(tmp_path),
     }[name]()

@@ -16,7 +16,7 @@ from loguru import logger
 from actors.head.checkpoint_writer import HeadCheckpointWriter
 from areal_bus.core.effects import Discard, Save
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
-from areal_bus.core.rows.data_source import IssuedRow, Row
+from areal_bus.core.rows import IssuedRow, Row
 from areal_bus.errors import CheckpointError
 from areal_bus.messages import Finish, Scored, VerdictStatus
 from areal_bus.storage.head_checkpoints import discard, load, mark, path_of, save, usable, waypoints

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal_bus.core.events import Event
-from areal_bus.storage import cpu_times, journal
+from areal_bus.storage import journal
 from areal_bus.storage.journal import Journal
 from tools import run
 
@@ -263,7 +263,7 @@ def test_a_journal_needs_neither_proc_nor_waitid(tmp_path: Path, monkeypatch: py
     monkeypatch.delattr(os, "waitid")
     with monkeypatch.context() as without:
         without.setattr(os, "open", refuse)
-        times = cpu_times.CpuTimes()
+        times = journal.CpuTimes()
         assert times.since_last().keys() == {"cpu_s"}
         times.close()
     book = Journal(tmp_path, role="reward", index=0, incarnation=0)

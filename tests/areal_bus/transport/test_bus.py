@@ -14,8 +14,7 @@ import zmq
 from areal_bus.errors import EndpointTaken
 from areal_bus.messages import Ack, HeadHeartbeat, Heartbeat, Message, Stop, Trajectory
 from areal_bus.transport.bus import BusOptions, Heartbeats
-from areal_bus.transport.receive_queue import ReceiveQueue
-from areal_bus.transport.receiver import Received
+from areal_bus.transport.receiver import Received, ReceiveQueue
 from areal_bus.transport.send_queue import size
 from areal_bus.wire import bundle, codec
 from areal_bus.wire.header import object_bytes

@@ -10,8 +10,7 @@ import pytest
 
 from areal_bus.messages import Disconnected, Heartbeat, Stop
 from areal_bus.transport.bus import Bus, BusOptions
-from areal_bus.transport.receive_queue import ReceiveQueue
-from areal_bus.transport.receiver import Received
+from areal_bus.transport.receiver import Received, ReceiveQueue
 from areal_bus.wire import codec
 from tests.support.polling import wait_until
 from tests.support.strangers import JOB, NAME

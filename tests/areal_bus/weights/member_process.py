@@ -20,14 +20,13 @@ import torch
 from actors.runtime.process import leave
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
-from areal_bus.weights import broadcast_tree, shared_memory
+from areal_bus.weights import protocol, shared_memory
 from areal_bus.weights.delta import BaseWeights
-from areal_bus.weights.receive_buffers import DeltaBuffers, ReceiveBuffers
-from areal_bus.weights.receiver import WeightReceiver
+from areal_bus.weights.receiver import DeltaBuffers, ReceiveBuffers, WeightReceiver
 from areal_bus.weights.snapshot import digest_of
 
 OPENS = shared_memory._open_host
-FAN_OUT = broadcast_tree.FAN_OUT
+FAN_OUT = protocol.FAN_OUT
 
 
 def fingerprint(tensor: torch.Tensor) -> list[object]:
@@ -68,7 +67,7 @@ def main(name: str, device: str = "cpu") -> None:
         if order.get("signal_at"):
             signal_at(*order["signal_at"])
         shared_memory._open_host = shut if order.get("shut") else OPENS
-        broadcast_tree.FAN_OUT = order.get("fan_out", FAN_OUT)
+        protocol.FAN_OUT = order.get("fan_out", FAN_OUT)
         began = time.monotonic()
         try:
             if order.get("spoils") and spare is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from areal_bus.weights import delta as deltas
 from areal_bus.weights.delta import BaseWeights, ChangeHistory, Delta, decode_positions, encode_positions
-from areal_bus.weights.receive_buffers import DeltaBuffers, ReceiveBuffers
+from areal_bus.weights.receiver import DeltaBuffers, ReceiveBuffers
 from areal_bus.weights.snapshot import Snapshot, digest_of, take_snapshot
 
 CPU = torch.device("cpu")

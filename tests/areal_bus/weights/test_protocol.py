@@ -9,12 +9,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
 from areal_bus.weights.process_group import join_store, serve_store
-from areal_bus.weights.protocol import REPORT, CompletionReports, MemberReady, all_of, arrive
+from areal_bus.weights.protocol import (
+    FAN_OUT,
+    REPORT,
+    CompletionReports,
+    MemberReady,
+    all_of,
+    arrive,
+    receivers_of,
+    sender_to,
+)
 from areal_bus.weights.waits import PushWaits, StoreConnections, StoreWatch, Wakeup
 
 A, B = "generator-0.0", "generator-1.0"
@@ -187,3 +198,21 @@ def test_processes_are_watched_no_longer_than_a_push(store: TCPStore, process: s
 def pidfds() -> int:
     links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return links.count("anon_inode:[pidfd]")
+
+
+@given(st.integers(2, 5000))
+def test_each_rank_receives_once_from_a_rank_before_it(size: int) -> None:
+    receives = [receiver for rank in range(size) for receiver in receivers_of(rank, size)]
+    assert receives == list(range(1, size))
+    for rank in range(1, size):
+        assert sender_to(rank) < rank
+        assert rank in receivers_of(sender_to(rank), size)
+
+
+@given(st.integers(2, 5000))
+def test_no_group_has_more_than_fan_out_receivers(size: int) -> None:
+    assert max(len(receivers_of(rank, size)) for rank in range(size)) == min(size - 1, FAN_OUT)
+
+
+def test_a_view_of_512_is_two_groups_deep() -> None:
+    assert sender_to(sender_to(511)) == 0

@@ -14,7 +14,7 @@ import torch
 
 from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed
 from areal_bus.messages import PushBegin
-from areal_bus.weights import broadcast_tree
+from areal_bus.weights import protocol
 from areal_bus.weights.process_group import join_store, serve_store
 from areal_bus.weights.protocol import READY, MemberReady, arrive
 from areal_bus.weights.receiver import WeightReceiver
@@ -131,7 +131,7 @@ def test_a_catch_up_push_of_another_view_leaves_the_rings_group_alone(ring: Ring
 @pytest.mark.slow
 def test_members_of_a_tree_relay_the_roots_bits(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of two members at most: generator-0 relays to the last two. A wrong byte is found by each that got it."""
-    monkeypatch.setattr(broadcast_tree, "FAN_OUT", 2)
+    monkeypatch.setattr(protocol, "FAN_OUT", 2)
     peers = ring.members(*(f"generator-{index}.0" for index in range(4)))
     n_before = ring.store.add("groups", 0)
     for version, flips in ((31, False), (32, True), (33, False), (34, False)):
@@ -157,7 +157,7 @@ def test_a_member_killed_in_mid_push_fails_it_at_once_and_a_new_view_of_the_surv
     ring: Ring, monkeypatch: pytest.MonkeyPatch, place: int, fan_out: int
 ) -> None:
     """With groups of two, the member at place 0 relays to the last two members."""
-    monkeypatch.setattr(broadcast_tree, "FAN_OUT", fan_out)
+    monkeypatch.setattr(protocol, "FAN_OUT", fan_out)
     survivors = ring.members("generator-0.0", "generator-1.0", "generator-2.0")
     (dying,) = ring.members(f"generator-{place + 3}.{fan_out}")
     names = [peer.name for peer in survivors]
@@ -186,7 +186,7 @@ def test_a_member_killed_in_mid_push_fails_it_at_once_and_a_new_view_of_the_surv
 @pytest.mark.slow
 def test_a_relay_that_stands_still_costs_a_push_until_its_deadline(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are stopped by the root then, those below the relay too."""
-    monkeypatch.setattr(broadcast_tree, "FAN_OUT", 2)
+    monkeypatch.setattr(protocol, "FAN_OUT", 2)
     (still, *others) = ring.members(*(f"generator-{index}.0" for index in range(4)))
     sent = take_snapshot(35, {"w": torch.randn(8 << 20)}, bucket_bytes=1 << 20)
     assert sent is not None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from areal_bus.errors import PushFailed
-from areal_bus.weights import broadcast_tree
+from areal_bus.weights import protocol
 from areal_bus.weights.delta import ChangeHistory
 from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.snapshot import Snapshot, take_snapshot
@@ -158,7 +158,7 @@ def test_a_flipped_bit_of_a_payload_is_found_by_the_member_that_received_it(ring
 
 
 def test_members_of_a_tree_relay_a_delta(ring: DeltaRing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcast_tree, "FAN_OUT", 2)
+    monkeypatch.setattr(protocol, "FAN_OUT", 2)
     peers = ring.members(*NAMES)
     for version in range(3):
         sent = ring.update()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from areal_bus.errors import PushFailed
 from areal_bus.weights.manifest import Manifest, first_difference
-from areal_bus.weights.receive_buffers import ReceiveBuffers
+from areal_bus.weights.receiver import ReceiveBuffers
 from areal_bus.weights.snapshot import Snapshot, digest_of, forms_of, take_snapshot
 
 CPU = torch.device("cpu")

@@ -231,13 +231,9 @@ def session(module: Any) -> None:
     module.HeadSession.send = send
 
 
-def limit(module: Any) -> None:
-    """A guest's leases time out sooner in a test."""
-    module.LEAST_S = float(control("lease_s") or module.LEAST_S)
-
-
 def pauses(module: Any) -> None:
-    """Generators whose leases fail are paused for a short time in a test."""
+    """In a test a guest's leases time out sooner, and generators whose leases fail are paused for a short time."""
+    module.LEAST_S = float(control("lease_s") or module.LEAST_S)
     if seconds := control("pause_s"):
         module.PAUSE_S = module.MOST_S = float(seconds)
 
@@ -335,7 +331,6 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.head.checkpoint_writer": frontiers,
     "actors.head.shell": head,
     "areal_bus.core.transitions.training": decisions,
-    "areal_bus.core.members.lease_limit": limit,
     "areal_bus.core.members.lease_failures": pauses,
 }
 

@@ -5,7 +5,7 @@ The rows of a user's loader have digests: a number is one row, and no row comes 
 
 from collections import Counter
 
-from areal_bus.core.rows.row_order import RowOrder
+from areal_bus.core.rows import RowOrder
 from tools.audit.journal_reader import JournalFile
 from tools.audit.run_settings import RunSettings
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from areal_bus.core.evaluation import evaluation_metrics as metrics
+from areal_bus.core import evaluation as metrics
 from tools.audit.journal_reader import JournalFile, Line
 from tools.audit.replay.actor_logs import Evidence
 from tools.audit.replay.clock import Clock

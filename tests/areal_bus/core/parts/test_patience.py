@@ -13,7 +13,7 @@ from areal_bus.core.events import Event
 from areal_bus.core.members.console_reports import N_EACH, WITHIN_S, Deaths
 from areal_bus.core.members.membership import CEILING, N_INTERVALS, Membership
 from areal_bus.messages import Role
-from areal_bus.transport.receive_queue import ReceiveQueue
+from areal_bus.transport.receiver import ReceiveQueue
 from areal_lab.staleness.simulator.scenario import Fault
 from areal_lab.staleness.simulator.world import HEAD
 from tests.areal_bus.core.test_head import head_with

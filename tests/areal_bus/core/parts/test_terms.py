@@ -12,7 +12,7 @@ from areal_bus.core.head import Head
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, OpenPrompt, newest, revive
 from areal_bus.core.parts.ledger import Ledger, LedgerEntry, PromptState
 from areal_bus.core.parts.terms import Terms
-from areal_bus.core.rows.data_source import IssuedRow, Row
+from areal_bus.core.rows import IssuedRow, Row
 from areal_bus.core.state import HeadState
 from areal_bus.messages import ATTEMPTS, Refund
 from areal_lab.staleness.simulator.scenario import Numbers

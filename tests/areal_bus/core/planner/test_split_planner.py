@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_bus.core.planner.length_shift import LengthShift
-from areal_bus.core.planner.ring_observer import RingObserver
+from areal_bus.core.planner.ring_observer import LengthShift, RingObserver
 from areal_bus.core.planner.split_planner import STAY, PlannerRules, RingFigures, SplitPlanner, updates_per_s
 
 RING = RingFigures(

@@ -6,7 +6,7 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Effect, Record
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.members.lease_limit import LEAST_S, TIMES, LeaseLimit
+from areal_bus.core.members.lease_failures import LEAST_S, TIMES, LeaseLimit
 from areal_bus.messages import Refund
 from tests.areal_bus.core.test_head import head_with, push_done, scored, sent
 from tests.areal_bus.core.transitions.test_refill import records

@@ -10,10 +10,9 @@ from actors.head.stall_monitor import StallMonitor
 from areal_bus import messages as m
 from areal_bus.config.sections import Config, WatchdogConfig
 from areal_bus.config.validation import check
-from areal_bus.core.diagnosis.progress_tracker import ProgressTracker
-from areal_bus.core.diagnosis.wait_graph import StallVerdict, Wait, verdict
+from areal_bus.core.diagnosis import ProgressTracker, StallVerdict, Wait, verdict
 from areal_bus.core.effects import Effect, End, Progress, Record, Send
-from areal_bus.core.evaluation.evaluation_plan import EvaluationSet
+from areal_bus.core.evaluation import EvaluationSet
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.staleness import StalenessPolicy

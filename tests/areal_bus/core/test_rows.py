@@ -6,8 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_bus.core.rows.data_source import DataSource, Mixture, Row
-from areal_bus.core.rows.row_order import Curriculum, PassRateWindow, RowOrder
+from areal_bus.core.rows import Curriculum, DataSource, Mixture, PassRateWindow, Row, RowOrder
 from areal_lab.staleness.simulator.sources import SimulatedSource, mixture
 
 WINDOWS = st.builds(PassRateWindow, st.sampled_from([0.0, 0.25]), st.sampled_from([0.75, 1.0]), st.integers(2, 4))

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
-from areal_bus.storage import best_checkpoints, versioned_dirs
-from areal_bus.storage.best_checkpoints import BestRule
+from areal_bus.storage import run_files, versioned_dirs
+from areal_bus.storage.run_files import BestRule
 from tests.support.learner_setup import settings
 
 VALUES = st.dictionaries(st.integers(1, 30).map(lambda i: 2 * i), st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=12)
@@ -30,14 +30,14 @@ def test_the_best_stay_until_better_ones_come_and_those_without_a_value_wait_for
 
 
 def test_the_link_points_to_the_best_model_that_is_there(tmp_path: Path) -> None:
-    assert best_checkpoints.read(tmp_path) == []
+    assert run_files.read_best(tmp_path) == []
     for version in (4, 6):
         (versioned_dirs.place(tmp_path / "checkpoints", version) / "model").mkdir(parents=True)
-    best_checkpoints.write(tmp_path, "avg_at_k", [(2, 0.9), (4, 0.5), (6, 0.5)])  # the disk was full at version 2
-    assert best_checkpoints.read(tmp_path) == [(2, 0.9), (4, 0.5), (6, 0.5)]
+    run_files.write_best(tmp_path, "avg_at_k", [(2, 0.9), (4, 0.5), (6, 0.5)])  # the disk was full at version 2
+    assert run_files.read_best(tmp_path) == [(2, 0.9), (4, 0.5), (6, 0.5)]
     assert (tmp_path / "best").resolve().parent.name == "step-000004"
     (tmp_path / "best.json").write_text("{")
-    assert best_checkpoints.read(tmp_path) == []
+    assert run_files.read_best(tmp_path) == []
 
 
 def test_without_evaluations_nothing_is_best() -> None:

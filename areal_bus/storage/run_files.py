@@ -1,0 +1,102 @@
+"""Small files of a run that the head writes: RUN/split.json and RUN/best.json.
+
+split.json is the split of ranks that holds now; supervisors, and a restarted head, read it. {"pool": {...},
+"learners": 2, "generators": 3, "number": 1, "since": 40}: a `RankPool` and the fields of a `Split`. best.json has the
+values of evaluate.metric by version; the learner keeps those checkpoints, and RUN/best is a link to the model of the
+best one.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from areal_bus.core.parts.split import RankPool, Split
+from areal_bus.errors import CheckpointError
+from areal_bus.storage import versioned_dirs
+from areal_bus.storage.atomic_file import write_atomic
+
+SPLIT = "split.json"
+
+
+def write_split(run: Path, pool: RankPool, split: Split) -> None:
+    """Replace the file atomically and durably. Raises CheckpointError."""
+    path = run / SPLIT
+    try:
+        write_atomic(path, json.dumps({"pool": asdict(pool)} | asdict(split)) + "\n")
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write_split the split to {path}: {error}; it must be on disk before the change begins"
+        ) from error
+
+
+def read_split(run: Path) -> tuple[RankPool, Split] | None:
+    """The ranks that may change, and their split; None without the file. Raises CheckpointError when it is damaged."""
+    path = run / SPLIT
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return RankPool(**fields.pop("pool")), Split(**fields)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"the split of ranks must be readable: {path}: {error}") from error
+
+
+def remove_split(run: Path) -> None:
+    """A start whose split is fixed has no such file."""
+    (run / SPLIT).unlink(missing_ok=True)
+
+
+BEST = "best.json"
+BEST_LINK = "best"
+
+Values = Sequence[tuple[int, float]]  # (version, value); larger is better
+
+
+@dataclass(frozen=True, slots=True)
+class BestRule:
+    """Which checkpoints stay because of their evaluation: `keep` of them; every multiple of `every` is evaluated."""
+
+    keep: int
+    every: int
+
+    @property
+    def is_on(self) -> bool:
+        return self.keep > 0 and self.every > 0
+
+    def is_due(self, version: int) -> bool:
+        """Whether this version is evaluated, so that its checkpoint may be the best."""
+        return self.is_on and version > 0 and version % self.every == 0
+
+    def best(self, values: Values) -> list[int]:
+        """The best versions, best first; of equal values the oldest."""
+        ordered = sorted(values, key=lambda found: (-found[1], found[0]))
+        return [version for version, _ in ordered[: self.keep]]
+
+    def keeps(self, version: int, values: Values) -> bool:
+        """Whether the checkpoint of this version stays: one of the best, or not evaluated yet.
+
+        The model before training, version 0, takes no place: it is where it was.
+        """
+        values = [(evaluated, value) for evaluated, value in values if evaluated]
+        newest = max((evaluated for evaluated, _ in values), default=0)
+        return self.is_on and (version in self.best(values) or (self.is_due(version) and version > newest))
+
+
+def write_best(run: Path, metric: str, values: Values) -> None:
+    """Write the values, and point RUN/best to the best version that has a checkpoint. Raises OSError."""
+    write_atomic(run / BEST, json.dumps({"metric": metric, "values": list(values)}) + "\n")
+    for version in BestRule(len(values), 1).best(values):
+        model = versioned_dirs.place(run / "checkpoints", version) / "model"
+        if model.is_dir():
+            versioned_dirs.link(run / BEST_LINK, model)
+            return
+
+
+def read_best(run: Path) -> list[tuple[int, float]]:
+    """The values; none where there is no such file, or none that can be read_best."""
+    try:
+        values = json.loads((run / BEST).read_text(encoding="utf-8"))["values"]
+        return [(int(version), float(value)) for version, value in values]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
