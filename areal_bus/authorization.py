@@ -14,6 +14,7 @@ from hmac import compare_digest
 from typing import Any
 
 from areal_bus import messages as m
+from areal_bus import trajectories
 from areal_bus.errors import ImpossibleEvent, WireError
 from areal_bus.messages import Refund, Role
 from areal_bus.sample_fields import broken_rule, unpacked
@@ -77,6 +78,11 @@ OF_TURNS: Rule = (
     "a sample begins with one or more tokens of its prompt and has one or more sampled tokens",
 )
 
+OF_TRAJECTORIES: Rule = (
+    lambda sample: not trajectories.broken_rule(sample.segments, sample.trajectories),
+    "each segment extends a trajectory of the episode; each trajectory begins with given tokens and has sampled ones",
+)
+
 OF_FIELDS: Rule = (
     lambda sample: not broken_rule(unpacked(sample.fields)[0]),
     "a sample has at most 16 fields; each has its own name, which begins with a letter and is no stream of the learner",
@@ -99,8 +105,14 @@ LIMITS: dict[type, tuple[Rule, ...]] = {  # message type -> rules for its values
         ),
     ),
     m.Partial: (OF_A_SAMPLE, OF_TURNS),
-    m.Scored: (OF_FIELDS,),
-    m.Trajectory: (OF_A_SAMPLE, OF_TURNS, OF_FIELDS, (lambda sample: sample.seconds >= 0, "seconds are 0 or more")),
+    m.Scored: (OF_FIELDS, OF_TRAJECTORIES),
+    m.Trajectory: (
+        OF_A_SAMPLE,
+        OF_TURNS,
+        OF_TRAJECTORIES,
+        OF_FIELDS,
+        (lambda sample: sample.seconds >= 0, "seconds are 0 or more"),
+    ),
     m.PushDone: (
         (
             lambda done: min(done.push, done.version, done.receive_s, done.stall_s, done.sent_bytes) >= 0,

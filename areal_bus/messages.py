@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
-PROTOCOL = 17  # incremented with every change of a record, of the wire format or of a checksum
+PROTOCOL = 18  # incremented with every change of a record, of the wire format or of a checksum
 
 ATTEMPTS = 1000  # attempts of a prompt in one term; separates the results of different terms
 MAX_PARTS = 32  # rewards by name that one score reports
@@ -206,7 +206,11 @@ class Prompt:
 
 @record
 class Trajectory:
-    """One sample: all tokens, with log-prob and version of each sampled one."""
+    """One sample: all tokens, with log-prob and version of each sampled one.
+
+    An episode may have several trajectories: sequences of tokens of their own, such as a rewritten history or a
+    sub-agent's. They are one sample: leased, scored, acknowledged and trained together.
+    """
 
     uid: int
     sample: int
@@ -226,6 +230,7 @@ class Trajectory:
     turns: str = frame("text", default="")  # several turns: JSON [[given, sampled], ...], texts for people
     fields: bytes = frame("fields", default=b"")  # numbers by name that the workflow adds (sample_fields.py)
     lease: Name = ""  # as in its Prompt
+    trajectories: list[int] = dataclasses.field(default_factory=list)  # that each segment extends; []: all the same
 
 
 @record
@@ -258,6 +263,7 @@ class Scored:
     fields: bytes = frame("fields", default=b"")  # as in the Trajectory
     lease: Name = ""  # as in the Trajectory
     parts: Parts = ""  # JSON object: rewards by name that the score reports (core/parts/reward_parts.py); "" for none
+    trajectories: list[int] = dataclasses.field(default_factory=list)  # as in the Trajectory
 
     @property
     def n_sampled(self) -> int:
@@ -378,6 +384,7 @@ class ShardItem:
     text: str = frame("text")
     fields: bytes = frame("fields", default=b"")  # as in the Trajectory
     born: int = 0  # version at which its prompt was admitted: its stage
+    trajectories: list[int] = dataclasses.field(default_factory=list)  # as in the Trajectory
 
 
 @record

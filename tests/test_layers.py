@@ -24,7 +24,14 @@ MAY = {  # package -> what it imports of ours
 }
 TORCH = ("areal_bus.weights", "areal_cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
          "actors.offline", "actors.runtime.torch_profiler", "areal_lab.loops", "benchmarks")  # fmt: skip
-SHARED = {"messages", "errors", "authorization", "foreign_text", "sample_fields"}  # modules beside these folders
+SHARED = {
+    "messages",
+    "errors",
+    "authorization",
+    "foreign_text",
+    "sample_fields",
+    "trajectories",
+}  # modules beside these folders
 BUS = {  # folder of areal_bus -> the other ones that it imports; each may import the modules of SHARED
     "core": set[str](),
     "wire": set[str](),
@@ -63,7 +70,7 @@ def test_the_core_imports_the_standard_library_messages_and_errors(sources: Sour
         ours = {name for name in sources.ours(module.imported()) if not within(name, "areal_bus.core")}
         allowed = {
             "areal_bus",
-            *(f"areal_bus.{name}" for name in ("authorization", "messages", "errors", "foreign_text")),
+            *(f"areal_bus.{name}" for name in ("authorization", "messages", "errors", "foreign_text", "trajectories")),
         }
         assert ours <= allowed, module.name
         packages = {name.partition(".")[0] for name, _ in module.imported()}

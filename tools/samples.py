@@ -188,6 +188,8 @@ def texts(sample: Line) -> Iterator[tuple[str, str, str]]:
     turns = sample.get("turns") or [[sample["prompt"], sample["completion"]]]
     for n, (given, sampled) in enumerate(turns, start=1):
         which = f"turn {n} of {len(turns)}: " if len(turns) > 1 else ""
+        if numbers := sample.get("trajectories"):
+            which = f"trajectory {numbers[n - 1]}, {which}"
         yield f"{which}prompt", given, "|"
         yield f"{which}completion", sampled, ">"
     if sample["completion"] != turns[-1][1]:

@@ -64,10 +64,6 @@ class Conversation:
         self.messages, self._tools = [*messages, answer], list(tools)
         self.ids, self._has_stop = ids, finish == Finish.STOP
 
-    def forget(self) -> None:
-        """Restart the conversation: the next call is its first."""
-        self.messages, self.ids, self._tools, self._has_stop = [], [], [], False
-
     def _check_extends(self, messages: Sequence[Message], tools: Tools) -> None:
         if list(tools) != self._tools:
             raise HistoryRewritten("the tools of a conversation must not change: they differ from the call before")

@@ -327,6 +327,7 @@ class RolloutRunner:
             turns=dump(run.turns()) if run.n_turns > 1 else "",
             fields=packed({name: values.tobytes() for name, values in run.fields.items()}),
             lease=live.lease,
+            trajectories=run.trajectories if any(run.trajectories) else [],
         )
 
 

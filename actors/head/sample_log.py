@@ -71,6 +71,7 @@ def as_line(effect: Keep) -> dict[str, Any]:
         "n_tokens": s.n_sampled,
         "n_masked": effect.n_masked,
         **({"turns": turns} if (turns := turns_of(s)) else {}),
+        **({"trajectories": s.trajectories} if s.trajectories else {}),
         **({"parts": parts} if (parts := parts_of(s)) else {}),
         **({"source": effect.source} if effect.source else {}),
     }
@@ -105,6 +106,7 @@ def as_tokens(effect: Keep) -> dict[str, Any]:
         "versions": s.spans,
         "ids": _numbers("i", s.ids),
         "logps": [float(f"{logp:.9g}") for logp in _numbers("f", s.logps)],  # 9 digits name a float32
+        **({"trajectories": s.trajectories} if s.trajectories else {}),
     }
 
 

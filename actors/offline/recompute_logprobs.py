@@ -21,6 +21,7 @@ from areal_bus.config.removed import saved
 from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.storage import versioned_dirs
+from areal_bus.trajectories import split, within
 
 BATCH = 64  # samples in one forward
 MAX_LISTED = 5  # tokens over the tolerance that are listed
@@ -38,7 +39,7 @@ class RecomputeOrder:
 
 @dataclass(slots=True)
 class LoggedSample:
-    """One line of tokens.jsonl. Shapes: T tokens, n sampled tokens."""
+    """A trajectory of a line of tokens.jsonl. Shapes: T tokens, n sampled tokens."""
 
     line: int
     uid: int
@@ -108,19 +109,14 @@ def read(path: Path, config: Config) -> Iterator[LoggedSample]:
             if not text.endswith("\n"):
                 return
             line = json.loads(text)
-            versions = [version for version, n in line["versions"] for _ in range(n)]
+            stamped = [version for version, n in line["versions"] for _ in range(n)]
             heat = (config.evaluate.temperature if line["evaluation"] else config.gconfig.temperature) or 1.0
-            ids, at = line["ids"], list(positions(line["segments"]))
-            checked = versions.count(versions[0]) if keeps_keys and versions else len(versions)
-            yield LoggedSample(number, line["uid"], line["sample"], heat, ids, at, line["logps"], versions, checked)
-
-
-def positions(segments: Sequence[Sequence[int]]) -> Iterator[int]:
-    """Positions of the sampled tokens; segments are [[n_given, n_sampled], ...]."""
-    at = 0
-    for n_given, n_sampled in segments:
-        yield from range(at + n_given, at + n_given + n_sampled)
-        at += n_given + n_sampled
+            for one in split(line["segments"], line.get("trajectories", [])):
+                ids = [line["ids"][i] for i in within(one.tokens)]
+                logps, versions = ([values[i] for i in within(one.sampled)] for values in (line["logps"], stamped))
+                checked = versions.count(versions[0]) if keeps_keys and versions else len(versions)
+                at = list(within(one.places))
+                yield LoggedSample(number, line["uid"], line["sample"], heat, ids, at, logps, versions, checked)
 
 
 def weights(run: Path) -> dict[int, Path]:

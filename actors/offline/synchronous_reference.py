@@ -327,6 +327,7 @@ def items(groups: Sequence[Group], step: int) -> Iterator[ShardItem]:
                 text=t.text,
                 fields=t.fields,
                 born=step,
+                trajectories=t.trajectories,
             )
 
 

@@ -317,6 +317,7 @@ def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
         fields=trajectory.fields,
         lease=trajectory.lease,
         parts=dumped(verdict.parts),
+        trajectories=trajectory.trajectories,
     )
 
 

@@ -125,7 +125,8 @@ class Dialogue:
         self._config, self._ask = config, ask
         self._replaces, self._n_killed = n_killed > 0, n_killed
         self._agent: AgentConfig = config.workflow.agent
-        self._conversation = self._new_conversation()
+        self._conversations: list[Conversation] = []  # one of each trajectory of the episode
+        self._latest = 0  # the one of the last call
         self._controls_of_run = SamplingControls(**config.gconfig.controls())
         self._n_asked = self._n_tool_calls = self._n_anew = 0
         self._n_given = 0  # tokens before the last completion
@@ -140,10 +141,16 @@ class Dialogue:
         self._n_asked += 1
         try:
             self._check(call)
-            ids, is_anew = self._tokens(call)
+            number, conversation, ids = self._extended(call)
             budget = self._budget(call, len(ids))
-            controls, anew = self._controls(call, budget), is_anew or self._replaces
-            turn = await self._ask(ids, max_new_tokens=budget, anew=anew, controls=controls)
+            is_anew = number < len(self._conversations) and conversation is not self._conversations[number]
+            turn = await self._ask(
+                ids,
+                max_new_tokens=budget,
+                anew=is_anew or self._replaces,
+                trajectory=number,
+                controls=self._controls(call, budget),
+            )
         except RequestRejected as rejection:
             pending.reject(rejection)
             return
@@ -154,9 +161,9 @@ class Dialogue:
             pending.reject(RequestRejected(f"{TOO_LONG}: {error}", code="context_length_exceeded"))
             return
         self._replaces = False
-        if is_anew:
-            self._conversation.forget()
-            self._n_anew += 1
+        self._n_anew += is_anew
+        self._conversations[number : number + 1] = [conversation]
+        self._latest = number
         pending.answer(self._record(call, ids, turn))
 
     def episode(self, row: Row, ended: AgentEnded) -> Episode:
@@ -171,9 +178,10 @@ class Dialogue:
             )
         if not self._n_given:
             raise WorkflowError(f"an agent must call the model: that of {self._ask.name} ended without a call")
-        prompt = str(self._ask.tokenizer.decode(self._conversation.ids[: self._n_given]))
-        counts = {"n_anew": self._n_anew, "n_killed": self._n_killed}
-        fields = {**ended.returned, "messages": self._conversation.messages, **counts}
+        last = self._conversations[self._latest]
+        prompt = str(self._ask.tokenizer.decode(last.ids[: self._n_given]))
+        counts = {"n_anew": self._n_anew, "n_killed": self._n_killed, "n_trajectories": len(self._conversations)}
+        fields = {**ended.returned, "messages": last.messages, **counts}
         return Episode(text=self._text, prompt_text=prompt, row={"agent": fields})
 
     def _check(self, call: ChatCall) -> None:
@@ -191,14 +199,20 @@ class Dialogue:
             if broken:
                 raise RequestRejected(sentence)
 
-    def _tokens(self, call: ChatCall) -> tuple[list[int], bool]:
-        """The tokens to complete, and whether the conversation restarts with them. Raises RequestRejected."""
-        try:
-            return self._conversation.extend(call.messages, call.tools, call.template_arguments), False
-        except HistoryRewritten:
-            if self._agent.rewritten == "refuse":
-                raise
-        return self._new_conversation().extend(call.messages, call.tools, call.template_arguments), True
+    def _extended(self, call: ChatCall) -> tuple[int, Conversation, list[int]]:
+        """Number of the trajectory that the call extends or begins, its conversation and the tokens to complete. Of
+        several that it extends, the longest. Raises RequestRejected.
+        """
+        begun, rewritten = self._conversations, self._agent.rewritten
+        for number in sorted(range(len(begun)), key=lambda i: -len(begun[i].messages)):
+            try:
+                return number, begun[number], begun[number].extend(call.messages, call.tools, call.template_arguments)
+            except HistoryRewritten:
+                if rewritten == "refuse":
+                    raise
+        fresh = self._new_conversation()
+        ids = fresh.extend(call.messages, call.tools, call.template_arguments)
+        return (len(begun) if rewritten == "new_trajectory" else 0), fresh, ids
 
     def _budget(self, call: ChatCall, n_given: int) -> int:
         """The largest number of tokens to sample. Raises RequestRejected."""
@@ -233,7 +247,7 @@ class Dialogue:
                 message |= {"content": thought + content, "tool_calls": calls}
                 finish = "tool_calls"
                 self._n_tool_calls += len(calls)
-        self._conversation.record(call.messages, call.tools, [*ids, *turn.ids], message, turn.finish)
+        self._conversations[self._latest].record(call.messages, call.tools, [*ids, *turn.ids], message, turn.finish)
         self._n_given, self._text = len(ids), turn.text
         tokens = [token_bytes(self._ask.tokenizer, token) for token in turn.ids] if call.logprobs else []
         return ChatCompletion(message, finish, len(ids), tokens, turn.logps, turn.spans[-1][0])

@@ -18,6 +18,7 @@ from actors.runtime.user_code import definition, is_users, shown
 from actors.workflows.protocol import Episode, Row, Turn, Workflow
 from areal_bus.errors import EngineError, WorkflowError
 from areal_bus.sample_fields import MAX_NUMBER, broken_rule
+from areal_bus.trajectories import broken_rule as broken_rule_of_trajectories
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Asked:
     ids: list[int]
     max_new_tokens: int | None
     anew: bool = False  # drop all tokens before this call
+    trajectory: int | None = None  # that the call extends, or the next number; None: the one of the call before
     controls: SamplingControls | None = None  # None: as configured
 
     def __await__(self) -> Generator["Asked", Turn, Turn]:
@@ -43,7 +45,7 @@ class Awaited:
         yield self
 
 
-State = tuple[list[int], list[float], list[list[int]], list[list[int]], int, int]
+State = tuple[list[int], list[float], list[list[int]], list[list[int]], list[int], list[list[int]], int, int]
 Wish = Asked | Awaited | None  # None: the episode has ended
 
 
@@ -59,9 +61,10 @@ class Asker:
         *,
         max_new_tokens: int | None = None,
         anew: bool = False,
+        trajectory: int | None = None,
         controls: SamplingControls | None = None,
     ) -> Turn:
-        return await Asked(list(ids), max_new_tokens, anew, controls)
+        return await Asked(list(ids), max_new_tokens, anew, trajectory, controls)
 
 
 class EpisodeRun:
@@ -74,10 +77,12 @@ class EpisodeRun:
     def __init__(
         self, workflow: Workflow, row: Row, tokenizer: Any, *, name: str = "", temperature: float = 1.0
     ) -> None:
-        self.ids: list[int] = []  # given and sampled
+        self.ids: list[int] = []  # given and sampled, in the order of the calls
         self.logps: list[float] = []  # of the sampled tokens
         self.spans: list[list[int]] = []  # [version, n_tokens] over the sampled tokens
         self.segments: list[list[int]] = []  # [n_given, n_sampled] of each turn
+        self.trajectories: list[int] = []  # that each turn extends
+        self._begun: list[list[int]] = []  # tokens of each trajectory
         self.name = name
         self.n_forgotten = 0  # sampled tokens dropped by calls with `anew`
         self.n_begun_anew = 0
@@ -95,7 +100,8 @@ class EpisodeRun:
 
     @property
     def _state(self) -> State:
-        return self.ids, self.logps, self.spans, self.segments, self.n_forgotten, self.n_begun_anew
+        made = self.ids, self.logps, self.spans, self.segments, self.trajectories, self._begun
+        return *made, self.n_forgotten, self.n_begun_anew
 
     def start(self) -> Wish:
         """Call `episode` and run it to its first request."""
@@ -115,7 +121,8 @@ class EpisodeRun:
 
     def reject(self, error: EngineError) -> Wish:
         """The engine cannot hold the last request: undo it and raise the error in the workflow."""
-        self.ids, self.logps, self.spans, self.segments, self.n_forgotten, self.n_begun_anew = self._before
+        self.ids, self.logps, self.spans, self.segments, self.trajectories, self._begun, *counts = self._before
+        self.n_forgotten, self.n_begun_anew = counts
         coroutine = self._running()
         return self._settle(lambda: coroutine.throw(error))
 
@@ -123,6 +130,7 @@ class EpisodeRun:
         """Record a completion and resume."""
         self.segments[-1][1] = len(completion.ids)
         self.ids.extend(completion.ids)
+        self._begun[self.trajectories[-1]].extend(completion.ids)
         self.logps.extend(completion.logps)
         for version, n in completion.spans:
             stamp(self.spans, version, n)
@@ -188,21 +196,37 @@ class EpisodeRun:
         if asked.anew:
             self.n_forgotten += len(self.logps)
             self.n_begun_anew += 1
-            self.ids, self.logps, self.spans, self.segments = [], [], [], []
-        n_before = len(self.ids)
-        if asked.ids[:n_before] != self.ids:
+            self.ids, self.logps, self.spans, self.segments, self.trajectories, self._begun = [], [], [], [], [], []
+        number = self._extended(asked)
+        before = self._begun[number] if number < len(self._begun) else []
+        n_before = len(before)
+        if asked.ids[:n_before] != before:
             raise WorkflowError(
-                f"the tokens of a call must begin with all {n_before} tokens before it: they differ at token "
-                f"{_first_difference(asked.ids, self.ids)}"
+                f"mismatch of tokens: a call must begin with all {n_before} tokens of its trajectory before it; they "
+                f"differ at token {_first_difference(asked.ids, before)}"
             )
         self.segments = [*self.segments, [len(asked.ids) - n_before, 0]]
-        self.ids = list(asked.ids)
+        self.trajectories = [*self.trajectories, number]
+        self.ids = [*self.ids, *asked.ids[n_before:]]
+        self._begun = [*self._begun[:number], list(asked.ids), *self._begun[number + 1 :]]
+
+    def _extended(self, asked: Asked) -> int:
+        """Number of the trajectory that a request extends or begins."""
+        latest, n_begun = self.trajectories[-1] if self.trajectories else 0, len(self._begun)
+        number = latest if asked.trajectory is None else asked.trajectory
+        if not 0 <= number <= n_begun:
+            raise WorkflowError(f"unknown trajectory {number} of a call: {n_begun} of the episode have begun")
+        if number == n_begun and not asked.ids:
+            raise WorkflowError("missing tokens: the first call of a trajectory needs one or more tokens")
+        return number
 
     def _end(self, value: Any) -> None:
         if not isinstance(value, Episode):
             raise WorkflowError(f"an episode must return an Episode; it returned {type(value).__name__}")
         if not self.logps:
             raise WorkflowError("an episode must sample at least one token; it sampled none")
+        if rule := broken_rule_of_trajectories(self.segments, self.trajectories):
+            raise WorkflowError(f"wrong episode: {rule}")
         self.fields = checked_fields(value.fields, len(self.logps))
         self.episode = value
 

@@ -33,7 +33,7 @@ class Episode:
 
 
 class Ask(Protocol):
-    """Samples completions for a workflow. Within an episode, each call's tokens must begin with all tokens so far."""
+    """Samples completions for a workflow. Each call's tokens must begin with all tokens so far of its trajectory."""
 
     tokenizer: Any  # a transformers tokenizer
     name: str  # of the sample, for logs
@@ -45,10 +45,14 @@ class Ask(Protocol):
         *,
         max_new_tokens: int | None = None,
         anew: bool = False,
+        trajectory: int | None = None,
         controls: SamplingControls | None = None,
     ) -> Turn:
-        """Sample a completion of `ids`. `anew`: the episode restarts here; earlier tokens are dropped. `controls`:
-        instead of those of [gconfig] (None).
+        """Sample a completion of `ids`.
+
+        `anew`: the episode restarts here; earlier tokens are dropped. `trajectory`: number of the trajectory that the
+        call extends (None: that of the call before); the next number begins another one, whose tokens need not begin
+        with earlier ones. `controls`: instead of those of [gconfig] (None).
 
         Raises EngineError when the engine cannot hold the request. The episode is unchanged and may continue.
         """

@@ -76,6 +76,8 @@ class ActorConfig(Section):
     aggregation: str = "token-mean"
     """Weight of each token's loss: "token-mean", "seq-mean-token-mean", "seq-mean-token-sum" (the paper's formula),
     "seq-mean-token-sum-norm" (Dr. GRPO) or "module:function"."""
+    episode_weights: Literal["token", "trajectory"] = "token"
+    """Shares of the trajectories of one episode in its loss, by their trained tokens or all alike: docs/agents.md."""
     aggregation_length: int | None = Field(None, ge=1)
     """For "seq-mean-token-sum-norm": the constant that replaces the length, for example gconfig.max_new_tokens."""
     loss: str = "ppo"

@@ -5,9 +5,9 @@ Precedence, lowest first: the TOML file (with one level of `extends`), AREAL_BUS
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from areal_bus.config.adapt import AdaptSettings
 from areal_bus.config.data import DataConfig
@@ -159,8 +159,15 @@ class AgentConfig(Section):
     """Maximum calls per conversation, rejected calls included; further calls are rejected unparsed."""
     max_tokens: int | None = Field(None, ge=2)
     """Maximum tokens per conversation, context and sampled tokens together. Unset: the limit of the engine."""
-    rewritten: Literal["refuse", "anew"] = "refuse"
-    """If a call does not continue the previous messages: "refuse" it, or start "anew" and forget the earlier calls."""
+    rewritten: Literal["refuse", "new_trajectory", "restart"] = "refuse"
+    """If a call does not continue the previous messages: "refuse" it, begin a "new_trajectory" of the episode (agents
+    that drop or rewrite their history, or call sub-agents), or "restart" and forget the earlier calls."""
+
+    @field_validator("rewritten", mode="before")
+    @classmethod
+    def _former_name(cls, value: Any) -> Any:
+        return "restart" if value == "anew" else value
+
     chat_template: str = ""
     """Jinja chat template of the conversations; empty: the tokenizer's template."""
     tool_calls: Literal["none", "hermes"] = "none"

@@ -16,7 +16,7 @@ from areal_bus.messages import PROTOCOL
 from areal_bus.wire.codec import MAX_FRAMES
 
 MAX_MESSAGES = 256
-MAX_BYTES = 64 << 10  # of all frames
+MAX_BYTES = 68 << 10  # of all frames: a share of 64 answers is one bundle
 MAX_HEADERS_BYTES = 16 << 10  # of all headers, which unpack to 35 times their size
 ALONE_BYTES = 16 << 10  # a larger message is sent alone: joining it costs more than it saves
 

@@ -58,6 +58,7 @@ class Algorithm:
             and settings.prox_logp_method == "recompute"
             and settings.c_clip is None
             and settings.aggregation == "token-mean"
+            and settings.episode_weights == "token"
             and correction_of(settings) in ("decoupled", "none")
             and settings.behav_imp_weight_mode == "clamp"
             and settings.m2_threshold is None

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
+from actors.models.packed_row import SequencePiece
 from areal_bus.core.parts.ledger import LEAST
 from areal_bus.core.parts.staleness import StalenessPolicy, runs_under
 from areal_bus.errors import ConfigError, ImpossibleEvent
 from areal_bus.messages import ShardItem
 from areal_bus.sample_fields import TAKEN, unpacked
+from areal_bus.trajectories import broken_rule, split, within
 
 Numbers = NDArray[Any]
 Stream = dict[int, Tensor]  # item index -> (n_trained,) numbers of its trained tokens, float32, detached, on the host
@@ -28,7 +30,10 @@ Stream = dict[int, Tensor]  # item index -> (n_trained,) numbers of its trained 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One trajectory. A masked token stays as context and enters no loss (I2)."""
+    """One sample. A masked token stays as context and enters no loss (I2).
+
+    The trajectories of an episode stand one behind the other. The model reads each by itself.
+    """
 
     uid: int
     sample: int
@@ -44,6 +49,7 @@ class Item:
     lags_K: Tensor  # int64: clock - version
     n_trained: int  # of trained_K
     born: int = 0  # version at which its prompt was admitted
+    cuts: tuple[int, ...] = ()  # positions in ids_T at which further trajectories begin
     fields: Mapping[str, Tensor] = field(default_factory=dict)  # of its workflow: (n_sampled,) float32 by name
 
     @property
@@ -54,6 +60,31 @@ class Item:
     def trained_places(self) -> Tensor:
         """(n_trained,) positions of the trained tokens in ids_T."""
         return self.places_K if self.n_trained == self.n_sampled else self.places_K[self.trained_K]
+
+    def pieces(self, places_N: Tensor) -> list[SequencePiece]:
+        """The trajectories that have some of these places, in order: together they have them all."""
+        if not self.cuts:
+            return [SequencePiece(self.ids_T, places_N, family=self.group)]
+        firsts, counts = (0, *self.cuts), self.counts(places_N)
+        ids = torch.split(
+            self.ids_T, [end - first for first, end in zip(firsts, (*self.cuts, len(self.ids_T)), strict=True)]
+        )
+        found = zip(ids, torch.split(places_N, counts), firsts, strict=True)
+        return [
+            SequencePiece(ids_t, at_n - first, family=-1 - k if k else self.group)
+            for k, (ids_t, at_n, first) in enumerate(found)
+            if len(at_n)
+        ]
+
+    def weights(self) -> Tensor:
+        """(n_trained,) that add up to n_trained; all trajectories with a trained token weigh alike."""
+        counts_P = torch.tensor([n for n in self.counts(self.trained_places) if n])
+        return (self.n_trained / (len(counts_P) * counts_P)).repeat_interleave(counts_P)
+
+    def counts(self, places_N: Tensor) -> list[int]:
+        """How many of these places, ascending, each trajectory has."""
+        bounds = torch.searchsorted(places_N, torch.tensor(self.cuts, dtype=torch.int64)).tolist()
+        return [end - first for first, end in zip((0, *bounds), (*bounds, len(places_N)), strict=True)]
 
 
 @dataclass(slots=True)
@@ -154,6 +185,7 @@ def _check_sizes(sizes: Counter[int], whole: dict[int, int], *, step: int, parti
 
 def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> Item:
     ids = numbers("i", item.ids)
+    cuts: tuple[int, ...] = ()
     try:
         runs = runs_under(policy, item.spans, clock, eta)
     except ValueError as error:
@@ -167,6 +199,13 @@ def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> 
             f"sampled tokens in segments, {sum(n for n, _ in runs)} in spans, {len(behav)} log-probs, {len(ids)} ids"
         )
     places = _places(item.segments)
+    trained_K = _repeated([(trained, n) for n, trained in runs], np.bool_)
+    lags_K = _repeated([(clock - version, n) for version, n in item.spans], np.int64)
+    fields_K = _fields(item, n_sampled)
+    if item.trajectories:
+        order_T, order_K, places, cuts = _one_by_one(item)
+        ids, behav, trained_K, lags_K = ids[order_T], behav[order_K], trained_K[order_K], lags_K[order_K]
+        fields_K = {name: values_K[torch.from_numpy(order_K)] for name, values_K in fields_K.items()}
     if len(places) and places[0] == 0:
         raise ImpossibleEvent(f"missing prompt: uid {item.uid} sample {item.sample} begins with a sampled token")
     return Item(
@@ -180,12 +219,25 @@ def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> 
         ids_T=torch.from_numpy(ids.astype(np.int64)),
         places_K=torch.from_numpy(places),
         behav_K=torch.from_numpy(behav.astype(np.float32)),
-        trained_K=torch.from_numpy(_repeated([(trained, n) for n, trained in runs], np.bool_)),
-        lags_K=torch.from_numpy(_repeated([(clock - version, n) for version, n in item.spans], np.int64)),
+        trained_K=torch.from_numpy(trained_K),
+        lags_K=torch.from_numpy(lags_K),
         n_trained=sum(n for n, trained in runs if trained),
         born=item.born,
-        fields=_fields(item, n_sampled),
+        cuts=cuts,
+        fields=fields_K,
     )
+
+
+def _one_by_one(item: ShardItem) -> tuple[Numbers, Numbers, Numbers, tuple[int, ...]]:
+    """The order of all tokens and of the sampled ones by trajectory; the places of the latter and the cuts in it."""
+    if broken := broken_rule(item.segments, item.trajectories):
+        raise ImpossibleEvent(f"uid {item.uid} sample {item.sample}: {broken}")
+    found = split(item.segments, item.trajectories)
+    firsts = [0, *np.cumsum([one.n for one in found]).tolist()][:-1]
+    orders = ([i for one in found for i in within(one.tokens)], [i for one in found for i in within(one.sampled)])
+    places = [first + i for one, first in zip(found, firsts, strict=True) for i in within(one.places)]
+    order_T, order_K = (np.array(order, dtype=np.int64) for order in orders)
+    return order_T, order_K, np.array(places, dtype=np.int64), tuple(firsts[1:])
 
 
 def _fields(item: ShardItem, n_sampled: int) -> dict[str, Tensor]:

@@ -86,14 +86,14 @@ class Critic:
     def predict(self, batch: Batch, indices: Sequence[int]) -> dict[int, Tensor]:
         """Item index -> (K,) values of all its sampled tokens, masked ones too: they bootstrap those before them."""
         items = [batch.items[i] for i in indices]
-        pieces = [SequencePiece(item.ids_T, item.places_K, family=item.group) for item in items]
+        pieces = [piece for item in items for piece in item.pieces(item.places_K)]
         values_N = self.model.values(pieces).detach().cpu()
         return dict(zip(indices, torch.split(values_N, [item.n_sampled for item in items]), strict=True))
 
     def loss(self, batch: Batch, indices: Sequence[int], n_tokens: float) -> Tensor:
         """(): the value loss of trained tokens, divided by those of the whole minibatch."""
         items = [batch.items[i] for i in indices]
-        pieces = [SequencePiece(item.ids_T, item.trained_places, family=item.group) for item in items]
+        pieces = [piece for item in items for piece in item.pieces(item.trained_places)]
         values_N = self.model.values(pieces)
         old_N, returns_N = (
             torch.cat([values[i] for i in indices]).to(values_N.device)
@@ -146,19 +146,20 @@ class ValueFigures:
 
 
 def fill_returns(batch: Batch, rewards_M: Tensor, values: Mapping[int, Tensor], settings: ActorConfig) -> None:
-    """Set token advantages, returns and old values of the items with values. The reward follows the last sampled token.
+    """Set token advantages, returns and old values of the items with values. The reward follows the last sampled token
+    of each trajectory.
 
     A trajectory that the length limit cut off has no value after its last token either.
     """
     for index in values:
         item, values_K = batch.items[index], values[index].double()
-        rewards_K = torch.zeros_like(values_K)
-        rewards_K[-1] = rewards_M[index]
+        rewards_K, counts = torch.zeros_like(values_K), item.counts(item.places_K)
+        rewards_K[torch.tensor(counts).cumsum(0) - 1] = rewards_M[index]
         if index in batch.streams["token_rewards"]:  # the KL from the reference, of trained tokens
             rewards_K[item.trained_K] += batch.streams["token_rewards"][index].double()
-        advantages_K, returns_K = generalized_advantages(
-            rewards_K, values_K, discount=settings.discount, lam=settings.gae_lambda
-        )
+        parts = zip(torch.split(rewards_K, counts), torch.split(values_K, counts), strict=True)
+        made = [generalized_advantages(*one, discount=settings.discount, lam=settings.gae_lambda) for one in parts]
+        advantages_K, returns_K = (torch.cat(values) for values in zip(*made, strict=True))
         batch.streams["token_advantages"][index] = advantages_K[item.trained_K].float()
         batch.streams["returns"][index] = returns_K[item.trained_K].float()
         batch.streams["old_values"][index] = values[index][item.trained_K]

@@ -91,7 +91,7 @@ class ForwardPasses:
 def pieces(batch: Batch, indices: Sequence[int]) -> list[SequencePiece]:
     """The sequences of these items, with the places of their trained tokens."""
     items = [batch.items[i] for i in indices]
-    return [SequencePiece(item.ids_T, item.trained_places, family=item.group) for item in items]
+    return [piece for item in items for piece in item.pieces(item.trained_places)]
 
 
 def _longest_first(batch: Batch) -> Callable[[int], int]:

@@ -26,6 +26,7 @@ class MicroBatchTokens:
     sequences_N: Tensor
     lengths_M: Tensor
     streams: Streams = field(default_factory=Streams)  # by name; without "prox" if it was not computed before
+    weights_N: Tensor | None = None  # within an episode, see Item.weights; None: all 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,10 @@ def micro_batch_loss(
     if m2_bound is not None:
         weight_N = torch.where((tokens.prox_N - tokens.behav_N).square() <= m2_bound, weight_N, 0.0)
     losses_N = losses_N * weight_N
-    share_N = select(algorithm.aggregation(part.lengths_M, totals, algorithm.settings), tokens).to(losses_N.dtype)
+    share_M = algorithm.aggregation(part.lengths_M, totals, algorithm.settings)
+    share_N = select(share_M, tokens).to(losses_N.dtype)
+    if part.weights_N is not None:
+        share_N = share_N * part.weights_N
     value = float((losses_N.detach() * share_N).sum())
     loss = (share_N * (losses_N + extra_terms(algorithm, part, logprobs_N, entropy_N))).sum()
     return MicroBatchLoss(

@@ -332,6 +332,7 @@ class PPOActor:
         items = [batch.items[i] for i in indices]
         is_trained = torch.cat([item.trained_K for item in items])
         lengths = torch.tensor([item.n_trained for item in items])
+        is_by_trajectory = self._settings.episode_weights == "trajectory"
         return MicroBatchTokens(
             behav_N=torch.cat([item.behav_K for item in items])[is_trained].to(device),
             advantages_N=torch.cat([batch.advantages_of(i) for i in indices]).to(device),
@@ -339,6 +340,7 @@ class PPOActor:
             sequences_N=sequences_of(lengths).to(device),
             lengths_M=lengths.to(device),
             streams=_joined(batch, indices, device),
+            weights_N=torch.cat([item.weights() for item in items]).to(device) if is_by_trajectory else None,
         )
 
     def _compute_prox(self, batch: Batch) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from areal_bus.core.parts.stages import Stage
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Partial, Scored
+from areal_bus.trajectories import split
 
 # The highest byte of a float32 shows its size: of 0 to 1/128 (rounding may pass 0), and of 0 to -32. A token of a lower
 # log-prob is drawn less than once in 10^9, and its importance weight would overflow the norm of the gradient.
@@ -20,7 +21,7 @@ class SampleLimits:
     """Limits of one run. None: the settings give none."""
 
     vocabulary: int | None = None  # token ids are below this
-    positions: int | None = None  # tokens of a whole sample: what the model holds
+    positions: int | None = None  # tokens of a whole trajectory: what the model holds
     prompt: int | None = None  # given tokens, where every sample has one turn with the stage's limit of new tokens
     bounds_logps: bool = False  # nothing but the temperature changes what is drawn
 
@@ -33,7 +34,8 @@ class SampleLimits:
         segments = sample.segments
         if not segments or segments[0][0] < 1 or sample.n_sampled < 1:
             return f"a sample begins with a token of its prompt and has one or more sampled ones; got {segments[:4]}"
-        n_tokens = sum(map(sum, segments))
+        numbers = sample.trajectories if isinstance(sample, Scored) else []
+        n_tokens = max(one.n for one in split(segments, numbers)) if numbers else sum(map(sum, segments))
         if self.positions is not None and n_tokens > self.positions:
             return f"{n_tokens} tokens, and the model holds {self.positions}"
         if self.prompt is None:

@@ -103,6 +103,7 @@ def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int, bo
         text=scored.text,
         fields=scored.fields,
         born=born,
+        trajectories=scored.trajectories,
     )
 
 

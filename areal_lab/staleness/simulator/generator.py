@@ -201,10 +201,14 @@ class SimulatedGenerator:
         del self._running[sample.key]
         evaluation, uid, attempt, number = sample.key
         self.finished[sample.key] = sample
+        segments, trajectories = [[1, sample.n_tokens]], list[int]()
+        if (uid + number) % 3 == 0 and sample.n_tokens > 1:  # an episode of two trajectories
+            n = sample.n_tokens // 2
+            segments, trajectories = [[1, n], [1, sample.n_tokens - n]], [0, 1]
         self._kept[sample.key] = m.Trajectory(
-            uid, number, attempt, evaluation, self.name, "stop", [[1, sample.n_tokens]], sample.spans,
+            uid, number, attempt, evaluation, self.name, "stop", segments, sample.spans,
             self.world.now - sample.began, self.timeline.term, NO_BYTES, bytes(4 * sample.n_tokens), "", "", "",
-            lease=self._leases.get(sample.key[:3], ""),
+            lease=self._leases.get(sample.key[:3], ""), trajectories=trajectories,
         )  # fmt: skip
         self._tell(m.Sampled(uid, number, attempt, evaluation, sample.n_tokens))
         self._deliver(sample.key)

@@ -54,5 +54,6 @@ class SimulatedReward:
         scored = m.Scored(
             status.value, reward, correct, error, 0.0, t.uid, t.sample, t.attempt, t.evaluation, t.generator, t.finish,
             t.segments, t.spans, t.seconds, t.term, t.ids, t.logps, "", "", lease=t.lease,
+            trajectories=t.trajectories,
         )  # fmt: skip
         self.world.send(self.name, HEAD, scored)

@@ -150,6 +150,19 @@ def rewrites(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
     return {"statuses": [post(base_url, api_key, {"messages": [user(text)]})[0] for text in ("one", "two", "three")]}
 
 
+def delegates(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """A call, one of a sub-agent, one that goes on from the first, and one whose history is half forgotten."""
+
+    def ask(messages: list[Any]) -> list[Any]:
+        _, answer = post(base_url, api_key, {"messages": messages})
+        return [*messages, answer["choices"][0]["message"]]
+
+    first = ask([user("one")])
+    ask([{"role": "system", "content": "sub"}, user("two")])
+    third = ask([*first, user("three")])
+    return {"last": ask([*third[2:], user("four")])}
+
+
 def outgrows(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
     """A call, one that begins anew and is longer than the model holds, and one that goes on from the first."""
     messages: list[Any] = [user("one")]

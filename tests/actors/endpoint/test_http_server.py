@@ -31,6 +31,7 @@ from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Prompt, SampleFailed, ShardItem, Trajectory
 from areal_bus.storage.journal import Journal
+from areal_bus.wire import codec
 from tests.actors.endpoint.endpoint_agents import post
 from tests.support.polling import wait_until
 
@@ -120,7 +121,7 @@ def returned(trajectory: Trajectory) -> dict[str, Any]:
 def batch_of(t: Trajectory) -> Batch:
     """As a learner gets it."""
     head = {"step": 2, "clock": 2, "group": 0, "n_groups": 1, "reward": 1.0, "correct": None}
-    same = ("uid", "sample", "finish", "segments", "spans", "ids", "logps", "text")
+    same = ("uid", "sample", "finish", "segments", "spans", "ids", "logps", "text", "trajectories")
     shard = [ShardItem(**head, **{name: getattr(t, name) for name in same})]
     return build(shard, step=2, clock=2, n_groups=1, eta=2)
 
@@ -344,7 +345,7 @@ def test_rewritten_messages_are_refused(stage: Callable[..., Stage]) -> None:
 
 
 def test_rewritten_messages_restart_the_conversation_where_configured(stage: Callable[..., Stage]) -> None:
-    s = stage("rewrites", rewritten="anew")
+    s = stage("rewrites", rewritten="restart")
     s.begin()
     t = s.trajectory()
     assert returned(t)["statuses"] == [200, 200, 200]
@@ -355,8 +356,42 @@ def test_rewritten_messages_restart_the_conversation_where_configured(stage: Cal
     assert s.engine.n_tokens == completion["n_tokens"] + completion["n_forgotten"]
 
 
+def test_a_rewritten_history_is_a_trajectory_of_its_own_where_configured(stage: Callable[..., Stage]) -> None:
+    s = stage("rewrites", rewritten="new_trajectory")
+    s.begin()
+    t = s.trajectory()
+    assert returned(t)["statuses"] == [200, 200, 200]
+    assert (t.trajectories, returned(t)["n_trajectories"], returned(t)["n_anew"]) == ([0, 1, 2], 3, 0)
+    assert s.engine.n_tokens == len(t.logps) // 4  # none is forgotten
+    assert codec.decode(codec.encode(t, job="j"), job="j") == t
+
+
+def test_each_sampled_token_of_an_episode_with_sub_agents_is_trained_in_its_context(
+    stage: Callable[..., Stage],
+) -> None:
+    s = stage("delegates", rewritten="new_trajectory")
+    s.begin()
+    t = s.trajectory()
+    assert t.trajectories == [0, 1, 0, 2]
+    (item,) = batch_of(t).items
+    pieces = item.pieces(item.trained_places)
+    texts = [s.tokenizer.decode(piece.ids_T.tolist()) for piece in pieces]
+    assert [text.partition(">")[2].partition("<")[0] for text in texts[:2]] == ["one", "sub"]
+    assert "three" in texts[0]
+    assert texts[2].startswith("user>three")
+    assert "four" in texts[2]
+    at = 0
+    for piece in pieces:
+        with torch.no_grad():
+            fresh = s.model(0)(piece.ids_T[None]).logits[0].log_softmax(-1)
+        behav = item.behav_K[at : at + len(piece.places_K)]
+        assert torch.allclose(fresh[piece.places_K - 1, piece.ids_T[piece.places_K]], behav, atol=1e-4)
+        at += len(piece.places_K)
+    assert at == item.n_trained == s.engine.n_tokens
+
+
 def test_a_refused_call_keeps_the_conversation_that_a_rewrite_would_restart(stage: Callable[..., Stage]) -> None:
-    s = stage("outgrows", rewritten="anew")
+    s = stage("outgrows", rewritten="restart")
     s.begin()
     t = s.trajectory()
     assert (returned(t)["statuses"], returned(t)["n_anew"]) == ([400, 200], 0)

@@ -11,11 +11,11 @@ import torch
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Request
 from actors.head.sample_log import SampleLog
-from actors.offline.recompute_logprobs import RecomputeOrder, positions, recompute
+from actors.offline.recompute_logprobs import RecomputeOrder, read, recompute
 from areal_bus.core.effects import Keep
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Scored
-from tests.support.learner_setup import tiny_model
+from tests.support.learner_setup import settings, tiny_model
 from tests.tools.audit.forged_run import true_run
 from tools.audit import __main__ as command
 from tools.audit.findings import Findings
@@ -157,5 +157,19 @@ def test_recompute_names_the_settings_of_missing_files(
         command.main([str(run), "--recompute"])
 
 
-def test_sampled_tokens_of_several_turns_are_found() -> None:
-    assert list(positions([[2, 3], [1, 2]])) == [2, 3, 4, 6, 7]
+def test_each_trajectory_of_an_episode_is_read_as_a_sequence_of_its_own(tmp_path: Path) -> None:
+    line = {
+        "uid": 1, "sample": 0, "evaluation": "", "segments": [[2, 2], [1, 1], [0, 1]], "trajectories": [0, 1, 0],
+        "versions": [[3, 3], [4, 1]], "ids": [1, 2, 3, 4, 5, 6, 7], "logps": [-1.0, -2.0, -3.0, -4.0],
+    }  # fmt: skip
+    file = tmp_path / "tokens.jsonl"
+    file.write_text(json.dumps(line) + "\n" + json.dumps({**line, "trajectories": []}) + "\n")
+    first, second, whole = read(file, settings())
+    assert (first.ids, first.at, first.logps, first.versions) == (
+        [1, 2, 3, 4, 7],
+        [2, 3, 4],
+        [-1.0, -2.0, -4.0],
+        [3, 3, 4],
+    )
+    assert (second.ids, second.at, second.logps, second.versions) == ([5, 6], [1], [-3.0], [3])
+    assert (whole.ids, whole.at) == ([1, 2, 3, 4, 5, 6, 7], [2, 3, 5, 6])

@@ -1,5 +1,6 @@
 """A shard as a batch: the staleness mask and what is refused."""
 
+import array
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from actors.learner.batching.batch import build
 from areal_bus.core.parts.staleness import trained_runs
 from areal_bus.errors import ImpossibleEvent
+from areal_bus.messages import ShardItem
+from areal_bus.sample_fields import packed
 from tests.support.learner_setup import random_shard, shard_item
 
 
@@ -99,3 +102,48 @@ def test_a_rank_trains_a_short_group_only_by_declared_policy_and_never_one_sampl
     alone = [item for item in shard if item.group or item.sample == 1]
     with pytest.raises(ImpossibleEvent, match=r"or 2 of them or more: .*\{0: 1\}"):
         build(alone, step=0, clock=0, n_groups=3, eta=1, n_samples=4, partial_groups=True)
+
+
+def interleaved() -> list[ShardItem]:
+    """An episode whose third call extends its first trajectory, and its two trajectories as samples of their own."""
+    whole = shard_item(
+        prompt=[5, 6, 7],  # segments: 3 given, 2 sampled; 1 given, 2 sampled; 1 given, 1 sampled
+        sampled=[2, 3, 8, 9, 4, 10, 11],
+        logps=[-1.0, -2.0, -3.0, -4.0, -5.0],
+        segments=[[3, 2], [1, 2], [1, 1]],
+        spans=[[1, 1], [2, 2], [3, 2]],
+        clock=3,
+    )
+    first = shard_item(
+        prompt=[5, 6, 7], sampled=[2, 3, 10, 11], logps=[-1.0, -2.0, -5.0], segments=[[3, 2], [1, 1]],
+        spans=[[1, 1], [2, 1], [3, 1]], clock=3,
+    )  # fmt: skip
+    second = shard_item(
+        prompt=[8], sampled=[9, 4], logps=[-3.0, -4.0], segments=[[1, 2]], spans=[[2, 1], [3, 1]], clock=3
+    )
+    fields = packed({"x": array.array("f", [0.0, 1.0, 2.0, 3.0, 4.0]).tobytes()})
+    return [replace(whole, trajectories=[0, 1, 0], fields=fields), first, second]
+
+
+def test_I1_an_episode_of_two_trajectories_has_the_tokens_masks_and_lags_of_both() -> None:
+    whole, *parts = [build([item], step=3, clock=3, n_groups=1, eta=1).items[0] for item in interleaved()]
+    for name in ("ids_T", "behav_K", "trained_K", "lags_K"):
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts])), name
+    assert whole.fields["x"].tolist() == [0.0, 1.0, 4.0, 2.0, 3.0]
+    assert whole.n_trained == sum(part.n_trained for part in parts) == 4
+    for piece, part in zip(whole.pieces(whole.trained_places), parts, strict=True):
+        assert torch.equal(piece.ids_T, part.ids_T)
+        assert torch.equal(piece.places_K, part.trained_places)
+    assert whole.weights().tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_trajectory_without_a_trained_token_is_no_piece() -> None:
+    (whole,) = build([replace(interleaved()[0], spans=[[1, 4], [3, 1]])], step=3, clock=3, n_groups=1, eta=1).items
+    (piece,) = whole.pieces(whole.trained_places)
+    assert piece.ids_T[piece.places_K].tolist() == [11]
+    assert [len(one.places_K) for one in whole.pieces(whole.places_K)] == [3, 2]
+
+
+def test_trajectories_that_contradict_their_segments_are_refused() -> None:
+    with pytest.raises(ImpossibleEvent, match="unknown trajectory 2"):
+        build([replace(interleaved()[0], trajectories=[0, 2, 0])], step=3, clock=3, n_groups=1, eta=1)

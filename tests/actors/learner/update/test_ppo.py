@@ -1,7 +1,9 @@
 """PPOActor: one update is what plain padded PyTorch would do, and what must not be applied is not."""
 
+import array
 import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -483,3 +485,56 @@ def _next(actor: PPOActor, ids: Tensor) -> Tensor:
     logp: Tensor = model(input_ids=ids, use_cache=False).logits[:, -1].log_softmax(-1)
     model.set_attn_implementation("areal_bus_packed")
     return logp
+
+
+def of_two_trajectories(shard: list[ShardItem], seed: int) -> tuple[list[ShardItem], list[ShardItem]]:
+    """Each sample with a second trajectory behind it; and all trajectories as items of their own, in the same order."""
+    draw, episodes, alone = random.Random(seed), [], []
+    for item in shard:
+        n_given, n_sampled = draw.randint(1, 5), draw.randint(1, 9)
+        ids = array.array("i", [draw.randrange(2, 23) for _ in range(n_given + n_sampled)]).tobytes()
+        logps = array.array("f", [draw.uniform(-4, -2) for _ in range(n_sampled)]).tobytes()
+        segment, span = [n_given, n_sampled], [item.spans[-1][0], n_sampled]
+        more = {"ids": item.ids + ids, "logps": item.logps + logps, "trajectories": [*[0] * len(item.segments), 1]}
+        episodes.append(replace(item, segments=[*item.segments, segment], spans=[*item.spans, span], **more))
+        alone += [item, replace(item, segments=[segment], spans=[span], ids=ids, logps=logps)]
+    return episodes, alone
+
+
+@pytest.mark.parametrize("weights", ["token", "trajectory"])
+@pytest.mark.parametrize("budget", [1, 10_000])
+def test_an_episode_of_two_trajectories_has_the_gradient_of_both(tmp_path: Path, budget: int, weights: str) -> None:
+    episodes, alone = of_two_trajectories(random_shard(5), seed=5)
+    keys = rloo(episode_weights=weights, aggregation="seq-mean-token-mean" if weights == "trajectory" else "token-mean")
+    actor = tiny_actor(tmp_path, settings(actor=keys, learner={"max_tokens_per_mb": budget}))
+    for ours, theirs in zip(gradients(actor, batch_of(episodes)), plain_gradients(alone, weights), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def plain_gradients(alone: list[ShardItem], weights: str) -> list[Tensor]:
+    """One forward pass a trajectory. The advantage is the episode's; "trajectory": each is half of its episode."""
+    model = tiny_model().eval()
+    losses, n_tokens, n_episodes = [], 0, 0
+    for item, built in zip(alone, [batch_of([replace(item, sample=0)]).items[0] for item in alone], strict=True):
+        rewards = [o.reward for o in alone[::2] if o.group == item.group]
+        advantage = (item.reward - sum(rewards) / len(rewards)) * len(rewards) / (len(rewards) - 1)
+        logp = model(input_ids=built.ids_T[None]).logits[0].log_softmax(-1)
+        theta_N = logp[built.trained_places - 1, built.ids_T[built.trained_places]]
+        terms_N = (
+            -(theta_N.detach() - built.behav_K[built.trained_K]).exp() * (theta_N - theta_N.detach()).exp() * advantage
+        )
+        n_tokens, n_episodes = n_tokens + built.n_trained, n_episodes + 1 / 2
+        losses.append(terms_N.sum() if weights == "token" else terms_N.mean() / 2)
+    (torch.stack(losses).sum() / (n_tokens if weights == "token" else n_episodes)).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_each_trajectory_of_an_episode_ends_with_its_reward(tmp_path: Path) -> None:
+    """The token advantages of a critic are those of the trajectories alone."""
+    episodes, alone = of_two_trajectories(random_shard(6), seed=6)
+    found = []
+    for shard in (episodes, [replace(item, sample=i) for i, item in enumerate(alone)]):
+        actor = tiny_actor(tmp_path / str(len(shard)), settings(actor={"advantage": "gae", "gae_lambda": 0.9}))
+        batch = actor.compute_advantages_and_returns(batch_of(shard))
+        found.append(torch.cat([batch.advantages_of(i) for i in range(len(batch.items))]))
+    assert torch.allclose(*found, atol=1e-5)
