@@ -132,6 +132,11 @@ def role_of(name: str) -> Role | None:
     return Role(found[1]) if found else None
 
 
+def index_of(name: str) -> int:
+    """Index among its role of an actor of this name."""
+    return int(name.rpartition(".")[0].rpartition("-")[2])
+
+
 def may_send(sender: Role | None, receiver: Role | None, kind: type) -> bool:
     """Whether `sender` may send this message type to `receiver`. None, no role, is never allowed."""
     return sender is not None and receiver is not None and sender in SENDERS.get(kind, {}).get(receiver, ())

@@ -16,6 +16,7 @@ from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from actors.runtime.context import Context, HeartbeatState, collect_seldom, journal_rejections, open_bus
 from actors.runtime.head_session import HEAD, ActorRuntime, HeadSession
 from actors.runtime.user_failures import Failures, Prints
+from areal_bus.authorization import index_of
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
@@ -41,7 +42,10 @@ from areal_bus.transport.send_queue import ROOM_BYTES
 IDLE_S = 0.5  # longest wait for a message while nothing is being scored
 BUSY_S = 0.01  # longest wait for a verdict before messages are received again
 COALESCE_S = 0.02  # verdicts of this time, and at most BUSY_S more, are written and sent together
-BACKLOG_BYTES = 64 << 20  # of trajectories held here, in equal shares of the senders; more wait in the bus (I9)
+BACKLOG_BYTES = (
+    64 << 20
+)  # in memory, of trajectories held here, in equal shares of the senders; more wait in the bus (I9)
+RECORD_BYTES, PAIR_BYTES = 2048, 128  # of a trajectory beside its texts and arrays, and of a pair of its turns or spans
 
 
 class Key(NamedTuple):
@@ -95,6 +99,7 @@ def score_until_stop(context: Context, config: Config, journal: Journal, heartbe
             ActorRuntime(bus, session, journal, heartbeat),
             pool,
             capacity=reward.workers,
+            n_generators=context.n_generators,
             failures=Failures(logs, context.name, what, ends=context.incarnation == 0 and not may_fail(reward)),
             prints=prints,
         )
@@ -124,14 +129,16 @@ class RewardLoop:
         pool: WorkerPool,
         *,
         capacity: int,
+        n_generators: int,
         failures: Failures | None = None,
         prints: Prints | None = None,
     ) -> None:
+        """`n_generators`: those of the job. Others are guests, whose rows may be the cause of a failure."""
         self.stopped: str | None = None  # the reason, once the head has sent Stop
         self._bus, self._session = runtime.bus, runtime.session
         self._journal, self._heartbeat = runtime.journal, runtime.heartbeat
         self._pool = pool
-        self._capacity = capacity
+        self._capacity, self._n_generators = capacity, n_generators
         self._failures, self._prints = failures, prints
         self._announced = False  # Ready was sent
         self._in_progress: dict[Key, Trajectory] = {}
@@ -250,6 +257,7 @@ class RewardLoop:
                 place=verdict.place,
                 error=verdict.error,
                 trace=verdict.trace,
+                counts=index_of(key.generator) < self._n_generators,
             )
 
     def _send_scored(self) -> None:
@@ -280,9 +288,11 @@ def n_before(trajectory: Trajectory) -> int:
 
 
 def size_of(trajectory: Trajectory) -> int:
-    """Approximate size in bytes: texts count their characters."""
+    """Approximate size in memory, in bytes: texts count their characters."""
     return (
-        len(trajectory.ids)
+        RECORD_BYTES
+        + PAIR_BYTES * (len(trajectory.segments) + len(trajectory.spans))
+        + len(trajectory.ids)
         + len(trajectory.logps)
         + len(trajectory.prompt_text)
         + len(trajectory.text)

@@ -22,7 +22,7 @@ from actors.rewards.loading import load_reward
 from actors.rewards.protocol import RewardFunction, Score
 from actors.runtime.user_code import definition, innermost, is_ours, known_fields, place_of, trace_of
 from areal_bus.errors import ConfigError
-from areal_bus.foreign_text import described, text_of
+from areal_bus.foreign_text import cut, described, text_of
 
 FILE_BYTES = 1 << 30  # largest file that a score may write
 TRACE_BYTES = 30_000  # of a traceback as JSON: with the error text it stays below REPLY_BYTES
@@ -65,7 +65,7 @@ def verdict(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]
     """Run the function: its reward, or its error (I10: an error never becomes a reward)."""
     row: dict[str, Any] = {}
     try:
-        row = json.loads(request["row"])
+        row = read_row(request["row"])
         if "ids" in request:
             row[TOKEN_IDS] = decode_ids(request)
         with shut_sandbox() if request.get("shut") else contextlib.nullcontext():
@@ -73,6 +73,14 @@ def verdict(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]
         return {"status": "value", **read_value(value)}
     except BaseException as error:  # noqa: BLE001 (any exception, SystemExit too, is an error verdict)
         return {"status": "error", **explain(error, function, row)}
+
+
+def read_row(text: str) -> dict[str, Any]:
+    """The row, which a guest may have written. Raises ValueError for anything but a JSON object."""
+    row = json.loads(text)
+    if not isinstance(row, dict) or not isinstance(row.get(UNREAD, {}), dict):
+        raise ValueError(f"a row must be a JSON object: it is {cut(text, 80)!r}")
+    return row
 
 
 def shut_sandbox() -> contextlib.AbstractContextManager[None]:
@@ -120,11 +128,11 @@ def explain(error: BaseException, function: object, row: Mapping[str, Any]) -> d
     text = described(error)
     fields = known_fields(error, {name: value for name, value in row.items() if name not in ADDED}, row.get(UNREAD, {}))
     if not place:
-        return {"error": f"{text}{fields}"}
+        return {"error": cut(f"{text}{fields}")}
     trace = trace_of(error)
     if len(json.dumps(trace)) > TRACE_BYTES:  # JSON may need twelve bytes for a character
         trace = trace[-TRACE_BYTES // 12 :]
-    return {"error": f"{text} ({place}){fields}", "place": place, "trace": trace}
+    return {"error": cut(f"{text} ({place}){fields}"), "place": place, "trace": trace}
 
 
 if __name__ == "__main__":

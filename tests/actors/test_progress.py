@@ -78,7 +78,7 @@ def test_a_reward_progresses_with_a_verdict_that_it_sent(
         bus.connect("head", head.endpoint)
         with WorkerPool(WorkerOrder("own_actor_rewards:score", str(folder)), n_workers=1, timeout_s=1.0) as pool:
             runtime = ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState())
-            loop = RewardLoop(runtime, pool, capacity=1)
+            loop = RewardLoop(runtime, pool, capacity=1, n_generators=1)
             deadline = time.monotonic() + 60
             while not reported() and time.monotonic() < deadline:
                 loop.turn()

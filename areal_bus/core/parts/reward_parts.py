@@ -14,6 +14,7 @@ from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import MAX_PARTS, Scored, VerdictStatus
 
 NAME_CHARACTERS = 128
+LARGEST = 1e100  # absolute value: sums and squares of parts are finite, too
 PREFIX = "reward:"  # of journal fields
 
 
@@ -24,8 +25,11 @@ def checked(parts: object) -> dict[str, float]:
     for name, value in parts.items():
         if not (isinstance(name, str) and 0 < len(name) <= NAME_CHARACTERS and name.isprintable()):
             raise ValueError(f"the name of a part has 1 to {NAME_CHARACTERS} printable characters: {_short(name)}")
-        if not isinstance(value, SupportsFloat) or not math.isfinite(float(value)):
-            raise ValueError(f"the part {name!r} of a reward must be a finite number: it is {_short(value)}")
+        if not isinstance(value, SupportsFloat) or not abs(float(value)) <= LARGEST:
+            raise ValueError(
+                f"the part {name!r} of a reward must be a finite number, at most {LARGEST:g} in absolute value: it is "
+                f"{_short(value)}"
+            )
     return {name: float(value) for name, value in parts.items()}
 
 

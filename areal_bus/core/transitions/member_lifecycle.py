@@ -4,7 +4,7 @@ The work of a lost member is leased to others (I4). Learner ranks compute togeth
 """
 
 from areal_bus import messages as m
-from areal_bus.authorization import role_of
+from areal_bus.authorization import index_of, role_of
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
 from areal_bus.core.members.lease_failures import EVICTIONS
@@ -49,7 +49,7 @@ class MemberLifecycle:
         """`_misplaced` for an actor of which the name is known."""
         role = role_of(sender)
         if role in (Role.GENERATOR, Role.LEARNER):
-            return self._misplaced(role, int(sender.rpartition(".")[0].rpartition("-")[2]))
+            return self._misplaced(role, index_of(sender))
         return ""
 
     def heard(self, sender: str, message: m.Message, now: float) -> tuple[Member, bool]:

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import actors.rewards.actor
-from actors.rewards.actor import RewardLoop, listen_endpoint
+from actors.rewards.actor import RewardLoop, listen_endpoint, size_of
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.runtime.context import Context, HeartbeatState
 from actors.runtime.head_session import ActorRuntime, HeadSession
@@ -33,6 +34,7 @@ from areal_bus.messages import (
 )
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus, Heartbeats
+from areal_bus.wire import codec
 from tests.support.polling import wait_until
 from tests.support.strangers import OpenBus
 
@@ -225,7 +227,7 @@ def test_a_verdict_is_in_the_journal_before_it_is_sent(folder):
         bus.connect("head", head.endpoint)
         with WorkerPool(WorkerOrder("own_actor_rewards:score", str(folder)), n_workers=1, timeout_s=1.0) as pool:
             runtime = ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState())
-            loop = RewardLoop(runtime, pool, capacity=1)
+            loop = RewardLoop(runtime, pool, capacity=1, n_generators=1)
             deadline = time.monotonic() + 60
             while len(bus.seen) < 2 and time.monotonic() < deadline:
                 loop.turn()
@@ -312,13 +314,16 @@ def test_a_flood_of_samples_that_hang_leaves_the_workers_to_others_in_turn(folde
 
 
 def test_a_backlog_of_one_generator_fills_its_share_and_another_ones_is_taken(folder, monkeypatch):
-    monkeypatch.setattr(actors.rewards.actor, "BACKLOG_BYTES", 10_000)
+    monkeypatch.setattr(actors.rewards.actor, "BACKLOG_BYTES", 40_000)
     journal = Journal(folder / "journal", role="reward", index=0, incarnation=0)
     bus = OpenBus("reward-0.0", job=JOB, listen=f"ipc://{folder}/reward")
     honest, guest = Bus("generator-0.0", job=JOB), Bus(GUEST, job=JOB)
     with WorkerPool(WorkerOrder("own_actor_rewards:score", folder), n_workers=1, timeout_s=60.0) as pool:
         loop = RewardLoop(
-            ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState()), pool, capacity=1
+            ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState()),
+            pool,
+            capacity=1,
+            n_generators=1,
         )
         for one in (honest, guest):
             one.connect("reward-0.0", bus.endpoint)
@@ -327,9 +332,20 @@ def test_a_backlog_of_one_generator_fills_its_share_and_another_ones_is_taken(fo
         wait_until(lambda: (loop.turn(), loop._has_its_share(GUEST))[1], "its share is full")
         honest.send("reward-0.0", trajectory(1, "hangs"))
         wait_until(lambda: (loop.turn(), loop._n_bytes["generator-0.0"])[1], "the other one's is taken")
-        assert loop._n_bytes[GUEST] < 12_000
+        assert loop._n_bytes[GUEST] < 44_000
         for one in (bus, honest, guest):
             one.close(0)
+
+
+def test_a_backlog_counts_the_objects_of_small_trajectories():
+    """64 MiB of their bytes took 5 GiB of memory."""
+    frames = codec.encode(trajectory(1, ""), job=JOB)
+    tracemalloc.start()
+    try:
+        many = [codec.decode(frames, job=JOB) for _ in range(1000)]
+        assert sum(map(size_of, many)) > tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
 
 
 def test_queued_trajectories_of_a_refunded_group_are_not_scored(folder):
@@ -426,6 +442,16 @@ def test_the_first_failure_is_logged_with_its_place_and_eight_before_any_score_e
     assert f"never succeeded: RuntimeError: no ({place})" in sentence
     assert said.count(f"failed: RuntimeError: no ({place}); full traceback: {kept}") == 1
     assert kept.read_text().count("Traceback (most recent call last)") == 1
+
+
+def test_failures_of_a_guests_samples_do_not_end_the_actor(folder):
+    """It sent rows of its own, before any sample of the job was scored."""
+    with ring_of(folder) as ring, guest_of(ring, ring.up().endpoint) as guest:
+        for uid in range(12):
+            guest.send("reward-0.0", replace(trajectory(uid, "fine"), generator=GUEST, row="{}"))
+        assert [ring.next(Scored).status for _ in range(12)] == ["error"] * 12
+        ring.score(trajectory(1, "fine"))
+        assert ring.next(Scored).status == "value"
 
 
 def test_failures_after_a_score_do_not_end_the_actor_and_the_output_file_is_named(folder):

@@ -141,6 +141,20 @@ def test_an_error_has_its_place_in_the_users_code_and_its_traceback(pool, folder
     assert returned.place == f"{file}:{1 + lines.index('def score(prompt, completion, row):')}"
 
 
+@pytest.mark.parametrize(
+    "row", ["[1]", "5", "null", '{"_unread_columns": 5}', "[" * 100_000, json.dumps({"\u4e00" * 30_000: 1})]
+)
+def test_a_row_of_a_guest_that_is_no_row_is_an_error_and_its_worker_lives(pool, row):
+    """It ended the worker process, each time."""
+    before = pool.pids
+    pool.submit(0, prompt="", completion="no_such_name", row=row)
+    [verdict] = finish(pool)
+    assert verdict.status == ERROR
+    assert "lost" not in verdict.error
+    assert len(verdict.error) <= 2000
+    assert pool.pids == before
+
+
 def test_output_of_a_reward_is_kept_in_a_file_when_it_hangs_afterwards(folder, tmp_path):
     (folder / "own_prints.py").write_text(
         "import time\nprint('loaded')\ndef score(completion):\n    print('saw', completion)\n"

@@ -132,7 +132,7 @@ def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
     ):
         bus.connect("head", deaf.endpoint)
         runtime = ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState())
-        loop = RewardLoop(runtime, pool, capacity=1)
+        loop = RewardLoop(runtime, pool, capacity=1, n_generators=1)
         for _ in range(4 * CLIENT_AHEAD):
             bus.send("head", Prompt(0, 0, 0, [0], "", "x" * 60_000))
         wait_until(lambda: not bus._orders, "they wait")

@@ -102,6 +102,17 @@ def test_parts_of_a_function_are_numbers_by_name() -> None:
         read_value(Score(1.0, None, {str(n): 0.0 for n in range(33)}))
 
 
+@pytest.mark.parametrize("value", [1e308, -1.1e100, float("inf"), float("nan")])
+def test_a_part_whose_sum_could_overflow_is_refused_by_the_reward_and_by_the_head(value: float) -> None:
+    """Two of 1e308 ended the head at each batch, and each next head alike."""
+    with pytest.raises(ValueError, match="must be a finite number, at most 1e\\+100"):
+        read_value(Score(1.0, None, {"a": value}))
+    head, _ = head_with(batch_size=1, n_samples=2)
+    effects = deliver(head, *(replace(scored(0, i), parts=reward_parts.dumped({"a": value})) for i in range(2)))
+    assert not records(effects, Event.SCORED)
+    assert len(records(effects, Event.REFUSED)) == 2
+
+
 def test_the_head_reports_means_by_name_of_batches_and_evaluations(capsys: pytest.CaptureFixture[str]) -> None:
     head, _ = head_with(batch_size=1, n_samples=2)
     head.on("learner-0.0", BatchRequest(0), 0.0)
