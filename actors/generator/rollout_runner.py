@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -213,13 +214,13 @@ class RolloutRunner:
             return self._finish(key)
         except ConfigError:
             raise  # an invalid config stops the run
-        except Exception as error:  # noqa: BLE001  user code: the group is refunded with the text (I3)
+        except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001  user code: the group is refunded with the text (I3)
             reason = Refund.PROMPT_TOO_LONG if isinstance(error, PromptTooLong) else Refund.SAMPLING_ERROR
             text = text_of(error) if reason == Refund.PROMPT_TOO_LONG else self._fail(key, error)
             self.cancel(*key[:3])
             return SampleFailed(uid=key[1], attempt=key[2], evaluation=key[0], reason=str(reason), error=text)
 
-    def _fail(self, key: Key, error: Exception) -> str:
+    def _fail(self, key: Key, error: BaseException) -> str:
         """Record the failure and return its text. Raises UserCodeFailed when the workflow never succeeds.
 
         A generator whose engine fails is paused by the head.

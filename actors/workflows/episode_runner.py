@@ -4,6 +4,7 @@ An EpisodeRun records the content of a trajectory: all tokens in order, and log-
 tokens.
 """
 
+from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +12,14 @@ from types import CoroutineType
 from typing import Any
 
 import numpy as np
+from loguru import logger
 from numpy.typing import NDArray
 
 from actors.engines.protocol import Completion, SamplingControls, stamp
 from actors.runtime.user_code import definition, is_users, shown
 from actors.workflows.protocol import Episode, Row, Turn, Workflow
 from areal_bus.errors import EngineError, WorkflowError
+from areal_bus.foreign_text import described
 from areal_bus.sample_fields import MAX_NUMBER, broken_rule
 from areal_bus.trajectories import broken_rule as broken_rule_of_trajectories
 
@@ -164,9 +167,12 @@ class EpisodeRun:
         return texts
 
     def close(self) -> None:
-        """Cancel the episode; the workflow's `finally` blocks run."""
+        """Cancel the episode; the workflow's `finally` blocks run. Their errors concern nobody: it is over."""
         if self._coroutine is not None:
-            self._coroutine.close()
+            try:
+                self._coroutine.close()
+            except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001  user code raises any error
+                logger.debug("{}: its workflow failed while it was cancelled: {}", self.name, described(error))
 
     def _running(self) -> Coroutine[Any, Any, Episode]:
         if self._coroutine is None:

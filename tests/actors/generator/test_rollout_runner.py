@@ -1,5 +1,6 @@
 """The episodes of a generator: each has a row of its own."""
 
+import asyncio
 import importlib
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ class Requests:
 
     def submit(self, request: Request) -> None:
         self.requests.append(request)
+
+    def abort(self, key: object) -> None:
+        """It ends none."""
 
 
 class Changing:
@@ -102,3 +106,40 @@ def test_an_engine_that_fails_is_no_failure_of_the_workflow_and_ends_no_job(tmp_
         (outcome,) = runner.begin(Prompt(uid, 0, 0, [0], "", "{}"))
         assert isinstance(outcome, SampleFailed)
         assert "the device is in error" in outcome.error
+
+
+class Ending:
+    """A workflow that ends its sample as a program ends, or raises when it is cancelled."""
+
+    def __init__(self, error: BaseException, *, at_once: bool) -> None:
+        self.error, self.at_once = error, at_once
+
+    async def episode(self, row: Row, ask: Ask) -> Episode:
+        if self.at_once:
+            raise self.error
+        try:
+            return Episode((await ask([65])).text)
+        finally:
+            raise self.error
+
+
+ENDS = [SystemExit(2), asyncio.CancelledError(), RuntimeError("\ud83d")]
+
+
+@pytest.mark.parametrize("error", ENDS, ids=repr)
+def test_a_workflow_that_exits_fails_its_sample_and_not_its_generator(tmp_path: Path, error: BaseException) -> None:
+    log = RolloutLog("generator-0.0", Journal(tmp_path, role="generator", index=0, incarnation=0))
+    runner = RolloutRunner(Requests(), Ending(error, at_once=True), None, Config(), log)  # type: ignore[arg-type]
+    (outcome,) = runner.begin(Prompt(0, 0, 0, [0, 1], "", "{}"))
+    assert isinstance(outcome, SampleFailed)
+    assert outcome.error.startswith(type(error).__name__)
+    assert runner.n_live == 0
+
+
+@pytest.mark.parametrize("error", ENDS, ids=repr)
+def test_a_workflow_that_raises_while_it_is_cancelled_ends_nothing(tmp_path: Path, error: BaseException) -> None:
+    log = RolloutLog("generator-0.0", Journal(tmp_path, role="generator", index=0, incarnation=0))
+    runner = RolloutRunner(Requests(), Ending(error, at_once=False), None, Config(), log)  # type: ignore[arg-type]
+    assert list(runner.begin(Prompt(0, 0, 0, [0, 1], "", "{}"))) == []
+    runner.cancel("", 0, 0)
+    assert runner.n_live == 0
