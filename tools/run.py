@@ -140,7 +140,10 @@ def parse(raw: bytes) -> Any:
     try:
         return from_json(raw)
     except ValueError:
-        return json.loads(raw)
+        try:
+            return json.loads(raw)
+        except RecursionError:
+            raise ValueError("too many levels of lists and objects") from None
 
 
 def event_of(raw: bytes) -> bytes:

@@ -223,7 +223,7 @@ def _last_lines(path: Path) -> list[Line]:
     found = []
     for piece in pieces:
         try:
-            line = json.loads(piece)
+            line = run.parse(piece)
         except ValueError:
             continue
         if isinstance(line, dict) and run.is_number(line.get("wall")) and "event" in line:

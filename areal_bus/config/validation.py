@@ -1,5 +1,6 @@
 """Rules across several settings, each with an error text that states what to change."""
 
+import os
 import re
 
 from areal_bus.config.adapt import adapt_rules, is_adaptive, settings_by_split
@@ -23,10 +24,16 @@ RENDEZVOUS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}|ipc
 
 
 RESERVED_NAMES = {".", "..", "latest"}  # "latest" is the link to the run that was started last
+NAME_BYTES = 200  # of a run's name: file systems allow 255, and runs and links append to it
 
 
 def reserved_name(name: str) -> str:
     """Why a run cannot have this name; "" if it can."""
+    if not name.isprintable() or len(os.fsencode(name)) > NAME_BYTES:
+        return (
+            f"run.name, or the name of the config file, must have at most {NAME_BYTES} bytes and no control character: "
+            f'{name[:60]!r}; set for example run.name = "first"'
+        )
     if name not in RESERVED_NAMES:
         return ""
     return f'run.name must be a folder\'s name of its own: {name!r} means another; set for example run.name = "first"'

@@ -34,7 +34,7 @@ def place(parent: Path, version: int) -> Path:
 
 def versions(parent: Path) -> dict[int, Path]:
     """Complete folders by version, newest first."""
-    found = {version_of(path): path for path in parent.glob("step-*") if NAME.fullmatch(path.name)}
+    found = {version_of(path): path for path in parent.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()}
     return dict(sorted(found.items(), reverse=True))
 
 

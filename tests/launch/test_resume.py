@@ -37,7 +37,7 @@ from launch.run.resume import (
     preview_resume,
     reason_fixed,
 )
-from launch.run.runs import Lock, PidFile, RunInUse, check_free, checkpoints, largest_incarnation
+from launch.run.runs import Lock, PidFile, RunInUse, check_free, checkpoints, largest_incarnation, run_name
 from tests.launch.test_prepare import ROWS, SMALL, write_rows
 from tools.audit import run_settings
 from tools.run import Run
@@ -317,6 +317,7 @@ def test_copies_next_to_checkpoints_are_ignored(file: Path) -> None:
         (run / "checkpoints" / name / "model").mkdir(parents=True)
     for name in ("frontier-000012.good", "frontier-12", "frontier-000004.bak", "frontier-0000012"):
         (run / "frontiers" / name).write_text("a copy")
+    (run / "checkpoints" / "step-000013").write_text("a file")
     (run / "config-1 (copy).json").write_text("{}")
     assert [path.name for path in checkpoints(run)] == ["step-000010", "step-000004"]
     assert newest_checkpoint(run, 11).endswith("step-000010")
@@ -335,6 +336,14 @@ def test_a_config_file_cannot_give_a_reserved_name_to_its_run(file: Path) -> Non
             start()
     assert not (file.parent / "runs").exists()
     assert prepare(load(latest, ["run.name=first"], {}), latest).run_folder.endswith("runs/first")
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "\u4e00" * 67, "a\nb", "a\x1b[2Jb", "caf\udce9"])
+def test_a_config_file_with_a_name_that_no_run_can_have_is_refused(name: str) -> None:
+    """A name of 250 bytes was "a folder that is not writable"."""
+    with pytest.raises(ConfigError, match="must have at most 200 bytes and no control character"):
+        run_name(Config(), Path("/") / f"{name}.toml")
+    assert run_name(Config(), Path("/") / f"{'x' * 200}.toml") == "x" * 200
 
 
 def test_a_running_run_is_refused_and_that_of_a_killed_job_is_not(file: Path) -> None:

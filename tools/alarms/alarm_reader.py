@@ -4,7 +4,6 @@ A step's samples stand together in RUN/samples/samples.jsonl. A step that was un
 twice: the later block counts.
 """
 
-import json
 import random
 import re
 import time
@@ -21,7 +20,7 @@ from areal_bus.errors import ConfigError
 from tools.alarms.history import REPEATED, History, Waiting
 from tools.alarms.rules import RULES, WINDOW, Reading, Rule
 from tools.follow import HOLD_S, JournalFollower
-from tools.run import Line, Run
+from tools.run import Line, Run, parse
 from tools.trackers.series import EVENTS, UPDATE, Row, SeriesReader, Undone
 
 MOST_SAMPLES = 10
@@ -112,7 +111,7 @@ class SampleReader:
 def _trained(raw: bytes) -> Line | None:
     """The sample if it was trained; None for a broken line, too."""
     try:
-        sample = json.loads(raw)
+        sample = parse(raw)
     except ValueError:
         return None
     if not isinstance(sample, dict) or sample.get("evaluation"):

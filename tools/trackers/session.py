@@ -13,7 +13,7 @@ from pathlib import Path
 from areal_bus.config.names.trackers import check_members, check_trackers, constructor_of
 from areal_bus.errors import ConfigError
 from tools.follow import JournalFollower
-from tools.run import Line, Run, is_number, read_object
+from tools.run import Line, Run, is_number, parse, read_object
 from tools.samples import interleave_groups
 from tools.trackers.protocol import Target, Writer
 from tools.trackers.series import EVENTS, Row, SeriesReader, Undone
@@ -162,7 +162,7 @@ def newest_samples(where: Run) -> list[Line]:
 
 def _sample(piece: bytes) -> Line | None:
     try:
-        value = json.loads(piece)
+        value = parse(piece)
     except ValueError:
         print("skipped a broken line of samples.jsonl", file=sys.stderr)
         return None

@@ -4,12 +4,11 @@ Both are found in the journal; the texts come from samples.jsonl afterwards.
 """
 
 import heapq
-import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from tools.run import Line, Run, is_number, skips_incomplete
+from tools.run import Line, Run, is_number, parse, skips_incomplete
 from tools.surviving_history import Key
 
 EVENTS = ("scored", "trajectory", "batch", "term")
@@ -119,9 +118,9 @@ def _matching(lines: Iterable[bytes], wanted: Collection[Key]) -> dict[Key, Line
         if ids is None or (key := (int(ids[1]), int(ids[2]), int(ids[3]))) not in wanted:
             continue
         try:
-            sample = json.loads(raw)
+            sample = parse(raw)
         except ValueError:
             continue  # torn: the writer was killed, or writes on
-        if sample.keys() >= NEEDED and not sample["evaluation"]:
+        if isinstance(sample, dict) and sample.keys() >= NEEDED and not sample["evaluation"]:
             found[key] = sample
     return found
