@@ -125,7 +125,7 @@ class HttpClient:
             raise ServerRejected(response.status_code, response.text[:TEXT])
         try:
             return response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             return response.text[:TEXT]
 
     async def _stream(self, name: str, path: str, body: Mapping[str, Any]) -> None:
@@ -140,7 +140,7 @@ class HttpClient:
                 async for line in _lines(response.aiter_bytes()):
                     if line.startswith(b"data:") and not line.endswith(b"[DONE]"):
                         self._events.put(StreamEvent(name, json.loads(line[5:])))
-        except (httpx2.HTTPError, OSError, ValueError) as error:
+        except (httpx2.HTTPError, OSError, ValueError, RecursionError) as error:
             ended = StreamEnded(name, 0, _why(error))
         finally:
             self._events.put(ended)
@@ -163,13 +163,15 @@ def ping(link: HttpClient, path: str, *, timeout_s: float) -> None:
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Of an event stream: a text in it may hold what else is taken for the end of a line (U+2028)."""
-    rest = b""
+    """Of an event stream, in linear time: a text in it may hold what else is taken for the end of a line (U+2028)."""
+    rest = bytearray()
     async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line.rstrip(b"\r")
-    yield rest
+        rest += piece
+        if b"\n" in piece:
+            *lines, rest = rest.split(b"\n")
+            for line in lines:
+                yield bytes(line.rstrip(b"\r"))
+    yield bytes(rest)
 
 
 def _why(error: Exception) -> str:
