@@ -14,4 +14,5 @@ def sample_limits(config: Config, model_folder: str) -> SampleLimits:
         positions=published_number(model_folder, "max_position_embeddings"),
         prompt=config.data.max_prompt_tokens if is_built_in else None,
         bounds_logps=is_built_in and not changes_logits(config.gconfig),
+        bounds_guests=not changes_logits(config.gconfig),
     )

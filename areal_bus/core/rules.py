@@ -69,9 +69,9 @@ class HeadRules:
         """Samples of a group whose prompt is admitted at this version."""
         return stage_at(self.stages, version).n_samples if self.stages else self.n_samples
 
-    def check_sample(self, sample: Scored | Partial, born: int) -> None:
+    def check_sample(self, sample: Scored | Partial, born: int, *, is_guests: bool) -> None:
         """Raises ImpossibleEvent for a sample over the limits of the run. `born`: the version of its stage."""
-        self.limits.check(sample, stage_at(self.stages, born) if self.stages else None)
+        self.limits.check(sample, stage_at(self.stages, born) if self.stages else None, is_guests=is_guests)
 
     @property
     def split(self) -> Split:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from areal_bus.authorization import LeaseIds
+from areal_bus.authorization import LeaseIds, index_of
 from areal_bus.core.evaluation import Evaluation, Evaluations
 from areal_bus.core.members.console_reports import Deaths, ScoreFailures
 from areal_bus.core.members.lease_failures import LeaseFailures, LeaseLimit, actor_of
@@ -108,7 +108,11 @@ class HeadState:
 
     def is_guest(self, member: Member) -> bool:
         """Whether it is a generator that joined the running job from outside."""
-        return member.role is Role.GENERATOR and member.index >= self.split.generators
+        return member.role is Role.GENERATOR and self.is_guests(member.name)
+
+    def is_guests(self, generator: str) -> bool:
+        """Whether this is the name of a guest, also of one that is gone."""
+        return index_of(generator) >= self.split.generators
 
     def others_than(self, failed_at: set[str]) -> list[Member]:
         """Generators that may sample a prompt at which these failed: alive, neither paused nor leaving."""

@@ -24,10 +24,12 @@ class SampleLimits:
     positions: int | None = None  # tokens of a whole trajectory: what the model holds
     prompt: int | None = None  # given tokens, where every sample has one turn with the stage's limit of new tokens
     bounds_logps: bool = False  # nothing but the temperature changes what is drawn
+    bounds_guests: bool = False  # the same, unless a workflow of the user asks otherwise: for samples of guests
 
-    def check(self, sample: Scored | Partial, stage: Stage | None) -> None:
+    def check(self, sample: Scored | Partial, stage: Stage | None, *, is_guests: bool = False) -> None:
         """Raises ImpossibleEvent for a sample that no engine can have made. `stage`: that of its prompt."""
-        if broken := self._of_tokens(sample) or self._of_turns(sample, stage):
+        bounds_logps = self.bounds_logps or (is_guests and self.bounds_guests)
+        if broken := self._of_tokens(sample, bounds_logps=bounds_logps) or self._of_turns(sample, stage):
             raise ImpossibleEvent(f"a sample of {sample.uid}/{sample.sample} exceeds a limit: {broken}")
 
     def _of_turns(self, sample: Scored | Partial, stage: Stage | None) -> str:
@@ -47,12 +49,12 @@ class SampleLimits:
             return f"{n_sampled} sampled tokens, over gconfig.max_new_tokens = {stage.max_new_tokens}"
         return ""
 
-    def _of_tokens(self, sample: Scored | Partial) -> str:
+    def _of_tokens(self, sample: Scored | Partial, *, bounds_logps: bool) -> str:
         if self.vocabulary is not None and sample.ids:
             highest = max(array("i", sample.ids))
             if highest >= self.vocabulary:
                 return f"token id {highest}, and the vocabulary has {self.vocabulary} tokens"
-        if self.bounds_logps and sample.logps[3::4].translate(None, LOGP_BYTES):
+        if bounds_logps and sample.logps[3::4].translate(None, LOGP_BYTES):
             return "log-probs are from -32 to 0; one is outside"
         return ""
 

@@ -149,7 +149,7 @@ class Rollouts:
             )
         check_whole(message)
         check_spans(message, born=entry.born, clock=self.gate.u)
-        self.rules.check_sample(message, entry.born)
+        self.rules.check_sample(message, entry.born, is_guests=self.state.is_guests(member.name))
         self.partials.keep(replace(message, lease=""))
 
     def unsampled(self, member: Member, message: m.SampleFailed) -> None:
@@ -256,7 +256,7 @@ class Rollouts:
         evaluation.check(message)
         try:
             check_spans(message, born=evaluation.version, clock=self.gate.u)
-            self.rules.check_sample(message, evaluation.version)
+            self.rules.check_sample(message, evaluation.version, is_guests=self.state.is_guests(message.generator))
         except ImpossibleEvent as error:
             self.problem_failed(evaluation, message.uid, message.attempt, str(error))
             self.end_lease(message.generator, message.uid, message.attempt, evaluation.name)
@@ -290,7 +290,7 @@ class Rollouts:
             if is_void:
                 raise ImpossibleEvent(void)
             check_spans(message, born=entry.born, clock=self.gate.u)
-            self.rules.check_sample(message, entry.born)
+            self.rules.check_sample(message, entry.born, is_guests=self.state.is_guests(message.generator))
         except ImpossibleEvent as error:
             self.failed(entry, Refund.SAMPLING_ERROR, str(error))
             raise

@@ -62,6 +62,26 @@ def test_a_sample_at_the_limits_is_accepted(logp: float) -> None:
     SampleLimits(positions=512).check(of([[200, 100], [12, 200]], token=2**30, logp=-200.0), STAGE)
 
 
+@pytest.mark.parametrize("logp", [0.5, -1e30, -32.5])
+def test_a_guests_log_probs_are_bounded_with_a_workflow_of_the_user_too(logp: float) -> None:
+    """Its weight ended the learner; what the job's own generators draw there may be as unlikely."""
+    limits = SampleLimits(bounds_guests=True)
+    limits.check(of([[3, 3], [1, 3]], logp=logp), None)
+    limits.check(of([[3, 3], [1, 3]], logp=-31.0), None, is_guests=True)
+    with pytest.raises(ImpossibleEvent, match="log-probs are from -32 to 0"):
+        limits.check(of([[3, 3], [1, 3]], logp=logp), None, is_guests=True)
+
+
+def test_the_head_knows_whose_sample_it_checks() -> None:
+    head, _ = head_with(limits=SampleLimits(bounds_guests=True))
+    assert not refused(head.on(REWARD, of([[3, 3]], logp=-40.0), 0.0))
+    assert [head.state.is_guests(name) for name in (G0, GUEST)] == [False, True]
+    leased = head.state.ledger.open[1]
+    leased.holder = GUEST
+    forged = replace(of([[3, 3]], uid=1, logp=-40.0), generator=GUEST)
+    assert "log-probs are from -32 to 0" in refused(head.on(REWARD, forged, 0.0))[0]
+
+
 def refunds(effects: list[Effect]) -> list[tuple[int, str]]:
     found = [x.fields for x in effects if isinstance(x, Record) and x.event is Event.REFUND]
     return [(line["uid"], line["reason"]) for line in found]
