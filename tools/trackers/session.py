@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import json
-import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from areal_bus.config.names.trackers import check_members, check_trackers, constructor_of
 from areal_bus.errors import ConfigError
+from areal_bus.storage.atomic_file import write_atomic
 from tools.follow import JournalFollower
 from tools.run import Line, Run, is_number, parse, read_object
 from tools.samples import interleave_groups
@@ -99,9 +99,7 @@ class TrackerSession:
             self._save()
 
     def _save(self) -> None:
-        temporary = self._state_file.with_suffix(".new")
-        temporary.write_text(json.dumps(asdict(self._state)), encoding="utf-8")
-        os.replace(temporary, self._state_file)
+        write_atomic(self._state_file, json.dumps(asdict(self._state)))
 
 
 @contextlib.contextmanager
