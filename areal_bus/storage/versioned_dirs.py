@@ -86,8 +86,12 @@ def link(path: Path, target: Path) -> None:
     """Make `path` a symbolic link to `target`, atomically."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fresh.unlink(missing_ok=True)
-    fresh.symlink_to(os.path.relpath(target, path.parent))
-    fresh.replace(path)
+    try:
+        fresh.symlink_to(os.path.relpath(target, path.parent))
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def verify(folder: Path) -> None:

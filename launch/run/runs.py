@@ -139,15 +139,18 @@ def create_numbered_folder(parent: Path, name: str) -> Path:
 
 
 def point_latest(parent: Path, name: str) -> None:
-    """Replace the link atomically: a reader sees the old run or the new one."""
+    """Replace the link atomically: a reader sees the old run or the new one. Where that fails, as when a copy of the
+    folder has a folder in its place, it stays, with a warning.
+    """
     link = parent / f".{LATEST}.{name}"  # one start at a time has this run
-    link.unlink(missing_ok=True)
-    link.symlink_to(name)
     try:
-        link.replace(parent / LATEST)
-    except OSError:
         link.unlink(missing_ok=True)
-        raise
+        link.symlink_to(name)
+        link.replace(parent / LATEST)
+    except OSError as error:
+        print(f"warning: {parent / LATEST} cannot point to this run: {error.strerror}; remove it", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            link.unlink(missing_ok=True)
 
 
 def runs_named(parent: Path, name: str) -> list[Path]:

@@ -346,6 +346,14 @@ def test_a_config_file_with_a_name_that_no_run_can_have_is_refused(name: str) ->
     assert run_name(Config(), Path("/") / f"{'x' * 200}.toml") == "x" * 200
 
 
+def test_a_folder_in_the_place_of_the_latest_link_ends_no_start(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A copy of runs/ that followed its links has one; every later start in it failed."""
+    (file.parent / "runs" / "latest" / "journal").mkdir(parents=True)
+    assert begin(file).name == "small"
+    assert "latest cannot point to this run: Is a directory; remove it\n" in capsys.readouterr().err
+    assert sorted(path.name for path in (file.parent / "runs").iterdir()) == ["latest", "small"]
+
+
 def test_a_running_run_is_refused_and_that_of_a_killed_job_is_not(file: Path) -> None:
     run = begin(file)
     with subprocess.Popen(

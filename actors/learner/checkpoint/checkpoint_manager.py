@@ -318,10 +318,17 @@ class CheckpointManager:
         return sorted(versioned_dirs.versions(self._run / "checkpoints"))
 
     def export(self) -> str:
-        """Link RUN/model to the transformers folder of the newest checkpoint."""
-        model = self._run / "model"
+        """Link RUN/model to the transformers folder of the newest checkpoint. Where something else has that name, as in
+        a copy of the run that followed its links, the result is the folder itself.
+        """
+        link, model = self._run / "model", Path(self.folder) / "model"
+        try:
+            if self._is_root:
+                checkpoint.link(link, model)
+            model = link
+        except OSError as error:
+            self._warn(f"{link} cannot point to the model: {error.strerror}; it is in {model}")
         if self._is_root:
-            checkpoint.link(model, Path(self.folder) / "model")
             self._journal.write(Event.EXPORT, folder=str(model))
         return str(model)
 

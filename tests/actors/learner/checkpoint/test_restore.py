@@ -147,6 +147,18 @@ def keeper_of(run: Path, actor: PPOActor, config: Config) -> CheckpointManager:
     )
 
 
+def test_a_folder_in_the_place_of_the_models_link_leaves_the_model_in_its_checkpoint(tmp_path: Path) -> None:
+    """A copy of a run that followed its links has one; the learner failed at its end, six times."""
+    keeper = keeper_of(tmp_path, tiny_actor(tmp_path, settings()), settings())
+    keeper.folder = str(tmp_path / "checkpoints" / "step-000004")
+    (tmp_path / "model").mkdir()
+    assert keeper.export() == f"{keeper.folder}/model"
+    (tmp_path / "model").rmdir()
+    assert keeper.export() == str(tmp_path / "model")
+    assert (tmp_path / "model").readlink() == Path("checkpoints/step-000004/model")
+    assert not list(tmp_path.glob(".model*"))
+
+
 def timed_keeper(run: Path, actor: PPOActor, config: Config, clock: list[float]) -> CheckpointManager:
     """Its clock stands still unless the test moves it."""
     hooks = CheckpointHooks(lambda version, folder: None, now=lambda: clock[0])
