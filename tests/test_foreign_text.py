@@ -20,7 +20,7 @@ from actors.rewards.judge.scoring import grade_of
 from actors.runtime.context import Context
 from actors.runtime.process import CRASHED, OVER
 from actors.runtime.start import report, sentence
-from actors.runtime.user_code import describe
+from actors.runtime.user_code import describe, shown
 from areal_bus.core.evaluation import final_answer
 from areal_bus.core.members.console_reports import VARIES
 from areal_bus.errors import UserCodeFailed
@@ -188,6 +188,19 @@ def test_any_error_of_user_code_is_described_shortly() -> None:
     assert described(ValueError()) == "ValueError"
     assert describe(Mute(), "agent.py:3") == "Mute: (its text raises RuntimeError) (agent.py:3)"
     assert sentence(ValueError("x" * 65_000), CRASHED) == "ValueError: " + "x" * 1997 + "..."
+
+
+def test_an_error_is_described_in_a_working_directory_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ValueError, match="bad") as raised:
+        raise ValueError("bad")
+    assert describe(raised.value).startswith("ValueError: bad")
+    assert shown("logs/x.txt") == "logs/x.txt"
+    assert shown("/logs/x.txt") == "/logs/x.txt"
 
 
 def test_the_report_of_an_actor_is_one_printable_line_and_keeps_its_exit_code(

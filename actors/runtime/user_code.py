@@ -64,14 +64,22 @@ def code_of(function: object) -> CodeType | None:
 
 def is_users(filename: str) -> bool:
     """Whether a file is outside this project, the standard library and installed packages."""
-    whole = filename if filename.startswith("<") else os.path.abspath(filename)
+    whole = filename if filename.startswith("<") else absolute(filename)
     return not whole.startswith(NOT_THE_USERS) and not any(name in Path(whole).parts for name in INSTALLED)
 
 
 def shown(path: str | Path) -> str:
     """A path as printed: relative to the working directory when it is below that."""
-    whole, here = os.path.abspath(path), os.getcwd()
-    return os.path.relpath(whole, here) if whole.startswith(f"{here}{os.sep}") else str(path)
+    whole, here = absolute(path), absolute("")
+    return os.path.relpath(whole, here) if here and whole.startswith(f"{here}{os.sep}") else str(path)
+
+
+def absolute(path: str | Path) -> str:
+    """The absolute path; the path itself when the working directory has been deleted."""
+    try:
+        return os.path.abspath(path)
+    except OSError:
+        return str(path)
 
 
 def describe(error: BaseException, place: str = "") -> str:

@@ -5,10 +5,12 @@
 
 import functools
 import os
+import pwd
 import re
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -89,8 +91,16 @@ def find_mpirun() -> str:
 
 def mpirun_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that mpirun needs here and that are not set."""
-    needed = MORE_RANKS_THAN_CORES | (AS_ROOT if os.geteuid() == 0 else {})
+    needed = MORE_RANKS_THAN_CORES | (AS_ROOT if os.geteuid() == 0 else {}) | {"HOME": home()}
     return {name: value for name, value in needed.items() if name not in environ}
+
+
+def home() -> str:
+    """The user's home folder, without which Open MPI does not start; a user of a container may have none."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return tempfile.gettempdir()
 
 
 def shell_line(variables: Mapping[str, str], command: str) -> str:

@@ -19,8 +19,13 @@ CHILD = (sys.executable, "-P", "-m")  # a Python process without the working dir
 def isolate() -> list[str]:
     """Load our packages, and take the working directory that `python -m` put there off the path.
 
-    Returns an error line for each name under which another package is already loaded.
+    Returns an error line for each name under which another package is already loaded, or for a working directory that
+    was deleted.
     """
+    try:
+        os.getcwd()
+    except OSError as error:
+        return [f"error: missing working directory ({error.strerror}): change to a folder that exists"]
     wrong = [line for name in PACKAGES if (line := pin(name))]
     if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]

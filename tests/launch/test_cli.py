@@ -134,6 +134,26 @@ def test_run_ends_with_the_signal_that_ended_the_job(number: signal.Signals, cod
         assert run.wait() == code
 
 
+@pytest.mark.parametrize("uid", [os.getuid(), 54321])
+def test_mpirun_gets_a_home_folder_where_the_environment_has_none(uid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI ends without one: "mca_base_var_init failed"."""
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    assert Path(commands.mpirun_variables({})["HOME"]).is_dir()
+    assert "HOME" not in commands.mpirun_variables({"HOME": "/elsewhere"})
+
+
+def test_a_working_directory_that_was_deleted_is_one_sentence(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = f"import os, sys; os.rmdir(os.getcwd()); sys.path.insert(0, {str(ROOT)!r}); import areal_bus.launch as one; "
+    for end in ("sys.exit(one.main_of_console())", "sys.exit(one.main())"):
+        gone.mkdir(exist_ok=True)
+        done = subprocess.run([sys.executable, "-P", "-c", code + end], cwd=gone, capture_output=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr.decode().startswith("error: missing working directory (No such file or directory): ")
+        assert done.stderr.count(b"\n") == 1
+
+
 def test_run_starts_mpirun_with_its_options_and_passes_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(local_job, "attend", lambda words, environ: started.append((words, environ)) or 0)
