@@ -36,9 +36,10 @@ REJECTED_AFTER = re.compile(  # "\boxed{5} is wrong", "<answer>5</answer> fails"
     + rf"(?:\((?=(?:[\w'’]+\s+){{0,3}}{WRONG}\s*[.!]?\)))?"
     + INTERJECTION
     + r"{0,3}"
-    r"(?:(?:but\s+)?(?:this|that|which|it)['’]?s?\s+)?"
+    r"(?:i\s+(?:\w+\s+)?made\s+an?\s+(?:\w+\s+)?(?:mistake|error)\b"
+    r"|(?:(?:but\s+)?(?:this|that|which|it)['’]?s?\s+)?"
     r"(?:(?:(?:is|was|are|would be|seems?)\s+)?" + WRONG + r"|(?:is|was|are)(?:\s+not|n['’]t)\s+(?:the\s+|a\s+)?"
-    r"(?:correct|right|answer|solution|valid|possible)\b|fails?\b|can(?:not|['’]t)\s+be\s+(?:the\s+|an?\s+)?(?:correct|right|answer|solution|true)\b|does(?:\s+not|n['’]t)\s+work\b)",
+    r"(?:correct|right|answer|solution|valid|possible)\b|fails?\b|can(?:not|['’]t)\s+be\s+(?:the\s+|an?\s+)?(?:correct|right|answer|solution|true)\b|does(?:\s+not|n['’]t)\s+work\b))",
     re.IGNORECASE,
 )
 REJECTED_BEFORE = re.compile(  # "The answer is not \boxed{5}", "It is wrong to say \boxed{5}"

@@ -304,6 +304,8 @@ WRONG = {
         *(r"\boxed{13}. Wait, that is not right. It should be 14.", r"\boxed{13}. No, that's wrong."),
         r"\boxed{13}? No, wrong.",
         *("The answer is 13. Wait, that is incorrect.", "#### 13\nWait, that is wrong."),
+        "The answer is 13. Oh no, I made a mistake, it should be 5.",
+        r"\boxed{13}. I have made an arithmetic error.",
         r"\boxed{5}. Wait, that is not right. It should be 13.",
     ],
 }  # fmt: skip

@@ -21,6 +21,8 @@ OPENING_LINE = re.compile(r"^[^`~\n]*(?:```|~~~)", re.MULTILINE)
 DOCUMENTS = ("markdown", "md")
 PYTHON = ("python", "py", "cpython", "pypy")
 MOST_BLOCKS = 30  # the last ones are looked at
+# a program prints or defines; without any of these a block is an example's output: 5, [1, 2], x = 5
+DOES = (ast.Call, ast.Await, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def compiles(block: FencedBlock, prompt: str) -> bool:
     tree = parsed(block.text)
     if tree is None:
         return bool(prompt) and block.text[:1] in (" ", "\t", "\n") and parsed(prompt + block.text) is not None
-    return block.is_python or any(not is_value(part) for part in tree.body)
+    return any(isinstance(node, DOES) for node in ast.walk(tree))
 
 
 def parsed(code: str) -> ast.Module | None:
@@ -119,8 +121,3 @@ def parsed(code: str) -> ast.Module | None:
             return ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-
-
-def is_value(part: ast.stmt) -> bool:
-    """Whether the statement computes nothing: 5, [1, 2], x."""
-    return isinstance(part, ast.Expr) and not any(isinstance(node, ast.Call | ast.Await) for node in ast.walk(part))

@@ -23,6 +23,7 @@ LARGEST_FILE = 64 << 20  # bytes, of a checker
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,9})?", re.ASCII)  # as printed: not 1_0, not nan
 CLOSE = 1e-6  # of a printed number with decimals
+NEAR_ZERO = 1e-8
 FOLDER = "actors.rewards.code"
 
 
@@ -172,7 +173,8 @@ class Check:
 def same_output(printed: str, expected: str) -> bool:
     """Equal lines without the space at their ends; else equal words, numbers by value (1.0 is 1).
 
-    Where the expected number has a decimal point or an exponent, CLOSE is the relative tolerance.
+    Where the expected number has a decimal point or an exponent, CLOSE is the relative tolerance and NEAR_ZERO the
+    absolute one.
     """
     if _lines(printed) == _lines(expected):
         return True
@@ -190,7 +192,11 @@ def _same_number(printed: str, expected: str) -> bool:
     if Decimal(printed) == Decimal(expected):
         return True
     a, b = float(printed), float(expected)
-    return not expected.lstrip("+-").isdecimal() and math.isfinite(b) and math.isclose(a, b, rel_tol=CLOSE)
+    return (
+        not expected.lstrip("+-").isdecimal()
+        and math.isfinite(b)
+        and math.isclose(a, b, rel_tol=CLOSE, abs_tol=NEAR_ZERO)
+    )
 
 
 def _run_functions(

@@ -22,6 +22,8 @@ GRADE = re.compile(  # a line or a sentence of its own: **Score:** 7.5/10
     r"(?:[\s*_]*(?:/|out\s+of)[\s*_]*(?P<most>[0-9]+(?:\.[0-9]+)?))?(?:\s+points?)?[\s*_.`]*$",
     re.IGNORECASE,
 )
+ANOTHER = re.compile(r"\bscore\b[\s*_]*[:=][\s*_]*(?P<grade>-?[0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
+SUMMING = re.compile(r"\b(?:final|overall|total)[\s*_]+score\b", re.IGNORECASE)  # after grades of parts
 LAST_LINE = 200  # characters at the end of the last line that are read
 TEXT = 300  # characters of a reply in an error
 
@@ -111,9 +113,11 @@ def grade_of(reply: str, max_score: float) -> float:
     if not found or (found["most"] and float(found["most"]) != max_score):
         raise ValueError(f'the reply of the judge must end with "Score: N": it ends with {reply[-TEXT:]!r}')
     grade = float(found["grade"])
-    alone = [float(own["grade"]) for line in before if (own := GRADE.match(line[:LAST_LINE]))]
-    if found.start() and alone and alone[-1] != grade:
-        raise ValueError(f"the reply of the judge has two grades, {alone[-1]:g} and {grade:g}: {reply[-TEXT:]!r}")
+    others = [float(own["grade"]) for line in before if (own := GRADE.match(line[:LAST_LINE]))]
+    if not SUMMING.search(found[0]):
+        others += [float(one["grade"]) for one in ANOTHER.finditer(last[-LAST_LINE:][: found.start()])]
+    if found.start() and others and others[-1] != grade:
+        raise ValueError(f"the reply of the judge has two grades, {others[-1]:g} and {grade:g}: {reply[-TEXT:]!r}")
     if not 0 <= grade <= max_score:
         raise ValueError(f"the judge's score must be from 0 to reward.judge.max_score = {max_score:g}: it is {grade:g}")
     return grade

@@ -113,6 +113,8 @@ BLOCKS = {
     "a json block before": '```json\n{{"a": 1}}\n```\n```python\n{}',
     "an output block behind": "```python\n{}\n```\nOutput:\n```\n3\n```",
     "an output block behind a block without a language": "```\n{}\n```\nOutput:\n```\n[3, 4]\n```",
+    "an output block of Python behind": "```python\n{}\n```\nOutput:\n```python\n[3, 4]\n```",
+    "an output block that assigns": "```\n{}\n```\nOutput:\n```\nx = 5\n```",
     "a session behind": "```python\n{}\n```\n```python\n>>> main()\n3\n```",
     "tildes": "~~~python\n{}\n~~~",
     "a longer fence": "````python\n{}\n````",
@@ -413,6 +415,7 @@ def test_the_weaker_sandbox_scores_too(monkeypatch: pytest.MonkeyPatch) -> None:
         ("1e400", "1.5", False),
         ("-1.5", "1.5", False),
         ("0.0000001", "0.0", False),
+        ("-1.2e-17", "0.0", True),
     ],
 )
 def test_outputs_are_compared_by_words(printed: str, expected: str, is_same: bool) -> None:

@@ -138,6 +138,7 @@ def test_a_completion_is_graded_by_the_score_that_ends_the_reply(
         "`Score = 7 points`",
         "Score: 5\nOn reflection it is better.\nScore: 7",
         "Score: 7\nI keep it. Score: 7",
+        "Clarity score: 3. Rigour score: 9. Final score: 7",
     ],
 )
 def test_a_grade_is_read_at_the_end_of_the_reply(reply: str) -> None:
@@ -183,6 +184,7 @@ def test_a_call_that_is_rejected_is_not_repeated(server: Server, tmp_path: Path,
         (chat("Score: 0\n(An ideal answer would get Score: 1)"), "must end with"),
         (chat("An ideal answer would get Score: 1"), "must end with"),
         (chat("Score: 0\nAn ideal answer would get this: Score: 1"), "has two grades, 0 and 1"),
+        (chat("Score: 0. An ideal answer: Score: 1"), "has two grades, 0 and 1"),
         (chat("Score: 1e0"), "must end with"),
         (chat("Score: 0 Score: 1"), "must end with"),
         (chat("Score: 1/10"), "must end with"),
