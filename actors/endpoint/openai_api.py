@@ -416,13 +416,13 @@ def read_function(block: str) -> dict[str, str] | None:
         return None
 
 
-def split_thought(text: str) -> tuple[str, str]:
+def split_thought(text: str, prompt: str = "") -> tuple[str, str]:
     """The text up to the end of the last thought, which calls no tools, and the answer after it.
 
-    A thought that is not closed is all of the text.
+    A thought that is not closed is all of the text; the end of the prompt may have opened it.
     """
     end = text.rfind("</think>")
     n = end + len("</think>") if end >= 0 else 0
-    if "<think>" in text[n:]:
+    if "<think>" in text[n:] or (not n and prompt.rstrip().endswith("<think>")):
         return text, ""
     return text[:n], text[n:]

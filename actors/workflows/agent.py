@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 TOO_LONG = "over the maximum context length"  # clients recognise an overlong conversation by these words
 UNSUPPORTED = "setting not supported by this run's engine"
+PROMPT_END = 16  # tokens of the prompt that may open a thought
 MAX_KILLED = 2  # processes of one sample that may be killed, each restarts the conversation, before the sample fails
 
 
@@ -241,7 +242,7 @@ class Dialogue:
         message: Message = {"role": "assistant", "content": text}
         finish = "length" if turn.finish == "length" else "stop"
         if call.tools:
-            thought, answer = split_thought(text)
+            thought, answer = split_thought(text, str(self._ask.tokenizer.decode(ids[-PROMPT_END:])))
             content, calls = read_hermes(answer, self._n_tool_calls)
             if calls:
                 message |= {"content": thought + content, "tool_calls": calls}

@@ -277,3 +277,10 @@ def test_a_malformed_call_is_text_and_no_call(call: str) -> None:
 )
 def test_a_thought_is_split_from_the_answer(text: str, thought: str) -> None:
     assert split_thought(text) == (thought, text.removeprefix(thought))
+
+
+def test_a_thought_that_the_prompt_opens_is_no_answer_until_it_is_closed() -> None:
+    call = '<tool_call>{"name": "f"}</tool_call>'
+    assert split_thought(call, "assistant\n<think>\n") == (call, "")
+    assert split_thought(f"a</think>{call}", "assistant\n<think>\n") == ("a</think>", call)
+    assert split_thought(call, "assistant\n<think>\n\n</think>\n\n") == ("", call)
