@@ -5,10 +5,9 @@
 
 import contextlib
 import json
-import re
 import shlex
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from areal_bus.errors import ConfigError
 from areal_bus.process.commands import python
 
 REPLY = "reply"  # of the conversation that shows how a template ends a turn
-CLOCK = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")  # by which a chat template asks for the date
+CLOCK = "strftime_now"  # the function by which a chat template asks for the date
+DIRECTIVES = "aAbBcCdDeFGgHhIjklMmnPpRrSTUuVWwXxYyZz"  # of strftime
 LINE = 64  # bytes of a cache line
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # transformers' names for one class
 
@@ -108,12 +108,27 @@ def load_tokenizer(path: str, *, date: str = "") -> Any:
         tokenizer = _tokenizer_class(path).from_pretrained(path, **_where(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load the tokenizer of {path}: {_first(error)}") from error
-    template = tokenizer.chat_template
-    if date and isinstance(template, str) and "strftime_now" in template:
-        day = datetime.fromisoformat(date)
-        dated = CLOCK.sub(lambda call: json.dumps(day.strftime(call[2])), template)
-        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, chat_template=dated)
+    if date:
+        tokenizer.apply_chat_template = partial(_apply_dated, tokenizer, tokenizer.apply_chat_template, date)
     return tokenizer
+
+
+def _apply_dated(
+    tokenizer: Any, apply: Any, date: str, messages: Any, tools: Any = None, *, chat_template: Any = None, **others: Any
+) -> Any:
+    """`tokenizer.apply_chat_template` with this date as today's, whichever template it takes."""
+    template = tokenizer.get_chat_template(chat_template, tools)
+    dated = _clock(date) + template if CLOCK in template else template
+    return apply(messages, tools=tools, chat_template=dated, **others)
+
+
+@lru_cache
+def _clock(date: str) -> str:
+    """strftime_now as a macro: transformers takes no functions from its callers."""
+    day = datetime.fromisoformat(date)
+    codes = [(f"%{dash}{code}", day.strftime(f"%{dash}{code}")) for code in DIRECTIVES for dash in ("-", "")]
+    replaced = "".join(f"|replace({json.dumps(code)}, {json.dumps(text)})" for code, text in codes)
+    return f"{{%- macro {CLOCK}(format) -%}}{{{{ format{replaced} }}}}{{%- endmacro -%}}"
 
 
 def _tokenizer_class(path: str) -> Any:

@@ -193,14 +193,28 @@ def test_the_tokenizer_that_needs_no_torch_is_the_one_that_transformers_finds(sc
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_a_template_prints_the_date_of_the_run(scratch: Path) -> None:
-    tokenizer = load_tokenizer(str(scratch))
-    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
+DATED = {  # templates that print a date, and what they print on the day of the run
+    "{{ strftime_now('%d %b %Y') }}": "07 Mar 2025",
+    "{% set form = '%Y-%m-%d' %}{{ strftime_now(form) }}": "2025-03-07",
+    "{{ strftime_now(messages[0]['role'] and '%A, %-d %B') }}": "Friday, 7 March",
+    "{% if strftime_now is defined %}{{ strftime_now(format='%j')|int }}{% endif %}": "66",
+    "{% macro head() %}{{ strftime_now('%B ' ~ '%y') }}{% endmacro %}\n{{ head() }}": "March 25",
+    "no date": "no date",
+}
+
+
+@pytest.mark.parametrize("template", DATED)
+def test_a_template_prints_the_date_of_the_run(scratch: Path, template: str) -> None:
+    tokenizer, messages = load_tokenizer(str(scratch)), [{"role": "user", "content": "hi"}]
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(scratch)
     dated = load_tokenizer(str(scratch), date="2025-03-07")
-    messages = [{"role": "user", "content": "hi"}]
-    assert dated.apply_chat_template(messages, tokenize=False) == "07 Mar 2025: hi"
-    assert "07 Mar 2025" not in load_tokenizer(str(scratch)).apply_chat_template(messages, tokenize=False)
+    printed = dated.apply_chat_template(messages, tokenize=False)
+    assert printed.strip() == DATED[template]
+    todays = load_tokenizer(str(scratch)).apply_chat_template(messages, tokenize=False)
+    assert (todays == printed) == (template == "no date")
+    own = dated.apply_chat_template(messages, chat_template="{{ strftime_now('%F') }}", tokenize=False)  # an agent's
+    assert own == "2025-03-07"
 
 
 def test_of_several_padding_tokens_the_first_counts(scratch: Path) -> None:
