@@ -226,6 +226,8 @@ ABSENT = (
     Absent("dynamic_bs", "see data.max_refill"),
     Absent("gconfig.max_tokens", "data.max_prompt_tokens and gconfig.max_new_tokens bound it"),
     Absent("gconfig.use_beam_search", "samples are drawn, not searched"),
+    Absent("actor.group_size", "a group has gconfig.n_samples", lambda value, foreign: value == foreign.get(
+        "gconfig.n_samples")),
     *(Absent(f"eval_gconfig.{name}", f"an evaluation uses gconfig.{name}", as_gconfig(name)) for name in (
         "max_new_tokens", "min_new_tokens", "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos",
         "frequency_penalty")),

@@ -200,7 +200,7 @@ def correction(ours: Ours, foreign: Foreign) -> None:
     cap = foreign.get(f"{ACTOR}tis_imp_ratio_cap", -1)
     if weighs != "none" and (not bypass or is_reinforce):
         foreign.put(ours, *weight(weighs, foreign))
-    elif number(cap) > 0:
+    elif number(cap) > 0 and not bypass:
         settings = {"actor.correction": "tis", "actor.correction_upper": number(cap)}
         foreign.put(ours, settings, f"{ACTOR}tis_imp_ratio_cap")
 

@@ -400,6 +400,7 @@ def test_verl_eta_is_that_of_its_trainer(values: dict[str, Any], eta: int) -> No
 
 IS, RS = "algorithm__rollout_correction__rollout_is", "algorithm__rollout_correction__rollout_rs"
 BYPASS, LOSS = "algorithm__rollout_correction__bypass_mode", "algorithm__rollout_correction__loss_type"
+CAP = "actor_rollout_ref__actor__tis_imp_ratio_cap"
 
 
 @pytest.mark.parametrize(
@@ -414,6 +415,8 @@ BYPASS, LOSS = "algorithm__rollout_correction__bypass_mode", "algorithm__rollout
         ),
         ({BYPASS: True}, {"correction": "none", "recompute_logprobs": False}),
         ({BYPASS: True, IS: "token"}, {"correction": "none", "recompute_logprobs": False}),
+        ({BYPASS: True, CAP: 2.0}, {"correction": "none", "recompute_logprobs": False}),
+        ({CAP: 2.5}, {"correction": "tis", "correction_upper": 2.5}),
         (
             {BYPASS: True, LOSS: "reinforce", IS: "token"},
             {"correction": "tis", "correction_upper": 2.0, "loss": "reinforce"},
