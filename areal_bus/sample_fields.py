@@ -31,12 +31,12 @@ def unpacked(frame: bytes) -> tuple[list[str], bytes]:
 def broken_rule(names: list[str]) -> str:
     """The rule that these names break, with the names; "" for none."""
     if len(names) > MAX_FIELDS:
-        return f"a sample has at most {MAX_FIELDS} fields; this one has {len(names)}"
+        return f"too many fields: a sample has {len(names)}, and at most {MAX_FIELDS} fields are allowed"
     if len(set(names)) != len(names):
-        return f"each field of a sample has a name of its own; {max(names, key=names.count)[:40]!r} is there twice"
+        return f"duplicate field {max(names, key=names.count)[:40]!r}: each field of a sample has a name of its own"
     for name in names:
         if NAME.fullmatch(name) is None:
-            return f"the name of a field has 1 to 40 letters, digits and _, a letter first; got {name[:60]!r}"
+            return f"invalid field name {name[:60]!r}: it has 1 to 40 letters, digits and _, a letter first"
         if name in TAKEN:
-            return f"the field name {name!r} is taken: the learner makes a stream of that name"
+            return f"duplicate field: {name!r} is taken by a stream that the learner makes"
     return ""

@@ -58,16 +58,17 @@ def check_count(topology: TopologyConfig, size: int) -> None:
     """Raises ConfigError unless the settings accept `size` ranks."""
     if topology.ranks is not None and size != topology.ranks:
         raise ConfigError(
-            f"topology.ranks = {topology.ranks} ranks must start: {size} started; start with -np {topology.ranks} "
-            f"(or --set topology.ranks={size})"
+            f"too {'few' if size < topology.ranks else 'many'} ranks: {size} started, and topology.ranks is "
+            f"{topology.ranks}; start with -np {topology.ranks} (or --set topology.ranks={size})"
         )
     own, width = fixed_ranks(topology), topology.tensor_parallel
     wanted = own + (topology.generators or 1) * width
     parts = f"{topology.learners} learner(s), {own - topology.learners} reward(s), "
     if topology.generators is not None and size != wanted:
         raise ConfigError(
-            f"the topology needs exactly {wanted} ranks ({parts}{topology.generators} generator(s) of {width}): "
-            f"{size} started; start with -np {wanted}, or leave topology.generators out"
+            f"too {'few' if size < wanted else 'many'} ranks: {size} started, and the topology has {wanted} "
+            f"({parts}{topology.generators} generator(s) of {width}); start with -np {wanted}, or leave "
+            "topology.generators out"
         )
     if size < wanted:
         raise ConfigError(
@@ -76,8 +77,8 @@ def check_count(topology: TopologyConfig, size: int) -> None:
         )
     if (size - own) % width:
         raise ConfigError(
-            f"generators take topology.tensor_parallel = {width} ranks each: {size - own} ranks are left for them; "
-            f"start with -np {size - (size - own) % width} or {size + width - (size - own) % width}"
+            f"mismatch of ranks: {size - own} are left for generators, which take topology.tensor_parallel = {width} "
+            f"each; start with -np {size - (size - own) % width} or {size + width - (size - own) % width}"
         )
 
 

@@ -114,7 +114,7 @@ def test_a_field_that_a_trajectory_lacks_is_named(tmp_path: Path, monkeypatch: p
         (lambda t, _: t.logprobs_N * t.streams["x"], "missing stream 'x': the part must declare it"),
         (needs("reference")(lambda t, _: t.logprobs_N), "missing stream 'reference'"),
         (needs("returns")(lambda t, _: t.logprobs_N), "'returns' is taken"),
-        (needs("no name")(lambda t, _: t.logprobs_N), "the name of a field"),
+        (needs("no name")(lambda t, _: t.logprobs_N), "invalid field name"),
         (needs(x=lambda s, _: s["behav"][:1])(lambda t, _: t.logprobs_N), r"returns shape \(5,\) here: got \(1,\)"),
         (needs(x=lambda s, _: s["y"])(lambda t, _: t.logprobs_N), "missing stream 'y'"),
     ],
