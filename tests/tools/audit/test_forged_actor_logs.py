@@ -233,3 +233,17 @@ def put(name: str, value: int) -> Callable[[Forge], None]:
 )
 def test_a_sample_that_left_no_generator_is_caught(invariant: str, edit: Edit, rule: str, tmp_path: Path) -> None:
     caught(tmp_path, invariant, edit, rule)
+
+
+@pytest.mark.parametrize("n_tokens", [5, 6])
+def test_a_late_report_of_a_sample_has_the_tokens_of_its_verdict(n_tokens: int, tmp_path: Path) -> None:
+    def edit(forge: Forge) -> None:
+        late = forge.of(HEAD, "sampled", uid=4, sample=1)[0]
+        trained = forge.of(HEAD, "trajectory", uid=4, sample=1)[0]
+        late |= {"n_tokens": n_tokens, "t": trained["t"]}
+        move(forge, late, after=trained)
+
+    if n_tokens == 5:
+        assert not found(tmp_path, edit).findings.first
+    else:
+        caught(tmp_path, "I12", edit, "tokens sampled are those of the verdict: 5, not 6")

@@ -88,6 +88,11 @@ class AuditedPrompt:
     def n_tokens(self) -> int:
         return sum(sample.n_tokens for sample in self.scored.values())
 
+    def n_scored(self, attempt: int, sample: int) -> int | None:
+        """The tokens with which a sample of this attempt was scored; None: it was not."""
+        found = self.scored.get(sample)
+        return found.n_tokens if found is not None and found.attempt == attempt else None
+
 
 class Prompts:
     """Admit, lease, score, ready, take, refund. Each method takes a line and reports the rules that it breaks."""
@@ -104,7 +109,8 @@ class Prompts:
         self.n_refilled = 0  # refunds as no_signal since the last batch or term
         self.is_at_the_end = False  # a prompt was refunded as end_of_data in this term
         self.n_ready = 0
-        self._unsent: dict[int, set[tuple[int, int]]] = {}  # closed prompts -> (attempt, sample) without `sampled`
+        # closed prompts -> (attempt, sample) without `sampled` -> tokens of the verdict
+        self._unsent: dict[int, dict[tuple[int, int], int | None]] = {}
         self._by_age: list[tuple[int, int]] = []  # heap of (born, uid) of the ready prompts, and of some former ones
         self.n_queued = 0
         self.n_leases = 0
@@ -178,17 +184,22 @@ class Prompts:
         prompt.is_queued, prompt.holder = True, ""
 
     def sampled(self, line: Line) -> None:
-        """Each sample of an attempt leaves its generator once."""
+        """Each sample of an attempt leaves its generator once, with the tokens that are scored."""
         uid, sent = line["uid"], (line["attempt"], line["sample"])
         prompt = self.open.get(uid)
         if prompt is not None:
             is_again = sent in prompt.sampled
             prompt.sampled.add(sent)
+            n_tokens = prompt.n_scored(*sent)
         else:
-            is_again = sent[0] >= self.first_attempt and sent not in self._unsent.get(uid, ())
-            self._unsent.get(uid, set()).discard(sent)
+            unsent = self._unsent.get(uid, {})
+            is_again = sent[0] >= self.first_attempt and sent not in unsent
+            n_tokens = unsent.pop(sent, None)
         if is_again:
             self.file.add("I4", "a sample is sent once: it was before", uid=uid, sample=sent[1])
+        elif n_tokens not in (None, line["n_tokens"]):
+            text = f"tokens sampled are those of the verdict: {n_tokens}, not {line['n_tokens']}"
+            self.file.add("I12", text, uid=uid, sample=sent[1])
 
     # verdicts
 
@@ -390,7 +401,7 @@ class Prompts:
         if prompt.attempt is not None and prompt.n <= MOST_SAMPLES:
             unsent = {(prompt.attempt, sample) for sample in range(prompt.n)} - prompt.sampled
             if unsent:
-                self._unsent[prompt.uid] = unsent
+                self._unsent[prompt.uid] = {sent: prompt.n_scored(*sent) for sent in unsent}
         for column, value in zip(self.left, (prompt.left, prompt.uid), strict=True):
             column.append(value)
         if self.terms.undo_prompt(prompt.uid):
