@@ -137,14 +137,16 @@ class Journal:
         term: int = 0,
         sizes: FileSizes = ONE_FILE,
     ) -> None:
-        """Open its newest file for appending, and write the start line."""
+        """Open its newest file for appending, and write the start line. Raises OSError in the first incarnation: a
+        later one goes on without a file, on a disk that takes no new one.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{role}-{index}.{incarnation}.jsonl"
         self.term = term
         self._who = {"role": role, "rank": index, "inc": incarnation}
         self._seq = 0
         self._buffered: list[bytes] = []
-        self._file = SegmentedFile(self.path, sizes)
+        self._file = SegmentedFile(self.path, sizes, may_fail=incarnation > 0)
         self._started = self._marked = self._began = self._flushed = time.monotonic()
         self._label = "start"
         self._spans: dict[str, float] = {}

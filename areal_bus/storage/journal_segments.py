@@ -38,11 +38,12 @@ ONE_FILE = FileSizes()
 class SegmentedFile:
     """Appends lines to the newest file of a journal. Not thread-safe, except that a thread compresses."""
 
-    def __init__(self, path: Path, sizes: FileSizes) -> None:
+    def __init__(self, path: Path, sizes: FileSizes, *, may_fail: bool = False) -> None:
+        """`may_fail`: as of LineFile."""
         self.path = path
         self._sizes = sizes
         self._number = newest(path)
-        self._file = LineFile(segment(path, self._number))
+        self._file = LineFile(segment(path, self._number), may_fail=may_fail)
         self._n_lost = 0  # of finished files
         self._packer: threading.Thread | None = None
 
@@ -184,21 +185,33 @@ class LineFile:
     The descriptor is closed by `close`, or with the object.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, may_fail: bool = False) -> None:
+        """Raises OSError when it cannot be opened; with `may_fail` each `append` tries again, and loses its lines."""
         self.path = path
-        self.n_lost = 0
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        self.close = weakref.finalize(self, os.close, self._file)
+        self.n_lost = self.n_bytes = 0
+        self._is_torn = False  # the last line is incomplete
+        self._file: int | None = None
+        self.close = weakref.finalize(self, int)  # nothing to close
+        try:
+            self._open()
+        except OSError:
+            if not may_fail:
+                raise
+
+    def _open(self) -> int:
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file, self.close = file, weakref.finalize(self, os.close, file)
         self.close.atexit = False  # the system closes it; until then other threads may append
-        size = os.fstat(self._file).st_size
-        self.n_bytes = size
-        self._is_torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"  # the last line is incomplete
+        self.n_bytes = size = os.fstat(file).st_size
+        self._is_torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        return file
 
     def append(self, *lines: bytes) -> None:
         """Append lines, given without newlines. After an incomplete line they start on a new line."""
-        data = b"\n".join((b"", *lines, b"") if self._is_torn else (*lines, b""))
         try:
-            n_written = os.write(self._file, data)
+            file = self._open() if self._file is None else self._file
+            data = b"\n".join((b"", *lines, b"") if self._is_torn else (*lines, b""))
+            n_written = os.write(file, data)
         except OSError as error:
             self._lose(len(lines), os.strerror(error.errno or 0))
             return

@@ -150,6 +150,24 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
     assert done.stderr.count("loses lines") == 1
 
 
+def test_a_restarted_actor_goes_on_without_its_journal_until_the_disk_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each restart of it failed, and the sixth ended the job. At its first start the folder must take files."""
+    for incarnation in (0, 1):
+        (tmp_path / f"generator-3.{incarnation}.jsonl").mkdir()
+    with pytest.raises(IsADirectoryError):
+        Journal(tmp_path, role="generator", index=3, incarnation=0)
+    book = Journal(tmp_path, role="generator", index=3, incarnation=1)
+    book.write(Event.NOTE, text="lost")
+    assert book.n_lost == 2
+    assert capsys.readouterr().err == "warning: generator-3.1.jsonl loses lines: Is a directory\n"
+    book.path.rmdir()
+    book.write(Event.NOTE, text="kept")
+    book.close()
+    assert [line["seq"] for line in run.lines(book.path)] == [2, 3, 4]
+
+
 def test_kept_lines_are_written_in_order_before_the_next_one_and_when_they_are_many(tmp_path: Path) -> None:
     book = Journal(tmp_path, role="head", index=0, incarnation=0)
     for k in range(3):
