@@ -76,6 +76,8 @@ def read_table(path: Path) -> dict[str, Any]:
         raise ConfigError(f"lists or tables are nested too deep in {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the config must be a readable TOML file: {path}: {error}") from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise ConfigError(f"the config must be valid TOML: {path}: {error}") from None
 
 
 def why_no_file(path: Path) -> str:

@@ -202,7 +202,7 @@ def plain_value(key: str, raw: str, origin: str) -> Any:
     takes_text = field is not None and bool({str, Path} & set(alternatives(field.annotation)))
     try:
         value: Any = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # no TOML, or a number of more digits than Python reads
         return raw
     return raw if takes_text and not isinstance(value, str) else value
 

@@ -52,7 +52,7 @@ class RunConfig(Section):
     """Name of the run folder; empty: the name of the config file. A number is appended when the folder exists."""
     folder: Path = Path("runs")
     """Folder that holds the run folders, relative to the working directory."""
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=2**63)
     """Seed of the data order, sampling, initial weights and all other random draws."""
     total_train_steps: int = Field(10, ge=1)
     """Training steps of the whole run: one batch and one new version each."""

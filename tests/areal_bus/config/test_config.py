@@ -279,6 +279,16 @@ def test_tables_and_lists_that_are_nested_too_deep_are_refused(tmp_path: Path, t
     assert refusal(file) == f"lists or tables are nested too deep in {file}"
 
 
+def test_a_number_of_more_digits_than_python_reads_is_refused_in_a_file_and_in_an_option(tmp_path: Path) -> None:
+    """It was a traceback, also in another file of the folder."""
+    digits = "9" * 5000
+    file = write(tmp_path, f"[run]\nseed = {digits}\n")
+    assert refusal(file).startswith(f"the config must be valid TOML: {file}: ")
+    good = write(tmp_path, '[data]\ntask = "sums"\n', "good.toml")
+    assert refusal(good).startswith("a model is needed")
+    assert refusal(good, f"run.seed={digits}").startswith("run.seed")
+
+
 def test_an_algorithm_with_another_config_is_not_refused_as_alone(tmp_path: Path) -> None:
     alone, beside = packaged.ALGORITHMS / "dapo.toml", write(tmp_path, '[data]\ntask = "sums"\n')
     assert "dapo.toml is an algorithm alone" in refusal(alone)
