@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -191,7 +191,7 @@ class LineFile:
         self.n_lost = self.n_bytes = 0
         self._is_torn = False  # the last line is incomplete
         self._file: int | None = None
-        self.close = weakref.finalize(self, int)  # nothing to close
+        self.close: Callable[[], object] = lambda: None
         try:
             self._open()
         except OSError:
@@ -200,8 +200,9 @@ class LineFile:
 
     def _open(self) -> int:
         file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        self._file, self.close = file, weakref.finalize(self, os.close, file)
-        self.close.atexit = False  # the system closes it; until then other threads may append
+        closing = weakref.finalize(self, os.close, file)
+        closing.atexit = False  # the system closes it; until then other threads may append
+        self._file, self.close = file, closing
         self.n_bytes = size = os.fstat(file).st_size
         self._is_torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
         return file
