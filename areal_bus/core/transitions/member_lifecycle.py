@@ -29,6 +29,7 @@ class MemberLifecycle:
         self.publisher = publisher
         self._told: dict[str, tuple[float, int]] = {}  # stranger -> when it was told to join again, and how often
         self._leaving: set[str] = set()
+        self._left: set[str] = set()  # guests that asked to leave
         self._directory: m.PeerList | None = None  # that all members were sent
 
     def answer_stranger(self, sender: str, now: float) -> None:
@@ -81,7 +82,10 @@ class MemberLifecycle:
         No news when it was we that stood still; on an overloaded machine it must last longer, as a silence must.
         """
         if hears:
-            member.cannot_hear_since, was_deaf, member.cannot_hear_head = None, member.cannot_hear_head, False
+            was_deaf, since = member.cannot_hear_head, member.cannot_hear_since or 0.0
+            if was_deaf and self.state.is_guest(member) and now - since < self.state.rules.silent_s:
+                return False  # each change is a line of the journal and ends a push
+            member.cannot_hear_since, member.cannot_hear_head = None, False
             return was_deaf
         if now < self.members.awake_from:
             return False
@@ -119,6 +123,9 @@ class MemberLifecycle:
         """A new member, or a known one that forgot everything. Raises ImpossibleEvent for an older incarnation."""
         if sender != message.name:
             raise ImpossibleEvent(f"a member joins under its own name; {sender} claims to be {message.name}")
+        if sender in self._left:
+            self.effects.send(sender, m.Stop("it has left"))
+            raise LateEvent(f"{sender} has left: its next incarnation may join")
         if why := self._misplaced(Role(message.role), message.index, message.split):
             self.effects.send(sender, m.Reassign(why))
             raise LateEvent(f"{sender} has no place in this split of ranks: {why}")
@@ -193,6 +200,8 @@ class MemberLifecycle:
                 self._leaving.discard(name)
             elif not member.leased and not self.rollouts.holds_any(member.name):
                 self._leaving.discard(name)
+                if self.state.is_guest(member):
+                    self._left = {name} if len(self._left) >= MOST_STRANGERS else self._left | {name}
                 self.part_with(member.name, m.Stop("it has left"), "it holds nothing")
 
     def dismiss(self) -> str | None:

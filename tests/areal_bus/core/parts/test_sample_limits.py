@@ -201,6 +201,26 @@ def test_a_guest_that_was_asked_to_join_again_joins_once() -> None:
     assert Event.JOINED not in events(guest_joins(head, again=5))
 
 
+def test_a_guest_that_left_does_not_come_back_before_its_next_incarnation() -> None:
+    """Each time it had four lines in the journal, and ended a push."""
+    head, _ = head_with()
+    assert sent(guest_joins(head) + head.on(GUEST, m.LeaveRequest(), 0.0), m.Stop)
+    effects = [x for n in range(1, 5000) for x in guest_joins(head, again=n) + head.on(GUEST, m.LeaveRequest(), 0.0)]
+    assert set(events(effects)) == {Event.REFUSED}
+    assert len(events(effects)) < 3 * (ALL_RECORDED + 40)
+    later = GUEST.replace(".0", ".1")
+    assert Event.JOINED in events(head.on(later, m.Join(later, "generator", 66, 1, "", 1, ""), 0.0))
+
+
+def test_a_guest_that_hears_and_does_not_hear_in_turn_is_dead_once_in_silent_s() -> None:
+    head, _ = head_with()
+    guest_joins(head)
+    silent_s = head.state.rules.silent_s
+    beats = [m.Heartbeat(1, None, "", hears=bool(n % 2)) for n in range(2000)]
+    effects = [x for n, beat in enumerate(beats) for x in head.on(GUEST, beat, n * 2 * silent_s / len(beats))]
+    assert 0 < events(effects).count(Event.MEMBER) <= 6
+
+
 def test_a_failure_is_recorded_once_of_each_incarnation() -> None:
     head, _ = head_with()
     effects = [x for _ in range(5000) for x in head.on(G0, m.Failure("out of memory"), 0.0)]
