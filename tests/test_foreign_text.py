@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from actors.agents.tools import calculator
+from actors.agents import calculator
 from actors.data.tasks import boxed
 from actors.endpoint.openai_api import MOST_CALLS, read_hermes
 from actors.engines.stop_strings import before_stop
 from actors.head import alerts
-from actors.rewards.code import fences
 from actors.rewards.code import scoring as code
 from actors.rewards.functions import formats, reasoning
-from actors.rewards.judge.scoring import grade_of
+from actors.rewards.judge import grade_of
 from actors.runtime.context import Context
 from actors.runtime.process import CRASHED, OVER
 from actors.runtime.start import report, sentence
@@ -67,7 +66,7 @@ IN_WORKERS: dict[str, Callable[[str], object]] = {
     **{f"format {name}": template for name, template in formats.TEMPLATES.items()},
     "last number": plain_numbers.last_number,
     "number": plain_numbers.read_number,
-    "code block": fences.program_in,
+    "code block": code.program_in,
     "printed output": lambda text: code.same_output(text, "5"),
     "grade of a judge": lambda text: grade_of(text, 10),
     "reasoning": reasoning.answer_of,
@@ -122,7 +121,7 @@ def test_scans_of_unclosed_boxes_tags_and_fences_are_linear() -> None:
     assert seconds_of(final_answer, "\\boxed{" * N, most_s=1) < 1
     assert seconds_of(final_answer, "<answer>" * N, most_s=1) < 1
     assert seconds_of(lambda text: read_hermes(text, 0), "<tool_call>" * N, most_s=1) < 1
-    assert seconds_of(fences.program_in, "```" + " " * N, most_s=1) < 1
+    assert seconds_of(code.program_in, "```" + " " * N, most_s=1) < 1
 
 
 @pytest.mark.parametrize(

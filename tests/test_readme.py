@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.learner.batching.batch import Batch, Item
+from actors.learner.batching import Batch, Item
 from actors.models.loading import load_model, load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.sections import ScratchConfig

@@ -17,7 +17,7 @@ import numpy as np
 
 from actors.data.loading import complete_row, named_row
 from actors.processes.ipc import ROWS_BYTES, Channel
-from actors.runtime.user_modules import add_user_folder, import_user_module
+from actors.runtime.user_code import add_user_folder, import_user_module
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.foreign_text import described

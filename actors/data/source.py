@@ -1,16 +1,142 @@
-"""The data source of a run: rows in memory, in the order that the pure core decides, or those of a user's loader."""
+"""The data source of a run: rows in memory, in the order that the pure core decides, or those of a user's loader.
 
+A loader runs in a process of its own, a few rows ahead.
+"""
+
+import hashlib
 import json
+import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from actors.data.loader_source import LoaderSource
 from actors.data.loading import rows_of_source
+from actors.processes.ipc import ROWS_BYTES
+from actors.processes.worker_process import CalledProcess, WorkerLost
 from areal_bus.config.data import DataConfig
 from areal_bus.config.sections import Config
 from areal_bus.core.rows import Curriculum, DataSource, Mixture, PassRateWindow, Row, RowOrder, WeightedSource
 from areal_bus.errors import ConfigError
+
+AHEAD = 8  # rows that are asked for before they are drawn
+CHECKED_AFTER = (1, 7, 24)  # rows after which the start continues from a state
+DRAW_S = 120.0  # longest wait for a row, the start of the process included
+MODULE = "actors.data.loader_process"
+
+
+class LoaderSource:
+    """Rows in the order of the loader. Its state is the loader's own, after the last row that was drawn."""
+
+    total: int | None = None  # draws; a loader does not tell
+
+    def __init__(self, config: Config, config_folder: str | Path, *, name: str) -> None:
+        """`name`: of the [[data.source]]; "" for [data] itself."""
+        self._function = config.data.of(name).function
+        self._order = {"config": config.model_dump(mode="json"), "name": name, "folder": str(config_folder)}
+        self._process: CalledProcess | None = None
+        self._asked = 0  # requests without an answer
+        self._rows: deque[dict[str, Any]] = deque()
+        self._state = ""
+        self.position = 0
+
+    def draw(self) -> Row | None:
+        """The next row; None after the last pass. Raises ConfigError when the loader fails, or is too slow."""
+        while self._asked + len(self._rows) < AHEAD:
+            self._ask({})
+        while not self._rows:
+            self._read()
+        answer = self._rows[0]
+        if answer["row"] is None:
+            return None
+        self._rows.popleft()
+        self._state = json.dumps(answer["state"], ensure_ascii=False)
+        self.position += 1
+        number, pass_, text = answer["row"]
+        return Row(number, pass_, text, digest=hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16])
+
+    def learn(self, row: Row, n_right: int, n_judged: int) -> None:
+        """Nothing: the loader decides its order."""
+
+    def state(self) -> str:
+        return self._state
+
+    def go_to(self, position: int, state: str) -> None:
+        """Continue after the row of that state. Raises ValueError where a position other than 0 has none."""
+        if position and not state:
+            raise ValueError(f"missing state of the loader at position {position}: it continues from its state")
+        if (position, state) == (self.position, self._state):
+            return
+        self.position, self._state = position, state
+        self._wait()
+        self._ask({"state": json.loads(state) if state else None})
+        self._wait()
+        self._rows.clear()
+
+    def close(self) -> None:
+        """End the process with all that it started. It also ends with this one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def first_rows(self) -> list[str]:
+        """A few rows as JSON, for checks before the run, which also continues from states after several of them.
+
+        Raises ConfigError when the loader fails, has no row, or does not continue at a state.
+        """
+        drawn: list[Row] = []
+        states = [self._state]
+        while len(drawn) < CHECKED_AFTER[-1] + AHEAD and (row := self.draw()) is not None:
+            drawn.append(row)
+            states.append(self._state)
+        if not drawn:
+            raise ConfigError(f"data.function = {self._function!r}: a loader must have at least one row")
+        for after in CHECKED_AFTER:
+            if after < len(drawn):
+                self.go_to(after, states[after])
+                self._check_same(after, drawn[after : after + AHEAD])
+        return [row.text for row in drawn]
+
+    def _check_same(self, after: int, expected: list[Row]) -> None:
+        """Draw these rows again. Raises ConfigError at another one."""
+        for row in expected:
+            again = self.draw()
+            if again != row:
+                raise ConfigError(
+                    f"row mismatch: data.function = {self._function!r}, loaded from its state_dict after {after} "
+                    f"row{'s' if after > 1 else ''}, gives {again and again.text[:80]!r}, and {row.text[:80]!r} "
+                    "without a stop; it must continue after the row of its state, and the state of a shuffle buffer "
+                    "must hold its rows"
+                )
+
+    def _wait(self) -> None:
+        """Until each request has its answer."""
+        while self._asked:
+            self._read()
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        if self._process is None:
+            self._process = CalledProcess(MODULE, most_bytes=ROWS_BYTES, variables={})
+            self._process.send(self._order)
+        self._asked += 1
+        self._process.send(request)
+
+    def _read(self) -> None:
+        """Take the next answer; waits for it."""
+        if self._process is None:
+            raise RuntimeError("loader process not started: send a request before you receive")
+        end = time.monotonic() + DRAW_S
+        try:
+            answer = self._process.receive(lambda: end - time.monotonic())
+        except WorkerLost as lost:
+            raise ConfigError(f"data.function = {self._function!r}: the process of the loader ended: {lost}") from None
+        if answer is None:
+            raise ConfigError(f"timed out: data.function = {self._function!r} gave no row within {DRAW_S:g} s")
+        if "error" in answer:
+            raise ConfigError(answer["error"])
+        self._asked -= 1
+        self._rows.append(answer)
+
 
 EVERY = 4  # passes from a visit of a row outside of the pass-rate window to its next
 

@@ -20,7 +20,7 @@ from actors.endpoint.sessions import AgentEnded, Session
 from actors.environments.environment_code import EnvironmentCode
 from actors.processes.worker_process import CalledProcess, WorkerLost
 from actors.rewards.loading import reward_options
-from actors.runtime.user_modules import user_folder
+from actors.runtime.user_code import user_folder
 from areal_bus.config.names.workflows import BUILT_IN
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
@@ -39,7 +39,7 @@ class AgentCode:
 
     function: str  # "module:function"; for the others workflow.function
     environment: EnvironmentCode | None = None
-    built_in: Mapping[str, Any] | None = None  # the order of `actors.agents.loading.load_builtin`
+    built_in: Mapping[str, Any] | None = None  # the order of `actors.agents.load_builtin`
 
     @classmethod
     def of(cls, config: Config, run_folder: Path | None = None) -> "AgentCode":

@@ -17,15 +17,14 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from actors.agents.loading import load_builtin
+from actors.agents import load_builtin
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.loading import load
 from actors.processes.ipc import Channel, keep_prints, limit_damage, limit_prints
 from actors.rewards.binding.values import plain
 from actors.rewards.protocol import Score
 from actors.rewards.worker import explain
-from actors.runtime.user_code import cause
-from actors.runtime.user_modules import add_user_folder, import_user_module
+from actors.runtime.user_code import add_user_folder, cause, import_user_module
 from areal_bus.errors import ConfigError
 from areal_bus.foreign_text import text_of
 

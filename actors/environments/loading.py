@@ -13,8 +13,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from actors.environments.environment_code import EnvironmentCode, Row
-from actors.runtime.user_code import cause
-from actors.runtime.user_modules import add_user_folder, import_user_module
+from actors.runtime.user_code import add_user_folder, cause, import_user_module
 from areal_bus.config.names.workflows import PREFIX
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import install_command

@@ -17,8 +17,8 @@ from actors.runtime import process
 from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
 from actors.runtime.head_session import HEAD, ActorRuntime, HeadSession
 from actors.runtime.torch_profiler import TorchProfiler
+from actors.runtime.user_code import load_function
 from actors.runtime.user_failures import Failures, Prints
-from actors.runtime.user_modules import load_function
 from actors.workflows.loading import close_workflow, continues, load_workflow
 from areal_bus.config.capacity import capacity, slots, together
 from areal_bus.config.names.engines import kind_of

@@ -20,9 +20,9 @@ from actors.data.source import make_source
 from actors.head.alerts import Alert, Alerts
 from actors.head.checkpoint_writer import HeadCheckpointWriter, newest_checkpoint
 from actors.head.console import Console, clock, comparison
-from actors.head.limits import sample_limits
 from actors.head.sample_log import SampleLog
 from actors.head.stall_monitor import StallMonitor
+from actors.models.model_config import sample_limits
 from actors.runtime import process
 from actors.runtime.context import Context, HeartbeatState, LoopTicker, collect_seldom, dump, journal_rejections
 from actors.runtime.stages import stages_of

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from loguru import logger
 
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.checkpoint.checkpoint_manager import CheckpointHooks, CheckpointManager, StartPoint
 from actors.learner.link.inbox import LearnerInbox, StopRun
 from actors.learner.link.rendezvous import LearnerRanks, Rendezvous, lost_peer, meet, part

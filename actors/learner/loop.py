@@ -5,7 +5,7 @@ from typing import Any
 
 from actors.learner.link.rollout import Rollout
 from actors.learner.update.ppo import PPOActor
-from actors.runtime.user_modules import load_function
+from actors.runtime.user_code import load_function
 from areal_bus.errors import ConfigError
 
 Loop = Callable[[Rollout, PPOActor], Any]

@@ -14,8 +14,15 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 
-from actors.models.adapter_folder import WEIGHTS_FILE, base_of, is_adapter_folder, merge_folder
-from actors.models.model_config import HUB_ID, number_of, read_json
+from actors.models.model_config import (
+    HUB_ID,
+    WEIGHTS_FILE,
+    base_of,
+    is_adapter_folder,
+    merge_folder,
+    number_of,
+    read_json,
+)
 from actors.models.scratch import is_scratch_folder
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError

@@ -1,12 +1,79 @@
-"""Reads the config.json of a model. Its imports are small: the head reads it, too."""
+"""Reads the folder of a model or of adapters: its config.json, and what a sample of it may hold.
+
+Imports no torch: the head reads it, too.
+"""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
-from actors.models.adapter_folder import base_of
+from areal_bus.config.rollout import changes_logits
+from areal_bus.config.sections import Config, WorkflowConfig
+from areal_bus.core.parts.sample_limits import SampleLimits
 from areal_bus.errors import ConfigError
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # of the names in peft's files
+REFUSED = ("use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "modules_to_save")
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file()
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """Raises ConfigError for another kind of adapter than LoRA, and for its variants."""
+    file = folder / CONFIG_FILE
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        odd = [key for key in REFUSED if config.get(key)]
+        kind, base = config["peft_type"], config["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"an adapter needs a valid {CONFIG_FILE} with its type and base model: {file}: {error!r}"
+        ) from None
+    if kind != "LORA" or odd or not base:
+        what = f"{kind} with {odd[0]}" if odd else f"{kind} of {base!r}"
+        raise ConfigError(
+            f"only plain LoRA adapters of a named model are supported: {folder} is {what}; merge it with peft "
+            "(merge_and_unload) and use the whole model"
+        )
+    return dict(config)
+
+
+def base_of(path: str) -> str:
+    """The model that an adapter folder belongs to; the path itself for anything else. Raises ConfigError."""
+    folder = Path(path)
+    return str(read_adapter_config(folder)["base_model_name_or_path"]) if is_adapter_folder(folder) else path
+
+
+def scale_of(config: dict[str, Any]) -> float:
+    """Factor of the product of the two matrices."""
+    rank = config["r"]
+    return float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def merge_folder(model: Any, folder: Path) -> None:
+    """Merge the adapters into the weights of their base model. Raises ConfigError for those of another model."""
+    from safetensors.torch import load_file
+
+    from actors.models.lora import merged, names_of
+
+    scale = scale_of(read_adapter_config(folder))
+    found = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(str(folder / WEIGHTS_FILE)).items()}
+    parameters = dict(model.named_parameters())
+    suffix = names_of("")[0]
+    for layer in [name.removesuffix(suffix) for name in list(found) if name.endswith(suffix)]:
+        a, b = (found.pop(name, None) for name in names_of(layer))
+        weight = parameters.get(f"{layer}.weight")
+        if weight is None or a is None or b is None or weight.shape != (len(b), a.shape[1]):
+            raise ConfigError(f"an adapter must match its base model: {folder} adapts {layer!r}, which does not")
+        weight.data.copy_(merged(weight.data, a.to(weight.device), b.to(weight.device), scale))
+    if found:
+        raise ConfigError(f"an adapter may contain lora_A and lora_B matrices only: {folder} has {sorted(found)[0]!r}")
+
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"
 
@@ -37,3 +104,15 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{name} of a model must be a JSON object: {file} holds a {type(value).__name__}")
     return value
+
+
+def sample_limits(config: Config, model_folder: str) -> SampleLimits:
+    """Limits for samples of the model in this folder, or of this Hugging Face id."""
+    is_built_in = config.workflow.function == WorkflowConfig().function
+    return SampleLimits(
+        vocabulary=published_number(model_folder, "vocab_size"),
+        positions=published_number(model_folder, "max_position_embeddings"),
+        prompt=config.data.max_prompt_tokens if is_built_in else None,
+        bounds_logps=is_built_in and not changes_logits(config.gconfig),
+        bounds_guests=not changes_logits(config.gconfig),
+    )

@@ -27,7 +27,7 @@ from actors.rewards.loading import reward_name, reward_options
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.runtime.context import dump
 from actors.runtime.process import leave
-from actors.runtime.user_modules import add_user_folder
+from actors.runtime.user_code import add_user_folder
 from actors.workflows.loading import close_workflow, load_workflow
 from areal_bus.config.names.named_tasks import evaluation_split
 from areal_bus.config.sections import Config

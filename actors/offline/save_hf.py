@@ -14,9 +14,9 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from actors.learner.checkpoint.checkpoint import MASTER, POLICY, WHOLE_OPTIMIZER
-from actors.learner.checkpoint.shards.read import ShardReader
-from actors.models.adapter_folder import base_of
+from actors.learner.checkpoint.shards import ShardReader
 from actors.models.loading import load_model, load_tokenizer
+from actors.models.model_config import base_of
 from actors.runtime.process import leave
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.storage.versioned_dirs import temporary_folder

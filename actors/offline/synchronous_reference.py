@@ -27,7 +27,7 @@ from actors.engines.builtin.connect import open_builtin
 from actors.engines.protocol import Engine
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.head.shell import declared
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.frozen_model import load_frozen_models
 from actors.learner.model.policy import Policy, model_settings
@@ -36,13 +36,12 @@ from actors.learner.update.ppo import PPOActor, UpdateContext
 from actors.models.loading import check_model_path, load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.actor import n_before
-from actors.rewards.binding.columns import with_ids
-from actors.rewards.binding.values import read_value
+from actors.rewards.binding.values import read_value, with_ids
 from actors.rewards.loading import load_reward, reward_name, reward_options
 from actors.runtime.context import HeartbeatState, dump
 from actors.runtime.process import leave
 from actors.runtime.stages import stages_of
-from actors.runtime.user_modules import add_user_folder
+from actors.runtime.user_code import add_user_folder
 from actors.workflows.loading import load_workflow
 from areal_bus.config.learner import LearnerConfig
 from areal_bus.config.loader import load

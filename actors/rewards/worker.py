@@ -16,8 +16,7 @@ from typing import Any
 
 from actors.data.fields import UNREAD
 from actors.processes.ipc import REPLY_BYTES, Channel, keep_prints, limit_damage, limit_prints
-from actors.rewards.binding.columns import ADDED, TOKEN_IDS, decode_ids
-from actors.rewards.binding.values import read_value
+from actors.rewards.binding.values import ADDED, TOKEN_IDS, decode_ids, read_value
 from actors.rewards.loading import load_reward
 from actors.rewards.protocol import RewardFunction, Score
 from actors.runtime.user_code import definition, innermost, is_ours, known_fields, place_of, trace_of
@@ -57,7 +56,7 @@ def main(parent: int) -> None:
 
 def is_exposed() -> bool:
     """Whether the function runs programs that can kill this process: in the sandbox without namespaces."""
-    sandbox = sys.modules.get("actors.rewards.sandbox.sandbox")
+    sandbox = sys.modules.get("actors.rewards.sandbox")
     return sandbox is not None and sandbox.find_level() == "rlimits"
 
 
@@ -85,7 +84,7 @@ def read_row(text: str) -> dict[str, Any]:
 
 def shut_sandbox() -> contextlib.AbstractContextManager[None]:
     """Programs do not run meanwhile."""
-    from actors.rewards.sandbox import sandbox
+    from actors.rewards import sandbox
 
     return sandbox.shut()
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.runtime.user_modules import add_user_folder
+from actors.runtime.user_code import add_user_folder
 from areal_bus.config.removed import saved
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event

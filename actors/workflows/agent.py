@@ -5,10 +5,12 @@ server in threads. This module runs on the generator's loop: it tokenizes calls 
 fails or exceeds its time fails its sample, never the generator.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
@@ -16,7 +18,6 @@ from actors.endpoint.agent_pool import AgentCode, AgentJob, AgentPool
 from actors.endpoint.conversation import Conversation, HistoryRewritten
 from actors.endpoint.openai_api import ChatCall, ChatCompletion, Message, RequestRejected, read_hermes, split_thought
 from actors.endpoint.sessions import AgentEnded, Pending, Sessions
-from actors.endpoint.token_bytes import token_bytes
 from actors.engines.protocol import SamplingControls
 from actors.engines.stop_strings import before_stop
 from actors.runtime.user_failures import Prints
@@ -29,6 +30,34 @@ from areal_bus.errors import ConfigError, EngineError, SettingRefused, WorkflowE
 
 if TYPE_CHECKING:
     from actors.endpoint.http_server import EndpointServer
+
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # of a vocabulary with byte fallback
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """The UTF-8 bytes that the token stands for. Those of the tokens of a character together are the character."""
+    text = str(tokenizer.decode([token]))
+    if "\ufffd" not in text:
+        return text.encode(errors="replace")
+    written = tokenizer.convert_ids_to_tokens(token)
+    if not isinstance(written, str):
+        return text.encode()
+    if found := BYTE.fullmatch(written):
+        return bytes.fromhex(found[1])
+    known = byte_letters()
+    if all(letter in known for letter in written):
+        return bytes(known[letter] for letter in written)
+    return text.encode()
+
+
+@lru_cache(maxsize=1)
+def byte_letters() -> dict[str, int]:
+    """The letter that a byte-level BPE vocabulary (GPT-2's) writes for each byte: its own where that can be printed."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
 
 TOO_LONG = "over the maximum context length"  # clients recognise an overlong conversation by these words
 UNSUPPORTED = "setting not supported by this run's engine"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.engines.protocol import SamplingControls
-from actors.rewards.binding.columns import columns_of
+from actors.rewards.binding.values import columns_of
 from actors.runtime.areal_stand_ins import GenerationHyperparameters, ModelRequest, ModelResponse, import_from_string
 from actors.runtime.user_code import describe, place_of, trace_of
 from actors.workflows.episode_runner import Awaited

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 from actors.endpoint.agent_pool import AgentCode, check_agent
 from actors.runtime.areal_stand_ins import import_module
-from actors.runtime.user_code import cause
+from actors.runtime.user_code import cause, check_not_hidden
 from actors.runtime.user_failures import Prints
-from actors.runtime.user_modules import check_not_hidden
 from actors.workflows.agent import AgentWorkflow, do_nothing
 from actors.workflows.areal_workflow import ArealWorkflow
 from actors.workflows.protocol import Workflow

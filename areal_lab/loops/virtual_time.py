@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.offline.synchronous_reference import Group, ReferenceStep, check_loop, items
 from actors.runtime.process import leave
 from areal_bus.config.capacity import slots

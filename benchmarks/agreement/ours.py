@@ -6,14 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.learner.algorithms.advantages import ESTIMATORS, generalized_advantages, group_advantages, normalize
-from actors.learner.algorithms.aggregations import AGGREGATIONS
+from actors.learner.algorithms.advantages import (
+    ESTIMATORS,
+    generalized_advantages,
+    group_advantages,
+    normalize,
+    overlong_penalty,
+)
 from actors.learner.algorithms.corrections import CORRECTIONS, loglinear_prox, second_moment_threshold
-from actors.learner.algorithms.kl import KL_ESTIMATORS
-from actors.learner.algorithms.losses import LOSSES
+from actors.learner.algorithms.losses import AGGREGATIONS, KL_ESTIMATORS, LOSSES
 from actors.learner.algorithms.parts import Tokens, Totals, Trajectories, select, sequences_of
 from actors.learner.algorithms.registry import split
-from actors.learner.algorithms.reward_shaping import overlong_penalty
 from actors.learner.model.critic import value_losses
 from areal_bus.config.learner import ActorConfig
 from benchmarks.agreement import inputs

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from actors.rewards import sandbox
 from actors.rewards.code.scoring import CodeOptions, run_tests
-from actors.rewards.sandbox import sandbox
 from benchmarks.harness.worker_main import serve
 
 PR_SET_CHILD_SUBREAPER = 36

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.policy import Policy
 from actors.learner.update.ppo import PPOActor, UpdateContext

@@ -21,7 +21,7 @@ from actors.data.tasks import Row
 from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine, EngineOptions
 from actors.engines.protocol import Done, Request
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
-from actors.learner.batching.batch import Batch, build
+from actors.learner.batching import Batch, build
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.policy import Policy
 from actors.learner.update.ppo import PPOActor, UpdateContext

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from actors.learner.batching.micro_batches import pack
+from actors.learner.batching import pack
 from areal_bus.core.transitions.batcher import split
 from benchmarks.harness.worker_main import seconds, serve
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from actors.data.loading import load_rows
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.link.weight_pusher import WeightPusher
 from actors.learner.model.policy import Policy

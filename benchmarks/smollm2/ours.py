@@ -10,7 +10,7 @@ import torch
 
 from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine, EngineOptions
 from actors.engines.protocol import Request
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.policy import Policy
 from actors.learner.update.ppo import PPOActor, UpdateContext

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.stop_strings import cannot_stop
-from actors.models.adapter_folder import is_adapter_folder
 from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
+from actors.models.model_config import is_adapter_folder
 from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import largest

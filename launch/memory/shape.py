@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actors.models.adapter_folder import base_of, is_adapter_folder
+from actors.models.model_config import base_of, is_adapter_folder
 from areal_bus.config.algorithms import uses_reference, uses_teacher
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from actors.data.fields import SOURCE, UNREAD
-from actors.data.loader_source import LoaderSource
 from actors.data.loading import RowWithOrigin, check_demonstrations, rows_with_origins, sets_with_origins
+from actors.data.source import LoaderSource
 from actors.models.scratch import write_scratch_folder
-from actors.runtime.user_modules import add_user_folder, load_function
+from actors.runtime.user_code import add_user_folder, load_function
 from actors.workflows.loading import check_workflow
 from areal_bus.config.algorithms import is_users
 from areal_bus.config.learner import LearnerConfig

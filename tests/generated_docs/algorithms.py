@@ -5,9 +5,8 @@ import re
 from pathlib import Path
 
 from actors.learner.algorithms.advantages import ESTIMATORS
-from actors.learner.algorithms.aggregations import AGGREGATIONS
 from actors.learner.algorithms.corrections import CORRECTIONS
-from actors.learner.algorithms.losses import LOSSES
+from actors.learner.algorithms.losses import AGGREGATIONS, LOSSES
 from actors.learner.algorithms.registry import first_line
 from areal_bus.config.algorithms import refusals
 from areal_bus.config.loader import load

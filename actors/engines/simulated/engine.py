@@ -1,25 +1,90 @@
 """The simulated engine: makes up tokens at configured speeds and follows the engine protocol.
 
-The lengths follow a law and the seed of the request, the speeds another law and the clock, the tokens `token_law`. Of
-the weights it keeps a hash. Versions, spans and log-probs are exact, but of a distribution that is no language model.
+The lengths follow a law and the seed of the request, the speeds another law and the clock (`workload`). Of the weights
+it keeps a hash. Versions, spans and log-probs are exact, but of a distribution that is no language model.
 docs/engines.md describes what such a job shows.
+
+The next-token distribution is a function of the weights and the tokens so far. All tokens except stop tokens have a
+rank, with fixed probabilities by rank (Zipf's law). A hash of the tokens so far, with the key of the weights that read
+each run of them, rotates the ranks. So other weights or another earlier token give other log-probs, and tokens that old
+weights read keep their effect, as in a kept KV cache. `workload` decides when a text ends: the stop token takes that
+probability, and the ranks share the rest.
 """
 
+import hashlib
+import itertools
 import math
+import struct
+import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from loguru import logger
+
+from actors.engines.builtin import limits
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request
-from actors.engines.simulated.token_law import RankLaw, ReadTokens, key_of
+from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.simulated.workload import LengthLaw, SpeedLaw
+from actors.models.loading import empty_model, stop_ids
+from actors.runtime.context import Context
+from areal_bus.config.rollout import SimulatedConfig
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError
 from areal_bus.messages import Finish
 
-if TYPE_CHECKING:
-    from actors.engines.servers.model_spec import ModelSpec
+
+def key_of(tensors: Mapping[str, Any]) -> bytes:
+    """32 bytes that stand for these weights: of all names, types, shapes and bytes."""
+    import torch  # only where weights come in
+
+    whole = hashlib.blake2b(digest_size=32)
+    for name, tensor in sorted(tensors.items()):
+        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        whole.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return whole.digest()
+
+
+class ReadTokens:
+    """The tokens that were read, each run of them with the key of the weights that read it."""
+
+    __slots__ = ("_key", "_state", "n")
+
+    def __init__(self) -> None:
+        self._state, self._key = hashlib.blake2b(digest_size=8), b""
+        self.n = 0  # tokens read
+
+    def read(self, key: bytes, ids: list[int]) -> None:
+        if key != self._key:
+            self._state.update(key)
+            self._key = key
+        self._state.update(struct.pack(f"<{len(ids)}i", *ids))
+        self.n += len(ids)
+
+    def turn(self, n_ranks: int) -> int:
+        """By how much the ranks are turned for the next token."""
+        return int.from_bytes(self._state.digest(), "little") % n_ranks
+
+
+class RankLaw:
+    """The law of ranks at one temperature and nucleus: p(rank) ~ (rank + 1) ** (-1 / temperature)."""
+
+    def __init__(self, n: int, *, temperature: float, top_p: float) -> None:
+        """Temperature 0 takes the first, and gives its log-prob at temperature 1."""
+        logits = [-math.log(rank) / (temperature or 1.0) for rank in range(1, n + 1)]
+        total = math.log(math.fsum(map(math.exp, logits)))
+        self.logps = [logit - total for logit in logits]
+        below = list(itertools.accumulate(map(math.exp, self.logps)))
+        n_kept = 1 if not temperature else next((i + 1 for i, p in enumerate(below) if p >= top_p), n)
+        self._below = below[:n_kept]
+
+    def at(self, uniform: float) -> int:
+        """The rank at this quantile of the nucleus."""
+        return min(bisect_right(self._below, uniform * self._below[-1]), len(self._below) - 1)
+
 
 WAIT_S = 0.02  # that a step waits for its time, at most: messages are heard in between
 ALMOST = 1.0 - 2.0**-30  # of the end of a text that min_new_tokens forbids
@@ -280,3 +345,47 @@ class SimulatedEngine:
 @lru_cache(maxsize=8)
 def _ranks(n: int, temperature: float, top_p: float) -> RankLaw:
     return RankLaw(n, temperature=temperature, top_p=top_p)
+
+
+def open_simulated(
+    context: Context,
+    config: Config,
+    tokenizer: Any,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> SimulatedEngine:
+    """The engine of this generator. Raises ConfigError for a model in whose vocabulary no text can end."""
+    if not context.index and not context.incarnation:
+        logger.warning(
+            'rollout.engine = "simulated": ALL TOKENS OF THIS RUN ARE MADE UP, with their log-probs, rewards and '
+            "whatever its model learns from them. It shows how the ring runs, and nothing of a model."
+        )
+    model = empty_model(context.model_folder, config.model.dtype, "meta")
+    settings = config.engine.simulated
+    return SimulatedEngine(
+        ModelSpec(
+            parameters=dict(model.named_parameters()),
+            vocabulary=int(model.get_input_embeddings().num_embeddings),
+            most_tokens=limits.most_tokens(model.config),
+        ),
+        SimulatedRules(
+            n_slots=config.rollout.max_concurrent_rollouts,
+            lengths=LengthLaw(settings.median_tokens, settings.sigma),
+            speeds=speeds(settings),
+            on_update=config.rollout.on_update,
+        ),
+        stop_ids=stop_ids(model, tokenizer),
+        tokenizer=tokenizer,
+        clock=clock,
+        wait=wait,
+    )
+
+
+def speeds(settings: SimulatedConfig) -> SpeedLaw:
+    return SpeedLaw(
+        decode_tokens_per_s=settings.decode_tokens_per_s,
+        half_slots=settings.half_slots,
+        prefill_tokens_per_s=settings.prefill_tokens_per_s,
+        update_s=settings.update_s,
+    )

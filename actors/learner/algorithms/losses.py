@@ -1,13 +1,24 @@
-"""Per-token losses. Each is a plain definition; autograd gives the gradient.
+"""Per-token losses, their aggregation over a minibatch, and estimators of KL(pi, pi_ref). Pure: no I/O.
 
-A = advantage, u = exp(current - anchor) = `tokens.ratio_N`. The correction's weight and the aggregation are applied
-afterwards. `fused.py` computes PPO's sum and gradient analytically; a test holds it to `ppo`.
+Each loss is a plain definition; autograd gives the gradient. A = advantage, u = exp(current - anchor) =
+`tokens.ratio_N`. The correction's weight and the aggregation are applied afterwards. `fused.py` computes PPO's sum and
+gradient analytically; a test holds it to `ppo`.
+
+An aggregation is the weight of each token in the loss of a minibatch: the loss is the sum over all trained tokens of
+weight * loss. Denominators are global: `Totals` counts over all micro-batches and ranks, so how a minibatch is cut
+changes nothing. Names as in verl's `loss_agg_mode`.
+
+KL estimators (Schulman, "Approximating KL divergence", 2020) give one number for each of N trained tokens, sampled from
+pi, with r = log pi_ref - log pi. Nothing is clamped. As a loss, autograd differentiates the estimator at these tokens.
+On data from pi, the mean of that gradient is stated with each.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from actors.learner.algorithms.parts import Loss, Statistics, Tokens, select
+from actors.learner.algorithms.parts import Aggregation, Loss, Statistics, Tokens, Totals, select
 from areal_bus.config.learner import ActorConfig
 
 
@@ -98,3 +109,61 @@ LOSSES: dict[str, Loss] = {
     "sapo": sapo,
     "reinforce": reinforce,
 }
+
+
+def token_mean(lengths_M: Tensor, totals: Totals, settings: ActorConfig) -> Tensor:
+    """1 / tokens of the minibatch: every token counts alike (DAPO, arXiv 2503.14476)."""
+    return _alike(lengths_M, totals.n_tokens)
+
+
+def seq_mean_token_mean(lengths_M: Tensor, totals: Totals, settings: ActorConfig) -> Tensor:
+    """1 / (trajectories * tokens of this one): every trajectory counts alike (GRPO, DeepSeekMath, eq. 3)."""
+    return 1 / (totals.n_sequences * lengths_M.double())
+
+
+def seq_mean_token_sum(lengths_M: Tensor, totals: Totals, settings: ActorConfig) -> Tensor:
+    """1 / trajectories (AReaL paper, eq. 2 and 5: a sum over tokens, an expectation over trajectories)."""
+    return _alike(lengths_M, totals.n_sequences)
+
+
+def seq_mean_token_sum_norm(lengths_M: Tensor, totals: Totals, settings: ActorConfig) -> Tensor:
+    """1 / (trajectories * aggregation_length): a constant instead of each length (Dr. GRPO, arXiv 2503.20783)."""
+    if settings.aggregation_length is None:
+        raise ValueError("seq-mean-token-sum-norm needs actor.aggregation_length")
+    return _alike(lengths_M, totals.n_sequences * settings.aggregation_length)
+
+
+def _alike(lengths_M: Tensor, denominator: float) -> Tensor:
+    return torch.full(lengths_M.shape, 1 / denominator, dtype=torch.float64, device=lengths_M.device)
+
+
+AGGREGATIONS: dict[str, Aggregation] = {
+    "token-mean": token_mean,
+    "seq-mean-token-mean": seq_mean_token_mean,
+    "seq-mean-token-sum": seq_mean_token_sum,
+    "seq-mean-token-sum-norm": seq_mean_token_sum_norm,
+}
+
+
+Estimate = Callable[[Tensor, Tensor], Tensor]  # (logprobs_N, reference_N) -> (N,)
+
+
+def k1(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
+    """-r: unbiased, of large variance. Its gradient, that of log pi, is 0 on average: it is no loss."""
+    return logprobs_N - reference_N
+
+
+def k2(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
+    """r^2 / 2: biased, of low variance. Its gradient, -r grad log pi, is on average that of KL(pi, pi_ref)."""
+    return (reference_N - logprobs_N).square() / 2
+
+
+def k3(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
+    """exp(r) - 1 - r: unbiased, never negative (GRPO). Its gradient, (1 - exp(r)) grad log pi, is on average that of
+    KL(pi_ref, pi), the divergence in the other direction.
+    """
+    r_N = reference_N - logprobs_N
+    return torch.expm1(r_N) - r_N
+
+
+KL_ESTIMATORS: dict[str, Estimate] = {"k1": k1, "k2": k2, "k3": k3}

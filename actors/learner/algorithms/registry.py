@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from actors.learner.algorithms.advantages import ESTIMATORS, Estimator
-from actors.learner.algorithms.aggregations import AGGREGATIONS
 from actors.learner.algorithms.corrections import CORRECTIONS
-from actors.learner.algorithms.losses import LOSSES
+from actors.learner.algorithms.losses import AGGREGATIONS, LOSSES
 from actors.learner.algorithms.parts import (
     Aggregation,
     Correction,
@@ -25,8 +24,7 @@ from actors.learner.algorithms.parts import (
     Trajectories,
     sequences_of,
 )
-from actors.runtime.user_code import cause
-from actors.runtime.user_modules import load_function
+from actors.runtime.user_code import cause, load_function
 from areal_bus.config.algorithms import correction_of, is_users, uses_reference, uses_teacher
 from areal_bus.config.learner import ActorConfig
 from areal_bus.errors import ConfigError

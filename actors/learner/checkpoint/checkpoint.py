@@ -28,11 +28,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from actors.learner.checkpoint import shards
 from actors.learner.checkpoint.model_part import ModelPart, stage_model, write_index
-from actors.learner.checkpoint.shards import plan
-from actors.learner.checkpoint.shards.plan import RNG, Shard, stage_shard
-from actors.learner.checkpoint.shards.read import ShardReader
-from actors.learner.checkpoint.shards.reports import Files, Meeting, RankReport, conclude
+from actors.learner.checkpoint.shards import RNG, Files, Meeting, RankReport, Shard, ShardReader, conclude, stage_shard
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.critic import Critic
 from actors.learner.model.frozen_model import REFERENCE, FrozenModel
@@ -152,7 +150,7 @@ def stage(
     """
     final, ranks = versioned_dirs.place(folder, version), policy.ranks
     parts = {"model": policy} if reference is None else {"model": policy, REFERENCE: reference}
-    building, number = _begin(final, ranks, [plan.FOLDER, *parts])
+    building, number = _begin(final, ranks, [shards.FOLDER, *parts])
     state = _tensors_of(policy, optimizer, POLICY, has_masters=policy.push_dtype is not torch.float32)
     if critic is not None:
         state |= _tensors_of(critic.model, critic.optimizer, CRITIC, has_masters=True)

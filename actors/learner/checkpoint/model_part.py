@@ -13,8 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
-from actors.learner.checkpoint.shards.plan import on_host
-from actors.learner.checkpoint.shards.tensor_file import FileRecord, write_tensors
+from actors.learner.checkpoint.shards import FileRecord, on_host, write_tensors
 from actors.learner.model.adapters import Adapters
 from actors.learner.model.policy import PackedModel, Policy, whole
 from actors.models.loading import turn_end

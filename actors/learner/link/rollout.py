@@ -8,7 +8,7 @@ joined. With one rank the agreement costs nothing. With more it is one small col
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from actors.learner.batching.batch import Batch
+from actors.learner.batching import Batch
 from actors.learner.link.inbox import LearnerInbox
 from actors.runtime.context import HeartbeatState
 from areal_bus.errors import ConfigError, ImpossibleEvent, Restart

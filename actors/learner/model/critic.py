@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from actors.learner.algorithms.advantages import generalized_advantages
-from actors.learner.batching.batch import Batch
+from actors.learner.batching import Batch
 from actors.learner.model.chunked_head import SOFT_CAP
 from actors.learner.model.policy import PROBE, ModelSettings, Policy, whole
 from actors.models.packed_row import SequencePiece, lay_out

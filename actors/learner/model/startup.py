@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from actors.data.loading import load_rows
-from actors.learner.batching.micro_batches import pack
+from actors.learner.batching import pack
 from actors.learner.model.adapters import Adapters, check_folder
 from actors.learner.model.critic import ValueModel
 from actors.learner.model.policy import ModelSettings, Policy

@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from actors.learner.algorithms.advantages import group_advantages, normalize
-from actors.learner.algorithms.kl import KL_ESTIMATORS
+from actors.learner.algorithms.advantages import group_advantages, normalize, shape_rewards
+from actors.learner.algorithms.losses import KL_ESTIMATORS
 from actors.learner.algorithms.parts import Streams, Trajectories
 from actors.learner.algorithms.registry import Algorithm
-from actors.learner.algorithms.reward_shaping import shape_rewards
-from actors.learner.batching.batch import Batch
+from actors.learner.batching import Batch
 from actors.learner.model.critic import fill_returns
 from actors.runtime.stages import stages_of
 from areal_bus.config.algorithms import kl_estimator_of, uses_teacher

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from actors.learner.batching.batch import Batch
-from actors.learner.batching.micro_batches import pack
+from actors.learner.batching import Batch, pack
 from actors.learner.model.critic import Critic
 from actors.learner.model.frozen_model import FrozenModel, PolicyBase
 from actors.learner.model.policy import PackedModel, Policy

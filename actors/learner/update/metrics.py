@@ -1,6 +1,7 @@
 """Metrics of a training step: collected, reduced over ranks, and watched for values that need a warning.
 
-A metric without a value (an entropy when no token was trained) is left out.
+A metric without a value (an entropy when no token was trained) is left out. On the first batch they show whether a
+server, or a user's engine, computes the log-probs that the learner computes.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,9 +11,12 @@ import torch
 from torch import Tensor
 
 from actors.learner.algorithms.fused import Mismatch, effective_share
-from actors.learner.algorithms.kl import k3
-from actors.learner.batching.batch import Batch, Item
+from actors.learner.algorithms.losses import k3
+from actors.learner.batching import Batch, Item
 from actors.learner.link.rendezvous import LearnerRanks
+from areal_bus.config.names.engines import kind_of
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
 from areal_bus.messages import Finish
 
 
@@ -178,3 +182,33 @@ def mending_eta(batch: Batch) -> int:
     lags = torch.cat([item.lags_K for item in batch.items]).sort().values if batch.items else torch.zeros(1)
     allowed = int(MASKED_SHARE * len(lags))
     return int(lags[len(lags) - 1 - allowed])
+
+
+MOST_KL = {"float32": 1e-3}  # mean over the trained tokens
+ROUGH = 0.1  # for bfloat16 and float16, in which server and learner round differently
+
+
+class ServerCheck:
+    """One comparison, of the first update whose tokens were all sampled by the version that the learner holds."""
+
+    def __init__(self, config: Config) -> None:
+        lora, kind = config.actor.lora, kind_of(config.rollout.engine)
+        is_checked = not kind.is_probed and not kind.makes_up_tokens
+        self._is_due = is_checked and (lora is None or not lora.dropout)
+        self._engine, self._family = config.rollout.engine, config.model.path
+        self._most = MOST_KL.get(config.model.dtype, ROUGH)
+
+    def look(self, metrics: StepMetrics) -> None:
+        """`metrics` of an update, over all ranks. Raises ConfigError."""
+        measured = metrics.sums.measured
+        if not self._is_due or not measured or metrics.lag_max:
+            return
+        self._is_due = False
+        kl = metrics.sums.kl / measured
+        if not kl <= self._most:  # NaN differs, too
+            raise ConfigError(
+                f"model family refused: log-probs of the engine {self._engine} differ from the learner's at the same "
+                f"weights, {self._family}: a KL of {kl:.2g} over {measured:g} tokens (at most {self._most:g}), largest "
+                f"difference {metrics.mismatch_max:.2g}; nothing was published; choose another model or engine, "
+                "or upgrade the server"
+            )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actors.learner.algorithms.corrections import loglinear_prox
 from actors.learner.algorithms.fused import LogRatio, decoupled_ppo, gap, ppo
-from actors.learner.algorithms.kl import KL_ESTIMATORS
+from actors.learner.algorithms.losses import KL_ESTIMATORS
 from actors.learner.algorithms.parts import Streams, Tokens, Totals, select
 from actors.learner.algorithms.registry import BUILTIN_STATISTICS, Algorithm, split
 from areal_bus.config.algorithms import correction_of, kl_estimator_of

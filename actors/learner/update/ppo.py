@@ -17,15 +17,14 @@ from actors.learner.algorithms.corrections import second_moment_threshold
 from actors.learner.algorithms.fused import mismatch
 from actors.learner.algorithms.parts import Streams, Totals, sequences_of
 from actors.learner.algorithms.registry import find_algorithm
-from actors.learner.batching.batch import Batch, Minibatch, minibatches, save_batch
+from actors.learner.batching import Batch, Minibatch, minibatches, save_batch
 from actors.learner.model.critic import Critic, ValueFigures, ValueModel, figures
 from actors.learner.model.frozen_model import FrozenModel, FrozenModels
 from actors.learner.model.policy import Policy, whole
 from actors.learner.update.advantage_stage import fill_advantages, make_streams
 from actors.learner.update.forward_passes import ForwardPasses, pieces
-from actors.learner.update.metrics import SignalWarnings, StepMetrics, count
+from actors.learner.update.metrics import ServerCheck, SignalWarnings, StepMetrics, count
 from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
-from actors.learner.update.server_check import ServerCheck
 from actors.learner.update.simulated_update import SimulatedUpdate
 from actors.runtime.context import HeartbeatState
 from actors.runtime.stages import stages_of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from actors.learner.batching.batch import Batch
+from actors.learner.batching import Batch
 from areal_bus.config.learner import SimulatedUpdateConfig
 from areal_bus.config.sections import Config
 

@@ -11,8 +11,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from actors.rewards.binding.columns import chat_of, columns_of, token_ids_of
-from actors.rewards.binding.values import plain
+from actors.rewards.binding.values import chat_of, columns_of, plain, token_ids_of
 from actors.rewards.protocol import NotApplicable, RewardFunction, Score
 from areal_bus.errors import ConfigError
 

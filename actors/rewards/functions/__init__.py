@@ -1,1 +1,1 @@
-"""Built-in reward functions. `code/` and `judge/` are next to this folder."""
+"""Built-in reward functions. `code/` and `judge.py` are next to this folder."""

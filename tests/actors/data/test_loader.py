@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.data.loader_process import LoaderRows, decode, encode
-from actors.data.loader_source import LoaderSource
+from actors.data.source import LoaderSource
 from areal_bus.config.data import DataConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError

@@ -21,7 +21,7 @@ from actors.endpoint.sessions import AgentEnded, Sessions
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion
 from actors.generator.rollout_runner import Outcome, RolloutLog, RolloutRunner
-from actors.learner.batching.batch import Batch, build
+from actors.learner.batching import Batch, build
 from actors.models.loading import load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from actors.endpoint.token_bytes import byte_letters, token_bytes
+from actors.workflows.agent import byte_letters, token_bytes
 
 TEXT = "a€b 🙂 ü"
 

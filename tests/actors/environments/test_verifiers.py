@@ -13,8 +13,8 @@ from actors.data.loading import load_problems, load_rows
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.loading import installed, load
 from actors.rewards.loading import load_reward
-from actors.runtime import user_modules
-from actors.runtime.user_modules import add_user_folder
+from actors.runtime import user_code
+from actors.runtime.user_code import add_user_folder
 from areal_bus.config.loader import load as load_config
 from areal_bus.config.loader import resolve
 from areal_bus.config.sections import Config
@@ -96,7 +96,7 @@ __all__ = ["WordTaskset"]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A config's folder with the example and with an environment that fails in many ways."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(user_modules, "_folders", [])
+    monkeypatch.setattr(user_code, "_folders", [])
     (tmp_path / "turned_words.py").write_text((CONFIGS / "turned_words.py").read_text())
     (tmp_path / "odd_environment.py").write_text(ODD)
     (tmp_path / "word_taskset.py").write_text(TASKSET)

@@ -321,7 +321,7 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.learner.update.ppo": actor,
     "actors.learner.actor": learner,
     "actors.learner.checkpoint.checkpoint_manager": keeping,
-    "actors.learner.checkpoint.shards.plan": shards,
+    "actors.learner.checkpoint.shards": shards,
     "areal_bus.storage.versioned_dirs": shelf,
     "areal_bus.weights.sender": weights,
     "areal_bus.weights.receiver": receiver,

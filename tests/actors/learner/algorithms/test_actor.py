@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.learner.algorithms.aggregations import AGGREGATIONS
+from actors.learner.algorithms.advantages import shape_rewards
 from actors.learner.algorithms.corrections import CORRECTIONS
-from actors.learner.algorithms.losses import LOSSES
+from actors.learner.algorithms.losses import AGGREGATIONS, LOSSES
 from actors.learner.algorithms.registry import find_algorithm
-from actors.learner.algorithms.reward_shaping import shape_rewards
-from actors.learner.batching.batch import build, minibatches
+from actors.learner.batching import build, minibatches
 from actors.learner.update.advantage_stage import longest_turn
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.loader import load

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.learner.algorithms.kl import KL_ESTIMATORS
-from actors.learner.batching.batch import Batch, build
+from actors.learner.algorithms.losses import KL_ESTIMATORS
+from actors.learner.batching import Batch, build
 from actors.learner.model.frozen_model import FrozenModels
 from actors.learner.update.ppo import PPOActor
 from areal_bus.config.sections import Config

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actors.learner.algorithms.aggregations import AGGREGATIONS
 from actors.learner.algorithms.corrections import CORRECTIONS, loglinear_prox, second_moment_threshold
-from actors.learner.algorithms.losses import LOSSES
+from actors.learner.algorithms.losses import AGGREGATIONS, LOSSES
 from actors.learner.algorithms.parts import Streams, Tokens, Totals, select, sequences_of
 from actors.learner.algorithms.registry import find_algorithm, split
 from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actors.learner.algorithms.parts import Tokens, needs
 from actors.learner.algorithms.registry import find_algorithm
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.update.advantage_stage import trajectories_of
 from actors.offline.synchronous_reference import SynchronousReference
 from actors.rewards.actor import scored

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.checkpoint import checkpoint
 from actors.learner.update.ppo import PPOActor
 from actors.models.loading import load_model, load_tokenizer

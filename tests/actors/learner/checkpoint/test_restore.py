@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.checkpoint import checkpoint
 from actors.learner.checkpoint.checkpoint import PendingCheckpoint
 from actors.learner.checkpoint.checkpoint_manager import CheckpointHooks, CheckpointManager, StartPoint, choose

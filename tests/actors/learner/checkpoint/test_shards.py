@@ -19,12 +19,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from actors.learner.batching.batch import build
-from actors.learner.checkpoint import checkpoint
+from actors.learner.batching import build
+from actors.learner.checkpoint import checkpoint, shards
 from actors.learner.checkpoint.checkpoint import PendingCheckpoint
 from actors.learner.checkpoint.model_part import ModelPart
-from actors.learner.checkpoint.shards import plan, reports
-from actors.learner.checkpoint.shards.read import ShardReader
+from actors.learner.checkpoint.shards import ShardReader
 from actors.learner.link.rendezvous import LearnerRanks, meet, part
 from actors.learner.model.policy import whole
 from actors.learner.update.ppo import PPOActor
@@ -150,7 +149,7 @@ def staged_keys(kinds: list[str], index: int) -> set[str]:
     try:
         mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
         state = {kind: DTensor.from_local(torch.ones(4), mesh, [Replicate(), Shard(0)]) for kind in kinds}
-        return set(plan.stage_shard(state, index=index, size=2, replicas=2, copies=True).tensors)
+        return set(shards.stage_shard(state, index=index, size=2, replicas=2, copies=True).tensors)
     finally:
         dist.destroy_process_group()
 
@@ -202,7 +201,7 @@ def pending(folder: Path, version: int, index: int, store: HashStore, policy: An
         number=version,
         ranks=LearnerRanks(index, N_RANKS, store=store),
         building=versioned_dirs.temporary_of(final),
-        shard=plan.Shard({key: torch.full((2, 4), version)}, {key: [2 * index, 0]}, f"shards/{index}.safetensors"),
+        shard=shards.Shard({key: torch.full((2, 4), version)}, {key: [2 * index, 0]}, f"shards/{index}.safetensors"),
         models=[ModelPart("model", policy, index == 0, file, weights)],
         tokenizer=Words(),
         prune=lambda: versioned_dirs.prune(folder, 1, newest=final, counts=lambda _: True),
@@ -259,9 +258,9 @@ def test_a_rank_that_dies_at_any_point_leaves_the_new_checkpoint_whole_or_the_on
     with pytest.MonkeyPatch.context() as patched:
         assert write_all(folder, 1, policy) == ["written"] * N_RANKS
         assert check_whole(folder) == 1
-        patched.setattr(reports, "TIMEOUT_S", 0.15)
-        patched.setattr(reports, "POLL_S", 0.002)
-        for owner, name in ((os, "fsync"), (Path, "rename"), (reports, "_store")):
+        patched.setattr(shards, "TIMEOUT_S", 0.15)
+        patched.setattr(shards, "POLL_S", 0.002)
+        for owner, name in ((os, "fsync"), (Path, "rename"), (shards, "_store")):
             patched.setattr(owner, name, before(getattr(owner, name), deaths))
         ends = write_all(folder, 2, policy)
     assert (ends[rank] == "dead") == (deaths.n > at)
@@ -287,14 +286,14 @@ def before(real: Any, deaths: Deaths) -> Any:
 
 def test_a_disk_that_one_rank_cannot_write_to_is_reported_by_all(tmp_path: Path, policy: Any) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        real = plan.Shard.write
+        real = shards.Shard.write
 
-        def full(self: plan.Shard, building: Path) -> Any:
+        def full(self: shards.Shard, building: Path) -> Any:
             if self.file == "shards/1.safetensors":
                 raise OSError("no space left on device")
             return real(self, building)
 
-        patched.setattr(plan.Shard, "write", full)
+        patched.setattr(shards.Shard, "write", full)
         ends = write_all(tmp_path, 1, policy)
     assert all("step-000001 could not be (rank 1: no space left on device" in end for end in ends)
     assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from actors.learner.batching.batch import Batch, build
+from actors.learner.batching import Batch, build
 from actors.learner.link.inbox import LearnerInbox, StopRun
 from actors.learner.link.rollout import HeadFailover, Rollout
 from actors.runtime import process as codes

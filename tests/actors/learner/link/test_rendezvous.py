@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.learner.checkpoint.shards.reports import Meeting, RankReport, conclude
+from actors.learner.checkpoint.shards import Meeting, RankReport, conclude
 from actors.learner.link.inbox import LearnerInbox, StopRun
 from actors.learner.link.rendezvous import Rendezvous, lost_peer
 from areal_bus import messages as m

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 import torch
 
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.link.inbox import LearnerInbox, StopRun
 from actors.learner.link.rollout import HeadFailover, Rollout
 from actors.learner.link.weight_pusher import WeightPusher

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from actors.learner.algorithms.advantages import generalized_advantages
-from actors.learner.batching.batch import Batch, build
+from actors.learner.batching import Batch, build
 from actors.learner.checkpoint import checkpoint
 from actors.learner.model.critic import value_losses
 from actors.learner.update.ppo import PPOActor

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.checkpoint import checkpoint
 from actors.learner.model.frozen_model import FrozenModel, load_frozen_models
 from actors.learner.update.ppo import PPOActor

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.utils import get_total_norm
 
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.checkpoint import checkpoint
-from actors.learner.checkpoint.shards.read import ShardReader
+from actors.learner.checkpoint.shards import ShardReader
 from actors.learner.link.rendezvous import meet, part
 from actors.learner.model.policy import whole
 from actors.learner.model.startup import Demonstration, warm_up

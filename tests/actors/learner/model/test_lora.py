@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from actors.engines.adapter_engine import AdapterEngine
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.checkpoint import checkpoint
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.adapters import Adapters

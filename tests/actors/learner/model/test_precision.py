@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.checkpoint import checkpoint
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.policy import Policy

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from actors.learner.batching.batch import Batch, build
+from actors.learner.batching import Batch, build
 from actors.learner.link.rendezvous import LearnerRanks, meet, part
 from actors.learner.model.policy import whole
 from actors.learner.update.ppo import PPOActor, epoch_order

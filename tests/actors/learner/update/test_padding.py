@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.policy import Policy
 from actors.learner.update.ppo import PPOActor, UpdateContext

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from actors.learner.algorithms.reward_shaping import shape_rewards
-from actors.learner.batching.batch import Batch, build
+from actors.learner.algorithms.advantages import shape_rewards
+from actors.learner.batching import Batch, build
 from actors.learner.update.ppo import PPOActor, learning_rate
 from areal_bus.config.learner import ActorConfig
 from areal_bus.errors import ImpossibleEvent, NonFinite

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from actors.learner.batching.batch import build
+from actors.learner.batching import build
 from actors.learner.link.rendezvous import LearnerRanks, meet, part
 from actors.learner.model.policy import whole
 from areal_bus.weights.process_group import join_store

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.learner.batching.batch import build
-from actors.learner.update.metrics import MetricSums, StepMetrics
-from actors.learner.update.server_check import ServerCheck
+from actors.learner.batching import build
+from actors.learner.update.metrics import MetricSums, ServerCheck, StepMetrics
 from areal_bus.errors import ConfigError
 from tests.support.learner_setup import random_shard, settings, tiny_actor
 

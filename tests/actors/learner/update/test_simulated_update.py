@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.learner.batching.batch import Batch, Item
+from actors.learner.batching import Batch, Item
 from actors.learner.update.simulated_update import SimulatedUpdate
 from areal_bus.config.learner import SimulatedUpdateConfig
 from areal_bus.config.loader import load

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.data.loading import load_rows
+from actors.rewards import sandbox
 from actors.rewards.code import score, score_share, scoring
-from actors.rewards.code.fences import program_in
 from actors.rewards.code.plain_values import Other, decode, encode
 from actors.rewards.code.row_tests import read_tests, unpacked
-from actors.rewards.code.scoring import CodeOptions, configure, run_tests, same_output
-from actors.rewards.sandbox import sandbox
+from actors.rewards.code.scoring import CodeOptions, configure, program_in, run_tests, same_output
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
 

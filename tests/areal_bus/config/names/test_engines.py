@@ -4,7 +4,7 @@ import pytest
 
 from actors.generator.actor import make_engine
 from actors.runtime.context import Context
-from actors.runtime.user_modules import load_function
+from actors.runtime.user_code import load_function
 from areal_bus.config.names.engines import ENGINES, EngineKind, kind_of
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check

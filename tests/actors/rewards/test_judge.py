@@ -26,10 +26,10 @@ from areal_bus.messages import VerdictStatus
 
 pytest.importorskip("httpx2")
 
-from actors.rewards.judge import client, scoring
-from actors.rewards.judge.client import BudgetSpent, JudgeAway, JudgeRejects, JudgeStore, NoSlot
+from actors.rewards import judge as module
+from actors.rewards.judge import BudgetSpent, JudgeAway, JudgeRejects, JudgeStore, NoSlot
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 ROW = {"question": "1+1?", "answer": "2"}
 
 
@@ -70,9 +70,9 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(scoring, "_options", None)
-    monkeypatch.setattr(scoring, "_judge", None)
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(module, "_options", None)
+    monkeypatch.setattr(module, "_judge", None)
     judge = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -142,7 +142,7 @@ def test_a_completion_is_graded_by_the_score_that_ends_the_reply(
     ],
 )
 def test_a_grade_is_read_at_the_end_of_the_reply(reply: str) -> None:
-    assert scoring.grade_of(reply, 10) == 7.0
+    assert module.grade_of(reply, 10) == 7.0
 
 
 def test_a_busy_judge_is_asked_again_and_after_the_time_it_wants(server: Server, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_pause_that_ends_after_the_deadline_is_not_waited_for(server: Server, 
 
 
 def test_retries_end(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_RETRIES", 2)
+    monkeypatch.setattr(module, "MAX_RETRIES", 2)
     server.answers += [(503, {}, "busy")] * 9
     with pytest.raises(JudgeAway, match=r"no answer from the judge at .* in 3 calls"):
         judge_of(server, tmp_path)("", "3", ROW)
@@ -252,7 +252,7 @@ def test_workers_share_the_limit_of_calls_in_flight(server: Server, tmp_path: Pa
 HOLDER = """
 import sys, time
 from pathlib import Path
-from actors.rewards.judge.client import JudgeStore
+from actors.rewards.judge import JudgeStore
 with JudgeStore(Path(sys.argv[1])).slot(1, deadline=time.monotonic()):
     print("holds", flush=True)
     time.sleep(600)

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.agents.scoring import with_counts
-from actors.agents.tools import calculator, schema
+from actors.agents import calculator, schema, with_counts
 from actors.endpoint.agent_pool import AgentCode
 from actors.offline.synchronous_reference import check_loop
 from actors.rewards.loading import load_reward
-from actors.runtime import user_modules
-from actors.runtime.user_modules import add_user_folder
+from actors.runtime import user_code
+from actors.runtime.user_code import add_user_folder
 from actors.workflows.loading import check_workflow
 from areal_bus.config.loader import resolve
 from areal_bus.config.sections import Config
@@ -48,7 +47,7 @@ nameless = Calls()
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(user_modules, "_folders", [])
+    monkeypatch.setattr(user_code, "_folders", [])
     (tmp_path / "mine.py").write_text(MINE)
     add_user_folder(tmp_path)
     return tmp_path

@@ -1,4 +1,4 @@
-from actors.rewards.binding.turns import MOST_SENDERS, Turns
+from actors.rewards.pool import MOST_SENDERS, Turns
 
 
 def served(turns: Turns[str], n: int, seconds: dict[str, float]) -> list[str]:

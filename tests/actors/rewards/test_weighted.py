@@ -15,8 +15,7 @@ from actors.head.console import Console
 from actors.rewards.binding.values import read_value
 from actors.rewards.functions import formats
 from actors.rewards.functions.formats import FormatOptions
-from actors.rewards.functions.weighted import TermFailed, WeightedReward, WeightedTerm
-from actors.rewards.loading import load_reward, reward_options
+from actors.rewards.loading import TermFailed, WeightedReward, WeightedTerm, load_reward, reward_options
 from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from actors.rewards.protocol import Score
 from areal_bus.config.rewards import RewardConfig

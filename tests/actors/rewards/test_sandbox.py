@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.rewards.sandbox import process_memory, syscall_filter
-from actors.rewards.sandbox.sandbox import Outcome, SandboxLimits, find_level, run
+from actors.rewards import sandbox, syscall_filter
+from actors.rewards.sandbox import Outcome, SandboxLimits, find_level, run
 
 SMALL = SandboxLimits(wall_s=8.0, cpu_s=2)
 needs_bubblewrap = pytest.mark.skipif(
@@ -236,13 +236,13 @@ def test_the_memory_of_all_processes_together_is_bounded(level: str) -> None:
 def test_processes_may_be_deeper_than_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain of processes at the level rlimits, where their number is not limited."""
     deep = 3000
-    monkeypatch.setattr(process_memory.os, "listdir", lambda path: [path.split("/")[2]])
+    monkeypatch.setattr(sandbox.os, "listdir", lambda path: [path.split("/")[2]])
     monkeypatch.setattr(
-        process_memory.Path,
+        sandbox.Path,
         "read_text",
         lambda path, **_: "" if int(path.parts[2]) == deep else f"{int(path.parts[2]) + 1} ",
     )
-    assert list(process_memory.descendants(1)) == list(range(1, deep + 1))
+    assert list(sandbox.descendants(1)) == list(range(1, deep + 1))
 
 
 @needs_bubblewrap

@@ -1,1 +1,0 @@
-"""Batches of a learner rank: tensors of its share, the staleness mask, minibatches and micro-batches."""
