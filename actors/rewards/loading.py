@@ -183,8 +183,8 @@ def configure(name: str, options: Mapping[str, Any], fields: Collection[str] | N
         formats = importlib.import_module("actors.rewards.functions.formats")
         formats.configure(formats.FormatOptions(**options["format"]))
     elif name == "judge":
-        scoring = importlib.import_module("actors.rewards.judge")
-        scoring.configure(scoring.JudgeOptions(**options["judge"]), fields)
+        judge = importlib.import_module("actors.rewards.judge")
+        judge.configure(judge.JudgeOptions(**options["judge"]), fields)
 
 
 def load_weighted(folder: str | Path, fields: Collection[str] | None, options: Mapping[str, Any]) -> WeightedReward:
