@@ -127,7 +127,7 @@ MODULES = (
     "actors.head.shell",
     "actors.rewards.actor",
     "actors.generator.actor",
-    "actors.engines.simulated.engine",
+    "actors.engines.simulated.connect",
     "actors.learner.actor",
     "transformers.generation.utils",
     "transformers.models.llama.modeling_llama",

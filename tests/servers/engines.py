@@ -17,7 +17,7 @@ import torch
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Engine, Request
 from actors.engines.servers.connect import open_engine
-from actors.engines.simulated.engine import open_simulated
+from actors.engines.simulated.connect import open_simulated
 from actors.engines.simulated.workload import LengthLaw
 from actors.generator.actor import make_engine
 from actors.models.loading import empty_model, load_model, load_tokenizer, stop_ids

@@ -15,24 +15,15 @@ import hashlib
 import itertools
 import math
 import struct
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from loguru import logger
-
-from actors.engines.builtin import limits
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request
-from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.simulated.workload import LengthLaw, SpeedLaw
-from actors.models.loading import empty_model, stop_ids
-from actors.runtime.context import Context
-from areal_bus.config.rollout import SimulatedConfig
-from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError
 from areal_bus.messages import Finish
 
@@ -85,6 +76,9 @@ class RankLaw:
         """The rank at this quantile of the nucleus."""
         return min(bisect_right(self._below, uniform * self._below[-1]), len(self._below) - 1)
 
+
+if TYPE_CHECKING:
+    from actors.engines.servers.model_spec import ModelSpec
 
 WAIT_S = 0.02  # that a step waits for its time, at most: messages are heard in between
 ALMOST = 1.0 - 2.0**-30  # of the end of a text that min_new_tokens forbids
@@ -345,47 +339,3 @@ class SimulatedEngine:
 @lru_cache(maxsize=8)
 def _ranks(n: int, temperature: float, top_p: float) -> RankLaw:
     return RankLaw(n, temperature=temperature, top_p=top_p)
-
-
-def open_simulated(
-    context: Context,
-    config: Config,
-    tokenizer: Any,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    wait: Callable[[float], None] = time.sleep,
-) -> SimulatedEngine:
-    """The engine of this generator. Raises ConfigError for a model in whose vocabulary no text can end."""
-    if not context.index and not context.incarnation:
-        logger.warning(
-            'rollout.engine = "simulated": ALL TOKENS OF THIS RUN ARE MADE UP, with their log-probs, rewards and '
-            "whatever its model learns from them. It shows how the ring runs, and nothing of a model."
-        )
-    model = empty_model(context.model_folder, config.model.dtype, "meta")
-    settings = config.engine.simulated
-    return SimulatedEngine(
-        ModelSpec(
-            parameters=dict(model.named_parameters()),
-            vocabulary=int(model.get_input_embeddings().num_embeddings),
-            most_tokens=limits.most_tokens(model.config),
-        ),
-        SimulatedRules(
-            n_slots=config.rollout.max_concurrent_rollouts,
-            lengths=LengthLaw(settings.median_tokens, settings.sigma),
-            speeds=speeds(settings),
-            on_update=config.rollout.on_update,
-        ),
-        stop_ids=stop_ids(model, tokenizer),
-        tokenizer=tokenizer,
-        clock=clock,
-        wait=wait,
-    )
-
-
-def speeds(settings: SimulatedConfig) -> SpeedLaw:
-    return SpeedLaw(
-        decode_tokens_per_s=settings.decode_tokens_per_s,
-        half_slots=settings.half_slots,
-        prefill_tokens_per_s=settings.prefill_tokens_per_s,
-        update_s=settings.update_s,
-    )

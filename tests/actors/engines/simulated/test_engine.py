@@ -21,7 +21,8 @@ from loguru import logger
 
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.servers.model_spec import ModelSpec
-from actors.engines.simulated.engine import LATE_S, WAIT_S, SimulatedEngine, SimulatedRules, open_simulated
+from actors.engines.simulated.connect import open_simulated
+from actors.engines.simulated.engine import LATE_S, WAIT_S, SimulatedEngine, SimulatedRules
 from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
