@@ -14,6 +14,8 @@ from areal_bus.errors import EngineError, SettingRefused
 
 ATTENTION = {"full_attention", "sliding_attention"}
 MOST_PENALTY = 2  # of presence and frequency, as servers allow
+MOST_TOP_K = 2**31 - 1  # servers keep it in 32 bits
+MOST_RATE = 1000  # of a repetition penalty, or its inverse: a logit stays a number
 BATCH_BOUND_ROPE = {"dynamic", "longrope"}  # their frequencies change with the longest sequence of the batch
 
 
@@ -105,11 +107,12 @@ def rules_of_settings(request: Request, vocabulary: int) -> list[tuple[bool, str
     return [
         *plain,
         (bool(odd), odd[0] if odd else ""),
-        (c.top_k < 0, f"top_k is 0 (all tokens) or more, not {c.top_k}"),
+        (not 0 <= c.top_k <= MOST_TOP_K, f"top_k is from 0 (all tokens) to {MOST_TOP_K}, not {c.top_k}"),
         (not 0 <= c.min_p <= 1, f"min_p is from 0 to 1, not {c.min_p}"),
         (c.min_new_tokens < 0, f"min_new_tokens is 0 or more, not {c.min_new_tokens}"),
         (c.min_new_tokens > most, f"min_new_tokens ({c.min_new_tokens}) is at most the budget of new tokens ({most})"),
-        (not c.repetition_penalty > 0, f"repetition_penalty is over 0, not {c.repetition_penalty}"),
+        (not 1 / MOST_RATE <= c.repetition_penalty <= MOST_RATE,
+         f"repetition_penalty is from {1 / MOST_RATE:g} to {MOST_RATE}, not {c.repetition_penalty}"),
         (not abs(c.presence_penalty) <= MOST_PENALTY or not abs(c.frequency_penalty) <= MOST_PENALTY,
          f"presence_penalty and frequency_penalty are from -{MOST_PENALTY} to {MOST_PENALTY}"),
         (any(not stop for stop in c.stop), "a stop string has at least one character"),
