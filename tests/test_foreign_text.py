@@ -10,7 +10,7 @@ import pytest
 
 from actors.agents import calculator
 from actors.data.tasks import boxed
-from actors.endpoint.openai_api import MOST_CALLS, read_hermes
+from actors.endpoint.tool_calls import FORMS, MOST_CALLS, read_calls
 from actors.engines.stop_strings import before_stop
 from actors.head import alerts
 from actors.rewards.code import scoring as code
@@ -38,6 +38,7 @@ UNITS = (
     *("\\boxed{", "\\boxed {", "\\boxed", "\\fbox{"),
     *("{", "}", "{}", "\\{", "\\", '"', "'", "$", "\\[", "(", "[", "[[", "[a.c:"),
     *("<", "<think>", "</think>", "<answer>", "</answer>", "<answer>x", "<tool_call>", "<tool_call>{", "</tool_call>"),
+    *("<parameter=", "<function=a>", "[TOOL_CALLS]", "[ARGS]", "[f(", "[f(a=", "[f(),"),
     *('<tool_call>{"name":"a"}</tool_call>', "<tool_call>x</tool_call>", '{"name":', "####", "#### ", "####\n", "```"),
     *("``` ", "```python ", "```python\n", "~~~", "0", "1,", "1,000", "1.", "1/", "-", "-1"),
     *(" ", "\t", "\n", " \n", "\r"),
@@ -50,7 +51,10 @@ AFTER = ("", "}", "</answer>", "</tool_call>", "x")
 
 IN_LOOPS: dict[str, Callable[[str], object]] = {  # in the head, a generator, a reward or a tool
     "final_answer": final_answer,
-    "tool calls": lambda text: read_hermes(text, 0),
+    **{
+        f"tool calls ({name})": lambda text, form=form: read_calls(text, form, 0)  # type: ignore[misc]
+        for name, form in FORMS.items()
+    },
     "stop strings": lambda text: before_stop(text, ("stop", "\n\n\nEnd")),
     "answers of alerts": alerts._short,
     "kinds of errors": lambda text: VARIES.sub("*", text),
@@ -120,7 +124,7 @@ def test_a_scan_in_a_worker_is_linear_in_100000_repeated_characters_and_tags(nam
 def test_scans_of_unclosed_boxes_tags_and_fences_are_linear() -> None:
     assert seconds_of(final_answer, "\\boxed{" * N, most_s=1) < 1
     assert seconds_of(final_answer, "<answer>" * N, most_s=1) < 1
-    assert seconds_of(lambda text: read_hermes(text, 0), "<tool_call>" * N, most_s=1) < 1
+    assert seconds_of(lambda text: read_calls(text, FORMS["hermes"], 0), "<tool_call>" * N, most_s=1) < 1
     assert seconds_of(code.program_in, "```" + " " * N, most_s=1) < 1
 
 
@@ -149,12 +153,14 @@ def test_final_answer_reads_boxes_and_marks_as_before(text: str, answer: str) ->
 
 def test_an_answer_with_too_many_tool_calls_is_text() -> None:
     one = '<tool_call>{"name":"a"}</tool_call>'
-    assert len(read_hermes(one * MOST_CALLS, 0)[1]) == MOST_CALLS
-    assert read_hermes(one * (MOST_CALLS + 1), 0) == (one * (MOST_CALLS + 1), [])
+    assert len(read_calls(one * MOST_CALLS, FORMS["hermes"], 0)[1]) == MOST_CALLS
+    assert read_calls(one * (MOST_CALLS + 1), FORMS["hermes"], 0) == (one * (MOST_CALLS + 1), [])
 
 
 def test_a_tool_call_with_half_a_pair_is_valid_unicode() -> None:
-    _, [call] = read_hermes('<tool_call>{"name": "a\\ud83d", "arguments": {"b\\ud83d": "\\udc00"}}</tool_call>', 0)
+    _, [call] = read_calls(
+        '<tool_call>{"name": "a\\ud83d", "arguments": {"b\\ud83d": "\\udc00"}}</tool_call>', FORMS["hermes"], 0
+    )
     assert call["function"]["name"] == "a\ufffd"
     assert json.loads(call["function"]["arguments"]) == {"b\ufffd": "\ufffd"}
 

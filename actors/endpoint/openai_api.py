@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from areal_bus.config.rollout import OURS
-from areal_bus.foreign_text import cut, valid_json
+from areal_bus.foreign_text import cut
 
 Message = dict[str, Any]  # role, content, and where they are there name, tool_calls, tool_call_id
 
@@ -367,62 +367,3 @@ def as_bytes(record: dict[str, Any]) -> bytes:
 def as_event(record: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return b"data: " + as_bytes(record) + b"\n\n"
-
-
-OPENING, CLOSING = "<tool_call>", "</tool_call>"
-MOST_CALLS = 128  # in one answer
-
-
-def read_hermes(text: str, n_before: int) -> tuple[str, list[dict[str, Any]]]:
-    """The text before the first tool call, and the calls in OpenAI's form, numbered from `n_before`.
-
-    If one call is malformed, or there are more than MOST_CALLS, returns the whole text and no calls, so that the agent
-    sees the model's output.
-    """
-    calls: list[dict[str, Any]] = []
-    for block in tool_blocks(text):
-        function = read_function(block)
-        if function is None or len(calls) == MOST_CALLS:
-            return text, []
-        calls.append({"id": f"call_{n_before + len(calls)}", "type": "function", "function": function})
-    return (text.partition(OPENING)[0], calls) if calls else (text, [])
-
-
-def tool_blocks(text: str) -> Iterator[str]:
-    """The text of each tool call, from an opening tag to the next closing one; linear in the text."""
-    at = 0
-    while (begin := text.find(OPENING, at)) >= 0:
-        end = text.find(CLOSING, begin)
-        if end < 0:
-            return
-        yield text[begin + len(OPENING) : end]
-        at = end + len(CLOSING)
-
-
-def read_function(block: str) -> dict[str, str] | None:
-    """Name and arguments (as JSON text) of a tool call; None for a malformed one."""
-    try:
-        record = valid_json(json.loads(block))
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("name"), str):
-        return None
-    arguments = record.get("arguments", {})
-    if not isinstance(arguments, dict) or record.keys() - {"name", "arguments", "id", "type"}:
-        return None  # also "parameters": the call would lose them
-    try:
-        return {"name": record["name"], "arguments": json.dumps(arguments, allow_nan=False)}
-    except (ValueError, RecursionError):  # NaN and infinity are no JSON
-        return None
-
-
-def split_thought(text: str, prompt: str = "") -> tuple[str, str]:
-    """The text up to the end of the last thought, which calls no tools, and the answer after it.
-
-    A thought that is not closed is all of the text; the end of the prompt may have opened it.
-    """
-    end = text.rfind("</think>")
-    n = end + len("</think>") if end >= 0 else 0
-    if "<think>" in text[n:] or (not n and prompt.rstrip().endswith("<think>")):
-        return text, ""
-    return text[:n], text[n:]

@@ -16,8 +16,9 @@ from loguru import logger
 
 from actors.endpoint.agent_pool import AgentCode, AgentJob, AgentPool
 from actors.endpoint.conversation import Conversation, HistoryRewritten
-from actors.endpoint.openai_api import ChatCall, ChatCompletion, Message, RequestRejected, read_hermes, split_thought
+from actors.endpoint.openai_api import ChatCall, ChatCompletion, Message, RequestRejected
 from actors.endpoint.sessions import AgentEnded, Pending, Sessions
+from actors.endpoint.tool_calls import FORMS, form_of, read_calls, split_thought, text_with_marks
 from actors.engines.protocol import SamplingControls
 from actors.engines.stop_strings import before_stop
 from actors.runtime.user_failures import Prints
@@ -157,6 +158,8 @@ class Dialogue:
         self._agent: AgentConfig = config.workflow.agent
         self._conversations: list[Conversation] = []  # one of each trajectory of the episode
         self._latest = 0  # the one of the last call
+        template = self._agent.chat_template or str(ask.tokenizer.chat_template)
+        self._form = FORMS.get(self._agent.tool_calls) or form_of(template)
         self._controls_of_run = SamplingControls(**config.gconfig.controls())
         self._n_asked = self._n_tool_calls = self._n_anew = 0
         self._n_given = 0  # tokens before the last completion
@@ -267,12 +270,15 @@ class Dialogue:
         return replace(controls, **merged)
 
     def _record(self, call: ChatCall, ids: list[int], turn: Turn) -> ChatCompletion:
-        text = before_stop(turn.text, call.controls.get("stop", ()))  # as the API says; the trajectory has all tokens
+        stops = call.controls.get("stop", ())
+        text = before_stop(turn.text, stops)  # as the API says; the trajectory has all tokens
         message: Message = {"role": "assistant", "content": text}
         finish = "length" if turn.finish == "length" else "stop"
         if call.tools:
-            thought, answer = split_thought(text, str(self._ask.tokenizer.decode(ids[-PROMPT_END:])))
-            content, calls = read_hermes(answer, self._n_tool_calls)
+            form, tokenizer = self._form, self._ask.tokenizer
+            marked = before_stop(text_with_marks(tokenizer, turn.ids), stops) if form.has_special_marks else text
+            thought, answer = split_thought(marked, str(tokenizer.decode(ids[-PROMPT_END:])))
+            content, calls = read_calls(answer, form, self._n_tool_calls, call.tools)
             if calls:
                 message |= {"content": thought + content, "tool_calls": calls}
                 finish = "tool_calls"

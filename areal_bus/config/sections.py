@@ -170,8 +170,9 @@ class AgentConfig(Section):
 
     chat_template: str = ""
     """Jinja chat template of the conversations; empty: the tokenizer's template."""
-    tool_calls: Literal["none", "hermes"] = "none"
-    """Format of tool calls: "hermes" is JSON within <tool_call> marks (Qwen); "none" rejects tools."""
+    tool_calls: Literal["auto", "none", "hermes", "llama3_json", "qwen3_xml", "mistral", "pythonic"] = "auto"
+    """Form of tool calls in an answer: "auto" takes the one that the chat template teaches, "none" rejects tools.
+    See docs/agents.md."""
 
 
 class WorkflowConfig(Section):

@@ -17,7 +17,6 @@ DATA_KINDS = ("path", "task", "function", "source")
 BUILT_IN = ("multi_turn", "tools")
 DEFAULTS: Mapping[str, Any] = {  # section.key of both
     "reward.function": "agent",
-    "workflow.agent.tool_calls": "hermes",  # without tools it has no effect
 }
 
 

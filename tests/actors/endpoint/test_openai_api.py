@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.endpoint.conversation import Conversation, HistoryRewritten
-from actors.endpoint.openai_api import ChatCall, RequestRejected, read_call, read_hermes, split_thought
+from actors.endpoint.openai_api import ChatCall, RequestRejected, read_call
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.sections import ScratchConfig
@@ -235,52 +235,3 @@ def test_tools_must_be_rendered_by_the_template_and_must_not_change(tokenizer: A
     conversation.record(HELLO, WEATHER, ids, {"role": "assistant", "content": "x"}, "stop")
     with pytest.raises(HistoryRewritten, match="must not change"):
         conversation.extend([*HELLO, {"role": "assistant", "content": "x"}, *HELLO], ())
-
-
-def test_tool_calls_are_parsed_only_where_all_are_valid() -> None:
-    text = 'so <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><tool_call>{"name": "g"}</tool_call>'
-    content, calls = read_hermes(text, 3)
-    assert content == "so "
-    assert [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in calls] == [
-        ("call_3", "f", '{"a": 1}'),
-        ("call_4", "g", "{}"),
-    ]
-    for broken in ("no call", "<tool_call>{</tool_call>", text + "<tool_call>[]</tool_call>"):
-        assert read_hermes(broken, 0) == (broken, [])
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        '{"name": "f", "parameters": {"a": 1}}',
-        '{"name": "f", "arguments": {"a": NaN}}',
-        '{"name": "f", "arguments": {"a": [-Infinity]}}',
-        '{"name": "f", "arguments": {"a": 1e999}}',
-        '{"name": "f", "arguments": "a"}',
-        '{"name": 1}',
-    ],
-)
-def test_a_malformed_call_is_text_and_no_call(call: str) -> None:
-    text = f"<tool_call>{call}</tool_call>"
-    assert read_hermes(text, 0) == (text, [])
-
-
-@pytest.mark.parametrize(
-    ("text", "thought"),
-    [
-        ("<think>a</think>b", "<think>a</think>"),
-        ("a</think>b", "a</think>"),
-        ("<think>a<tool_call>{}</tool_call>", "<think>a<tool_call>{}</tool_call>"),
-        ("<think>a</think>b<think>c", "<think>a</think>b<think>c"),
-        ("b", ""),
-    ],
-)
-def test_a_thought_is_split_from_the_answer(text: str, thought: str) -> None:
-    assert split_thought(text) == (thought, text.removeprefix(thought))
-
-
-def test_a_thought_that_the_prompt_opens_is_no_answer_until_it_is_closed() -> None:
-    call = '<tool_call>{"name": "f"}</tool_call>'
-    assert split_thought(call, "assistant\n<think>\n") == (call, "")
-    assert split_thought(f"a</think>{call}", "assistant\n<think>\n") == ("a</think>", call)
-    assert split_thought(call, "assistant\n<think>\n\n</think>\n\n") == ("", call)

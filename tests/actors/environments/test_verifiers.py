@@ -318,6 +318,5 @@ def test_settings_that_contradict_an_environment_are_refused(change: str, why: s
 def test_an_environment_sets_its_defaults_unless_the_config_does() -> None:
     config = load_config(CONFIGS / "verifiers.toml", (), {})
     assert (config.data.task, config.reward.function) == ("verifiers:turned-words", "agent")
-    assert config.workflow.agent.tool_calls == "hermes"
     own = load_config(CONFIGS / "verifiers.toml", ["data.held_out=7", "reward.function='exact'"], {})
     assert (own.data.held_out, own.reward.function) == (7, "exact")
