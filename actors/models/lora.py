@@ -18,9 +18,14 @@ from areal_bus.weights.snapshot import digest_of
 BASE_DIGEST = "base.digest"  # in a push beside the adapters: identifies the weights that they belong to
 
 
+def has_package(name: str) -> bool:
+    """Whether it is installed. Imports nothing."""
+    return find_spec(name) is not None
+
+
 def check_peft() -> None:
     """Raises ConfigError without peft. Imports nothing."""
-    if find_spec("peft") is None:
+    if not has_package("peft"):
         raise ConfigError(f"actor.lora needs the package peft, which is not installed: run {install_command('lora')}")
 
 

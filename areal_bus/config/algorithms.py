@@ -5,6 +5,7 @@ of combinations from `refusals`.
 """
 
 import difflib
+import re
 
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.names.engines import kind_of
@@ -29,6 +30,7 @@ GROUP_BASELINES = ("grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseli
 BATCH_BASELINES = ("reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 PARTS = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS, "aggregation": AGGREGATIONS}
 CLIPPING = ("ppo", "gspo", "gmpo", "cispo")  # losses that use eps_clip
+OPTIMIZERS = ("adamw", "muon", "adamw8bit", "sgd")
 DUAL_CLIPPING = ("ppo", "gspo")
 
 Rule = tuple[bool, str]  # (whether it is violated, error text)
@@ -92,6 +94,7 @@ def refusals(c: Config) -> list[Rule]:
         *_frozen_models(c),
         *_critic(c),
         *_lora(c),
+        *_optimizer(c.actor),
         *_simulated(c),
     ]
 
@@ -221,6 +224,40 @@ def _lora(c: Config) -> list[Rule]:
             'rollout.engine = "builtin"',
         ),
     ]
+
+
+def _optimizer(actor: ActorConfig) -> list[Rule]:
+    """Rules for the optimizer and its groups of parameters."""
+    name, defaults = actor.optimizer, ActorConfig()
+    adam = [key for key in ("adam_beta1", "adam_beta2", "adam_eps") if getattr(actor, key) != getattr(defaults, key)]
+    by_file = ["group"] if actor.group else []
+    by_file += ["weight_decay"] if actor.weight_decay else []
+    wrong = [group.match for group in actor.group if not _is_pattern(group.match)]
+    return [
+        (
+            name not in OPTIMIZERS and not is_users(name),
+            f'unknown actor.optimizer {name!r}: it is one of {", ".join(OPTIMIZERS)}, or "module:make"',
+        ),
+        (
+            actor.adamw_lr is not None and name != "muon",
+            f'actor.adamw_lr is for actor.optimizer = "muon", whose other parameters have AdamW: it is "{name}"; '
+            "remove it, or set a group's lr_scale",
+        ),
+        (name == "sgd" and bool(adam), f'actor.{"".join(adam[:1])} is for AdamW: actor.optimizer is "sgd"; remove it'),
+        (
+            is_users(name) and bool(by_file),
+            f'actor.{"".join(by_file[:1])} is for the named optimizers: "{name}" makes its own groups; remove it',
+        ),
+        (bool(wrong), f"wrong match in [[actor.group]]: {''.join(wrong[:1])!r} is not a regular expression"),
+    ]
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def _critic(c: Config) -> list[Rule]:
@@ -353,6 +390,7 @@ def _simulated(c: Config) -> list[Rule]:
             ('actor.advantage = "gae"', c.actor.advantage == "gae"),
             ("[actor.lora]", c.actor.lora is not None),
             ("learner.warmup.steps", c.learner.warmup.steps > 0),
+            ("actor.optimizer", c.actor.optimizer != ActorConfig().optimizer),
             ("a reference model", uses_reference(c.actor)),
             ("a teacher", bool(c.teacher.path)),
         )

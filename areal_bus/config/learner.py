@@ -35,6 +35,15 @@ class LoraConfig(Section):
         return self.alpha / self.rank
 
 
+class ParameterGroup(Section):
+    match: str
+    """Regular expression that is searched in a parameter's name, as in "norm|bias"."""
+    lr_scale: float = Field(1.0, ge=0)
+    """Factor of the learning rate."""
+    weight_decay: float | None = Field(None, ge=0)
+    """Unset: actor.weight_decay."""
+
+
 class ActorConfig(Section):
     reward_scaling: float = Field(1.0, gt=0)
     """Advantages use (reward + reward_bias) * reward_scaling; metrics and journal keep the raw reward."""
@@ -134,8 +143,16 @@ class ActorConfig(Section):
     ppo_epochs: int = Field(1, ge=1)
     """Passes of an update over its batch, each with its groups in another order and with the proximal log-probs from
     before the first. More passes make no version older: an update is one version. See docs/algorithms.md."""
+    optimizer: str = "adamw"
+    """"adamw", "muon" (matrices by Muon, embeddings, head and vectors by AdamW), "adamw8bit" (AdamW with states of 8
+    bits, package torchao), "sgd" (without momentum: no state) or "module:make". See docs/optimizers.md."""
+    group: tuple[ParameterGroup, ...] = ()
+    """Parameters with settings of their own, each a table [[actor.group]] with match, and lr_scale or weight_decay. No
+    decay of norms and biases: match = "norm|bias", weight_decay = 0. The first table that matches applies."""
     lr: float = Field(2e-5, gt=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
+    adamw_lr: float | None = Field(None, gt=0)
+    """For "muon": peak learning rate of the parameters that AdamW trains. Unset: lr."""
     lr_warmup_steps: int = Field(0, ge=0)
     """Linear warm-up, in training steps."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -149,7 +166,7 @@ class ActorConfig(Section):
     adam_eps: float = Field(1e-8, gt=0)
     """AdamW epsilon."""
     weight_decay: float = Field(0.0, ge=0)
-    """AdamW decoupled weight decay."""
+    """Decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping: maximum norm."""
     context_parallel: int = Field(1, ge=1)

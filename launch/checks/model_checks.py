@@ -25,6 +25,14 @@ def check_model(config: Config, folder: Path) -> str:
     return ""
 
 
+def check_packages(config: Config) -> None:
+    """Raises ConfigError for a package that the learner lacks."""
+    if config.actor.optimizer == "adamw8bit":
+        from actors.learner.update.optimizers import check_torchao  # imports torch
+
+        check_torchao()
+
+
 def check_lora(config: Config, model: str) -> None:
     """peft is there, and the model has the layers that get adapters. Raises ConfigError."""
     lora = config.actor.lora

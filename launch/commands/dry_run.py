@@ -36,11 +36,11 @@ from launch.plan.topology import RankPlan, check_route, min_ranks, planned_hosts
 from launch.run.resume import preview_resume
 
 FORMULA = """memory: the peak, every completion at full length; with [[run.stage]] that of the largest stage.
-learner: 12 bytes a parameter (float32: itself, two AdamW moments) / learners of a copy; in a step the activations
-of a micro-batch or 4 bytes a parameter for gradients, whichever is more (both, with several micro-batches); learner 0
-also two snapshots in host memory, or on its GPU where pushes stay within that. generator: weights twice (live, and
-received as weights.staging says; a server's in host memory), keys and values of all slots; the device's part /
-tensor_parallel.
+learner: 12 bytes a parameter (float32: itself, two AdamW moments; 4 to 10 with another actor.optimizer) / learners of a
+copy; in a step the activations of a micro-batch or 4 bytes a parameter for gradients, whichever is more (both, with
+several micro-batches); learner 0 also two snapshots in host memory, or on its GPU where pushes stay within that.
+generator: weights twice (live, and received as weights.staging says; a server's in host memory), keys and values of all
+slots; the device's part / tensor_parallel.
 A server takes what its arguments allow on the device. On the host its processes count, if the job starts them, and for
 vllm a copy of the weights in /dev/shm. The simulated engine has in host memory what it receives, and nothing else.
 Snapshots, activations and generators are in model.dtype; a lone learner in bfloat16 also rounds its parameters. Host

@@ -128,7 +128,9 @@ def shared_attention_numbers(config: Config, shape: DecoderShape, batch: MicroBa
 
 
 STATE_BYTES = 3 * BYTES["float32"]  # a parameter and two moments
+FLOAT = BYTES["float32"]
 SQRT_BYTES = BYTES["float32"]  # torch on a GPU computes the square roots of all second moments at once
+BLOCK = 256  # numbers with a common scale in the 8-bit states of torchao
 N_SNAPSHOTS = 2  # kept by actors/learner/link/weight_pusher.py
 N_LOADED = 2  # a model's file and its copy in memory, before training begins
 
@@ -138,13 +140,15 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     counts, batch = ParameterCounts.of(config, shape), MicroBatch.of(config, n_prompt)
     gradients, active = GRADIENT_BYTES * counts.trained // sharers, activations(config, shape, batch)
     step = gradients + active if batch.n > 1 else max(gradients + last_layer(config, shape, batch), active)
-    step = max(step, gradients + saved_bytes(config, counts))
+    step = max(step, gradients + max(saved_bytes(config, counts), muon_bytes(config, shape)))
     rounded = one * counts.trained if learners == 1 and config.model.dtype != "float32" else 0
     snapshots = N_SNAPSHOTS * counts.pushed_bytes if index == 0 else 0
     changes = root_delta_bytes(config, counts) if index == 0 else 0
     offloads = config.actor.lora is not None and config.actor.lora.offload
     away = one * counts.adapted if offloads else 0  # in host memory; on the GPU the weights of one layer
-    kept = (STATE_BYTES * counts.trained + one * (counts.frozen + shape.n_frozen) - away) // sharers
+    kept = (
+        FLOAT * counts.trained + moment_bytes(config, shape, counts) + one * (counts.frozen + shape.n_frozen) - away
+    ) // sharers
     kept += critic_need(config, shape) + away // shape.layers
     host = libraries(config, Role.LEARNER)
     if config.learner.simulated is not None:
@@ -154,7 +158,7 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
         host += snapshots + changes
         least = libraries(config, Role.LEARNER) + N_LOADED * loaded_bytes(config, shape) - host
         return Need(max(kept + rounded + gathered(config, shape) + step, least), host)
-    device = kept + max(rounded + step, gradients + SQRT_BYTES * counts.trained // sharers)
+    device = kept + max(rounded + step, gradients + sqrt_bytes(config, shape, counts) // sharers)
     loaded = max(loaded_bytes(config, shape), one * shape.n_frozen)  # each rank loads models on the host
     place = home(config, on_gpu=True)
     if place == "device":
@@ -162,6 +166,41 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     if place == "private" and snapshots:  # pinned memory: torch rounds it up to a power of two
         snapshots = N_SNAPSHOTS * (1 << (counts.pushed_bytes - 1).bit_length())
     return Need(device, host + max(loaded, snapshots + changes))
+
+
+def matrix_numbers(config: Config, shape: DecoderShape, counts: ParameterCounts) -> int:
+    """Trained numbers that Muon updates: all but embeddings and head."""
+    return counts.trained if config.actor.lora is not None else counts.trained - root_numbers(shape)
+
+
+def moment_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts, *, in_float32: bool = False) -> int:
+    """Bytes of the state of the policy's optimizer; of one of the user's own as of AdamW. Checkpoints hold states of 8
+    bits in float32.
+    """
+    if config.actor.optimizer == "sgd":
+        return 0
+    if config.actor.optimizer == "adamw8bit" and not in_float32:
+        return 2 * counts.trained + 2 * counts.trained * FLOAT // BLOCK
+    by_muon = matrix_numbers(config, shape, counts) if config.actor.optimizer == "muon" else 0
+    return FLOAT * (2 * counts.trained - by_muon)
+
+
+def sqrt_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -> int:
+    """Bytes of the square roots of torch's AdamW on a GPU: others go parameter by parameter."""
+    if config.actor.optimizer in ("sgd", "adamw8bit"):
+        return 0
+    by_muon = matrix_numbers(config, shape, counts) if config.actor.optimizer == "muon" else 0
+    return SQRT_BYTES * (counts.trained - by_muon)
+
+
+def muon_bytes(config: Config, shape: DecoderShape) -> int:
+    """Bytes of a Muon step of the largest matrix, which each rank computes whole: direction, step and gradient in
+    float32, and four matrices in bfloat16.
+    """
+    if config.actor.optimizer != "muon":
+        return 0
+    largest = max(n_out * n_in for n_out, n_in in shape.linear_layers.values())
+    return (3 * FLOAT + 4 * BYTES["bfloat16"]) * largest
 
 
 def n_sharers(config: Config) -> int:
@@ -205,7 +244,8 @@ def staged_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -
     if not config.checkpoint.async_save and config.topology.gpus_per_host == 0:
         return 0
     is_rounded = config.actor.lora is None and config.model.dtype != "float32"
-    numbers = (STATE_BYTES if is_rounded else STATE_BYTES - BYTES["float32"]) * counts.trained + counts.pushed_bytes
+    numbers = moment_bytes(config, shape, counts, in_float32=True) + counts.pushed_bytes
+    numbers += FLOAT * counts.trained if is_rounded else 0
     if config.actor.advantage == "gae":
         numbers += STATE_BYTES * shape.n_parameters
     if keeps_reference(config) and config.actor.lora is None:

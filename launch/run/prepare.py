@@ -37,7 +37,14 @@ from areal_bus.process import standard_streams
 from areal_bus.process.isolation import CHILD
 from areal_bus.process.parent_death import die_with_parent
 from areal_bus.storage.atomic_file import write_atomic
-from launch.checks.model_checks import check_frozen_models, check_lora, check_model, check_token_ids, check_tokenizer
+from launch.checks.model_checks import (
+    check_frozen_models,
+    check_lora,
+    check_model,
+    check_packages,
+    check_token_ids,
+    check_tokenizer,
+)
 from launch.checks.row_checks import check_prompts, seen_note, unknown_notes, why_unread
 from launch.checks.trial import check_reward, is_tried, is_users_reward, trials
 from launch.memory import find_shape
@@ -78,6 +85,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     check_trackers(config.journal.tracker)
     model = check_model(config, folder)
     check_lora(config, model)
+    check_packages(config)
     check_frozen_models(config, folder, model)
     rows, problems = load_all_rows(config, folder)
     if config.learner.warmup.steps:

@@ -65,6 +65,7 @@ FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): wh
     "actor.algorithm": "it sets keys when a run begins; set those keys",
     "actor.lora": "checkpoints hold the adapters that it describes, or whole models without it",
     "actor.lora.dropout": "",
+    "actor.optimizer": "checkpoints hold its state",
     "actor.lora.offload": "",
     "reference": "",
     "reference.path": "checkpoints may hold the reference model that came from it",

@@ -210,6 +210,26 @@ def test_adapters_need_optimizer_state_and_the_model_itself_none() -> None:
     assert generators[0] - generators[1] == 4 * counts.adapted + 4 * n + 4 * counts.largest - 4 * N - 2 * 4 * (N - n)
 
 
+def test_each_optimizer_has_a_state_of_its_own_size() -> None:
+    large = DecoderShape(64, 2, 1024, 2, 1, 4, 1000, True)  # its weights are more than its activations
+    n, ends = large.n_parameters, 64_000
+    kept: dict[str, Need] = {}
+    for name in ("adamw", "muon", "adamw8bit", "sgd", "mine:make"):
+        made = config(
+            actor={"optimizer": name}, data={"task": "sums", "batch_size": 1}, checkpoint={"async_save": True}
+        )
+        kept[name] = estimate(made, large, Role.LEARNER, 1, n_prompt=1)
+    gathered = 20 * 64 * 1024 - (ends * 4 + layer_bytes(made, large, MicroBatch.of(made, 1)))
+    assert gathered > 0, "Muon's whole matrix is more than the last gradients"
+    at = kept["adamw"]
+    assert at.device - kept["muon"].device == 4 * (n - ends) - gathered
+    assert at.device - kept["adamw8bit"].device == 8 * n - 2 * n - 2 * n * 4 // 256
+    assert at.device - kept["sgd"].device == 8 * n
+    assert kept["mine:make"] == at
+    staged = {name: need.host - kept["sgd"].host for name, need in kept.items()}
+    assert staged == {"adamw": 8 * n, "muon": 8 * n - 4 * (n - ends), "adamw8bit": 8 * n, "sgd": 0, "mine:make": 8 * n}
+
+
 def test_a_large_job_shards_its_learners() -> None:
     large = load(ROOT / "configs" / "32b.toml", ('rollout.engine="builtin"', "topology.tensor_parallel=1"), {})
     places = plan(large.topology, [f"h{r // 8}" for r in range(512)])

@@ -25,6 +25,7 @@ from actors.learner.update.advantage_stage import fill_advantages, make_streams
 from actors.learner.update.forward_passes import ForwardPasses, pieces
 from actors.learner.update.metrics import ServerCheck, SignalWarnings, StepMetrics, count
 from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
+from actors.learner.update.optimizers import LearningRates, make_optimizer
 from actors.learner.update.simulated_update import SimulatedUpdate
 from actors.runtime.context import HeartbeatState
 from actors.runtime.stages import stages_of
@@ -117,14 +118,8 @@ class PPOActor:
         self._simulated = simulated
         self._n_applied = 0  # optimizer steps of the current update
         self.critic = None if critic is None else Critic(critic, config.critic, config.actor)
-        self.optimizer = torch.optim.AdamW(
-            list(policy.parameters().values()),
-            lr=config.actor.lr,
-            betas=(config.actor.adam_beta1, config.actor.adam_beta2),
-            eps=config.actor.adam_eps,
-            weight_decay=config.actor.weight_decay,
-            fused=True if policy.ranks.size == 1 and policy.device.type == "cpu" else None,  # None: torch chooses
-        )
+        self.optimizer = make_optimizer(policy, config.actor)
+        self._rates = LearningRates(self.optimizer, config.actor.lr)
 
     def compute_advantages_and_returns(self, batch: Batch) -> Batch:
         """Fill in advantages, signals and, if needed, proximal log-probs; returns the same batch.
@@ -172,8 +167,7 @@ class PPOActor:
         metrics.user = dict.fromkeys(self.algorithm.statistics, 0.0)
         metrics.n_epochs = self._settings.ppo_epochs
         lr = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        self._rates.set(lr)
         steps = self._take_steps(batch, metrics, lr)
         metrics.sums.computed = self._passes.take_planned()
         metrics.reduce(self._ranks)

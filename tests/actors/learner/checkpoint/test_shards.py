@@ -38,8 +38,8 @@ from tests.support.forked_ranks import run_ranks
 from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
 
 CHAIN = ((2, 1), (1, 1), (4, 2), (3, 1), (2, 2), (1, 1))  # (ranks, copies of the model)
-MASTERS, LORA = "masters", "lora"
-KINDS = (MASTERS, LORA)
+MASTERS, LORA, MUON = "masters", "lora", "muon"
+KINDS = (MASTERS, LORA, MUON)
 
 
 class Words:
@@ -50,7 +50,11 @@ class Words:
 
 
 def config_of(kind: str) -> Config:
-    """MASTERS: weights are pushed in bfloat16, and there is a critic. LORA: adapters with dropout."""
+    """MASTERS: weights are pushed in bfloat16, and there is a critic. LORA: adapters with dropout. MUON:
+    Muon and AdamW.
+    """
+    if kind == MUON:
+        return settings(actor={"lr": 1e-3, "optimizer": "muon", "adamw_lr": 1e-4, "weight_decay": 0.1})
     if kind == LORA:
         return settings(actor={"lr": 1e-3, "lora": {"rank": 4}})
     return settings(model={"scratch": {}, "dtype": "bfloat16"}, actor={"lr": 1e-3, "advantage": "gae"})
@@ -116,7 +120,9 @@ def fingerprint(actor: PPOActor) -> str:
 
 @pytest.mark.slow
 def test_a_checkpoint_loads_bit_for_bit_at_another_number_of_ranks_and_copies(tmp_path: Path) -> None:
-    """2 -> 1 -> 4 (two copies) -> 3, which do not divide the rows -> 2 copies -> 1; weights, adapters, a critic."""
+    """2 -> 1 -> 4 (two copies) -> 3, which do not divide the rows -> 2 copies -> 1; weights, adapters, a critic,
+    two optimizers in one.
+    """
     write_scratch_folder(tmp_path / "scratch", ScratchConfig())
     links = [
         {"size": size, "replicas": replicas, "number": number, "folder": str(tmp_path)}

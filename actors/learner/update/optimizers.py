@@ -1,0 +1,189 @@
+"""The optimizer of the policy: AdamW, Muon or SGD of torch, AdamW of torchao with states of 8 bits, or the user's own.
+
+A critic always has AdamW.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from actors.learner.model.policy import Policy, whole
+from actors.models.lora import has_package
+from actors.runtime.user_code import cause
+from actors.runtime.user_modules import load_function
+from areal_bus.config.algorithms import is_users
+from areal_bus.config.learner import ActorConfig
+from areal_bus.errors import ConfigError
+from areal_bus.process.commands import install_command
+
+Groups = list[dict[str, Any]]  # of torch: "params", "lr", "weight_decay"
+
+MOMENTUM = 0.95  # of Muon
+
+
+class Muon(torch.optim.Muon):
+    """torch's Muon. A sharded matrix is gathered: its orthogonalised update depends on all of its rows."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter, group)
+
+    def _step(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+        direction = whole(gradient.lerp(state["momentum_buffer"], group["momentum"]))
+        from_zero = nn.Parameter(torch.zeros_like(direction))  # a step from there, whose momentum is taken already
+        from_zero.grad = direction
+        how = {key: group[key] for key in ("lr", "ns_coefficients", "ns_steps", "eps", "adjust_lr_fn")}
+        torch.optim.Muon([from_zero], weight_decay=0.0, momentum=0.0, nesterov=False, **how).step()
+        move = from_zero.detach()
+        if isinstance(parameter, DTensor):
+            mesh = parameter.device_mesh
+            move = DTensor.from_local(move, mesh, [Replicate()] * mesh.ndim).redistribute(mesh, parameter.placements)
+        parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(move)
+
+
+class Both(torch.optim.Optimizer):
+    """Two optimizers as one: their groups and their state."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._parts = parts
+        for part in parts:
+            part.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self._parts:
+            part.step()
+
+
+def make_optimizer(policy: Policy, actor: ActorConfig) -> torch.optim.Optimizer:
+    """Raises ConfigError for a group without parameters, a missing package, and a wrong result of the user's own."""
+    if is_users(actor.optimizer):
+        return _users(policy.parameters(), actor)
+    groups = parameter_groups(policy.parameters(), actor)
+    betas = (actor.adam_beta1, actor.adam_beta2)
+    if actor.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=actor.lr)
+    if actor.optimizer == "adamw8bit":
+        check_torchao()
+        from torchao.optim import AdamW8bit  # optional
+
+        made: torch.optim.Optimizer = AdamW8bit(groups, lr=actor.lr, betas=betas, eps=actor.adam_eps)
+        return made
+    fused = True if policy.ranks.size == 1 and policy.device.type == "cpu" else None  # None: torch chooses
+    if actor.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=actor.lr, betas=betas, eps=actor.adam_eps, fused=fused)
+    matrices = {id(parameter) for parameter in matrices_of(policy)}
+    rest = parameter_groups(policy.parameters(), actor, lr=actor.adamw_lr)
+    parts: list[torch.optim.Optimizer] = []
+    if by_muon := _only(groups, lambda parameter: id(parameter) in matrices):
+        parts.append(Muon(by_muon, lr=actor.lr, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"))
+    if by_adamw := _only(rest, lambda parameter: id(parameter) not in matrices):
+        parts.append(torch.optim.AdamW(by_adamw, lr=actor.lr, betas=betas, eps=actor.adam_eps, fused=fused))
+    return Both(*parts)
+
+
+def matrices_of(policy: Policy) -> list[nn.Parameter]:
+    """Parameters that Muon trains: matrices, except embeddings and the head."""
+    model = policy.model
+    ends = {id(module.weight) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+    return [one for one in policy.parameters().values() if one.ndim == 2 and id(one) not in ends]
+
+
+def parameter_groups(parameters: Mapping[str, nn.Parameter], actor: ActorConfig, lr: float | None = None) -> Groups:
+    """Parameters with equal settings together. The first of [[actor.group]] whose pattern a name contains applies."""
+    base = actor.lr if lr is None else lr
+    found: dict[tuple[float, float], list[nn.Parameter]] = {}
+    used = set()
+    for name, parameter in parameters.items():
+        group = next((one for one in actor.group if re.search(one.match, name)), None)
+        used.add(group)
+        decay = actor.weight_decay if group is None or group.weight_decay is None else group.weight_decay
+        found.setdefault((base if group is None else base * group.lr_scale, decay), []).append(parameter)
+    if idle := [one.match for one in actor.group if one not in used]:
+        raise ConfigError(
+            f"unused pattern {idle[0]!r} in [[actor.group]]: no trained parameter has a name with it, or an earlier "
+            f"table takes all that do; the names are like {next(iter(parameters))!r}"
+        )
+    return [{"params": held, "lr": lr, "weight_decay": decay} for (lr, decay), held in found.items()]
+
+
+def _only(groups: Groups, wanted: Any) -> Groups:
+    chosen = [{**group, "params": [one for one in group["params"] if wanted(one)]} for group in groups]
+    return [group for group in chosen if group["params"]]
+
+
+def check_torchao() -> None:
+    """Raises ConfigError without torchao. Imports nothing."""
+    if not has_package("torchao"):
+        raise ConfigError(
+            f'missing package torchao, which actor.optimizer = "adamw8bit" needs: run {install_command("adamw8bit")}'
+        )
+
+
+def _users(parameters: Mapping[str, nn.Parameter], actor: ActorConfig) -> torch.optim.Optimizer:
+    make = load_function("actor.optimizer", actor.optimizer)
+    try:
+        made = make(dict(parameters), actor)
+    except Exception as error:
+        raise ConfigError(f'actor.optimizer = "{actor.optimizer}" failed: {cause(error)}') from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(
+            f'actor.optimizer = "{actor.optimizer}" returns a torch.optim.Optimizer: got {type(made).__name__}'
+        )
+    held = [id(one) for group in made.param_groups for one in group["params"]]
+    if sorted(held) != sorted(map(id, parameters.values())):
+        raise ConfigError(
+            f'mismatch in the parameters of actor.optimizer = "{actor.optimizer}": each of the {len(parameters)} '
+            f"trained ones is in one group; it has {len(held)}"
+        )
+    return made
+
+
+class LearningRates:
+    """Sets the learning rate of each group: actor.lr's, times what the group had of it at the start."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, lr: float) -> None:
+        self._groups = [(group, float(group["lr"]) / lr) for group in optimizer.param_groups]
+
+    def set(self, lr: float) -> None:
+        for group, share in self._groups:
+            if isinstance(group["lr"], Tensor):  # torchao compiles its step
+                group["lr"].fill_(lr * share)
+            else:
+                group["lr"] = lr * share
+
+
+def plain(value: Tensor) -> Tensor:
+    """A state in the type of a checkpoint: one of 8 bits as float32."""
+    local = value.to_local() if isinstance(value, DTensor) else value
+    if not hasattr(local, "dequantize") or type(local) is Tensor:
+        return value
+    numbers = local.dequantize()
+    if not isinstance(value, DTensor):
+        return numbers
+    how: dict[str, Any] = {"run_check": False, "shape": value.shape, "stride": value.stride()}
+    return DTensor.from_local(numbers, value.device_mesh, value.placements, **how)
+
+
+def kept(optimizer: torch.optim.Optimizer, parameter: Tensor, kind: str, value: Tensor) -> Tensor:
+    """The reverse of `plain`: a state as the optimizer keeps it."""
+    make = getattr(optimizer, "_new_buffer", None)  # of torchao
+    if make is None or value.shape != parameter.shape:
+        return value
+    buffer: Tensor = make(parameter, kind == "exp_avg")
+    held, numbers = (one.to_local() if isinstance(one, DTensor) else one for one in (buffer, value))
+    held.copy_(numbers)
+    return buffer
