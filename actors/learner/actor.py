@@ -394,6 +394,8 @@ class Learner:
         self.checkpoints.settle()
         if at_end and not drained:
             model = self.checkpoints.export()
+        self.heartbeat.note = "uploads the last checkpoint"
+        self.checkpoints.upload_rest(has_model=bool(model))
         self._finished = m.Finished(checkpoint=self.checkpoints.folder, model=model)
         self.send(self._finished)
 

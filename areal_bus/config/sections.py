@@ -222,8 +222,15 @@ class CheckpointConfig(Section):
     keep_best: int = Field(0, ge=0)
     """Number of checkpoints that stay, besides `keep`, because evaluate.metric is best there. Every evaluated version
     is checkpointed, and RUN/best is the model of the best one. 0: none."""
+    keep_every: int = Field(0, ge=0)
+    """Versions that are a multiple of this are checkpointed, and those checkpoints stay for ever. 0: none."""
     at_end: bool = True
     """Checkpoint and export the final model."""
+    upload: str = ""
+    """Folder to which complete checkpoints are copied beside training, as an fsspec URL ("s3://bucket/run"); nothing is
+    deleted there. See docs/resume.md. Empty: none."""
+    push_to_hub: str = ""
+    """Repository "USER/NAME" of the Hugging Face hub that gets the final model; a new one is private. Empty: none."""
     async_save: bool = True
     """Write checkpoints beside training, from a copy in host memory (of each learner rank's share: 12 bytes a
     parameter, and its part of the model); false: training waits for the disk, on CPU without a copy."""

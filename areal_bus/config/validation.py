@@ -179,6 +179,10 @@ def _evaluations(c: Config) -> list[Rule]:
             "checkpoint.keep_best compares evaluations in training: set evaluate.every_steps as well",
         ),
         (
+            bool(c.checkpoint.push_to_hub) and not c.checkpoint.at_end,
+            "checkpoint.push_to_hub uploads the final model: set checkpoint.at_end = true as well",
+        ),
+        (
             bool(evaluate.metric_set) and evaluate.metric_set not in known,
             f"unknown evaluate.metric_set {evaluate.metric_set!r}: the sets are {known}",
         ),

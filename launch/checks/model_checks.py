@@ -26,11 +26,18 @@ def check_model(config: Config, folder: Path) -> str:
 
 
 def check_packages(config: Config) -> None:
-    """Raises ConfigError for a package that the learner lacks."""
+    """Raises ConfigError for a package that the learner lacks, and for a target of uploads that cannot be used."""
     if config.actor.optimizer == "adamw8bit":
         from actors.learner.update.optimizers import check_torchao  # imports torch
 
         check_torchao()
+    if config.checkpoint.upload or config.checkpoint.push_to_hub:
+        from actors.learner.checkpoint.upload import check_hub, file_system  # imports fsspec
+
+        if config.checkpoint.upload:
+            file_system(config.checkpoint.upload)
+        if config.checkpoint.push_to_hub:
+            check_hub(config.checkpoint.push_to_hub)
 
 
 def check_lora(config: Config, model: str) -> None:

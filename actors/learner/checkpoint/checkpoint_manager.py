@@ -11,6 +11,7 @@ from loguru import logger
 
 from actors.learner.checkpoint import checkpoint
 from actors.learner.checkpoint.checkpoint import PendingCheckpoint
+from actors.learner.checkpoint.upload import Uploads, push_to_hub
 from actors.learner.update.ppo import PPOActor
 from areal_bus.config.sections import CheckpointConfig
 from areal_bus.core.events import Event
@@ -173,6 +174,7 @@ class CheckpointManager:
         self._hooks = hooks
         self._best = best
         self._now = hooks.now
+        self._uploads = Uploads(settings.upload) if settings.upload and is_root else None
         self._write: BackgroundWrite | None = None
         self._tried = hooks.now() - age_s(run)  # time of the last checkpoint or failure, also of an earlier process
         self._took_s: float | None = None  # duration of the last checkpoint; None: this process has written none
@@ -183,6 +185,9 @@ class CheckpointManager:
         beginning = choose(self._run, every_steps=self._settings.every_steps, warn=self._warn)
         for path in forget_newer(self._run, beginning.version):
             self._warn(f"{path.name} is removed: this term begins at version {beginning.version}, before it")
+        if self._uploads is not None:  # what an earlier process had not uploaded
+            for _, path in sorted(versioned_dirs.versions(self._run / "checkpoints").items()):
+                self._uploads.add(path)
         return beginning
 
     def restore(self, actor: PPOActor, beginning: StartPoint) -> None:
@@ -204,7 +209,7 @@ class CheckpointManager:
         every, version = self._settings.every_steps, actor.version
         if every and version % every == 0:
             return version > 0 or every == 1
-        if self._best.is_due(version):
+        if self._best.is_due(version) or (version and self._is_kept(version)):
             return True
         if not (version and self._settings.every_s):
             return False
@@ -258,6 +263,11 @@ class CheckpointManager:
         """Report a checkpoint that has been written since the last call. Raises an error that is not of the disk."""
         if self._write is not None and self._write.is_done():
             self.settle()
+        for note in [] if self._uploads is None else self._uploads.take_notes():
+            if note.startswith("uploaded"):
+                self._journal.write(Event.NOTE, text=note)
+            else:
+                self._warn(note)
 
     def settle(self) -> None:
         """Wait for the checkpoint that is being written. A disk error skips it with a warning."""
@@ -281,7 +291,9 @@ class CheckpointManager:
                 tokenizer=tokenizer,
                 keep=self._settings.keep,
                 counts=lambda other: has_frontier(self._run, other),
-                is_best=lambda other: self._best.keeps(other, values),
+                is_best=lambda other: (
+                    self._best.keeps(other, values) or self._is_kept(other) or self._is_leaving(other)
+                ),
                 reference=actor.kept_reference,
                 critic=actor.critic,
                 copies=copies,
@@ -307,11 +319,35 @@ class CheckpointManager:
         if self._is_root:
             times = {"seconds": round(self._took_s, 6), "staged_s": round(write.staged_s, 6)}
             self._journal.write(Event.CHECKPOINT, step=write.version, folder=folder, **times)
+        if self._uploads is not None:
+            self._uploads.add(Path(folder))
         self._hooks.sealed(write.version, folder)
 
     def _skip(self, error: CheckpointError) -> None:
         if self._is_root:
             self._warn(f"training goes on, and could come back from an older checkpoint only: {error}")
+
+    def _is_kept(self, version: int) -> bool:
+        """Whether its checkpoint stays for ever."""
+        return self._settings.keep_every > 0 and version % self._settings.keep_every == 0
+
+    def _is_leaving(self, version: int) -> bool:
+        """Whether its upload needs the folder."""
+        return self._uploads is not None and self._uploads.holds(versioned_dirs.place(self._run, version).name)
+
+    def upload_rest(self, *, has_model: bool) -> None:
+        """Wait for uploads, and push the exported model to the hub. A failure is a warning."""
+        if self._uploads is not None:
+            self._uploads.finish(self._hooks.tick)
+        if self._is_root and has_model and self._settings.push_to_hub:
+            repository = self._settings.push_to_hub
+            try:
+                push_to_hub(self._run / "model", repository)
+            except Exception as error:  # noqa: BLE001 (of the hub's client, of the network)
+                self._warn(f"model not pushed to {repository}: {error}; it is in {self._run / 'model'}")
+            else:
+                self._journal.write(Event.NOTE, text=f"pushed the model to {repository}")
+        self.record()
 
     def sealed(self) -> list[int]:
         """Versions with a checkpoint on disk."""

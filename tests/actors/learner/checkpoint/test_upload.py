@@ -1,0 +1,263 @@
+"""Uploads of checkpoints: whole at the target or marked as partial, never in training's way, and the push to a hub."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from actors.learner.checkpoint.checkpoint_manager import CheckpointHooks, CheckpointManager
+from actors.learner.checkpoint.upload import Uploads, check_hub, copy, file_system, push_to_hub
+from areal_bus.config.sections import CheckpointConfig
+from areal_bus.config.validation import check
+from areal_bus.errors import ConfigError
+from areal_bus.storage import versioned_dirs
+from areal_bus.storage.journal import Journal
+from tests.support.learner_setup import settings
+
+
+def sealed(run: Path, version: int, text: str = "weights") -> Path:
+    """A small complete checkpoint."""
+    final = versioned_dirs.place(run / "checkpoints", version)
+    building = versioned_dirs.building(final)
+    (building / "model").mkdir()
+    (building / "model" / "model.safetensors").write_text(text)
+    (building / "state.json").write_text(json.dumps({"version": version}))
+    versioned_dirs.seal(building, final)
+    return final
+
+
+def names(target: Any, root: str) -> list[str]:
+    return sorted(name.removeprefix(root.rstrip("/") + "/").lstrip("/") for name in target.find(root))
+
+
+WHOLE = [
+    "step-000003.complete",
+    *(f"step-000003/{name}" for name in ("manifest.json", "model/model.safetensors", "state.json")),
+]
+
+
+@pytest.fixture(params=["memory", "local"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, str, str]]:
+    """(file system, path, URL)."""
+    url = "memory://target/run" if request.param == "memory" else f"file://{tmp_path}/target/run"
+    yield *file_system(url), url
+    MemoryFileSystem.store.clear()
+
+
+def test_a_checkpoint_is_copied_whole_and_then_marked(tmp_path: Path, place: tuple[Any, str, str]) -> None:
+    target, root, url = place
+    folder = sealed(tmp_path, 3)
+    uploads = Uploads(url)
+    uploads.add(folder)
+    uploads.finish(lambda: None)
+    assert names(target, root) == WHOLE
+    assert target.cat_file(f"{root}/step-000003/model/model.safetensors") == b"weights"
+    assert uploads.take_notes() == [f"uploaded step-000003 to {url}"]
+    assert not uploads.holds("step-000003")
+    uploads.close()
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_death_at_any_point_leaves_no_mark_and_the_next_start_copies_again(
+    tmp_path: Path, place: tuple[Any, str, str], at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, root, _ = place
+    folder, calls = sealed(tmp_path, 3), []
+
+    def dies(real: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if len(calls) == at:
+                raise Killed
+            calls.append(1)
+            return real(*args, **kwargs)
+
+        return called
+
+    with monkeypatch.context() as patched:
+        for name in ("put_file", "mv", "pipe_file"):
+            patched.setattr(target, name, dies(getattr(target, name)))
+        try:
+            copy(folder, target, root)
+        except Killed:
+            assert not target.exists(f"{root}/step-000003.complete")
+            assert target.exists(f"{root}/step-000003") == (at == 4)
+        else:
+            assert at == 5
+    copy(folder, target, root)
+    assert names(target, root) == WHOLE
+
+
+def test_a_version_that_was_trained_again_replaces_the_one_at_the_target(
+    tmp_path: Path, place: tuple[Any, str, str]
+) -> None:
+    target, root, _ = place
+    copy(sealed(tmp_path / "a", 3, "first"), target, root)
+    copy(sealed(tmp_path / "b", 3, "again"), target, root)
+    assert target.cat_file(f"{root}/step-000003/model/model.safetensors") == b"again"
+    assert names(target, root) == WHOLE
+
+
+class FullFileSystem(LocalFileSystem):
+    """Refuses to write as long as `n_left` is above 0."""
+
+    protocol = "full"
+    cachable = False
+    n_left = 0
+
+    def put_file(self, *args: Any, **kwargs: Any) -> None:
+        if FullFileSystem.n_left:
+            FullFileSystem.n_left -= 1
+            raise OSError("no space left on device")
+        super().put_file(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("n_full", "said"), [(2, "uploaded step-000003"), (99, "checkpoint not uploaded: step-000003")]
+)
+def test_a_full_target_is_tried_again_and_then_a_warning(tmp_path: Path, n_full: int, said: str) -> None:
+    fsspec.register_implementation("full", FullFileSystem, clobber=True)
+    FullFileSystem.n_left = n_full
+    uploads = Uploads(f"full://{tmp_path}/target", waits_s=(0.0, 0.0, 0.0))
+    uploads.add(sealed(tmp_path, 3))
+    uploads.finish(lambda: None)
+    (note,) = uploads.take_notes()
+    assert note.startswith(said)
+    assert ("4 attempts" in note and "no space left" in note) == (n_full == 99)
+    FullFileSystem.n_left = 0
+    uploads.add(sealed(tmp_path, 4))  # the next one is tried again
+    uploads.finish(lambda: None)
+    assert uploads.take_notes()[0].startswith("uploaded step-000004")
+    uploads.close()
+
+
+class SlowFileSystem(LocalFileSystem):
+    """Writes nothing until `goes_on` is set."""
+
+    protocol = "slow"
+    cachable = False
+    goes_on = threading.Event()
+
+    def put_file(self, *args: Any, **kwargs: Any) -> None:
+        SlowFileSystem.goes_on.wait()
+        super().put_file(*args, **kwargs)
+
+
+def test_a_target_that_hangs_delays_nothing_and_its_checkpoint_is_not_removed(tmp_path: Path) -> None:
+    fsspec.register_implementation("slow", SlowFileSystem, clobber=True)
+    SlowFileSystem.goes_on.clear()
+    manager = manager_of(tmp_path, CheckpointConfig(upload=f"slow://{tmp_path}/target", keep_every=5))
+    assert manager._uploads is not None
+    manager._uploads.add(sealed(tmp_path, 3))
+    assert manager._is_leaving(3)
+    assert [manager._is_kept(version) for version in (3, 5, 10, 11)] == [False, True, True, False]
+    manager.record()
+    SlowFileSystem.goes_on.set()
+    manager.upload_rest(has_model=False)
+    assert not manager._is_leaving(3)
+    assert (tmp_path / "target" / "step-000003.complete").is_file()
+
+
+def manager_of(run: Path, config: CheckpointConfig) -> CheckpointManager:
+    journal = Journal(run / "journal", role="learner", index=0, incarnation=0)
+    hooks = CheckpointHooks(lambda version, folder: None)
+    return CheckpointManager(run, config, journal=journal, is_root=True, hooks=hooks)
+
+
+def test_checkpoints_of_every_nth_version_are_due_and_stay(tmp_path: Path) -> None:
+    manager = manager_of(tmp_path, CheckpointConfig(keep=1, keep_every=4, every_s=0))
+    for version in (3, 4, 8, 9):
+        newest = sealed(tmp_path, version)
+        folder = tmp_path / "checkpoints"
+        versioned_dirs.prune(folder, 1, newest=newest, counts=lambda version: False, is_best=manager._is_kept)
+    assert sorted(versioned_dirs.versions(tmp_path / "checkpoints")) == [4, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: file_system("nothing://x"), 'checkpoint.upload = "nothing://x" cannot be used: Protocol not known'),
+        (lambda: check_hub("model"), 'checkpoint.push_to_hub is "USER/NAME"'),
+        (lambda: check(hub_without_end()), "set checkpoint.at_end = true"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused(call: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        call()
+
+
+def hub_without_end() -> Any:
+    return settings(
+        checkpoint={"push_to_hub": "me/model", "at_end": False}, data={"task": "sums", "chat_template": False}
+    )
+
+
+def test_a_push_to_the_hub_is_refused_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match=r"offline: checkpoint.push_to_hub = .me/model. needs the hub"):
+        check_hub("me/model")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as a push of small files needs."""
+
+    got: ClassVar[dict[str, bytes]] = {}
+    paths: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.paths.append(self.path)
+        self._answer(self._result(body))
+
+    def do_GET(self) -> None:
+        self._answer({"sha": "0" * 40, "id": "me/model", "siblings": []})
+
+    def _result(self, body: bytes) -> dict[str, Any]:
+        if self.path.endswith("/preupload/main"):
+            files = json.loads(body)["files"]
+            return {"files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in files]}
+        if "/commit/main" in self.path:
+            for line in body.decode().splitlines():
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    self.got[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+        address = f"http://{self.headers['Host']}/me/model"
+        return {"url": address, "commitUrl": f"{address}/commit/0", "commitOid": "0" * 40, "id": "me/model"}
+
+    def _answer(self, result: dict[str, Any]) -> None:
+        text = json.dumps(result).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_the_model_of_the_end_reaches_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    folder = sealed(tmp_path, 3) / "model"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        push_to_hub(folder, "me/model", endpoint=f"http://127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert Hub.got["model.safetensors"] == b"weights"
+    assert Hub.paths[0] == "/api/repos/create"
