@@ -29,7 +29,7 @@ class Muon(torch.optim.Muon):
     """torch's Muon. A sharded matrix is gathered: its orthogonalised update depends on all of its rows."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -45,7 +45,8 @@ class Muon(torch.optim.Muon):
         from_zero = nn.Parameter(torch.zeros_like(direction))  # a step from there, whose momentum is taken already
         from_zero.grad = direction
         how = {key: group[key] for key in ("lr", "ns_coefficients", "ns_steps", "eps", "adjust_lr_fn")}
-        torch.optim.Muon([from_zero], weight_decay=0.0, momentum=0.0, nesterov=False, **how).step()
+        once = torch.optim.Muon([from_zero], weight_decay=0.0, momentum=0.0, nesterov=False, **how)
+        once.step()  # type: ignore[no-untyped-call]
         move = from_zero.detach()
         if isinstance(parameter, DTensor):
             mesh = parameter.device_mesh
