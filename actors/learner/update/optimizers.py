@@ -13,8 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from actors.learner.model.policy import Policy, whole
 from actors.models.lora import has_package
-from actors.runtime.user_code import cause
-from actors.runtime.user_modules import load_function
+from actors.runtime.user_code import cause, load_function
 from areal_bus.config.algorithms import is_users
 from areal_bus.config.learner import ActorConfig
 from areal_bus.errors import ConfigError
