@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from actors.learner.batching.batch import build
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from actors.learner.batching import build
 from actors.learner.checkpoint import checkpoint
 from actors.learner.link.rendezvous import meet, part
 from actors.learner.update import optimizers
