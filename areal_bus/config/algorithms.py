@@ -95,6 +95,7 @@ def refusals(c: Config) -> list[Rule]:
         *_critic(c),
         *_lora(c),
         *_optimizer(c.actor),
+        *_offload(c),
         *_simulated(c),
     ]
 
@@ -252,6 +253,27 @@ def _optimizer(actor: ActorConfig) -> list[Rule]:
     ]
 
 
+def _offload(c: Config) -> list[Rule]:
+    """Rules for learners that keep a part of their memory on the host."""
+    kind, lora = c.actor.offload, c.actor.lora
+    return [
+        (
+            kind != "none" and c.topology.gpus_per_host == 0,
+            f'actor.offload = "{kind}" moves memory from a GPU to its host: without topology.gpus_per_host all of it '
+            "is there; remove the key",
+        ),
+        (
+            kind == "optimizer" and c.actor.optimizer == "sgd",
+            'actor.offload = "optimizer" moves the states of the optimizer, and actor.optimizer = "sgd" has none: set '
+            '"all" or "none"',
+        ),
+        (
+            kind == "all" and lora is not None and lora.offload,
+            'actor.offload = "all" has the model\'s weights in host memory already: set actor.lora.offload = false',
+        ),
+    ]
+
+
 def _is_pattern(text: str) -> bool:
     try:
         re.compile(text)
@@ -390,6 +412,7 @@ def _simulated(c: Config) -> list[Rule]:
             ('actor.advantage = "gae"', c.actor.advantage == "gae"),
             ("[actor.lora]", c.actor.lora is not None),
             ("learner.warmup.steps", c.learner.warmup.steps > 0),
+            ("actor.offload", c.actor.offload != "none"),
             ("actor.optimizer", c.actor.optimizer != ActorConfig().optimizer),
             ("a reference model", uses_reference(c.actor)),
             ("a teacher", bool(c.teacher.path)),

@@ -149,6 +149,9 @@ class ActorConfig(Section):
     group: tuple[ParameterGroup, ...] = ()
     """Parameters with settings of their own, each a table [[actor.group]] with match, and lr_scale or weight_decay. No
     decay of norms and biases: match = "norm|bias", weight_decay = 0. The first table that matches applies."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What learners on GPUs keep in host memory: the states of the "optimizer", which come to the GPU for a step, or
+    "all": states, parameters and gradients, and the optimizer computes on the host. See docs/optimizers.md."""
     lr: float = Field(2e-5, gt=0)
     """Peak learning rate."""
     adamw_lr: float | None = Field(None, gt=0)

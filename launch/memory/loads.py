@@ -18,7 +18,6 @@ from areal_bus.messages import Role
 from areal_bus.process import terminal
 from launch.memory import (
     ATTENDANT,
-    BYTES,
     FORK_SERVER,
     FORKED_SUPERVISOR,
     GIB,
@@ -27,7 +26,7 @@ from launch.memory import (
     DecoderShape,
     Need,
     estimate,
-    root_numbers,
+    fsdp_bytes,
 )
 from launch.plan.seats import plan_ranks
 from launch.plan.topology import RankPlan, check_route, min_ranks, planned_hosts, ranks_by_gpu, smallest_gpu_mib
@@ -166,14 +165,6 @@ def gpu_overhead(config: Config, place: RankPlan, shape: DecoderShape) -> int:
     if Role.LEARNER not in found or config.topology.learners == 1:
         return CUDA
     return CUDA + NCCL + fsdp_bytes(config, shape)
-
-
-def fsdp_bytes(config: Config, shape: DecoderShape) -> int:
-    """Layers that FSDP2 gathers at the peak, with the logits: embedding, head and two layers, without gradients."""
-    one = BYTES[config.model.dtype]
-    root = root_numbers(shape)
-    layer = (shape.n_parameters - root) // shape.layers
-    return one * (root + 2 * layer)
 
 
 def is_served(config: Config, load: Load) -> bool:

@@ -158,7 +158,12 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
         host += snapshots + changes
         least = libraries(config, Role.LEARNER) + N_LOADED * loaded_bytes(config, shape) - host
         return Need(max(kept + rounded + gathered(config, shape) + step, least), host)
-    device = kept + max(rounded + step, gradients + sqrt_bytes(config, shape, counts) // sharers)
+    kept, moved, in_step = offloaded(config, shape, counts, kept)
+    host += moved
+    if config.actor.offload == "all":
+        device = kept + active
+    else:
+        device = kept + max(rounded + step, gradients + in_step + sqrt_bytes(config, shape, counts) // sharers)
     loaded = max(loaded_bytes(config, shape), one * shape.n_frozen)  # each rank loads models on the host
     place = home(config, on_gpu=True)
     if place == "device":
@@ -206,6 +211,27 @@ def muon_bytes(config: Config, shape: DecoderShape) -> int:
 def n_sharers(config: Config) -> int:
     """Learner ranks that share one copy of the model."""
     return config.topology.learners // config.topology.replicas
+
+
+def offloaded(config: Config, shape: DecoderShape, counts: ParameterCounts, kept: int) -> tuple[int, int, int]:
+    """(bytes that stay of `kept` on the GPU, bytes on the host instead, states on the GPU in a step)."""
+    kind, sharers = config.actor.offload, n_sharers(config)
+    critic = shape.n_parameters if config.actor.advantage == "gae" else 0
+    moments, of_critic = moment_bytes(config, shape, counts) // sharers, 2 * FLOAT * critic // sharers
+    if kind == "none":
+        return kept, 0, 0
+    if kind == "optimizer":
+        moved = moments + of_critic
+        return kept - moved, moved, max(moments, of_critic)
+    frozen = BYTES[config.model.dtype] * shape.n_frozen // sharers  # reference and teacher stay
+    gathered = fsdp_bytes(config, shape) if config.topology.learners == 1 else 0  # else `gpu_overhead` has them
+    return frozen + gathered, kept - frozen + GRADIENT_BYTES * counts.trained // sharers, 0
+
+
+def fsdp_bytes(config: Config, shape: DecoderShape) -> int:
+    """Layers that FSDP2 gathers at the peak, with the logits: embedding, head and two layers, without gradients."""
+    one, root = BYTES[config.model.dtype], root_numbers(shape)
+    return one * (root + 2 * ((shape.n_parameters - root) // shape.layers))
 
 
 def critic_need(config: Config, shape: DecoderShape) -> int:

@@ -73,6 +73,7 @@ def tiny_actor(
         temperature=config.gconfig.temperature,
         dtype=config.model.dtype,
         gradient_checkpointing=config.learner.gradient_checkpointing,
+        offload=config.actor.offload == "all",
     )
     reference = PolicyBase(policy, adapters) if adapters is not None else None
     frozen = FrozenModels(
@@ -82,7 +83,14 @@ def tiny_actor(
     journal = Journal(folder / "journal", role="learner", index=policy.ranks.index, incarnation=0)
     critic = None
     if config.actor.advantage == "gae":
-        critic = ValueModel(tiny_model(7), ranks=policy.ranks, device="cpu", temperature=1.0, dtype=config.model.dtype)
+        critic = ValueModel(
+            tiny_model(7),
+            ranks=policy.ranks,
+            device="cpu",
+            temperature=1.0,
+            dtype=config.model.dtype,
+            offload=config.actor.offload == "all",
+        )
     return PPOActor(policy, config, UpdateContext(journal, HeartbeatState(), folder), frozen=frozen, critic=critic)
 
 

@@ -197,6 +197,7 @@ class CheckpointManager:
         checkpoint.restore(state, policy=actor.policy, optimizer=actor.optimizer)
         if actor.critic is not None:
             checkpoint.restore_critic(folder, actor.critic)
+        actor.rest()
         actor.version = state.version
         self._version, self.folder = state.version, str(folder)
         if self._is_root:

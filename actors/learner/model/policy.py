@@ -5,6 +5,7 @@ Shapes: S tokens of a packed row, N wanted tokens of it, V words.
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn, Required, TypedDict, Unpack
@@ -13,8 +14,9 @@ import torch
 import torch.distributed as dist
 from loguru import logger
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from actors.learner.link.rendezvous import LearnerRanks
@@ -45,6 +47,7 @@ class ModelSettings(TypedDict, total=False):
     dtype: str  # of compute; default "float32"
     gradient_checkpointing: bool  # recompute activations in the backward pass; default off
     computes: bool  # False: no pass is ever run, and every rank holds the whole model; default True
+    offload: bool  # parameters and gradients stay in host memory (FSDP2, also of one rank); default off
     max_logits_mib: float  # more logits than this are computed in chunks; default LOGITS_MIB
 
 
@@ -57,6 +60,7 @@ def model_settings(config: Config, ranks: LearnerRanks, device: str) -> ModelSet
         "dtype": config.model.dtype,
         "gradient_checkpointing": config.learner.gradient_checkpointing,
         "computes": config.learner.simulated is None,
+        "offload": config.actor.offload == "all",
     }
 
 
@@ -70,11 +74,12 @@ class PackedModel:
         self.casts = {parameter.dtype for parameter in model.parameters()} != {self.dtype}
         self.device = torch.device(settings["device"])
         self.temperature = settings["temperature"]
+        self.sharded = ranks.size > 1 or settings.get("offload", False)
         if not settings.get("computes", True):
             self.model, self._parameters = model, dict(model.named_parameters())
             return
         choose(self.device)
-        self.model = model if ranks.size > 1 else model.to(self.device)  # sharding moves it layer by layer
+        self.model = model if self.sharded else model.to(self.device)  # sharding moves it layer by layer
         self.packed = False  # by our attention: a prompt that several sequences share is computed once
         self.alone = False  # one sequence a row
         linear.replace(self.model)
@@ -83,13 +88,14 @@ class PackedModel:
         self._head = chunked_head.install(self.model)
         self._max_logits_mib = settings.get("max_logits_mib", LOGITS_MIB)
         self.model.eval()  # no dropout: log-probs must be those of the sampler
-        if ranks.size == 1:
+        if not self.sharded:
             self._choose_rows()
             self._fuse()
         if settings.get("gradient_checkpointing"):
             self._checkpoint_activations()
-        if ranks.size > 1:
-            shard(self.model, self.dtype if self.casts else None, self.device, replicas=ranks.replicas)
+        if self.sharded:
+            compute, offload = self.dtype if self.casts else None, settings.get("offload", False)
+            shard(self.model, compute, self.device, replicas=ranks.replicas, offload=offload)
             self._choose_rows()
             self.model.reshard()  # or the names would be those of gathered parameters
         self._parameters = dict(self.model.named_parameters())
@@ -177,7 +183,7 @@ class PackedModel:
         """Context in which a forward pass computes in `dtype`: FSDP2 casts by its own policy, a single rank by
         autocast.
         """
-        if self.ranks.size > 1 or not self.casts:
+        if self.sharded or not self.casts:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
@@ -344,11 +350,15 @@ class Policy(PackedModel):
         return super().logprobs(pieces, entropy=entropy, entropy_grad=entropy_grad)
 
 
-def shard(model: Any, dtype: torch.dtype | None, device: torch.device, *, replicas: int = 1) -> None:
+def shard(
+    model: Any, dtype: torch.dtype | None, device: torch.device, *, replicas: int = 1, offload: bool = False
+) -> None:
     """FSDP2 over the default process group: one unit per decoder layer, the rest (with tied embeddings) in the root.
 
     With `replicas` (HSDP) each `size / replicas` ranks in a row hold a copy: parameters are gathered and gradients are
     reduced within a copy, then gradients are summed over the copies.
+
+    With `offload` shards and gradients are in host memory.
 
     Shards have the type of the parameters, gathered parameters are `dtype` (None: the same). Gradients are
     summed over the ranks in float32, not averaged, because the loss is already divided by the global number of tokens.
@@ -359,18 +369,28 @@ def shard(model: Any, dtype: torch.dtype | None, device: torch.device, *, replic
         raise ConfigError(f"no decoder layers in {type(model).__name__}: several learners need a model made of them")
     if device.type == "cuda":
         torch.cuda.set_device(device if device.index is not None else 0)  # else the mesh derives it from the rank
+    if not dist.is_initialized():
+        _init_alone(device)
     size = dist.get_world_size()
+    away: OffloadPolicy = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
     if replicas > 1:
         mesh = init_device_mesh(device.type, (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
     else:
         mesh = init_device_mesh(device.type, (size,))
     for layer in layers:
-        fully_shard(layer, mesh=mesh, mp_policy=mixed)
-    fully_shard(model, mesh=mesh, mp_policy=mixed)
+        fully_shard(layer, mesh=mesh, mp_policy=mixed, offload_policy=away)
+    fully_shard(model, mesh=mesh, mp_policy=mixed, offload_policy=away)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+
+
+def _init_alone(device: torch.device) -> None:
+    """A process group of one rank, which FSDP2 needs."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def _return_freed_memory() -> None:

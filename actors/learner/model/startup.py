@@ -178,7 +178,7 @@ def load_critic(config: Config, model: str, settings: ModelSettings, *, config_f
 
 def _place(settings: ModelSettings) -> str:
     """Where the weights are loaded: sharding moves them from the host layer by layer."""
-    return settings["device"] if settings["ranks"].size == 1 else "cpu"
+    return "cpu" if settings["ranks"].size > 1 or settings.get("offload", False) else settings["device"]
 
 
 def warm(

@@ -21,6 +21,7 @@ from areal_bus.process.commands import install_command
 
 Groups = list[dict[str, Any]]  # of torch: "params", "lr", "weight_decay"
 
+HOST = torch.device("cpu")
 MOMENTUM = 0.95  # of Muon
 
 
@@ -82,7 +83,7 @@ def make_optimizer(policy: Policy, actor: ActorConfig) -> torch.optim.Optimizer:
 
         made: torch.optim.Optimizer = AdamW8bit(groups, lr=actor.lr, betas=betas, eps=actor.adam_eps)
         return made
-    fused = True if policy.ranks.size == 1 and policy.device.type == "cpu" else None  # None: torch chooses
+    fused = True if not policy.sharded and policy.device.type == "cpu" else None  # None: torch chooses
     if actor.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=actor.lr, betas=betas, eps=actor.adam_eps, fused=fused)
     matrices = {id(parameter) for parameter in matrices_of(policy)}
@@ -164,6 +165,18 @@ class LearningRates:
                 group["lr"].fill_(lr * share)
             else:
                 group["lr"] = lr * share
+
+
+def offload(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Keep the states in host memory between steps; they come to the device for one."""
+    optimizer.register_step_pre_hook(lambda *_: move_states(optimizer, device))
+    optimizer.register_step_post_hook(lambda *_: move_states(optimizer, HOST))
+
+
+def move_states(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Move all states but single numbers."""
+    for state in optimizer.state.values():
+        state.update({kind: value.to(device) for kind, value in state.items() if value.dim()})
 
 
 def plain(value: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from actors.learner.update.advantage_stage import fill_advantages, make_streams
 from actors.learner.update.forward_passes import ForwardPasses, pieces
 from actors.learner.update.metrics import ServerCheck, SignalWarnings, StepMetrics, count
 from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
-from actors.learner.update.optimizers import LearningRates, make_optimizer
+from actors.learner.update.optimizers import HOST, LearningRates, make_optimizer, move_states, offload
 from actors.learner.update.simulated_update import SimulatedUpdate
 from actors.runtime.context import HeartbeatState
 from actors.runtime.stages import stages_of
@@ -119,6 +119,10 @@ class PPOActor:
         self._n_applied = 0  # optimizer steps of the current update
         self.critic = None if critic is None else Critic(critic, config.critic, config.actor)
         self.optimizer = make_optimizer(policy, config.actor)
+        self._optimizers = [self.optimizer] + ([] if self.critic is None else [self.critic.optimizer])
+        if config.actor.offload == "optimizer":
+            for one in self._optimizers:
+                offload(one, policy.device)
         self._rates = LearningRates(self.optimizer, config.actor.lr)
 
     def compute_advantages_and_returns(self, batch: Batch) -> Batch:
@@ -215,6 +219,12 @@ class PPOActor:
             stats["value_loss"] = sum(step.value_loss for step in steps) / len(steps)
             stats["critic_grad_norm"] = sum(step.critic_norm for step in steps) / len(steps)
         return stats
+
+    def rest(self) -> None:
+        """After a restore: states go where they are between steps."""
+        if self._settings.offload == "optimizer":
+            for one in self._optimizers:
+                move_states(one, HOST)
 
     def check_whole(self) -> None:
         """Raises ImpossibleEvent after an update that failed half-way: its weights belong to no version."""

@@ -77,8 +77,8 @@ def test_saved_settings_of_an_older_run_may_hold_a_removed_key(tree: dict[str, A
     assert saved(config.model_dump_json()) == config
 
 
-def test_settings_have_at_most_244_keys() -> None:
-    most = 244
+def test_settings_have_at_most_245_keys() -> None:
+    most = 245
     assert len(fields()) <= most, (
         f"a new key needs a user who sets it, and a value that they set: {len(fields())} keys, {most} at most: "
         "make another key a constant with a comment at its user (removed.py answers old files), or raise the limit in "
