@@ -17,7 +17,7 @@ RUN_DEMO := mpirun -np 4 python -m areal_bus.launch configs/demo.toml
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help setup model demo test test-all check smoke-pythons soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm test-servers
+.PHONY: help setup model demo test test-all check smoke-pythons soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm tinker-sdk test-tinker test-servers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -98,6 +98,15 @@ $(VLLM): $(shell find tests/servers/vllm_cpu -type f)
 
 test-vllm: vllm-cpu  ## the engine vllm against that server: the rules of all engines, and a job that trains by it
 	@$(IN_VENV) python -m pytest -m vllm $(PYTEST_ARGS)
+
+TINKER := .venv-tinker/tinker-sdk.stamp
+tinker-sdk: setup $(TINKER)  ## the tinker SDK, for make test-tinker, in an environment of its own (1 GB)
+
+$(TINKER): tests/areal_serve/sdk/install.sh
+	@tests/areal_serve/sdk/install.sh "$(PYTHON)" "$@"
+
+test-tinker: tinker-sdk  ## areal-bus serve against that SDK: every method, kills, a loop that learns (about 10 minutes)
+	@$(IN_VENV) python -m pytest -m tinker $(PYTEST_ARGS)
 
 test-servers: sglang-cpu vllm-cpu  ## both, one after the other: before a release, or weekly (docs/engines.md has the last result)
 	@$(IN_VENV) python -m pytest -m vllm $(PYTEST_ARGS)

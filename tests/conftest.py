@@ -27,11 +27,15 @@ LONGEST = "tests/test_tiny.py"  # the real ring of `make test`
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     start_long_files_first(items)
-    for kind, name in (("sglang", "SGLang"), ("vllm", "vLLM")):
+    for kind, name in (
+        ("sglang", "a real SGLang server"),
+        ("vllm", "a real vLLM server"),
+        ("tinker", "the tinker SDK"),
+    ):
         if kind not in config.getoption("markexpr"):
             for item in items:
                 if item.get_closest_marker(kind):
-                    item.add_marker(pytest.mark.skip(reason=f"needs a real {name} server: make test-{kind}"))
+                    item.add_marker(pytest.mark.skip(reason=f"needs {name}: make test-{kind}"))
     if not Path("/dev/nvidia0").exists():
         for item in items:
             if "gpu" in item.keywords:

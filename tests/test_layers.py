@@ -20,10 +20,11 @@ MAY = {  # package -> what it imports of ours
     "areal_math": {"areal_math"},
     "areal_convert": {"areal_bus", "tools", "areal_convert"},
     "areal_lab": {"areal_bus", "actors", "launch", "tools", "areal_lab"},
+    "areal_serve": {"areal_bus", "actors", "launch", "areal_serve"},
     "benchmarks": {"areal_bus", "areal_math", "actors", "launch", "tools", "areal_lab", "benchmarks"},
 }
 TORCH = ("areal_bus.weights", "areal_cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
-         "actors.offline", "actors.runtime.torch_profiler", "areal_lab.loops", "benchmarks")  # fmt: skip
+         "actors.offline", "actors.runtime.torch_profiler", "areal_lab.loops", "areal_serve", "benchmarks")  # fmt: skip
 SHARED = {
     "messages",
     "errors",

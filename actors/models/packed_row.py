@@ -26,6 +26,7 @@ class SequencePiece:
     ids_T: Tensor
     places_K: Tensor
     family: int | None = None  # pieces of one family begin with the same prompt
+    targets_K: Tensor | None = None  # other tokens whose log-probs are wanted there; None: those of the sequence
 
     @property
     def n_read(self) -> int:
@@ -87,10 +88,15 @@ def lay_out(pieces: Sequence[SequencePiece], *, share: bool) -> PackedRow:
         positions_S=torch.from_numpy(place_E[keep_S]),
         lengths=tuple(length_P.tolist()),
         wanted_N=torch.from_numpy(laid.rows(wanting_N, np.concatenate(places) - 1)),
-        targets_N=torch.from_numpy(np.concatenate([ids[i][part] for i, part in enumerate(places)])),
+        targets_N=torch.from_numpy(np.concatenate([_targets(piece) for piece in pieces])),
         expand_E=torch.from_numpy(expand_E) if expands else None,
         keep_S=torch.from_numpy(keep_S) if expands else None,
     )
+
+
+def _targets(piece: SequencePiece) -> Numbers:
+    tokens = piece.ids_T[piece.places_K] if piece.targets_K is None else piece.targets_K
+    return tokens.numpy()
 
 
 class _Laid:

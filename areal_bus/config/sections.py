@@ -47,6 +47,12 @@ class ProfileConfig(Section):
     """First and last step that are recorded. A generator takes part in step N while it holds version N."""
 
 
+class ServeConfig(Section):
+    save_every: int = Field(20, ge=1)
+    """`areal-bus serve` writes a model's whole state every so many optimizer steps; after the end of a process, the
+    calls since then are carried out again (docs/tinker.md)."""
+
+
 class RunConfig(Section):
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")
     """Name of the run folder; empty: the name of the config file. A number is appended when the folder exists."""
@@ -339,3 +345,4 @@ class Config(Section):
     journal: JournalConfig = JournalConfig()
     watch: WatchConfig = WatchConfig()
     profile: ProfileConfig = ProfileConfig()
+    serve: ServeConfig = ServeConfig()

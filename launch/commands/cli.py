@@ -32,6 +32,7 @@ COMMANDS = {
         "launch.commands.local_job",
         "train by CONFIG.toml: starts mpirun with what it needs here (-np N, --set, --resume)",
     ),
+    "serve": ("areal_serve", "serve the Tinker API: your training loop is the client, models and samples are here"),
     "samples": ("tools.samples", "show sampled completions"),
     "prompt": (
         "tools.prompt",

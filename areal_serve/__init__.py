@@ -1,0 +1,5 @@
+"""A server of the Tinker API: a training loop as a client, models and samples in processes of ours (docs/tinker.md).
+
+Imports actors, areal_bus and launch; nothing imports this package. Begin with `front.py` (requests) and `registry.py`
+(what is accepted, in which order); `trainer.py` and `sampler.py` are the processes that compute.
+"""

@@ -1,0 +1,117 @@
+"""`areal-bus serve CONFIG.toml -np N`: serves the Tinker API with one trainer and N - 1 samplers, until Ctrl-C.
+
+This process starts the front and starts it again when it ends; the front starts the others.
+"""
+
+import argparse
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from actors.models.scratch import write_scratch_folder
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
+from areal_bus.process import standard_streams
+from areal_bus.process.commands import SCRIPT
+from areal_bus.process.isolation import CHILD, child_path
+from areal_bus.storage.atomic_file import write_atomic
+from areal_bus.transport.web_server import HOST
+from areal_serve.process import KEY, QUIET
+from launch.checks.model_checks import check_model
+from launch.commands.local_job import attend
+from launch.commands.main import load_settings
+from launch.run.runs import CONFIG, make_run_folder, run_name
+
+SHORT_S = 10.0  # a front that ends so soon has not served
+MOST_SHORT = 3
+EPILOG = f"""\
+It prints two lines when it is ready. Set them in the environment of your program (pip install tinker):
+
+  TINKER_BASE_URL=http://127.0.0.1:PORT
+  TINKER_API_KEY=tml-...
+
+examples:
+  {SCRIPT} serve configs/demo.toml
+  {SCRIPT} serve configs/tiny.toml -np 3 --port 8123
+  {SCRIPT} serve --resume runs/demo-serve        after the end of a server: its sessions and models go on
+
+docs/tinker.md has the endpoints and what differs."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code. Raises ConfigError."""
+    options = parsed(arguments)
+    if options.np < 2:
+        raise ConfigError(f"-np must be at least 2, one trainer and one sampler: it is {options.np}")
+    config, file = load_settings(options.config, options.resume, options.set)
+    key = checked_key(os.environ.get(KEY) or f"tml-{secrets.token_urlsafe(24)}")
+    model = check_model(config, file.resolve().parent)
+    run = Path(options.resume).resolve() if options.resume else new_run(config, file)
+    folder = model or str(run / "scratch-model")
+    port = options.port or free_port()
+    words = [str(run), str(port), str(options.np - 1), folder, config.model.path or folder, str(os.getpid())]
+    print(f"serving {config.model.path or folder} from {run}", file=sys.stderr, flush=True)
+    return supervise([*CHILD, "areal_serve.process", *words], {KEY: key})
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"{SCRIPT} serve",
+        description="Serve the Tinker API: a training loop of yours as the client, models and samples here.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", nargs="*", help="config file: its [model], [learner], [rollout] and [serve] count")
+    parser.add_argument("-np", type=int, default=2, metavar="N", help="processes: one trainer, N - 1 samplers (2)")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; a free one without it")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting")
+    parser.add_argument("--resume", metavar="RUN", help="go on with the sessions and models of an earlier server")
+    return parser.parse_args(arguments)
+
+
+def checked_key(key: str) -> str:
+    """Raises ConfigError for a key that the SDK does not take."""
+    if not key.startswith("tml-") or len(key) < 12 or not key.isascii():
+        raise ConfigError(f"invalid {KEY} in the environment: it must begin with tml- and have 12 characters at least")
+    return key
+
+
+def new_run(config: Config, file: Path) -> Path:
+    run = make_run_folder(config.run.folder, f"{run_name(config, file)}-serve")
+    if config.model.scratch is not None:
+        write_scratch_folder(run / "scratch-model", config.model.scratch)
+    write_atomic(run / CONFIG, config.model_dump_json(indent=2) + "\n")
+    return run
+
+
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def supervise(command: Sequence[str], variables: dict[str, str]) -> int:
+    """Run the front, again after each crash. Exit code: 0 after a signal to end, 1 when it does not stay up."""
+    n_short = 0
+    environment = {**os.environ, "PYTHONPATH": child_path(), "PYTHONUTF8": "1", **variables}
+    while n_short < MOST_SHORT:
+        began = time.monotonic()
+        code = attend(command, environment)
+        if code in (0, 130, 143):
+            return 0
+        n_short = n_short + 1 if time.monotonic() - began < SHORT_S else 0
+        print(f"the front ended with code {code}: it is started again", file=sys.stderr, flush=True)
+        environment[QUIET] = "1"
+    return 1
+
+
+if __name__ == "__main__":
+    standard_streams.secure()
+    try:
+        sys.exit(main())
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,102 @@
+"""Reads the JSON bodies of requests, and checks what a sampling request asks for. Raises Rejected."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from areal_serve.rejection import Rejected
+
+Given = dict[str, Any]
+
+
+async def read_json(request: web.Request) -> Given:
+    try:
+        found = json.loads(await request.read())
+    except (ValueError, RecursionError):
+        raise Rejected("invalid body: it must be a JSON object") from None
+    if not isinstance(found, dict):
+        raise Rejected(f"invalid body: it must be a JSON object, not a {type(found).__name__}")
+    return found
+
+
+def text(given: Mapping[str, Any], name: str) -> str:
+    value = given.get(name)
+    if not isinstance(value, str) or not value:
+        raise Rejected(f"missing {name}: it must be a string, got {value!r}")
+    return value
+
+
+def tokens(prompt: Any) -> list[int]:
+    """The tokens of a prompt. Raises Rejected for anything but chunks of tokens."""
+    found: list[int] = []
+    chunks = prompt.get("chunks") if isinstance(prompt, dict) else None
+    for chunk in chunks if isinstance(chunks, list) else [None]:
+        tokens = chunk.get("tokens") if isinstance(chunk, dict) else None
+        if not isinstance(tokens, list) or not all(isinstance(token, int) and token >= 0 for token in tokens):
+            raise Rejected("unsupported prompt: this server takes chunks of token ids, no images and no audio")
+        found += tokens
+    if not found:
+        raise Rejected("empty prompt: it needs at least one token")
+    return found
+
+
+SCORED = (
+    "prompt_logprobs",
+    "topk_prompt_logprobs",
+    "topk_sample_logprobs",
+    "prompt_alt_tokens_k",
+    "prompt_logprobs_last_n",
+)
+
+
+def sampling_options(given: Given, n_prompt: int) -> Given:
+    """What a sampling request asks for beside its prompt. Raises Rejected."""
+    params = given.get("sampling_params")
+    options: Given = {name: given.get(name) for name in SCORED}
+    if not isinstance(params, dict):
+        raise Rejected("missing sampling_params")
+    for name, low, high in (("max_tokens", 1, 1 << 24), ("seed", -(1 << 63), 1 << 64), ("top_k", -1, 1 << 24)):
+        if (value := params.get(name)) is not None and not (isinstance(value, int) and low <= value <= high):
+            raise Rejected(f"invalid {name} {value!r}: a whole number from {low} to {high}")
+    for name in ("temperature", "top_p"):
+        if not isinstance(params.get(name, 1.0), int | float):
+            raise Rejected(f"invalid {name} {params[name]!r}: a number")
+    for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
+        if not isinstance(options[name] or 0, int) or not 0 <= (options[name] or 0) <= 1024:
+            raise Rejected(f"invalid {name} {options[name]!r}: from 0 to 1024")
+    last = options["prompt_logprobs_last_n"]
+    if last is not None and not (isinstance(last, int) and 1 <= last < n_prompt and options["prompt_logprobs"]):
+        raise Rejected(f"invalid prompt_logprobs_last_n {last!r}: from 1 to {n_prompt - 1}, with prompt_logprobs")
+    options["target_prompt_logprobs"] = _targets(given.get("target_prompt_logprobs"), n_prompt)
+    return {**options, "sampling_params": params}
+
+
+def _targets(given: Any, n_prompt: int) -> list[list[int]] | None:
+    """(tokens of the prompt - 1, K) ids to score, -1 for none. Raises Rejected."""
+    if given is None:
+        return None
+    try:
+        rows, width = given["shape"]
+        if given.get("sparse_crow_indices") is not None:
+            raise Rejected("unsupported target_prompt_logprobs: this server takes dense tensors of them")
+        data = [int(value) for value in given["data"]]
+    except (KeyError, TypeError, ValueError):
+        raise Rejected("invalid target_prompt_logprobs: a tensor of two dimensions") from None
+    if rows != n_prompt - 1 or rows * width != len(data) or not data:
+        raise Rejected(f"shape mismatch: target_prompt_logprobs needs {n_prompt - 1} rows, got shape {given['shape']}")
+    return [data[row * width : (row + 1) * width] for row in range(rows)]
+
+
+def seed_of(request_id: str) -> list[int]:
+    """Of a request without one: a request that is carried out again gives the same samples."""
+    return list(request_id.encode())
+
+
+def page(request: web.Request) -> tuple[int, int]:
+    try:
+        offset, limit = int(request.query.get("offset", 0)), int(request.query.get("limit", 100))
+    except ValueError:
+        raise Rejected("invalid page: offset and limit are whole numbers") from None
+    return max(0, offset), max(1, min(limit, 1000))

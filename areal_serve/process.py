@@ -1,0 +1,101 @@
+"""The front's process: `python -m areal_serve.process RUN PORT N_SAMPLERS FOLDER NAME PARENT`.
+
+The key is in its environment. It starts the trainer and the samplers as its children, prints the address when all are
+ready, and serves until SIGTERM.
+"""
+
+import os
+import signal
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from actors.models.loading import max_positions
+from areal_bus.config.removed import saved
+from areal_bus.config.sections import Config
+from areal_bus.process.parent_death import die_with_parent
+from areal_bus.transport.web_server import HOST, WebServer
+from areal_serve.front import WATCH_S, Front
+from areal_serve.registry import Registry
+from areal_serve.samplers import Samplers
+from areal_serve.worker import Frame, WorkerProcess
+
+KEY = "TINKER_API_KEY"
+QUIET = "AREAL_BUS_SERVE_QUIET"  # in the environment of a front that is started again
+N_CONNECTIONS = 1024
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Workers:
+    """The trainer and the samplers of a front, started on its event loop."""
+
+    def __init__(self, config: Config, run: Path, folder: str, *, n_samplers: int) -> None:
+        self._config, self._words, self._n_samplers = config, [str(run), folder], n_samplers
+        self.samplers = Samplers()
+        self.registry = Registry(run, save_every=config.serve.save_every, to_trainer=self._to_trainer)
+        self._trainer: WorkerProcess | None = None
+        self._starting = 1 + n_samplers
+        self.on_ready = lambda: None
+
+    def _to_trainer(self, frame: Frame) -> None:
+        if self._trainer is not None:
+            self._trainer.send(frame)
+
+    async def start(self, app: web.Application) -> None:
+        self._trainer = self._worker("trainer", 0, self.registry.on_trainer, self.registry.on_trainer_start)
+        for index in range(self._n_samplers):
+            self.samplers.add(
+                self._worker(
+                    "sampler",
+                    1 + index,
+                    partial(self.samplers.on_frame, index),
+                    partial(self.samplers.on_start, index),
+                )
+            )
+
+    def _worker(self, role: str, index: int, on_frame: Any, on_start: Any) -> WorkerProcess:
+        def started() -> None:
+            on_start()
+            self._starting -= 1
+            if self._starting == 0:
+                self.on_ready()
+
+        n_threads = max(1, (os.cpu_count() or 1) // (1 + self._n_samplers))
+        variables = {name: os.environ.get(name, str(n_threads)) for name in THREADS}
+        if n_gpus := self._config.topology.gpus_per_host:
+            variables["CUDA_VISIBLE_DEVICES"] = str(index % n_gpus)
+        return WorkerProcess([role, *self._words], variables, on_frame=on_frame, on_start=started)
+
+    async def close(self, app: web.Application) -> None:
+        for worker in [self._trainer, *self.samplers.links]:
+            if worker is not None:
+                worker.close()
+
+
+def main(words: list[str]) -> None:
+    run, port, n_samplers, folder, name, parent = words
+    die_with_parent(int(parent))
+    key, is_quiet = os.environ.pop(KEY), os.environ.pop(QUIET, "")
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    config = saved((Path(run) / "config.json").read_text(encoding="utf-8"))
+    workers = Workers(config, Path(run), folder, n_samplers=int(n_samplers))
+    context = max_positions(folder) or 1 << 20
+    front = Front(workers.registry, workers.samplers, key=key, name=name, context=context, tokenizer=folder)
+    front.app.on_startup.append(workers.start)
+    front.app.on_cleanup.append(workers.close)
+    if not is_quiet:
+        workers.on_ready = lambda: print(f"TINKER_BASE_URL=http://{HOST}:{port}\n{KEY}={key}", flush=True)
+    server = WebServer(front.app, name="front", n_connections=N_CONNECTIONS, port=int(port))
+    while not ended.wait(WATCH_S):
+        server.thread.soon(workers.registry.end_silent_sessions)
+    server.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

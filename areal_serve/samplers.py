@@ -1,0 +1,62 @@
+"""The sampler processes, as the front knows them: which one gets a request, and what is sent again when one ends."""
+
+from areal_serve.registry import Future
+from areal_serve.rejection import Rejected
+from areal_serve.worker import Frame, Link
+
+MOST_WAITING = 4096  # sampling requests that are accepted and not finished
+KEPT = 1024  # retrieved results that are kept, for retries
+
+
+class Samplers:
+    """Requests by sampler. `links` is filled by its owner; frames of sampler i come to `on_frame(i, frame)`."""
+
+    def __init__(self) -> None:
+        self.links: list[Link] = []
+        self._open: list[dict[str, tuple[Frame, Future]]] = []
+        self._weights: list[str] = []  # those of the latest request of each
+        self._ready: list[bool] = []
+        self._n_finished = 0
+
+    def add(self, link: Link) -> None:
+        self.links.append(link)
+        self._open.append({})
+        self._weights.append("")
+        self._ready.append(False)
+
+    def submit(self, frame: Frame, future: Future) -> None:
+        """To the sampler with the fewest requests; among equals to one that has the weights. Raises Rejected."""
+        if sum(map(len, self._open)) >= MOST_WAITING:
+            raise Rejected(f"too many samples in flight: at most {MOST_WAITING} requests", status=429)
+        loads = [(len(own), self._weights[i] != frame["weights"], i) for i, own in enumerate(self._open)]
+        index = min(loads)[2]
+        self._open[index][frame["id"]] = (frame, future)
+        self._weights[index] = frame["weights"]
+        if self._ready[index]:
+            self.links[index].send(frame)
+
+    def on_frame(self, index: int, frame: Frame) -> None:
+        found = self._open[index].pop(frame["id"], None)
+        if found is not None:
+            found[1].finish(frame)
+
+    def on_start(self, index: int) -> None:
+        """A sampler is ready, for the first time or again: it gets what it has not answered."""
+        self._ready[index] = True
+        for frame, _ in self._open[index].values():
+            self.links[index].send(frame)
+
+    def cancel(self, id: str) -> None:
+        for index, own in enumerate(self._open):
+            if (found := own.pop(id, None)) is not None:
+                self.links[index].send({"op": "cancel", "id": id})
+                found[1].finish({"error": "the request was cancelled"})
+
+    def forget_old(self, futures: dict[str, Future]) -> None:
+        """Drop retrieved samples beyond KEPT, the oldest first; results of a model's calls are the registry's."""
+        self._n_finished += 1
+        if self._n_finished % KEPT:
+            return
+        old = [id for id, future in futures.items() if future.taken and ":sample:" in id]
+        for id in old[:-KEPT]:
+            del futures[id]

@@ -1,0 +1,223 @@
+"""The processes that compute, and the link to the front: frames of msgpack over a socket pair.
+
+`python -m areal_serve.worker ROLE FD RUN MODEL PARENT`, with ROLE trainer or sampler. A worker ends with the
+process that started it. A frame: its length (8 bytes, little-endian), then a map.
+"""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgpack
+import numpy as np
+
+from areal_bus.config.removed import saved
+from areal_bus.process.isolation import CHILD, child_path
+from areal_bus.process.parent_death import die_with_parent
+from areal_serve.rejection import Rejected
+from areal_serve.wire import pass_output, read_pass
+
+LENGTH = struct.Struct("<Q")
+Frame = dict[str, Any]
+READY = {"id": "ready"}  # first frame of a worker
+
+
+class Link(Protocol):
+    """A worker, as the front knows it."""
+
+    def send(self, frame: Frame) -> None:
+        """Replies come by the callback that it was made with."""
+
+    def close(self) -> None: ...
+
+
+class WorkerProcess:
+    """Starts a worker and starts it again when it ends. Lives on the event loop."""
+
+    def __init__(
+        self,
+        words: list[str],
+        variables: Mapping[str, str],
+        *,
+        on_frame: Callable[[Frame], None],
+        on_start: Callable[[], None],
+    ) -> None:
+        """`words`: role, run, model. `on_start`: it is ready, for the first time or again."""
+        self._words, self._variables, self._on_frame, self._on_start = words, variables, on_frame, on_start
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self.failure = ""  # why it will not be started again
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def send(self, frame: Frame) -> None:
+        """A frame to a worker that has ended is lost: `on_start` sends what is needed again."""
+        if self._writer is not None:
+            body = msgpack.packb(frame, use_bin_type=True)
+            self._writer.write(LENGTH.pack(len(body)) + body)
+
+    def close(self) -> None:
+        self._task.cancel()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    async def _run(self) -> None:
+        n_early = 0  # ends in a row before it was ready
+        while n_early < 3:
+            n_early += 1
+            ours, theirs = socket.socketpair()
+            role, *rest = self._words
+            self._process = subprocess.Popen(
+                [*CHILD, "areal_serve.worker", role, str(theirs.fileno()), *rest, str(os.getpid())],
+                env={**os.environ, "PYTHONPATH": child_path(), **self._variables},
+                pass_fds=[theirs.fileno()],
+            )
+            theirs.close()
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+            try:
+                while True:
+                    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                    frame = msgpack.unpackb(await reader.readexactly(length), strict_map_key=False)
+                    if frame == READY:
+                        n_early = 0
+                        self._on_start()
+                    else:
+                        self._on_frame(frame)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                self._writer.close()
+                code = await asyncio.to_thread(self._process.wait)
+                print(f"{role} ended with code {code}: it is started again", file=sys.stderr, flush=True)
+        self.failure = f"{self._words[0]} ended three times before it was ready"
+        print(f"error: {self.failure}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Pipe:
+    """A worker's end of the link."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+
+    def has_frame(self) -> bool:
+        """Whether a frame begins, or the end has come."""
+        return bool(select.select([self._socket], [], [], 0)[0])
+
+    def read(self) -> Frame | None:
+        """Wait for the next frame; None at the end."""
+        head = self._take(LENGTH.size)
+        if head is None:
+            return None
+        body = self._take(LENGTH.unpack(head)[0])
+        return None if body is None else dict(msgpack.unpackb(body, strict_map_key=False))
+
+    def send(self, frame: Frame) -> None:
+        body = msgpack.packb(frame, use_bin_type=True)
+        self._socket.sendall(LENGTH.pack(len(body)) + body)
+
+    def _take(self, size: int) -> bytes | None:
+        """Unbuffered: `select` would not see what a buffer holds."""
+        found = bytearray()
+        while len(found) < size:
+            part = self._socket.recv(size - len(found))
+            if not part:
+                return None
+            found += part
+        return bytes(found)
+
+
+def main(words: list[str]) -> None:
+    role, descriptor, run, folder, parent = words
+    die_with_parent(int(parent))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the front ends it
+    config = saved((Path(run) / "config.json").read_text(encoding="utf-8"))
+    serve = serve_trainer if role == "trainer" else serve_sampler
+    import torch
+
+    serve(Pipe(int(descriptor)), config, folder, "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def serve_trainer(pipe: Pipe, config: Any, folder: str, device: str) -> None:
+    from actors.models.loading import max_positions
+    from areal_serve.trainer import Trainer
+
+    trainer = Trainer(config, folder, device=device, max_tokens=max_positions(folder) or 1 << 20)
+    pipe.send(READY)
+    while (frame := pipe.read()) is not None:
+        pipe.send(answer(trainer, frame))
+
+
+def answer(trainer: Any, frame: Frame) -> Frame:
+    """The reply to one call of a model."""
+    try:
+        return {"id": frame["id"], "result": carry_out(trainer, frame)}
+    except Rejected as error:
+        return {"id": frame["id"], "error": str(error)}
+
+
+def carry_out(trainer: Any, frame: Frame) -> bytes:
+    """The body of the reply: a protocol buffer for a pass, else JSON."""
+    op, model_id = frame["op"], frame["model_id"]
+    if op == "pass":
+        outcome = trainer.run(model_id, read_pass(frame["body"]))
+        return pass_output([{"logprobs": logps} for logps in outcome.logps], outcome.metrics)
+    if op == "step":
+        return json.dumps({"metrics": trainer.step(model_id, frame["params"])}).encode()
+    if op == "create":
+        origin = None if frame["folder"] is None else Path(frame["folder"])
+        trainer.create(model_id, frame["lora"], origin, optimizer=frame["optimizer"])
+    elif op == "save":
+        own = {name: frame[name] for name in ("optimizer", "overwrite", "meta")}
+        trainer.save(model_id, Path(frame["folder"]), **own)
+    elif op == "load":
+        trainer.load(model_id, Path(frame["folder"]), optimizer=frame["optimizer"])
+    elif op == "drop":
+        trainer.drop(model_id)
+    return json.dumps(frame.get("reply", {})).encode()
+
+
+def serve_sampler(pipe: Pipe, config: Any, folder: str, device: str) -> None:
+    from actors.models.loading import load_tokenizer
+    from areal_serve.sampler import Sampler
+
+    sampler = Sampler(config, folder, load_tokenizer(folder), device=device)
+    pipe.send(READY)
+    while True:
+        while sampler.is_idle or pipe.has_frame():
+            frame = pipe.read()
+            if frame is None:
+                return
+            take(sampler, frame)
+        for id, reply in sampler.step():
+            pipe.send({"id": id, **reply})
+
+
+def take(sampler: Any, frame: Frame) -> None:
+    from areal_serve.sampler import Job
+
+    if frame["op"] == "cancel":
+        sampler.cancel(frame["id"])
+        return
+    options = frame["options"]
+    if (targets := options.get("target_prompt_logprobs")) is not None:
+        options["target_prompt_logprobs"] = np.array(targets, np.int64)
+    sampler.submit(
+        Job(frame["id"], frame["weights"], frame["prompt"], frame["n_samples"], tuple(frame["seed"]), options)
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

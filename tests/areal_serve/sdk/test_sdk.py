@@ -1,0 +1,122 @@
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_bus.process.isolation import CHILD, ROOT, child_path
+from areal_serve.front import API, NOT_SERVED, Front
+from areal_serve.registry import Registry
+from areal_serve.samplers import Samplers
+
+pytestmark = [pytest.mark.tinker, pytest.mark.slow]
+
+SDK = ROOT / ".venv-tinker" / "bin" / "python"
+READY_S, PROGRAM_S = 300, 900
+
+
+@contextmanager
+def serving(folder: Path, *words: str) -> Iterator[dict[str, str]]:
+    """A server's two lines as variables, and RUN, its folder."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TINKER")}
+    command = [*CHILD, "areal_serve", *words, "--set", f"run.folder={folder}"]
+    with (folder / "err").open("wb") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment | {"PYTHONPATH": child_path()}
+        )
+    try:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().strip() for _ in range(2)]
+        assert all(lines), (folder / "err").read_text()
+        (run,) = folder.glob("*-serve")
+        yield dict(line.split("=", 1) for line in lines) | {"RUN": str(run)}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def program(name: str, server: dict[str, str], *words: str) -> Any:
+    """What a program of the SDK prints."""
+    variables = {key: value for key, value in server.items() if key.startswith("TINKER")} | {"TINKER_TELEMETRY": "1"}
+    command = [str(SDK), str(Path(__file__).parent / f"program_{name}.py"), *words]
+    environment = {**os.environ, **variables, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with serving(
+        tmp_path_factory.mktemp("tiny"), "configs/tiny.toml", "-np", "3", "--set", "serve.save_every=3"
+    ) as server:
+        yield server
+
+
+def test_every_public_method_is_served_or_listed(tiny: dict[str, str]) -> None:
+    found = program("methods", tiny)
+    assert found["missing"] == []
+    assert found["loss"][1] < found["loss"][0]
+    assert found["sum"][0] == pytest.approx(found["sum"][1], rel=1e-5)
+    assert found["norms"][0] == pytest.approx(found["norms"][1], rel=1e-5)
+    assert found["same"][0] == found["same"][1]
+    assert found["logps"][0] == pytest.approx(found["logps"][1], abs=1e-5)
+    assert found["learner"] == pytest.approx(found["logps"][1], abs=1e-5)
+    assert found["shapes"] == [4, 6, [3, 2]]
+    assert found["alternatives"] == [3, 2]
+    assert found["base"][1] is True
+    assert found["inflight"] == [False, True]
+    assert found["handle"] is True
+    assert found["loaded"] == [found["loaded"][0]] * 3
+    assert found["checkpoints"] == ["sampler_weights/two", "weights/one"]
+    assert found["info"] == [True, 4]
+    assert found["left"] == 0
+    assert found["whole_is_lora"] is False
+    assert all("not served" in error for error in found["refused"].values()), found["refused"]
+
+
+def test_sdk_asks_for_no_path_that_is_unknown(tmp_path: Path) -> None:
+    folder = next((ROOT / ".venv-tinker" / "lib").glob("python3*/site-packages/tinker"))
+    asked: set[str] = set()
+    for file in folder.rglob("*.py"):
+        if not file.name.endswith("_test.py") and "cli" not in file.relative_to(folder).parts:
+            asked |= {
+                re.sub(r"\{[^}]*\}", "{}", path) for path in re.findall(r'f?"(/api/v1/[^"`]*)"', file.read_text())
+            }
+    front = Front(
+        Registry(tmp_path, save_every=1, to_trainer=print), Samplers(), key="k", name="n", context=1, tokenizer="t"
+    )
+    known = {resource.canonical for resource in front.app.router.resources()} | {API + path for path in NOT_SERVED}
+    plain = {re.sub(r"\{[^}]*\}", "{}", path).replace("{}/{}/publish", "{}/publish") for path in known}
+    plain |= {path.replace("checkpoints/{}/{}", "checkpoints/{}") for path in plain}  # an id is KIND/NAME
+    assert asked
+    assert asked <= plain
+
+
+def test_two_clients_at_once_keep_apart(tiny: dict[str, str]) -> None:
+    both = program("clients", tiny, "a", "b")
+    assert both == program("clients", tiny, "a") | program("clients", tiny, "b")
+
+
+def test_model_is_the_same_bit_for_bit_after_kills_of_every_process(tiny: dict[str, str]) -> None:
+    calm = program("kills", tiny, tiny["RUN"], "24")
+    roles = ["trainer", "sampler", "front", "trainer", "front", "sampler"]
+    found = program("kills", tiny, tiny["RUN"], "24", *roles)
+    assert found["kills"] == len(roles)
+    assert found == calm | {"kills": len(roles)}
+
+
+def test_loop_of_a_client_learns_sums_in_ten_steps(tmp_path: Path) -> None:
+    if not (ROOT / "models" / "SmolLM2-135M-Instruct").is_dir():
+        pytest.skip("needs SmolLM2: make model")
+    with serving(tmp_path, "configs/demo.toml") as server:
+        rewards = program("sums", server, "10")["rewards"]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.1, rewards

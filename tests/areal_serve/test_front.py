@@ -1,0 +1,248 @@
+"""Requests over HTTP, with a trainer and a sampler of a tiny model on the event loop of the front."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aiohttp.test_utils import TestClient, TestServer
+
+from actors.models.loading import load_tokenizer
+from areal_serve.front import BODY_BYTES, FULL, NOT_SERVED, Front
+from areal_serve.registry import Registry
+from areal_serve.sampler import Sampler
+from areal_serve.samplers import Samplers
+from areal_serve.worker import Frame, answer, take
+from tests.areal_serve.parts import CONFIG, CONTEXT, data, model_folder, trainer
+from tests.areal_serve.test_wire import dense, part, varint
+
+KEY, NAME = "tml-a-key-of-this-test", "models/Tiny"
+Answer = tuple[int, Any]
+Call = Callable[..., Awaitable[Answer]]
+
+
+class InlineSampler:
+    """A sampler on the event loop."""
+
+    def __init__(self, samplers: Samplers) -> None:
+        self._samplers = samplers
+        self._sampler = Sampler(CONFIG, str(model_folder()), load_tokenizer(str(model_folder())), device="cpu")
+
+    def send(self, frame: Frame) -> None:
+        take(self._sampler, frame)
+        asyncio.get_running_loop().call_soon(self._run)
+
+    def close(self) -> None: ...
+
+    def _run(self) -> None:
+        while not self._sampler.is_idle:
+            for id, reply in self._sampler.step():
+                self._samplers.on_frame(0, {"id": id, **reply})
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Call]:
+    """A function that posts (or another method) and returns status and body."""
+    own, samplers = trainer(), Samplers()
+
+    def to_trainer(frame: Frame) -> None:
+        asyncio.get_running_loop().call_soon(lambda: registry.on_trainer(answer(own, frame)))
+
+    registry = Registry(folder, save_every=2, to_trainer=to_trainer)
+    samplers.add(InlineSampler(samplers))
+    front = Front(registry, samplers, key=KEY, name=NAME, context=CONTEXT, tokenizer=str(model_folder()))
+    async with TestClient(TestServer(front.app)) as client:
+        registry.on_trainer_start()
+        samplers.on_start(0)
+
+        async def call(path: str, given: Any = None, *, method: str = "POST", key: str = KEY) -> Answer:
+            body = given if isinstance(given, bytes) or given is None else json.dumps(given).encode()
+            sent = None if body is None else io.BytesIO(body)
+            async with client.request(method, f"/api/v1{path}", data=sent, headers={"X-API-Key": key}) as response:
+                found = await response.read()
+                is_json = response.content_type == "application/json"
+                return response.status, json.loads(found) if is_json and found else found
+
+        yield call
+
+
+def run(folder: Path, scenario: Callable[[Call], Awaitable[None]]) -> None:
+    async def all_of_it() -> None:
+        async with serving(folder) as call:
+            await scenario(call)
+
+    asyncio.run(all_of_it())
+
+
+async def model(call: Call, *, base: str = NAME, number: int = 0) -> str:
+    _, session = await call("/create_session", {"tags": [], "sdk_version": "0.38.0", "user_metadata": None})
+    given = {"session_id": session["session_id"], "model_seq_id": number, "base_model": base}
+    status, promise = await call("/create_model", {**given, "lora_config": {"rank": 2, "seed": 1}})
+    assert status == 200, promise
+    await result(call, promise["request_id"])
+    return str(promise["model_id"])
+
+
+async def result(call: Call, request_id: str) -> Any:
+    status, found = await call("/retrieve_future", {"request_id": request_id})
+    assert status == 200, found
+    return found
+
+
+def pass_body(id: str, seq: int, loss_fn: str = "cross_entropy") -> bytes:
+    (given,) = data(6)
+    inputs = {"target_tokens": dense(given.inputs["target_tokens"], 2), "weights": dense(np.ones(6, "<f4"), 1)}
+    datum = part(1, part(1, part(1, given.ids_T.astype("<i4").tobytes())))
+    datum += b"".join(part(2, part(1, name.encode()) + part(2, value)) for name, value in inputs.items())
+    return part(1, id.encode()) + varint(2 << 3) + varint(seq) + part(3, datum) + part(4, loss_fn.encode())
+
+
+async def train(call: Call, id: str, seq: int) -> dict[str, Any]:
+    """A pass and a step; the metrics of the step."""
+    for path, body in (
+        ("/forward_backward", pass_body(id, seq)),
+        ("/optim_step", {"model_id": id, "seq_id": seq + 1, "adam_params": {"learning_rate": 1e-2}}),
+    ):
+        status, promise = await call(path, body)
+        assert status == 200, promise
+        found = await result(call, promise["request_id"])
+    return dict(found["metrics"])
+
+
+def test_model_is_trained_saved_and_sampled(tmp_path: Path) -> None:
+    async def scenario(call: Call) -> None:
+        id = await model(call)
+        assert (await train(call, id, 1))["step:max"] == 1
+        session = id.partition(":")[0]
+        _, promise = await call(
+            "/save_weights_for_sampler", {"model_id": id, "seq_id": 3, "sampling_session_seq_id": 0}
+        )
+        sampler = (await result(call, promise["request_id"]))["sampling_session_id"]
+        asked = {
+            "sampling_session_id": sampler,
+            "seq_id": 0,
+            "num_samples": 2,
+            "prompt": {"chunks": [{"tokens": [5, 6]}]},
+        }
+        asked |= {"sampling_params": {"max_tokens": 3, "temperature": 1}}
+        _, sampled = await call("/asample", asked)
+        assert len(sampled["sample_sequence_ids"]) == 2
+        assert isinstance(await result(call, sampled["request_id"]), bytes)
+        _, promise = await call("/save_weights", {"model_id": id, "seq_id": 4, "path": "one", "ttl_seconds": 7200})
+        path = (await result(call, promise["request_id"]))["path"]
+        given = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}
+        _, promise = await call("/load_weights", given)
+        other = (await result(call, promise["request_id"]))["model_id"]
+        assert (await train(call, other, 1))["step:max"] == 2
+        _, runs = await call("/training_runs", method="GET")
+        assert {run["training_run_id"] for run in runs["training_runs"]} == {id, other}
+        _, held = await call(f"/training_runs/{id}/checkpoints", method="GET")
+        assert [one["tinker_path"] for one in held["checkpoints"]] == [path]
+        assert held["checkpoints"][0]["expires_at"]
+        status, _ = await call(f"/training_runs/{id}/checkpoints/weights/one", method="DELETE")
+        assert status == 204
+        status, found = await call("/weights_info", {"tinker_path": path})
+        assert status == 404, found
+
+    run(tmp_path, scenario)
+
+
+def test_whole_model_is_trained_by_its_name(tmp_path: Path) -> None:
+    async def scenario(call: Call) -> None:
+        id = await model(call, base=f"any-org/Tiny{FULL}")
+        _, info = await call("/get_info", {"model_id": id})
+        assert info["is_lora"] is False
+        assert (await train(call, id, 1))["step:max"] == 1
+
+    run(tmp_path, scenario)
+
+
+def test_finished_session_refuses_its_calls(tmp_path: Path) -> None:
+    async def scenario(call: Call) -> None:
+        id = await model(call)
+        session = id.partition(":")[0]
+        assert (await call("/session_heartbeat", {"session_id": session}))[0] == 200
+        assert (await call(f"/sessions/{session}/finish", {"reason": {"type": "success"}}))[0] == 204
+        assert (await call("/session_heartbeat", {"session_id": session}))[0] == 410
+        status, found = await call("/optim_step", {"model_id": id, "seq_id": 1, "adam_params": {}})
+        assert status == 404, found
+
+    run(tmp_path, scenario)
+
+
+def test_request_without_the_key_is_refused(tmp_path: Path) -> None:
+    async def scenario(call: Call) -> None:
+        for key in ("", "tml-another", KEY[:-1], KEY + "x", "käse"):
+            status, found = await call("/get_server_capabilities", method="GET", key=key)
+            assert (status, "wrong API key" in found["error"]) == (401, True)
+            assert KEY not in found["error"]
+        assert (await call("/healthz", method="GET", key=""))[0] == 200
+
+    run(tmp_path, scenario)
+
+
+REFUSED: list[tuple[str, Any, int, str]] = [  # @M: a model, @S: its session, @B: a sampling session of the base
+    ("/create_session", b"[]", 400, "it must be a JSON object, not a list"),
+    ("/create_session", b"{", 400, "it must be a JSON object"),
+    ("/create_session", b"[" * 100_000, 400, "it must be a JSON object"),
+    ("/create_session", b" " * (BODY_BYTES + 1), 413, "body too large"),
+    ("/forward_backward", b"{}", 400, "invalid body"),
+    ("/create_model", {"session_id": "@S", "model_seq_id": 1, "base_model": "Other/Model"}, 404, "unknown model"),
+    ("/create_model", {"session_id": "@S", "model_seq_id": 1, "base_model": NAME}, 400, "missing lora_config"),
+    ("/create_model", {"session_id": "x", "base_model": NAME, "lora_config": {"rank": 0}}, 400, "invalid rank"),
+    ("/create_model", {"base_model": NAME, "optimizer_config": {"type": "dimuon"}}, 400, "unsupported optimizer"),
+    ("/optim_step", {"model_id": "@M", "seq_id": 0, "adam_params": {}}, 400, "missing number"),
+    ("/optim_step", {"model_id": "@M", "seq_id": 9999, "adam_params": {}}, 429, "too many calls in flight"),
+    ("/optim_step", {"model_id": "none", "seq_id": 1, "adam_params": {}}, 404, "unknown model"),
+    ("/optim_step", {"model_id": "@M", "seq_id": 1, "optimizer_params": {"type": "dimuon"}}, 400, "AdamW"),
+    ("/retrieve_future", {"request_id": "@M:77"}, 404, "unknown future"),
+    ("/retrieve_future", {}, 400, "missing request_id"),
+    ("/save_weights", {"model_id": "@M", "seq_id": 1, "path": "../../x"}, 400, "invalid name"),
+    ("/save_weights", {"model_id": "@M", "seq_id": 1, "path": "x", "ttl_seconds": 5}, 400, "invalid ttl_seconds"),
+    ("/load_weights", {"model_id": "@M", "seq_id": 1, "path": "tinker://@M/weights/no"}, 404, "missing checkpoint"),
+    ("/load_weights", {"model_id": "@M", "seq_id": 1, "path": "/etc/passwd"}, 400, "invalid path"),
+    ("/create_sampling_session", {"session_id": "@S", "base_model": NAME + FULL}, 400, "is for training"),
+    ("/asample", {"sampling_session_id": "none"}, 404, "unknown sampling session"),
+    ("/asample", {"sampling_session_id": "@B", "prompt": {"chunks": [{"data": "x"}]}}, 400, "no images"),
+    (
+        "/asample",
+        {"sampling_session_id": "@B", "prompt": {"chunks": [{"tokens": [1]}]}},
+        400,
+        "missing sampling_params",
+    ),
+    ("/nonsense", {}, 404, "unknown path"),
+    ("/audit", {}, 404, "not served: this server keeps no audit log"),
+]
+
+
+def test_bad_requests_are_refused_with_a_sentence_and_the_model_goes_on(tmp_path: Path) -> None:
+    async def scenario(call: Call) -> None:
+        id = await model(call)
+        session = id.partition(":")[0]
+        base = {"session_id": session, "sampling_session_seq_id": 0, "base_model": NAME}
+        assert (await call("/create_sampling_session", base))[0] == 200
+        names = {"@M": id, "@S": session, "@B": f"{session}:sample:0"}
+        for path, given, status, words in REFUSED:
+            text = given if isinstance(given, bytes) else json.dumps(given).encode()
+            for short, name in names.items():
+                text = text.replace(short.encode(), name.encode())
+            code, found = await call(path, text)
+            assert (code, words in found["error"]) == (status, True), (path, found)
+        assert (await train(call, id, 1))["step:max"] == 1
+
+    run(tmp_path, scenario)
+
+
+def test_paths_that_are_not_served_say_so(tmp_path: Path) -> None:
+    async def scenario(call: Call) -> None:
+        for path, why in NOT_SERVED.items():
+            at = path.format(session_id="a", model_id="b", kind="weights", name="c")
+            for method in ("GET", "POST", "PUT", "DELETE"):
+                status, found = await call(at, method=method)
+                assert (status, found["error"]) == (404, f"not served: {why}")
+
+    run(tmp_path, scenario)
