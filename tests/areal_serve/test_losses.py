@@ -1,17 +1,18 @@
 """Each loss and its gradient against float64 on one process's whole sequences."""
 
-import copy
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
-from areal_serve.losses import LOSSES
+from actors.models.loading import load_base
+from actors.models.lora import names_of
+from areal_serve.losses import LOSSES, find_loss
 from areal_serve.rejection import Rejected
+from areal_serve.trainer import ALPHA, Trainer
 from areal_serve.wire import Datum
-from tests.areal_serve.parts import data, datum, request, trainer
+from tests.areal_serve.parts import CONFIG, data, datum, model_folder, request, trainer
 
 CONFIGS: dict[str, dict[str, float]] = {
     "cross_entropy": {},
@@ -43,53 +44,74 @@ def reference(name: str, logp: Tensor, own: Datum, config: dict[str, float]) -> 
     return -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage).sum()
 
 
-def reference_logps(model: Any, own: Datum) -> Tensor:
-    logits = model(input_ids=torch.from_numpy(own.ids_T)[None], use_cache=False).logits[0]
-    targets = torch.from_numpy(own.inputs["target_tokens"]).reshape(len(own.ids_T), -1)
-    return logits.log_softmax(-1).gather(1, targets).reshape(own.inputs["target_tokens"].shape)
+class Exact:
+    """The model of a trainer in float64: its trained parameters as leaves, merged into the base by autograd."""
+
+    def __init__(self, own: Trainer) -> None:
+        self._model = load_base(CONFIG, str(model_folder()), "cpu").double()
+        policy, lora = own.models["m"].policy, own.models["m"].lora
+        self.leaves = {name: p.detach().double().requires_grad_() for name, p in policy.parameters().items()}
+        self._weights = {name: p.detach() for name, p in self._model.named_parameters()}
+        if lora is None:
+            self._weights = dict(self.leaves)
+            return
+        for layer in {name.partition(".lora_")[0] for name in self.leaves}:
+            a_RE, b_FR = (self.leaves[name] for name in names_of(layer))
+            self._weights[f"{layer}.weight"] = self._weights[f"{layer}.weight"] + ALPHA / lora["rank"] * b_FR @ a_RE
+
+    def logps(self, own: Datum) -> Tensor:
+        given = {"input_ids": torch.from_numpy(own.ids_T)[None], "use_cache": False}
+        logits = functional_call(self._model, self._weights, kwargs=given).logits[0]
+        targets = torch.from_numpy(own.inputs["target_tokens"])
+        found: Tensor = logits.log_softmax(-1).gather(1, targets.reshape(len(own.ids_T), -1))
+        return found.reshape(targets.shape)
 
 
-def gradients_of(model: Any) -> dict[str, Tensor]:
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+@pytest.fixture(scope="module")
+def own() -> Trainer:
+    return trainer()
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["adapters", "whole"])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_loss_equals_a_float64_reference_over_several_micro_batches(name: str, whole: bool) -> None:
-    own = trainer()
+def test_losses_equal_a_float64_reference_over_several_micro_batches(own: Trainer, whole: bool) -> None:
     own.create("m", None if whole else {"rank": 4, "seed": 1})
     own.run("m", request("cross_entropy", data(9, 5)))
     own.step("m", {"learning_rate": 1e-2})  # B is no longer zero
     given = data(11, 7, 23, 4, 16, seed=3)
-    model = own.models["m"].policy.model
-    exact = copy.deepcopy(model).double()
-    logps = [reference_logps(exact, one) for one in given]
-    expected = sum(reference(name, logp, one, CONFIGS[name]) for logp, one in zip(logps, given, strict=True))
-    assert isinstance(expected, Tensor)
-    expected.backward()  # type: ignore[no-untyped-call]
-    found = own.run("m", request(name, given, **CONFIGS[name]))
-    assert found.metrics["loss:sum"] == pytest.approx(float(expected), rel=1e-5, abs=1e-5)
-    for logp, one in zip(logps, found.logps, strict=True):
-        np.testing.assert_allclose(one, logp.detach().numpy(), atol=1e-5)
-    exact_gradients = gradients_of(exact)
-    scale = max(float(gradient.abs().max()) for gradient in exact_gradients.values())
-    for key, gradient in gradients_of(model).items():
-        torch.testing.assert_close(gradient.double(), exact_gradients[key], atol=1e-5 * scale, rtol=1e-4)
+    for name, config in CONFIGS.items():
+        exact = Exact(own)
+        logps = [exact.logps(one) for one in given]
+        expected = sum(reference(name, logp, one, config) for logp, one in zip(logps, given, strict=True))
+        assert isinstance(expected, Tensor)
+        expected.backward()  # type: ignore[no-untyped-call]
+        found = own.run("m", request(name, given, **config))
+        assert found.metrics["loss:sum"] == pytest.approx(float(expected.detach()), rel=1e-5, abs=1e-5), name
+        for logp, one in zip(logps, found.logps, strict=True):
+            np.testing.assert_allclose(one, logp.detach().numpy(), atol=1e-5)
+        check_gradients(own, exact)
 
 
-def test_loss_takes_several_targets_of_a_position() -> None:
-    own = trainer()
+def check_gradients(own: Trainer, exact: Exact) -> None:
+    """Those of the trainer are the exact ones; afterwards it has none."""
+    theirs = {name: leaf.grad for name, leaf in exact.leaves.items() if leaf.grad is not None}
+    scale = max(float(gradient.abs().max()) for gradient in theirs.values())
+    for name, parameter in own.models["m"].policy.parameters().items():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad.double(), theirs[name], atol=1e-5 * scale, rtol=1e-4)
+        parameter.grad = None
+
+
+def test_loss_takes_several_targets_of_a_position(own: Trainer) -> None:
     own.create("m", None)
     given = [datum(np.random.default_rng(1), 6, targets=3), datum(np.random.default_rng(2), 5, targets=3)]
-    exact = copy.deepcopy(own.models["m"].policy.model).double()
-    expected = sum(float(reference("cross_entropy", reference_logps(exact, one), one, {}).detach()) for one in given)
+    exact = Exact(own)
+    expected = sum(float(reference("cross_entropy", exact.logps(one), one, {}).detach()) for one in given)
     found = own.run("m", request("cross_entropy", given))
     assert [one.shape for one in found.logps] == [(6, 3), (5, 3)]
     assert found.metrics["loss:sum"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_thresholds_of_a_datum_win_over_those_of_the_config() -> None:
-    own = trainer()
+def test_thresholds_of_a_datum_win_over_those_of_the_config(own: Trainer) -> None:
     own.create("m", None)
     first, second = data(8, 8)
     high = np.full(8, 1.01, np.float32)
@@ -120,11 +142,10 @@ def test_a_masked_position_adds_nothing_whatever_its_log_prob_is(name: str) -> N
         ("dpo", {}, "unknown loss 'dpo'"),
         ("ppo", {"clip": 0.2}, "unknown key 'clip'"),
         ("ppo", {"clip_low_threshold": float("nan")}, "invalid clip_low_threshold"),
+        ("ppo", {"clip_low_threshold": "low"}, "invalid clip_low_threshold"),
         ("cross_entropy", {"beta": 1.0}, "it has none"),
     ],
 )
-def test_loss_is_refused_with_a_sentence(loss_fn: str, config: dict[str, float], words: str) -> None:
-    own = trainer()
-    own.create("m", None)
+def test_loss_is_refused_with_a_sentence(loss_fn: str, config: dict[str, float | str], words: str) -> None:
     with pytest.raises(Rejected, match=words):
-        own.run("m", request(loss_fn, data(5), **config))
+        find_loss(loss_fn, config)

@@ -75,7 +75,9 @@ def test_models_of_one_base_keep_apart() -> None:
     base = dict(both._base.named_parameters())
     fresh = dict(trainer()._base.named_parameters())
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in base.items())
-    assert any(p.data_ptr() == base["lm_head.weight"].data_ptr() for p in both.models["m"].policy.model.parameters())
+    assert any(
+        p.data_ptr() == base["model.embed_tokens.weight"].data_ptr() for p in both.models["m"].policy.model.parameters()
+    )
 
 
 @pytest.mark.parametrize("lora", [LORA, None], ids=["adapters", "whole"])

@@ -16,6 +16,9 @@ NOT_SERVED = {  # of the SDK's clients: why
     "ServiceClient.copy_weights": "one project",
     "RestClient.copy_weights": "one project",
     "RestClient.get_audit_log": "no audit log",
+    "RestClient.get_billing_usage": "no billing",
+    "RestClient.get_current_checkpoint_storage_usage": "no billing",
+    "RestClient.export_session_trace": "no traces",
     "RestClient.get_external_weights_urls": "no external weights",
     "RestClient.publish_checkpoint_from_tinker_path": "no public checkpoints",
     "RestClient.unpublish_checkpoint_from_tinker_path": "no public checkpoints",
@@ -31,6 +34,7 @@ NO_SERVER = {
     "create",
     "create_rest_client",
     "on_queue_state_change",
+    "whoami",
 }  # fmt: skip  they ask the hosted console, or nothing
 
 
@@ -52,7 +56,7 @@ def main():
     CALLED.add("ServiceClient.get_server_capabilities")
     service.get_server_capabilities()
     training = call(service, "create_lora_training_client", base_model=name, rank=4, seed=3, user_metadata={"a": "b"})
-    train(training)
+    train(service, training)
     sampling = sample(service, training, name)
     checkpoints(service, rest, training, sampling)
     whole = service.create_lora_training_client(base_model=f"{name}:full").result()
@@ -66,7 +70,7 @@ def main():
     print(json.dumps(FOUND))
 
 
-def train(training):
+def train(service, training):
     data = [datum(0), datum(1, 5)]
     FOUND["tokenizer"] = len(call(training, "get_tokenizer"))
     FOUND["rank"] = call(training, "get_info").lora_rank
@@ -79,10 +83,10 @@ def train(training):
         -float(sum(out["logprobs"].to_numpy().sum() for out in passed.loss_fn_outputs)),
         passed.metrics["loss:sum"],
     ]
-    custom(training, data)
+    custom(service, training, data)
 
 
-def custom(training, data):
+def custom(service, training, data):
     """A custom loss equal to cross_entropy has its gradient: the norms of two steps with learning rate 0 are equal."""
     still = types.AdamParams(learning_rate=0.0)
     training.forward_backward(data, "cross_entropy").result()
@@ -97,7 +101,15 @@ def custom(training, data):
 
     call(training, "forward_backward_custom", data, loss)
     norms.append(training.optim_step(still).result().metrics["grad_norm:mean"])
+    traced = call(service, "create_custom_loss", traced_loss, input_ranks={"logprobs": 1, "weights": 1})
+    training.forward_backward_custom(data, traced).result()
+    norms.append(training.optim_step(still).result().metrics["grad_norm:mean"])
     FOUND["norms"] = norms
+
+
+def traced_loss(logprobs, weights):
+    loss = -(logprobs * weights).sum()
+    return loss, {"custom/mine:sum": loss}
 
 
 def sample(service, training, name):
@@ -167,10 +179,16 @@ def checkpoints(service, rest, training, sampling):
 def refusal(clients, method):
     """The error of a call that is not served."""
     kind, name = method.split(".")
-    path, arguments = "tinker://a/external_weights/b", {
-        "get_audit_log": (), "save_weights_external": ("x",), "search_sessions": (types.SessionSearchRequest(),),
+    path = "tinker://a/external_weights/b"
+    arguments = {
+        "get_audit_log": (),
+        "get_billing_usage": ("2026-01-01", "2026-01-02"),
+        "get_current_checkpoint_storage_usage": (),
+        "export_session_trace": ("session",),
+        "save_weights_external": ("x",),
+        "search_sessions": (types.SessionSearchRequest(),),
         "assign_session_project": ("session", "project"),
-    }  # fmt: skip
+    }
     try:
         found = getattr(clients[kind], name)(*arguments.get(name, (path,)))
         found.result() if hasattr(found, "result") else None
