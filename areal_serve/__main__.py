@@ -4,6 +4,7 @@ This process starts the front and starts it again when it ends; the front starts
 """
 
 import argparse
+import json
 import os
 import secrets
 import socket
@@ -24,7 +25,7 @@ from areal_serve.process import KEY, QUIET
 from launch.checks.model_checks import check_model
 from launch.commands.local_job import attend
 from launch.commands.main import load_settings
-from launch.run.runs import CONFIG, make_run_folder, run_name
+from launch.run.runs import CONFIG, ORIGIN, Lock, create_numbered_folder, run_name
 
 SHORT_S = 10.0  # a front that ends so soon has not served
 MOST_SHORT = 3
@@ -37,7 +38,7 @@ It prints two lines when it is ready. Set them in the environment of your progra
 examples:
   {SCRIPT} serve configs/demo.toml
   {SCRIPT} serve configs/tiny.toml -np 3 --port 8123
-  {SCRIPT} serve --resume runs/demo-serve        after the end of a server: its sessions and models go on
+  {SCRIPT} serve --resume runs/serve/demo        after the end of a server: its sessions and models go on
 
 docs/tinker.md has the endpoints and what differs."""
 
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     key = checked_key(os.environ.get(KEY) or f"tml-{secrets.token_urlsafe(24)}")
     model = check_model(config, file.resolve().parent)
     run = Path(options.resume).resolve() if options.resume else new_run(config, file)
+    Lock(run)  # until this process ends
     folder = model or str(run / "scratch-model")
     port = options.port or free_port()
     words = [str(run), str(port), str(options.np - 1), folder, config.model.path or folder, str(os.getpid())]
@@ -81,9 +83,16 @@ def checked_key(key: str) -> str:
 
 
 def new_run(config: Config, file: Path) -> Path:
-    run = make_run_folder(config.run.folder, f"{run_name(config, file)}-serve")
+    """A folder FOLDER/serve/NAME. Raises ConfigError."""
+    parent = config.run.folder.resolve() / "serve"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        run = create_numbered_folder(parent, run_name(config, file))
+    except OSError as error:
+        raise ConfigError(f"run.folder must be a writable folder: {parent}: {error.strerror}") from None
     if config.model.scratch is not None:
         write_scratch_folder(run / "scratch-model", config.model.scratch)
+    write_atomic(run / ORIGIN, json.dumps({"config": str(file.resolve())}) + "\n")
     write_atomic(run / CONFIG, config.model_dump_json(indent=2) + "\n")
     return run
 

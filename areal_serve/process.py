@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class Workers:
         self.registry = Registry(run, save_every=config.serve.save_every, to_trainer=self._to_trainer)
         self._trainer: WorkerProcess | None = None
         self._starting = 1 + n_samplers
-        self.on_ready = lambda: None
+        self.on_ready: Callable[[], None] = lambda: None
 
     def _to_trainer(self, frame: Frame) -> None:
         if self._trainer is not None:

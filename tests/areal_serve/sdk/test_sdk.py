@@ -40,7 +40,7 @@ def serving(folder: Path, *words: str) -> Iterator[dict[str, str]]:
         assert process.stdout is not None
         lines = [process.stdout.readline().strip() for _ in range(2)]
         assert all(lines), (folder / "err").read_text()
-        (run,) = folder.glob("*-serve")
+        (run,) = folder.glob("serve/*")
         yield dict(line.split("=", 1) for line in lines) | {"RUN": str(run)}
     finally:
         process.send_signal(signal.SIGTERM)
@@ -51,7 +51,9 @@ def serving(folder: Path, *words: str) -> Iterator[dict[str, str]]:
 
 def program(name: str, server: dict[str, str], *words: str) -> Any:
     """What a program of the SDK prints."""
-    variables = {key: value for key, value in server.items() if key.startswith("TINKER")} | {"TINKER_TELEMETRY": "1"}
+    variables = {key: value for key, value in server.items() if key.startswith("TINKER")} | {
+        "TINKER_PROJECT_ID": "project"
+    }
     command = [str(SDK), str(Path(__file__).parent / f"program_{name}.py"), *words]
     environment = {**os.environ, **variables, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, env=environment, check=False)

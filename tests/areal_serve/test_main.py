@@ -1,0 +1,41 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from areal_bus.errors import ConfigError
+from areal_bus.process.isolation import ROOT
+from areal_serve.__main__ import checked_key, main, new_run
+from launch.commands.main import load_settings
+from launch.run.runs import Lock
+
+
+def test_folder_of_a_server_holds_what_it_needs_to_resume(tmp_path: Path) -> None:
+    config, file = load_settings(
+        [str(ROOT / "configs" / "tiny.toml")], None, [f"run.folder={tmp_path}", "serve.save_every=7"]
+    )
+    run, second = new_run(config, file), new_run(config, file)
+    assert [run.name, second.name] == ["tiny", "tiny-2"]
+    again, origin = load_settings([], str(run), [])
+    assert (again.serve.save_every, again.model, origin) == (7, config.model, file.resolve())
+    assert json.loads((run / "scratch-model" / "config.json").read_text())["hidden_size"] == 128
+
+
+def test_folder_that_a_server_uses_is_refused(tmp_path: Path) -> None:
+    config, file = load_settings([str(ROOT / "configs" / "tiny.toml")], None, [f"run.folder={tmp_path}"])
+    run = new_run(config, file)
+    lock = Lock(run)
+    with pytest.raises(ConfigError, match="one job at a time"):
+        main(["--resume", str(run)])
+    lock.release()
+
+
+@pytest.mark.parametrize("key", ["", "abc", "tml-short", "tml-käse-käse-käse"])
+def test_key_that_the_sdk_does_not_take_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="must begin with tml-"):
+        checked_key(key)
+
+
+def test_server_needs_two_processes() -> None:
+    with pytest.raises(ConfigError, match="-np must be at least 2"):
+        main(["configs/tiny.toml", "-np", "1"])
