@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -108,7 +109,9 @@ def supervise(command: Sequence[str], variables: dict[str, str]) -> int:
     environment = {**os.environ, "PYTHONPATH": child_path(), "PYTHONUTF8": "1", **variables}
     while n_short < MOST_SHORT:
         began = time.monotonic()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         code = attend(command, environment)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # `attend` leaves its signals blocked: a next front would, too
         if code in (0, 130, 143):
             return 0
         n_short = n_short + 1 if time.monotonic() - began < SHORT_S else 0

@@ -20,9 +20,9 @@ from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine, EngineOptions
 from actors.engines.builtin.sampler import invert
 from actors.engines.builtin.sequence import Uniforms
 from actors.engines.protocol import Completion, Request, SamplingControls
-from actors.models.adapter_folder import PREFIX, WEIGHTS_FILE, is_adapter_folder
 from actors.models.loading import load_base, stop_ids
 from actors.models.lora import merged, names_of
+from actors.models.model_config import PREFIX, WEIGHTS_FILE, is_adapter_folder
 from areal_bus.config.sections import Config
 from areal_bus.errors import EngineError
 from areal_bus.weights.snapshot import digest_of

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from actors.learner.batching.micro_batches import pack
+from actors.learner.batching import pack
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.adapters import Adapters
 from actors.learner.model.policy import Policy

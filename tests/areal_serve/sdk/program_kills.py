@@ -53,7 +53,7 @@ def main():
     params = types.SamplingParams(max_tokens=6, seed=1, stop=[])
     sequences = sampling.sample(types.ModelInput.from_ints([5, 9, 4]), 2, params).result().sequences
     end = [training.forward(data, "cross_entropy").result().loss_fn_outputs[0]["logprobs"].tolist()]
-    end += [[sequence.tokens, sequence.logprobs] for sequence in sequences]
+    end += [sequence.tokens for sequence in sequences]
     print(json.dumps({"end": end, "loss": losses, "steps": steps, "kills": n_killed}))
 
 
