@@ -271,6 +271,29 @@ class Scored:
 
 
 @record
+class Group:
+    """All samples of a prompt that have a reward, for `reward.group`. The head sends it to one reward actor."""
+
+    uid: int
+    attempt: int
+    prompt_text: str = frame("text")
+    row: str = frame("text")  # as in the Prompt
+    samples: str = frame("text")  # JSON [{"sample", "completion", "reward", "correct"}, ...]
+
+
+@record
+class GroupScored:
+    """The verdict of `reward.group` on a group: a reward for each of its samples, or an error."""
+
+    status: Name  # VerdictStatus
+    rewards: list[float]  # in the order of `Group.samples`; empty unless the status is "value"
+    error: Sentence
+    score_s: float
+    uid: int
+    attempt: int
+
+
+@record
 class Sampled:
     """A generator has sent a sample to a reward: its slot is free."""
 
@@ -496,6 +519,8 @@ Message = (
     | Prompt
     | Trajectory
     | Scored
+    | Group
+    | GroupScored
     | Sampled
     | Partial
     | SampleFailed

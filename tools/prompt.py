@@ -19,8 +19,8 @@ Times are seconds since its first line, by the clocks of the hosts. The head's l
 write theirs on their own. A uid is given again when a term of the learner goes back to before it was admitted."""
 
 OF_PROMPTS = (
-    "admit", "lease", "request", "completion", "sampled", "score", "scored", "refused", "unsampled", "ready",
-    "trajectory", "refund",
+    "admit", "lease", "request", "completion", "sampled", "score", "scored", "refused", "unsampled", "compare",
+    "group_score", "compared", "ready", "trajectory", "refund",
 )  # fmt: skip
 MAX_WIDTH = 400
 OF_THE_RING = ("term", "update", "publish", "member")
@@ -161,6 +161,12 @@ def verdict(line: Line) -> str:
     return f"{line['status']}{f': {error}' if error else ''}"
 
 
+def group_verdict(line: Line) -> str:
+    if line["status"] == "value":
+        return f"rewards {', '.join(f'{reward:g}' for reward in line['rewards'])}"
+    return f"{line['status']}: {terminal.one_line(str(line.get('error', '')))}"
+
+
 def recorded(line: Line) -> str:
     return f"sample {line['sample']} (attempt {line['attempt']}) has its verdict: {verdict(line)}"
 
@@ -213,6 +219,9 @@ SENTENCES: dict[str, Callable[[Line], str]] = {
     "scored": recorded,
     "refused": refused,
     "unsampled": unsampled,
+    "compare": lambda line: f"all samples have a verdict: {line['reward_actor']} compares them (reward.group)",
+    "group_score": lambda line: f"the group scored in {line['score_s']:.3g} s: {group_verdict(line)}",
+    "compared": lambda line: f"the group has its verdict: {group_verdict(line)}",
     "ready": ready,
     "trajectory": trained,
     "refund": refunded,

@@ -37,7 +37,7 @@ from actors.models.loading import check_model_path, load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.actor import n_before
 from actors.rewards.binding.values import read_value, with_ids
-from actors.rewards.loading import load_reward, reward_name, reward_options
+from actors.rewards.loading import load_group, load_reward, reward_name, reward_options
 from actors.runtime.context import HeartbeatState, dump
 from actors.runtime.process import leave
 from actors.runtime.stages import stages_of
@@ -83,6 +83,7 @@ class SynchronousReference:
         self._source = make_source(config, config_folder)
         options = reward_options(config.reward, folder, data=config.data)
         self._reward = load_reward(reward_name(config), config_folder, options=options)
+        self._compare = load_group(config.reward.group, config_folder, options=options) if config.reward.group else None
         self._stages = stages_of(config)
         self._next_uid = 0
         self._drawn: dict[int, DrawnRow] = {}  # uid -> its row, until its group is trained or replaced
@@ -229,7 +230,15 @@ class SynchronousReference:
             n_samples = self._n_samples
             least = min(LEAST, n_samples) if self.config.reward.partial_groups else n_samples
             if len(trajectories) == n_samples and len(group) >= least:
-                yield group
+                yield self._compared(group) if self._compare is not None else group
+
+    def _compared(self, group: Group) -> Group:
+        """The group with the rewards of `reward.group`."""
+        assert self._compare is not None
+        samples = [{"completion": t.text, "reward": reward, "correct": correct} for t, reward, correct in group]
+        first = group[0][0]
+        rewards = self._compare(first.prompt_text, samples, json.loads(first.row))
+        return [(t, reward, correct) for (t, _, correct), reward in zip(group, rewards, strict=True)]
 
     def _score(self, trajectory: Trajectory) -> tuple[float, bool | None] | None:
         """Reward and correctness; None when the reward function fails and reward.on_error is "refund"."""

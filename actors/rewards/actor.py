@@ -13,6 +13,7 @@ from loguru import logger
 
 from actors.rewards.loading import reward_name, reward_options
 from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
+from actors.rewards.second_opinion import MOST_WAITING, CheckKey, is_chosen, journal_check
 from actors.runtime.context import Context, HeartbeatState, collect_seldom, journal_rejections, open_bus
 from actors.runtime.head_session import HEAD, ActorRuntime, HeadSession
 from actors.runtime.user_failures import Failures, Prints
@@ -25,6 +26,8 @@ from areal_bus.foreign_text import described
 from areal_bus.messages import (
     Cancel,
     Failure,
+    Group,
+    GroupScored,
     HeadHeartbeat,
     Message,
     PeerList,
@@ -59,6 +62,13 @@ class Key(NamedTuple):
     attempt: int
 
 
+class GroupKey(NamedTuple):
+    """One group, for `reward.group`."""
+
+    uid: int
+    attempt: int
+
+
 def run(context: Context) -> None:
     """Score trajectories until the head sends Stop. Raises ConfigError when the reward function does not load."""
     config = context.config()
@@ -89,6 +99,8 @@ def score_until_stop(context: Context, config: Config, journal: Journal, heartbe
             prints=prints.file,
             options=reward_options(reward, context.folder, data=config.data),
             fresh_process=reward.fresh_process,
+            group=reward.group,
+            check=reward.check.function,
         ),
         n_workers=reward.workers,
         timeout_s=reward.timeout_s,
@@ -103,6 +115,7 @@ def score_until_stop(context: Context, config: Config, journal: Journal, heartbe
             failures=Failures(logs, context.name, what, ends=context.incarnation == 0 and not may_fail(reward)),
             prints=prints,
         )
+        loop.check_share = reward.check.share if reward.check.function else 0.0
         while loop.stopped is None:
             loop.turn()
         return loop.stopped
@@ -141,26 +154,34 @@ class RewardLoop:
         self._capacity, self._n_generators = capacity, n_generators
         self._failures, self._prints = failures, prints
         self._announced = False  # Ready was sent
+        self._n_disagreements = 0  # of reward.check
         self._in_progress: dict[Key, Trajectory] = {}
         self._n_bytes: Counter[str] = Counter()  # of the trajectories in progress, by generator; no zeros
-        self._unsent: list[Scored] = []
+        self._groups: dict[GroupKey, Group] = {}  # in progress; the head sends at most one a worker
+        self.check_share = 0.0  # of the samples, for the second grader
+        self._checks: dict[CheckKey, tuple[Trajectory, Verdict]] = {}  # in progress, with the verdict that counts
+        self._unsent: list[Scored | GroupScored] = []
 
     def turn(self) -> None:
         self._take_messages()
-        self._journal.mark("score" if self._in_progress else "idle")
-        waits = self._in_progress or not self._pool.ready or self._is_full
+        self._journal.mark("score" if self._n_in_progress else "idle")
+        waits = self._n_in_progress or not self._pool.ready or self._is_full
         until = time.monotonic() + COALESCE_S
         verdicts = self._pool.poll(BUSY_S if waits else 0.0)
         while verdicts:
             for verdict in verdicts:
                 self._conclude(verdict)
-            verdicts = self._pool.poll(BUSY_S) if self._in_progress and time.monotonic() < until else []
+            verdicts = self._pool.poll(BUSY_S) if self._n_in_progress and time.monotonic() < until else []
         self._send_scored()
         if not self._announced and self._pool.ready:
             self._announced = True
             self._session.send(Ready(capacity=self._capacity))
         self._heartbeat.note = self._session.with_silence(self._status())
         journal_rejections(self._bus, self._journal)
+
+    @property
+    def _n_in_progress(self) -> int:
+        return len(self._in_progress) + len(self._groups) + len(self._checks)
 
     @property
     def _is_full(self) -> bool:
@@ -174,11 +195,11 @@ class RewardLoop:
     def _status(self) -> str:
         if not self._announced:
             return "waits for its workers to load the reward function"
-        return f"scores {len(self._in_progress)}" if self._in_progress else "waits for a trajectory"
+        return f"scores {self._n_in_progress}" if self._n_in_progress else "waits for a trajectory"
 
     def _take_messages(self) -> None:
         """Receive all waiting messages; waits for the first one while nothing is being scored."""
-        patience_s = IDLE_S if self._announced and not self._in_progress else 0.0
+        patience_s = IDLE_S if self._announced and not self._n_in_progress else 0.0
         while not self._is_full and self.stopped is None:
             self._journal.mark("idle" if patience_s else "bus")
             received = self._bus.receive(patience_s, skips=self._has_its_share)
@@ -193,6 +214,8 @@ class RewardLoop:
     def _on(self, sender: str, message: Message) -> None:
         if isinstance(message, Trajectory):
             self._submit(message)
+        elif isinstance(message, Group):
+            self._submit_group(message)
         elif isinstance(message, Cancel):
             self._forget(message)
         elif isinstance(message, Stop):
@@ -210,6 +233,14 @@ class RewardLoop:
         self._n_bytes[t.generator] += size_of(trajectory)
         submit(self._pool, key, trajectory, sender=t.generator)
 
+    def _submit_group(self, group: Group) -> None:
+        """Compare the samples of a group. The head asks again when it took this actor for dead."""
+        key = GroupKey(group.uid, group.attempt)
+        if key not in self._groups:
+            self._groups[key] = group
+            prompt, samples, row = group.prompt_text, group.samples, group.row
+            self._pool.submit_group(key, prompt=prompt, samples=samples, row=row, sender=HEAD)
+
     def _end(self, key: Key) -> Trajectory:
         """The trajectory is no longer in progress."""
         trajectory = self._in_progress.pop(key)
@@ -224,21 +255,57 @@ class RewardLoop:
         unwanted = {key for key in self._in_progress if (key.evaluation, key.uid, key.attempt) == group}
         for key in unwanted.intersection(self._pool.forget(unwanted)):
             self._end(key)
+        of_group = GroupKey(cancel.uid, cancel.attempt)
+        if not cancel.evaluation and self._pool.forget({of_group}):
+            del self._groups[of_group]
 
     def _rejoin(self) -> None:
         """Join a restarted head and drop the scores in progress."""
         logger.warning("{}: the head restarted: joining again, scores in progress are dropped", self._bus.name)
         self._pool.clear()
         self._in_progress.clear()
+        self._groups.clear()
+        self._checks.clear()
         self._n_bytes.clear()
         self._session.resend()
 
     def _conclude(self, verdict: Verdict) -> None:
-        trajectory = self._end(verdict.key)
-        journal_score(self._journal, trajectory, verdict)
+        if isinstance(verdict.key, CheckKey):
+            self._conclude_check(verdict)
+            return
+        if isinstance(verdict.key, GroupKey):
+            del self._groups[verdict.key]
+            journal_group_score(self._journal, verdict.key, verdict)
+            self._unsent.append(group_scored(verdict.key, verdict))
+        else:
+            trajectory = self._end(verdict.key)
+            journal_score(self._journal, trajectory, verdict)
+            self._unsent.append(scored(trajectory, verdict))
+            self._check(trajectory, verdict)
         self._note_result(verdict)
-        self._unsent.append(scored(trajectory, verdict))
         self._heartbeat.progress += 1
+
+    def _check(self, trajectory: Trajectory, verdict: Verdict) -> None:
+        """Ask the second grader, if this sample is chosen."""
+        t, key = trajectory, CheckKey(trajectory.uid, trajectory.sample, trajectory.attempt)
+        is_value = verdict.status == VerdictStatus.VALUE
+        if (
+            not (is_value and is_chosen(t, self.check_share))
+            or key in self._checks
+            or len(self._checks) >= MOST_WAITING
+        ):
+            return
+        self._checks[key] = trajectory, verdict
+        submit(self._pool, key, trajectory, sender="check", is_check=True)
+
+    def _conclude_check(self, verdict: Verdict) -> None:
+        trajectory, first = self._checks.pop(verdict.key)
+        if journal_check(self._journal, trajectory, first, verdict):
+            self._n_disagreements += 1
+            if self._n_disagreements.bit_count() == 1:
+                at = f"prompt {trajectory.uid} sample {trajectory.sample}"
+                rewards = f"reward {first.reward:g}, reward.check {verdict.reward:g}"
+                logger.warning("reward.check disagrees on {}: {} ({} so far)", at, rewards, self._n_disagreements)
 
     def _note_result(self, verdict: Verdict) -> None:
         """Record failures and output of the reward function. Raises UserCodeFailed when it never succeeds."""
@@ -249,15 +316,14 @@ class RewardLoop:
         if verdict.status == VerdictStatus.VALUE:
             self._failures.note_success()
         elif verdict.place:
-            key: Key = verdict.key
-            of = f" of evaluation {key.evaluation!r}" if key.evaluation else ""
+            group, about = about_key(verdict.key)
             self._failures.note(
-                group=(key.evaluation, key.uid),
-                about=f"uid {key.uid} sample {key.sample} attempt {key.attempt}{of}",
+                group=group,
+                about=about,
                 place=verdict.place,
                 error=verdict.error,
                 trace=verdict.trace,
-                counts=index_of(key.generator) < self._n_generators,
+                counts=isinstance(verdict.key, Key) and index_of(verdict.key.generator) < self._n_generators,
             )
 
     def _send_scored(self) -> None:
@@ -269,8 +335,18 @@ class RewardLoop:
             self._heartbeat.report_progress()
 
 
-def submit(pool: WorkerPool, key: Hashable, trajectory: Trajectory, *, sender: str = "") -> None:
-    """Queue the score of a trajectory, in the turn of this sender."""
+def about_key(key: Key | GroupKey) -> tuple[tuple[str, int], str]:
+    """The group of a score, and the score in words."""
+    if isinstance(key, GroupKey):
+        return ("", key.uid), f"uid {key.uid} attempt {key.attempt}, reward.group"
+    of = f" of evaluation {key.evaluation!r}" if key.evaluation else ""
+    return (key.evaluation, key.uid), f"uid {key.uid} sample {key.sample} attempt {key.attempt}{of}"
+
+
+def submit(
+    pool: WorkerPool, key: Hashable, trajectory: Trajectory, *, sender: str = "", is_check: bool = False
+) -> None:
+    """Queue the score of a trajectory, in the turn of this sender; `is_check`: by the second grader."""
     pool.submit(
         key,
         prompt=trajectory.prompt_text,
@@ -279,6 +355,7 @@ def submit(pool: WorkerPool, key: Hashable, trajectory: Trajectory, *, sender: s
         ids=trajectory.ids,
         n_prompt=n_before(trajectory),
         sender=sender,
+        is_check=is_check,
     )
 
 
@@ -329,6 +406,25 @@ def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
         parts=dumped(verdict.parts),
         trajectories=trajectory.trajectories,
     )
+
+
+def group_scored(key: GroupKey, verdict: Verdict) -> GroupScored:
+    return GroupScored(
+        status=verdict.status,
+        rewards=list(verdict.rewards),
+        error=verdict.error,
+        score_s=verdict.score_s,
+        uid=key.uid,
+        attempt=key.attempt,
+    )
+
+
+def journal_group_score(journal: Journal, key: GroupKey, verdict: Verdict) -> None:
+    """Write the journal line of a group's verdict. It has rewards or an error, never both (I10)."""
+    has_value = verdict.status == VerdictStatus.VALUE
+    outcome = {"rewards": list(verdict.rewards)} if has_value else {"error": verdict.error[:500]}
+    status, score_s = str(verdict.status), round(verdict.score_s, 6)
+    journal.keep(Event.GROUP_SCORE, uid=key.uid, attempt=key.attempt, status=status, score_s=score_s, **outcome)
 
 
 def journal_score(journal: Journal, trajectory: Trajectory, verdict: Verdict) -> None:

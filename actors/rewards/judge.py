@@ -13,12 +13,12 @@ import re
 import sqlite3
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 
@@ -129,6 +129,10 @@ class JudgeOptions:
     score_s: float = 8.0  # for one score: all calls and pauses
     folder: str = ""  # of the store; "": one of this process
 
+    @property
+    def completions_url(self) -> str:
+        return f"{self.url.rstrip('/')}/chat/completions"
+
 
 CALL_S = 30.0  # longest wait for an answer to one call
 MAX_RETRIES = 8  # further calls of one score; its deadline ends most before
@@ -165,14 +169,16 @@ class JudgeReply:
 
 
 class JudgeClient:
-    """Connections of this process to one judge."""
+    """Connections of this process to one server. `read`: the reply in a response with status 200."""
 
-    def __init__(self, options: JudgeOptions, store: JudgeStore) -> None:
+    def __init__(
+        self, options: JudgeOptions, store: JudgeStore, url: str, read: Callable[[httpx2.Response], JudgeReply]
+    ) -> None:
         key = os.environ.get(options.api_key_env, "") if options.api_key_env else ""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._options, self._store = options, store
+        self._options, self._store, self._read = options, store, read
         self._http = httpx2.Client(headers=headers, follow_redirects=False)
-        self._url = f"{options.url.rstrip('/')}/chat/completions"
+        self._url = url
 
     def ask(self, body: dict[str, Any], *, deadline: float) -> JudgeReply:
         """The reply to a request. Raises JudgeAway, JudgeRejects, BudgetSpent or NoSlot."""
@@ -196,7 +202,7 @@ class JudgeClient:
             except BaseException:
                 store.give_back()
                 raise
-            reply = read(response)
+            reply = self._read(response)
             store.add_tokens(reply.n_tokens)
             return reply
 
@@ -213,6 +219,36 @@ class JudgeClient:
         if status != 200:
             raise JudgeRejects(f"the judge at {self._url} rejects the call: status {status}: {response.text[:TEXT]}")
         return response
+
+
+Value = TypeVar("Value")
+
+
+class JudgeOfProcess:
+    """The store and the connections of one process. A fork makes connections of its own."""
+
+    def __init__(self, options: JudgeOptions, url: str, read: Callable[[httpx2.Response], JudgeReply]) -> None:
+        self.options, self._url, self._read_reply = options, url, read
+        self.store = JudgeStore(Path(options.folder or tempfile.mkdtemp(prefix="areal-bus-judge-")))
+        self._connect()
+
+    def _connect(self) -> None:
+        self._client, self._pid = JudgeClient(self.options, self.store, self._url, self._read_reply), os.getpid()
+
+    def asked(self, body: dict[str, Any], parse: Callable[[JudgeReply], Value]) -> Value:
+        """`parse` of the reply, which is kept if it can be parsed: the same body is sent once. Raises as `ask` or
+        `parse` does.
+        """
+        deadline = time.monotonic() + self.options.score_s
+        if self._pid != os.getpid():
+            self._connect()
+        key = hashlib.sha256(json.dumps([self.options.url, body], sort_keys=True).encode()).hexdigest()
+        kept = self.store.reply(key)
+        reply = self._client.ask(body, deadline=deadline) if kept is None else JudgeReply(kept, 0)
+        value = parse(reply)
+        if kept is None:
+            self.store.keep(key, reply.text)
+        return value
 
 
 def back_off_s(n: int) -> float:
@@ -252,18 +288,8 @@ LAST_LINE = 200  # characters at the end of the last line that are read
 TEXT = 300  # characters of a reply in an error
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """The judge of the process `pid`."""
-
-    options: JudgeOptions
-    store: JudgeStore
-    client: JudgeClient
-    pid: int
-
-
 _options: JudgeOptions | None = None
-_judge: Judge | None = None  # made by the first score
+_judge: JudgeOfProcess | None = None  # made by the first score
 
 
 def configure(options: JudgeOptions, fields: Collection[str] | None = None) -> None:
@@ -279,18 +305,22 @@ def configure(options: JudgeOptions, fields: Collection[str] | None = None) -> N
             f"unknown field {missing[0]} in reward.judge.prompt: it may use {', '.join(OURS)} and the fields of "
             "every row"
         )
+    check_key(options)
+    _options, _judge = options, None
+
+
+def check_key(options: JudgeOptions) -> None:
+    """Raises ConfigError where the environment lacks the key."""
     if options.api_key_env and not os.environ.get(options.api_key_env):
         raise ConfigError(
             f"reward.judge.api_key_env names the environment variable with the key: {options.api_key_env} is not set"
         )
-    _options, _judge = options, None
 
 
 def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
     """The judge's score, divided by the largest one. Raises for a judge that gives none: never a 0."""
     judge = judge_of_process()
     options = judge.options
-    deadline = time.monotonic() + options.score_s
     fields = {**row, "prompt": prompt, "completion": completion, "max_score": f"{options.max_score:g}"}
     body = {
         "model": options.model,
@@ -298,12 +328,7 @@ def score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
         "temperature": options.temperature,
         "max_tokens": options.max_tokens,
     }
-    key = hashlib.sha256(json.dumps([options.url, body], sort_keys=True).encode()).hexdigest()
-    kept = judge.store.reply(key)
-    reply = whole(judge.client.ask(body, deadline=deadline), options) if kept is None else kept
-    reward = grade_of(reply, options.max_score) / options.max_score
-    if kept is None:
-        judge.store.keep(key, reply)  # only replies that can be read
+    reward = judge.asked(body, lambda reply: grade_of(whole(reply, options), options.max_score)) / options.max_score
     return Score(reward, None if options.correct_from is None else reward >= options.correct_from)
 
 
@@ -317,14 +342,13 @@ def whole(reply: JudgeReply, options: JudgeOptions) -> str:
     return reply.text
 
 
-def judge_of_process() -> Judge:
-    """The judge. A fork gets connections of its own."""
+def judge_of_process() -> JudgeOfProcess:
+    """The judge."""
     global _judge
     if _options is None:
         raise RuntimeError("the reward judge must be configured: it has no URL")
-    if _judge is None or _judge.pid != os.getpid():
-        store = JudgeStore(Path(_options.folder or tempfile.mkdtemp(prefix="areal-bus-judge-")))
-        _judge = Judge(_options, store, JudgeClient(_options, store), os.getpid())
+    if _judge is None:
+        _judge = JudgeOfProcess(_options, _options.completions_url, read)
     return _judge
 
 

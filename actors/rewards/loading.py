@@ -3,13 +3,14 @@
 import copy
 import importlib
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.data.fields import SOURCE
 from actors.rewards.binding.binding import AUTO, bind
+from actors.rewards.binding.group import GroupFunction, bind_group
 from actors.rewards.binding.values import read_value
 from actors.rewards.protocol import NotApplicable, RewardFunction, Score
 from actors.runtime.areal_stand_ins import import_module
@@ -83,15 +84,24 @@ BUILT_IN = {
     "sums": "actors.rewards.functions.builtin:sums_score",
     "reverse": "actors.rewards.functions.builtin:reverse_score",
     "math": "actors.rewards.functions.mathematics:score",
+    "math_verify": "actors.rewards.functions.verified:score",
     "code": "actors.rewards.code:score",
     "code_share": "actors.rewards.code:score_share",
+    "url": "actors.rewards.by_url:score",
+    "model": "actors.rewards.functions.model:score",
     "format": "actors.rewards.functions.formats:score",
     "judge": "actors.rewards.judge:score",
     "reasoning_gym": "actors.rewards.functions.reasoning:score",
     "agent": "actors.rewards.functions.builtin:agent_score",
 }
+GROUP_BUILT_IN = {  # for reward.group
+    "url": "actors.rewards.by_url:group_score",
+    "model": "actors.rewards.functions.model:group_score",
+}
 EXTRAS = {
+    "url": f"it needs the extra judge: {install_command('judge')}",
     "judge": f"it needs the extra judge: {install_command('judge')}",
+    "math_verify": f"it needs the extra math-verify: {install_command('math-verify')}",
     "reasoning_gym": f"it needs the extra reasoning-gym: {install_command('reasoning-gym')}",
 }
 WEIGHTED = "weighted"  # the sum of reward.terms
@@ -113,11 +123,15 @@ def reward_options(
     `run_folder`: where a judge keeps its replies and its budget; without one each worker has its own.
     """
     sources = {source.label: source.reward or reward.function for source in data.source} if data else {}
-    folder = str(machine_folder(run_folder.resolve() / "judge")) if run_folder and reward.judge.url else ""
+    has_store = run_folder and (reward.judge.url or reward.url)
+    folder = str(machine_folder(run_folder.resolve() / "judge")) if run_folder and has_store else ""
+    judge = {**reward.judge.model_dump(), "score_s": score_seconds(reward), "folder": folder}
     return {
         "code": code_options(reward),
         "format": reward.format.model_dump(),
-        "judge": {**reward.judge.model_dump(), "score_s": score_seconds(reward), "folder": folder},
+        "model": reward.model.model_dump(),
+        "judge": judge,
+        "url": {**judge, "url": reward.url},
         "signature": reward.signature,
         "terms": [{"name": term.label, "function": term.function, "weight": term.weight} for term in reward.terms],
         "sources": {"": reward.function, **sources},
@@ -132,7 +146,7 @@ def score_seconds(reward: "RewardConfig") -> float:
 def code_options(reward: "RewardConfig") -> dict[str, Any]:
     code, score_s = reward.code, score_seconds(reward)
     limits = {"test_s": min(code.test_timeout_s, score_s), "memory_mib": code.memory_mib, "score_s": score_s}
-    return {**limits, "sandbox": reward.sandbox}
+    return {**limits, "sandbox": reward.sandbox, "on_server": bool(reward.url)}
 
 
 def load_reward(
@@ -148,7 +162,24 @@ def load_reward(
         return load_weighted(folder, fields, options or {})
     if name == BY_SOURCE:
         return load_by_source(folder, options or {})
-    module_name, separator, attribute = BUILT_IN.get(name, name).partition(":")
+    function = import_function(name, folder)
+    if options is not None:
+        configure(name, options, fields)
+    signature = (options or {}).get("signature", AUTO)
+    return bind(function, name, fields, signature=AUTO if name in BUILT_IN else signature)
+
+
+def load_group(name: str, folder: str | Path, *, options: Mapping[str, Any] | None = None) -> GroupFunction:
+    """The group reward "module:function", "url" or "model". Raises ConfigError as `load_reward`."""
+    function = import_function(name, folder, GROUP_BUILT_IN)
+    if options is not None:
+        configure(name, options, None)
+    return bind_group(function, name)
+
+
+def import_function(name: str, folder: str | Path, built_in: Mapping[str, str] = BUILT_IN) -> Callable[..., Any]:
+    """The function of that name. Raises ConfigError with the module, the attribute and the cause."""
+    module_name, separator, attribute = built_in.get(name, name).partition(":")
     if not (separator and module_name and attribute):
         known = ", ".join(f'"{known}"' for known in [*BUILT_IN, WEIGHTED])
         raise ConfigError(f'reward.function must be {known} or "module:function": it is {name!r}')
@@ -162,23 +193,26 @@ def load_reward(
             f"reward.function {name!r} must import: module {module_name!r} did not ({cause(error)}); "
             + EXTRAS.get(name, f"looked in {folder} last")
         ) from error
-    function = getattr(module, attribute, None)
+    function: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(function):
         found = "has no such name" if function is None else f"has a {type(function).__name__} there"
         raise ConfigError(
             f"reward.function {name!r} must name a function: module {module_name!r} ({module.__file__}) {found}"
         )
-    if options is not None:
-        configure(name, options, fields)
-    signature = (options or {}).get("signature", AUTO)
-    return bind(function, name, fields, signature=AUTO if name in BUILT_IN else signature)
+    return function
 
 
 def configure(name: str, options: Mapping[str, Any], fields: Collection[str] | None) -> None:
     """Set the options of a built-in function in this process. Raises ConfigError where they cannot be used."""
+    if name == "url" or (name in ("code", "code_share") and options["code"]["on_server"]):
+        by_url = importlib.import_module("actors.rewards.by_url")
+        by_url.configure(by_url.JudgeOptions(**options["url"]))
     if name in ("code", "code_share"):
         scoring = importlib.import_module("actors.rewards.code.scoring")
         scoring.configure(scoring.CodeOptions(**options["code"]))
+    elif name == "model":
+        model = importlib.import_module("actors.rewards.functions.model")
+        model.configure(model.ModelOptions(**options["model"]))
     elif name == "format":
         formats = importlib.import_module("actors.rewards.functions.formats")
         formats.configure(formats.FormatOptions(**options["format"]))

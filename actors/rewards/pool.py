@@ -99,6 +99,7 @@ class Verdict:
     place: str = ""  # FILE:LINE of an error in user code
     trace: str = ""  # its traceback
     parts: Mapping[str, float] = field(default_factory=dict)  # rewards by name, of a value that reports them
+    rewards: tuple[float, ...] = ()  # of a group: one for each sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,8 @@ class WorkerOrder:
     prints: Path | None = None  # the file that receives the output of the function
     options: Mapping[str, Any] | None = None
     fresh_process: bool = False  # each score runs in a fork of its own
+    group: str = ""  # the group reward, "module:function"
+    check: str = ""  # the second grader, named as `function`
 
     def packed(self) -> bytes:
         """The first frame that a worker reads."""
@@ -164,6 +167,8 @@ class WorkerOrder:
             "prints": None if self.prints is None else str(self.prints.resolve()),
             "options": None if self.options is None else dict(self.options),
             "fresh_process": self.fresh_process,
+            "group": self.group,
+            "check": self.check,
         }
         return pack(order, cap_bytes=REQUEST_BYTES)
 
@@ -217,12 +222,21 @@ class WorkerPool:
         ids: bytes = b"",
         n_prompt: int = 0,
         sender: str = "",
+        is_check: bool = False,
     ) -> None:
         """Queue a score; `row` is a JSON object, `ids` the tokens (int32), the first `n_prompt` of them before the
-        completion. A request over the limit gets an error for a verdict. Senders are served in turn.
+        completion. A request over the limit gets an error for a verdict. Senders are served in turn. `is_check`: by
+        the second grader.
         """
-        request = {"prompt": prompt, "completion": completion, "row": row}
-        self._waiting.add(sender, ScoreTask(key, next(self._ids), request, ids, n_prompt, sender))
+        request = {"prompt": prompt, "completion": completion, "row": row} | ({"check": True} if is_check else {})
+        self._add(ScoreTask(key, next(self._ids), request, ids, n_prompt, sender))
+
+    def submit_group(self, key: Hashable, *, prompt: str, samples: str, row: str, sender: str = "") -> None:
+        """Queue the score of a group; `samples` as in `messages.Group`."""
+        self._add(ScoreTask(key, next(self._ids), {"prompt": prompt, "samples": samples, "row": row}, sender=sender))
+
+    def _add(self, task: ScoreTask) -> None:
+        self._waiting.add(task.sender, task)
         self._assign()
 
     def forget(self, keys: Collection[Hashable]) -> list[Hashable]:
@@ -314,7 +328,10 @@ class WorkerPool:
             raise TypeError(f"its field correct is a {type(correct).__name__}")
         where = str(record.get("place", "")), str(record.get("trace", ""))
         parts = checked(record.get("parts", {}))
-        self._conclude(worker, status, reward, correct, str(record.get("error", "")), where, parts)
+        rewards = tuple(map(float, record.get("rewards", ())))
+        if not all(map(math.isfinite, rewards)):
+            raise ValueError("a reward of its group is not finite")
+        self._conclude(worker, status, reward, correct, str(record.get("error", "")), where, parts, rewards)
 
     def _conclude(
         self,
@@ -325,13 +342,14 @@ class WorkerPool:
         error: str,
         where: tuple[str, str] = ("", ""),
         parts: Mapping[str, float] | None = None,
+        rewards: tuple[float, ...] = (),
     ) -> None:
         """Add the verdict of the worker's task. `where`: place and traceback of an error."""
         if worker.task is not None:
             score_s = time.monotonic() - worker.since
             self._waiting.charge(worker.task.sender, score_s)
             key, place, trace = worker.task.key, *where
-            verdict = Verdict(key, status, reward, correct, error, score_s, place, trace, parts or {})
+            verdict = Verdict(key, status, reward, correct, error, score_s, place, trace, parts or {}, rewards)
             self._verdicts.append(verdict)
             worker.task = None
 

@@ -12,12 +12,13 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.data.fields import UNREAD
 from actors.processes.ipc import REPLY_BYTES, Channel, keep_prints, limit_damage, limit_prints
+from actors.rewards.binding.group import GroupFunction, read_rewards
 from actors.rewards.binding.values import ADDED, TOKEN_IDS, decode_ids, read_value
-from actors.rewards.loading import load_reward
+from actors.rewards.loading import load_group, load_reward
 from actors.rewards.protocol import RewardFunction, Score
 from actors.runtime.user_code import definition, innermost, is_ours, known_fields, place_of, trace_of
 from areal_bus.errors import ConfigError
@@ -35,23 +36,41 @@ def main(parent: int) -> None:
         return
     keep_prints(order.get("prints"))
     try:
-        function = load_reward(order["function"], order["folder"], order.get("fields"), options=order.get("options"))
+        functions = load_functions(order)
     except ConfigError as error:
         channel.reply({"broken": text_of(error)})
         return
     exposed = is_exposed()
     if exposed:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    needs_ids = bool(getattr(function, "needs_token_ids", False))
+    needs_ids = any(getattr(one, "needs_token_ids", False) for one in (functions.score, functions.check))
     channel.reply({"ready": True, "needs_ids": needs_ids, "exposed": exposed})
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     for request in channel:
         limit_prints()
         if order.get("fresh_process"):
-            answer = verdict_of_fork(function, request, channel)
+            answer = verdict_of_fork(functions, request, channel)
         else:
-            answer = verdict(function, request)
+            answer = verdict(functions, request)
         channel.reply({"id": request["id"], **answer})
+
+
+class Functions(NamedTuple):
+    """What this worker calls: the reward function, the group reward and the second grader, where there are any."""
+
+    score: RewardFunction
+    group: GroupFunction | None = None
+    check: RewardFunction | None = None
+
+
+def load_functions(order: Mapping[str, Any]) -> Functions:
+    """Raises ConfigError when one of them does not load."""
+    folder, fields, options = order["folder"], order.get("fields"), order.get("options")
+    return Functions(
+        load_reward(order["function"], folder, fields, options=options),
+        load_group(order["group"], folder, options=options) if order.get("group") else None,
+        load_reward(order["check"], folder, fields, options=options) if order.get("check") else None,
+    )
 
 
 def is_exposed() -> bool:
@@ -60,18 +79,26 @@ def is_exposed() -> bool:
     return sandbox is not None and sandbox.find_level() == "rlimits"
 
 
-def verdict(function: RewardFunction, request: dict[str, Any]) -> dict[str, Any]:
-    """Run the function: its reward, or its error (I10: an error never becomes a reward)."""
+def verdict(functions: Functions, request: dict[str, Any]) -> dict[str, Any]:
+    """Run the function that is asked for: its reward, or its error (I10: an error never becomes a reward)."""
     row: dict[str, Any] = {}
     try:
         row = read_row(request["row"])
+        if functions.group is not None and "samples" in request:
+            rewards = functions.group(request["prompt"], json.loads(request["samples"]), row)
+            return {"status": "value", "rewards": rewards}
         if "ids" in request:
             row[TOKEN_IDS] = decode_ids(request)
         with shut_sandbox() if request.get("shut") else contextlib.nullcontext():
-            value = function(request["prompt"], request["completion"], row)
+            value = function_of(functions, request)(request["prompt"], request["completion"], row)
         return {"status": "value", **read_value(value)}
     except BaseException as error:  # noqa: BLE001 (any exception, SystemExit too, is an error verdict)
-        return {"status": "error", **explain(error, function, row)}
+        called = functions.group if "samples" in request else function_of(functions, request)
+        return {"status": "error", **explain(error, called, row)}
+
+
+def function_of(functions: Functions, request: Mapping[str, Any]) -> RewardFunction:
+    return functions.check if request.get("check") and functions.check is not None else functions.score
 
 
 def read_row(text: str) -> dict[str, Any]:
@@ -89,7 +116,7 @@ def shut_sandbox() -> contextlib.AbstractContextManager[None]:
     return sandbox.shut()
 
 
-def verdict_of_fork(function: RewardFunction, request: dict[str, Any], channel: Channel) -> dict[str, Any]:
+def verdict_of_fork(functions: Functions, request: dict[str, Any], channel: Channel) -> dict[str, Any]:
     """The verdict of a fork that ends with it. Nothing that the function changes in its process stays, and it cannot
     write to the channel.
     """
@@ -99,7 +126,7 @@ def verdict_of_fork(function: RewardFunction, request: dict[str, Any], channel: 
         channel.close()
         os.close(reading)
         with os.fdopen(writing, "wb") as out:
-            out.write(json.dumps(verdict(function, request)).encode()[:REPLY_BYTES])
+            out.write(json.dumps(verdict(functions, request)).encode()[:REPLY_BYTES])
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as file:
@@ -110,12 +137,14 @@ def verdict_of_fork(function: RewardFunction, request: dict[str, Any], channel: 
     except (ValueError, TypeError, KeyError):
         code = os.waitstatus_to_exitcode(status)
         if code < 0 and is_exposed() and not request.get("shut"):
-            return verdict_of_fork(function, {**request, "shut": True}, channel)
+            return verdict_of_fork(functions, {**request, "shut": True}, channel)
         return {"status": "error", "error": f"the process of the score gave no verdict: it ended by exit code {code}"}
 
 
 def checked_answer(answer: Any) -> dict[str, Any]:
     """A verdict of `verdict`. Raises ValueError, TypeError or KeyError for anything else."""
+    if "rewards" in answer:
+        return {"status": "value", "rewards": read_rewards(answer["rewards"], len(answer["rewards"]))}
     if answer["status"] == "value":
         return {"status": "value", **read_value(Score(answer["reward"], answer["correct"], answer.get("parts", {})))}
     return {"status": "error", **{name: str(answer[name]) for name in ("error", "place", "trace") if name in answer}}

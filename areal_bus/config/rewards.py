@@ -68,6 +68,15 @@ class JudgeRewardConfig(Section):
     """Budget of each host: answered calls in the run; later scores are errors."""
 
 
+class RewardModelConfig(Section):
+    path: str = ""
+    """Folder, or id at Hugging Face, of a sequence classifier with one label, with its tokenizer."""
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
+    """Where each worker loads it: "cpu", or a GPU that no other actor has, "cuda:3"."""
+    max_tokens: int = Field(4096, ge=1)
+    """Longest text in tokens; a longer one loses its beginning. The model's own limit holds, too."""
+
+
 class RewardTerm(Section):
     function: str
     """A reward function, named as in reward.function."""
@@ -81,14 +90,30 @@ class RewardTerm(Section):
         return self.name or self.function.rpartition(":")[2]
 
 
+class CheckRewardConfig(Section):
+    function: str = ""
+    """A second grader, named as in reward.function ("math_verify" beside "math"); empty: none."""
+    share: float = Field(0.05, gt=0, le=1)
+    """Share of the training samples that it scores, too. Their reward stays that of reward.function."""
+
+
 class RewardConfig(Section):
     function: str = "exact"
-    """"exact", "sums", "reverse", "math", "code" (all tests pass), "code_share" (share of the tests), "format",
-    "reasoning_gym" (the task's own scorer), "judge" (a model grades), "weighted" (the sum of reward.terms), "agent" (it
-    returns its reward), or "module:function" beside the config."""
+    """"exact", "sums", "reverse", "math", "math_verify" (that library), "code" (all tests pass),
+    "code_share" (share of the tests), "format", "reasoning_gym" (the task's own scorer), "judge" (a model grades),
+    "url" (a server of yours: reward.url), "model" (a reward model), "weighted" (the sum of reward.terms),
+    "agent" (it returns its reward), or "module:function" beside the config."""
     signature: Literal["auto", "named", "trl", "trl_text", "trl_chat", "areal"] = "auto"
     """How a user's function is called: "named" (our names and verl's), "trl" (lists; messages where the row has them,
     or "trl_text", "trl_chat"), "areal" (with token ids); "auto": by the names of its parameters (docs/rewards.md)."""
+    url: str = ""
+    """Server of reward.function = "url" (or of reward.group = "url"), which gets samples by POST and answers with their
+    rewards; with "code" and "code_share" a sandbox server (docs/judge.md). [reward.judge] has key and limits."""
+    group: str = Field("", pattern=r"^$|^url$|^model$|^[^:]+:[^:]+$")
+    """A function of all samples of a prompt, "module:function" beside the config (or "url", "model"): it gets
+    their texts and their rewards by reward.function, and returns the reward of each (docs/rewards.md). Empty: none."""
+    check: CheckRewardConfig = CheckRewardConfig()
+    """A second opinion on some of the samples: disagreements are shown with their texts (docs/rewards.md)."""
     terms: tuple[RewardTerm, ...] = ()
     """For "weighted": rewards, each a table [[reward.terms]] with function, and optionally weight and name. Their
     weighted sum is the reward, and each is reported by name (docs/weighted-rewards.md)."""
@@ -96,6 +121,8 @@ class RewardConfig(Section):
     """What "format" asks for: 1 for a completion of that form, else 0."""
     judge: JudgeRewardConfig = JudgeRewardConfig()
     """The model that "judge" calls (docs/judge.md)."""
+    model: RewardModelConfig = RewardModelConfig()
+    """The reward model of "model" (docs/rewards.md)."""
     code: CodeRewardConfig = CodeRewardConfig()
     """Limits of the functions "code" and "code_share" (docs/code-rewards.md)."""
     sandbox: Literal["auto", "required"] = "auto"
@@ -124,7 +151,22 @@ Rule = tuple[bool, str]  # (whether it is violated, error text)
 def reward_rules(reward: RewardConfig, others: Collection[str] = ()) -> list[Rule]:
     """`others`: reward functions beside reward.function."""
     functions = {reward.function, *others}
-    return [*_terms(reward, functions), *_format(reward), *_judge(reward, functions)]
+    return [
+        *_check(reward),
+        *_url(reward, functions),
+        *_terms(reward, functions),
+        *_format(reward),
+        *_judge(reward, functions),
+    ]
+
+
+def _check(reward: RewardConfig) -> list[Rule]:
+    return [
+        (
+            reward.check.function == reward.function,
+            f"reward.check.function must be another grader than reward.function: both are {reward.function!r}",
+        )
+    ]
 
 
 def _terms(reward: RewardConfig, functions: Collection[str]) -> list[Rule]:
@@ -149,6 +191,29 @@ def _terms(reward: RewardConfig, functions: Collection[str]) -> list[Rule]:
         (
             bool(labels) and not any(term.weight for term in reward.terms),
             "one of reward.terms needs a weight other than 0: all weights are 0",
+        ),
+    ]
+
+
+def _url(reward: RewardConfig, functions: Collection[str]) -> list[Rule]:
+    names = {*functions, *(term.function for term in reward.terms), reward.group}
+    return [
+        (
+            "model" in names and not reward.model.path,
+            'the reward "model" needs reward.model.path, a sequence classifier with one label',
+        ),
+        (
+            "url" in names and not URL.fullmatch(reward.url),
+            f'the reward "url" needs reward.url = "http://HOST:PORT/PATH": it is {reward.url!r}',
+        ),
+        (
+            bool(reward.url) and not names & {"url", "code", "code_share"},
+            f'reward.url is read by the rewards "url", "code" and "code_share" only: the reward is {reward.function!r}',
+        ),
+        (
+            "url" in names and bool(names & {"code", "code_share"}),
+            'reward.url is the server of "url" or the sandbox server of "code": name one of them, and take '
+            '"module:function" for the other',
         ),
     ]
 

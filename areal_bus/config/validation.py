@@ -121,9 +121,9 @@ def _sources(c: Config) -> list[Rule]:
 
 
 def _other_rewards(c: Config) -> list[str]:
-    """Reward functions beside reward.function: of each [[data.source]], and of a built-in conversation."""
+    """Reward functions beside reward.function: of each [[data.source]], of a built-in conversation, and a check."""
     of_workflow = [str(c.workflow.arguments.get("reward_fn", ""))] if c.workflow.function in BUILT_IN else []
-    return [*(source.reward for source in c.data.source), *of_workflow]
+    return [*(source.reward for source in c.data.source), *of_workflow, c.reward.check.function]
 
 
 def _environment(c: Config) -> list[Rule]:
@@ -237,6 +237,11 @@ def _verdicts(c: Config) -> list[Rule]:
     large = [f"reward.{key} is {value:g}" for key, value in declared.items() if value != "refund" and abs(value) > 1e9]
     return [
         (bool(large), f"a reward must be at most 1e9 in size: {', '.join(large)}"),
+        (
+            bool(c.reward.group) and c.gconfig.n_samples < 2,
+            f"reward.group compares the samples of a prompt: set gconfig.n_samples to 2 or more (it is "
+            f"{c.gconfig.n_samples}), or use reward.function",
+        ),
         (
             c.reward.partial_groups and "refund" not in declared.values(),
             "reward.partial_groups leaves out samples without a reward, and every sample has one: set it to false, or "

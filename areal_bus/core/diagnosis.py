@@ -331,7 +331,10 @@ class _Moment:
         watch = self.watch
         held: dict[str | None, list[tuple[float, int]]] = {}  # holder -> (age, uid); None: queued
         unscored: list[tuple[float, int]] = []  # (age, samples)
+        compared: list[LedgerEntry] = []
         for entry in entries:
+            if entry.state is PromptState.COMPARING:
+                compared.append(entry)
             if len(entry.sampled) < entry.n_samples:
                 held.setdefault(entry.holder, []).append((watch.age(watch.leases, entry.uid), entry.uid))
             n_unscored = len(entry.sampled) - len(entry.verdicts)
@@ -346,9 +349,13 @@ class _Moment:
         if unscored:
             age, _ = max(unscored)
             said.append((age, f"{_count(sum(n for _, n in unscored), 'sample')} at the rewards since {age:.0f} s"))
+        if compared:
+            age = max(watch.age(watch.prompts, entry.uid) for entry in compared)
+            said.append((age, f"{_count(len(compared), 'group')} compared by the rewards since {age:.0f} s"))
+        asked = sorted({entry.asked for entry in compared if entry.asked})
         holders = sorted((max(held[name])[0], name) for name in held if name is not None)
         on = [name for _, name in reversed(holders)] + (self._scorers() if unscored else [])
-        return [text for _, text in sorted(said, reverse=True)], tuple(on)
+        return [text for _, text in sorted(said, reverse=True)], tuple(on + asked)
 
     # the learner and its versions
 

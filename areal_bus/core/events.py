@@ -27,6 +27,8 @@ class Event(StrEnum):
     REFUSED = "refused"  # an impossible or late event, by rule
     UNSAMPLED = "unsampled"  # a generator failed at a prompt, which goes to another one
     REFUND = "refund"
+    COMPARE = "compare"  # a group with all its verdicts goes to a reward, for reward.group
+    COMPARED = "compared"  # the verdict of reward.group
     READY = "ready"  # a whole group is scored
     BATCH = "batch"
     TRAJECTORY = "trajectory"  # one line a trajectory of a batch
@@ -46,6 +48,8 @@ class Event(StrEnum):
     COMPLETION = "completion"
     # reward
     SCORE = "score"
+    GROUP_SCORE = "group_score"
+    CHECK = "check"  # a second grader scored a sample
     # learner
     MODEL = "model"  # its size, dtype and device
     STEP = "step"

@@ -14,6 +14,7 @@ from areal_bus.core.effects import Effect, Effects
 from areal_bus.core.events import Event
 from areal_bus.core.members.membership import Member, MemberState
 from areal_bus.core.state import HeadState, Phase
+from areal_bus.core.transitions.group_rewards import GroupRewards
 from areal_bus.core.transitions.guest_leases import GuestLeases
 from areal_bus.core.transitions.member_lifecycle import MemberLifecycle
 from areal_bus.core.transitions.phases import Phases
@@ -41,6 +42,7 @@ class Head:
         self.state = state
         self._effects = Effects()
         self.rollouts = Rollouts(state, self._effects)
+        self.group_rewards = GroupRewards(state, self._effects, self.rollouts)
         self.guest_leases = GuestLeases(state, self.rollouts)
         self.scheduler = Scheduler(state, self._effects)
         self.publisher = Publisher(state, self._effects)
@@ -59,6 +61,7 @@ class Head:
             m.Partial: self.rollouts.partial,
             m.SampleFailed: self.rollouts.unsampled,
             m.Scored: lambda _, message: self.rollouts.scored(message),
+            m.GroupScored: self.group_rewards.scored,
             m.LeaveRequest: lambda member, _: self.lifecycle.leave(member),
             m.BeginTerm: self.training.begin_term,
             m.Checkpointed: self.training.checkpointed,
@@ -187,6 +190,7 @@ class Head:
             self.training.drop_too_old()
             self.training.replace_groups()
             if state.phase is not Phase.ASSEMBLING:
+                self.group_rewards.ask()
                 admitting = state.phase in (Phase.BEFORE, Phase.TRAINING) and not state.is_draining
                 self.scheduler.lease_all(admitting=admitting)
                 for entry, why in self.scheduler.take_unsendable():

@@ -48,6 +48,7 @@ class HeadRules:
     on_timeout: float | None = None  # reward of a sample whose verdict is a timeout; None: it has none
     on_error: float | None = None
     partial_groups: bool = False  # samples without a reward are left out, the others of their group may be trained
+    compares: bool = False  # reward.group: a complete group gets its rewards from one more verdict
     context_parallel: int = 1  # learner ranks that train one share of a batch together
     pool: RankPool | None = None  # ranks that may change their role; None: the split stays
     split_number: int = 0  # of the split that this head starts with ...

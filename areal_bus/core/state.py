@@ -68,7 +68,7 @@ class HeadState:
         self.phase = Phase.ASSEMBLING
         self.is_draining = False
         self.gate = Gate(batch_size=rules.batch_size, eta=rules.eta, policy=rules.policy)
-        self.ledger = Ledger()
+        self.ledger = Ledger(compares=rules.compares)
         self.members = Membership(silent_s=rules.silent_s)
         self.rows = DataCursor(source, max_reissues=rules.max_reissues)
         self.partials = PartialRollouts(rules.partial_bytes)
@@ -151,6 +151,7 @@ class HeadState:
                 entry.n_deaths,
                 self.rows.of(entry.uid),
                 tuple(entry.verdicts.values()) if verdicts else (),
+                entry.group if verdicts else None,
             )
             for entry in self.ledger.live()
         )

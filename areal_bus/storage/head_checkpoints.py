@@ -175,6 +175,7 @@ def _about(prompt: OpenPrompt) -> dict[str, Any]:
         "n_deaths": prompt.n_deaths,
         "issue": asdict(prompt.issue),
         "n_scored": len(prompt.scored),
+        **({} if prompt.group is None else {"group": prompt.group}),
     }
 
 
@@ -185,7 +186,9 @@ def _unpack(body: bytes) -> HeadCheckpoint:
     prompts = []
     for found in about["open"]:
         n_scored, issue = found.pop("n_scored"), _issue(found.pop("issue"))
-        prompts.append(OpenPrompt(**found, issue=issue, scored=tuple(next(scored) for _ in range(n_scored))))
+        group = found.pop("group", None)
+        verdicts = tuple(next(scored) for _ in range(n_scored))
+        prompts.append(OpenPrompt(**found, issue=issue, scored=verdicts, group=group and tuple(group)))
     again = tuple(_issue(issue) for issue in about["again"])
     version, next_uid, position = about["version"], about["next_uid"], about["position"]
     further = about["results"], about.get("max_lag"), about.get("source") or ""  # None: an older one

@@ -20,6 +20,7 @@ ENUMS: dict[str, type[StrEnum]] = {  # fields with enumerated values
     "Trajectory.finish": Finish,
     "Scored.finish": Finish,
     "Scored.status": VerdictStatus,
+    "GroupScored.status": VerdictStatus,
     "ShardItem.finish": Finish,
     "SampleFailed.reason": Refund,
 }

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,9 @@ def is_tried(config: Config) -> bool:
 
 
 def is_users_reward(reward: RewardConfig) -> bool:
-    """Whether the function, or a term of the weighted sum, is the user's, and no judge is asked."""
+    """Whether the function, or a term of the weighted sum, or reward.group is the user's, and no judge is asked."""
     names = [term.function for term in reward.terms] if reward.function == WEIGHTED else [reward.function]
-    return any(":" in name for name in names) and "judge" not in names
+    return any(":" in name for name in (*names, reward.group)) and "judge" not in names
 
 
 def trials(config: Config, rows: Sequence[RowWithOrigin], model: str) -> Iterator[TrialScore]:
@@ -161,16 +162,37 @@ def check_reward(
     Raises ConfigError when it does not load, needs fields that the rows (`fields`) do not have, or fails in all trials.
     """
     with WorkerPool(
-        WorkerOrder(config.reward.function, config_folder, fields, options=reward_options(config.reward)),
+        WorkerOrder(
+            config.reward.function,
+            config_folder,
+            fields,
+            options=reward_options(config.reward),
+            group=config.reward.group,
+            check=config.reward.check.function,
+        ),
         n_workers=1,
         timeout_s=config.reward.timeout_s,
         max_failed_starts=1,
     ) as pool:
         while not pool.ready:
             pool.poll(timeout_s=1.0)
-        error = try_scores(pool, trials)
+        trials = iter(trials)
+        first = list(islice(trials, 1))
+        error = try_scores(pool, chain(first, trials))
+        group_error = try_group(pool, first[0]) if config.reward.group and first and not error else ""
+    if group_error:
+        raise ConfigError(f"reward.group {config.reward.group!r} failed in a trial before the start, {group_error}")
     if error:
         raise ConfigError(f"reward.function {config.reward.function!r} failed in a trial before the start, {error}")
+
+
+def try_group(pool: WorkerPool, one: TrialScore) -> str:
+    """The error of a group of two samples, with rewards 1 and 0; "" for none."""
+    samples = [{"sample": i, "completion": one.completion, "reward": 1.0 - i, "correct": None} for i in range(2)]
+    pool.submit_group(0, prompt=one.prompt, samples=json.dumps(samples), row=one.row)
+    while not (verdicts := pool.poll(timeout_s=1.0)):
+        pass
+    return f"on {one.where}: {verdicts[0].error}" if verdicts[0].status == VerdictStatus.ERROR else ""
 
 
 def try_scores(pool: WorkerPool, trials: Iterable[TrialScore]) -> str:

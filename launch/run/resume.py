@@ -58,6 +58,7 @@ FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): wh
     "gconfig": "all samples of an open group have one distribution, and finished ones are kept (I5, I8)",
     "reward": "",
     "reward.function": "the rewards of an open group are compared with each other (I8)",
+    "reward.group": "open groups were compared by it, or wait for it (I8)",
     "reward.on_timeout": "one rule judges all verdicts of a run, those of open groups included (I8, I10)",
     "reward.on_error": "one rule judges all verdicts of a run, those of open groups included (I8, I10)",
     "reward.partial_groups": "one rule judges all verdicts of a run, those of open groups included (I8, I10)",

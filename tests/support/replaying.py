@@ -95,6 +95,10 @@ class Replay:
                 return self._say(self._holder(line), m.Sampled(*ids, line["n_tokens"]))
             case "scored":
                 return self._score(line)
+            case "compared":
+                rewards, error = line.get("rewards", []), line.get("error", "")
+                verdict = m.GroupScored(line["status"], rewards, error, 0.0, line["uid"], line["attempt"])
+                return self._say(line["reward_actor"], verdict)
             case "unsampled":
                 unsampled = m.SampleFailed(line["uid"], line["attempt"], "", line["reason"], line["error"])
                 return self._say(line["holder"], unsampled)

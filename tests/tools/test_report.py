@@ -27,13 +27,14 @@ from tests.tools.test_export import Ring
 from tools.breakdown.incarnations import read_all
 from tools.report import __main__ as report
 from tools.report.facts.curves import MOST, Curve, StepBins, VersionClock
+from tools.report.facts.notable_samples import N_DISAGREEMENTS
 from tools.report.facts.run_facts import RunFacts, read_facts
 from tools.report.facts.seeds import groups_of, mean_and_range
 from tools.report.facts.settings_rows import setting_rows
 from tools.report.page.charts import CHARACTER, LEFT, number, y_axis
 from tools.report.page.curve_cards import Plot, with_spread, within
 from tools.report.page.parts import of_labels, render
-from tools.report.page.run_page import run_page
+from tools.report.page.run_page import run_page, second_opinion
 from tools.report.verdict import judge
 from tools.report.verdict.health import remarks_on
 from tools.report.verdict.learning import whether_it_learns
@@ -605,3 +606,19 @@ def test_a_million_lines_take_half_a_minute_and_half_a_gibibyte(tmp_path: Path) 
     assert after.ru_utime - before.ru_utime < 30
     assert after.ru_maxrss < 500 << 10
     assert (ring.folder / "report.html").stat().st_size < 3_000_000
+
+
+def test_the_report_shows_the_samples_on_which_a_second_grader_disagrees_with_their_texts(tmp_path: Path) -> None:
+    facts = RunFacts(Run(tmp_path), "run", {"reward": {"check": {"function": "math_verify"}}})
+    told = {"event": "check", "sample": 0, "attempt": 0, "reward": 0.0, "correct": False}
+    for uid in range(300):
+        agrees = uid % 10 > 0
+        texts = {} if agrees else {"prompt": "1+1", "completion": f"it is {uid}", "row": "{}"}
+        value = {"check_reward": float(not agrees), "check_correct": not agrees, "agrees": agrees}
+        facts.notable.take({**told, "uid": uid, "status": "value", **value, **texts})
+    facts.notable.take({**told, "uid": 300, "status": "timeout", "error": "late"})
+    title, cards = second_opinion(facts)
+    assert title == "Second opinion (math_verify): 30 of 300 differ; it failed on 1 more"
+    assert (len(cards), cards[0].heading) == (N_DISAGREEMENTS, "uid 290 sample 0")
+    assert cards[0].facts == "reward 0, check 1 (wrong and right)"
+    assert dict(cards[0].texts)["completion"] == "it is 290"

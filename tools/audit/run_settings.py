@@ -37,6 +37,7 @@ class RunSettings:
     on_timeout: float | None = None  # reward that is declared for such a verdict; None: "refund"
     on_error: float | None = None
     partial_groups: bool = False
+    compares: bool = False  # reward.group
     max_refill: int | None = None  # groups without signal that may be replaced for a batch
     sources: tuple[tuple[str, float], ...] = ()  # names and weights of [[data.source]], in order
     loaders: tuple[str, ...] = ()  # names of the sources that are loaders
@@ -96,6 +97,7 @@ def read(
         on_error=number("reward", "on_error"),
         max_refill=config["data"].get("max_refill", 0) if "data" in config else None,
         partial_groups=config.get("reward", {}).get("partial_groups") is True,
+        compares=bool(config.get("reward", {}).get("group")),
         orders=_orders(origin, config, *earlier),
         trains=_trains(config.get("actor"), *(start.get("actor") for start in earlier)),
         leaves_truncated_out=config.get("actor", {}).get("truncated_samples") == "mask",

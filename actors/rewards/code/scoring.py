@@ -6,21 +6,23 @@ changes no other block.
 """
 
 import ast
+import importlib
 import json
 import math
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from actors.rewards import sandbox
 from actors.rewards.code.row_tests import FunctionTests, StdinTest, closed, read_tests
 from actors.rewards.protocol import Score
-from actors.rewards.sandbox import Level, SandboxLimits
+from actors.rewards.sandbox import Level, Outcome, SandboxLimits
 from areal_bus.errors import ConfigError
 
 OPENING = re.compile(r"(?P<before>[^`~\n]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)")
@@ -145,6 +147,8 @@ CLOSE = 1e-6  # of a printed number with decimals
 NEAR_ZERO = 1e-8
 FOLDER = "actors.rewards.code"
 
+ProgramRunner = Callable[[str, bytes, SandboxLimits], Outcome]
+
 
 @dataclass(frozen=True, slots=True)
 class CodeOptions:
@@ -154,6 +158,7 @@ class CodeOptions:
     memory_mib: int = 1024
     score_s: float = 8.0  # for all tests of a completion
     sandbox: Literal["auto", "required"] = "auto"
+    on_server: bool = False  # programs run on a sandbox server, reward.url
 
 
 _options = CodeOptions()
@@ -162,7 +167,7 @@ _options = CodeOptions()
 def configure(options: CodeOptions) -> None:
     """Set the options of this process. Raises ConfigError where the sandbox that they require does not run."""
     global _options
-    if options.sandbox == "required" and sandbox.find_level() != "bubblewrap":
+    if options.sandbox == "required" and not options.on_server and sandbox.find_level() != "bubblewrap":
         raise ConfigError(
             'reward.sandbox = "required" needs bubblewrap, which does not run here: install it (apt-get install '
             'bubblewrap) and allow namespaces, or set reward.sandbox = "auto" for the weaker level'
@@ -205,6 +210,8 @@ def run_tests(
     )
     if isinstance(tests, list):
         return _run_stdin(program_in(completion), tests, limits, options, needs_all=needs_all, level=level)
+    if options.on_server:
+        raise ValueError("unknown form of tests for a sandbox server: reward.url runs those of standard input only")
     return _run_functions(program_of(completion, tests), tests, limits, options, level)
 
 
@@ -234,11 +241,19 @@ def _run_stdin(
             passed.append(False)
             continue
         own = replace(limits, wall_s=min(options.test_s, left), output_bytes=most_printed(test, limits))
-        outcome = sandbox.run(code, test.given.encode(), own, level=level)
+        run = program_runner(options, level)
+        outcome = run(code, test.given.encode(), own)
         ended = outcome.end == "exit" and outcome.exit_code == 0
-        check = Check(test, replace(limits, wall_s=options.test_s), began + options.score_s, level)
+        check = Check(test, replace(limits, wall_s=options.test_s), began + options.score_s, run)
         passed.append(ended and check.is_right(outcome.stdout.decode(errors="replace")))
     return passed
+
+
+def program_runner(options: CodeOptions, level: Level | None) -> ProgramRunner:
+    """Runs programs in the sandbox of this host, or on the sandbox server."""
+    if options.on_server:
+        return importlib.import_module("actors.rewards.by_url").run_program  # type: ignore[no-any-return]
+    return partial(sandbox.run, level=level)
 
 
 def most_printed(test: StdinTest, limits: SandboxLimits) -> int:
@@ -252,7 +267,7 @@ class Check:
     test: StdinTest
     limits: SandboxLimits
     end: float  # time.monotonic() at which the tests of the completion end
-    level: Level | None
+    run: ProgramRunner
 
     def is_right(self, printed: str) -> bool:
         """Whether the output is the expected one, or the row's checker accepts it.
@@ -282,7 +297,7 @@ class Check:
             disk_bytes=3 * LARGEST_FILE,
         )
         program = standalone("checker", self.test.checker)
-        outcome = sandbox.run(program, json.dumps(files).encode(), own, level=self.level)
+        outcome = self.run(program, json.dumps(files).encode(), own)
         last = outcome.stdout.decode(errors="replace").strip().rpartition("\n")[2].strip()
         if outcome.end != "exit" or outcome.exit_code or not NUMBER.fullmatch(last):
             return outcome.stderr.decode(errors="replace").strip().rpartition("\n")[2] or outcome.end

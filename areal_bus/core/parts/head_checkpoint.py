@@ -28,6 +28,7 @@ class OpenPrompt:
     n_deaths: int
     issue: IssuedRow
     scored: tuple[Scored, ...]  # verdicts it had
+    group: tuple[float, ...] | None = None  # rewards of a compared group
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,26 @@ def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, reward_o
     for sample, scored in kept.items():
         has_reward = reward_of(scored.status, scored.reward) is not None
         (entry.scored if has_reward else entry.failed)[sample] = scored
+    group = _group_of(prompt, known, kept)
+    if group is not None:
+        entry.compare(group)
     if (
         known is not None
-        and known.state in (PromptState.LEASED, PromptState.SCORING)
+        and known.state in (PromptState.LEASED, PromptState.SCORING, PromptState.COMPARING)
         and kept.keys() == known.verdicts.keys()
     ):
         entry.holder, entry.state, entry.alone = known.holder, known.state, known.alone
-        entry.leased_at = known.leased_at
+        entry.leased_at, entry.asked = known.leased_at, known.asked
         entry.sampled, entry.noted = known.sampled, known.noted
     return entry
+
+
+def _group_of(prompt: OpenPrompt, known: LedgerEntry | None, kept: Mapping[int, Scored]) -> tuple[float, ...] | None:
+    """The rewards of the group that compared just the samples that are kept; None if there are none."""
+    attempts = {sample: scored.attempt for sample, scored in kept.items()}
+    if known is not None and {i: x.attempt for i, x in known.verdicts.items()} == attempts and known.group is not None:
+        return known.group
+    return prompt.group if {x.sample: x.attempt for x in prompt.scored} == attempts else None
 
 
 def newest(scored: Scored | Partial) -> int:

@@ -6,20 +6,22 @@ decides whether it is trained.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
 
+from areal_bus.core.parts.reward_parts import with_group_reward
 from areal_bus.core.parts.state_table import StateTable
 from areal_bus.errors import ImpossibleEvent, LateEvent
-from areal_bus.messages import ATTEMPTS, Refund, Sampled, Scored
+from areal_bus.messages import ATTEMPTS, Refund, Sampled, Scored, VerdictStatus
 
 
 class PromptState(StrEnum):
     LEASED = "leased"
     QUEUED = "queued"
     SCORING = "scoring"
+    COMPARING = "comparing"
     READY = "ready"
     TRAINING = "training"
     TRAINED = "trained"
@@ -31,6 +33,7 @@ PROMPT_STATES = StateTable(
     {
         PromptState.LEASED: "It is admitted, or its lease of an earlier term goes on.",
         PromptState.SCORING: "Its lease of an earlier term goes on; all its samples are finished.",
+        PromptState.COMPARING: "All verdicts of its samples were kept when a term began, and none of the group.",
         PromptState.READY: "All its verdicts were kept when a term began.",
         PromptState.QUEUED: "Its lease was not kept when a term began.",
     },
@@ -38,6 +41,9 @@ PROMPT_STATES = StateTable(
         (PromptState.LEASED, PromptState.SCORING): "Its generator has finished the last sample.",
         (PromptState.LEASED, PromptState.READY): "The last verdict is here, before the generator's own report.",
         (PromptState.SCORING, PromptState.READY): "The last verdict is here.",
+        (PromptState.LEASED, PromptState.COMPARING): "As to ready, with reward.group, which compares its samples.",
+        (PromptState.SCORING, PromptState.COMPARING): "As to ready, with reward.group, which compares its samples.",
+        (PromptState.COMPARING, PromptState.READY): "The verdict of the group is here.",
         (PromptState.LEASED, PromptState.QUEUED): "Its generator died, or gave it back.",
         (PromptState.SCORING, PromptState.QUEUED): "Its generator died, or gave it back; a verdict was lost.",
         (PromptState.QUEUED, PromptState.LEASED): "It is leased again, under the next attempt.",
@@ -46,10 +52,11 @@ PROMPT_STATES = StateTable(
         (PromptState.LEASED, PromptState.REFUNDED): "It is refunded, with a reason.",
         (PromptState.QUEUED, PromptState.REFUNDED): "It is refunded, with a reason.",
         (PromptState.SCORING, PromptState.REFUNDED): "It is refunded, with a reason.",
+        (PromptState.COMPARING, PromptState.REFUNDED): "It is refunded, with a reason.",
         (PromptState.READY, PromptState.REFUNDED): "It is refunded, with a reason.",
     },
 )
-LIVE = (PromptState.LEASED, PromptState.QUEUED, PromptState.SCORING, PromptState.READY)
+LIVE = (PromptState.LEASED, PromptState.QUEUED, PromptState.SCORING, PromptState.COMPARING, PromptState.READY)
 LEAST = 2  # samples with a reward that a short group needs: one alone has no baseline
 
 
@@ -71,6 +78,8 @@ class LedgerEntry:
     alone: bool = False  # its holder has no other work
     failed_at: set[str] = field(default_factory=set)  # generators that could not sample it, without incarnation
     leased_at: float = 0.0  # when this attempt was leased, in monotonic seconds
+    asked: str | None = None  # the reward actor that compares its samples
+    singles: dict[int, Scored] | None = None  # of a compared group: `scored` as the rewards gave it, sample by sample
 
     @property
     def missing(self) -> list[int]:
@@ -79,8 +88,20 @@ class LedgerEntry:
 
     @property
     def verdicts(self) -> dict[int, Scored]:
-        """All, by sample."""
-        return dict(sorted((self.scored | self.failed).items()))
+        """All, by sample, as the rewards gave them."""
+        return dict(sorted((self.scored | self.failed | (self.singles or {})).items()))
+
+    @property
+    def group(self) -> tuple[float, ...] | None:
+        """The rewards of a compared group, by sample; None for another one."""
+        return None if self.singles is None else tuple(scored.reward for _, scored in sorted(self.scored.items()))
+
+    def compare(self, rewards: Sequence[float]) -> None:
+        """Give the group these rewards, one for each of `scored`, by sample. A failed sample keeps its own (I10)."""
+        self.singles = dict(self.scored)
+        for reward, (sample, single) in zip(rewards, sorted(self.singles.items()), strict=True):
+            if single.status == VerdictStatus.VALUE:
+                self.scored[sample] = with_group_reward(single, reward)
 
     @property
     def has_signal(self) -> bool:
@@ -153,7 +174,9 @@ class Oldest:
 class Ledger:
     """Owns the states of all prompts. Raises ImpossibleEvent for a forbidden transition and then changes nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compares: bool = False) -> None:
+        """`compares`: a complete group needs one more verdict, which compares its samples."""
+        self.compares = compares
         self.restart(next_uid=0, term=0)
 
     def restart(self, *, next_uid: int, term: int) -> None:
@@ -167,6 +190,8 @@ class Ledger:
         self.ready = Oldest()  # groups with a verdict for each sample, enough of them with a reward
         self.flat = Oldest()  # of the ready groups those without signal
         self.queued = Oldest()  # whose lease was lost
+        self.uncompared = Oldest()  # whose samples no reward compares yet
+        self.n_asked: Counter[str] = Counter()  # groups that each reward compares
         self._training: dict[int, list[LedgerEntry]] = {}
 
     # admission and leases
@@ -183,7 +208,11 @@ class Ledger:
         if entry.uid in self.open or entry.uid >= self.next_uid:
             raise ImpossibleEvent(f"prompts 0..{self.next_uid - 1} can be reopened, once each; got {entry.uid}")
         self.n_before -= 1
-        if not entry.missing:
+        if not entry.missing and self.compares and entry.singles is None:
+            self._open(entry, PromptState.COMPARING)
+            asked, entry.asked = entry.asked, None
+            self._ask(entry, asked)
+        elif not entry.missing:
             self._open(entry, PromptState.READY)
             self._add_ready(entry)
         elif entry.holder is None:
@@ -193,7 +222,11 @@ class Ledger:
             self._open(entry, entry.state)
 
     def lose(self, holder: str, *, died: bool = True) -> list[LedgerEntry]:
-        """`holder` is lost: queue its leased and scoring prompts for another lease."""
+        """`holder` is lost: queue its leased and scoring prompts for another lease. Another reward is asked to compare
+        the groups that it had.
+        """
+        for entry in [x for x in self.open.values() if x.asked == holder] if self.n_asked[holder] else ():
+            self._ask(entry, None)
         lost = [
             e for e in self.open.values() if e.holder == holder and e.state in (PromptState.LEASED, PromptState.SCORING)
         ]
@@ -256,6 +289,32 @@ class Ledger:
         entry.failed[scored.sample] = scored
         return self._judged(entry, scored.sample)
 
+    def ask(self, reward: str) -> LedgerEntry:
+        """This reward actor compares the samples of the oldest group that waits for it."""
+        entry = self.uncompared.pop()
+        self._ask(entry, reward)
+        return entry
+
+    def compared(self, reward: str, uid: int, attempt: int, rewards: Sequence[float]) -> LedgerEntry:
+        """Record the verdict of a group, which becomes READY. It counts once, from the reward that was asked (I4)."""
+        entry = self.awaits_comparison(reward, uid, attempt)
+        entry.compare(rewards)
+        self._end_asking(entry)
+        self._move(entry, PromptState.READY)
+        self._add_ready(entry)
+        return entry
+
+    def awaits_comparison(self, reward: str, uid: int, attempt: int) -> LedgerEntry:
+        """The group that this reward was asked to compare. Raises ImpossibleEvent or LateEvent when there is none."""
+        entry = self.open.get(uid)
+        if entry is None:
+            raise self.not_open("only the samples of an open prompt are compared", uid)
+        if entry.attempt != attempt or entry.state is not PromptState.COMPARING or entry.asked != reward:
+            asked = f", asked of {entry.asked}" if entry.asked else ""
+            raise LateEvent(f"prompt {uid} is at attempt {entry.attempt} ({entry.state}{asked}); {reward} compared "
+                            f"attempt {attempt}")  # fmt: skip
+        return entry
+
     def _open_sample(self, scored: Scored) -> LedgerEntry:
         """The entry of this verdict. Raises ImpossibleEvent when the verdict cannot count."""
         entry = self._of(scored.uid, scored.attempt)
@@ -287,6 +346,7 @@ class Ledger:
             counts[PromptState.LEASED]
             + counts[PromptState.QUEUED]
             + counts[PromptState.SCORING]
+            + counts[PromptState.COMPARING]
             + counts[PromptState.READY]
         )
 
@@ -319,6 +379,7 @@ class Ledger:
         self.ready.discard(uid)
         self.flat.discard(uid)
         self.queued.discard(uid)
+        self._end_asking(entry)
         self._move(entry, PromptState.REFUNDED)
         self.refunds[reason] += 1
         del self.open[uid]
@@ -337,7 +398,7 @@ class Ledger:
             raise self.not_open("a result needs an open prompt", uid)
         if attempt != entry.attempt or entry.state is PromptState.QUEUED:
             raise ImpossibleEvent(f"prompt {uid} is at attempt {entry.attempt} ({entry.state}); got attempt {attempt}")
-        if entry.state in (PromptState.READY, PromptState.TRAINING):
+        if entry.state in (PromptState.COMPARING, PromptState.READY, PromptState.TRAINING):
             raise ImpossibleEvent(f"prompt {uid} is {entry.state}: its results are complete")
         return entry
 
@@ -348,6 +409,10 @@ class Ledger:
         return ImpossibleEvent(f"{rule}; prompt {uid} was never admitted")
 
     def _complete(self, entry: LedgerEntry) -> None:
+        if self.compares:
+            self._move(entry, PromptState.COMPARING)
+            self._ask(entry, None)
+            return
         self._move(entry, PromptState.READY)
         self._add_ready(entry)
 
@@ -355,6 +420,21 @@ class Ledger:
         self.ready.add(entry)
         if not entry.has_signal:
             self.flat.add(entry)
+
+    def _ask(self, entry: LedgerEntry, reward: str | None) -> None:
+        """Its samples are compared by this reward, or wait for one."""
+        self._end_asking(entry)
+        if reward is None:
+            self.uncompared.add(entry)
+        else:
+            entry.asked = reward
+            self.n_asked[reward] += 1
+
+    def _end_asking(self, entry: LedgerEntry) -> None:
+        self.uncompared.discard(entry.uid)
+        if entry.asked is not None:
+            self.n_asked[entry.asked] -= 1
+            entry.asked = None
 
     def _requeue(self, entry: LedgerEntry) -> None:
         self._move(entry, PromptState.QUEUED)

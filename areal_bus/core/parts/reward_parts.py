@@ -8,6 +8,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, SupportsFloat
 
 from areal_bus.errors import ImpossibleEvent
@@ -16,6 +17,7 @@ from areal_bus.messages import MAX_PARTS, Scored, VerdictStatus
 NAME_CHARACTERS = 128
 LARGEST = 1e100  # absolute value: sums and squares of parts are finite, too
 PREFIX = "reward:"  # of journal fields
+SINGLE = "single"  # with reward.group: the reward of reward.function
 
 
 def checked(parts: object) -> dict[str, float]:
@@ -46,6 +48,12 @@ def parts_of(scored: Scored) -> dict[str, float]:
         return checked(json.loads(scored.parts))
     except (ValueError, RecursionError, OverflowError) as error:
         raise ImpossibleEvent(f"parts of a verdict must be a JSON object of numbers: {error}") from None
+
+
+def with_group_reward(scored: Scored, reward: float) -> Scored:
+    """The verdict with the reward that its group gave it; its own reward stays as the part "single"."""
+    parts = {SINGLE: scored.reward, **parts_of(scored)}
+    return replace(scored, reward=reward, parts=dumped(parts) if len(parts) <= MAX_PARTS else scored.parts)
 
 
 def as_fields(parts: Mapping[str, float]) -> dict[str, float]:

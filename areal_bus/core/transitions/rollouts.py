@@ -246,10 +246,15 @@ class Rollouts:
             timed_out = message.status == VerdictStatus.TIMEOUT
             self.refund(entry, Refund.REWARD_TIMEOUT if timed_out else Refund.REWARD_ERROR, message.error)
         elif not entry.missing:
-            self.state.refunds_in_a_row = 0
-            missing = {"missing": sorted(entry.failed)} if entry.failed else {}
-            self.effects.record(Event.READY, uid=entry.uid, **missing)
+            if entry.state is PromptState.READY:
+                self.ready(entry)
             self._note_lease(message.generator, entry.leased_at)
+
+    def ready(self, entry: LedgerEntry) -> None:
+        """The group has its last verdict."""
+        self.state.refunds_in_a_row = 0
+        missing = {"missing": sorted(entry.failed)} if entry.failed else {}
+        self.effects.record(Event.READY, uid=entry.uid, **missing)
 
     def _answer(self, evaluation: Evaluation, message: Scored) -> None:
         """A sample of an evaluation. An impossible one ends its problem: no copy of it is left."""

@@ -85,6 +85,7 @@ class Training:
             open=list(kept),
             kept=list(kept.values()),
             lives_on=message.lives_on,
+            **self._compared(),
         )
         self.publisher.record_stage(version)
         self._write_savepoint(version, root.name)
@@ -94,6 +95,12 @@ class Training:
         for generator in state.members.of(Role.GENERATOR):
             self.effects.send(generator.name, m.Term(term, version))
         self._restart_phases(version, lives_on=message.lives_on)
+
+    def _compared(self) -> dict[str, list[int]]:
+        """Journal field: the open prompts that keep the verdict of their group."""
+        if not self.rules.compares:
+            return {}
+        return {"compared": [uid for uid, entry in self.state.ledger.open.items() if entry.singles is not None]}
 
     def _check_incarnation(self, message: m.BeginTerm | m.BatchRequest) -> None:
         """Reject a message that was sent to an earlier incarnation of the head."""

@@ -1,6 +1,8 @@
 """A simulated reward actor: verdicts take time and may be an error or a timeout."""
 
+import json
 import random
+from collections.abc import Sequence
 
 from areal_bus import messages as m
 from areal_lab.staleness.simulator.scenario import Scenario
@@ -14,6 +16,7 @@ class SimulatedReward:
         self.world, self.scenario, self.name, self.rng = world, scenario, name, rng
         self.values: dict[tuple[int, int, int], set[float]] = {}  # (uid, sample, attempt) -> values given
         self.failures: dict[tuple[int, int, int], set[str]] = {}  # (uid, sample, attempt) -> verdicts without a value
+        self.group_verdicts: set[tuple[int, int, str, tuple[float, ...]]] = set()  # (uid, attempt, status, rewards)
         self._n_joins = 0
         self._life: int | None = None  # of the head, as it said last
 
@@ -22,6 +25,9 @@ class SimulatedReward:
         if kind is m.Trajectory:
             delay = self.scenario.score_s * self.rng.expovariate(1.0)
             self.world.timer(self.name, delay, self._conclude, message)
+        elif kind is m.Group:
+            delay = self.scenario.score_s * self.rng.expovariate(1.0)
+            self.world.timer(self.name, delay, self._compare, message)
         elif isinstance(message, m.HeadHeartbeat | m.PeerList):
             is_other, self._life = self._life not in (None, message.life), message.life
             if is_other:
@@ -57,3 +63,16 @@ class SimulatedReward:
             trajectories=t.trajectories,
         )  # fmt: skip
         self.world.send(self.name, HEAD, scored)
+
+    def _compare(self, group: m.Group) -> None:
+        status, rewards = m.VerdictStatus.VALUE, ranks([sample["reward"] for sample in json.loads(group.samples)])
+        if self.rng.random() < self.scenario.p_error:
+            status, rewards = self.rng.choice((m.VerdictStatus.ERROR, m.VerdictStatus.TIMEOUT)), []
+        self.group_verdicts.add((group.uid, group.attempt, status.value, tuple(rewards)))
+        error = "" if rewards else "no value"
+        self.world.send(self.name, HEAD, m.GroupScored(status.value, rewards, error, 0.0, group.uid, group.attempt))
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Of each value the share of the others that are smaller."""
+    return [sum(other < value for other in values) / max(1, len(values) - 1) for value in values]

@@ -95,6 +95,7 @@ class Scenario:
     on_timeout: float | None = None  # reward of such a sample
     on_error: float | None = None
     partial_groups: bool = False
+    compares: bool = False  # reward.group: the rank of a sample's reward in its group, from 0 to 1
     max_refill: int = 0  # groups without signal that are replaced for a batch
     p_flat: float = 0.0  # share of prompts whose rewards are all equal
     p_unsampled: float = 0.0  # a group cannot be sampled
@@ -322,6 +323,8 @@ def _with_later_options(scenario: Scenario) -> Scenario:
         scenario = _under_declared_verdicts(scenario, random.Random(f"verdicts of {seed}"))
     if scenario.n_samples > 1:
         scenario = _with_refills(scenario, random.Random(f"refill of {seed}"))
+    if scenario.n_samples > 1 and random.Random(f"compares of {seed}").random() < 0.1:
+        scenario = replace(scenario, compares=True)
     return _with_failing_generators(scenario, random.Random(f"failing generators of {seed}"))
 
 

@@ -74,6 +74,7 @@ class Witness:
             Event.ADMIT: self._on_admit,
             Event.LEASE: self._on_lease,
             Event.SCORED: self._on_scored,
+            Event.COMPARED: self._on_compared,
             Event.REFUND: self._on_refund,
             Event.UNSAMPLED: self._on_unsampled,
             Event.BATCH: self._on_batch,
@@ -232,8 +233,25 @@ class Witness:
         n_samples, n_without = self.scenario.samples_at(prompt.born), len(self.without(prompt))
         if n_without and (not self.scenario.partial_groups or n_samples - n_without < 2):
             prompt.failed = line["status"]
-        elif len(prompt.accepted) == n_samples:
+        elif len(prompt.accepted) == n_samples and not self.scenario.compares:
             self.whole.add((prompt.born, uid))
+
+    def _on_compared(self, line: dict[str, Any]) -> None:
+        """The verdict of a group counts once, over all its samples, as a reward gave it."""
+        uid, status, rewards = line["uid"], line["status"], tuple(line.get("rewards", ()))
+        prompt = self._of(uid)
+        self.check("I4", not prompt.is_compared, "its samples are compared twice", uid=uid)
+        is_whole = len(prompt.accepted) == self.scenario.samples_at(prompt.born)
+        self.check("I8", is_whole, "{} samples are compared", len(prompt.accepted), uid=uid)
+        verdict = (uid, line["attempt"], status, rewards)
+        given = any(verdict in reward.group_verdicts for reward in self.rewards)
+        self.check("I10", given and line["attempt"] == prompt.attempt, "{} was never given", verdict, uid=uid)
+        if status == m.VerdictStatus.VALUE:
+            prompt.is_compared = True
+            prompt.compared.add(frozenset(prompt.accepted.items()))
+            self.whole.add((prompt.born, uid))
+        else:
+            prompt.failed = status
 
     def without(self, prompt: Followed) -> set[int]:
         """Its samples without a reward: the verdict is no number, and none is declared (I10)."""
@@ -365,7 +383,9 @@ class Witness:
         self.check("I5", grows, "versions {}, born {}, clock {}", versions, prompt.born, item.clock, uid=uid)
         known, failure = (uid, sample, attempt), prompt.failures.get((sample, attempt))
         if failure is None:
-            given = any(item.reward in reward.values.get(known, ()) for reward in self.rewards)
+            single = prompt.rewards.get((sample, attempt))
+            given = any(single in reward.values.get(known, ()) for reward in self.rewards)
+            given = given and item.reward == prompt.rewards_of().get(sample)
         else:
             failed = any(failure in reward.failures.get(known, ()) for reward in self.rewards)
             given = failed and item.reward == self._declared(failure)

@@ -5,6 +5,7 @@ from typing import Any
 
 from areal_bus import messages as m
 from areal_bus.messages import Refund, Role
+from areal_lab.staleness.simulator.reward import ranks
 from areal_lab.staleness.simulator.scenario import Scenario
 from areal_lab.staleness.simulator.sources import Key, Learned
 
@@ -41,11 +42,22 @@ class Followed:
     rewards: dict[tuple[int, int], float] = field(default_factory=dict)  # (sample, attempt) -> reward, if it has one
     n_accounted: int = 0  # trained, masked or dropped
     n_leases: int = 0
+    compared: set[frozenset[tuple[int, int]]] = field(default_factory=set)  # `accepted` when its group had a verdict
+    is_compared: bool = False  # that verdict counts
+
+    def rewards_of(self) -> dict[int, float]:
+        """The reward of each accepted sample that has one: of a compared group, its rank among them."""
+        own = {key[0]: self.rewards[key] for key in self.accepted.items() if key in self.rewards}
+        if not self.is_compared:
+            return own
+        ranked = ranks(list(own.values()))
+        failed = {sample for sample, attempt in self.failures if self.accepted.get(sample) == attempt}
+        return {i: own[i] if i in failed else rank for i, rank in zip(own, ranked, strict=True)}
 
     @property
     def is_flat(self) -> bool:
         """Whether all its rewards are equal."""
-        return len({self.rewards[key] for key in self.accepted.items() if key in self.rewards}) == 1
+        return len(set(self.rewards_of().values())) == 1
 
     @property
     def learned(self) -> Learned:

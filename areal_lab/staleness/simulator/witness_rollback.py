@@ -15,6 +15,7 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
     """
     version, next_uid = line["version"], line["next_uid"]
     kept = dict(zip(line["open"], line["kept"], strict=True))
+    compared = set(line.get("compared", ()))
     witness.n_terms += 1
     if line["lives_on"]:
         _finish(witness, version)
@@ -28,13 +29,16 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
     for uid, prompt in witness.prompts.items():
         if uid in kept:
             _reopen(witness, uid, prompt, kept[uid], version)
+            _keep_comparison(witness, uid, prompt, is_kept=uid in compared)
         else:
             is_lost = prompt.batch is not None and prompt.batch >= version
             witness.check("I4", not is_lost, "batch {} is undone by a term at {}", prompt.batch, version, uid=uid)
             witness.check("I3", prompt.state != "live", "it vanished with its term", uid=uid)
     live = ((uid, prompt) for uid, prompt in witness.prompts.items() if prompt.state == "live")
     size_at = witness.scenario.samples_at
-    witness.whole = {(prompt.born, uid) for uid, prompt in live if len(prompt.accepted) == size_at(prompt.born)}
+    complete = ((uid, prompt) for uid, prompt in live if len(prompt.accepted) == size_at(prompt.born))
+    compares = witness.scenario.compares
+    witness.whole = {(prompt.born, uid) for uid, prompt in complete if prompt.is_compared or not compares}
     witness.is_same_head = True
     witness.saved = {saved: prompts for saved, prompts in witness.saved.items() if saved <= version}
     n_rows = len(witness.rows)
@@ -101,6 +105,13 @@ def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], ver
     prompt.tokens = {sample: witness.n_tokens(uid, sample, attempt) for sample, attempt in prompt.accepted.items()}
     witness.rows[prompt.row] = "open"
     _forget_training(witness, uid)
+
+
+def _keep_comparison(witness: "Witness", uid: int, prompt: Followed, *, is_kept: bool) -> None:
+    """The verdict of its group is kept only with just the samples that it compared."""
+    known = not is_kept or frozenset(prompt.accepted.items()) in prompt.compared
+    witness.check("I4", known, "the verdict of its group is kept, and compared other samples", uid=uid)
+    prompt.is_compared = is_kept
 
 
 def _remember(witness: "Witness", uid: int, prompt: Followed, version: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 import actors.rewards.actor
 from actors.rewards.actor import RewardLoop, listen_endpoint, size_of
 from actors.rewards.pool import WorkerOrder, WorkerPool
+from actors.rewards.second_opinion import is_chosen
 from actors.runtime.context import Context, HeartbeatState
 from actors.runtime.head_session import ActorRuntime, HeadSession
 from actors.runtime.process import OVER
@@ -22,6 +23,8 @@ from areal_bus.messages import (
     Cancel,
     Evict,
     Failure,
+    Group,
+    GroupScored,
     HeadHeartbeat,
     Heartbeat,
     Join,
@@ -49,6 +52,13 @@ def score(prompt, completion, row):
     if completion == "raises":
         raise RuntimeError("no")
     return row["value"]
+
+def ranks(completions, rewards):
+    if completions[0] == "hangs":
+        time.sleep(3600)
+    if completions[0] == "raises":
+        raise RuntimeError("no group")
+    return [sum(len(other) < len(one) for other in completions) / (len(completions) - 1) for one in completions]
 """
 
 
@@ -116,9 +126,14 @@ class Ring:
 
 @contextmanager
 def ring_of(
-    folder: Path, *, function: str = "own_actor_rewards:score", timeout_s: float = 1.0, tcp: bool = False
+    folder: Path,
+    *,
+    function: str = "own_actor_rewards:score",
+    timeout_s: float = 1.0,
+    tcp: bool = False,
+    **others: object,
 ) -> Iterator[Ring]:
-    reward = {"function": function, "timeout_s": timeout_s}
+    reward = {"function": function, "timeout_s": timeout_s, **others}
     config = Config.model_validate({"reward": reward, "bus": {"heartbeat_s": 0.1}})
     (folder / "config.json").write_text(config.model_dump_json())
     listen = "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/head"
@@ -172,6 +187,66 @@ def test_a_hang_and_a_crash_are_reported_by_status_and_journalled(folder):
     assert {uid: line["status"] for uid, line in scores.items()} == {1: "timeout", 2: "error", 3: "value"}
     assert [uid for uid, line in scores.items() if "reward" in line] == [3]
     assert scores[1]["score_s"] >= 1.0
+
+
+def group(uid: int, *completions: str) -> Group:
+    samples = [{"sample": i, "completion": x, "reward": 0.5, "correct": None} for i, x in enumerate(completions)]
+    return Group(uid, 0, "asked", "{}", json.dumps(samples))
+
+
+def test_groups_are_compared_with_a_deadline_and_journalled(folder):
+    with ring_of(folder, group="own_actor_rewards:ranks") as ring:
+        name = ring.up().name
+        sent = [group(1, "aa", "a", "aaaa", "aaa"), group(2, "hangs", ""), group(3, "raises", ""), group(4, "b", "")]
+        for one in sent:
+            ring.head.send(name, one)
+        ring.score(trajectory(5, "fine"))
+        verdicts = {one.uid: one for one in (ring.next(GroupScored) for _ in sent)}
+        assert {uid: one.status for uid, one in verdicts.items()} == {1: "value", 2: "timeout", 3: "error", 4: "value"}
+        assert verdicts[1].rewards == [1 / 3, 0, 1, 2 / 3]
+        assert not verdicts[2].rewards
+        assert "RuntimeError: no group" in verdicts[3].error
+        assert ring.stop() == 0
+        lines = {line["uid"]: line for line in ring.journal() if line["event"] == "group_score"}
+    assert {uid: line["status"] for uid, line in lines.items()} == {uid: one.status for uid, one in verdicts.items()}
+    assert (lines[1]["rewards"], "rewards" in lines[2]) == ([1 / 3, 0, 1, 2 / 3], False)
+
+
+PLANTED = """
+def score(completion):
+    return completion != "100"  # one of a hundred is graded wrong
+
+def other(completion):
+    if completion == "50":
+        raise RuntimeError("cannot say")
+    return True
+"""
+
+
+def test_a_second_grader_finds_one_wrong_grade_in_a_hundred_and_changes_no_reward(folder):
+    (folder / "own_planted.py").write_text(PLANTED)
+    check = {"function": "own_planted:other", "share": 1}
+    with ring_of(folder, function="own_planted:score", check=check, timeout_s=60) as ring:
+        ring.up()
+        ring.score(*(trajectory(uid, str(uid)) for uid in range(1, 101)))
+        rewards = {one.uid: one.reward for one in (ring.next(Scored) for _ in range(100))}
+        assert rewards == {uid: float(uid != 100) for uid in range(1, 101)}
+        wait_until(lambda: sum(line["event"] == "check" for line in ring.journal()) == 100, "all are checked")
+        assert ring.stop() == 0
+        lines = {line["uid"]: line for line in ring.journal() if line["event"] == "check"}
+    assert [uid for uid, line in lines.items() if line.get("agrees") is False] == [100]
+    planted = lines[100]
+    assert (planted["correct"], planted["check_correct"], planted["completion"]) == (False, True, "100")
+    assert "cannot say" in lines[50]["error"]
+    assert "completion" not in lines[1]
+
+
+def test_samples_are_chosen_by_their_ids_and_as_often_as_the_share_says():
+    samples = [replace(trajectory(uid, ""), sample=sample) for uid in range(500) for sample in range(4)]
+    chosen = [one for one in samples if is_chosen(one, 0.1)]
+    assert 140 < len(chosen) < 260
+    assert chosen == [one for one in samples if is_chosen(one, 0.1)]
+    assert not any(is_chosen(replace(one, evaluation="after"), 1.0) for one in samples)
 
 
 def test_a_reward_ignores_control_messages_of_a_generator(folder):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from actors.rewards.loading import load_reward, reward_options
+from actors.rewards.loading import load_group, load_reward, reward_options
 from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.errors import ConfigError
@@ -26,6 +26,7 @@ from areal_bus.messages import VerdictStatus
 
 pytest.importorskip("httpx2")
 
+from actors.rewards import by_url
 from actors.rewards import judge as module
 from actors.rewards.judge import BudgetSpent, JudgeAway, JudgeRejects, JudgeStore, NoSlot
 
@@ -73,6 +74,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(module, "_options", None)
     monkeypatch.setattr(module, "_judge", None)
+    monkeypatch.setattr(by_url, "_servers", {})
     judge = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -298,3 +300,85 @@ def test_a_judge_that_cannot_work_is_refused_at_the_start(tmp_path: Path, keys: 
     options = reward_options(reward_of("http://127.0.0.1:9/v1", **keys))
     with pytest.raises(ConfigError, match=said):
         load_reward("judge", tmp_path, {"question", "answer"}, options=options)
+
+
+def url_options(server: Server, folder: Path, function: str = "url", **judge: object) -> dict[str, Any]:
+    keys = {"function": function, "url": server.url, "timeout_s": 20, "judge": judge}
+    return reward_options(RewardConfig.model_validate(keys), folder)
+
+
+def test_a_reward_by_url_gets_the_sample_and_answers_with_its_reward(server: Server, tmp_path: Path) -> None:
+    score = load_reward("url", tmp_path, options=url_options(server, tmp_path))
+    server.answers += [(503, {"Retry-After": "0"}, ""), (200, {}, {"rewards": [{"reward": 0.25, "correct": False}]})]
+    value = score("1+1?", "3", ROW)
+    assert (value.reward, value.correct) == (0.25, False)
+    assert server.paths == ["/v1", "/v1"]
+    (sample,) = server.bodies[0]["samples"]
+    assert {name: sample[name] for name in ("prompt", "completion")} == {"prompt": "1+1?", "completion": "3"}
+    assert sample["row"]["answer"] == "2"
+    assert score("1+1?", "3", ROW) == value  # kept: no further call
+    assert len(server.bodies) == 2
+    assert spent(tmp_path)[0] == 1
+
+
+@pytest.mark.parametrize("answer", [{"rewards": []}, {"rewards": [1, 2]}, {"rewards": ["1"]}, {"reward": 1}, [1], "no"])
+def test_an_answer_of_a_url_without_the_reward_is_an_error_and_not_kept(
+    server: Server, tmp_path: Path, answer: object
+) -> None:
+    score = load_reward("url", tmp_path, options=url_options(server, tmp_path))
+    server.answers += [(200, {}, answer), (200, {}, {"rewards": [1]})]
+    with pytest.raises((ValueError, TypeError)):
+        score("1+1?", "2", ROW)
+    assert score("1+1?", "2", ROW).reward == 1.0
+
+
+def test_the_budget_of_the_judge_holds_for_a_url(server: Server, tmp_path: Path) -> None:
+    score = load_reward("url", tmp_path, options=url_options(server, tmp_path, max_calls=1))
+    server.answers += [(200, {}, {"rewards": [1]}), (200, {}, {"rewards": [1]})]
+    score("1+1?", "2", ROW)
+    with pytest.raises(BudgetSpent):
+        score("1+1?", "3", ROW)
+
+
+def test_a_group_by_url_is_one_call_with_all_samples(server: Server, tmp_path: Path) -> None:
+    group = load_group("url", tmp_path, options=url_options(server, tmp_path))
+    server.answers.append((200, {}, {"rewards": [0, 1, 0.5]}))
+    samples = [{"completion": text, "reward": 0.5, "correct": None} for text in ("a", "b", "c")]
+    assert group("1+1?", samples, ROW) == [0.0, 1.0, 0.5]
+    assert [(one["completion"], one["reward"]) for one in server.bodies[0]["samples"]] == [
+        ("a", 0.5), ("b", 0.5), ("c", 0.5)
+    ]  # fmt: skip
+
+
+PRINTS = "```python\nprint(int(input()) + 1)\n```"
+ADDS_ONE = {"tests": [{"input": "1", "output": "2"}, {"input": "5", "output": "6"}]}
+
+
+def ran(stdout: str, status: str = "Finished", code: int = 0) -> tuple[int, dict[str, str], Any]:
+    result = {"status": status, "execution_time": 0.1, "return_code": code, "stdout": stdout, "stderr": ""}
+    return 200, {}, {"status": "Success" if not code else "Failed", "message": "", "run_result": result}
+
+
+def test_programs_run_on_a_sandbox_server(server: Server, tmp_path: Path) -> None:
+    score = load_reward("code_share", tmp_path, options=url_options(server, tmp_path, "code_share"))
+    server.answers += [ran("2\n"), ran("7\n")]
+    assert score("", PRINTS, ADDS_ONE).reward == 0.5
+    body = server.bodies[0]
+    assert (server.paths[0], body["language"], body["stdin"]) == ("/v1/run_code", "python", "1")
+    assert (body["memory_limit_MB"], body["run_timeout"]) == (1024, 6.0)
+    assert "print(int(input()) + 1)" in body["code"]
+
+
+def test_a_program_that_fails_or_is_late_on_a_sandbox_server_fails_its_test(server: Server, tmp_path: Path) -> None:
+    score = load_reward("code_share", tmp_path, options=url_options(server, tmp_path, "code_share"))
+    server.answers += [ran("2\n", "TimeLimitExceeded"), ran("6\n", code=1)]
+    assert score("", PRINTS, ADDS_ONE).reward == 0.0
+
+
+def test_a_sandbox_server_that_fails_itself_is_an_error(server: Server, tmp_path: Path) -> None:
+    score = load_reward("code", tmp_path, options=url_options(server, tmp_path, "code"))
+    server.answers.append((200, {}, {"status": "SandboxError", "message": "no disk"}))
+    with pytest.raises(ValueError, match=r"did not run the program.*no disk"):
+        score("", PRINTS, ADDS_ONE)
+    with pytest.raises(ValueError, match="standard input only"):
+        score("", PRINTS, {"test_list": ["assert f(1) == 2"]})

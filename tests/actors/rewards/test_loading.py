@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from actors.rewards.binding.values import read_value
-from actors.rewards.loading import BUILT_IN, load_reward, reward_options
+from actors.rewards.loading import BUILT_IN, load_group, load_reward, reward_options
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.rewards.protocol import NotApplicable, Score
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from launch.checks.trial import check_reward
+from launch.checks.trial import TrialScore, check_reward
+
+ELSEWHERE = {"judge", "url", "model", "reasoning_gym"}  # test_judge.py, functions/test_model.py, test_tasks.py
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"judge", "reasoning_gym"}))  # test_judge.py, test_tasks.py
+@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - ELSEWHERE))
 def test_every_built_in_reward_loads_and_scores(name, folder):
     row = {"answer": "2", "agent": {"reward": 1.0}, "tests": [{"input": "", "output": "2"}]}
     given = {"code": "print(2)", "code_share": "print(2)", "format": "<think>1+1</think><answer>2</answer>"}
@@ -296,3 +298,47 @@ def test_an_array_result_of_a_trl_function_keeps_its_correctness(folder: Path) -
     )
     value = read_value(load_reward("own_arrays:score", folder)("", "yes", {"question": "", "answer": ""}))
     assert (value["reward"], value["correct"]) == (1.0, True)
+
+
+SAMPLES = [{"completion": text, "reward": 0.5, "correct": None} for text in ("aa", "", "aaa")]
+
+
+def test_a_group_reward_is_bound_by_name(folder):
+    (folder / "own_group.py").write_text("def f(row, rewards, completions, k=2): return [row['a'] + k, *rewards[1:]]")
+    assert load_group("own_group:f", folder)("asked", SAMPLES, {"a": 1}) == [3.0, 0.5, 0.5]
+
+
+def test_a_group_reward_may_return_an_array_and_be_a_coroutine(folder):
+    source = "import numpy\nasync def f(completions): return numpy.array([len(one) for one in completions])"
+    (folder / "own_group_array.py").write_text(source)
+    assert load_group("own_group_array:f", folder)("asked", SAMPLES, {}) == [2.0, 0.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("returned", "fault"),
+    [
+        ("[1, 2]", "one reward for each sample: it returned 2 for 3"),
+        ("1.0", "must return a list of rewards: it returned a float"),
+        ("[1, 2, float('nan')]", "finite"),
+        ("['1', 2, 3]", "a number"),
+    ],
+)
+def test_a_group_reward_that_returns_anything_else_is_an_error(returned, fault, folder, request):
+    name = f"own_group_{request.node.callspec.indices['returned']}"
+    (folder / f"{name}.py").write_text(f"def f(completions): return {returned}")
+    with pytest.raises((TypeError, ValueError), match=fault):
+        load_group(f"{name}:f", folder)("asked", SAMPLES, {})
+
+
+def test_an_unknown_parameter_of_a_group_reward_is_refused(folder):
+    (folder / "own_group_named.py").write_text("def f(completions, answers): return completions")
+    with pytest.raises(ConfigError, match=r"unknown parameter 'answers'.*prompt, completions, row, rewards, correct"):
+        load_group("own_group_named:f", folder)
+
+
+def test_a_group_reward_is_tried_before_the_start(folder):
+    (folder / "own_group_tried.py").write_text("def f(completions): return [row for one in completions]")
+    config = Config.model_validate({"reward": {"group": "own_group_tried:f"}})
+    trial = TrialScore("row 0", "asked", "1", '{"answer": "1"}', b"", 0)
+    with pytest.raises(ConfigError, match=r"reward.group 'own_group_tried:f' failed in a trial.*on row 0: NameError"):
+        check_reward(config, folder, trials=[trial])

@@ -34,7 +34,7 @@ COMMANDS = "HeadHeartbeat Rejoin PeerList Stop"
 ALLOWED = {  # receiver -> sender -> what it may send there; written out once more, so that no row changes unseen
     "head": {
         "generator": "Join Ready Heartbeat Failure LeaveRequest Sampled SampleFailed Partial PushDone PushBroken",
-        "reward": "Join Ready Heartbeat Failure Scored",
+        "reward": "Join Ready Heartbeat Failure Scored GroupScored",
         "learner": "Join Ready Heartbeat Failure BeginTerm Checkpointed BatchRequest UpdateDone Finished PushDone "
         "PushBroken",
     },

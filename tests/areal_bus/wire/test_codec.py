@@ -26,6 +26,7 @@ VALUES: Values = {
     bool: st.booleans(),
     list[str]: st.lists(st.text(max_size=5), max_size=4),
     list[int]: st.lists(INTS, max_size=4),
+    list[float]: st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=4),
     list[list[int]]: st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(list), max_size=3),
     dict[str, float]: st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
     bool | None: st.none() | st.booleans(),
@@ -360,6 +361,7 @@ LARGE: dict[typing.Any, typing.Any] = {
     bool | None: True,
     int | None: 2**63 - 1,
     list[int]: [2**31] * 4096,
+    list[float]: [1.5] * 2048,
     dict[str, float]: {f"reward:{n}": 1.0 for n in range(1000)},
 }
 

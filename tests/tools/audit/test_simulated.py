@@ -92,6 +92,7 @@ def journal(folder: Path, scenario: Scenario, ring: Recorded) -> Path:
             "on_timeout": "refund" if scenario.on_timeout is None else scenario.on_timeout,
             "on_error": "refund" if scenario.on_error is None else scenario.on_error,
             "partial_groups": scenario.partial_groups,
+            "group": "ranks:ranks" if scenario.compares else "",
         },
     }
     (folder / "journal").mkdir(parents=True, exist_ok=True)

@@ -79,6 +79,9 @@ class Evidence:
     scores: dict[int, ScoreRecord] = field(default_factory=dict)  # training: the first verdict
     more_scores: dict[int, list[ScoreRecord]] = field(default_factory=dict)  # of a sample that was sent twice
     evaluated: dict[tuple[str, int, int, int], list[ScoreRecord]] = field(default_factory=dict)  # of evaluations
+    groups: dict[tuple[int, int], set[tuple[str, tuple[float, ...]]]] = field(
+        default_factory=dict
+    )  # (uid, attempt) -> verdicts of reward.group: status, rewards
     answers: dict[tuple[str, int, int, int], Made] = field(default_factory=dict)  # completions of evaluations
     starts: dict[str, list[Start]] = field(default_factory=dict)  # by process
     work: dict[tuple[int, int], LeaseWork] = field(default_factory=dict)  # training
@@ -307,7 +310,21 @@ class RewardLog:
         evidence.rewards.add(self.name)
 
     def handlers(self) -> dict[str, Handler]:
-        return {"start": self.on_sign, "spans": self.on_sign, "score": self.on_score, "end": self.on_end}
+        return {
+            "start": self.on_sign,
+            "spans": self.on_sign,
+            "score": self.on_score,
+            "group_score": self.on_group_score,
+            "end": self.on_end,
+        }
+
+    def on_group_score(self, line: Line) -> None:
+        """A verdict of `reward.group`: rewards exactly when its status is value (I10)."""
+        verdict = (line["status"], tuple(line.get("rewards", ())))
+        if (verdict[0] == "value") != bool(verdict[1]):
+            text = f"a group has rewards exactly when its status is value: {verdict[0]} has {len(verdict[1])}"
+            self.file.add("I10", text, uid=line["uid"])
+        self.evidence.groups.setdefault((line["uid"], line["attempt"]), set()).add(verdict)
 
     def on_sign(self, line: Line) -> None:
         self.evidence.cut[self.name] = line["wall"]

@@ -72,6 +72,15 @@ class Agreement:
             del self.evidence.scores[known]
             self.evidence.more_scores.pop(known, None)
 
+    def compared(self, line: Line) -> None:
+        """The verdict of a group is one that the reward gave (I10)."""
+        name, uid, attempt = line["reward_actor"], line["uid"], line["attempt"]
+        told = (line["status"], tuple(line.get("rewards", ())))
+        given = self.evidence.groups.get((uid, attempt), set())
+        if name in self.evidence.rewards and told not in given:
+            text = f"a verdict of a group reaches the head as it was given: {told}, of {name}: {sorted(given)[:2]}"
+            self.file.add("I10", text, uid=uid, attempt=attempt)
+
     def evaluated(self, line: Line) -> None:
         """A verdict of an evaluation."""
         known = (line["evaluation"], line["uid"], line["sample"], line["attempt"])
@@ -191,14 +200,16 @@ def gave(score: ScoreRecord | None, status: str, reward: float) -> bool:
     return score is not None and score.status == status and (status != "value" or score.reward == reward)
 
 
-def as_scored(file: JournalFile, line: Line, sample: AcceptedSample, *, has_reward: bool) -> None:
-    """A trajectory of a batch equals its `scored` line. `has_reward`: its verdict's own reward or a declared one."""
+def as_scored(file: JournalFile, line: Line, sample: AcceptedSample, reward: float, *, has_reward: bool) -> None:
+    """A trajectory of a batch equals its `scored` line. `has_reward`: its verdict's own reward or a declared one;
+    `reward`: with reward.group that of its group.
+    """
     ids = {"uid": line["uid"], "sample": line["sample"]}
     if not has_reward:
         text = f"a {sample.status} is no number: it is trained with reward {line['reward']}"
         file.add("I10", text, **ids)
-    elif line["reward"] != sample.reward:
-        text = f"a trajectory is trained with its verdict: {sample.reward}, not {line['reward']}"
+    elif line["reward"] != reward:
+        text = f"a trajectory is trained with its verdict: {reward}, not {line['reward']}"
         file.add("I10", text, **ids)
     if line["finish"] != sample.finish:
         file.add("I5", f"a trajectory ends as it was received: {sample.finish}, not {line['finish']}", **ids)

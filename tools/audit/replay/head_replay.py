@@ -101,6 +101,8 @@ class HeadReplay:
             "lease": self.on_lease,
             "unsampled": self.prompts.unsampled,
             "scored": self.on_scored,
+            "compare": self.prompts.compare,
+            "compared": self.on_compared,
             "ready": self.prompts.ready,
             "batch": self.on_batch,
             "trajectory": self.on_trajectory,
@@ -262,6 +264,10 @@ class HeadReplay:
             self.tokens.lengths["scored"].add(sample.n_tokens, sample.finish)
             self.agreement.score(line, sample, term=self.term or 0, u=self.clock.u)
 
+    def on_compared(self, line: Line) -> None:
+        self.prompts.compared(line)
+        self.agreement.compared(line)
+
     def on_refund(self, line: Line) -> None:
         self.batches.finish()
         self.clock.refund()
@@ -294,7 +300,8 @@ class HeadReplay:
         ages.take(line, prompt.born, self.file)
         sample = self._verdict(prompt, line)
         if sample is not None:
-            as_scored(self.file, line, sample, has_reward=self.prompts.has_reward(sample))
+            reward = prompt.reward_of(line["sample"])
+            as_scored(self.file, line, sample, reward, has_reward=self.prompts.has_reward(sample))
         self.agreement.train(line, is_undone=is_undone)
 
     def _leave_out(self, prompt: AuditedPrompt) -> None:

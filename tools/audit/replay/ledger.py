@@ -83,6 +83,9 @@ class AuditedPrompt:
     sampled: set[tuple[int, int]] = field(default_factory=set)  # (attempt, sample) that left their generators
     left: int | None = None  # the clock's moment at which it was taken or refunded
     reason: str = ""  # of its refund
+    asked: str = ""  # the reward that compares its samples, or has
+    group: dict[int, float] | None = None  # rewards by sample, by reward.group; None: it is not compared
+    groups: dict[frozenset[tuple[int, int]], dict[int, float]] = field(default_factory=dict)  # by (sample, attempt)
 
     @property
     def n_tokens(self) -> int:
@@ -92,6 +95,16 @@ class AuditedPrompt:
         """The tokens with which a sample of this attempt was scored; None: it was not."""
         found = self.scored.get(sample)
         return found.n_tokens if found is not None and found.attempt == attempt else None
+
+    @property
+    def attempts(self) -> frozenset[tuple[int, int]]:
+        """Sample and attempt of each verdict."""
+        return frozenset((number, sample.attempt) for number, sample in self.scored.items())
+
+    def reward_of(self, number: int) -> float:
+        """The reward that the sample is trained with. A failed one keeps its declared reward (I10)."""
+        sample = self.scored[number]
+        return self.group[number] if self.group is not None and sample.status == "value" else sample.reward
 
 
 class Prompts:
@@ -253,6 +266,36 @@ class Prompts:
     def has_reward(self, sample: AcceptedSample) -> bool:
         return sample.status == "value" or self.clock.setup.declared(sample.status) is not None
 
+    def compare(self, line: Line) -> None:
+        """A complete group goes to a reward, again only after that reward was lost."""
+        prompt = self.of(line, "I3", "only a live prompt is compared")
+        if prompt is None:
+            return
+        if len(prompt.scored) != prompt.n or prompt.is_ready or prompt.failed:
+            text = f"a group is compared when it is complete, and once: {len(prompt.scored)} of {prompt.n} verdicts"
+            self.file.add("I8", text, uid=prompt.uid)
+        prompt.asked = line["reward_actor"]
+
+    def compared(self, line: Line) -> None:
+        """The verdict of a group: once, of all its samples, by the reward that was asked (I4, I6, I8)."""
+        prompt = self.of(line, "I6", "only an open prompt's group is compared")
+        if prompt is None:
+            return
+        status, rewards = line["status"], line.get("rewards", [])
+        with_reward = [number for number, sample in sorted(prompt.scored.items()) if self.has_reward(sample)]
+        if prompt.group is not None:
+            self.file.add("I4", "a group is compared once: it was before", uid=prompt.uid)
+        if (line["reward_actor"], line["attempt"]) != (prompt.asked, prompt.attempt):
+            text = f"a group is compared by the reward that was asked: {prompt.asked or 'none'}, {prompt.attempt}"
+            self.file.add("I6", text, uid=prompt.uid, attempt=line["attempt"])
+        if status == "value" and (len(prompt.scored) != prompt.n or len(rewards) != len(with_reward)):
+            text = f"a group has a reward for each of its {len(with_reward)} samples: it has {len(rewards)}"
+            self.file.add("I8", text, uid=prompt.uid)
+        elif status == "value":
+            prompt.group = prompt.groups[prompt.attempts] = dict(zip(with_reward, rewards, strict=True))
+        else:
+            prompt.failed = status
+
     def ready(self, line: Line) -> None:
         prompt = self.of(line, "I3", "only a live prompt gets ready")
         if prompt is None:
@@ -260,6 +303,8 @@ class Prompts:
         if len(prompt.scored) != prompt.n:
             text = f"a group is ready with its last verdict: {len(prompt.scored)} of {prompt.n}"
             self.file.add("I8", text, uid=prompt.uid)
+        if self.clock.setup.compares and prompt.group is None:
+            self.file.add("I8", "with reward.group a group is ready when it is compared: it was not", uid=prompt.uid)
         if prompt.failed:
             text = f"a {prompt.failed} is no number: its group is refunded, never ready"
             self.file.add("I10", text, uid=prompt.uid)
@@ -345,7 +390,7 @@ class Prompts:
         """A complete group with equal rewards, of at most data.max_refill for a batch (I3)."""
         self.n_refilled += 1
         most = self.clock.setup.max_refill
-        rewards = {sample.reward for sample in prompt.scored.values() if self.has_reward(sample)}
+        rewards = {prompt.reward_of(number) for number, sample in prompt.scored.items() if self.has_reward(sample)}
         if not prompt.is_ready or len(rewards) != 1:
             text = f"a group without signal is complete and has equal rewards: {len(rewards)} different ones"
             self.file.add("I3", text, uid=prompt.uid)

@@ -121,14 +121,24 @@ class Rollback:
             prompt.earlier.extend(gone.items())
         prompt.scored = {number: sample for number, sample in prompt.scored.items() if number in kept}
         stays = is_live and self.is_same_head and not (gone or prompt.is_ready or prompt.is_queued)
-        prompt.is_ready = 0 < prompt.n == len(prompt.scored)
-        prompt.is_queued = not stays and not prompt.is_ready
+        is_complete = 0 < prompt.n == len(prompt.scored)
+        self._compare(prompt)
+        prompt.is_ready = is_complete and (prompt.group is not None or not self.prompts.clock.setup.compares)
+        prompt.is_queued = not stays and not is_complete
         prompt.may_return = stays
         if prompt.is_queued:
             prompt.holder = ""
         prompt.failed, prompt.left = "", None
         prompt.sampled.clear()
         self.prompts.passes.put_back(prompt.row, n_before=prompt.n_before, is_drawn=True)
+
+    def _compare(self, prompt: AuditedPrompt) -> None:
+        """A group keeps its verdict as the line says, and only with just the samples that were compared."""
+        is_kept = prompt.uid in self.beginning.compared
+        prompt.group = prompt.groups.get(prompt.attempts) if is_kept else None
+        if is_kept and prompt.group is None:
+            text = "the verdict of a group is kept with the samples that it compared: others are kept"
+            self.file.add("I4", text, uid=prompt.uid)
 
     def _find_again(
         self, prompt: AuditedPrompt, number: int, *, instead_of: AcceptedSample | None

@@ -22,6 +22,7 @@ class TermStart:
     next_uid: int
     position: int  # rows drawn from the data
     open: Mapping[int, frozenset[int]]  # prompt -> its samples whose verdicts are kept
+    compared: frozenset[int] = frozenset()  # open prompts that keep the verdict of their group
     lives_on: bool = False  # begun by a learner that survived its head: the state is that after batch V - 1
 
 
@@ -33,7 +34,8 @@ def read(line: Line) -> TermStart:
     if len(open_) != len(uids) or not all(type(n) is int and n >= 0 for n in [*numbers, *open_]):
         raise ValueError("numbers count from 0, and each prompt is open once")
     term, version, next_uid, position = numbers
-    return TermStart(term, version, next_uid, position, open_, line.get("lives_on", False) is True)
+    compared = frozenset(line.get("compared", ()))
+    return TermStart(term, version, next_uid, position, open_, compared, line.get("lives_on", False) is True)
 
 
 class TermLog:

@@ -5,13 +5,15 @@ Both are found in the journal; the texts come from samples.jsonl afterwards.
 
 import heapq
 import re
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from tools.run import Line, Run, is_number, parse, skips_incomplete
 from tools.surviving_history import Key
 
-EVENTS = ("scored", "trajectory", "batch", "term")
+EVENTS = ("scored", "trajectory", "batch", "term", "check")
+N_DISAGREEMENTS = 20  # of a second grader that are shown, the last ones
 N_EACH = 5
 NEEDED = frozenset({"evaluation", "version", "versions", "prompt", "completion"})  # of a sample that is shown
 _IDS = re.compile(rb'"uid":(\d+),"sample":(\d+),"attempt":(\d+)')
@@ -36,6 +38,10 @@ class NotableSamples:
     _group: list[tuple[Key, float]] = field(default_factory=list)  # of the last trajectory line, with rewards
     _step: int = 0
     _n_scored: int = 0
+    n_checked: int = 0  # samples with two grades
+    n_unchecked: int = 0  # for which the second grader failed
+    n_disagreements: int = 0
+    disagreements: deque[Line] = field(default_factory=lambda: deque(maxlen=N_DISAGREEMENTS))
 
     @skips_incomplete
     def take(self, line: Line) -> None:
@@ -46,6 +52,9 @@ class NotableSamples:
                 self._n_scored += 1
                 _push(self._slowest, Notable(float(line["seconds"]), self._n_scored, _key(line)))
             return
+        if event == "check":
+            self._add_check(line)
+            return
         if event == "trajectory":
             self._add(line)
             return
@@ -54,6 +63,14 @@ class NotableSamples:
             version = line["version"]
             self._better = [one for one in self._better if one.step < version]
             self._worse = [one for one in self._worse if one.step < version]
+
+    def _add_check(self, line: Line) -> None:
+        """A grade of `reward.check`."""
+        self.n_checked += line["status"] == "value"
+        self.n_unchecked += line["status"] != "value"
+        if line.get("agrees") is False:
+            self.n_disagreements += 1
+            self.disagreements.append(line)
 
     def _add(self, line: Line) -> None:
         """A batch has its trajectories group by group."""

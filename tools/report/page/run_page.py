@@ -191,9 +191,27 @@ def samples_section(facts: RunFacts) -> Section:
     for title, form, found in each:
         cards = [sample_card(facts, one, form) for one in found]
         section.samples += [(title, cards)] if cards else []
+    section.samples += [second_opinion(facts)] if facts.notable.n_checked or facts.notable.n_unchecked else []
     if not facts.texts:
         section.note = "The texts were not kept: set journal.samples = true."
     return section
+
+
+def second_opinion(facts: RunFacts) -> tuple[str, list[SampleCard]]:
+    """Samples on which the grader of reward.check disagrees, the last ones first."""
+    found = facts.notable
+    grader = facts.setting("reward.check.function")
+    title = f"Second opinion ({grader}): {found.n_disagreements} of {found.n_checked} differ"
+    title += f"; it failed on {found.n_unchecked} more" if found.n_unchecked else ""
+    return title, [disagreement(line) for line in reversed(found.disagreements)]
+
+
+def disagreement(line: Line) -> SampleCard:
+    grades = [f"{word} {number(float(line[key]))}" for word, key in (("reward", "reward"), ("check", "check_reward"))]
+    judged = [f"{'right' if line[key] else 'wrong'}" for key in ("correct", "check_correct") if line[key] is not None]
+    texts_ = [(name, shortened(str(line[name]))) for name in ("prompt", "completion", "row")]
+    told = f"{', '.join(grades)}" + (f" ({' and '.join(judged)})" if len(judged) > 1 else "")
+    return SampleCard(f"uid {line['uid']} sample {line['sample']}", told, texts_)
 
 
 def sample_card(facts: RunFacts, one: Notable, form: str) -> SampleCard:

@@ -10,7 +10,7 @@ import pytest
 from actors.rewards.functions import builtin as exact
 from actors.rewards.functions import builtin as reverse
 from actors.rewards.functions import builtin as sums
-from actors.rewards.functions import mathematics
+from actors.rewards.functions import mathematics, verified
 from actors.rewards.protocol import Score
 from areal_math.plain_numbers import last_number, read_number
 from areal_math.verdict import gold_part
@@ -195,3 +195,21 @@ def test_the_reward_agrees_with_math_verify_on_the_forms_of_the_bench():
 def test_reward_functions_and_their_actor_need_no_torch():
     code = "import sys, actors.rewards.actor, actors.rewards.functions.mathematics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "right"),
+    [
+        (r"So it is $\boxed{\frac{1}{2}}$.", "0.5", True),
+        ("The answer is 42", "<<6*7=42>> #### 42", True),
+        ("The answer is 41", "42", False),
+        ("no idea", "42", False),
+    ],
+)
+def test_math_verify_judges_the_final_answer(completion, answer, right):
+    assert verified.score("", completion, {"answer": answer}) == Score(float(right), right)
+
+
+def test_math_verify_refuses_an_answer_that_it_cannot_read():
+    with pytest.raises(ValueError, match="unknown form of answer for math-verify"):
+        verified.score("", "1", {"answer": ""})
