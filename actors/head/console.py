@@ -19,13 +19,22 @@ HEADINGS = {  # of a step's row: its columns, and their width with the space bef
     "version": 9,
     "reward": 9,
     "accuracy": 10,  # only where the reward function returns `correct`
+    "completed": 11,  # likewise: right, and ended by an accepted stop
     "lag mean/max": 14,
     "masked": 8,
     "KL(mism.)": 12,
     "tokens/s": 11,
     "time left": 11,
 }
-DISPENSABLE = ("version", "masked", "KL(mism.)", "lag mean/max", "accuracy", "time left")  # on a narrow terminal
+DISPENSABLE = (
+    "version",
+    "masked",
+    "KL(mism.)",
+    "lag mean/max",
+    "accuracy",
+    "completed",
+    "time left",
+)  # on a narrow terminal
 
 
 class Console:
@@ -78,6 +87,8 @@ class Console:
 
     def _evaluation(self, figures: dict[str, Any]) -> None:
         accuracy = "" if figures["accuracy"] is None else f"accuracy {figures['accuracy']:.3f}, "
+        completed = figures.get("completed_accuracy")
+        ended = "" if completed is None else f"completed {completed:.3f}, "
         if accuracy and figures["k"] > 1:
             se = figures["avg_at_k_se"]
             error = "" if se is None else f" +- {se:.3f}"
@@ -94,10 +105,8 @@ class Console:
         last, versions = figures["version_last"], str(figures["version"])
         if last is not None and last != figures["version"]:
             versions = f"{versions}, answers up to {last}"
-        self.print(
-            f"evaluation {figures['name']} (version {versions}): {accuracy}{reward} on {n} held-out answers{failed}",
-            "green",
-        )
+        what = f"{accuracy}{ended}{reward} on {n} held-out answers{failed}"
+        self.print(f"evaluation {figures['name']} (version {versions}): {what}", "green")
 
     def _step(self, s: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -116,6 +125,7 @@ class Console:
             "version": str(s["v"]),
             "reward": cell(s.get("reward"), "8.3f"),
             "accuracy": cell(s.get("correct"), "8.3f"),
+            "completed": cell(s.get("completed_accuracy"), "9.3f"),
             "lag mean/max": f"{s['lag_mean']:.2f}/{s['lag_max']:<3.0f}" if "lag_max" in s else "-  ",
             "masked": f"{100 * s.get('masked_share', 0.0):.1f}%",
             "KL(mism.)": cell(s.get("mismatch_kl"), "9.2e"),
@@ -126,7 +136,7 @@ class Console:
 
     def _fitting_columns(self) -> list[str]:
         """The columns that fit the terminal: a row that it breaks cannot be read. Elsewhere all."""
-        found = [name for name in HEADINGS if name != "accuracy" or self._has_accuracy]
+        found = [name for name in HEADINGS if name not in ("accuracy", "completed") or self._has_accuracy]
         width = columns_of(self._out)
         for name in DISPENSABLE:
             if width and sum(HEADINGS[one] for one in found) > width and name in found:

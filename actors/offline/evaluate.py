@@ -179,6 +179,7 @@ def results_of(evaluation: Evaluation, *, seconds: float) -> Results:
         "answers_without_reward": len(answers) - len(evaluation.values),
         "problems_not_sampled": len(evaluation.failed),
         "accuracy": evaluation.accuracy,
+        "completed_accuracy": evaluation.completed_accuracy,
         "reward": evaluation.reward,
         **evaluation.metrics(),
         **mean_fields(evaluation.values),

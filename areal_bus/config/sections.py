@@ -24,6 +24,7 @@ AlarmName = Literal[
     "length_drift",
     "repetition",
     "one_template",
+    "unended_answers",
     "entropy_cliff",
     "mismatch_rises",
     "masked_tokens",

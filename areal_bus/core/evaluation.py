@@ -17,7 +17,7 @@ from math import fsum
 
 from areal_bus.core.parts.reward_parts import mean_fields
 from areal_bus.errors import ImpossibleEvent, LateEvent
-from areal_bus.messages import Sampled, Scored, VerdictStatus
+from areal_bus.messages import Finish, Sampled, Scored, VerdictStatus
 
 LEAST_SHARE = 0.95  # of the answers that an evaluation needs to decide anything
 STEP = "step-"  # names of evaluations in training: step-8, step-8:SET
@@ -325,6 +325,12 @@ class Evaluation:
         return sum(judged) / len(judged) if judged else None
 
     @property
+    def completed_accuracy(self) -> float | None:
+        """Share of the judged answers that are right and ended by an accepted stop; None if the task judged none."""
+        judged = [s for s in self.values if s.correct is not None]
+        return sum(s.correct is True and s.finish == Finish.STOP for s in judged) / len(judged) if judged else None
+
+    @property
     def reward(self) -> float | None:
         """Mean reward. The sum is exact, so it does not depend on the order of verdicts."""
         return fsum(s.reward for s in self.values) / len(self.values) if self.values else None
@@ -341,6 +347,7 @@ class Evaluation:
             "n_asked": self.n_asked,
             "n_missing": self.n_asked - len(self.values),
             "accuracy": self.accuracy,
+            "completed_accuracy": self.completed_accuracy,
             "reward": self.reward,
             **self.metrics(),
             **mean_fields(self.values),

@@ -47,6 +47,8 @@ def normal(version: int) -> dict[str, float]:
         "rollout/reward": 0.3 + 0.01 * (version % 3),
         "rollout/reward_std": 0.4,
         "rollout/length": 100.0 + version % 7,
+        "rollout/accuracy": 0.4,
+        "rollout/completed_accuracy": 0.3,
         "rollout/zero_advantage_share": 0.3,
         "staleness/masked_share": 0.02,
         "train/entropy": 0.5,
@@ -57,6 +59,7 @@ def normal(version: int) -> dict[str, float]:
 PLANTED: Mapping[str, Callable[[int], dict[str, float]]] = {  # alarm -> values, from the number of updates after PLANT
     "reward_falls": lambda n: {"rollout/reward": max(0.3 - 0.02 * n, 0.0)},
     "length_drift": lambda n: {"rollout/length": 100.0 * 1.06**n},
+    "unended_answers": lambda n: {"rollout/accuracy": 113 / 128, "rollout/completed_accuracy": 0.0},
     "entropy_cliff": lambda n: {"train/entropy": 0.5 * 0.8**n},
     "mismatch_rises": lambda n: {"train/kl": 0.001 * 2.0**n},
     "masked_tokens": lambda n: {"staleness/masked_share": 0.15},

@@ -14,6 +14,8 @@ SERIES = (
     "rollout/reward",
     "rollout/reward_std",
     "rollout/length",
+    "rollout/accuracy",
+    "rollout/completed_accuracy",
     "rollout/zero_advantage_share",
     "staleness/masked_share",
     "train/entropy",

@@ -19,6 +19,8 @@ REWARD_DROP = 0.5  # standard deviations of the rewards of a batch
 LENGTH_RATIO = 1.5  # by which the mean length grows or shrinks
 REPEATED_SHARE = 0.2  # of samples that are repeated n-grams for more than half
 TEMPLATE_SHARE = 0.5  # of samples with one text, or one opening, for different prompts
+UNENDED_SHARE = 0.5  # of right answers that no accepted stop ended
+LEAST_ACCURACY = 0.05  # fewer right answers raise nothing
 ENTROPY_RATIO = 0.35  # to the entropy before
 MISMATCH_KL = 0.1  # between sampler and learner
 MASKED_SHARE = 0.1  # of sampled tokens that are too old to train
@@ -135,6 +137,17 @@ def _template(history: History) -> Reading | None:
         return None
     seen = f"{share:.0%} of the samples follow one template, {before:.0%} did in the first {n} updates: {name[:80]!r}"
     return Reading(share, TEMPLATE_SHARE, seen)
+
+
+def _unended(history: History) -> Reading | None:
+    right, ended = (history.last(f"rollout/{name}", WINDOW) for name in ("accuracy", "completed_accuracy"))
+    if right is None or ended is None or right.mean < LEAST_ACCURACY:
+        return None
+    share = 1 - ended.mean / right.mean
+    if share <= UNENDED_SHARE:
+        return None
+    seen = f"{right.mean:.0%} of the answers are right, {ended.mean:.0%} are right and ended by a stop ({right})"
+    return Reading(share, UNENDED_SHARE, seen)
 
 
 def _entropy(history: History) -> Reading | None:
@@ -260,6 +273,16 @@ RULES = (
         _template,
         lambda history: bool(history.templates),
         "samples of four or more prompts a batch (journal.samples = true)",
+    ),
+    Rule(
+        "unended_answers",
+        f"more than {UNENDED_SHARE:.0%} of the right answers were cut at the limit, not ended by an accepted stop",
+        "the policy does not learn to stop: raise gconfig.max_new_tokens, check gconfig.stop and the end token of the "
+        'chat template, and let cut answers earn nothing (actor.truncated_samples = "zero")',
+        _unended,
+        _series("rollout/completed_accuracy"),
+        "the figure `completed_accuracy` of a step",
+        rank=_tokens("n_tokens"),
     ),
     Rule(
         "entropy_cliff",

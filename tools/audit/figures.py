@@ -13,7 +13,7 @@ from tools.audit.run_settings import RunSettings
 from tools.surviving_history import Spans, span_pairs, trained_spans
 
 RELATIVE = 1e-9  # sums over ranks have another order
-SHARES = ("truncated_share", "masked_share", "zero_advantage_share", "correct")
+SHARES = ("truncated_share", "masked_share", "zero_advantage_share", "correct", "completed_accuracy")
 NAMES = ("reward", *SHARES, "lag_mean", "lag_max")
 
 
@@ -44,9 +44,11 @@ def read(line: Mapping[str, Any]) -> TrainedSample:
 
 
 def broken(
-    line: Mapping[str, Any], batch: Sequence[TrainedSample], judged: Sequence[bool], setup: RunSettings
+    line: Mapping[str, Any], batch: Sequence[TrainedSample], judged: Sequence[tuple[bool, str]], setup: RunSettings
 ) -> list[str]:
-    """Figures of an `update` line that its batch contradicts. `judged`: right and wrong answers of the batch."""
+    """Figures of an `update` line that its batch contradicts. `judged`: of each answer whether it is right, and how it
+    ended.
+    """
     if not batch or not any(name in line for name in NAMES):
         return []
     n_tokens = sum(one.n_tokens for one in batch)
@@ -54,8 +56,11 @@ def broken(
         "reward": math.fsum(one.reward for one in batch) / len(batch),
         "truncated_share": sum(one.finish == "length" for one in batch) / len(batch),
         "masked_share": sum(one.n_masked for one in batch) / n_tokens if n_tokens else None,
-        "correct": sum(judged) / len(judged) if judged else None,
+        "correct": sum(is_right for is_right, _ in judged) / len(judged) if judged else None,
     }
+    if "completed_accuracy" in line:  # older journals have none
+        n_completed = sum(is_right and finish == "stop" for is_right, finish in judged)
+        expected["completed_accuracy"] = n_completed / len(judged) if judged else None
     trained = trained_part(batch, setup)
     if trained is None:
         return [*differing(line, expected), *out_of_bounds(line, batch)]

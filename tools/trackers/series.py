@@ -17,6 +17,10 @@ EVENTS = ("admit", "batch", "evaluation", "member", "publish", "push", "pushed",
 FIGURES: Mapping[str, tuple[str, str]] = {  # figure of a `step` or `update` line -> series, meaning
     "reward": ("rollout/reward", "mean reward of the batch"),
     "correct": ("rollout/accuracy", "share of correct answers among those that the task judged"),
+    "completed_accuracy": (
+        "rollout/completed_accuracy",
+        "share of answers that are correct and ended by an accepted stop, among those that the task judged",
+    ),
     "n_tokens": ("rollout/n_tokens", "sampled tokens of the batch"),
     "truncated_share": ("rollout/truncated_share", "share of answers cut at the limit"),
     "zero_advantage_share": ("rollout/zero_advantage_share", "share of groups without a signal"),
@@ -63,7 +67,8 @@ PATTERNS: Mapping[str, str] = {  # series whose names depend on the run
     "train/FIGURE": "any other figure of the step, under its own name",
     "ring/refunds/REASON": "prompts refunded for this reason since the update before",
     "time/ROLE/LABEL": "share of the time of a role's actors with this label, since the update before",
-    "eval/FIELD": "evaluation: accuracy, reward, avg_at_k, avg_at_k_se, maj_at_k, pass_at_k, n, n_failed, n_missing",
+    "eval/FIELD": "evaluation: accuracy, completed_accuracy, reward, avg_at_k, avg_at_k_se, maj_at_k, pass_at_k, n, "
+    "n_failed, n_missing",
     "eval/reward/NAME": "mean of one of several rewards; of a further set: eval/SET/reward/NAME",
     "eval/SET/FIELD": "the same for a further set of problems",
 }
@@ -71,6 +76,7 @@ PART = "reward:"  # prefix of the fields of rewards by name
 ENVELOPE = frozenset({"t", "wall", "term", "role", "rank", "inc", "seq", "event", "version", "u", "digest"})
 EVALUATION_FIELDS = (
     "accuracy",
+    "completed_accuracy",
     "reward",
     "avg_at_k",
     "avg_at_k_se",

@@ -28,6 +28,7 @@ class MetricSums:
     reward: float = 0
     judged: float = 0
     correct: float = 0
+    completed: float = 0  # right, and ended by an accepted stop
     truncated: float = 0
     groups: float = 0
     zero_groups: float = 0
@@ -102,6 +103,7 @@ class StepMetrics:
         shares = [
             ("reward", s.reward, s.items),
             ("correct", s.correct, s.judged),
+            ("completed_accuracy", s.completed, s.judged),
             ("truncated_share", s.truncated, s.items),
             ("masked_share", s.masked, s.tokens),
             ("zero_advantage_share", s.zero_groups, s.groups),
@@ -137,6 +139,7 @@ def count(batch: Batch) -> StepMetrics:
         s.reward += item.reward
         s.judged += item.correct is not None
         s.correct += item.correct is True
+        s.completed += item.correct is True and item.finish == Finish.STOP
         s.truncated += item.finish == Finish.LENGTH
         s.tokens += item.n_sampled
         s.masked += item.n_sampled - item.n_trained

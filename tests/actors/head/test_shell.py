@@ -333,7 +333,7 @@ def test_the_table_has_accuracy_only_where_the_reward_returns_it(correct: float 
     progress = Console(total_steps=2, out=out)
     progress.on("step", {"version": 1, "v": 0, "reward": 1.0} | ({} if correct is None else {"correct": correct}))
     heading, line = out.getvalue().splitlines()
-    assert ("accuracy" in heading) is (correct is not None)
+    assert ("accuracy" in heading) is ("completed" in heading) is (correct is not None)
     assert ("0.500" in line) is (correct is not None)
 
 
@@ -345,7 +345,8 @@ def rows_on(width: int | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reader, writer = os.pipe() if width is None else pty.openpty()
     if width:
         termios.tcsetwinsize(writer, (24, width))
-    step = {"version": 149, "v": 147, "reward": 0.5, "correct": 0.25, "lag_mean": 1.25, "lag_max": 3, "n_tokens": 4000}
+    step = {"version": 149, "v": 147, "reward": 0.5, "correct": 0.25, "completed_accuracy": 0.125, "lag_mean": 1.25,
+            "lag_max": 3, "n_tokens": 4000}  # fmt: skip
     printed = b""
     with open(writer, "w", encoding="utf-8") as out, open(reader, "rb", buffering=0) as shown:
         Console(total_steps=150, out=out).on("step", step)
@@ -354,22 +355,25 @@ def rows_on(width: int | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in printed.decode().splitlines()]
 
 
-@pytest.mark.parametrize("width", range(30, 100, 5))
+@pytest.mark.parametrize("width", range(30, 120, 5))
 def test_a_row_of_the_table_fits_the_terminal_by_leaving_columns_out(
     monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     lines = rows_on(width, monkeypatch)
     assert [len(line) for line in lines] == [len(lines[0])] * 2
     assert 26 <= len(lines[0]) <= max(width, 30)
-    assert lines[0].split()[:2] == ["step", "version" if width >= 90 else "reward"]
+    assert lines[0].split()[:2] == ["step", "version" if width >= 101 else "reward"]
     assert ("time left" in lines[0]) is (width >= 40)
-    assert ("lag" in lines[0]) is (width >= 65)
+    assert ("lag" in lines[0]) is (width >= 72)
+    assert ("completed" in lines[0]) is (width >= 48)
 
 
 def test_a_pipe_gets_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
     heading, line = rows_on(None, monkeypatch)
-    assert heading == "  step  version   reward  accuracy  lag mean/max  masked   KL(mism.)   tokens/s  time left"
-    assert line.split()[:6] == ["149", "147", "0.500", "0.250", "1.25/3", "0.0%"]
+    assert heading == (
+        "  step  version   reward  accuracy  completed  lag mean/max  masked   KL(mism.)   tokens/s  time left"
+    )
+    assert line.split()[:7] == ["149", "147", "0.500", "0.250", "0.125", "1.25/3", "0.0%"]
     monkeypatch.setenv("COLUMNS", "70")
     assert rows_on(None, monkeypatch)[0] == heading
 

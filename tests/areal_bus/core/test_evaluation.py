@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal_bus import messages as m
 from areal_bus.core import evaluation as metrics
 from areal_bus.core import evaluation as plan
 from areal_bus.core.evaluation import Evaluation, Evaluations, EvaluationSet
@@ -139,3 +140,23 @@ def test_news_of_a_closed_evaluation_are_late_and_of_no_evaluation_impossible() 
     with pytest.raises(ImpossibleEvent, match="'after' is not open") as found:
         evaluations.named("after")
     assert not isinstance(found.value, LateEvent)
+
+
+def test_completed_accuracy_counts_right_answers_that_a_stop_ended() -> None:
+    """113 of 128 are right, and the limit cut each of them: such a policy has not learned to stop."""
+
+    def figures(n_right: int, n_ended: int) -> tuple[float | None, float | None]:
+        evaluation = Evaluation("before", 0, 1, ["{}"] * 128)
+        for uid in range(128):
+            evaluation.lease(uid, "generator-0.0", 0.0)
+            finish = "stop" if uid < n_ended else "length"
+            evaluation.deliver(
+                m.Scored("value", 1.0, uid < n_right, "", 0.0, uid, 0, 0, "before", "generator-0.0", finish, [[1, 1]],
+                         [[0, 1]], 0.0, 0, bytes(8), bytes(4), "", "")
+            )  # fmt: skip
+        found = evaluation.figures()
+        return found["accuracy"], found["completed_accuracy"]  # type: ignore[return-value]
+
+    assert figures(113, 0) == (113 / 128, 0.0)
+    assert figures(113, 100) == (113 / 128, 100 / 128)
+    assert figures(10, 128) == (10 / 128, 10 / 128)

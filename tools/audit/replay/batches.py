@@ -177,14 +177,14 @@ class BatchChecks:
         for text in figures.broken(line, batch.trained, self._judged(batch), self.setup):
             self.file.add("I12", text, step=batch.step)
 
-    def _judged(self, batch: BatchRecord) -> list[bool]:
-        """Which answers of the batch were right, among those that the task judged."""
+    def _judged(self, batch: BatchRecord) -> list[tuple[bool, str]]:
+        """Which answers of the batch were right, among those that the task judged, and how they ended."""
         verdicts = [
-            batch.groups[one.uid].scored[one.sample].correct
+            (batch.groups[one.uid].scored[one.sample].correct, one.finish)
             for one in batch.trained
             if one.uid in batch.groups and one.sample in batch.groups[one.uid].scored
         ]
-        return [is_right for is_right in verdicts if is_right is not None]
+        return [(is_right, finish) for is_right, finish in verdicts if is_right is not None]
 
     def _balance(self, line: Line, batch: BatchRecord) -> None:
         names = ("n_tokens", "n_tokens_trained", "n_tokens_masked", "n_tokens_skipped")

@@ -298,11 +298,12 @@ def test_an_empty_share_is_an_update_too(tmp_path: Path) -> None:
 
 def test_the_figures_of_a_step(tmp_path: Path) -> None:
     shard = [
-        shard_item(sample=s, reward=float(s), correct=s == 3, finish="length" if s == 0 else "stop") for s in range(4)
+        shard_item(sample=s, reward=float(s), correct=s in (0, 3), finish="length" if s == 0 else "stop")
+        for s in range(4)
     ]
     stats = update(tiny_actor(tmp_path), batch_of(shard))
     assert stats["reward"] == 1.5
-    assert stats["correct"] == 0.25
+    assert (stats["correct"], stats["completed_accuracy"]) == (0.5, 0.25)
     assert stats["truncated_share"] == 0.25
     assert stats["zero_advantage_share"] == 0
     assert stats["clip_share"] == 0
