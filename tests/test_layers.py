@@ -25,7 +25,7 @@ MAY = {  # package -> what it imports of ours
 }
 TORCH = ("areal_bus.weights", "areal_cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
          "actors.offline", "actors.rewards.functions.model",
-         "actors.runtime.torch_profiler", "areal_lab.loops", "benchmarks")  # fmt: skip
+         "actors.runtime.torch_profiler", "areal_lab.loops", "areal_serve", "benchmarks")  # fmt: skip
 SHARED = {
     "messages",
     "errors",
