@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from actors.models.packed_row import SequencePiece
@@ -170,11 +170,7 @@ def build(
     if n_samples is not None:
         whole = {item.group: n_samples(item.born) if callable(n_samples) else n_samples for item in items}
         _check_sizes(sizes, whole, step=step, partial_groups=partial_groups)
-    batch = Batch(step=step, clock=clock, n_groups=n_groups, items=items)
-    for index, made in enumerate(items):
-        for name, values_K in made.fields.items():
-            batch.streams[name][index] = values_K[made.trained_K]
-    return batch
+    return as_batch(items, step=step, clock=clock, n_groups=n_groups)
 
 
 def _check_sizes(sizes: Counter[int], whole: dict[int, int], *, step: int, partial_groups: bool) -> None:
@@ -312,6 +308,11 @@ def minibatches(batch: Batch, n: int, *, first: int, order: Sequence[int] | None
     return parts
 
 
+def batch_folder(run: Path, step: int, rank: int) -> Path:
+    """Where journal.replay keeps a rank's share of a trained batch."""
+    return run / "batches" / f"step-{step:06d}" / f"rank-{rank}"
+
+
 def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
     """Write a rank's share as batch.safetensors (tensors by item) and batch.json (the rest); returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -329,7 +330,7 @@ def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:
                 record[part.name] = value
         records.append(record)
     for name, stream in batch.streams.items():
-        tensors |= {f"{index}/{name}": values.contiguous() for index, values in stream.items()}
+        tensors |= {f"{index}/{name}": values.clone() for index, values in stream.items()}  # two may share memory
     if batch.advantages is not None:
         tensors["advantages"] = batch.advantages.contiguous()
     save_file(tensors, str(folder / "batch.safetensors"))
@@ -455,3 +456,26 @@ class _Shelf:
             self.up ^= 1 << n
             self._down ^= 1 << self._top - n
         return index
+
+
+def read_batch(folder: Path) -> Batch:
+    """The share that `save_batch` has written, as `build` made it: without advantages and what is made before them."""
+    about = json.loads((folder / "batch.json").read_text(encoding="utf-8"))
+    tensors = load_file(str(folder / "batch.safetensors"))
+    names = [part.name for part in fields(Item) if part.type is Tensor]
+    items = []
+    for index, record in enumerate(about["items"]):
+        prefix = f"{index}/fields/"
+        own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        held: dict[str, Any] = {name: tensors[f"{index}/{name}"] for name in names}
+        items.append(Item(**record | held | {"cuts": tuple(record["cuts"]), "fields": own}))
+    return as_batch(items, step=about["step"], clock=about["clock"], n_groups=about["n_groups"])
+
+
+def as_batch(items: list[Item], *, step: int, clock: int, n_groups: int) -> Batch:
+    """The batch of these items, with the fields of their workflow as its first streams."""
+    batch = Batch(step=step, clock=clock, n_groups=n_groups, items=items)
+    for index, item in enumerate(items):
+        for name, values_K in item.fields.items():
+            batch.streams[name][index] = values_K[item.trained_K]
+    return batch

@@ -12,37 +12,26 @@ writes FOLDER/reference.jsonl with one line for each version.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from actors.data.loading import load_rows
 from actors.data.source import make_source
 from actors.engines.builtin.connect import open_builtin
 from actors.engines.protocol import Engine
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.head.shell import declared
 from actors.learner.batching import build
-from actors.learner.link.rendezvous import LearnerRanks
-from actors.learner.model.frozen_model import load_frozen_models
-from actors.learner.model.policy import Policy, model_settings
-from actors.learner.model.startup import demonstrate, load_critic, load_policy, warm_up
-from actors.learner.update.ppo import PPOActor, UpdateContext
-from actors.models.loading import check_model_path, load_tokenizer
-from actors.models.scratch import write_scratch_folder
+from actors.offline.offline_learner import OfflineLearner
 from actors.rewards.actor import n_before
 from actors.rewards.binding.values import read_value, with_ids
 from actors.rewards.loading import load_group, load_reward, reward_name, reward_options
-from actors.runtime.context import HeartbeatState, dump
+from actors.runtime.context import dump
 from actors.runtime.process import leave
-from actors.runtime.stages import stages_of
-from actors.runtime.user_code import add_user_folder
-from actors.workflows.loading import load_workflow
+from actors.workflows.loading import close_workflow, load_workflow
 from areal_bus.config.learner import LearnerConfig
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
@@ -51,8 +40,6 @@ from areal_bus.core.parts.stages import stage_at
 from areal_bus.core.rows import Row as DrawnRow
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Prompt, ShardItem, Trajectory
-from areal_bus.storage.journal import Journal
-from areal_bus.weights.snapshot import digest_of
 
 Group = list[tuple[Trajectory, float, bool | None]]  # trained samples of a prompt: trajectory, reward, correctness
 
@@ -67,47 +54,27 @@ class ReferenceStep:
     groups: Sequence[Group]
 
 
-class SynchronousReference:
+class SynchronousReference(OfflineLearner):
     """Policy and engines of one run, in this process: on the first GPU with topology.gpus_per_host, else on the CPU."""
 
     def __init__(self, config: Config, config_folder: Path, folder: Path, *, n_generators: int) -> None:
         """`folder`: the run's folder. Raises ConfigError for a config that is not synchronous or does not load."""
         self._check(config, n_generators)
-        self._device = find_device(config)
-        add_user_folder(config_folder)
-        self.config = config
-        self.journal = Journal(folder / "journal", role="reference", index=0, incarnation=0)
-        self._model_folder = find_model(config, config_folder, folder)
-        self._tokenizer = load_tokenizer(self._model_folder)
-        self._rows = load_rows(config, config_folder)
+        super().__init__(config, config_folder, folder, journal_role="reference")
         self._source = make_source(config, config_folder)
         options = reward_options(config.reward, folder, data=config.data)
         self._reward = load_reward(reward_name(config), config_folder, options=options)
         self._compare = load_group(config.reward.group, config_folder, options=options) if config.reward.group else None
-        self._stages = stages_of(config)
         self._next_uid = 0
         self._drawn: dict[int, DrawnRow] = {}  # uid -> its row, until its group is trained or replaced
         self._has_ended = False  # the data
-        self._settings = model_settings(config, LearnerRanks(), self._device)
-        self._policy = self._make_policy()
-        self._actor = PPOActor(
-            self._policy,
-            config,
-            UpdateContext(self.journal, HeartbeatState(), folder),
-            frozen=load_frozen_models(config, self._policy, model=self._model_folder, config_folder=config_folder),
-            critic=load_critic(config, self._model_folder, self._settings, config_folder=config_folder),
-        )
         self._engines = [self._make_engine() for _ in range(self._n_engines(n_generators))]
-        workflow = load_workflow(config)
+        self._woken = threading.Event()  # a conversation in a worker process can go on
+        self._workflow = load_workflow(config, wake=self._woken.set)
         self._runners = [
-            RolloutRunner(engine, workflow, self._tokenizer, config, RolloutLog(f"generator-{i}.0", self.journal))
+            RolloutRunner(engine, self._workflow, self._tokenizer, config, RolloutLog(f"generator-{i}.0", self.journal))
             for i, engine in enumerate(self._engines)
         ]
-
-    @property
-    def digest(self) -> str:
-        """Digest of the current weights in the engines' dtype."""
-        return digest_of(self._weights())
 
     def run(self) -> Iterator[ReferenceStep]:
         """Train until the last step or the end of the data."""
@@ -121,6 +88,11 @@ class SynchronousReference:
             batch = build(items(groups, step), step=step, clock=step, n_groups=len(groups), eta=eta)
             stats = self._actor.ppo_update(self._actor.compute_advantages_and_returns(batch))
             yield ReferenceStep(self._actor.version, stats, self.digest, groups)
+
+    def close(self) -> None:
+        """Stop the worker processes of the workflow, and end the journal."""
+        close_workflow(self._workflow)
+        self.journal.close()
 
     # which engine samples a prompt, and with which weights
 
@@ -141,37 +113,8 @@ class SynchronousReference:
 
     # models
 
-    def _make_policy(self) -> Policy:
-        """The learner's policy at version 0, after the configured warm-up."""
-        policy = load_policy(self.config, self._model_folder, self._settings)
-        if self.config.learner.warmup.steps:
-            self._warm_up(policy)
-        return policy
-
-    def _warm_up(self, policy: Policy) -> None:
-        config = self.config
-        demonstrations = demonstrate(self._rows, self._tokenizer, config.data)
-        warm_up(
-            policy,
-            demonstrations,
-            config.learner.warmup,
-            seed=config.run.seed,
-            capacity=stage_at(self._stages, 0).max_tokens_per_mb,
-            journal=self.journal,
-            heartbeat=HeartbeatState(),
-            tick=lambda: None,
-        )
-
     def _make_engine(self) -> Engine:
         return open_builtin(self.config, self._model_folder, self._tokenizer, device=self._device)
-
-    def _weights(self) -> dict[str, Tensor]:
-        """A copy of the tensors of a push."""
-        to = self._policy.push_dtype
-        return {
-            name: weight.detach().to(to if weight.is_floating_point() else weight.dtype, copy=True)
-            for name, weight in self._policy.pushed().items()
-        }
 
     # a batch
 
@@ -222,7 +165,7 @@ class SynchronousReference:
         made: dict[int, list[Trajectory]] = {prompt.uid: [] for prompt in prompts}
         for index, runner in enumerate(self._runners):
             share = [prompt for prompt in prompts if self._engine_of(prompt) == index]
-            for outcome in sample_share(runner, share):
+            for outcome in sample_share(runner, share, self._woken):
                 made[outcome.uid].append(outcome)
         for trajectories in made.values():
             trajectories.sort(key=lambda trajectory: trajectory.sample)
@@ -260,18 +203,6 @@ class SynchronousReference:
         return result["reward"], result["correct"]
 
 
-def find_device(config: Config) -> str:
-    """Raises ConfigError for a config with GPUs where torch finds none."""
-    if not config.topology.gpus_per_host:
-        return "cpu"
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"topology.gpus_per_host = {config.topology.gpus_per_host} needs a GPU, and torch ({torch.__version__}) "
-            "finds none: run on a machine that has one, or compute on the CPU (--set topology.gpus_per_host=0)"
-        )
-    return "cuda"
-
-
 def check(config: Config, n_generators: int) -> None:
     """Raises ConfigError for a config that the synchronous loop cannot reproduce."""
     if config.rollout.max_head_offpolicyness != 0:
@@ -279,17 +210,17 @@ def check(config: Config, n_generators: int) -> None:
             "the reference is synchronous: set rollout.max_head_offpolicyness = 0 (it is "
             f"{config.rollout.max_head_offpolicyness})"
         )
-    check_loop(config, n_generators)
+    check_loop(config, n_generators, converses=True)
 
 
-def check_loop(config: Config, n_generators: int) -> None:
-    """Raises ConfigError for a config that no loop in one process can run."""
+def check_loop(config: Config, n_generators: int, *, converses: bool = False) -> None:
+    """Raises ConfigError for a config that no loop in one process can run. `converses`: it waits for agents."""
     rules = [
         (config.topology.learners != 1, f"the reference has one learner: topology.learners is "
          f"{config.topology.learners}"),
         (config.learner.loop != LearnerConfig().loop, f"the reference is a loop of its own: learner.loop is "
          f"{config.learner.loop!r}"),
-        (config.workflow.uses_endpoint, "a loop in one process runs no conversations in worker processes: "
+        (config.workflow.uses_endpoint and not converses, "this loop runs no conversations in worker processes: "
          f"workflow.function is {config.workflow.function!r}"),
         (n_generators < 1, f"at least one generator samples; got {n_generators}"),
     ]  # fmt: skip
@@ -298,19 +229,21 @@ def check_loop(config: Config, n_generators: int) -> None:
             raise ConfigError(sentence)
 
 
-def find_model(config: Config, config_folder: Path, folder: Path) -> str:
-    """The model's folder or id. For a model from scratch, writes its description into `folder`."""
-    if config.model.scratch is None:
-        return check_model_path(config.model.path, config_folder)
-    write_scratch_folder(folder / "scratch-model", config.model.scratch)
-    return str(folder / "scratch-model")
-
-
-def sample_share(runner: RolloutRunner, share: Sequence[Prompt]) -> Iterator[Trajectory]:
-    """Sample a share; all of its prompts begin before the first decode step."""
+def sample_share(
+    runner: RolloutRunner, share: Sequence[Prompt], woken: threading.Event | None = None
+) -> Iterator[Trajectory]:
+    """Sample a share; all of its prompts begin before the first decode step. `woken`: set when an episode that waits
+    for an event outside the engine can go on.
+    """
     for prompt in share:
         yield from (outcome for outcome in runner.begin(prompt) if isinstance(outcome, Trajectory))
     while runner.n_live:
+        if woken is not None:
+            woken.clear()
+            yield from (outcome for outcome in runner.go_on() if isinstance(outcome, Trajectory))
+            if runner.n_live and runner.is_idle:
+                woken.wait()
+                continue
         yield from (outcome for outcome in runner.step() if isinstance(outcome, Trajectory))
 
 
@@ -339,19 +272,17 @@ def items(groups: Sequence[Group], step: int) -> Iterator[ShardItem]:
             )
 
 
-def as_line(step: ReferenceStep) -> dict[str, Any]:
-    """The fields of the head's `update` event, and the samples as in RUN/samples/tokens.jsonl."""
-    samples = [
-        {
-            "uid": t.uid,
-            "sample": t.sample,
-            "ids": np.frombuffer(t.ids, "<i4").tolist(),
-            "logps": np.frombuffer(t.logps, "<f4").tolist(),
-        }
-        for group in step.groups
-        for t, _, _ in group
-    ]
-    return {"version": step.version, "digest": step.digest, **step.stats, "samples": samples}
+def write_lines(learner: OfflineLearner, steps: Iterable[ReferenceStep], out: Path) -> None:
+    """Write out/reference.jsonl: a line for each version, with the fields of the head's `update` event."""
+    with (out / "reference.jsonl").open("w", encoding="utf-8") as file:
+        file.write(dump({"version": learner.version, "digest": learner.digest}) + "\n")
+        for step in steps:
+            samples = [
+                {"uid": t.uid, "sample": t.sample, "n_tokens": len(t.logps) // 4} for g in step.groups for t, _, _ in g
+            ]
+            line = {"version": step.version, "digest": step.digest, **step.stats, "samples": samples}
+            file.write(dump(line) + "\n")
+            print(f"version {step.version}", flush=True)
 
 
 def main() -> int:
@@ -368,11 +299,8 @@ def main() -> int:
         config = load(args.config, args.set)
         args.out.mkdir(parents=True)
         reference = SynchronousReference(config, args.config.resolve().parent, args.out, n_generators=args.generators)
-        with (args.out / "reference.jsonl").open("w", encoding="utf-8") as file:
-            file.write(dump({"version": 0, "digest": reference.digest}) + "\n")
-            for step in reference.run():
-                file.write(dump(as_line(step)) + "\n")
-        reference.journal.close()
+        write_lines(reference, reference.run(), args.out)
+        reference.close()
     except (ArealBusError, FileExistsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError | FileExistsError) else 1

@@ -314,6 +314,8 @@ class JournalConfig(Section):
     """Keep every trained and evaluated sample (text, reward, spans) beside the journal."""
     tokens: bool = False
     """Keep the token ids and log-probs of these samples as well; `tools.audit --recompute` checks them."""
+    replay: bool = False
+    """Keep every trained batch with its advantages in RUN/batches, so that `areal-bus replay` trains it again."""
     segment_mib: int = Field(8, ge=0)
     """A process's journal goes on in a new file at this size, and the full file is compressed (about 9 times smaller;
     all tools read it). 0: one file, not compressed."""

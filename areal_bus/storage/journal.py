@@ -17,8 +17,10 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+from areal_bus import __version__
 from areal_bus.core.events import Event
 from areal_bus.foreign_text import cut, valid
+from areal_bus.storage import journal_chain
 from areal_bus.storage.journal_segments import ONE_FILE, FileSizes, SegmentedFile
 from areal_bus.storage.machine import machine
 
@@ -146,6 +148,7 @@ class Journal:
         self._who = {"role": role, "rank": index, "inc": incarnation}
         self._seq = 0
         self._buffered: list[bytes] = []
+        self._chain = journal_chain.end_of(self.path)
         self._file = SegmentedFile(self.path, sizes, may_fail=incarnation > 0)
         self._started = self._marked = self._began = self._flushed = time.monotonic()
         self._label = "start"
@@ -156,7 +159,12 @@ class Journal:
         self._cpu_s: dict[str, float] = {}  # counted and not written
         began = {"t": round(self._started, 6)}  # labels count from here: a busy machine may stop us before the line
         about = {"pid": os.getpid(), "host": socket.gethostname(), "machine": machine(), "cores": n_cores()}
-        self.write(Event.START, **began, schema=SCHEMA, **about)
+        before = "" if self._chain else journal_chain.follows(self.path)  # a later start goes on in its own file
+        self._chain = self._chain or before.partition("=")[2]
+        joins: dict[str, Any] = {"code": __version__, "follows": before}
+        if role == "head":
+            joins["seals"] = journal_chain.seals(self.path)
+        self.write(Event.START, **began, schema=SCHEMA, **about, **joins)
 
     def write(self, event: Event, **fields: Any) -> None:
         """Write one line, after the buffered ones. `fields` are flat: numbers, strings or short lists of numbers.
@@ -186,7 +194,9 @@ class Journal:
         """Write the buffered lines."""
         if self._buffered:
             lines, self._buffered = self._buffered, []
-            self._file.append(*lines)
+            n_lost, links = self.n_lost, list(journal_chain.chained(self._chain, lines))
+            self._file.append(*(line for line, _ in links))
+            self._chain = links[-1][1] if self.n_lost == n_lost else journal_chain.end_of(self.path)
 
     @property
     def n_lost(self) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 PIECE_BYTES = 1 << 18  # compressed at once
 JOIN_S = 10.0  # longest wait for a compression at the end of a process
 NAME = re.compile(r"(?P<journal>(?P<role>[a-z_]+)-(?P<rank>\d+)\.(?P<inc>\d+))(?:\.\d+)?\.jsonl(?:\.gz)?")
-_TIMES = re.compile(rb',"at_[^"]*":\[[0-9,]*\]')  # a key: within a text its quotes are escaped
+TIMES = re.compile(rb',"at_[^"]*":\[[0-9,]*\]')  # a key: within a text its quotes are escaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def pack(plain: Path, *, keeps_times: bool) -> None:
             with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=target, mtime=0) as out:
                 while piece := source.read(PIECE_BYTES):
                     piece += source.readline()
-                    out.write(piece if keeps_times else _TIMES.sub(b"", piece))
+                    out.write(piece if keeps_times else TIMES.sub(b"", piece))
             target.flush()
             os.fsync(target.fileno())
         temporary.replace(packed)

@@ -4,14 +4,13 @@ The tiny character model, in a job of seconds; the engines have fewer slots than
 compared as floats, weights by digest, samples by token ids and log-probs.
 """
 
-import array
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from areal_bus.errors import ConfigError
 from benchmarks.harness import pace
 from benchmarks.harness.protocol import Figures
 from benchmarks.jobs import demo
-from tools.run import Line, Run
+from tools.run import Run
+from tools.trust.batches import differences, steps_of_loop, steps_of_run
 
 CONFIG = "configs/tiny.toml"
 STEPS = 20
@@ -34,10 +34,9 @@ CHANGES = (
     "model.scratch.layers=2",
     "learner.warmup.steps=40",
     "checkpoint.at_end=false",
-    "journal.tokens=true",
+    "journal.replay=true",
 )
 GENERATORS = (1, 2)
-CLOCKS = {"update_s"}  # figures that are seconds
 
 
 class Eta0:
@@ -77,7 +76,7 @@ class Likeness:
 
     def note(self, where: str, found: list[str]) -> None:
         """One comparison's outcome."""
-        self.identical_batches &= "batch" not in found
+        self.identical_batches &= not {"prompts", "tokens"} & set(found)
         self.bit_equal &= not found
         if found and self.difference is None:
             self.difference = f"{where}: {', '.join(found)}"
@@ -103,7 +102,7 @@ def ring(
 
 
 def reference(folder: Path, n_generators: int, *, config: str = CONFIG, changes: Sequence[str] = ()) -> Path:
-    """The plain loop's lines; `changes` are further settings. Raises ConfigError when it does not end well."""
+    """The plain loop's folder; `changes` are further settings. Raises ConfigError when it does not end well."""
     out = folder / f"reference-{n_generators}"
     line = [
         sys.executable,
@@ -119,7 +118,7 @@ def reference(folder: Path, n_generators: int, *, config: str = CONFIG, changes:
     done = subprocess.run([*line, *overrides(*changes)], cwd=demo.ROOT, env=os.environ | one_thread, check=False)
     if done.returncode != 0:
         raise ConfigError(f"the plain loop must end with code 0 to be compared; it ended with {done.returncode}")
-    return out / "reference.jsonl"
+    return out
 
 
 def overrides(*more: str) -> list[str]:
@@ -128,53 +127,22 @@ def overrides(*more: str) -> list[str]:
 
 def compare(run: Run, reference: Path, *, n_generators: int) -> Likeness:
     """Step by step, to the last step of either."""
-    with reference.open(encoding="utf-8") as file:
-        plain = [json.loads(line) for line in file]
-    theirs = list(steps(run))
+    plain, theirs = steps_of_loop(reference), steps_of_run(run)
     likeness = Likeness()
-    for line, (update, samples) in zip(plain[1:], theirs, strict=False):
-        likeness.note(f"step {line['version']}", differences(line, update, samples))
+    for one, other in zip(plain, theirs, strict=False):
+        likeness.note(f"step {one.version}", list(differences(one, other)))
         likeness.n_same += likeness.difference is None
-    if len(plain) - 1 != len(theirs):
-        likeness.note(f"the ring made {len(theirs)} steps, the loop {len(plain) - 1}", ["batch"])
-    held = {line["version"]: line["digest"] for line in plain}
+    if len(plain) != len(theirs):
+        likeness.note(f"the ring made {len(theirs)} steps, the loop {len(plain)}", ["prompts"])
+    held = digests(reference)
     for index in range(n_generators):
         mine = (line for line in run.events("pushed", role="generator") if line["rank"] == index)
         pushed = {line["version"]: line["digest"] for line in mine}
-        likeness.note(f"generator {index}", [] if pushed == held else ["digest"])
+        likeness.note(f"generator {index}", [] if pushed == held else ["weights"])
     return likeness
 
 
-def differences(plain: Line, update: Line, samples: list[Line]) -> list[str]:
-    """Differences between a step of the plain loop and of the ring."""
-    found = sorted(key for key in plain.keys() - CLOCKS - {"samples"} if plain[key] != update.get(key))
-    if logps(plain["samples"]) != logps(samples):
-        found.insert(0, "log-probs")
-    if tokens(plain["samples"]) != tokens(samples):
-        found.insert(0, "batch")
-    return found
-
-
-def steps(run: Run) -> Iterator[tuple[Line, list[Line]]]:
-    """Each update's line with the samples of its batch, in the batch's order."""
-    kept = {}
-    with (run.folder / "samples" / "tokens.jsonl").open(encoding="utf-8") as file:
-        for sample in map(json.loads, file):
-            if not sample["evaluation"]:  # its problems have uids of their own
-                kept[sample["uid"], sample["sample"]] = sample
-    batch: list[Line] = []
-    for line in run.events("trajectory", "update", role="head"):
-        if line["event"] == "update":
-            yield line, batch
-            batch = []
-        else:
-            batch.append(kept[line["uid"], line["sample"]])
-
-
-def tokens(samples: list[Line]) -> list[tuple[int, int, list[int]]]:
-    return [(sample["uid"], sample["sample"], sample["ids"]) for sample in samples]
-
-
-def logps(samples: list[Line]) -> list[bytes]:
-    """As float32, whose bits count."""
-    return [array.array("f", sample["logps"]).tobytes() for sample in samples]
+def digests(reference: Path) -> dict[int, str]:
+    """Of the weights of each version."""
+    with (reference / "reference.jsonl").open(encoding="utf-8") as file:
+        return {line["version"]: line["digest"] for line in map(json.loads, file)}

@@ -37,7 +37,7 @@ WARM = 3  # updates before the first moment
 LAP = {demo.CONFIG: 16, TINY: 100}  # and between the two
 QUICK_LAP = {demo.CONFIG: 4, TINY: 25}
 POLL_S = 2.0  # as the page does
-ENVELOPE = {"t", "wall", "term", "role", "rank", "inc", "seq", "event"}
+ENVELOPE = {"t", "wall", "term", "role", "rank", "inc", "seq", "event", "chain"}
 REPEATS = 5
 PROC = Path("/proc")
 

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from actors.head.checkpoint_writer import newest_checkpoint
-from benchmarks.eta0 import bench as eta0
 from tests.faults.ring import CONFIG, INSIDE, ROOT, History, Ring
 from tools.run import Line
 
@@ -99,7 +98,7 @@ def differences(ring: Ring, plain: dict[int, Line]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for line in ring.lines("update", role="head"):
         one = plain[line["version"]]
-        differ = [key for key in one.keys() - eta0.CLOCKS - {"samples"} if one[key] != line.get(key)]
+        differ = [key for key in one.keys() - {"update_s", "samples"} if one[key] != line.get(key)]
         if differ:
             found[line["version"]] = sorted(differ)
     return found
@@ -118,7 +117,7 @@ def batches(ring: Ring) -> dict[int, list[tuple[int, int, int]]]:
 
 def plain_batches(plain: dict[int, Line]) -> dict[int, list[tuple[int, int, int]]]:
     return {
-        version - 1: [(x["uid"], x["sample"], len(x["logps"])) for x in line["samples"]]
+        version - 1: [(x["uid"], x["sample"], x["n_tokens"]) for x in line["samples"]]
         for version, line in plain.items()
         if version
     }

@@ -26,7 +26,7 @@ from areal_bus.core.state import HeadState
 from areal_bus.messages import Role
 
 Line = dict[str, Any]
-HEADER = {"t", "wall", "term", "role", "rank", "inc", "seq", "event"}
+HEADER = {"t", "wall", "term", "role", "rank", "inc", "seq", "event", "chain"}
 NOT_DECIDED = {"start", "end", "spans", "note", "wait", "stall"}  # of the shell and its watchdog
 
 

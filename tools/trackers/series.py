@@ -73,7 +73,7 @@ PATTERNS: Mapping[str, str] = {  # series whose names depend on the run
     "eval/SET/FIELD": "the same for a further set of problems",
 }
 PART = "reward:"  # prefix of the fields of rewards by name
-ENVELOPE = frozenset({"t", "wall", "term", "role", "rank", "inc", "seq", "event", "version", "u", "digest"})
+ENVELOPE = frozenset({"t", "wall", "term", "role", "rank", "inc", "seq", "event", "chain", "version", "u", "digest"})
 EVALUATION_FIELDS = (
     "accuracy",
     "completed_accuracy",

@@ -3,14 +3,15 @@
 import array
 import math
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.learner.batching import build, pack
+from actors.learner.batching import Item, build, pack, read_batch, save_batch
 from areal_bus.core.parts.staleness import trained_runs
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import ShardItem
@@ -149,6 +150,18 @@ def test_a_trajectory_without_a_trained_token_is_no_piece() -> None:
 def test_trajectories_that_contradict_their_segments_are_refused() -> None:
     with pytest.raises(ImpossibleEvent, match="unknown trajectory 2"):
         build([replace(interleaved()[0], trajectories=[0, 2, 0])], step=3, clock=3, n_groups=1, eta=1)
+
+
+def test_a_saved_batch_is_read_as_it_was_built(tmp_path: Path) -> None:
+    shard = [*random_shard(seed=5), replace(interleaved()[0], group=99, clock=3)]
+    built = build(shard, step=3, clock=3, n_groups=100, eta=1)
+    again = read_batch(save_batch(tmp_path, built, reason="trained"))
+    assert (again.step, again.clock, again.n_groups) == (3, 3, 100)
+    for one, other in zip(built.items, again.items, strict=True):
+        for part in fields(Item):
+            ours, theirs = getattr(one, part.name), getattr(other, part.name)
+            assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else str(ours) == str(theirs), part.name
+    assert [streams.keys() for streams in again.streams.values()] == [{len(built.items) - 1}]
 
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=80)

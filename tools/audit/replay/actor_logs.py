@@ -149,7 +149,7 @@ def attempt_of(known: int) -> int:
     return known & 0xFFFFFFF
 
 
-OF_THE_LINE = frozenset({"t", "wall", "term", "role", "rank", "inc", "seq", "event", "version", "u"})
+OF_THE_LINE = frozenset({"t", "wall", "term", "role", "rank", "inc", "seq", "event", "chain", "version", "u"})
 
 
 class Begun(NamedTuple):

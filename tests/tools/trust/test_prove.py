@@ -1,0 +1,149 @@
+"""Proofs: equal runs are equal, a planted difference is named at its first place, shipped configs are proved."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from areal_bus.config.loader import load
+from areal_bus.errors import ConfigError
+from tests.tools.trust.plain import ROOT, TINY, train_plain
+from tools.trust import prove
+from tools.trust.batches import PARTS, Sample, Step, differences, steps_of_loop
+
+BY_CALLS = """
+import itertools
+calls = itertools.count()
+def score(prompt, completion):
+    return float(next(calls))
+"""
+BY_PROCESS = """
+import os
+def score(prompt, completion):
+    return float(os.getpid())
+"""
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
+    return steps_of_loop(train_plain(tmp_path_factory.mktemp("plain") / "loop"))
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "step"),
+    [
+        ({}, None, 0),
+        ({"actor__lr": 1e-3}, "other figures", 1),
+        ({"gconfig__temperature": 0.9}, "log-probs", 1),
+        ({"gconfig__max_new_tokens": 3}, "tokens", 1),
+        ({"actor__advantage": '"grpo"'}, "advantages", 1),
+        ({"actor__adam_beta2": 0.9}, "weights", 1),
+        ({"data__largest": 5}, "prompts", 1),
+        ({"run__seed": 2}, "prompts", 1),
+    ],
+)
+def test_a_planted_difference_is_named_at_its_first_place(
+    plain: list[Step], tmp_path: Path, change: dict[str, Any], part: str | None, step: int
+) -> None:
+    other = steps_of_loop(train_plain(tmp_path / "other", **change))
+    first = prove.compare(plain, other, other, eta=1).first
+    assert (first and (first.part, first.step)) == (part and (part, step))
+
+
+def test_a_reward_of_two_processes_that_depends_on_its_calls_is_named(plain: list[Step], tmp_path: Path) -> None:
+    (tmp_path / "by_calls.py").write_text(BY_CALLS)
+    other = steps_of_loop(train_plain(tmp_path / "other", modules=tmp_path, reward__function='"by_calls:score"'))
+    first = prove.compare(plain, other, other, eta=1).first
+    assert first is not None
+    assert (first.part, first.step) == ("rewards", 1)
+
+
+def planted(step: Step, part: str) -> Step:
+    """The step with one change in this part of its last sample."""
+    sample: Sample = step.samples[-1]
+    numbers = {"log-probs": "logps", "advantages": "advantages"}
+    if part in numbers:
+        values = np.array(getattr(sample, numbers[part]))
+        values[-1] = np.nextafter(values[-1], np.float32(9.0))
+        sample = replace(sample, **{numbers[part]: values})
+    elif part == "rewards":
+        sample = replace(sample, reward=math.nextafter(sample.reward, 9.0))
+    elif part in ("prompts", "tokens"):
+        kind = {"prompts": "prompt", "tokens": "ids"}[part]
+        sample = replace(sample, **{kind: [*getattr(sample, kind)[:-1], 99]})
+    key = {"gradient norm": "grad_norm", "other figures": "loss", "weights": "digest"}.get(part)
+    figures = dict(step.figures) | ({key: "planted"} if key else {})
+    return replace(step, samples=[*step.samples[:-1], sample], figures=figures)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_last_bit_of_each_part_is_compared(plain: list[Step], part: str) -> None:
+    assert list(differences(plain[1], planted(plain[1], part))) == [part]
+
+
+def test_a_missing_step_and_a_missing_batch_are_differences(plain: list[Step]) -> None:
+    first = prove.compare(plain, plain[:2], plain, eta=1).first
+    assert first is not None
+    assert (first.step, first.place, first.first, first.second) == (3, "number of steps", "3", "2")
+    with pytest.raises(ConfigError, match="missing batch of step 1"):
+        prove.compare([replace(plain[0], samples=[])], plain[:1], plain, eta=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["configs/simulated.toml"], "unsupported engine for a proof: rollout.engine = 'simulated'"),
+        (["configs/tiny-vllm.toml"], "unsupported engine for a proof: rollout.engine = 'vllm'"),
+        (["configs/tiny.toml", "--steps", "0"], "--steps must be at least 1: it is 0"),
+        (["configs/tiny.toml", "--output", "."], "--output must be a new folder"),
+    ],
+)
+def test_a_proof_that_cannot_run_is_refused_with_the_reason(
+    words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ConfigError, match=sentence):
+        prove.main(words)
+
+
+FEW = ["learner.warmup.steps=1", "model.scratch.hidden_size=32", "model.scratch.layers=1"]
+CONFIGS: dict[str, tuple[str, list[str]]] = {
+    "multi-turn": ("multi-turn", []),
+    "lora": ("tiny", ["actor.lora.rank=4", "actor.lora.dropout=0.1"]),
+    "critic": ("tiny", ["actor.algorithm=ppo"]),
+    "two sources": ("mix", []),
+    "kl and minibatches": ("tiny", ["actor.algorithm=grpo-kl", "actor.ppo_n_minibatches=2"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_shipped_config_gives_the_bits_of_the_plain_loop(name: str, tmp_path: Path) -> None:
+    file, more = CONFIGS[name]
+    path = ROOT / "configs" / f"{file}.toml"
+    given = [*FEW, *more]
+    both = prove.run_both(path, prove.changes(load(path, given), 2, given), tmp_path)
+    assert prove.compare(*both, both[0], eta=1).first is None
+    assert len(both[1]) == 2
+
+
+@pytest.mark.slow
+def test_the_command_names_a_reward_that_depends_on_its_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "by_process.py").write_text(BY_PROCESS)
+    text = TINY.read_text().replace('"reverse"\n\n[actor]', '"by_process:score"\n\n[actor]')
+    (tmp_path / "mine.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    words = ["mine.toml", "--steps", "1", "--json", "--output", "proof", *(w for s in FEW for w in ("--set", s))]
+    assert prove.main(words) == 1
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert not found["bit_equal"]
+    assert found["first_difference"].startswith("rewards of step 1, uid 0 sample 0: ")
+    assert found["max_logprob_difference"] == 0.0
+    assert found["asynchronous"]["steps"][0]["lag_max"] == 0.0
+    assert "rewards of step 1" in (tmp_path / "proof" / "prove.html").read_text()
