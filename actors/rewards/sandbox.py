@@ -397,10 +397,15 @@ def wait_for_namespace(info: bytes) -> None:
 @functools.cache
 def find_level() -> Level:
     """The strongest level that runs a program on this machine. Prints a line, once a process, when it is the weaker."""
-    try:
-        if run(PROBE, level="bubblewrap").stdout == b"1337\n":
-            return "bubblewrap"
-    except OSError:  # no bubblewrap, or no namespaces
-        pass
+    if has_namespaces():
+        return "bubblewrap"
     print(WEAKER, file=sys.stderr)
     return "rlimits"
+
+
+def has_namespaces() -> bool:
+    """Whether a program runs with bubblewrap here."""
+    try:
+        return run(PROBE, level="bubblewrap").stdout == b"1337\n"
+    except OSError:  # no bubblewrap, or no namespaces
+        return False

@@ -29,15 +29,15 @@ TIMEOUT_S = 120.0
 @cache
 def library(sources_in: Path) -> ctypes.CDLL | None:
     """The library, or None if it cannot be compiled; the reason is logged once."""
-    compiler = _compiler()
-    if compiler is None:
+    command = compiler()
+    if command is None:
         _log_no_compiler()
         return None
     with tempfile.TemporaryDirectory(prefix="areal-bus-") as temporary:  # a loaded library may be deleted
         folder, refused = _folder() or Path(temporary), ""
         for flags in ((*FLAGS, *WIDE), (*FLAGS, "-march=native"), (*FLAGS, "-mcpu=native"), FLAGS):
             try:
-                found = ctypes.CDLL(str(_compiled(sources(sources_in), compiler, flags, folder)))
+                found = ctypes.CDLL(str(_compiled(sources(sources_in), command, flags, folder)))
             except subprocess.CalledProcessError as error:
                 refused = refused or error.stderr.strip()
                 continue
@@ -75,7 +75,7 @@ def _log_no_compiler() -> None:
     logger.info("no C compiler was found (cc, gcc, clang or $CC): slower torch operations are used")
 
 
-def _compiler() -> list[str] | None:
+def compiler() -> list[str] | None:
     """The compiler as a command line."""
     if chosen := os.environ.get("CC"):
         return shlex.split(chosen)

@@ -33,6 +33,11 @@ COMMANDS = {
         "train by CONFIG.toml: starts mpirun with what it needs here (-np N, --set, --resume)",
     ),
     "serve": ("areal_serve", "serve the Tinker API: your training loop is the client, models and samples are here"),
+    "doctor": (
+        "launch.commands.doctor",
+        "check this machine: versions, GPUs, mpirun, folders, ports, clock, limits; what would fail, and the remedy",
+    ),
+    "manifest": ("launch.commands.manifest", "write the files of a job for Kubernetes, SkyPilot or Slurm (--to)"),
     "samples": ("tools.samples", "show sampled completions"),
     "prompt": (
         "tools.prompt",

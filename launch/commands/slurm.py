@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_bus.config.sections import Config
+from areal_bus.config.sections import Config, TopologyConfig
 from areal_bus.errors import ConfigError
 from launch.plan.topology import check_count, min_ranks
 from launch.run.job_id import SLURM_JOB
@@ -60,10 +60,7 @@ def sbatch_file(config: Config, files: Sequence[Path], overrides: Sequence[str],
     without an interface.
     """
     topology = config.topology
-    ranks = min_ranks(topology)
-    check_count(topology, ranks)
-    per_node = min(ranks, topology.ranks_per_host)
-    nodes = math.ceil(ranks / per_node)
+    ranks, per_node, nodes = layout(topology)
     if nodes > 1 and not config.bus.interface:
         raise ConfigError(
             f"ranks on several hosts need a network interface: {ranks} ranks take {nodes} nodes of "
@@ -93,6 +90,14 @@ def sbatch_file(config: Config, files: Sequence[Path], overrides: Sequence[str],
         runs=shlex.quote(str(config.run.folder)),
         quoted_name=shlex.quote(name),
     )
+
+
+def layout(topology: TopologyConfig) -> tuple[int, int, int]:
+    """Number of ranks, of ranks on a node, and of nodes. Raises ConfigError."""
+    ranks = min_ranks(topology)
+    check_count(topology, ranks)
+    per_node = min(ranks, topology.ranks_per_host)
+    return ranks, per_node, math.ceil(ranks / per_node)
 
 
 def was_drained(folder: str, name: str, job: str) -> bool:

@@ -238,25 +238,30 @@ TIMEOUT_S = 300.0  # importing torch from a network file system is slow
 
 def count_gpus() -> tuple[int, str]:
     """(number of GPUs, torch version). CUDA_VISIBLE_DEVICES limits the GPUs that torch finds."""
-    inner = actor_environment(os.environ, gpus=(), cpu=True)
-    del inner[VISIBLE_DEVICES]
-    inner |= {VISIBLE_DEVICES: os.environ[VISIBLE_DEVICES]} if VISIBLE_DEVICES in os.environ else {}
-    words = [sys.executable, "-P", "-c", COUNT_PROGRAM]
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=inner,
-            timeout=TIMEOUT_S,
-            check=True,
-            encoding="utf-8",
-        )
-        number, version = done.stdout.split()
+        number, version = ask_torch(COUNT_PROGRAM).split()
         return int(number), version
     except (subprocess.SubprocessError, OSError, ValueError):  # torch does not import
         return 0, "none that imports"
+
+
+def ask_torch(program: str) -> str:
+    """The output of a program with torch, in a process of its own. Raises SubprocessError or OSError."""
+    inner = actor_environment(os.environ, gpus=(), cpu=True)
+    del inner[VISIBLE_DEVICES]
+    inner |= {VISIBLE_DEVICES: os.environ[VISIBLE_DEVICES]} if VISIBLE_DEVICES in os.environ else {}
+    words = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=inner,
+        timeout=TIMEOUT_S,
+        check=True,
+        encoding="utf-8",
+    )
+    return done.stdout
 
 
 def smallest_gpu_mib() -> int:
