@@ -18,6 +18,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
 .PHONY: help setup model demo test test-all check smoke-pythons soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm tinker-sdk test-tinker test-servers
+.PHONY: help setup dist model demo test test-all check smoke-pythons soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm test-servers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -74,6 +75,10 @@ $(DOCS): pyproject.toml constraints.txt
 	@test -x .venv-docs/bin/python || "$(PYTHON)" -m venv .venv-docs
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs-material
 	@touch $@
+
+dist:  ## wheel and source distribution in dist/, checked by twine, in an environment of its own (60 MB)
+	@test -x .venv-dist/bin/twine || { "$(PYTHON)" -m venv .venv-dist && .venv-dist/bin/pip install --quiet build twine; }
+	@rm -rf dist && .venv-dist/bin/python -m build --outdir dist . >/dev/null && .venv-dist/bin/twine check --strict dist/*
 
 PEERS := .venv-peers/peers-$(TORCH).stamp
 bench-peers: setup $(PEERS)  ## what python -m benchmarks measures us against, in an environment of its own (2 GB)

@@ -75,7 +75,9 @@ def workflow(value: Any, foreign: Foreign) -> Ours:
 
 def trackers(value: Any, foreign: Foreign) -> Ours:
     """Those that are on; each key gives all of them."""
-    asked = {name: str(foreign.get(f"stats_logger.{name}.mode", "disabled")) for name in ("wandb", "trackio")}
+    asked = {
+        name: str(foreign.get(f"stats_logger.{name}.mode", "disabled")) for name in ("wandb", "trackio", "swanlab")
+    }
     asked["tensorboard"] = str(foreign.get("stats_logger.tensorboard.path", "disabled"))
     names = [name for name, mode in asked.items() if mode != "disabled"]
     return {"journal.tracker": names} if names else {}
@@ -213,6 +215,7 @@ KEYS = (
     Key("evaluator.eval_before_train", "evaluate.before", "", None, as_truth("evaluate.before")),
     Key("stats_logger.wandb.mode", "journal.tracker", "online or offline: wandb", None, trackers),
     Key("stats_logger.trackio.mode", "journal.tracker", "online or offline: trackio", None, trackers),
+    Key("stats_logger.swanlab.mode", "journal.tracker", "online or offline: swanlab", None, trackers),
     Key("stats_logger.tensorboard.path", "journal.tracker", "tensorboard", None, trackers),
 )  # fmt: skip
 
@@ -248,7 +251,6 @@ ABSENT = (
     Absent("recover.mode", "--resume RUN or run.resume", unless("disabled")),
     Absent("evaluator.freq_secs", "set evaluate.every_steps"),
     Absent("total_train_n_seqs", "set run.total_train_steps"),
-    Absent("stats_logger.swanlab.mode", "no such tracker: journal.tracker", unless("disabled")),
     Absent("actor.init_from_scratch", "set [model.scratch]"),
     Absent("actor.temperature", "gconfig.temperature counts for the learner, too", as_gconfig("temperature")),
     Absent("actor.max_new_tokens", "gconfig.max_new_tokens is the limit", as_gconfig("max_new_tokens")),

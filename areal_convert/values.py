@@ -112,9 +112,8 @@ def adapters(rank: Any, alpha: Any, modules: Any, dropout: Any = None) -> Ours:
 def trackers(names: Any) -> list[str]:
     """Of theirs, those that we have."""
     given = [names] if isinstance(names, str) else names
-    return [
-        name for name in dict.fromkeys(str(one).lower() for one in given) if name in ("wandb", "tensorboard", "trackio")
-    ]
+    ours = ("wandb", "tensorboard", "trackio", "mlflow", "swanlab")
+    return [name for name in dict.fromkeys(str(one).lower() for one in given) if name in ours]
 
 
 def in_module(path: str, function: str) -> str:

@@ -204,7 +204,7 @@ KEYS = (
     Key("trainer.total_training_steps", "run.total_train_steps", "unset: the passes end the run", None,
         positive("run.total_train_steps")),
     Key("trainer.experiment_name", "run.name", "", None, lambda value, foreign: {"run.name": run_name(value)}),
-    Key("trainer.logger", "journal.tracker", "wandb and tensorboard", None,
+    Key("trainer.logger", "journal.tracker", "wandb, tensorboard, trackio, mlflow, swanlab", None,
         lambda value, foreign: {"journal.tracker": found} if (found := trackers(value)) else {}),
     Key("trainer.n_gpus_per_node", "topology.gpus_per_host", "choose the split of GPUs: docs/choosing.md", None,
         as_whole("topology.gpus_per_host")),

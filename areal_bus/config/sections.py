@@ -320,8 +320,8 @@ class JournalConfig(Section):
     """A process's journal goes on in a new file at this size, and the full file is compressed (about 9 times smaller;
     all tools read it). 0: one file, not compressed."""
     tracker: tuple[str, ...] = ()
-    """Trackers that a process beside the job feeds from the journal: "tensorboard", "wandb", "trackio", "csv",
-    "parquet", or your own, "module:Writer" (docs/trackers.md)."""
+    """Trackers that a process beside the job feeds from the journal: "tensorboard", "wandb", "trackio", "mlflow",
+    "swanlab", "csv", "parquet", or your own, "module:Writer" (docs/trackers.md)."""
 
 
 class Config(Section):

@@ -1,6 +1,7 @@
 """Trackers: series from journal lines, the follower of a growing journal, and each tracker's files read back.
 
-The tests of TensorBoard, W&B and Trackio are skipped where their packages are missing; `make setup` installs them.
+The tests of TensorBoard, W&B, Trackio, MLflow and SwanLab are skipped where their packages are missing;
+`make setup` installs them.
 """
 
 import csv
@@ -344,6 +345,52 @@ def test_trackio_gets_each_step_once_over_two_starts(ring: Ring, tmp_path: Path)
     assert [(x["step"], x["rollout/reward"]) for x in logs if "rollout/reward" in x] == [(1, 1.0), (2, 2.0)]
     assert [x["step"] for x in logs if "eval/accuracy" in x] == [2]
     assert sum("samples" in x for x in logs) == 2
+
+
+@needs("mlflow")
+@pytest.mark.slow
+def test_mlflow_gets_each_step_once_over_two_starts_without_a_server(ring: Ring) -> None:
+    ring.update(1.0)
+    exported(ring.folder, "mlflow")
+    ring.update(2.0)
+    ring.evaluate("after", 0.5)
+    exported(ring.folder, "mlflow")
+    code = (
+        "import json, sys; from mlflow.tracking import MlflowClient; c = MlflowClient(sys.argv[1])\n"
+        "(run,) = c.search_runs([c.get_experiment_by_name('areal-bus').experiment_id])\n"
+        "history = {name: [(m.step, m.value) for m in c.get_metric_history(run.info.run_id, name)]\n"
+        "           for name in run.data.metrics}\n"
+        "files = [f.path for f in c.list_artifacts(run.info.run_id, 'samples')]\n"
+        "print(json.dumps([history, run.data.params, run.info.status, files]))"
+    )
+    place = (ring.folder / "trackers" / "mlflow").resolve().as_uri()
+    environment = os.environ | {"MLFLOW_ALLOW_FILE_STORE": "true"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, place], env=environment, capture_output=True, text=True, check=True
+    )
+    history, params, status, files = json.loads(done.stdout.splitlines()[-1])
+    assert history["rollout/reward"] == [[1, 1.0], [2, 2.0]]
+    assert history["eval/accuracy"] == [[2, 0.5]]
+    assert (params, status) == ({"actor.lr": "0.5"}, "FINISHED")
+    assert files == ["samples/000000.jsonl", "samples/000001.jsonl"]
+
+
+@needs("swanlab")
+@pytest.mark.slow
+def test_swanlab_gets_each_step_once_over_two_starts_offline(ring: Ring, tmp_path: Path) -> None:
+    offline = {"SWANLAB_MODE": "offline", "HOME": str(tmp_path)}
+    ring.update(1.0)
+    exported(ring.folder, "swanlab", **offline)
+    ring.update(2.0)
+    exported(ring.folder, "swanlab", **offline)
+    files = sorted((ring.folder / "trackers" / "swanlab").rglob("run-*.swanlab"), key=lambda file: str(file.parent))
+    assert len(files) == 2
+    assert len({file.name for file in files}) == 1  # the same run
+    assert [file.read_bytes().count(b"rollout/reward_max") > 0 for file in files] == [True, True]
+    texts = [
+        file.read_text() for file in (ring.folder / "trackers" / "swanlab").rglob("*.txt") if "media" in file.parts
+    ]
+    assert any('"completion": "4"' in text for text in texts)
 
 
 def test_a_tracker_of_the_user_writes_beside_a_job_and_afterwards(ring: Ring, tmp_path: Path, capfd: Out) -> None:

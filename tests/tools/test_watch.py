@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from rich.console import Console
@@ -29,6 +30,7 @@ from tools.run import Run
 from tools.watch import __main__ as watch
 from tools.watch import screen
 from tools.watch.live_run import Frame, LiveRun, thinned
+from tools.watch.metrics import labels
 from tools.watch.ring_flow import RingFlow, Stage
 from tools.watch.screen import sparkline
 from tools.watch.server import PageServer
@@ -204,6 +206,32 @@ def test_a_folder_that_is_no_run_cannot_be_watched(tmp_path: Path) -> None:
 def served(folder: Path) -> Iterator[PageServer]:
     with PageServer(LiveRun(Run(folder))) as server:
         yield server
+
+
+def test_metrics_have_the_form_of_prometheus_and_the_figures_of_the_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AREALBUS_WATCH_TOKEN", "always the same")
+    ring = Ring(tmp_path)
+    ring.update(0.5)
+    with served(ring.folder) as server, urlopen(f"http://127.0.0.1:{server.port}/metrics?token=always+the+same") as got:
+        assert got.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        text = got.read().decode()
+    line = re.compile(r"(areal_bus_\w+)(?:\{\w+=\"[^\"\\\n]*\"\})? (-?\d\S*)|# (HELP|TYPE) (areal_bus_\w+) .+")
+    parsed = [line.fullmatch(one) for one in text.splitlines()]
+    assert all(parsed), text
+    assert text.endswith("\n")
+    kinds = [one[4] for one in parsed if one is not None and one[3] == "TYPE"]
+    assert len(kinds) == len(set(kinds))
+    assert {one[1] for one in parsed if one is not None and one[1]} == set(kinds)
+    assert "areal_bus_version 1.0" in text
+    assert 'areal_bus_figure{series="rollout/reward"} 0.5' in text
+    assert 'areal_bus_prompts{stage="waiting"} ' in text
+    assert sum(float(value) for value in re.findall(r"^areal_bus_run_state\S* (.+)$", text, re.M)) == 1.0
+
+
+def test_label_values_are_escaped() -> None:
+    assert labels({"name": 'a "b"\\\n'}) == '{name="a \\"b\\"\\\\\\n"}'
 
 
 def status(server: PageServer, path: str, **headers: str) -> int:

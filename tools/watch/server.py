@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import secrets
 import time
 from dataclasses import asdict
@@ -14,8 +15,10 @@ from aiohttp import web
 from areal_bus.errors import ConfigError
 from areal_bus.transport.web_server import HOST, WebServer
 from tools.watch.live_run import Frame, LiveRun
+from tools.watch.metrics import METRICS_TYPE, exposition
 
 PAGE = Path(__file__).with_name("page.html")
+TOKEN = "AREALBUS_WATCH_TOKEN"  # of the environment: a token that stays the same, for Prometheus
 FRESH_S = 1.0  # several pages of one run cost no more than one
 N_CONNECTIONS = 64  # a browser opens up to six for a page
 HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
@@ -26,7 +29,7 @@ class PageServer:
 
     def __init__(self, live: LiveRun, port: int = 0) -> None:
         """Raises ConfigError when the port is taken."""
-        self.token = secrets.token_urlsafe(16)
+        self.token = os.environ.get(TOKEN) or secrets.token_urlsafe(16)
         self._live, self._lock = live, asyncio.Lock()
         self._frame: Frame | None = None
         self._read_at = 0.0  # monotonic
@@ -49,7 +52,7 @@ class PageServer:
         return f"http://{HOST}:{self.port}/?token={self.token}"
 
     async def _answer(self, request: web.Request) -> web.Response:
-        """GET / is the page and GET /frame.json the newest frame."""
+        """GET / is the page, GET /frame.json the newest frame and GET /metrics its figures for Prometheus."""
         if not self._is_allowed(request):
             return response(HTTPStatus.FORBIDDEN, "text/plain", b"the URL needs the token that tools.watch printed\n")
         if request.path == "/":
@@ -60,7 +63,10 @@ class PageServer:
         if request.path == "/frame.json":
             body = json.dumps(asdict(await self._newest()), allow_nan=False).encode()
             return response(HTTPStatus.OK, "application/json", body)
-        return response(HTTPStatus.NOT_FOUND, "text/plain", b"there is / and /frame.json\n")
+        if request.path == "/metrics":
+            body = exposition(await self._newest()).encode()
+            return web.Response(body=body, headers={**HEADERS, "Content-Type": METRICS_TYPE})
+        return response(HTTPStatus.NOT_FOUND, "text/plain", b"there is /, /frame.json and /metrics\n")
 
     def _is_allowed(self, request: web.Request) -> bool:
         """Whether the token is right, and the name of the host is ours: a foreign name may point to this address."""

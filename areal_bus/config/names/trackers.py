@@ -25,6 +25,8 @@ TRACKERS = {
     "tensorboard": TrackerKind("tools.trackers.tensorboard_writer:TensorboardWriter", "tensorboard"),
     "wandb": TrackerKind("tools.trackers.wandb_writer:WandbWriter", "wandb"),
     "trackio": TrackerKind("tools.trackers.trackio_writer:TrackioWriter", "trackio"),
+    "mlflow": TrackerKind("tools.trackers.mlflow_writer:MlflowWriter", "mlflow"),
+    "swanlab": TrackerKind("tools.trackers.swanlab_writer:SwanlabWriter", "swanlab"),
     "csv": TrackerKind("tools.trackers.tables:csv_writer"),
     "parquet": TrackerKind("tools.trackers.tables:parquet_writer", "pyarrow"),
 }
