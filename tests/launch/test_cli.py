@@ -47,7 +47,7 @@ def areal_bus(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     [
         ("smaples", "there is no command 'smaples': the nearest is samples"),
         ("--versio", "the nearest is --version"),
-        ("frobnicate", "there is no command 'frobnicate': the commands are demo, init, run, samples"),
+        ("frobnicate", "there is no command 'frobnicate': the commands are demo, init, run, doctor"),
         ("init", "init takes the name of one new folder"),
         ("init full", "init writes into a new or empty folder: full has a, b, c and 1 more"),
         ("init full/a", "init writes into a new or empty folder: full/a is a file"),
