@@ -16,6 +16,7 @@ from benchmarks.eta0 import bench as eta0
 from benchmarks.faults import bench as faults
 from benchmarks.gate import bench as gate
 from benchmarks.generate import bench as generate
+from benchmarks.gpu import bench as gpu
 from benchmarks.harness import pace
 from benchmarks.harness.protocol import Bench
 from benchmarks.jobs import async_speedup, demo, interrupt, throughput_bound
@@ -42,6 +43,7 @@ BENCHES: Mapping[str, Bench] = {
     "faults": faults.Faults(),
     "gate": gate.GateBench(),
     "generate": generate.GenerateBench(),
+    "gpu": gpu.GpuBench(),
     "interrupt": interrupt.Interrupt(),
     "loss": loss.LossBench(),
     "observability": observability.Observability(),

@@ -1,0 +1,36 @@
+"""docs/gpu.md from the figures of the bench `gpu`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.parts import PARTS
+
+RESULTS = Path(__file__).with_name("results.json")  # of a run on a card, copied here
+NOT_YET = "Not yet run on a GPU."
+
+
+def page(results: Mapping[str, Any] | None = None) -> str:
+    """The generated part of the page. `results`: those of RESULTS if it exists."""
+    if results is None:
+        results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    lines = []
+    for name, (function, budget_s) in PARTS.items():
+        first = (function.__doc__ or "").split("\n")[0]
+        lines += [f"### {name}", "", f"{first} Budget: {budget_s:.0f} s.", "", *table(results.get(name)), ""]
+    return "\n".join(lines).rstrip()
+
+
+def table(part: Mapping[str, Any] | None) -> list[str]:
+    if not part or not part["rows"]:
+        return [NOT_YET if not part else f"No figure: {part['end']}."]
+    columns = list(dict.fromkeys(key for row in part["rows"] for key in row))
+    rows = [[cell(row.get(key, "")) for key in columns] for row in part["rows"]]
+    lines = [" | ".join(columns), " | ".join("---" for _ in columns), *(" | ".join(row) for row in rows)]
+    note = [] if part["end"] == "whole" else ["", f"Ended by: {part['end']}."]
+    return [*(f"| {line} |" for line in lines), *note]
+
+
+def cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
