@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.parts import GIVEN, PARTS, Size
+from benchmarks.gpu.shapes import SHAPES, card_of, decode_bound, training_flops
 
 RESULTS = Path(__file__).with_name("results.json")  # of a run on a card, copied here
+FULL = Size("cuda", is_quick=False)
+LENGTH, CONTEXT, BYTES = FULL.length, GIVEN + FULL.n_new / 2, 2
 NOT_YET = "Not yet run on a GPU."
 
 
@@ -20,6 +23,22 @@ def page(results: Mapping[str, Any] | None = None) -> str:
         first = (function.__doc__ or "").split("\n")[0]
         lines += [f"### {name}", "", f"{first} Budget: {budget_s:.0f} s.", "", *table(results.get(name)), ""]
     return "\n".join(lines).rstrip()
+
+
+def bounds() -> str:
+    """What a card could do at best, by the formulas of shapes.py."""
+    lines = [
+        "| card | shape | training tokens/s at 35 % MFU | live samples | decode bound, tokens/s |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ("H100", "H200"):
+        card = card_of(name, (0.0, 0.0))
+        for shape in ("0.5b", "1.5b"):
+            training = 0.35 * card.flops / training_flops(SHAPES[shape], LENGTH)
+            for n_live in (1, 64, 256):
+                decoding = decode_bound(SHAPES[shape], card, n_live, CONTEXT, BYTES)
+                lines.append(f"| {name} | {shape} | {training:,.0f} | {n_live} | {decoding:,.0f} |")
+    return "\n".join(lines)
 
 
 def table(part: Mapping[str, Any] | None) -> list[str]:

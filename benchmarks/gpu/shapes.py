@@ -3,17 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from launch.memory.shape import DecoderShape
+from launch.memory.shape import KNOWN_SHAPES, DecoderShape
 
-
-def of(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int) -> DecoderShape:
-    return DecoderShape(hidden, layers, intermediate, heads, kv_heads, hidden // heads, vocabulary, tied=True)
-
-
-SHAPES = {  # those of Qwen2.5; tiny: to test the bench
-    "tiny": of(64, 2, 4, 2, 128, 512),
-    "0.5b": of(896, 24, 14, 2, 4864, 151936),
-    "1.5b": of(1536, 28, 12, 2, 8960, 151936),
+SHAPES = {
+    "tiny": DecoderShape(64, 2, 128, 4, 2, 16, 512, tied=True),  # to test the bench
+    "0.5b": KNOWN_SHAPES["Qwen/Qwen2.5-0.5B-Instruct"],
+    "1.5b": KNOWN_SHAPES["Qwen/Qwen2.5-1.5B-Instruct"],
 }
 # bfloat16 without sparsity in TFLOP/s, and memory in TB/s: the makers' data sheets of the SXM cards, L4 and RTX 4090.
 PEAKS = {

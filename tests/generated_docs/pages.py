@@ -8,6 +8,7 @@ from areal_bus.core.parts.ledger import PROMPT_STATES
 from areal_convert.areal import AREAL
 from areal_convert.trl import TRL
 from areal_convert.verl import VERL
+from benchmarks.gpu import page as gpu
 from launch.commands import settings_help
 from tests.generated_docs import algorithms, converted_keys, states
 from tests.structure import as_table, measure
@@ -30,6 +31,7 @@ PAGES: Mapping[str, Parts] = {
         "prompt states": lambda: states.page_of(PROMPT_STATES),
         "member states": lambda: states.page_of(MEMBER_STATES),
     },
+    "gpu.md": {"bounds": gpu.bounds, "results": gpu.page},
     "architecture.md": {"figures": lambda: as_table(measure(ROOT))},
 }
 

@@ -1,0 +1,62 @@
+"""The examples of examples/: the algorithm in one file, held to the parts of the ring, and the tutorials."""
+
+import runpy
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+
+from actors.learner.algorithms.fused import decoupled_ppo
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+@pytest.fixture(scope="module")
+def loop() -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / "loop.py"))
+
+
+def test_the_algorithm_in_one_file_has_at_most_200_lines() -> None:
+    assert len((EXAMPLES / "loop.py").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_its_loss_and_gradient_are_those_of_the_learner(loop: dict[str, Any]) -> None:
+    draw = torch.Generator().manual_seed(1)
+    theta, prox, behav, advantage = (torch.randn(500, generator=draw) * scale for scale in (0.5, 0.5, 0.5, 1.0))
+    ours, its = theta.clone().requires_grad_(), theta.clone().requires_grad_()
+    weight = (prox - behav).exp()
+    wanted = decoupled_ppo(ours, prox, weight, advantage, eps_clip=loop["EPS_CLIP"], cap=None).loss / len(theta)
+    assert weight.max() > loop["MAX_WEIGHT"]  # the clamp of the file is the cap that the ring's settings call "clip"
+    inside = weight <= loop["MAX_WEIGHT"]
+    found = loop["decoupled_ppo"](its, prox, behav, advantage)
+    wanted.backward()
+    found.backward()
+    assert its.grad is not None
+    assert ours.grad is not None
+    assert torch.allclose(its.grad[inside], ours.grad[inside], atol=1e-7)
+
+
+def test_its_advantages_are_rloo(loop: dict[str, Any]) -> None:
+    group = [loop["Sample"]("", "", [], [], 0, reward) for reward in (1.0, 0.0, 0.5)]
+    assert loop["advantages"](group) == pytest.approx([0.75, -0.75, 0.0])
+
+
+def test_its_gate_admits_eta_plus_one_batches_and_one_more_for_each_version(loop: dict[str, Any]) -> None:
+    gate = loop["Gate"](2)
+    admitted = []
+    for version in (0, 1, 2):
+        n = 0
+        while gate.admit(version):
+            n += 1
+        admitted.append(n)
+    assert admitted == [3 * loop["BATCH"], loop["BATCH"], loop["BATCH"]]
+
+
+@pytest.mark.slow
+def test_the_algorithm_in_one_file_learns_at_a_lag(loop: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    history = loop["train"](eta=2, steps=40)
+    assert max(lag for _, lag in history) == 2
+    assert fmean(reward for reward, _ in history[-5:]) > fmean(reward for reward, _ in history[:5]) + 0.08
+    assert len(capsys.readouterr().out.splitlines()) == 40
