@@ -379,9 +379,9 @@ def learn(size: Size) -> Iterator[Figures]:
 
 
 def prove(_size: Size) -> Iterator[Figures]:
-    """(h) `areal-bus prove`, where this version has it."""
+    """(h) The command `prove`, where this version has it."""
     if "prove" not in COMMANDS:
-        yield {"skipped": "there is no command areal-bus prove"}
+        yield {"skipped": "this version has no command prove"}
         return
     lines = areal_bus("prove").strip().splitlines()
     yield {"last_line": lines[-1] if lines else ""}
