@@ -259,27 +259,26 @@ def share(size: Size) -> Iterator[Figures]:
             n += 1
         return n * size.batch_tokens / (wait(size) - began)
 
-    def beside(seconds: float) -> tuple[float, float]:
-        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
+    def idle() -> float:
+        time.sleep(seconds)
+        return 0.0
+
+    def beside_decoder(work: Callable[[], float]) -> tuple[float, float]:
+        """The result of `work`, and the tokens a second of a process that decodes meanwhile."""
+        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, encoding="utf-8") as other:
             assert other.stdout is not None
-            other.stdout.readline()  # ready
-            together = updates(seconds)
+            other.stdout.readline()  # it is ready
+            done = work()
             other.terminate()
             speeds = [json.loads(line)["tokens_per_s"] for line in other.stdout if line.startswith("{")]
-        return together, fmean(speeds) if speeds else 0.0
+        return done, fmean(speeds) if speeds else 0.0
 
     seconds = 3.0 if size.is_quick else 15.0
     actor = learner(name, size, checkpointing=True)
     updates(0.0)
     train_alone = updates(seconds)
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        time.sleep(seconds)
-        other.terminate()
-        speeds = [json.loads(line)["tokens_per_s"] for line in other.stdout if line.startswith("{")]
-    decode_alone = fmean(speeds) if speeds else 0.0
-    train_beside, decode_beside = beside(seconds)
+    _, decode_alone = beside_decoder(idle)
+    train_beside, decode_beside = beside_decoder(lambda: updates(seconds))
     yield {
         "shape": name, "train_alone": round(train_alone), "train_beside": round(train_beside),
         "decode_alone": round(decode_alone, 1), "decode_beside": round(decode_beside, 1),
@@ -355,7 +354,7 @@ def on_device(size: Size) -> list[str]:
 def areal_bus(*words: str) -> str:
     """The output of a command. Raises CalledProcessError."""
     line = [sys.executable, "-m", "benchmarks.gpu.console", *words]
-    return subprocess.run(line, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(line, cwd=ROOT, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
 
 
 def learn(size: Size) -> Iterator[Figures]:
