@@ -195,7 +195,7 @@ def node_script(where: str, config: Config, files: Sequence[str], overrides: Seq
     )
 
 
-class Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):  # type: ignore[misc]
     """Texts of several lines stay readable."""
 
 
@@ -207,4 +207,5 @@ Dumper.add_representer(str, _text)
 
 
 def as_yaml(tree: Mapping[str, Any]) -> str:
-    return yaml.dump(dict(tree), Dumper=Dumper, sort_keys=False, width=200)
+    text: str = yaml.dump(dict(tree), Dumper=Dumper, sort_keys=False, width=200)
+    return text
