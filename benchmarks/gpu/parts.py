@@ -19,7 +19,7 @@ import torch
 
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Request
-from actors.learner.batching.batch import Batch, build
+from actors.learner.batching import Batch, build
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.policy import Policy
 from actors.learner.update.ppo import PPOActor, UpdateContext

@@ -25,7 +25,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from actors.engines.servers.weight_transfer import MEMORY
-from actors.rewards.sandbox.sandbox import WEAKER, has_namespaces
+from actors.rewards.sandbox import WEAKER, has_namespaces
 from areal_bus import native
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import CONSTRAINTS, find_mpirun, install_command, mpirun_variables
