@@ -382,14 +382,14 @@ class Front:
 
     def _all_models(self) -> list[Model]:
         """Of every session, newest first."""
-        found = [Model(**json.loads(path.read_text())) for path in self._models.glob("*/model.json")]
+        found = [Model(**json.loads(path.read_text(encoding="utf-8"))) for path in self._models.glob("*/model.json")]
         return sorted(found, key=lambda model: model.created, reverse=True)
 
     def _known(self, model_id: str) -> Model:
         path = self._models / model_id / "model.json"
         if not checkpoints.NAME.fullmatch(model_id) or not path.is_file():
             raise Rejected(f"unknown training run {model_id!r}", status=404)
-        return Model(**json.loads(path.read_text()))
+        return Model(**json.loads(path.read_text(encoding="utf-8")))
 
     def _training_run(self, model: Model) -> Given:
         held = list(checkpoints.listed(self._models / model.id))

@@ -290,11 +290,11 @@ class Registry:
     def _read(self) -> None:
         """What an earlier front has accepted."""
         for path in (self.folder / "sessions").glob("*.json"):
-            self.sessions[path.stem] = {**json.loads(path.read_text()), "seen": time.monotonic()}
+            self.sessions[path.stem] = {**json.loads(path.read_text(encoding="utf-8")), "seen": time.monotonic()}
         for path in (self.folder / "samplers").glob("*.json"):
-            self.samplers[path.stem] = json.loads(path.read_text())
+            self.samplers[path.stem] = json.loads(path.read_text(encoding="utf-8"))
         for path in (self.folder / "models").glob("*/model.json"):
-            model = Model(**json.loads(path.read_text()))
+            model = Model(**json.loads(path.read_text(encoding="utf-8")))
             if not self.sessions.get(model.session_id, {"ended": "unknown"})["ended"]:
                 self.runs[model.id] = self._read_run(Run(model, path.parent, seen=time.time()))
 

@@ -31,7 +31,6 @@ from areal_bus.storage.journal import Journal
 from benchmarks.gpu.shapes import SHAPES, Card, card_of, config_json, decode_bound, training_flops
 from benchmarks.harness.protocol import Figures
 from benchmarks.harness.worker_process import ROOT
-from launch.commands.cli import COMMANDS
 from launch.memory import DecoderShape, estimate
 from tools.follow import JournalFollower
 from tools.run import Run
@@ -377,13 +376,14 @@ def learn(size: Size) -> Iterator[Figures]:
                 }  # fmt: skip
 
 
-def prove(_size: Size) -> Iterator[Figures]:
-    """(h) The command `prove`, where this version has it."""
-    if "prove" not in COMMANDS:
-        yield {"skipped": "this version has no command prove"}
-        return
-    lines = areal_bus("prove").strip().splitlines()
-    yield {"last_line": lines[-1] if lines else ""}
+def prove(size: Size) -> Iterator[Figures]:
+    """(h) The ring at eta = 0 beside the plain synchronous loop: `areal-bus prove` (docs/prove.md)."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [word for one in on_device(size) for word in ("--set", one)]
+        config, steps = str(ROOT / "configs" / "tiny.toml"), "1" if size.is_quick else "4"
+        output = areal_bus("prove", config, "--steps", steps, "--output", f"{folder}/prove", "--json", *words)
+        found = json.loads(output.strip().splitlines()[-1])
+        yield {key: value for key, value in found.items() if isinstance(value, str | int | float | bool)}
 
 
 PARTS: Mapping[

@@ -51,7 +51,7 @@ def test_the_budgets_fit_into_fifteen_minutes() -> None:
 
 @pytest.mark.slow
 def test_a_part_ends_whole_by_its_budget_or_with_its_error_and_keeps_its_rows() -> None:
-    whole = bench.run_part("prove", "cpu", 120.0, is_quick=True)
+    whole = bench.run_part("swap", "cpu", 120.0, is_quick=True)
     assert whole["end"] == "whole"
     assert len(whole["rows"]) == 1
     late = bench.run_part("decoder", "cpu", 40.0, is_quick=True)  # it never ends by itself
