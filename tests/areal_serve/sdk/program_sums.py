@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import sys
 
 import tinker
@@ -25,12 +26,10 @@ def main():
         data, earned = [], []
         for (answer, ids), future in zip(asked, futures, strict=True):
             sequences = future.result().sequences
-            scores = [float(text_of(tokenizer, one) == str(answer)) for one in sequences]
+            scores = [score(tokenizer, one, answer) for one in sequences]
             earned += scores
             mean = sum(scores) / len(scores)
-            data += [
-                trained(ids, one, score - mean) for one, score in zip(sequences, scores, strict=True) if score != mean
-            ]
+            data += [trained(ids, one, own - mean) for one, own in zip(sequences, scores, strict=True) if own != mean]
         rewards.append(sum(earned) / len(earned))
         if data:
             passed = training.forward_backward(data, "importance_sampling")
@@ -40,13 +39,18 @@ def main():
 
 
 def prompt_of(tokenizer, a, b):
-    messages = [{"role": "user", "content": f"What is {a}+{b}? Reply with just the number."}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tokenizer.encode(text, add_special_tokens=False)
+    """A turn of the user, as configs/demo.toml has it: no system message."""
+    question = f"What is {a}+{b}? Reply with just the number."
+    return tokenizer.encode(
+        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
+    )
 
 
-def text_of(tokenizer, sequence):
-    return tokenizer.decode(sequence.tokens, skip_special_tokens=True).strip().rstrip(".")
+def score(tokenizer, sequence, answer):
+    """The demo's reward: half for the last number, half for nothing but the number."""
+    text = tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+    numbers = re.findall(r"\d+", text)
+    return 0.5 * (bool(numbers) and int(numbers[-1]) == answer) + 0.5 * (text.strip() == str(answer))
 
 
 def trained(ids, sequence, advantage):
