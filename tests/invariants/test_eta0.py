@@ -34,7 +34,9 @@ def test_the_ring_of_two_generators_and_the_plain_loop_are_the_same_bits(tmp_pat
     assert not eta0.compare(run, plain, n_generators=2).identical_batches  # a step less is a difference
     shutil.rmtree(batches / "step-000000")
     (batches / "step-000001").rename(batches / "step-000000")
-    assert eta0.compare(run, plain, n_generators=2).difference == "step 1: prompts, tokens, log-probs, advantages"
+    assert (
+        eta0.compare(run, plain, n_generators=2).difference == "step 1: prompts, tokens, log-probs, rewards, advantages"
+    )
 
 
 @pytest.mark.soak
