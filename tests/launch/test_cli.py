@@ -47,7 +47,7 @@ def areal_bus(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     [
         ("smaples", "there is no command 'smaples': the nearest is samples"),
         ("--versio", "the nearest is --version"),
-        ("frobnicate", "there is no command 'frobnicate': the commands are demo, init, run, doctor"),
+        ("frobnicate", "there is no command 'frobnicate': the commands are demo, init, run, serve, doctor"),
         ("init", "init takes the name of one new folder"),
         ("init full", "init writes into a new or empty folder: full has a, b, c and 1 more"),
         ("init full/a", "init writes into a new or empty folder: full/a is a file"),
@@ -229,7 +229,7 @@ def test_every_extra_has_an_install_command_that_works_in_any_folder(monkeypatch
         text = path.read_text()
         assert not re.search(r"pip install (-c|--constraint) constraints.txt|run make |`make (model|setup)", text), path
         named |= set(re.findall(r"install_command\([\"']([a-z-]+)[\"']\)", text))
-    assert {"hf", "lora", "judge", "envs", "plot", "demo", "reasoning-gym"} == named
+    assert {"hf", "lora", "judge", "envs", "plot", "demo", "reasoning-gym", "math-verify"} == named
     assert named | {name for name, kind in TRACKERS.items() if kind.package} <= set(extras)
     *_, constraint, package = shlex.split(commands.install_command("hf"))
     assert (Path(constraint).is_absolute(), Path(constraint).is_file(), package) == (True, True, "areal-bus[hf]")
