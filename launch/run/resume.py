@@ -81,6 +81,7 @@ FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): wh
     "journal": "",
     "watch": "",
     "profile": "",
+    "serve": "",
     "journal.dir": "one folder holds the journal of a run",
 }
 

@@ -39,7 +39,7 @@ ALLOWED = {  # receiver -> sender -> what it may send there; written out once mo
         "PushBroken",
     },
     "generator": {"head": f"{COMMANDS} Reassign Evict Term Prompt Partial Ack Cancel PushBegin"},
-    "reward": {"head": f"{COMMANDS} Cancel", "generator": "Trajectory"},
+    "reward": {"head": f"{COMMANDS} Cancel Group", "generator": "Trajectory"},
     "learner": {"head": f"{COMMANDS} Reassign PushBegin PushBroken ShardItem ShardEnd NoBatch"},
 }
 NAMES = {"head": "head", "generator": "generator-0.0", "reward": "reward-0.0", "learner": "learner-0.0"}
@@ -55,7 +55,8 @@ ROUNDS = [KINDS[at : at + STRIKES - 1] for at in range(0, len(KINDS), STRIKES - 
 def example(kind: type, sender: str) -> Message:
     """A good message of that kind, in the sender's own name."""
     hints = typing.get_type_hints(kind)
-    plain: dict[object, object] = {int: 0, float: 0.0, str: sender, bool: False, list[str]: [], list[int]: []}
+    plain: dict[object, object] = {int: 0, float: 0.0, str: sender, bool: False}
+    plain |= {list[str]: [], list[int]: [], list[float]: []}
     values = {
         f.name: str(next(iter(schema.ENUMS[f"{kind.__name__}.{f.name}"])))
         if f"{kind.__name__}.{f.name}" in schema.ENUMS

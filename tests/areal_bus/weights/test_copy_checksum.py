@@ -121,7 +121,7 @@ def test_it_does_not_matter_where_in_a_cache_line_the_bytes_lie(to: torch.dtype,
 def test_on_a_lesser_processor_it_is_the_same(
     poorer: tuple[str, ...], to: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = native._compiler()
+    compiler = native.compiler()
     if compiler is None or platform.machine() != "x86_64":
         pytest.skip("needs a C compiler, on x86")
     folder, source, found = Path(native.__file__).parent, numbers(200_003, torch.float32, 2), []
@@ -138,7 +138,7 @@ def test_on_a_lesser_processor_it_is_the_same(
 
 def test_it_is_c_that_is_tested() -> None:
     """Where there is a compiler: else everything above holds for torch alone."""
-    if native._compiler() is None:
+    if native.compiler() is None:
         pytest.skip("no C compiler on this machine")
     checksum.prepare()
     for kinds in ((torch.float32, torch.bfloat16), (torch.uint8, torch.uint8), (torch.float32, torch.float32)):
