@@ -123,7 +123,10 @@ def test_an_evaluation_counts_a_failed_reward_as_failed(tmp_path: Path, monkeypa
     loop._evaluate("before")
     loop.journal.close()
     (line,) = list((tmp_path / "run" / "journal").glob("*.jsonl"))
-    assert '"n":12,"n_failed":12,"n_asked":12,"n_missing":12,"accuracy":null,"reward":null' in line.read_text()
+    assert (
+        '"n":12,"n_failed":12,"n_asked":12,"n_missing":12,"accuracy":null,"completed_accuracy":null,"reward":null'
+        in line.read_text()
+    )
 
 
 def test_a_ring_refuses_a_given_lag(capsys: pytest.CaptureFixture[str]) -> None:
