@@ -26,6 +26,7 @@ READERS = {
     "actors/endpoint/openai_api.py": ["time.time"],  # `created` of an answer, as clients expect it
     "actors/learner/checkpoint/checkpoint_manager.py": ["time.time"],  # age of a file; a jump moves one checkpoint
     "actors/engines/servers/watch_parent.py": ["time.time"],  # compared with times of files that a server left
+    "launch/checks/machine_checks.py": ["time.time"],  # compared with the clock of the file system, for people
     "launch/run/prepare.py": ["date.today"],  # the date that a chat template prints, once a run
 }
 PURE = [ROOT / "areal_bus" / "messages.py", *sorted((ROOT / "areal_bus" / "core").glob("*.py"))]

@@ -411,7 +411,7 @@ def test_every_key_explains_itself() -> None:
 
 
 def test_explain_gives_type_limits_default_and_meaning() -> None:
-    assert explain("actor.lr") == "actor.lr: a number, above 0; default 2e-05\n    Peak learning rate of AdamW."
+    assert explain("actor.lr") == "actor.lr: a number, above 0; default 2e-05\n    Peak learning rate."
 
 
 @pytest.mark.parametrize(
