@@ -1,4 +1,4 @@
-"""What the server has accepted: sessions, models and their calls in order, results. It knows no HTTP.
+"""What the server has accepted: sessions, models and their calls in order, results. No HTTP here.
 
 Every call of a model has a number (seq_id). A call is written to the model's log when it is accepted, carried out once
 in the order of the numbers, and answered from its result ever after. State on disk, in RUN/models/ID: model.json,

@@ -167,7 +167,7 @@ class EpisodeRun:
         return texts
 
     def close(self) -> None:
-        """Cancel the episode; the workflow's `finally` blocks run. Their errors concern nobody: it is over."""
+        """Cancel the episode; the workflow's `finally` blocks run, and their errors are ignored."""
         if self._coroutine is not None:
             try:
                 self._coroutine.close()

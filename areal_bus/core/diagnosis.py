@@ -13,7 +13,7 @@ from areal_bus.core.parts.ledger import LedgerEntry, PromptState
 from areal_bus.core.state import HeadState, Phase
 from areal_bus.messages import Role
 
-GAP_S = 30.0  # looks further apart than this: the head itself stood still, and nobody waited meanwhile
+GAP_S = 30.0  # a longer time between two checks: the head itself was stopped, and it counts as no wait
 
 
 class Since:

@@ -1,7 +1,7 @@
 """Bench `gpu`: memory, learner, decoding, pauses, sharing, mismatch, a ring and a task on one card in ten minutes.
 
 Each part has a budget of seconds and keeps what it has measured when its time ends. All figures go to one JSON file,
-and another start goes on with the parts that are missing; remove the file to begin anew.
+and another start goes on with the parts that are missing; remove the file to start over.
 """
 
 import json

@@ -220,7 +220,7 @@ def generate(size: Size) -> Iterator[Figures]:
 
 
 def swap(size: Size) -> Iterator[Figures]:
-    """(d) The pause of an engine for new weights that lie on its device: a swap by pointer, and the KV cache anew."""
+    """(d) The pause of an engine for new weights on its device: a swap by pointer, and the KV cache recomputed."""
     for name in size.shapes:
         n_live = size.live[-1]
         running = engine(name, size, n_live)

@@ -257,7 +257,7 @@ def check_torch() -> Iterator[Finding]:
         seen = json.loads(ask_torch(TORCH_PROGRAM))
     except (subprocess.SubprocessError, OSError, ValueError) as error:
         words = getattr(error, "stderr", None) or str(error)
-        yield Finding("torch", "failure", f"cannot import: {words.strip().splitlines()[-1]}", "install torch anew")
+        yield Finding("torch", "failure", f"cannot import: {words.strip().splitlines()[-1]}", "reinstall torch")
         return
     build = f"CUDA {seen['cuda']}" if seen["cuda"] else "CPU"
     yield Finding("torch", "ok", f"{seen['version']} ({build}) imports")

@@ -342,7 +342,7 @@ def remove_all(cleanup: Sequence[HeadEndpoint | PidFile]) -> None:
         item.remove()
 
 
-ENDS_S = 10.0  # at the end of the job, for the last rows and an upload; whoever takes longer goes on alone
+ENDS_S = 10.0  # at the end of the job, for a tracker's last rows and an upload; a slower one continues after it
 ALARMS = "alarms"
 
 

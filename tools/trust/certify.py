@@ -30,8 +30,8 @@ FOLDERS = ("samples", "evaluation", "batches", "frontiers", "checkpoints")  # an
 Facts = dict[str, Any]
 EPILOG = """\
 Writes certificate.json and certificate.html into the folder of the run: hashes of its files, the ends of its journals'
-hash chains, invariants, bounds, tokens and evaluations. It is not signed: keep it, or its SHA-256, where nobody who may
-change the run can change it. docs/certificate.md explains the page.
+hash chains, invariants, bounds, tokens and evaluations. It is not signed: keep it, or its SHA-256, in a
+place that the users of the run cannot write. docs/certificate.md explains the page.
 
 exit code: 0 whole, 1 a broken chain or invariant, 2 the run cannot be certified"""
 

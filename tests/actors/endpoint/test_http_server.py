@@ -317,7 +317,7 @@ def test_connections_that_an_agent_forgets_end_with_its_conversation(stage: Call
 
 
 def test_an_agent_finds_its_endpoint_past_a_proxy(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # a closed port
     monkeypatch.delenv("no_proxy", raising=False)
     s = stage("proxied")
     s.begin()
