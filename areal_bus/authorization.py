@@ -145,10 +145,7 @@ def may_send(sender: Role | None, receiver: Role | None, kind: type) -> bool:
 
 
 def authorise(receiver: Role | None, sender: str, message: m.Message) -> None:
-    """Raises WireError unless `sender`, the name of an authenticated connection, may send it there with these values.
-
-    A trajectory must come from the generator that it names. Others are rejected here, before scoring.
-    """
+    """Raises WireError unless `sender` may send it there; a trajectory only by the generator it names."""
     if not may_send(role_of(sender), receiver, type(message)):
         to = receiver or "an actor without a role"
         raise WireError(

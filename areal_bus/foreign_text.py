@@ -38,9 +38,7 @@ def cut(text: str, n: int = ERROR) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with escapes in place of control characters and lone surrogates: it cannot control a terminal. Line
-    breaks stay.
-    """
+    """The text with escapes for control characters and lone surrogates (terminal-safe). Line breaks stay."""
     return text if text.isprintable() else text.translate(_escapes)
 
 

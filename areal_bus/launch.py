@@ -1,7 +1,4 @@
-"""Entry points: `mpirun -np 4 python -m areal_bus.launch CONFIG.toml`, and `main_of_console`, the script `areal-bus`.
-
-They load our packages first (`isolation`), then import `launch`: the only upward import.
-"""
+"""Entry points: `python -m areal_bus.launch CONFIG.toml` and the script `areal-bus`: the only upward import."""
 
 import importlib
 import signal

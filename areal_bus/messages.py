@@ -38,9 +38,7 @@ Parts = Annotated[str, Longest(10_000)]  # JSON of MAX_PARTS numbers by name
 
 
 def frame(kind: str, *, default: Any = dataclasses.MISSING) -> Any:
-    """A dataclass field that is sent as a raw frame; kind is "int32", "float32", "text" (UTF-8), "names" (lines) or
-    "fields" (float32 by name).
-    """
+    """A field sent as a raw frame; kind: "int32", "float32", "text" (UTF-8), "names" (lines), "fields" (float32)."""
     return dataclasses.field(default=default, metadata={"frame": kind})
 
 
@@ -134,10 +132,7 @@ class Disconnected:
 
 @record
 class HeadHeartbeat:
-    """Heartbeat of the head, with the published version.
-
-    An actor that joined another incarnation of the head acts as on Rejoin.
-    """
+    """Heartbeat of the head, with the published version. An actor of another incarnation acts as on Rejoin."""
 
     term: int
     version: int
@@ -359,9 +354,7 @@ class Cancel:
 
 @record
 class BeginTerm:
-    """Learner rank 0 begins a term with these weights: the initial model (version 0), those of a checkpoint, or its
-    current ones after the head has restarted (`lives_on`).
-    """
+    """Learner rank 0 begins a term with these weights: initial, of a checkpoint, or its current ones (`lives_on`)."""
 
     version: int
     digest: Name

@@ -1,4 +1,1 @@
-"""From the command line to processes. Floors: `plan/`, `memory/`, `run/`, then `commands/` and `fork/`.
-
-Begin with `commands/main.py`, then `run/rank.py`.
-"""
+"""From the command line to processes: `plan/`, `memory/`, `run/`, `commands/`, `fork/`. See `commands/main.py`."""

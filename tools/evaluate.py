@@ -1,7 +1,4 @@
-"""Scores a model or a run on a file of problems.
-
-It finds the model and the settings, and starts `actors/offline/evaluate.py` in a subprocess, which samples and scores.
-"""
+"""Scores a model or a run on a file of problems; `actors/offline/evaluate.py` samples in a subprocess."""
 
 import argparse
 import json

@@ -60,9 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def life(where: Run, uid: int, evaluation: str = "") -> Iterator[Line]:
-    """The lines about the prompt, in order, and those of the ring that concern it: its batch's version, terms that keep
-    or undo it, and deaths of its holder.
-    """
+    """The lines about the prompt, in order, with its batch's version, terms that undo it, its holder's deaths."""
     holder, step, is_known = "", None, False
     for line in where.events(*OF_PROMPTS, *OF_THE_RING):
         event = line["event"]

@@ -1,7 +1,4 @@
-"""What the journal of a run states about the ring: the head's last incarnation, and the starts of every actor.
-
-Takes lines in the order of their wall time, so it can be kept up to date while the journal grows.
-"""
+"""What a journal states about the ring: the head's last incarnation, and the starts of every actor."""
 
 import os
 import sys

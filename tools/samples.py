@@ -69,10 +69,7 @@ def mark_undone(where: Run) -> Iterator[Line]:
 def select(
     samples: Iterable[Line], *, step: int | None = None, uid: int | None = None, evaluation: str | None = None
 ) -> tuple[list[Line], str]:
-    """The selected samples and their title; without a selection those of the latest step.
-
-    One pass that holds no more than the selection. Raises ConfigError that lists what exists when nothing matches.
-    """
+    """The selected samples (default: latest step) and their title. One pass. Raises ConfigError for no match."""
     if step is None and uid is None and evaluation is None:
         chosen = latest_samples(samples)
         if not chosen:
@@ -181,10 +178,7 @@ def render(sample: Line, width: int) -> str:
 
 
 def texts(sample: Line) -> Iterator[tuple[str, str, str]]:
-    """(title, text, mark) of prompts ("|") and completions (">"), for every turn.
-
-    The last entry is the text that the reward read, if it is not the last completion.
-    """
+    """(title, text, mark) of prompts ("|") and completions (">") by turn, then the reward's text if another."""
     turns = sample.get("turns") or [[sample["prompt"], sample["completion"]]]
     for n, (given, sampled) in enumerate(turns, start=1):
         which = f"turn {n} of {len(turns)}: " if len(turns) > 1 else ""

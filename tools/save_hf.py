@@ -1,7 +1,4 @@
-"""Writes the model of a checkpoint, or of a run's newest one, as a Hugging Face folder.
-
-It finds and verifies the checkpoint, and starts `actors/offline/save_hf.py` in a subprocess, which converts it.
-"""
+"""Writes a checkpoint's model as a Hugging Face folder: verified here, converted by `actors/offline/save_hf.py`."""
 
 import argparse
 import json

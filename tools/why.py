@@ -1,7 +1,4 @@
-"""Reports from its journal whether a run is alive, stalled, dead or over, and which actor waits for which.
-
-It reads only files, so it works for a run that moves, hangs or was killed, on this host or on another.
-"""
+"""Reports from files alone whether a run is alive, stalled, dead or over, and which actor waits for which."""
 
 import argparse
 import json

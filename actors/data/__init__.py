@@ -1,4 +1,1 @@
-"""Rows of data: tasks, files, and the order in which they are drawn.
-
-Imports `areal_bus` only; no torch. Begin with `loading.py`.
-"""
+"""Rows of data: tasks, files, and their order. Imports `areal_bus` only; no torch. Begin with `loading.py`."""

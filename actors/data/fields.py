@@ -58,9 +58,7 @@ def read_messages(value: list[Any]) -> list[Message]:
 
 
 def read_message(value: Any) -> Message:
-    """A chat message with its content as text; text parts in OpenAI's form are joined, null is an empty text. Other
-    fields stay for the chat template.
-    """
+    """A chat message with its content as text: OpenAI's text parts joined, null as "". Other fields stay."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise ValueError('a chat message must be {"role": ..., "content": ...}')
     content = value.get("content")

@@ -1,7 +1,4 @@
-"""Reads the rows of a local file: JSON lines, JSON, CSV, Parquet, Arrow, or a folder saved by the `datasets` library.
-
-Text files may be compressed (.gz, .bz2, .xz).
-"""
+"""Reads the rows of a local file: JSON lines, JSON, CSV, Parquet, Arrow, or a `datasets` folder; text also .gz, .xz."""
 
 import bz2
 import csv

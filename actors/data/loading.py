@@ -40,10 +40,7 @@ def load_rows(config: Config, config_folder: str | Path) -> list[Row]:
 
 
 def load_problems(config: Config, config_folder: str | Path) -> list[Row]:
-    """The evaluation problems: evaluate.path (a Hugging Face id: evaluation_split), else the held-out rows, else [].
-
-    Raises ConfigError as load_rows does.
-    """
+    """evaluate.path (a Hugging Face id: evaluation_split), else the held-out rows, else []. Raises as load_rows."""
     return [row for _, row in problems_with_origins(config, config_folder)]
 
 

@@ -1,7 +1,4 @@
-"""The data source of a run: rows in memory, in the order that the pure core decides, or those of a user's loader.
-
-A loader runs in a process of its own, a few rows ahead.
-"""
+"""The data source of a run: rows in memory, or those of a user's loader, which runs ahead in a process of its own."""
 
 import hashlib
 import json
@@ -80,10 +77,7 @@ class LoaderSource:
             self._process = None
 
     def first_rows(self) -> list[str]:
-        """A few rows as JSON, for checks before the run, which also continues from states after several of them.
-
-        Raises ConfigError when the loader fails, has no row, or does not continue at a state.
-        """
+        """Rows as JSON, before the run. Raises ConfigError if the loader fails, is empty or does not resume."""
         drawn: list[Row] = []
         states = [self._state]
         while len(drawn) < CHECKED_AFTER[-1] + AHEAD and (row := self.draw()) is not None:

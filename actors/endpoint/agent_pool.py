@@ -185,9 +185,7 @@ def check_open(session: Session) -> None:
 
 
 def load(code: AgentCode, prints: Path | None, *, check: Callable[[], None], alarm: int | None = None) -> CalledProcess:
-    """Start a process with the agent's code. `check` may raise before each wait. Raises AgentUnusable when the code
-    does not load.
-    """
+    """Start a process with the agent's code. `check` may raise before each wait. Raises AgentUnusable."""
     for _ in range(MAX_STARTS):
         try:
             return load_once(code, prints, check, alarm)

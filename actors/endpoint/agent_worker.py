@@ -109,10 +109,7 @@ def run(agent: Agent, row: Mapping[str, Any], base_url: str, api_key: str) -> di
 
 
 def read_returned(value: object) -> dict[str, Any]:
-    """The return value as fields for the reward function: a number or a Score becomes "reward", None becomes {}.
-
-    Raises TypeError or ValueError for values that are not JSON.
-    """
+    """The return value as fields for the reward; a number or Score is "reward". Raises TypeError, ValueError."""
     if value is None:
         return {}
     value = plain(value)

@@ -36,10 +36,7 @@ class Conversation:
         self._tokenizer, self._template, self._arguments = tokenizer, template or None, arguments
 
     def extend(self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any] = NONE) -> list[int]:
-        """The tokens to complete for these messages; `arguments`: of the template, for this call.
-
-        Raises RequestRejected, HistoryRewritten. Changes no state.
-        """
+        """The tokens to complete; `arguments`: of the template. Raises RequestRejected, HistoryRewritten."""
         if not self.messages:
             text = self._render(messages, tools, arguments)
             missing = [name for tool in tools if (name := tool["function"]["name"]) not in text]

@@ -1,7 +1,4 @@
-"""The OpenAI chat-completions API: reads requests, writes responses and events, parses tool calls.
-
-No field is ignored silently: a field that is not supported is rejected with an error.
-"""
+"""The OpenAI chat-completions API: requests, responses, events, tool calls. Unsupported fields are rejected."""
 
 import json
 import time

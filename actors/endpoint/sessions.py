@@ -104,10 +104,7 @@ class Session:
     # the server's thread
 
     def call(self, call: ChatCall, client_is_gone: Callable[[], bool], *, is_retry: bool = False) -> Pending:
-        """Queue a call to the model. A retry of the last call returns that call, if its client missed the answer.
-
-        `is_retry`: the client marked it as a retry. Raises RequestRejected.
-        """
+        """Queue a call to the model; a retry of the last call returns that one. Raises RequestRejected."""
         with self._lock:
             if self._is_closed:
                 raise RequestRejected(ENDED, status=401, code="invalid_api_key")
@@ -129,10 +126,7 @@ class Session:
     # the agent's thread
 
     def begin(self, on_close: Callable[[], None]) -> bool:
-        """The agent begins. `on_close` is called once, from any thread, when the session closes.
-
-        Returns False when the session is closed already.
-        """
+        """The agent begins. `on_close` is called once, from any thread. Returns False if the session is closed."""
         with self._lock:
             if not self._is_closed:
                 self._on_close, self._runs_since = on_close, time.monotonic()

@@ -214,10 +214,7 @@ def text_with_marks(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def read_calls(text: str, form: Form, n_before: int, tools: Tools = ()) -> tuple[str, list[dict[str, Any]]]:
-    """The text before the first tool call, and the calls in OpenAI's form, numbered from `n_before`.
-
-    Without a valid call, or where one is malformed or there are too many, the whole text and no calls.
-    """
+    """The text before the first tool call, and the calls, from number `n_before`; no calls if one is malformed."""
     calls: list[dict[str, Any]] = []
     try:
         content, functions = form.read(text, tools)
@@ -231,10 +228,7 @@ def read_calls(text: str, form: Form, n_before: int, tools: Tools = ()) -> tuple
 
 
 def split_thought(text: str, prompt: str = "") -> tuple[str, str]:
-    """The text up to the end of the last thought, which calls no tools, and the answer after it.
-
-    A thought that is not closed is all of the text; the end of the prompt may have opened it.
-    """
+    """The text up to the end of the last thought, and the answer after it. An unclosed thought is all of the text."""
     end = text.rfind("</think>")
     n = end + len("</think>") if end >= 0 else 0
     if "<think>" in text[n:] or (not n and prompt.rstrip().endswith("<think>")):

@@ -1,4 +1,1 @@
-"""Inference engines behind one protocol.
-
-`protocol.py` imports nothing of the engines. Begin there; docs/engines.md has the rules that all engines keep.
-"""
+"""Inference engines behind one protocol, which imports none of them. Begin with `protocol.py` and docs/engines.md."""

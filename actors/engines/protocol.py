@@ -121,10 +121,7 @@ class Engine(Protocol):
         """
 
     def so_far(self, key: tuple[str, int, int, int, int]) -> Done | None:
-        """A copy of the tokens of a live request; None if it has none or is not live.
-
-        Leaves out the latest tokens if their versions are not known yet.
-        """
+        """A copy of the tokens whose versions are known of a live request; None if it has none or is not live."""
 
     def parameters(self) -> Mapping[str, Any]:
         """Name -> tensor of the live weights (shapes and dtypes are those a push must bring)."""

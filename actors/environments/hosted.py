@@ -49,10 +49,7 @@ class HostedEnvironment:
         return train, list(self._rows(environment.get_eval_dataset(), "eval_dataset")) if has_own else None
 
     def __call__(self, row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
-        """Run one conversation and its rubric. Returns the fields for the reward function "agent".
-
-        Raises RuntimeError when the conversation fails: its sample is refunded.
-        """
+        """Run one conversation and its rubric; fields for the reward "agent". Raises RuntimeError: it failed."""
         if INPUT not in row:
             raise ValueError(f"missing field {INPUT} in a row of an environment: it has {', '.join(row)}")
         return self._loop.run(self._play(row[INPUT], base_url, api_key))

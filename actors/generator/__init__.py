@@ -1,4 +1,1 @@
-"""The generator actor: runs episodes on an engine, delivers trajectories, receives weights.
-
-Imports `engines`, `workflows`, `models`, `runtime` and `areal_bus`. Begin with `loop.py`.
-"""
+"""The generator actor. Imports `engines`, `workflows`, `models`, `runtime`, `areal_bus`. Begin with `loop.py`."""

@@ -67,10 +67,7 @@ class Delivery:
         return n_new < self._gather and now < self._waits_since + COALESCE_S
 
     def due(self, now: float, n_waiting: Callable[[str], int]) -> Iterator[tuple[str, Trajectory, bool]]:
-        """Yield the trajectories to send now: (reward, trajectory, whether this is the first send).
-
-        `n_waiting`: bytes in a reward's send queue. Send the yielded trajectories before you consume many more.
-        """
+        """The trajectories to send now: (reward, trajectory, first send). `n_waiting`: bytes in a send queue."""
         self._waits_since = None
         names = sorted(self._rewards)
         idle = {name for name in names if not n_waiting(name)}
@@ -97,9 +94,7 @@ class Delivery:
             del self._pending[key]
 
     def as_partials(self) -> Iterator[Partial]:
-        """Single-turn training samples as partial rollouts without their last token, so that another generator can
-        finish them again.
-        """
+        """Single-turn training samples as partial rollouts without their last token, for another generator."""
         for kept in self._pending.values():
             t = kept.trajectory
             if t.evaluation or len(t.segments) != 1 or t.segments[0][1] < 2:

@@ -120,10 +120,7 @@ class Generator:
 
     @property
     def _is_full(self) -> bool:
-        """More samples wait than there are slots, so the head need not learn at once that a slot is free.
-
-        False while new weights wait for the live samples to finish.
-        """
+        """More samples wait than there are slots: a free slot is no news. False while new weights wait."""
         return 0 < self._rules.n_slots < self._runner.n_live and self._can_decode and self._arrived is None
 
     @property

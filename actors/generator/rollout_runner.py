@@ -269,9 +269,7 @@ class RolloutRunner:
         )
 
     def _controls(self, asked: Asked, max_new_tokens: int) -> SamplingControls:
-        """Those of the call, else of [gconfig]. The least length of [gconfig] yields to the budget; with stages that of
-        a call does, too: a workflow does not know the limit of its stage.
-        """
+        """Those of the call, else of [gconfig], whose least length yields to the budget; with stages the call's too."""
         if asked.controls is not None and len(self._stages) == 1:
             return asked.controls
         controls = asked.controls or self._controls_of_run

@@ -70,10 +70,7 @@ class WeightUpdates:
             self._cancel()
 
     def swapped(self, received: ReceivedWeights, spare: Mapping[str, Any]) -> None:
-        """The engine holds these weights now, unchanged, and has returned the tensors of the next push.
-
-        They may be the same tensors, if the engine has made its own copy.
-        """
+        """The engine holds these weights now, and has returned the tensors of the next push (maybe the same ones)."""
         self.spare = spare
         self._live = BaseWeights(received.begin.version, received.digest, received.tensors)
 
@@ -121,9 +118,7 @@ class WeightUpdates:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Replace a stuck thread: torch waits without a deadline for a store whose process is stopped. The old thread
-        keeps its receiver and buffers.
-        """
+        """Replace a stuck thread: torch waits for a stopped store for ever. The old one keeps its buffers."""
         self._member, self._outcomes = self._make_member(), queue.SimpleQueue()
         self._thread, self._cancelled_at = None, None
         if self._next is not None:

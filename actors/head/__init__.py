@@ -1,4 +1,1 @@
-"""The head actor: carries out what the pure head (`areal_bus.core.head`) decides.
-
-Imports `runtime`, `data` and `areal_bus`; no torch. Begin with `shell.py`.
-"""
+"""The head actor: carries out what `areal_bus.core.head` decides. Imports no torch. Begin with `shell.py`."""

@@ -50,10 +50,7 @@ class HeadCheckpointWriter:
         return waypoints(self._folder)
 
     def mark(self, waypoint: HeadSavepoint) -> None:
-        """Write a savepoint to disk before returning. If the write fails, a restarted head goes back to a checkpoint.
-
-        Raises CheckpointError when an older savepoint still occupies the same slot.
-        """
+        """Write a savepoint to disk. Raises CheckpointError when an older one still occupies the same slot."""
         version = waypoint.checkpoint.version
         try:
             mark(self._folder, waypoint)

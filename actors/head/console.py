@@ -38,10 +38,7 @@ DISPENSABLE = (
 
 
 class Console:
-    """Prints complete lines to one stream, with styles on a terminal.
-
-    No line is redrawn: mpirun forwards lines, and the other processes of the job print to the same terminal.
-    """
+    """Prints complete lines to one stream, with styles on a terminal; never redraws, since others print there, too."""
 
     def __init__(self, *, total_steps: int, out: TextIO = sys.stdout) -> None:
         self._total = total_steps

@@ -160,9 +160,7 @@ def run(context: Context) -> None:
 
 
 def open_bus(context: Context, config: Config, shell: "Shell") -> Bus:
-    """The head's bus. The port of a restarted head may be taken, by a connection that is closing or by another program:
-    it tries for launch.timeout_s. Raises ConfigError at the first start, else EndpointTaken.
-    """
+    """The head's bus; a taken port is tried again for launch.timeout_s. Raises ConfigError or EndpointTaken."""
     deadline = time.monotonic() + (config.launch.timeout_s if context.incarnation else 0.0)
     while True:
         try:

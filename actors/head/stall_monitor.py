@@ -1,7 +1,4 @@
-"""Stall monitor: records the wait-for graph, warns when nothing moves, then aborts or requeues as configured.
-
-It checks the head's state once a second and returns effects, as the head does. It carries out none of them.
-"""
+"""Stall monitor: records the wait-for graph, warns when nothing moves, then returns the configured abort or requeue."""
 
 from dataclasses import dataclass
 

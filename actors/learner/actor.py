@@ -203,9 +203,7 @@ class Learner:
         )
 
     def _meet(self) -> tuple[LearnerRanks, StartPoint]:
-        """Build the process group of the learner ranks and choose the start point. Rank 0 hosts the store and chooses;
-        a single learner needs no group.
-        """
+        """Build the process group of the learner ranks and choose the start point, both led by rank 0."""
         context = self.context
         with self.journal.span("load"):
             if context.n_learners == 1:
@@ -349,9 +347,7 @@ class Learner:
         return self.root.push(snapshot, begin)
 
     def _shared_on(self) -> torch.device | None:
-        """The device of snapshots that other processes open. Raises ConfigError if sharing is required and
-        impossible.
-        """
+        """The device of snapshots that other processes open. Raises ConfigError: sharing required and impossible."""
         at = self.policy.shared_on(home(self.config, on_gpu=self.policy.device.type == "cuda"))
         refused = refusal(self._n_bytes()) if at is not None and at.type == "cpu" and self.is_root else ""
         if not refused:

@@ -33,10 +33,7 @@ Stream = dict[int, Tensor]  # item index -> (n_trained,) numbers of its trained 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One sample. A masked token stays as context and enters no loss (I2).
-
-    The trajectories of an episode stand one behind the other. The model reads each by itself.
-    """
+    """One sample. A masked token stays as context and enters no loss (I2). Trajectories of an episode are adjacent."""
 
     uid: int
     sample: int
@@ -108,10 +105,7 @@ class Batch:
     streams: defaultdict[str, Stream] = field(default_factory=lambda: defaultdict(dict))
 
     def add(self, name: str, values: Mapping[int, Tensor | float]) -> None:
-        """Add a stream of the user's own: item index -> a number of each trained token, or one for all of them.
-
-        Raises ConfigError for a name that is taken, and for numbers that are not finite or too few or many.
-        """
+        """Add a user's stream: item index -> a number of each trained token, or one for all. Raises ConfigError."""
         if name in TAKEN:
             raise ConfigError(f"a stream {name!r} exists: the learner makes it; choose another name")
         for i, value in values.items():
@@ -419,9 +413,7 @@ def _fill(bins: list[list[int]], short: Sequence[int], lengths: Sequence[int], c
 
 
 class _Shelf:
-    """Sequences by length. The lengths are bits of two numbers, so that a few operations on these find the longest that
-    fits, or two that add up to a sum.
-    """
+    """Sequences by length, as bits of two numbers: finds the longest that fits, or two that add up to a sum."""
 
     def __init__(self, order: Sequence[int], lengths: Sequence[int]) -> None:
         """`order`: indices, longest first."""

@@ -1,4 +1,1 @@
-"""Model folders: loading, scratch models, packed sequences and attention.
-
-Imports `areal_bus` only. Begin with `loading.py`.
-"""
+"""Model folders: loading, scratch, packed sequences, attention. Imports `areal_bus` only. Begin with `loading.py`."""

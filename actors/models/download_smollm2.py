@@ -37,10 +37,7 @@ ENDS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": 
 
 
 def convert(folder: Path, source: Path | None = None) -> bool:
-    """Make the model folder; False when it is there already. It appears whole or not at all.
-
-    Raises ConfigError when the wheel is not installed or something else is at `folder`.
-    """
+    """Make the model folder; False when it is there. Raises ConfigError: no wheel, or another folder."""
     if is_whole(folder):
         return False
     if folder.exists():

@@ -1,7 +1,4 @@
-"""Finds and loads the tokenizer and weights of a model.
-
-`check_model_path` is for the launcher and needs no torch, so this module imports torch and transformers by use only.
-"""
+"""Finds and loads tokenizer and weights. Imports torch and transformers by use only: the launcher has neither."""
 
 import contextlib
 import json
@@ -107,10 +104,7 @@ def _hint(path: str) -> str:
 
 
 def load_tokenizer(path: str, *, date: str = "") -> Any:
-    """The transformers tokenizer of the model. Raises ConfigError when there is none.
-
-    `date`, YYYY-MM-DD: what a chat template that prints today's date prints, so that a run has one; "": today's.
-    """
+    """The model's tokenizer. Raises ConfigError without one. `date`, YYYY-MM-DD: today in chat templates; "": today."""
     try:
         tokenizer = _tokenizer_class(path).from_pretrained(path, **_where(path))
     except (OSError, ValueError) as error:
@@ -232,9 +226,7 @@ def empty_model(path: str, dtype: str, device: str) -> Any:
 
 
 def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends a completion: of the generation config, of the model, of the tokenizer and of its chat
-    template.
-    """
+    """Every token that ends a completion: of generation config, model, tokenizer and chat template."""
     found: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         value = getattr(source, "eos_token_id", None)
@@ -250,9 +242,7 @@ def absent_ids(tokenizer: Any, vocabulary: int) -> frozenset[int]:
 
 
 def turn_end(tokenizer: Any) -> int | None:
-    """The special token with which the chat template ends a turn of the assistant (<|im_end|>, <|eot_id|>,
-    <end_of_turn>); None for a tokenizer without a template, or a template that ends a turn in another way.
-    """
+    """The special token with which the chat template ends a turn (<|im_end|>, ...); None if there is no such token."""
     if not getattr(tokenizer, "chat_template", None):
         return None
     messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": REPLY}]
@@ -294,9 +284,7 @@ def _structure(path: str, dtype: str) -> Any:
 
 
 def _several_paddings(path: str) -> Any:
-    """The generation_config.json of a folder where it has a list of padding tokens, of which the first counts:
-    transformers takes one. Else None.
-    """
+    """The generation_config.json of a folder if it lists padding tokens (transformers takes one), else None."""
     from transformers import GenerationConfig
 
     settings = read_json(path, "generation_config.json") if Path(path).is_dir() else {}
@@ -307,10 +295,7 @@ def _several_paddings(path: str) -> Any:
 
 
 def _soft_capped(model: Any) -> Any:
-    """Eager attention for a model with a soft cap on its attention scores (Gemma 2).
-
-    The sdpa attention of transformers ignores the cap.
-    """
+    """Eager attention for a model with a soft cap on attention scores (Gemma 2), which sdpa ignores."""
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")
     return model

@@ -1,7 +1,4 @@
-"""Reads the folder of a model or of adapters: its config.json, and what a sample of it may hold.
-
-Imports no torch: the head reads it, too.
-"""
+"""Reads the config.json of a model or of adapters, and what a sample may hold. Imports no torch: the head reads it."""
 
 import json
 import math

@@ -59,10 +59,7 @@ def _repeats(expand_E: Tensor, keep_S: Tensor) -> tuple[tuple[int, int, int], ..
 
 
 class _Spread(torch.autograd.Function):
-    """(1, heads, S, d) -> (1, heads, E, d): whole sequences, shared prompts repeated.
-
-    What index_select does; its own gradient adds up token by token, this one run by run.
-    """
+    """(1, heads, S, d) -> (1, heads, E, d): index_select of whole sequences, whose gradient adds run by run."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, packing: PackedAttention) -> Tensor:
@@ -155,10 +152,7 @@ AttentionInterface.register(NAME, packed_attention)
 
 
 def choose(device: torch.device) -> None:
-    """Turn off cuDNN's attention for the whole process: on a GPU it makes a plan for each shape and never frees it.
-
-    The lengths of samples, and of what a step reads, are hardly twice the same.
-    """
+    """Turn off cuDNN's attention for the whole process: it makes a plan for each shape and never frees it."""
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
 

@@ -69,10 +69,7 @@ class PackedRow:
 
 
 def lay_out(pieces: Sequence[SequencePiece], *, share: bool) -> PackedRow:
-    """One row for all pieces; without `share` each is read in full, in order.
-
-    With `share` attention sees the whole sequences by length: those of one length go through one call.
-    """
+    """One row for all pieces, in order; with `share` attention sees sequences by length, equal ones in one call."""
     ids, places = [piece.ids_T.numpy() for piece in pieces], [piece.places_K.numpy() for piece in pieces]
     n_read_P = np.array([piece.n_read for piece in pieces])
     expands = share and len(pieces) > 1

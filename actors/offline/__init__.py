@@ -1,4 +1,1 @@
-"""Programs that run without a ring: evaluation, recomputed log-probs, the synchronous reference.
-
-May import all of `actors`. Begin with `synchronous_reference.py`.
-"""
+"""Programs without a ring: evaluation, log-probs, the reference. Begin with `synchronous_reference.py`."""

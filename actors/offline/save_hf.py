@@ -59,10 +59,7 @@ def dtype_of(folder: Path) -> str:
 
 
 def take_masters(model: torch.nn.Module, checkpoint: Path) -> int:
-    """Replace rounded parameters by the learner's float32 ones, whatever ranks wrote them. How many there are.
-
-    Raises CheckpointError.
-    """
+    """Replace rounded parameters by the learner's float32 ones; returns how many. Raises CheckpointError."""
     parameters, whole = dict(model.named_parameters()), checkpoint / WHOLE_OPTIMIZER
     if not whole.is_file():
         reader, prefix = ShardReader(checkpoint), f"{POLICY}{MASTER}/"

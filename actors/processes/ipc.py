@@ -1,7 +1,4 @@
-"""Frames between a process and its worker: a length (4 bytes, little-endian), then one JSON object. The worker's side.
-
-Both sides limit the size of sent and received frames; a frame over the limit raises ValueError.
-"""
+"""Frames between a process and its worker: length (4 bytes, little-endian), one JSON object; both limit sizes."""
 
 import contextlib
 import io
@@ -63,10 +60,7 @@ def read(body: bytes) -> dict[str, Any]:
 
 
 class Channel:
-    """A worker's side: its pipes, taken from stdin and stdout. It ends with the thread that started it.
-
-    Both are connected to /dev/null for user code; processes that user code starts do not inherit the pipes.
-    """
+    """A worker's side: pipes taken from stdin and stdout, which user code finds on /dev/null. Ends with its starter."""
 
     def __init__(self, parent: int, *, most_bytes: int | None = None, prints_to: int | None = None) -> None:
         """`most_bytes`: of a frame, if not REQUEST_BYTES and REPLY_BYTES. `prints_to`: the file for standard output."""

@@ -200,10 +200,7 @@ class CalledProcess:
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL all processes with this mark in their environment, also those in other sessions.
-
-    A process that is between two programs (execve) has no environment for some milliseconds: it is waited for.
-    """
+    """SIGKILL all processes with this mark in their environment, in any session; waits for those within execve."""
     wanted = f"{MARK}={mark}".encode()
     killed: set[int] = set()
     deadline = time.monotonic() + EXECVE_S

@@ -1,4 +1,1 @@
-"""The reward actor: scores trajectories in worker processes, and the built-in reward functions.
-
-Imports `runtime` and `areal_bus`; no torch. Begin with `actor.py`; `protocol.py` defines a reward function.
-"""
+"""The reward actor and the built-in rewards. Imports `runtime`, `areal_bus`; no torch. Begin with `actor.py`."""

@@ -236,9 +236,7 @@ class JudgeOfProcess:
         self._client, self._pid = JudgeClient(self.options, self.store, self._url, self._read_reply), os.getpid()
 
     def asked(self, body: dict[str, Any], parse: Callable[[JudgeReply], Value]) -> Value:
-        """`parse` of the reply, which is kept if it can be parsed: the same body is sent once. Raises as `ask` or
-        `parse` does.
-        """
+        """`parse` of the reply, kept once parsed: the same body is sent once. Raises as `ask` or `parse` does."""
         deadline = time.monotonic() + self.options.score_s
         if self._pid != os.getpid():
             self._connect()
@@ -293,10 +291,7 @@ _judge: JudgeOfProcess | None = None  # made by the first score
 
 
 def configure(options: JudgeOptions, fields: Collection[str] | None = None) -> None:
-    """Set the options of this process. `fields`: those that every row has, if known.
-
-    Raises ConfigError for a prompt with other fields, or a missing key.
-    """
+    """Set the process's options. `fields`: of every row. Raises ConfigError for unknown fields, or a missing key."""
     global _options, _judge
     known = None if fields is None else {*fields, *OURS}
     missing = [name for name in names_of(options.prompt) if known is not None and name not in known]
@@ -353,9 +348,7 @@ def judge_of_process() -> JudgeOfProcess:
 
 
 def grade_of(reply: str, max_score: float) -> float:
-    """The "Score: N" that ends a reply, or "Score: N/M" where M is the largest. Raises ValueError without one, for one
-    out of range, or for one within a sentence after another on a line of its own.
-    """
+    """The "Score: N" or "Score: N/M" that ends a reply. Raises ValueError without one in range on its own line."""
     *before, last = reply.rstrip().split("\n")
     found = GRADE.search(last[-LAST_LINE:])
     if not found or (found["most"] and float(found["most"]) != max_score):

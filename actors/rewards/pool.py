@@ -376,9 +376,7 @@ class WorkerPool:
                 )
 
     def _lose(self, worker: Worker, reason: str, *, was_killed: bool = False) -> None:
-        """Replace a worker that ended or wrote invalid frames. Its score is computed again once if it was killed, and
-        if its program may have killed it, a third time without running a program: that is then a failed one.
-        """
+        """Replace a worker that ended. Its score is retried once, then once more without running a program."""
         if worker.ready:
             if worker.task is not None and self._is_repeated(worker, worker.task, was_killed=was_killed):
                 again = replace(worker.task, n_lost=worker.task.n_lost + 1)

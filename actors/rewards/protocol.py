@@ -7,10 +7,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward, and whether the answer is correct, for tasks that define this.
-
-    `parts`: numbers by name that the journal reports beside the reward; they change nothing.
-    """
+    """A reward, and whether the answer is correct, if the task defines it. `parts`: numbers for the journal only."""
 
     reward: float
     correct: bool | None = None

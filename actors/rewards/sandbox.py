@@ -132,9 +132,7 @@ def shut() -> Iterator[None]:
 def run(
     program: str, stdin: bytes = b"", limits: SandboxLimits | None = None, *, level: Level | None = None
 ) -> Outcome:
-    """Run the text as `__main__`. When this returns, no process of the program is left ("rlimits": none that kept its
-    environment). Raises OSError when the sandbox itself cannot start.
-    """
+    """Run the text as `__main__`; no process of it is left. Raises OSError when the sandbox cannot start."""
     if _is_shut:
         return KILLER
     limits = limits or SandboxLimits()

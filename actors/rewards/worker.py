@@ -117,9 +117,7 @@ def shut_sandbox() -> contextlib.AbstractContextManager[None]:
 
 
 def verdict_of_fork(functions: Functions, request: dict[str, Any], channel: Channel) -> dict[str, Any]:
-    """The verdict of a fork that ends with it. Nothing that the function changes in its process stays, and it cannot
-    write to the channel.
-    """
+    """The verdict of a fork that ends with it: nothing of it stays, and it cannot write to the channel."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,1 @@
-"""Parts of every actor process: its start, context, session with the head, exit codes.
-
-Imports `areal_bus` only; no torch. Begin with `start.py`.
-"""
+"""Parts of every actor process: start, context, head session. Imports `areal_bus`; no torch. Begin with `start.py`."""

@@ -136,10 +136,7 @@ class LoopTicker:
 
 
 def collect_seldom() -> None:
-    """Run the garbage collector rarely: messages have no reference cycles.
-
-    Call it after start-up: all objects of that time are excluded from later collections.
-    """
+    """Collect garbage rarely (messages have no cycles), and never the objects made before this call."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])

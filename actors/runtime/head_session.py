@@ -70,10 +70,7 @@ class HeadSession:
         return not self._has_received or self._bus.silence_s(HEAD) > self._silent_s
 
     def give_up_after(self, patience_s: float, endpoint: str) -> None:
-        """Raise ActorFailed when the head has been silent for `patience_s`. Call it in every iteration of the loop.
-
-        Time in which this process itself was stopped does not count.
-        """
+        """Raise ActorFailed when the head is silent for `patience_s`; time in which we were stopped does not count."""
         now = time.monotonic()
         if now - self._checked_at > patience_s / 2:
             self._running_since = now

@@ -96,10 +96,7 @@ def describe(error: BaseException, place: str = "") -> str:
 
 
 def known_fields(error: BaseException, row: Mapping[str, Any], unread: Mapping[str, str]) -> str:
-    """The end of an error text for a KeyError on a name that the row has not; else "".
-
-    The fields that the row has, or, of a column that was left out of it (`unread`), where it is and why.
-    """
+    """The end of an error text for a KeyError on a field the row lacks: its fields, or why it is `unread`."""
     if not isinstance(error, KeyError) or len(error.args) != 1 or not isinstance(name := error.args[0], str):
         return ""
     if name in row:

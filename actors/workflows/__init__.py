@@ -1,4 +1,1 @@
-"""How a row of data becomes an episode.
-
-Imports `endpoint`, `engines/protocol`, `runtime` and `areal_bus`. Begin with `protocol.py`.
-"""
+"""How a row becomes an episode. Imports `endpoint`, `engines`, `runtime`, `areal_bus`. Begin with `protocol.py`."""

@@ -233,9 +233,7 @@ class Dialogue:
                 raise RequestRejected(sentence)
 
     def _extended(self, call: ChatCall) -> tuple[int, Conversation, list[int]]:
-        """Number of the trajectory that the call extends or begins, its conversation and the tokens to complete. Of
-        several that it extends, the longest. Raises RequestRejected.
-        """
+        """The number of the trajectory that the call extends or begins, its conversation, tokens to complete."""
         begun, rewritten = self._conversations, self._agent.rewritten
         for number in sorted(range(len(begun)), key=lambda i: -len(begun[i].messages)):
             try:

@@ -238,9 +238,7 @@ class EpisodeRun:
 
 
 def checked_fields(fields: Any, n_sampled: int) -> dict[str, NDArray[np.float32]]:
-    """(n_sampled,) each; a single number belongs to all tokens. Raises WorkflowError for names or numbers that no
-    message may have.
-    """
+    """(n_sampled,) each; a single number is for all tokens. Raises WorkflowError for invalid names or numbers."""
     if not isinstance(fields, Mapping):
         raise WorkflowError(f"Episode.fields must be a mapping of names to numbers; it is a {type(fields).__name__}")
     if broken := broken_rule([str(name) for name in fields]):

@@ -72,10 +72,7 @@ def close_workflow(workflow: Workflow) -> None:
 
 
 def check_workflow(config: Config) -> None:
-    """Raises ConfigError when the workflow does not load. An agent's code is loaded in a worker process.
-
-    An environment has been loaded by now, for its rows.
-    """
+    """Raises ConfigError when the workflow does not load. An agent's code is loaded in a worker process."""
     load_workflow(config)
     if config.workflow.uses_endpoint and not config.workflow.environment:
         check_agent(AgentCode.of(config))

@@ -67,10 +67,7 @@ def fill(template: str, row: Row, question_key: str, *, setting: str = "data.pro
 
 
 def prompt_ids(asked: Question, data: DataConfig, tokenizer: Any) -> list[int]:
-    """Tokens of the prompt, through the chat template if data.chat_template is set.
-
-    Raises PromptTooLong over data.max_prompt_tokens, ConfigError without a chat template.
-    """
+    """Tokens of the prompt, through the chat template if set. Raises PromptTooLong, ConfigError without a template."""
     text = full_text(asked, data, tokenizer)
     ids = _open(tokenizer(text, add_special_tokens=not data.chat_template)["input_ids"], text, data, tokenizer)
     if len(ids) > data.max_prompt_tokens:
@@ -119,10 +116,7 @@ def chat(messages: Sequence[Message], system: str | None, tokenizer: Any, **argu
 
 
 def _without_system(plain: str, messages: Sequence[Message], tokenizer: Any, arguments: Mapping[str, Any]) -> str:
-    """Remove a template's default system message: render an empty one instead and cut it off.
-
-    Returns `plain` when the template has no system role, or its text cannot be separated.
-    """
+    """Remove a template's default system message by an empty one; `plain` when that cannot be done."""
     empty = {"role": "system", "content": ""}
     try:
         head = str(tokenizer.apply_chat_template([empty], tokenize=False, **arguments))

@@ -1,4 +1,1 @@
-"""Typed settings: sections, loading and merging, rules across keys.
-
-Imports `errors` only; no torch. Begin with `sections.py`.
-"""
+"""Typed settings: sections, loading, rules. Imports `errors` only; no torch. Begin with `sections.py`."""

@@ -13,10 +13,7 @@ from areal_bus.config.stages import largest, smallest_group
 
 
 def slots(config: Config) -> int:
-    """Concurrent samples of a generator.
-
-    Each agent needs a process: waiting conversations would block, while another generator may have a free process.
-    """
+    """Concurrent samples of a generator; of agents one per process, since others would block."""
     n_slots, workflow = config.rollout.max_concurrent_rollouts, config.workflow
     return min(n_slots, workflow.agent.workers) if workflow.uses_endpoint else n_slots
 
@@ -38,10 +35,7 @@ def capacity(config: Config) -> int:
 
 
 def together(config: Config) -> int:
-    """Trajectories that are sent together while all slots are busy: enough to lease the next group.
-
-    With one queued group, half of a group: the other half keeps the slots busy until the next lease arrives.
-    """
+    """Trajectories sent together while all slots are busy: enough to lease the next group; half of the only one."""
     n_samples = smallest_group(config)
     return n_samples if groups_waiting(config) > 1 else n_samples // 2
 

@@ -1,7 +1,4 @@
-"""Which files make up a config: the given ones and all that they extend, in the order in which they are merged.
-
-Standard library only: a start through a fork server reads one key of these files without the settings.
-"""
+"""Which files make up a config, in the order in which they are merged. Standard library only: a fork start reads it."""
 
 import stat
 import tomllib

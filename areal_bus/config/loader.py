@@ -182,9 +182,7 @@ def from_options(overrides: Sequence[str]) -> list[tuple[str, str, str]]:
 
 
 def as_utf8(key: str, given: str) -> str:
-    """The text of bytes from the command line or the environment, which Python decodes by the locale. Raises
-    ConfigError where they are not UTF-8.
-    """
+    """The text of bytes from the command line or the environment. Raises ConfigError where they are not UTF-8."""
     try:
         return os.fsencode(given).decode()
     except UnicodeError:

@@ -45,10 +45,7 @@ def settings_by_stage(config: Config) -> dict[int, Config]:
 
 
 def largest(config: Config) -> Config:
-    """The settings with the largest value that any stage has of each key; the same object without stages.
-
-    It bounds what is fixed at the start of a process: the context length of an engine, the queue of a generator.
-    """
+    """The settings with the largest value that any stage has of each key: the bound of what is fixed at the start."""
     if not config.run.stage:
         return config
     stages = settings_by_stage(config).values()

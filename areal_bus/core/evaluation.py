@@ -127,10 +127,7 @@ def average(rows: Sequence[Row]) -> float | None:
 
 
 def standard_error(rows: Sequence[Row]) -> float | None:
-    """Standard error of `average` over rows: the sample deviation of the rows' shares, divided by sqrt(rows).
-
-    None for fewer than two rows.
-    """
+    """Standard error of `average` over rows: sample deviation / sqrt(rows). None for fewer than two rows."""
     shares = _shares(rows)
     if len(shares) < 2:
         return None

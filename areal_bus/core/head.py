@@ -125,10 +125,7 @@ class Head:
         return self._settle(now)
 
     def _check_gap(self, now: float) -> None:
-        """Time in which the head itself stood still counts only a little as silence of the members.
-
-        It counts a little, so that a head that is always late still detects dead members.
-        """
+        """Time in which the head stood still counts little as silence; a head always late still finds deaths."""
         gap_s, self._last_event = now - self._last_event, now
         self.state.now = now
         if self.adaptation is not None:
@@ -201,9 +198,7 @@ class Head:
         return self._effects.take()
 
     def _reject(self, sender: str, message: m.Message, error: ImpossibleEvent) -> None:
-        """Record a rejected message: every verdict; of others the first 100 per sender and type, then the 128th, 256th,
-        ... The console shows wrong messages; late ones appear at debug level.
-        """
+        """Record a rejected message: every verdict; of others the first 100 per sender and type, then powers of two."""
         what, why = type(message).__name__, str(error)
         if len(self._n_rejected) > MAX_COUNTED:
             self._n_rejected.clear()

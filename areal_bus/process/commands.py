@@ -1,7 +1,4 @@
-"""Names commands as they can be typed in this environment: `areal-bus samples`, `python -m tools.samples`, mpirun.
-
-`python -m tools.samples` needs a folder without a package `tools` of its own. The script works in any folder.
-"""
+"""Names commands as they can be typed here: `areal-bus samples`, `python -m tools.samples`, mpirun."""
 
 import functools
 import os

@@ -46,10 +46,7 @@ def without_controls(text: str) -> str:
 
 
 def secure() -> None:
-    """Open missing standard streams on /dev/null, and make print() and logs lose what the streams do not take.
-
-    Call it first in a process. Streams that another program has put in place stay (a test, a notebook).
-    """
+    """Open missing streams on /dev/null; print() and logs lose what streams refuse. Call first. Replaced ones stay."""
     open_missing()
     if sys.stdout is sys.__stdout__:
         sys.stdout = lossy(1)
@@ -73,8 +70,6 @@ def open_missing() -> None:
 
 
 def restart_in_utf8_mode() -> None:
-    """Replace this process by itself in UTF-8 mode if its locale has another encoding: settings, paths and files of a
-    job are UTF-8 everywhere. Nothing happens where the locale is UTF-8.
-    """
+    """Replace this process by itself in UTF-8 mode if its locale has another encoding."""
     if not sys.flags.utf8_mode and locale.getencoding().lower() not in UTF8:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])

@@ -1,4 +1,1 @@
-"""Atomic storage: versioned folders, the checkpoints of the head, and the journal.
-
-Imports `core`, `wire`, `messages` and `errors`. Begin with `versioned_dirs.py`.
-"""
+"""Versioned folders, head checkpoints, journal. Imports `core`, `wire`, `messages`. Begin with `versioned_dirs.py`."""

@@ -47,10 +47,7 @@ def save(path: Path, checkpoint: HeadCheckpoint) -> None:
 
 
 def mark(folder: Path, waypoint: HeadSavepoint) -> None:
-    """Write a savepoint atomically, except for a crash of the machine. Raises OSError.
-
-    After an error the old file is deleted: it would be the savepoint of a batch that was never trained.
-    """
+    """Write a savepoint atomically (but for a crash of the machine). Raises OSError, with the old file deleted."""
     path = folder / f"{WAYPOINT}{slot(waypoint)}"
     try:
         _write(path, waypoint.checkpoint, {"root": waypoint.root}, syncs=False)

@@ -38,9 +38,7 @@ class CpuTimes:
         self._children = children_cpu_s()
 
     def since_last(self) -> dict[str, float]:
-        """`cpu_s`: CPU seconds of all threads and of direct child processes. `cpu_wait_s`: seconds that this thread
-        was runnable and had no core; left out where the system does not count them.
-        """
+        """`cpu_s`: of all threads and direct children. `cpu_wait_s`: runnable without a core, where counted."""
         own_s, children, waited_s = process_time(), children_cpu_s(), self._schedstat.wait_s()
         of_children_s = sum(max(0.0, cpu_s - self._children.get(pid, 0.0)) for pid, cpu_s in children.items())
         found = {"cpu_s": round(own_s - self._own_s + of_children_s, 6)}
@@ -55,10 +53,7 @@ class CpuTimes:
 
 
 class LoopSchedstat:
-    """The scheduler's counters of the thread that creates it.
-
-    The file stays open, until `close` or with the object: a look costs one system call.
-    """
+    """The scheduler's counters of the creating thread. The file stays open: a look costs one system call."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
@@ -139,9 +134,7 @@ class Journal:
         term: int = 0,
         sizes: FileSizes = ONE_FILE,
     ) -> None:
-        """Open its newest file for appending, and write the start line. Raises OSError in the first incarnation: a
-        later one goes on without a file, on a disk that takes no new one.
-        """
+        """Open its newest file and write the start line. Raises OSError in the first incarnation only."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{role}-{index}.{incarnation}.jsonl"
         self.term = term
@@ -204,10 +197,7 @@ class Journal:
         return self._file.n_lost
 
     def mark(self, label: str) -> None:
-        """Time from now on counts as `label`. Every second of a process has exactly one label (I12).
-
-        A label LABEL:CAUSE counts as LABEL, and as waiting for this cause.
-        """
+        """Time from now counts as `label`, one per second (I12). LABEL:CAUSE: LABEL, waiting for this cause."""
         now = time.monotonic()
         self._spans[self._label] = self._spans.get(self._label, 0.0) + now - self._marked
         is_over = now - self._flushed >= WINDOW_S

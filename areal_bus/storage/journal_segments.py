@@ -24,9 +24,7 @@ TIMES = re.compile(rb',"at_[^"]*":\[[0-9,]*\]')  # a key: within a text its quot
 
 @dataclass(frozen=True, slots=True)
 class FileSizes:
-    """A file ends with the append that reaches `segment_bytes` (0: it never ends). Finished files beyond the first
-    `detail_bytes` lose the times of single spans.
-    """
+    """A file ends at `segment_bytes` (0: never). Old ones beyond `detail_bytes` lose the times of single spans."""
 
     segment_bytes: int = 0
     detail_bytes: int = 0
@@ -180,10 +178,7 @@ def _end(file: BufferedIOBase, n_bytes: int) -> bytes:
 
 
 class LineFile:
-    """Appends lines to a file, one write per `append`. Unwritable lines are lost; the first loss is reported.
-
-    The descriptor is closed by `close`, or with the object.
-    """
+    """Appends lines to a file, one write per `append`; unwritable lines are lost, the first loss is reported."""
 
     def __init__(self, path: Path, *, may_fail: bool = False) -> None:
         """Raises OSError when it cannot be opened; with `may_fail` each `append` tries again, and loses its lines."""

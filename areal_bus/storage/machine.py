@@ -37,9 +37,7 @@ def machine_folder(parent: Path) -> Path:
 
 
 def _is_held_here(descriptor: int) -> bool:
-    """Take the lock, shared with this machine's processes. False when another machine has it. A file system without
-    locks has free ones only.
-    """
+    """Take the lock, shared by this machine's processes; False if another has it. True on a disk without locks."""
     name = machine().encode()
     try:
         with contextlib.suppress(BlockingIOError):

@@ -74,10 +74,7 @@ class BestRule:
         return [version for version, _ in ordered[: self.keep]]
 
     def keeps(self, version: int, values: Values) -> bool:
-        """Whether the checkpoint of this version stays: one of the best, or not evaluated yet.
-
-        The model before training, version 0, takes no place: it is where it was.
-        """
+        """Whether this version's checkpoint stays: one of the best, or not evaluated yet; version 0 takes no place."""
         values = [(evaluated, value) for evaluated, value in values if evaluated]
         newest = max((evaluated for evaluated, _ in values), default=0)
         return self.is_on and (version in self.best(values) or (self.is_due(version) and version > newest))

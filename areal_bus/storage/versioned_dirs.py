@@ -157,10 +157,7 @@ def give_up(final: Path) -> None:
 
 
 def tidy(parent: Path) -> None:
-    """Clean up after a dead writer: restore replaced folders, delete temporary ones.
-
-    Files that another rank of the dead writer's still has open may stay, on a network file system, until the next time.
-    """
+    """Clean up after a dead writer: restore replaced folders, delete temporary ones (open ones may stay on NFS)."""
     for old in parent.glob(".step-*.old"):
         final = parent / old.name.removeprefix(".").removesuffix(".old")
         if final.exists():
@@ -210,10 +207,7 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def temporary_folder(final: Path) -> Iterator[Path]:
-    """A new folder ".NAME.TOKEN.tmp" beside `final`. It is deleted afterwards unless the caller has renamed it.
-
-    Raises OSError.
-    """
+    """A new folder ".NAME.TOKEN.tmp" beside `final`, deleted afterwards unless renamed. Raises OSError."""
     final.parent.mkdir(parents=True, exist_ok=True)
     for left in final.parent.iterdir():
         if left.name.startswith(f".{final.name}.") and left.name.endswith(".tmp"):
@@ -238,10 +232,7 @@ def _new(final: Path) -> tuple[Path, int]:
 
 
 def locked(folder: Path) -> int | None:
-    """A descriptor that holds the lock of a folder until it is closed; None when another one holds it.
-
-    A file system without locks has only free ones.
-    """
+    """A descriptor that holds a folder's lock until closed; None if another has it. Free on a disk without locks."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

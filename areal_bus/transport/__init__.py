@@ -1,4 +1,1 @@
-"""The bus over ZeroMQ sockets: authentication, connection limits, receive and send queues.
-
-Imports `wire`, `process`, `messages` and `errors`. Begin with `bus.py`.
-"""
+"""The bus over ZeroMQ sockets. Imports `wire`, `process`, `messages`, `errors`. Begin with `bus.py`."""

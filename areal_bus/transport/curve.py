@@ -1,7 +1,4 @@
-"""CURVE keys of ranks, and the allow-list: which public key authenticates which actor.
-
-A rank makes one key pair at its start; its actors use it in all incarnations. A key is 40 characters of Z85.
-"""
+"""CURVE keys, one pair a rank, and the allow-list: which public key (40 characters of Z85) is which actor."""
 
 import re
 from collections.abc import Mapping

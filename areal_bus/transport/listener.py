@@ -100,10 +100,7 @@ class Listener:
                     self._left.append((fd, self._new.pop(fd)))
 
     def note_message(self, message: zmq.Frame, connection: bytes) -> bool:
-        """Record a message of the ROUTER by its first frame, which names the connection.
-
-        Returns whether the peer has reconnected: messages in flight on its old connection are lost.
-        """
+        """Record a message of the ROUTER by its first frame. Returns whether the peer has reconnected."""
         fd = property_of(message, zmq.SRCFD)
         if fd is None or self._active.get(fd) == connection:
             return False

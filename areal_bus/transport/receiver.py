@@ -51,9 +51,7 @@ class Receiver:
         authorise: Authorise,
         is_hog: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`authorise` raises WireError when the authenticated sender may not send the message to this actor.
-        `is_hog`: whether so many bytes of this sender wait that others find no room.
-        """
+        """`authorise` raises WireError for a message that may not be sent. `is_hog`: one sender crowds out others."""
         self.clients: dict[str, bytes] = {}  # peers of the ROUTER, after their first message: name -> connection
         self.disconnected: list[str] = []  # peers whose connection has ended, until the bus reads them
         self._job, self._keys, self._listener, self._rejections = job, keys, listener, rejections
@@ -176,10 +174,7 @@ class Receiver:
         return False
 
     def _other_incarnation(self, router: Socket, name: str) -> str:
-        """Name of another connected incarnation of this guest; "" if there is none, or if it is not a guest.
-
-        Guests share one key, so a guest may not replace a connected one. A rank with its own key may.
-        """
+        """Another connected incarnation of this guest, or "": guests share a key and replace nobody connected."""
         if self._keys is None or not self._keys.is_shared(name):
             return ""
         identity = identity_of(name)
@@ -265,10 +260,7 @@ class ReceiveQueue:
 
     @property
     def has_hog(self) -> bool:
-        """Whether it is full of one sender's messages, so that others are read and those of this one are dropped.
-
-        Others may fill it once more. Called by the bus thread.
-        """
+        """Whether one sender's messages fill it: others are read once more, its own are dropped. For the bus thread."""
         is_over = self.n_received - self.n_consumed > 2 * self.cap_bytes
         return self.is_full and not is_over and any(map(self.is_hog, self._received))
 
@@ -312,9 +304,7 @@ class ReceiveQueue:
         self._lists.put(None)
 
     def take(self, timeout_s: float | None, *, skips: Callable[[str], bool] | None = None) -> Received | None:
-        """Next message of the next sender in turn; None after `timeout_s` (0: do not wait; None: wait without limit) or
-        when woken. `skips`: whether the messages of a sender stay here.
-        """
+        """Next message of the next sender in turn; None after `timeout_s` or when woken. `skips`: senders that wait."""
         self._fetch()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (received := self._next(skips)) is None and not self._is_woken:

@@ -1,7 +1,4 @@
-"""Serves an aiohttp application on 127.0.0.1, on an event loop in a thread of its own.
-
-Limits the number of open connections, and closes those without a complete request for `silent_s`.
-"""
+"""Serves an aiohttp application on 127.0.0.1, in a thread, with limits on connections and on silence."""
 
 import asyncio
 import logging

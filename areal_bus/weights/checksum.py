@@ -51,10 +51,7 @@ class Checksum:
         self._fold(piece[:whole].view(torch.int32))
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy (n,) numbers, with type conversion if needed, and add the bytes of the target.
-
-        Both are contiguous; `target` is on the device of this checksum.
-        """
+        """Copy (n,) contiguous numbers, converted if needed, and add the target's bytes (on this device)."""
         copy_and_sum = None if self._rest else _copy_function(source, target)
         if copy_and_sum is None:
             is_cached = not (self._lanes.is_cuda or source.is_cuda)

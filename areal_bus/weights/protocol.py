@@ -186,10 +186,7 @@ def keys_of_members(begin: PushBegin) -> list[str]:
 
 
 def arrive(store: TCPStore, begin: PushBegin, phase: Phase, text: str) -> None:
-    """Add a member's report of one line. The last member of the phase wakes the root.
-
-    Returns when the store has it, so that the member may end. Raises RuntimeError when the store is gone.
-    """
+    """Add a member's one-line report; the last of the phase wakes the root. Raises RuntimeError: no store."""
     store.append(key(begin, phase), f"{text}\n")  # type: ignore[attr-defined]  # not in torch's stubs
     if store.add(key(begin, f"{phase}/n"), 1) == len(begin.members):
         store.set(all_of(begin, phase), ALL)
@@ -319,10 +316,7 @@ class BroadcastTree:
 def meet_tree(
     name: str, store: TCPStore, waits: PushWaits, *, rank: int, size: int, listener: StoreListener
 ) -> BroadcastTree:
-    """Build the groups of this rank; every rank calls it. Raises as `meet`.
-
-    Each rank first meets its sender, so the groups are built from the root downwards.
-    """
+    """Build the groups of this rank; every rank calls it, its sender first, from the root. Raises as `meet`."""
 
     def group(sender: int, rank_in_it: int) -> PushGroup:
         n = 1 + len(receivers_of(sender, size))

@@ -95,10 +95,7 @@ class ReceiveBuffers:
         self._bytes = {name: _bytes(tensor) for name, tensor in self.tensors.items()}
 
     def write(self, start: int, bucket: Tensor) -> None:
-        """Write the next bucket: (n,) uint8, bytes `start` to `start + n` of the flat buffer. Call in order.
-
-        The checksum is of the copy: another process may change the source meanwhile.
-        """
+        """Write the next bucket: (n,) uint8 of the flat buffer, in order. The checksum is of the copy."""
         stop = start + bucket.numel()
         while self._next < len(self._entries):
             entry = self._entries[self._next]
@@ -118,10 +115,7 @@ class ReceiveBuffers:
             raise PushFailed(f"buckets must cover every tensor: {self._entries[self._next].name} is incomplete")
 
     def patch(self, base: Tensor, changed: Iterable[Patch]) -> None:
-        """Write the next tensor: a copy of `base`, with new numbers. `changed` are its blocks.
-
-        Without a copy if `base` is the target itself.
-        """
+        """Write the next tensor: `base` (copied unless it is the target) with new numbers; `changed` are its blocks."""
         entry, source = self._entries[self._next], _bytes(base)
         target = self._bytes[entry.name]
         is_apart = source.data_ptr() != target.data_ptr()

@@ -41,10 +41,7 @@ def home(config: Config, *, on_gpu: bool) -> Home:
 
 
 def is_shared(route: Route, root: Place | None, members: Mapping[str, Place]) -> bool:
-    """Whether members copy from the root's memory. `root` is None when no other process can open it.
-
-    Raises PushFailed when the route is "shared" and that is impossible.
-    """
+    """Whether members copy from the root's memory (`root`: None if closed). Raises PushFailed if "shared" fails."""
     if route == "gloo" or (route == "auto" and root is None):
         return False
     elsewhere = {name: place for name, place in members.items() if place != root}

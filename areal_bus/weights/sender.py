@@ -136,10 +136,7 @@ class WeightSender:
         return PushDone(begin.push, begin.version, snapshot.digest, took_s, 0.0, sent.n_bytes, sent.delta_from)
 
     def cancel(self, push: int | None = None) -> None:
-        """Cancel this push, even before it begins (None: the current one): its `push` raises PushFailed.
-
-        Callable from any thread.
-        """
+        """Cancel this push, even before it begins (None: the current one): it raises PushFailed. From any thread."""
         if push is not None:
             self._cancelled_pushes.append(push)
         if push in (None, self._current):

@@ -105,10 +105,7 @@ def cuda_handle(shared: tuple[Any, ...]) -> Handle:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Opened memory of another process. Read-only by convention; host memory is mapped privately.
-
-    The other process may change it at any time: verify a copy.
-    """
+    """Opened memory of another process, read-only by convention; it may change at any time: verify a copy."""
 
     data: Tensor  # (n_bytes,) uint8
     _view: mmap.mmap | None  # its mapping; None on a device

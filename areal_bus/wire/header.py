@@ -37,10 +37,7 @@ UNPACK_ERRORS = (
 
 
 def pack_header(header: dict[str, Any], kind: str) -> bytes:
-    """Raises WireError for a header that the receiver would reject, so nothing oversize is sent.
-
-    Lone surrogates in its texts are replaced.
-    """
+    """Raises WireError for a header that the receiver would reject. Lone surrogates in its texts are replaced."""
     try:
         packed: bytes = msgpack.Packer(buf_size=PACKER_BYTES).pack(header)
     except UnicodeEncodeError:
@@ -52,10 +49,7 @@ def pack_header(header: dict[str, Any], kind: str) -> bytes:
 
 
 def unpack_checked(packed: bytes, n_containers: int) -> dict[str, Any]:
-    """Unpack bytes that `check_cost` has accepted; `n_containers` is its result.
-
-    Raises WireError with the violated rule.
-    """
+    """Unpack bytes that `check_cost` accepted (`n_containers`: its result). Raises WireError with the rule."""
     try:
         header = msgpack.unpackb(
             packed,

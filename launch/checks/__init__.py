@@ -1,4 +1,1 @@
-"""Checks of a model, its prompts, rows, workflow and reward that run once, before any actor starts.
-
-May import `actors` and `areal_bus`. Begin with `model_checks.py`.
-"""
+"""Checks of model, prompts, rows and reward before a start. May import `actors`. Begin with `model_checks.py`."""

@@ -1,7 +1,4 @@
-"""What this machine offers a job: versions, GPUs, mpirun, folders, ports, clock, limits, namespaces.
-
-Each check tries one thing and yields what it saw. Begin with `findings`.
-"""
+"""What this machine offers a job: each check tries one thing and yields what it saw. Begin with `findings`."""
 
 import contextlib
 import ctypes

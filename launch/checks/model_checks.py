@@ -1,8 +1,4 @@
-"""Checks models and generation settings before a run starts.
-
-The policy's model, its adapters, the frozen models (reference and teacher); token ids, arguments of the chat template
-and stop strings against the model.
-"""
+"""Checks, before a run starts, its models and adapters, and token ids, templates and stop strings against them."""
 
 import tempfile
 from pathlib import Path

@@ -104,10 +104,7 @@ MAX_TOKENIZED = 8192  # the prompts that are longest in bytes are tokenized: abo
 
 
 def check_prompts(config: Config, rows: Sequence[RowWithOrigin], model: str) -> list[str]:
-    """A note on the rows that are dropped (data.long_prompts).
-
-    Raises ConfigError for the longest prompt if it is too long, or for the first row that cannot be rendered.
-    """
+    """A note on dropped rows (data.long_prompts). Raises ConfigError for a prompt too long or a row not rendered."""
     if not rows:
         return []  # those of a loader are not known
     prompts = [render_prompt(config, row) for row in rows]

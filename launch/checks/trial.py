@@ -65,10 +65,7 @@ def is_users_reward(reward: RewardConfig) -> bool:
 
 
 def trials(config: Config, rows: Sequence[RowWithOrigin], model: str) -> Iterator[TrialScore]:
-    """Samples of a few rows by the workflow, each when it is asked for. `model`: "" for [model.scratch].
-
-    Raises ConfigError at the end where the workflow has failed for all of them.
-    """
+    """Samples of a few rows by the workflow; `model`: "" for scratch. Raises ConfigError if it failed for all."""
     workflow, tokenizer = load_workflow(config), tokenizer_of(config, model)
     failed, n_samples = "", 0
     try:
@@ -157,10 +154,7 @@ def check_reward(
     *,
     trials: Iterable[TrialScore] = (),
 ) -> None:
-    """Load the configured function in a worker process, and score the `trials` up to the first without an error.
-
-    Raises ConfigError when it does not load, needs fields that the rows (`fields`) do not have, or fails in all trials.
-    """
+    """Score the `trials` up to the first success in a worker. Raises ConfigError: does not load, fields, all fail."""
     with WorkerPool(
         WorkerOrder(
             config.reward.function,

@@ -1,7 +1,4 @@
-"""The console script: `areal-bus COMMAND ...` runs the module of the command, as `python -m` does.
-
-It imports nothing of the commands, so that each starts as fast as it can.
-"""
+"""The console script: `areal-bus COMMAND ...` runs the command's module. Imports none itself, to start fast."""
 
 import difflib
 import importlib

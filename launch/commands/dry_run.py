@@ -71,10 +71,7 @@ def dry_run(config: Config, file: Path, size: int | None, *, every: bool = False
 
 
 def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool = False) -> PlanPage:
-    """The plan, then the changed settings; with `every` all settings and the memory formula.
-
-    `size` None: topology.ranks, or the smallest possible number of ranks. Raises ConfigError.
-    """
+    """The plan and changed settings (`every`: all). `size` None: topology.ranks, or the least. Raises ConfigError."""
     resumed = preview_resume(config, file)
     places = plan_ranks(config.topology, planned_hosts(config.topology, size or min_ranks(config.topology)))
     check_route(config, places)

@@ -1,7 +1,4 @@
-"""`areal-bus run CONFIG -np N ...`: checks the words and the settings, then runs mpirun with what it needs here.
-
-The checks are those of a rank, so that a mistake costs one line instead of a start of mpirun.
-"""
+"""`areal-bus run CONFIG -np N ...`: checks words and settings as a rank would, then runs mpirun."""
 
 import os
 import shlex
@@ -76,9 +73,7 @@ def run_without_mpirun(words: Sequence[str]) -> int:
 
 
 def run_mpirun(n_ranks: int, words: Sequence[str]) -> int:
-    """Run mpirun, after printing the line that does the same. Exit code: of the job; 128 + N after signal N, which
-    mpirun itself reports as 1.
-    """
+    """Run mpirun, after printing the line that does the same. Exit code of the job; 128 + N after signal N."""
     variables = mpirun_variables()
     command = [find_mpirun(), "-np", str(n_ranks), *CHILD, "areal_bus.launch", *words]
     print(shell_line(variables, shlex.join(command)), file=sys.stderr, flush=True)

@@ -1,7 +1,4 @@
-"""The command line: loads the settings, checks the number of ranks, then runs this rank, or prints and ends.
-
-Every rank runs this. All ranks find the same fault in the settings: rank 0 prints it, and all end with exit code 2.
-"""
+"""The command line of every rank: loads and checks the settings; all ranks end with 2 on a fault, rank 0 prints."""
 
 import argparse
 import difflib
@@ -33,10 +30,7 @@ OPTIONS = ("--set", "--dry-run", "--all", "--slurm", "--resume", "--join", "--ke
 
 
 def main(arguments: Sequence[str] | None = None, *, n_ranks: int | None = None) -> int:
-    """Exit code: 0 success, 1 an actor or the start failed, 2 invalid input, 128 + N ended by signal N.
-
-    `n_ranks`: for --dry-run, instead of the launcher's number.
-    """
+    """Exit code: 0 success, 1 actor or start failed, 2 invalid input, 128 + N: signal N. `n_ranks`: for --dry-run."""
     rank = 0
     try:
         rank, size = rank_and_size()

@@ -30,10 +30,7 @@ where it comes from.
 
 
 def explain(key: str, given: Given | None = None) -> str:
-    """Type, default, limits and meaning of a key, or of all keys of a section; with `given` also value and origin.
-
-    Raises ConfigError for unknown keys.
-    """
+    """Type, default, limits and meaning of a key or section; with `given` value and origin. Raises ConfigError."""
     known = fields()
     chosen = {name: field for name, field in known.items() if name == key or name.startswith(f"{key}.")}
     if not chosen:

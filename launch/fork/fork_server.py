@@ -180,9 +180,7 @@ class ForkServer:
     def __init__(
         self, listener: socket.socket, starter: int, *, run: Run | None = None, ends_when_idle: bool = True
     ) -> None:
-        """`starter`: the process that started this one. It may have ended by now. `run`: the work of a child; by
-        default it becomes the supervisor of a rank. `ends_when_idle`: end with the last child, not with the starter.
-        """
+        """`starter`: the process that started this one. `run`: work of a child. `ends_when_idle`: end with the last."""
         self._listener = listener
         self._starter = starter
         self._run = run or run_rank

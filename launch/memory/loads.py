@@ -1,7 +1,4 @@
-"""Computes the memory that a plan needs on each GPU and host, and in each stage of the run, and finds their memory.
-
-`fits.py` compares both.
-"""
+"""Computes the memory that a plan needs and has on each GPU and host, in each stage. `fits.py` compares."""
 
 import os
 import socket

@@ -179,9 +179,7 @@ def matrix_numbers(config: Config, shape: DecoderShape, counts: ParameterCounts)
 
 
 def moment_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts, *, in_float32: bool = False) -> int:
-    """Bytes of the state of the policy's optimizer; of one of the user's own as of AdamW. Checkpoints hold states of 8
-    bits in float32.
-    """
+    """Bytes of the policy's optimizer state; a user's counts as AdamW; 8-bit states are float32 in checkpoints."""
     if config.actor.optimizer == "sgd":
         return 0
     if config.actor.optimizer == "adamw8bit" and not in_float32:
@@ -199,9 +197,7 @@ def sqrt_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -> 
 
 
 def muon_bytes(config: Config, shape: DecoderShape) -> int:
-    """Bytes of a Muon step of the largest matrix, which each rank computes whole: direction, step and gradient in
-    float32, and four matrices in bfloat16.
-    """
+    """Bytes of a Muon step of the largest matrix, whole on each rank: 3 in float32, 4 in bfloat16."""
     if config.actor.optimizer != "muon":
         return 0
     largest = max(n_out * n_in for n_out, n_in in shape.linear_layers.values())
@@ -235,10 +231,7 @@ def fsdp_bytes(config: Config, shape: DecoderShape) -> int:
 
 
 def critic_need(config: Config, shape: DecoderShape) -> int:
-    """Bytes of a critic of the policy's size on a learner rank: weights, gradients and optimizer state. 0 without one.
-
-    Its activations are gone when the policy's are there.
-    """
+    """Bytes of a critic of the policy's size on a rank: weights, gradients, optimizer. 0 without one."""
     if config.actor.advantage != "gae":
         return 0
     learners, sharers = config.topology.learners, n_sharers(config)
@@ -264,9 +257,7 @@ def root_delta_bytes(config: Config, counts: ParameterCounts) -> int:
 
 
 def staged_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -> int:
-    """Bytes of the copy of a checkpoint on a learner rank's host: moments, float32 parameters where the model's are
-    rounded, the model as it is pushed, and those of a critic and of a reference model that checkpoints hold.
-    """
+    """Bytes of a checkpoint's copy on a learner's host: moments, masters, the pushed model, critic, reference."""
     if not config.checkpoint.async_save and config.topology.gpus_per_host == 0:
         return 0
     is_rounded = config.actor.lora is None and config.model.dtype != "float32"
@@ -280,9 +271,7 @@ def staged_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -
 
 
 def saved_bytes(config: Config, counts: ParameterCounts) -> int:
-    """Bytes of a rank's share of the weights while a checkpoint is written and training waits, on a CPU: gathered from
-    all ranks, or rounded. 0 where they are copied in any case (`staged_bytes`), or written from where they are.
-    """
+    """Bytes of a rank's weights while training waits for a checkpoint on a CPU; 0 where they are copied anyway."""
     if config.checkpoint.async_save or config.topology.gpus_per_host or config.actor.lora is not None:
         return 0
     is_whole = config.topology.learners == 1 and config.model.dtype == "float32"

@@ -84,10 +84,7 @@ KNOWN_SHAPES = {  # from the published config.json of these models
 
 
 def find_shape(config: Config, config_folder: Path) -> DecoderShape | None:
-    """From [model.scratch], the folder's config.json or KNOWN_SHAPES; None for an unknown shape.
-
-    A frozen model of unknown shape counts as large as the policy.
-    """
+    """From [model.scratch], config.json or KNOWN_SHAPES; None: unknown (a frozen one counts as the policy)."""
     shape = shape_of_policy(config, config_folder)
     if shape is None:
         return None

@@ -68,10 +68,7 @@ def interfaces(request_code: int = SIOCGIFADDR) -> dict[str, str]:
 
 
 def choose_interfaces(interface: str, facts: Sequence[HostFacts]) -> list[tuple[str, str]]:
-    """(name, address) of each rank's interface: `interface`, or "" for the one network that all hosts share.
-
-    Raises ConfigError unless it connects all hosts.
-    """
+    """(name, address) of each rank's interface: `interface`, or the only shared one. Raises ConfigError."""
     one_host = len({fact.host for fact in facts}) == 1
     if not interface:
         return [LOOPBACK] * len(facts) if one_host else only_shared(facts)
@@ -181,10 +178,7 @@ def transport(bus: BusConfig, facts: Sequence[HostFacts]) -> str:
 
 
 def uses_curve(bus: BusConfig, facts: Sequence[HostFacts], addresses: Sequence[tuple[str, str]]) -> bool:
-    """Whether connections use CURVE. "auto": for tcp on an address that other hosts can reach.
-
-    Only this user can open an ipc socket, and only this host can reach a loopback port.
-    """
+    """Whether connections use CURVE; "auto": for tcp on an address that other hosts can reach."""
     if bus.curve != "auto":
         return bus.curve == "on"
     return transport(bus, facts) == "tcp" and not all(ipaddress.ip_address(ip).is_loopback for _, ip in addresses)
@@ -223,10 +217,7 @@ FALL_BACK = "/tmp"
 
 
 def temporary_parent(name_bytes: int) -> Path:
-    """TMPDIR, or /tmp where a folder with a name of `name_bytes` would have too long a path for its sockets.
-
-    The same on all ranks of a host that have the same TMPDIR.
-    """
+    """TMPDIR, or /tmp where a folder with a name of `name_bytes` would have too long a path for its sockets."""
     parent = tempfile.gettempdir()
     longest = len(os.fsencode(parent)) + 1 + name_bytes + 1 + NAME_BYTES
     return Path(parent if longest <= MAX_PATH_BYTES else FALL_BACK)

@@ -73,10 +73,7 @@ def seats(places: Sequence[RankPlan], pool: RankPool) -> list[Seat | None]:
 
 
 def plan_ranks(topology: TopologyConfig, hosts: Sequence[str], *, learners: int | None = None) -> tuple[RankPlan, ...]:
-    """The plan of each rank, from the host of each, with this number of learner ranks (None: topology.learners).
-
-    Raises ConfigError when the ranks do not fit the topology, or one of its splits.
-    """
+    """The plan of each rank by hosts, with this many learners (None: as set). Raises ConfigError."""
     if not is_adaptive(topology):
         return plan(topology, hosts)
     check_count(topology, len(hosts))
@@ -129,9 +126,7 @@ def _seated(place: RankPlan, seat: Seat | None, split: Split) -> RankPlan:
 
 
 def first_split(config: Config, run: Path, n_ranks: int) -> dict[str, Any]:
-    """The fields of the split with which rank 0 starts the job: that of the settings, or, for a run that is resumed
-    with the same ranks, the one that it had at its end. RUN/split.json has it afterwards. Raises CheckpointError.
-    """
+    """The fields of the split at the job's start: of the settings, or of a resumed run. Raises CheckpointError."""
     counts = count_actors(config.topology, n_ranks)
     split = Split(counts.learners, counts.generators)
     if not is_adaptive(config.topology):

@@ -1,7 +1,4 @@
-"""Elastic join: a generator from outside joins a running job with the invitation in the run's folder, and leaves again.
-
-The guest is a supervisor outside mpirun, started by hand or by a cluster scheduler.
-"""
+"""Elastic join: a generator from outside mpirun joins a running job by the invitation in its folder, and leaves."""
 
 import ipaddress
 import json
@@ -33,10 +30,7 @@ GUEST_IDENTITY = f"{Role.GENERATOR}-*"
 
 
 def write_invitation(context: Context) -> None:
-    """Write RUN/join.json, mode 0600: the Context of a guest, with the guests' key pair and without the head's secret.
-
-    `context`: of any generator of the job, with the guests' keys.
-    """
+    """Write RUN/join.json, mode 0600: a guest's Context with the guests' keys, without the head's secret."""
     fields = asdict(replace(context, lease_secret="")) | {"host": socket.gethostname(), "machine": machine()}
     write_atomic(context.folder / INVITATION, json.dumps(fields) + "\n", mode=0o600)
 

@@ -1,7 +1,4 @@
-"""A child process that is a fork of this one, without an exec: it shares the pages of all imported modules.
-
-It has the methods of `subprocess.Popen` that a supervisor uses.
-"""
+"""A child process that is a fork without exec: shares all pages; has the methods of Popen that are used."""
 
 import contextlib
 import gc
@@ -55,10 +52,7 @@ class ForkedProcess:
     def __init__(
         self, run: Callable[[], int], *, name: str, stdin: int, environment: Mapping[str, str], keep: Collection[int]
     ) -> None:
-        """`name`: in ps. `stdin` becomes its standard input; `keep`: other descriptors that stay open.
-
-        In its own session. Raises ArealBusError while this process has several threads, and OSError.
-        """
+        """`name`: in ps; `keep`: descriptors that stay. Own session. Raises ArealBusError with threads, and OSError."""
         if (n := n_threads()) != 1:
             raise ArealBusError(f"a process forks while it has one thread: it has {n}")
         for stream in (sys.stdout, sys.stderr):

@@ -1,7 +1,4 @@
-"""How a process, a rank and the job ended: exit codes in words, the cause that a rank leaves, RUN/summary.json.
-
-A network file system may still show the files of the last start, so each has the id of its start (`job`).
-"""
+"""How a process, a rank and the job ended: exit codes in words, causes, RUN/summary.json; by start (`job`)."""
 
 import contextlib
 import json

@@ -11,10 +11,7 @@ SLURM_JOB = "slurm_job"  # in RUN/origin.json
 
 
 def job_id(environ: Mapping[str, str], *, alone: str) -> str:
-    """An id that all ranks of a launch on this host share, and no other launch of this user.
-
-    `alone`: the name of a launch whose launcher sets none of these variables.
-    """
+    """An id that all ranks of a launch on this host share. `alone`: for a launch without a launcher's variables."""
     names = [name for name in LAUNCHERS if name in environ]
     run = environ.get(TORCHRUN[0], NO_RUN_ID)
     if run != NO_RUN_ID or (TORCHRUN[0] in environ and "MASTER_PORT" in environ):

@@ -160,10 +160,7 @@ HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def block_drain_signal() -> None:
-    """Block SIGUSR1, whose default action kills, here and in new child processes, until `Signals` receives it.
-
-    SIGUSR2 kills as well, and stays blocked: only actors listen for it.
-    """
+    """Block SIGUSR1 (it kills) here and in children until `Signals` receives it; SIGUSR2 stays blocked."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
 
 

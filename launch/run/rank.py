@@ -217,10 +217,7 @@ def journal_folders(config: Config, start: dict[str, Any]) -> list[Path]:
 def prepare_run(
     config: Config, file: Path, cleanup: list[HeadEndpoint | PidFile], *, facts: Sequence[HostFacts], address: str
 ) -> dict[str, Any]:
-    """Rank 0 prepares the run and sends the result to all ranks: run and head's endpoint, or the exit code.
-
-    The endpoint is added to `cleanup` at once. The run stays locked until the end of this process.
-    """
+    """Rank 0 prepares the run and sends all ranks run and endpoint, or the exit code. It holds the run's lock."""
     try:
         endpoint = open_endpoint(config.bus, facts, address)
         cleanup.append(endpoint)
@@ -297,9 +294,7 @@ def with_keys(
     guests: str = "",
     may_sample: bool = False,
 ) -> Context:
-    """Add the rank's key pair and its peers' public keys. `guests`: public key of generators that join later;
-    `may_sample`: this actor may become a generator.
-    """
+    """Add this rank's keys and its peers' public keys; `guests`: of late joiners; `may_sample`: may change."""
     role = Role.GENERATOR if may_sample else Role(context.role)
     keys = peer_keys(ActorId(role, context.index), places, facts)
     if guests and context.role in (Role.HEAD, Role.REWARD):
@@ -308,9 +303,7 @@ def with_keys(
 
 
 def report_error(rank: int, error: Exception, folder: Path = Path(), *, wait_s: float = RANK_0_FIRST_S) -> int:
-    """Print the error on rank 0; the other ranks wait. Exit code: 2 for invalid input, else 1. `folder`: run.folder,
-    for the traceback of an unexpected error.
-    """
+    """Print the error on rank 0. Exit code: 2 for invalid input, else 1. `folder`: for an unexpected traceback."""
     if rank == 0:
         print(f"error: {sentence_of(error, folder)}", file=sys.stderr, flush=True)
     elif isinstance(error, RanksMissing):  # without mpirun; the missing rank may be rank 0

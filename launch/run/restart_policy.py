@@ -27,10 +27,7 @@ class RestartBackoff:
         self._n_starts = 0  # in a row without progress, requested restarts included
 
     def next_delay_s(self, *, crashed: bool, progressed: bool) -> float | None:
-        """Seconds before the restart; None when the actor has crashed too often.
-
-        `crashed`: false when it asked for the restart. `progressed`: whether its last incarnation made progress.
-        """
+        """Seconds before the restart; None: too many crashes. `progressed`: whether the last incarnation did."""
         if progressed:
             self.n_crashes = self._n_starts = 0
         self.n_crashes += crashed

@@ -105,10 +105,7 @@ class AlreadyFinished(ArealBusError):
 
 @contextmanager
 def exclusive_choice(config: Config, name: str, *, wait_s: float = AUTO_WAIT_S) -> Iterator[None]:
-    """Lock the choice of a run with "auto", so that a second start sees the run that the first has created.
-
-    Raises ConfigError when another start holds the lock for longer than `wait_s`, or when run.folder is not writable.
-    """
+    """Lock the choice of a run with "auto" against a second start. Raises ConfigError after `wait_s`, or unwritable."""
     if config.run.resume != AUTO:
         yield
         return
@@ -185,9 +182,7 @@ def check_extends(run: Path, new: Config) -> None:
 
 
 def what_ended(run: Path, old: Config, new: Config) -> tuple[str, str]:
-    """What beside the number of steps ended the run and would end it again, with the option that continues it; ""
-    where nothing would.
-    """
+    """What else ended the run and would end it again, with the option that continues it; "" for nothing."""
     key, patience = "evaluate.early_stop_patience", new.evaluate.early_stop_patience
     if stopped_early(run, old):
         if not stopped_early(run, new):
@@ -257,9 +252,7 @@ def check_changes(run: Path, new: Config) -> list[Change]:
 
 
 def is_later(old: Config, new: Config, reached: int) -> bool:
-    """Whether the stages of both differ only after version `reached`, that of the newest checkpoint: an open prompt may
-    have been admitted at it.
-    """
+    """Whether the stages of both differ only after version `reached`, that of the newest checkpoint."""
     before, after = (
         {start: (s.gconfig.n_samples, s.gconfig.max_new_tokens) for start, s in settings_by_stage(c).items()}
         for c in (old, new)

@@ -139,9 +139,7 @@ def create_numbered_folder(parent: Path, name: str) -> Path:
 
 
 def point_latest(parent: Path, name: str) -> None:
-    """Replace the link atomically: a reader sees the old run or the new one. Where that fails, as when a copy of the
-    folder has a folder in its place, it stays, with a warning.
-    """
+    """Replace the link atomically; where a folder has its place (a copy of a run), it stays, with a warning."""
     link = parent / f".{LATEST}.{name}"  # one start at a time has this run
     try:
         link.unlink(missing_ok=True)

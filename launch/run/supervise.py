@@ -183,9 +183,7 @@ class Supervisor:
         return None
 
     def _take_seat(self, actor: SupervisedActor) -> bool:
-        """Give an actor that does not run the place that the present split has here, as its next incarnation where that
-        is another place. False: there is none, and the actor is parked.
-        """
+        """Give an idle actor its place in the present split, as its next incarnation. False: none; it is parked."""
         if self.seat is None or actor.context.role not in (Role.LEARNER, Role.GENERATOR):
             return True
         now = present_context(actor.context, self.seat)
@@ -326,9 +324,7 @@ class Supervisor:
         return self._over_since is not None
 
     def _has_ended(self) -> bool:
-        """Whether the job is over: by its summary. Where the disk did not take that, by the end of the head of this
-        rank; on another rank, when an actor has received Stop and RUN/pid, which the head's rank removes, is gone.
-        """
+        """Whether the job is over: by its summary; if the disk took none, by the end of the head."""
         names = names_in(self.run)
         self._had_pid = self._had_pid or PID in names
         is_without_head = self._has_stopped and self._had_pid and bool(names) and PID not in names

@@ -309,10 +309,7 @@ class LiveAlarms:
         self._journal = JournalFollower(self.where, EVENTS)
 
     def advance(self, until: float | None = None) -> list[Finding]:
-        """Alarms that were raised since the last call, by lines with a wall time up to `until` (a moment before now).
-
-        An alarm whose versions were undone and that is raised again is new again.
-        """
+        """Alarms raised since the last call, by lines up to wall time `until`; those of undone versions count anew."""
         new = []
         for line in self._journal.read(time.time() - HOLD_S if until is None else until):
             if line["event"] == "spans":

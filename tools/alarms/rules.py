@@ -1,7 +1,4 @@
-"""The rules of the alarms. Each is a function of the history. Pure: no I/O.
-
-A rule compares means of WINDOW updates, so that one odd batch raises nothing.
-"""
+"""The rules of the alarms, pure functions of the history: each compares means of WINDOW updates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -46,9 +46,7 @@ def read(line: Mapping[str, Any]) -> TrainedSample:
 def broken(
     line: Mapping[str, Any], batch: Sequence[TrainedSample], judged: Sequence[tuple[bool, str]], setup: RunSettings
 ) -> list[str]:
-    """Figures of an `update` line that its batch contradicts. `judged`: of each answer whether it is right, and how it
-    ended.
-    """
+    """Figures of an `update` line that its batch contradicts. `judged`: of each answer: right?, and its ending."""
     if not batch or not any(name in line for name in NAMES):
         return []
     n_tokens = sum(one.n_tokens for one in batch)

@@ -33,10 +33,7 @@ class Recomputed:
 
     @property
     def neighbours(self) -> list[float]:
-        """For each version and each neighbour with other weights: the largest difference from the neighbour's log-prob.
-
-        An update of a batch without a signal leaves weights and digest unchanged.
-        """
+        """For each version and neighbour with other weights: the largest log-prob difference."""
         errors = []
         for tally in self.told["versions"]:
             for side, version in (("before", tally["version"] - 1), ("after", tally["version"] + 1)):

@@ -72,10 +72,7 @@ class RunSettings:
 def read(
     config: dict[str, Any], earlier: Iterable[dict[str, Any]] = (), origin: Mapping[str, Any] = MappingProxyType({})
 ) -> RunSettings:
-    """Read from the resolved config.json, as plain JSON; {} without one. `earlier`: the configs of earlier starts.
-
-    `origin`: origin.json, which has the number of rows.
-    """
+    """Read from config.json as plain JSON; {} without. `earlier`: of earlier starts; `origin`: with the row count."""
     earlier = tuple(earlier)
 
     def number(section: str, key: str) -> Any:

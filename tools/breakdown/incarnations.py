@@ -1,7 +1,4 @@
-"""Where the time of processes went: one process by label and by cause of waiting, and all processes of a role.
-
-A role shows the share of each label, and the processes that are slower than others.
-"""
+"""Where the time of processes went: by label and cause, and of a role with those slower than others."""
 
 import statistics
 from collections.abc import Iterable, Sequence

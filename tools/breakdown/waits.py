@@ -54,10 +54,7 @@ class PushCost:
 
 
 def waits(found: Sequence[Incarnation], steps: Sequence[Step]) -> list[Wait]:
-    """The waits of learners (from the head's lines) and of generators (from their own), longest first in each role.
-
-    An `idle` without a recorded cause, as in a journal of an older version, is "not recorded".
-    """
+    """The waits of learners (by the head's lines) and generators (their own), longest first in each role."""
     roles = by_role(found)
     out = []
     learner_s = _longest(roles.get("learner", []))

@@ -1,4 +1,1 @@
-"""A run's journal as a Chrome trace: tracks, spans, flows, counters. It opens in ui.perfetto.dev.
-
-Reads the journal through `tools.run`. Begin with `__main__.py`.
-"""
+"""A run's journal as a Chrome trace for ui.perfetto.dev. Reads by `tools.run`. Begin with `__main__.py`."""

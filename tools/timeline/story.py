@@ -1,7 +1,4 @@
-"""The head's lines as one story: batches, pushes, counters, instants, and where each trajectory went.
-
-One pass over the head's files. Times are seconds of the head's clock.
-"""
+"""The head's lines as one story, in one pass: batches, pushes, counters, trajectories. Seconds of its clock."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,4 +1,1 @@
-"""Experiment trackers fed from the journal: scalar series, and one writer for each tracker.
-
-Imports tools and areal_bus; a tracker's own package is imported by its writer only. Begin with series.py.
-"""
+"""Trackers fed from the journal: series, a writer each. Imports tools, areal_bus. Begin with series.py."""

@@ -1,4 +1,1 @@
-"""The built-in engine: batches, KV caches, sampling and the Llama forward.
-
-Imports `cpu`, `models` and `areal_bus`. Begin with `engine.py`.
-"""
+"""The built-in engine, with its KV caches and forward. Imports `cpu`, `models`, `areal_bus`. Begin with `engine.py`."""

@@ -63,9 +63,7 @@ class BuiltinEngine:
         version: int | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`recorder` records decode steps (CUDA graphs on CUDA). `tokenizer`: for requests with stop strings. Raises
-        EngineError for an unsupported model.
-        """
+        """`recorder` records decode steps; `tokenizer`: for stop strings. Raises EngineError: unsupported model."""
         limits.check_supported(model.config)
         self._limits = limits.Limits.of(model)
         self._model = model.eval().requires_grad_(False)
@@ -219,9 +217,7 @@ class BuiltinEngine:
         """Nothing to stop."""
 
     def _check_forward(self) -> None:
-        """Use the fused forward if it computes what the model computes. Raises ConfigError if the engine's use of the
-        model's own forward does not.
-        """
+        """Use the fused forward if it equals the model's. Raises ConfigError if the model's own cannot be used."""
         if self._is_checked:
             return
         self._is_checked = True

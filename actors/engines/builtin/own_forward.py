@@ -30,10 +30,7 @@ class Steps(Protocol):
 
 
 def check(engine: Steps, model: Any, *, most: int, n_words: int) -> None:
-    """Sample from a fresh engine and compare with plain forward passes. Raises ConfigError.
-
-    `most`: positions of the model. Prompts are prefilled together, one of them for two samples.
-    """
+    """Compare samples of a fresh engine with plain forwards (`most` positions at most). Raises ConfigError."""
     if most <= max(PROMPTS) + N_NEW:
         return
     family = model.config.get_text_config().model_type

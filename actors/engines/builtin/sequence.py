@@ -108,10 +108,7 @@ class Sequence:
 
 
 def new_sequence(request: Request, *, version: int, stop_ids: frozenset[int], tokenizer: Any) -> Sequence:
-    """The sequence of a request. TokenIds of a partial rollout count as sampled; they are not in the cache.
-
-    `stop_ids`: the model's own. `tokenizer`: for stop strings; it may be None for a request without any.
-    """
+    """The sequence of a request; partial tokens count as sampled. `stop_ids`: the model's. `tokenizer`: or None."""
     row = Sequence(request, tuple(request.ids), Uniforms(request.seed), filled=version, stops=stop_ids)
     if (done := request.done) is not None:
         row.sampled, row.logps, row.spans = list(done.ids), list(done.logps), [list(x) for x in done.spans]

@@ -49,10 +49,7 @@ HERE = ("127.0.0.1", "::1", "localhost")
 
 
 def why_merged(met: ServerContext, routes: AdapterRoutes, server: Server) -> str:
-    """Why the server is sent merged weights instead of adapters; "" if it takes adapters.
-
-    Asks the server which routes it has and up to which rank.
-    """
+    """Why the server is sent merged weights instead of adapters; "" if it takes adapters. Asks the server."""
     config, timeout_s = met.config, met.config.engine.call_timeout_s
     rank = 0 if config.actor.lora is None else config.actor.lora.rank
     try:
@@ -123,10 +120,7 @@ class AdapterServer:
         return path, body | {self._routes.field: self._label}
 
     def load(self, label: str, tensors: Mapping[str, Any], *, flush: bool) -> None:
-        """Load the adapter under its label, then unload the last one. Nothing cached is shared between adapters.
-
-        Raises ConfigError when the first one is refused, EngineLost later.
-        """
+        """Load the adapter, then unload the last one. Raises ConfigError for a refused first one, else EngineLost."""
         self._held.close()
         adapters = {f"{PREFIX}{name}": tensor for name, tensor in tensors.items() if name != BASE_DIGEST}
         folder = self._held.enter_context(self._handover.holding(adapters, WEIGHTS_FILE))
@@ -185,11 +179,7 @@ KINDS = {"sglang": SGLANG, "vllm": VLLM_SERVER}  # by rollout.engine
 
 
 def open_engine(context: Context, config: Config, tokenizer: Any) -> Engine:
-    """The engine of this generator, its server ready for the first weights.
-
-    Raises ConfigError if the server cannot serve the run or cannot be reached when the job begins; EngineLost if that
-    happens later.
-    """
+    """The engine, its server ready for weights. Raises ConfigError at the job's start, EngineLost later."""
     model = empty_model(context.model_folder, config.model.dtype, "meta")
     try:
         engine, why = _open(context, config, model, tokenizer)
@@ -239,9 +229,7 @@ def _open(context: Context, config: Config, model: Any, tokenizer: Any) -> tuple
 def _reach(
     kind: ServerSpec, context: Context, config: Config, shape: ModelSpec
 ) -> tuple[ServerProcess | None, HttpClient]:
-    """A server that answers; its process, if this process starts it. One that finds its port taken, as it was chosen
-    before the server listens, is started again with another port.
-    """
+    """A server that answers, and its process if started here; one that finds its port taken starts again on another."""
     timeout_s, n_left = config.engine.start_timeout_s, PORTS
     while True:
         n_left -= 1

@@ -265,9 +265,7 @@ class ServerEngine:
         self._send_again(sample, f"it answers {ended.status}: {ended.text}")
 
     def _lose_piece(self, sample: ServerRequest, why: str) -> None:
-        """The server ended a piece by an error. If it still answers, the sample goes on from its tokens whose versions
-        are known; else the server is lost.
-        """
+        """A piece ended by an error: if the server answers, the sample goes on from its known tokens."""
         try:
             self._server.ping()
         except EngineLost as error:

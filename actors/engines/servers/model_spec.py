@@ -64,9 +64,7 @@ class ModelSpec:
 
 
 def shape_of(model: Any) -> ModelSpec:
-    """The spec of a model. Raises ConfigError if its parameters have other names than its files: servers ignore unknown
-    names silently, and would sample with their first weights.
-    """
+    """The spec of a model. Raises ConfigError if its parameters have other names than its files."""
     if get_model_conversion_mapping(model, add_legacy=False):
         raise ConfigError(
             "a server is sent weights under the names that the model's files have: transformers joins or renames those "
@@ -84,9 +82,7 @@ def shape_of(model: Any) -> ModelSpec:
 
 
 def check_names(url: str, served: Iterable[str], names: Iterable[str]) -> None:
-    """Compare the names of the server's weights with those of the model; a server merges some. Weights that it is not
-    sent would keep their first values silently, for example those of further layers.
-    """
+    """Compare the server's weight names with the model's: weights that are not sent would keep their values."""
     theirs, ours = parts(name.rpartition(":")[2] for name in served), parts(names)
     if odd := sorted(theirs ^ ours):
         raise ConfigError(
@@ -105,10 +101,7 @@ class NumberFormats:
 
 
 def check_formats(url: str, served: NumberFormats, dtype: str) -> None:
-    """Compare the formats of an attached server with the run's. In others its log-probs differ from the learner's.
-
-    Raises ConfigError with the flag to set.
-    """
+    """Compare the formats of an attached server with the run's. Raises ConfigError with the flag to set."""
     computes, cache = (str(name).removeprefix("torch.") for name in (served.dtype, served.cache))
     same = {dtype, SHORT.get(dtype), "auto", "None"}
     rules = [

@@ -57,9 +57,7 @@ class Server(Protocol):
         """Path and body of the POST that samples it, as a stream of events."""
 
     def read(self, event: Mapping[str, Any], n_known: int) -> PieceUpdate:
-        """The update in an event of the stream; `n_known` tokens of the piece are known. Raises EngineLost for an
-        invalid event.
-        """
+        """The update in an event; `n_known` tokens of the piece are known. Raises EngineLost for an invalid event."""
 
     def abort(self, rid: str) -> None:
         """End a piece, without waiting. A piece that has ended already is no error."""
@@ -74,10 +72,7 @@ class Server(Protocol):
         """Continue sampling."""
 
     def load(self, label: str, tensors: Mapping[str, Any], *, flush: bool) -> None:
-        """Load these weights under this label. `flush`: drop all KV caches of earlier weights.
-
-        Raises ConfigError if the server has another model.
-        """
+        """Load these weights under this label. `flush`: drop earlier KV caches. Raises ConfigError: another model."""
 
     def ping(self) -> None:
         """Raises EngineLost unless the server answers."""

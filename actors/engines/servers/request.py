@@ -46,9 +46,7 @@ class ServerRequest:
         return RequestPiece(rid, ids, self.left, request.temperature, request.top_p, controls, self.stops)
 
     def start_anew(self) -> None:
-        """Drop the tokens so far if settings depend on the sampled tokens (penalties): a server counts all that it is
-        sent as prompt.
-        """
+        """Drop the tokens so far if settings depend on them (penalties): a server counts them as prompt."""
         if self.request.controls.counts_completion:
             self.ids, self.logps, self.spans = [], [], []
             self.n_kept = None

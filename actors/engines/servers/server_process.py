@@ -158,9 +158,7 @@ TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 def core_set(part: int, n_parts: int, *, ranks: int) -> str:
-    """The cores of one server out of `n_parts` on this host: CPU ids like "0,2|4,6", a set for each of its ranks; ""
-    if there are fewer cores than ranks.
-    """
+    """CPU ids of one server of `n_parts` on this host, "0,2|4,6" by rank; "" if there are fewer cores than ranks."""
     cores, n_sets = physical_cores(sorted(os.sched_getaffinity(0))), n_parts * ranks
     if len(cores) < n_sets:
         return ""

@@ -172,8 +172,7 @@ class SGLang:
 
 
 def request_body(piece: RequestPiece) -> dict[str, Any]:
-    """The body of a request. It sets every field that the model's generation config could change. Settings that change
-    logits were refused."""
+    """The body of a request: sets every field that the model's generation config could change."""
     return {
         "rid": piece.rid,
         "input_ids": piece.ids,
@@ -195,10 +194,7 @@ def request_body(piece: RequestPiece) -> dict[str, Any]:
 
 
 def read_event(event: Mapping[str, Any], n_known: int, *, is_incremental: bool) -> PieceUpdate:
-    """`n_known`: tokens of the piece that are known; without `is_incremental` the event begins with them.
-
-    Raises KeyError, TypeError or the like for an invalid event.
-    """
+    """`n_known`: known tokens of the piece; without `is_incremental` the event begins with them."""
     if "error" in event:
         return PieceUpdate(finish=Finish.ABORT, error=str(event["error"]))
     about, n_before = event["meta_info"], 0 if is_incremental else n_known

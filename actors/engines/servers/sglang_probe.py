@@ -124,10 +124,7 @@ def check_room(url: str, settings: Mapping[str, Any], longest: int) -> None:
 
 
 def check_weights(link: HttpClient, names: Collection[str], *, timeout_s: float) -> None:
-    """Compare the names of its weights with those of the model. Older servers do not list them.
-
-    Raises ConfigError with advice.
-    """
+    """Compare the names of its weights with the model's, where it lists them. Raises ConfigError with advice."""
     with suppress(ServerRejected):
         for rank in link.call("POST", CHECKER, {"action": "checksum"}, timeout_s=timeout_s).get("ranks") or []:
             check_names(link.url, rank["checksums"], names)

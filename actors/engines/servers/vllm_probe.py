@@ -1,7 +1,4 @@
-"""Asks a vLLM server once what it can do, and checks whether it can serve a run.
-
-It reads the server's list of routes, its settings (/server_info) and the names of its weights (/weight_checker).
-"""
+"""Asks a vLLM server once for its routes, settings and weight names, and checks whether it can serve a run."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

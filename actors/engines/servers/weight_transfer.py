@@ -149,10 +149,7 @@ class WeightBroadcast:
         self._group = group
 
     def send(self, tensors: Sequence[Tensor], call: "Future[Any]", *, timeout_s: float) -> None:
-        """Broadcast tensors, in order, to a server that `call` has asked to receive them; wait for its end.
-
-        Raises EngineLost, or the error of the call.
-        """
+        """Broadcast tensors, in order, to a server that `call` asked for. Raises EngineLost, or the call's error."""
         options = BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         options.timeout = timedelta(seconds=timeout_s)

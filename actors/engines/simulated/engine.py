@@ -120,9 +120,7 @@ class SimulatedEngine:
         clock: Callable[[], float],
         wait: Callable[[float], None],
     ) -> None:
-        """`tokenizer`: for requests with stop strings. Raises ConfigError for a vocabulary in which no text can end, or
-        none can go on.
-        """
+        """`tokenizer`: for stop strings. Raises ConfigError for a vocabulary without text ends, or with ends alone."""
         self._stop_ids, self._tokenizer = stop_ids, tokenizer
         self._tokens = [token for token in range(shape.vocabulary) if token not in stop_ids]
         if not self._tokens or len(self._tokens) == shape.vocabulary:
@@ -156,9 +154,7 @@ class SimulatedEngine:
         return self._n_tokens
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises EngineError for a request that the model cannot hold or with an invalid setting, or
-        whose key is not unique.
-        """
+        """Queue a request. Raises EngineError if it does not fit the model, is invalid, or its key is not unique."""
         if request.key in self._texts or request.key in self._waiting:
             raise EngineError(f"a request must have a key that no live request has: {request.key}")
         self._shape.check_request(request, self._tokenizer)
@@ -254,10 +250,7 @@ class SimulatedEngine:
         return sum(len(row.sampled) for row in rows) + sum(map(len, {row.prompt for row in rows}))
 
     def _begin(self, version: int, now: float) -> None:
-        """Waiting requests take the free slots, first those that go on with an episode; while it holds, only those.
-
-        A prompt that is there already costs no prefill: the samples of a group share it.
-        """
+        """Fill the free slots, first with samples that continue an episode. A prompt that is there costs no prefill."""
         n_free = self._n_slots - len(self._texts)
         may_begin = [key for key in self._waiting if key[4] or not self._holds] if n_free else []
         taken = sorted(may_begin, key=lambda key: not key[4])[:n_free]

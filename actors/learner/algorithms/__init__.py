@@ -1,4 +1,1 @@
-"""The parts of an algorithm: advantage estimators, losses, corrections and aggregations. Pure functions of tensors.
-
-`parts.py` has what each part receives and returns; docs/algorithms.md lists the parts and which ones go together.
-"""
+"""Parts of an algorithm, pure functions of tensors: `parts.py` has their inputs; docs/algorithms.md lists them."""

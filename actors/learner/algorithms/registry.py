@@ -66,18 +66,14 @@ class Algorithm:
 
     @property
     def needs_prox_first(self) -> bool:
-        """Whether the advantages are computed from the policy's log-probs: of the reward's KL, distillation or the
-        user's streams.
-        """
+        """Whether advantages need the policy's log-probs: for the reward's KL, distillation or users' streams."""
         settings = self.settings
         is_in_reward = settings.kl_ctl > 0 and settings.kl_in == "reward"
         return uses_teacher(settings) or is_in_reward or "prox" in self.needed
 
     @property
     def needs_prox_pass(self) -> bool:
-        """Whether proximal log-probs are computed before the update. With one optimizer step they are those of its
-        forward pass, unless the whole minibatch must be known first.
-        """
+        """Whether proximal log-probs are computed before the update: if its first forward pass cannot give them."""
         settings = self.settings
         if self.needs_prox_first:
             return True
@@ -149,9 +145,7 @@ def try_parts(algorithm: Algorithm) -> tuple[str, ...]:
 
 
 def example(algorithm: Algorithm) -> Tokens:
-    """Five trained tokens of two trajectories; current, proximal and sampler's log-probs differ. The streams of models
-    are log-probs, all fields are 0.5.
-    """
+    """Five trained tokens of two trajectories with different log-probs by policy; all fields are 0.5."""
     logprobs = torch.tensor([-1.0, -0.5, -2.0, -1.5, -0.7], requires_grad=True)
     tokens = Tokens(
         logprobs_N=logprobs,

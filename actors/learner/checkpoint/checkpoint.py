@@ -63,9 +63,7 @@ class TrainingState:
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """A version of the training state on the host of each rank, to be written. Training may go on meanwhile if the
-    state was copied.
-    """
+    """A version of the training state on each rank's host, to be written, beside training if it was copied."""
 
     final: Path
     version: int
@@ -256,10 +254,7 @@ def _about(folder: Path) -> tuple[int, int]:
 
 
 def restore(state: TrainingState, *, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Restore optimizer, RNG and rounded parameters, sharded as the parameters are, whatever ranks wrote them.
-
-    Raises CheckpointError when the state belongs to another model.
-    """
+    """Restore optimizer, RNG and rounded parameters, whatever ranks wrote them. Raises CheckpointError."""
     if state.tensors is not None:
         _restore_whole(state.tensors, policy, optimizer)
         return

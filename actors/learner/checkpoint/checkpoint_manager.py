@@ -219,9 +219,7 @@ class CheckpointManager:
 
     @property
     def interval_s(self) -> float:
-        """Seconds from one checkpoint by time to the next: they take SHARE of the time, and come every
-        checkpoint.every_s at least.
-        """
+        """Seconds from one checkpoint by time to the next: SHARE of the time, and checkpoint.every_s at least."""
         if self._took_s is None:
             return min(self._settings.every_s, FIRST_S)
         interval_s = max(LEAST_S, self._took_s / SHARE)
@@ -238,10 +236,7 @@ class CheckpointManager:
         return f"checkpoints: {' and '.join(times) or 'none before the end'}"
 
     def keep(self, actor: PPOActor, tokenizer: Any) -> None:
-        """Write a checkpoint that is due, beside training. A disk error skips it with a warning, here or in `record`.
-
-        Waits for the one before it. A collective when sharded, as `finish`.
-        """
+        """Write a due checkpoint beside training; a disk error only warns. A collective when sharded, as `finish`."""
         try:
             self.settle()
             if actor.version != self._version:
@@ -355,9 +350,7 @@ class CheckpointManager:
         return sorted(versioned_dirs.versions(self._run / "checkpoints"))
 
     def export(self) -> str:
-        """Link RUN/model to the transformers folder of the newest checkpoint. Where something else has that name, as in
-        a copy of the run that followed its links, the result is the folder itself.
-        """
+        """Link RUN/model to the newest checkpoint's model; returns that folder if the name is taken."""
         link, model = self._run / "model", Path(self.folder) / "model"
         try:
             if self._is_root:

@@ -58,10 +58,7 @@ def adapters_of(model: PackedModel) -> Adapters | None:
 
 
 def stage_model(folder: str, model: PackedModel, *, copies: bool) -> ModelPart:
-    """Gather the tensors one after the other; each stays on the rank that writes it. A collective when sharded.
-
-    A tied weight is written once. Adapters are small: rank 0 writes all of them.
-    """
+    """Gather the tensors, each on the rank that writes it. A collective when sharded. Adapters: rank 0 writes all."""
     ranks = model.ranks
     tensors = _tensors(model)
     owners = _owners(model, tensors, ranks.size)
@@ -108,10 +105,7 @@ def _shares(full: Tensor, source: Tensor) -> bool:
 
 
 def _owners(model: PackedModel, tensors: Mapping[str, Tensor], n_ranks: int) -> dict[str, int]:
-    """Name -> the rank that writes it: the largest first, each to the rank with the fewest numbers.
-
-    Rank 0 writes all of a model whose files hold other tensors than its memory, since those are made of several.
-    """
+    """Name -> the rank that writes it, balanced by size; rank 0 writes all if its files merge tensors of memory."""
     if n_ranks == 1 or adapters_of(model) is not None or _merges(model.model):
         return dict.fromkeys(tensors, 0)
     load = [0] * n_ranks

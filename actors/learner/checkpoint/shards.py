@@ -49,10 +49,7 @@ class FileRecord:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> FileRecord:
-    """Write and sync the file. `tensors` are on the host; each is removed from the dict once it is written.
-
-    Raises OSError.
-    """
+    """Write and sync the file. `tensors` (on the host) are removed from the dict once written. Raises OSError."""
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each is aligned
     digest, n_bytes = hashlib.sha256(), 0
     with path.open("wb") as file:
@@ -219,10 +216,7 @@ class RankReport:
 
 
 def conclude(meeting: Meeting, mine: RankReport, seal: Callable[[Files], None], give_up: Callable[[], None]) -> None:
-    """Rank 0 seals what all ranks wrote, or gives up; the others return when it has.
-
-    Raises CheckpointError, on every rank, when one of them could not write or did not report.
-    """
+    """Rank 0 seals what all ranks wrote. Raises CheckpointError, on every rank, when one could not write or report."""
     if meeting.index == 0:
         error = _conclude_as_root(meeting, mine, seal, give_up)
     else:

@@ -71,10 +71,7 @@ class LearnerInbox:
         self._thread.start()
 
     def take(self, *, look: Callable[[], None] = lambda: None) -> Message:
-        """Wait for the next message of the loop; `look` runs every second. Raises as `check` does.
-
-        An item of a share may be taken as late as the next other message, or a second after it came.
-        """
+        """Wait for the loop's next message; `look` runs every second. Raises as `check` does."""
         while True:
             self.check()
             message = self.take_now()
@@ -96,9 +93,7 @@ class LearnerInbox:
         self._changed.clear()
 
     def check(self) -> None:
-        """Raises the error of another thread of this learner, StopRun after a Stop of the head, and Restart after a
-        Reassign, or after a Rejoin to a learner that is bound.
-        """
+        """Raises another thread's error, StopRun after Stop, and Restart after a Reassign, or a Rejoin when bound."""
         if self._error is not None:
             raise self._error
         if self._stop is not None:
@@ -186,9 +181,7 @@ class LearnerInbox:
         self._changed.set()
 
     def _join_or_end(self, message: Rejoin) -> None:
-        """Join a restarted head if this learner can continue with it. Else, or if the same head lost this learner, let
-        the loop raise Restart.
-        """
+        """Join a restarted head if this learner can continue with it; else let the loop raise Restart."""
         with self._lock:
             join = None if message.anew or message.life == self.life else self._join
             if join is None:

@@ -175,10 +175,7 @@ def meet(
     replicas: int = 1,
     context_parallel: int = 1,
 ) -> LearnerRanks:
-    """Build the default process group over `store`, on the named interface; all ranks call it.
-
-    Collectives are gloo on CPU tensors and NCCL on CUDA ones; neither is encrypted.
-    """
+    """Build the default process group over `store`, on the named interface: gloo (CPU), NCCL (CUDA); not encrypted."""
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         os.environ["NCCL_SOCKET_IFNAME"] = interface
@@ -203,18 +200,13 @@ def _join_context(index: int, size: int, width: int, timeout_s: float) -> Contex
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether a collective, or the store of rank 0, broke because another rank ended: by the error or by its cause, as
-    of a checkpoint that the ranks write together. gloo has no error class of its own.
-    """
+    """Whether a collective, or rank 0's store, broke because another rank ended: by the error or its cause."""
     if isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error)):
         return True
     return error.__cause__ is not None and lost_peer(error.__cause__)
 
 
 def part() -> None:
-    """End the default process group, if there is one.
-
-    NCCL's is left to the end of the process: taking it apart waits for peers, and one that died never comes.
-    """
+    """End the default process group, if any. NCCL's is left to the process's end: it would wait for dead peers."""
     if dist.is_initialized() and "nccl" not in dist.get_backend_config():
         dist.destroy_process_group()

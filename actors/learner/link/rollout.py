@@ -19,10 +19,7 @@ NOBODY = -1  # stands for the incarnation of the head before the first one is jo
 
 
 class HeadFailover:
-    """The link of this rank to the head. Ranks agree on the incarnation of the head that they follow.
-
-    `confirm` is a collective: all ranks call it in order.
-    """
+    """The link of this rank to the head, whose incarnation the ranks agree on. `confirm` is a collective."""
 
     def __init__(
         self,
@@ -70,9 +67,7 @@ class HeadFailover:
             has = False  # an even newer head appeared
 
     def _await(self, life: int) -> None:
-        """Wait until this rank has joined a head of this incarnation or a later one. No message of it can be lost
-        here.
-        """
+        """Wait until this rank has joined a head of this incarnation or a later one: no message is lost."""
         while self.inbox.life is None or self.inbox.life < life:
             self.inbox.take(look=self.look)
 
@@ -99,9 +94,7 @@ class Rollout:
         version: Callable[[], int],
         turn: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`version` returns the number of finished updates, which is the step of the next batch. `turn(step)` runs
-        before each step.
-        """
+        """`version`: the number of finished updates, the step of the next batch. `turn(step)` runs before each step."""
         self._failover = failover
         self._build = build
         self._journal = journal
@@ -118,10 +111,7 @@ class Rollout:
             yield batch
 
     def prepare_batch(self) -> Batch | None:
-        """Request the next batch and wait for it; None when there are no more.
-
-        Raises StopRun, ImpossibleEvent, and ConfigError if the last batch has not been trained.
-        """
+        """Wait for the next batch; None: no more. Raises StopRun, ImpossibleEvent, or ConfigError."""
         self.check_trained()
         self._turn(self._step)
         if self.ended:
@@ -156,10 +146,7 @@ class Rollout:
             )
 
     def report_end_again(self) -> None:
-        """Report the end of the run to a restarted head.
-
-        Raises Restart if the run drained or the head has another batch: then the checkpoint on disk decides.
-        """
+        """Report the end to a restarted head. Raises Restart if the run drained or the head has another batch."""
         if self.drained or not isinstance(self._next()[0], NoBatch):
             raise Restart(f"a restarted head continues from the checkpoint on disk: this run had ended at {self._step}")
 

@@ -1,7 +1,4 @@
-"""The push thread of a learner: sends snapshots during the next update.
-
-A push needs a snapshot, never the live parameters, so it overlaps the next update.
-"""
+"""The push thread of a learner: sends snapshots (never the live parameters) during the next update."""
 
 import queue
 import threading
@@ -35,9 +32,7 @@ class WeightPusher:
         failed: Callable[[BaseException], None],
         changes: ChangeHistory | None = None,
     ) -> None:
-        """`push` raises PushFailed if it breaks; `send` sends to the head; `failed` receives any other exception.
-        `changes` follows the snapshots, for deltas.
-        """
+        """`push` raises PushFailed; `failed` receives other exceptions; `changes` follows the snapshots, for deltas."""
         self._push = push
         self._send = send
         self._failed = failed

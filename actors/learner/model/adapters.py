@@ -1,7 +1,4 @@
-"""The low-rank adapters of a policy: injected by peft, written and read in peft's format.
-
-Their names here are those of peft's files without the prefix, "model.layers.0.self_attn.q_proj.lora_A.weight".
-"""
+"""The low-rank adapters of a policy: injected by peft, written and read in its format, named as in its files."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,10 +20,7 @@ NAME = "default"  # of the one adapter in the model
 
 
 class HostLinear(nn.Linear):
-    """A frozen linear layer whose weight stays in host memory; each use copies it to the device of the input.
-
-    The copy lives as long as autograd needs it: with activation checkpointing until the layer's backward pass.
-    """
+    """A frozen linear layer whose weight stays in host memory; each use copies it to the device of the input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight.to(x.device), self.bias)
@@ -43,10 +37,7 @@ class Adapters:
     """The adapters of one model. They are float32 and random by a seed; B is zero, so they change nothing at first."""
 
     def __init__(self, model: Any, lora: LoraConfig, *, seed: int, base: str) -> None:
-        """Adds them to the model, whose own weights are frozen. `base`: the model's folder or id, for the files.
-
-        Raises ConfigError for a model that peft cannot wrap, and for targets that it does not have.
-        """
+        """Adds adapters to the frozen model. `base`: its folder or id, for the files. Raises ConfigError."""
         check_peft()
         from peft import LoraConfig as PeftConfig  # optional
         from peft import inject_adapter_in_model
@@ -101,10 +92,7 @@ class Adapters:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The model computes without adapters.
-
-        Their scale is 0. peft's own switch changes `requires_grad`, which FSDP2 reads only once.
-        """
+        """The model computes without adapters: scale 0. peft's own switch changes `requires_grad`."""
         from peft.helpers import rescale_adapter_scale
 
         with rescale_adapter_scale(self._model, 0.0):

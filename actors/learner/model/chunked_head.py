@@ -130,9 +130,7 @@ def _compute_dtype(hidden: Tensor) -> torch.dtype:
 def _logits(
     hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, task: HeadTask
 ) -> tuple[Tensor, Tensor | None]:
-    """float32 logits at the temperature; their derivative by the product where a soft cap bends it (else a number in
-    `_gradient`).
-    """
+    """float32 logits at the temperature; their derivative by the product if a soft cap bends it (else a number)."""
     logits_CV = torch.mm(hidden_CH.to(weight_VH.dtype), weight_VH.t()).float()
     if bias_V is not None:
         logits_CV += bias_V

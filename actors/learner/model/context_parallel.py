@@ -41,10 +41,7 @@ def rows_by_rank(n_rows: int, size: int) -> list[Tensor]:
 
 
 class RowSplit:
-    """This rank's part of a packed row, and its attention to the whole row.
-
-    Not a dataclass: FSDP2's mixed precision takes each dataclass among a forward's arguments apart and builds it again.
-    """
+    """This rank's part of a packed row, and its attention to all of it. No dataclass: FSDP2 rebuilds those."""
 
     __slots__ = ("_back_R", "_base", "_group", "_keys", "_places_N", "_queries_R", "_runs", "part")
 
@@ -136,10 +133,7 @@ class RowSplit:
         return torch.cat(outputs, dim=2)
 
     def _mask(self, n_q: int, n_k: int, like: Tensor) -> Tensor:
-        """(n_q, n_k): 0 where a query sees a key, else -inf: a part of one mask that all blocks and layers share.
-
-        In the type of the queries, or the backward pass would keep a copy for each layer.
-        """
+        """(n_q, n_k): 0 where a query sees a key, else -inf: part of one mask, in the queries' type (else copied)."""
         if self._base is None or self._base.dtype is not like.dtype:
             longest = max(n for _, n in self._runs)
             n_most = min(BLOCK, longest)

@@ -96,9 +96,7 @@ def load_frozen_models(
 def _load_reference(
     config: Config, policy: Policy, model: str, config_folder: Path, checkpoint: str
 ) -> FrozenModel | PolicyBase:
-    """From the checkpoint if this run's checkpoints hold it, else from reference.path, else the run's first model: with
-    adapters the policy without them.
-    """
+    """From this run's checkpoints if they hold it, else from reference.path, else the run's first model."""
     if checkpoint and keeps_reference(config):
         return _load(config, policy, "reference", kept_in(checkpoint))
     if config.reference.path:

@@ -103,10 +103,7 @@ class PackedModel:
             _return_freed_memory()
 
     def _choose_rows(self) -> None:
-        """Choose by a test how sequences share a row: with our attention, with that of transformers, or not at all.
-
-        A collective when sharded. Raises ConfigError for a model that cannot compute the log-probs of one sequence.
-        """
+        """Choose by a test how sequences share a row. A collective when sharded. Raises ConfigError: unfit model."""
         config = self.model.config.get_text_config()
         probe = RowProbe(config, self.model.get_input_embeddings().num_embeddings, self.ranks.max)
         is_mixed = len({parameter.dtype for parameter in self.model.parameters()}) > 1  # adapters are float32
@@ -180,9 +177,7 @@ class PackedModel:
         return {"private": None, "host": torch.device("cpu"), "device": self.device}[home]
 
     def _compute(self) -> AbstractContextManager[object]:
-        """Context in which a forward pass computes in `dtype`: FSDP2 casts by its own policy, a single rank by
-        autocast.
-        """
+        """Context in which a forward pass computes in `dtype`: FSDP2 casts itself, a single rank uses autocast."""
         if self.sharded or not self.casts:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -278,9 +273,7 @@ def _selected_with_entropy(logits_NV: Tensor, targets_N: Tensor, *, entropy: boo
 
 
 class _SelectedLogProbs(torch.autograd.Function):
-    """Log-probs of the targets, and entropies without a gradient. The gradient of the logits is analytic, in one pass
-    over N V numbers.
-    """
+    """Log-probs of the targets, and entropies without a gradient. The gradient is analytic, in one pass over N V."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
@@ -302,9 +295,7 @@ class _SelectedLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Gradient of a logit: (1 if target else 0) - probability, written into the memory of the probabilities: once
-        only.
-        """
+        """Gradient of a logit: (1 if target else 0) - probability, in the memory of the probabilities: once only."""
         prob_NV, targets_N = ctx.saved_tensors
         grad_N1 = gradients[0].unsqueeze(1)
         grad_NV = prob_NV.mul_(-grad_N1).scatter_add_(1, targets_N.unsqueeze(1), grad_N1)

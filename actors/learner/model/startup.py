@@ -47,9 +47,7 @@ class Demonstration:
 
 
 def demonstrate(rows: Sequence[Row], tokenizer: Any, data: DataConfig) -> list[Demonstration]:
-    """The demonstrations of the rows: the single-turn prompt, the answer and the token that ends it: that of the chat
-    template's turns if one is used, else the end-of-text token.
-    """
+    """The demonstrations of the rows: prompt, answer and the token that ends a turn of the template, or a text."""
     turn = turn_end(tokenizer) if data.chat_template else None
     end = tokenizer.eos_token_id if turn is None else turn
     return [

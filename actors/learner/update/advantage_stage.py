@@ -26,10 +26,7 @@ Total = Callable[[list[float]], list[float]]  # sums over the learner ranks
 def fill_advantages(
     batch: Batch, algorithm: Algorithm, config: Config, total: Total, values: Mapping[int, Tensor] | None = None
 ) -> None:
-    """Set `advantages`, `signal` and `computed` of this rank's share; with a critic's `values` also those by token.
-
-    Proximal log-probs and those of the frozen models must be there, if the reward's KL or distillation needs them.
-    """
+    """Set `advantages`, `signal` and `computed` of this rank's share, with `values` also by token."""
     settings, estimator = config.actor, algorithm.estimator
     fill_token_rewards(batch, settings)
     if values is not None:
@@ -72,9 +69,7 @@ def seen(batch: Batch, index: int) -> Streams:
 
 
 def fill_token_rewards(batch: Batch, settings: ActorConfig) -> None:
-    """The KL from the reference as a reward of each trained token. Masked tokens have none, because they train nothing
-    (I2).
-    """
+    """The KL from the reference as a reward of each trained token. Masked tokens have none (I2)."""
     if settings.kl_ctl and settings.kl_in == "reward":
         estimate = KL_ESTIMATORS[kl_estimator_of(settings)]
         prox, reference = batch.streams["prox"], batch.streams["reference"]
@@ -112,10 +107,7 @@ def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[in
 def normalize_by_token(
     batch: Batch, members: list[int], counted_M: Tensor, settings: ActorConfig, total: Total
 ) -> None:
-    """Normalise the token advantages of these items over the global batch (a collective).
-
-    Items that are not counted enter no statistic.
-    """
+    """Normalise the token advantages of these items over the global batch (a collective); only counted items count."""
     lengths = [batch.items[i].n_trained for i in members]
     advantages_N = torch.cat([torch.zeros(0), *(batch.streams["token_advantages"][i] for i in members)])
     weights_N = counted_M[members].double().repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
@@ -165,9 +157,7 @@ def trajectories_of(batch: Batch, config: Config) -> Trajectories:
 
 
 def means(batch: Batch, name: str) -> Tensor:
-    """(n_items,) float64: the mean of a user's stream over the trained tokens of each item, of a workflow's field over
-    all its sampled ones; 0 where there are none.
-    """
+    """(n_items,) float64: mean of a stream over trained tokens, of a workflow's field over sampled ones."""
     stream, nothing = batch.streams[name], torch.zeros(1)
     by_item = (item.fields.get(name, stream.get(i, nothing)) for i, item in enumerate(batch.items))
     return torch.tensor([float(x.double().mean()) if len(x) else 0.0 for x in by_item], dtype=torch.float64)

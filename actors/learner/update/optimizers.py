@@ -1,7 +1,4 @@
-"""The optimizer of the policy: AdamW, Muon or SGD of torch, AdamW of torchao with states of 8 bits, or the user's own.
-
-A critic always has AdamW.
-"""
+"""The optimizer of the policy: AdamW, Muon, SGD (torch), 8-bit AdamW (torchao), or the user's own."""
 
 import re
 from collections.abc import Mapping

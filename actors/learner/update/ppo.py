@@ -38,9 +38,7 @@ from areal_bus.storage.journal import Journal
 
 
 def learning_rate(actor: ActorConfig, *, step: int, total: int) -> float:
-    """Learning rate of training step `step` (0, 1, ...) of `total`: linear warm-up, then constant, or down to
-    min_lr_ratio at `total`.
-    """
+    """Learning rate of step `step` of `total`: linear warm-up, then constant, or down to min_lr_ratio at `total`."""
     if step < actor.lr_warmup_steps:
         return actor.lr * (step + 1) / actor.lr_warmup_steps
     after = max(total - actor.lr_warmup_steps, 1)

@@ -36,9 +36,7 @@ class SimulatedUpdate:
         self._wait = wait
 
     def seconds(self, batch: Batch) -> float:
-        """Time of the update of this rank's share: a constant, and its trained tokens at the configured speed, in each
-        pass.
-        """
+        """Time of the update of this rank's share: a constant, and its trained tokens at the configured speed."""
         n_tokens = sum(item.n_trained for item in batch.items) * self._n_epochs
         return self._settings.update_s + n_tokens / self._settings.tokens_per_s
 

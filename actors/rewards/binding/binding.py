@@ -65,10 +65,7 @@ def bind_trl(
     fields: Collection[str] | None,
     form: str,
 ) -> RewardFunction:
-    """Wrap the function as (prompt, completion, row). `form`: TRL, or which form prompts and completions have.
-
-    Raises ConfigError for a parameter without a default that is no list of TRL's and no field of every row.
-    """
+    """Wrap the function as (prompt, completion, row); `form`: TRL's or prompts'. Raises ConfigError."""
     check_trl(named, what, fields)
     names = {parameter.name for parameter in named}
     takes_all = any(p.kind == inspect.Parameter.VAR_KEYWORD for p in inspect.signature(function).parameters.values())

@@ -85,10 +85,7 @@ def from_verl(value: Mapping[Any, Any]) -> Score:
 
 
 def read_value(value: object) -> dict[str, Any]:
-    """The fields "reward" and "correct" of a returned value, and "parts" if it reports any.
-
-    Raises TypeError or ValueError when it is invalid.
-    """
+    """ "reward", "correct" and "parts" of a returned value. Raises TypeError or ValueError when it is invalid."""
     value = from_verl(value) if isinstance(value, Mapping) else plain(value)
     score = value if isinstance(value, Score) else None
     number: object = plain(score.reward) if score else value

@@ -1,7 +1,4 @@
-"""The functions of numpy that the published tests of EvalPlus call; the interpreter of the sandbox has no numpy.
-
-`install` makes them `import numpy`, unless the real one is there. Numbers and nested sequences only.
-"""
+"""numpy's functions that the published tests of EvalPlus call, for a sandbox without numpy. Numbers, sequences."""
 
 import importlib.util
 import math

@@ -254,10 +254,7 @@ def as_it_is(arguments: list[Any]) -> list[Any]:
 
 
 def kinds_by_depth(text: str, name: str) -> list[list[type]]:
-    """For each argument of the first call of `name` in these assertions: the kind of sequence at each depth.
-
-    JSON has lists only; a function may need the tuples that its assertions show. [] if the arguments are no literals.
-    """
+    """For each argument of the first call of `name`: the kind of sequence at each depth; [] if no literals."""
     try:
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
         first = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == name)
@@ -297,10 +294,7 @@ def must_equal(value: Any, expected: Any, atol: float) -> None:
 
 
 def equal(value: Any, expected: Any, atol: float) -> bool:
-    """Equal by value; lists equal tuples, and floats may differ by `atol` (or 1e-6 of their size).
-
-    An expected object of another type (a match of `re`) equals everything that is true.
-    """
+    """Equal by value; lists equal tuples, floats may differ by `atol`; an expected object equals everything true."""
     if not isinstance(expected, PLAIN):
         return bool(value)
     if isinstance(expected, list | tuple):

@@ -1,7 +1,4 @@
-"""Reward "model": the number of a reward model, a sequence classifier of Hugging Face with one label.
-
-`reward.function = "model"` scores one sample a call, `reward.group = "model"` all samples of a prompt in one batch.
-"""
+"""Reward "model": a Hugging Face sequence classifier with one label, per sample, or per group (reward.group)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

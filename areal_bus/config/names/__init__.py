@@ -1,4 +1,1 @@
-"""Names that settings may hold and what each stands for: tasks, workflows, trackers, GPUs, keys of other systems.
-
-Imports nothing of `config`; no torch.
-"""
+"""Names in settings: tasks, workflows, trackers, GPUs, other systems' keys. Imports nothing of `config`; no torch."""

@@ -1,7 +1,4 @@
-"""rollout.engine: how each engine is opened and what it can do. Imports nothing of the engines.
-
-The checks of settings, the memory of a plan, the learner and the generator ask these properties, not names.
-"""
+"""rollout.engine: how an engine is opened, and its capabilities, which all others ask instead of its name."""
 
 import difflib
 from collections.abc import Sequence
@@ -12,9 +9,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """`opener`: "module:function", called with (context, config, tokenizer). It returns an engine without weights
-    (`actors.engines.protocol.Engine`).
-    """
+    """`opener`: "module:function" of (context, config, tokenizer) that returns an engine without weights."""
 
     opener: str
     is_server: bool = False  # decodes in processes of its own, set by [engine]; else in the generator's process

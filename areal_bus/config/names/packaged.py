@@ -1,7 +1,4 @@
-"""The configs that are installed with the packages: found by name from any folder, and groups of keys for an algorithm.
-
-actor.algorithm names one of configs/algorithms; a few keys follow from others.
-"""
+"""The installed configs, found by name from any folder; actor.algorithm names one of configs/algorithms."""
 
 import difflib
 import os
@@ -18,10 +15,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "configs"  # beside the package, 
 
 
 def find_config(name: str) -> Path:
-    """The file of that name, else the packaged config (`configs/tiny.toml`, `tiny.toml` or `tiny`).
-
-    Raises ConfigError with the nearest name when there is neither.
-    """
+    """The file, else the packaged config (`tiny.toml`, `tiny`). Raises ConfigError with the nearest name."""
     given = Path(name)
     if os.path.isdir(given):  # False, not an error, for a name that is too long for a file
         raise ConfigError(why_a_folder(given))

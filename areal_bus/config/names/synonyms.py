@@ -81,10 +81,7 @@ def is_foreign(name: str) -> bool:
 
 
 def by_meaning(key: str, known: "frozenset[str] | set[str]") -> str:
-    """Our key for a setting of another system, as the end of an error text; "" if its name is unknown.
-
-    Suggests keys in `known` only.
-    """
+    """Our key for a setting of another system, as the end of an error text; "" if unknown. Only keys in `known`."""
     names = {
         their: f": here it is {our}"
         for our, theirs in OURS_TO_THEIRS.items()

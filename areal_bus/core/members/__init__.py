@@ -1,4 +1,1 @@
-"""Members of the ring: who is there, who failed, and what each may hold. Pure, each tested alone.
-
-Imports nothing of the core. Begin with `membership.py`.
-"""
+"""Members of the ring: who is there, who failed, what each may hold. Pure. Begin with `membership.py`."""

@@ -100,10 +100,7 @@ class Membership:
         self._n_standing: Counter[tuple[Role, MemberState]] = Counter()
 
     def join(self, message: Join, now: float) -> Member:
-        """Add a member. The same incarnation again starts from scratch, except a learner, which keeps its state.
-
-        Raises ImpossibleEvent for an older incarnation (I6).
-        """
+        """Add a member; only a learner keeps its state. Raises ImpossibleEvent for an older incarnation (I6)."""
         role = Role(message.role)
         if message.name != f"{role}-{message.index}.{message.incarnation}":
             raise ImpossibleEvent(f"a name is ROLE-INDEX.INCARNATION; got {message.name!r}")
@@ -225,10 +222,7 @@ class Membership:
         self.awake_from = now + self.patience.limit(0.0, self.usual_gap(now))
 
     def of(self, role: Role, *standings: MemberState, index: int | None = None) -> list[Member]:
-        """Members of a role, by index; all standings when none is named.
-
-        Counters make the common empty result cheap, because every message asks for it.
-        """
+        """Members of a role, by index, of these standings (default: all). Counters make empty results cheap."""
         if standings and not any(self._n_standing[role, standing] for standing in standings):
             return []
         found = self._of_role[role]

@@ -47,10 +47,7 @@ class HeadCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class HeadSavepoint:
-    """The state after learner 0 (`root`) has trained the batch that is being sent, at `checkpoint.version`.
-
-    It has no verdicts, which would be most of its bytes. Their samples are sampled again.
-    """
+    """The state after learner 0 (`root`) has trained the batch being sent, without verdicts (most bytes)."""
 
     root: str
     checkpoint: HeadCheckpoint

@@ -222,9 +222,7 @@ class Ledger:
             self._open(entry, entry.state)
 
     def lose(self, holder: str, *, died: bool = True) -> list[LedgerEntry]:
-        """`holder` is lost: queue its leased and scoring prompts for another lease. Another reward is asked to compare
-        the groups that it had.
-        """
+        """`holder` is lost: queue its leased and scoring prompts again; another reward compares its groups."""
         for entry in [x for x in self.open.values() if x.asked == holder] if self.n_asked[holder] else ():
             self._ask(entry, None)
         lost = [

@@ -1,7 +1,4 @@
-"""What a sample may hold: tokens, turns and log-probs that an engine with the run's settings can have made.
-
-The head checks every sample of a generator where it enters. Pure: no I/O.
-"""
+"""What a sample may hold (tokens, turns, log-probs) under the run's settings; checked by the head. Pure: no I/O."""
 
 from array import array
 from dataclasses import dataclass

@@ -20,10 +20,7 @@ class Stage:
 
 
 def in_force(starts: Sequence[int], version: int) -> int:
-    """Index of the last stage that has begun at `version`. `starts` begins with 0 and ascends.
-
-    Raises ValueError for a negative version or other starts.
-    """
+    """Index of the last stage begun at `version`. `starts` ascends from 0. Raises ValueError otherwise."""
     if version < 0 or not starts or starts[0] != 0:
         raise ValueError(f"stages begin at version 0, and versions count from 0; got {list(starts)} and {version}")
     return max(index for index, start in enumerate(starts) if start <= version)

@@ -1,7 +1,4 @@
-"""The four staleness policies, and the rule that decides which tokens are trained (I2).
-
-`gate.py` has the rules for the admission of prompts and the choice of batches.
-"""
+"""The four staleness policies, and the rule that decides which tokens are trained (I2). See also `gate.py`."""
 
 from collections.abc import Sequence
 from enum import StrEnum

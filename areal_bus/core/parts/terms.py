@@ -134,10 +134,7 @@ class TermHistory:
         self._base: int | None = None  # newest version of older terms that counts; None: none does for certain
 
     def begin(self, term: int, base: int) -> bool:
-        """A term begins at `base`. Returns False if this term or a later one is known.
-
-        If a term was missed, its base is unknown, so no older tokens count.
-        """
+        """A term begins at `base`; False if it or a later one is known. After a missed term no older tokens count."""
         if term <= self.term:
             return False
         self._base = base if term == self.term + 1 else None

@@ -305,9 +305,7 @@ class RingObserver:
         return self._train_shape.offset(0.0)
 
     def _measure_lengths(self) -> None:
-        """Add the samples since the last update. When their lengths have changed, what was measured before counts
-        little: a decode step depends on them, too.
-        """
+        """Add the samples since the last update; when lengths have changed, earlier measurements count little."""
         if self._shift.is_seen(self._lengths):
             for level in (self._length, self._longest, self._decode):
                 level.fade(SHIFT_KEEPS)

@@ -60,10 +60,7 @@ class RingFigures:
 
 
 def updates_per_s(ring: RingFigures, *, learners: int, generators: int, eta: int) -> float:
-    """Predicted updates a second in the steady state. The slots bind at eta > 0.
-
-    Raises ValueError for a split without a learner or generator.
-    """
+    """Predicted updates a second in the steady state (slots bind at eta > 0). Raises ValueError for an empty side."""
     if learners < 1 or generators < 1:
         raise ValueError(f"a ring needs a learner and a generator; got {learners} and {generators}")
     if eta == 0:
@@ -161,10 +158,7 @@ class SplitPlanner:
     """Call `measured` and `decide` after an update, and `changed` after a change."""
 
     def __init__(self, rules: PlannerRules, *, last_change: int = 0) -> None:
-        """`last_change`: update after which the split changed last.
-
-        Raises ValueError for rules that permit a ring without a learner or a generator.
-        """
+        """`last_change`: update of the last change. Raises ValueError for rules without a learner or generator."""
         if rules.every_steps < 1 or any(learners < 1 or n < 1 for learners, n in rules.generators_at.items()):
             raise ValueError(f"every split needs a learner and a generator, every_steps >= 1; got {rules}")
         self.rules = rules
@@ -208,10 +202,7 @@ class SplitPlanner:
         self.change_s = seconds
 
     def predictions(self, figures: RingFigures, learners: int) -> dict[int, float]:
-        """Learner ranks -> updates a second of every split, in ascending order; `learners`: those of now.
-
-        A split that was not measured has the correction of the split of now.
-        """
+        """Learner ranks -> updates a second of every split, ascending; `learners`: those of now."""
         factors = {n: found.factor(figures.mean_tokens) for n, found in self._corrections.items()}
         of_now = factors.get(learners) or 1.0
         splits = sorted(self.rules.generators_at)

@@ -26,10 +26,7 @@ EXCHANGES = 4  # at most, a share: each evens out the two that differ most
 
 
 def split(weights: Sequence[int], n_ranks: int) -> list[list[int]]:
-    """Split the indices of `weights` over ranks with balanced sums; each shard in ascending order.
-
-    Greedy: the longest item goes to the lightest shard. Then the heaviest and the lightest shard exchange items.
-    """
+    """Split the indices of `weights` over ranks with balanced sums: greedy, then exchanges; each shard ascending."""
     shares: list[list[int]] = [[] for _ in range(n_ranks)]  # longest first
     heap = list(range(n_ranks))  # tokens * n_ranks + rank: a number is compared faster than a pair
     for index in sorted(range(len(weights)), key=weights.__getitem__, reverse=True):
@@ -41,10 +38,7 @@ def split(weights: Sequence[int], n_ranks: int) -> list[list[int]]:
 
 
 def even_out(shares: list[list[int]], weights: Sequence[int]) -> None:
-    """Exchange items between the heaviest and the lightest shard, in place, while that brings their sums closer.
-
-    The shards are sorted by descending weight, and stay so.
-    """
+    """Exchange items of the heaviest and lightest shard, in place, while that helps; shards stay sorted by weight."""
     tokens = [sum([weights[i] for i in share]) for share in shares]  # noqa: C419  a list is faster
     for _ in range(EXCHANGES * len(shares)):
         heavy = max(range(len(shares)), key=tokens.__getitem__)
@@ -68,9 +62,7 @@ def even_out(shares: list[list[int]], weights: Sequence[int]) -> None:
 
 
 def _closest_pair(heavy: Sequence[int], light: Sequence[int], wish: float) -> tuple[int, int] | None:
-    """Indices of one item of each shard, both in descending order, whose difference is closest to `wish`. The index
-    after the last of `light` means that nothing is given in exchange. None if no exchange brings the sums closer.
-    """
+    """Indices of the exchange whose difference is closest to `wish`; past `light`: nothing in return; or None."""
     found, off = None, wish
     i = j = 0
     while i < len(heavy) and j <= len(light):

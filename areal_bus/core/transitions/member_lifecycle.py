@@ -1,7 +1,4 @@
-"""Member lifecycle: join, silence, return, leave, eviction and replacement.
-
-The work of a lost member is leased to others (I4). Learner ranks compute together, so they restart together.
-"""
+"""Member lifecycle: join, silence, return, leave, eviction. A lost member's work is leased again (I4)."""
 
 from areal_bus import messages as m
 from areal_bus.authorization import index_of, role_of
@@ -54,10 +51,7 @@ class MemberLifecycle:
         return ""
 
     def heard(self, sender: str, message: m.Message, now: float) -> tuple[Member, bool]:
-        """A sign of life of a member. Returns whether something follows from it.
-
-        One taken for dead is back: what it held went to others, its work ends (I4).
-        """
+        """A sign of life. Returns whether something follows. A member taken for dead ends what it held (I4)."""
         known = self.members.by_name[sender]
         is_news = known.is_cut
         if isinstance(message, m.Heartbeat) and (not message.hears or known.cannot_hear_since is not None):
@@ -77,10 +71,7 @@ class MemberLifecycle:
         return member, was_dead or is_news
 
     def _hears(self, member: Member, hears: bool, now: float) -> bool:
-        """It has begun to hear us, or has not for so long that it counts as dead. Returns whether that is news.
-
-        No news when it was we that stood still; on an overloaded machine it must last longer, as a silence must.
-        """
+        """It hears us, or has not for so long that it counts as dead. Returns whether that is news."""
         if hears:
             was_deaf, since = member.cannot_hear_head, member.cannot_hear_since or 0.0
             if was_deaf and self.state.is_guest(member) and now - since < self.state.rules.silent_s:
@@ -111,9 +102,7 @@ class MemberLifecycle:
             self.lose(member, why)
 
     def _ask_again(self, member: Member) -> None:
-        """A member came back on a new connection. It must join again if it may have lost messages that are not sent
-        again.
-        """
+        """A member came back on a new connection: it must join again if it may have lost messages sent once."""
         member.is_cut = False
         if member.role is not Role.REWARD or not member.ready:
             member.n_asked += 1
@@ -145,9 +134,7 @@ class MemberLifecycle:
         self.send_directory(sender)
 
     def _check_asked(self, name: str, message: m.Join) -> int:
-        """Rejoins that are not answered yet. Raises ImpossibleEvent for a guest that joins again without one: each Join
-        ends its leases, breaks the push that it takes part in, and begins another.
-        """
+        """Rejoins not answered yet. Raises ImpossibleEvent for a guest that joins again without one."""
         known = self.members.by_name.get(name)
         if known is None:
             return self._told.pop(name, (0.0, 0))[1]
@@ -166,10 +153,7 @@ class MemberLifecycle:
         return ""
 
     def _join_crew(self, member: Member, *, is_new: bool) -> None:
-        """Learner ranks share collectives: if one restarts, all restart from the checkpoint.
-
-        Ranks that survived a restart of the head do not continue with ranks that did not.
-        """
+        """Learner ranks share collectives: if one restarts, all restart from the checkpoint."""
         others = [other for other in self.members.of(Role.LEARNER) if other is not member]
         if is_new or (not member.again and any(other.again for other in others)):
             self.terms.break_crew()
@@ -205,9 +189,7 @@ class MemberLifecycle:
                 self.part_with(member.name, m.Stop("it has left"), "it holds nothing")
 
     def dismiss(self) -> str | None:
-        """Evict generators that miss every push of their own, while there is hope that others complete theirs. Returns
-        why the job cannot go on, if there is none.
-        """
+        """Evict generators that miss every push of their own. Returns why the job cannot go on, if so."""
         hopeless = self.publisher.hopeless()
         patience = self.pushes.patience
         generators = self.members.of(Role.GENERATOR)
@@ -225,9 +207,7 @@ class MemberLifecycle:
         return None
 
     def pause_failing(self, now: float) -> str | None:
-        """Pause generators whose leases fail while others succeed, and evict those that never succeed. Returns why the
-        job cannot go on, if no generator of it is left.
-        """
+        """Pause generators whose leases fail, evict those that never succeed. Returns why the job ends, if so."""
         for pause in self.state.lease_failures.judge(now):
             member = self.members.by_name.get(pause.name)
             if member is None:

@@ -1,7 +1,4 @@
-"""The phases of a run: assemble, evaluate, train, close, evaluate, stop. Also draining and the end.
-
-The state decides when a phase ends; `advance` runs after each event.
-"""
+"""The phases of a run: assemble, evaluate, train, close, evaluate, stop; draining. `advance` runs after each event."""
 
 from collections.abc import Mapping
 from dataclasses import replace

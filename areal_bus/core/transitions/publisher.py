@@ -76,9 +76,7 @@ class Publisher:
             raise ImpossibleEvent(f"push {push.id} is of version {push.version}; got one of version {message.version}")
 
     def lose(self, name: str) -> None:
-        """A member died: the root need not wait for it until the deadline. An incarnation that is no member any more
-        will complete no push.
-        """
+        """A member died: the root need not wait for it until the deadline."""
         push = self.pushes.current
         is_awaited = push is not None and name in push.members and name not in push.done
         self.pushes.lose(name)
@@ -167,10 +165,7 @@ class Publisher:
             self._publish(version, n_members=len(held))
 
     def _those_in_step(self, version: int) -> list[str]:
-        """Members of a regular push: those that completed one before, so that no new member can break it for them.
-
-        If there are none, all that are not quarantined.
-        """
+        """Members of a regular push: those that completed one before; if none, all that are not quarantined."""
         there = [x for x in self.members.of(Role.GENERATOR, MemberState.HEALTHY) if x.version != version]
         there += self.members.of(Role.GENERATOR, MemberState.STALE)
         together = [x for x in sorted(there, key=lambda x: x.index) if x.name not in self.pushes.quarantined]

@@ -131,10 +131,7 @@ class Rollouts:
         self.effects.record(Event.SAMPLED, **ids(message), n_tokens=message.n_tokens)
 
     def partial(self, member: Member, message: Partial) -> None:
-        """Store the tokens of an unfinished sample. If its generator dies, the next holder continues from them.
-
-        A restarted head does not know leases. So the last holder may offer a sample of a queued prompt.
-        """
+        """Store an unfinished sample's tokens for its next holder; the last holder may offer them."""
         self.state.lease_ids.check(message)
         entry = self.ledger.open.get(message.uid)
         not_held = f"{member.name} does not hold prompt {message.uid} at attempt {message.attempt}"

@@ -112,9 +112,7 @@ class Scheduler:
         return True
 
     def _has_share(self, member: Member, evaluation: Evaluation) -> bool:
-        """Whether the evaluation may hold one more problem there. In training at eta > 0 it has a share of the slots,
-        at least one problem's; room for it is kept, so that it cannot starve.
-        """
+        """Whether the evaluation may hold one more problem: in training it has a share of the slots."""
         if self.state.phase is not Phase.TRAINING or self.rules.eta == 0:
             return True
         held = sum(1 for lease in member.leased if lease[0] == evaluation.name)

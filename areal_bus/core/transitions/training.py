@@ -1,7 +1,4 @@
-"""Serves the learner: begins terms, hands out batches, counts updates and checkpoints.
-
-Learner 0 begins a term, finishes updates and writes checkpoints. Every learner rank requests each batch.
-"""
+"""Serves the learner: learner 0 begins terms, ends updates, writes checkpoints; every rank requests each batch."""
 
 from areal_bus import messages as m
 from areal_bus.core.effects import Effects

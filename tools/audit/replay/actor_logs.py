@@ -1,7 +1,4 @@
-"""Evidence from the actors' own journals, to compare with the head's lines.
-
-The lines of one file are ordered. So the weights that a process held at an event are known without comparing clocks.
-"""
+"""Evidence from the actors' own journals, ordered within a file: the weights that a process held at an event."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -264,10 +261,7 @@ class GeneratorLog:
             evidence.later[known] = term
 
     def _check(self, versions: list[int], n_tokens: int, begun: Begun | None, uid: int, sample: int) -> None:
-        """Stamps are versions that this process held between the sample's request and its end (I5).
-
-        Tokens of another generator have no newer version than this generator held at the request.
-        """
+        """Stamps are versions held between request and end (I5); others' tokens are no newer than at the request."""
         text, held = None, None if self.held is None else self.held[1]
         others, own = split(versions, begun.n_done if begun is not None else 0)
         began = begun.oldest if begun is not None else None

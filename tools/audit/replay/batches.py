@@ -157,9 +157,7 @@ class BatchChecks:
         self.update({} if figures is None else figures)
 
     def update(self, line: Line) -> None:
-        """Mark the prompts of the batch trained. Its tokens must be those that the learner reports as trained, masked
-        and skipped (I12).
-        """
+        """Mark the batch's prompts trained; its tokens must be those the learner reports (I12)."""
         self.finish()
         if not self._training:
             return  # the clock has reported it

@@ -10,10 +10,7 @@ PUSH_SLACK_S = 10.0  # a head that is busy looks at its deadlines late
 
 
 class Clock:
-    """After a finding it continues from the journal's values, so that one error gives one finding.
-
-    Its times leave out the seconds in which the head was not scheduled.
-    """
+    """Times without seconds in which the head did not run. After a finding it continues from the journal's values."""
 
     def __init__(self, setup: RunSettings, file: JournalFile) -> None:
         self.setup, self.file = setup, file

@@ -177,10 +177,7 @@ class Agreement:
                 self.file.findings.add("I6", work.where, text, uid=uid, attempt=attempt)
 
     def lost_verdicts(self, prompts: Prompts, *, before: float) -> None:
-        """A reward's verdict on a prompt that was not refunded is accepted or rejected, never lost (I9).
-
-        Verdicts of older terms may be lost with their head, or in a rollback.
-        """
+        """A reward's verdict on a prompt that was not refunded is accepted or rejected, never lost (I9)."""
         state = prompts.state
         for known, score in self.evidence.scores.items():
             uid, attempt = uid_of(known), attempt_of(known)
@@ -201,9 +198,7 @@ def gave(score: ScoreRecord | None, status: str, reward: float) -> bool:
 
 
 def as_scored(file: JournalFile, line: Line, sample: AcceptedSample, reward: float, *, has_reward: bool) -> None:
-    """A trajectory of a batch equals its `scored` line. `has_reward`: its verdict's own reward or a declared one;
-    `reward`: with reward.group that of its group.
-    """
+    """A trajectory of a batch equals its `scored` line; `has_reward`: own or declared; `reward`: of its group."""
     ids = {"uid": line["uid"], "sample": line["sample"]}
     if not has_reward:
         text = f"a {sample.status} is no number: it is trained with reward {line['reward']}"

@@ -1,7 +1,4 @@
-"""Rows of the data by pass: each row is drawn once, and again only after a refund that allows it (I4).
-
-The rows of a user's loader have digests: a number is one row, and no row comes again after a resume.
-"""
+"""Rows of the data by pass: each is drawn once, and again only after a refund that allows it (I4)."""
 
 from collections import Counter
 

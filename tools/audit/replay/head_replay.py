@@ -1,7 +1,4 @@
-"""Replays the head's journal line by line and checks clock, prompts, batches, members and stalls.
-
-This module passes each line to the modules that hold the rules.
-"""
+"""Replays the head's journal line by line: passes each line to the modules that hold the rules."""
 
 from collections.abc import Mapping
 

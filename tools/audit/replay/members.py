@@ -85,10 +85,7 @@ class Members:
         return [name for name in self.there() if self.state[name] == "stale" or self.version.get(name, -1) < v]
 
     def feed(self, line: Line, v: int, *, is_first: bool) -> int | None:
-        """A lease, the first or a later one: its holder has the published version of this term (I7).
-
-        Returns the version that it holds.
-        """
+        """A lease: its holder has the published version of this term (I7). Returns the version that it holds."""
         name, uid = line["holder"], line["uid"]
         held = self.version.get(name)
         if held is None or held < v:
@@ -126,9 +123,7 @@ class Splits:
         self._learners = self._generators = self._most = 0
 
     def begin_life(self) -> None:
-        """A new head says with which split it starts, if it may change. After a start whose split is fixed, the numbers
-        begin anew.
-        """
+        """A new head says with which split it starts; with a fixed one the numbers begin anew."""
         if self._number is None:
             self._newest = None
         self._number = None

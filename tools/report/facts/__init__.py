@@ -1,4 +1,1 @@
-"""What the report knows of a run: one pass over its journal, bounded in memory. No HTML.
-
-Imports tools and areal_bus. Begin with `run_facts.py`.
-"""
+"""What the report knows of a run: one bounded pass. Imports tools, areal_bus. Begin with `run_facts.py`."""

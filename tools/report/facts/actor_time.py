@@ -1,7 +1,4 @@
-"""Seconds of each actor by label and step, and the samples that each generator has in flight.
-
-Pure: lines go in, in the order of their wall time; sums by version come out.
-"""
+"""Seconds of each actor by label and step, and samples in flight by generator. Pure: lines in, sums out."""
 
 from dataclasses import dataclass, field
 

@@ -1,7 +1,4 @@
-"""Which samples are worth reading: the slowest ones, and those whose reward differs most from the rest of their group.
-
-Both are found in the journal; the texts come from samples.jsonl afterwards.
-"""
+"""Which samples are worth reading: the slowest ones, and the rewards that differ most within a group."""
 
 import heapq
 import re

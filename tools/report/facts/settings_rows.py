@@ -51,9 +51,7 @@ def default_of(field: FieldInfo | None) -> Any:
 
 
 def flat(tree: Mapping[str, Any], known: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted key. A table that is itself the value of a known key stays whole; a section that is not set
-    ([actor.lora], [model.scratch]) has no row.
-    """
+    """Values by dotted key; a table that is a key's value stays whole; unset sections have no row."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
@@ -70,10 +68,7 @@ def shown(value: Any) -> str:
 
 
 def differences(configs: Sequence[Line]) -> dict[str, list[str]]:
-    """Key -> its value in each config, for keys that differ, apart from names, folders and seeds.
-
-    A config of an older version may lack a key: then it has the default.
-    """
+    """Key -> its value in each config, for keys that differ (not names, folders, seeds); a missing one: default."""
     known = fields()
     each = [flat(config, known) for config in configs]
     keys = dict.fromkeys(key for one in each for key in one if key not in (*OF_THE_PLACE, SEED))

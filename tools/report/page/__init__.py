@@ -1,4 +1,1 @@
-"""Draws facts and verdicts as one HTML page with inline SVG, CSS and script. It loads nothing from elsewhere.
-
-Begin with `run_page.py`.
-"""
+"""Draws facts and verdicts as one self-contained HTML page with inline SVG. Begin with `run_page.py`."""

@@ -1,7 +1,4 @@
-"""Sentences on a run: what limits it, whether it learns, whether it is healthy, and what to change.
-
-Pure: facts go in, remarks come out. Begin with `remarks.py`.
-"""
+"""Sentences: limits, learning, health, advice. Pure: facts in, remarks out. Begin with `remarks.py`."""
 
 from tools.report.facts.run_facts import RunFacts
 from tools.report.verdict.health import remarks_on

@@ -1,7 +1,4 @@
-"""Whether a run is healthy: its alarms, and rules that each look at one thing and return a remark, or None.
-
-Training that goes wrong is found by `tools.alarms`.
-"""
+"""Whether a run is healthy: its alarms, and rules that each look at one thing and return a remark, or None."""
 
 from collections.abc import Callable
 from statistics import fmean
