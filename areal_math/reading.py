@@ -229,7 +229,11 @@ def encloses(text: str) -> bool:
     return depth == 0
 
 
+CONDITION = re.compile(r"^\\?(?:Pr?|E)\s*(?:\([^()]*\)|\[[^][]*\])\s*=")  # P(X = 2) =: its own signs relate no answer
+
+
 def read_relation(text: str, depth: int) -> Answer:
+    text = CONDITION.sub("P(A)=", text)
     if ABOUT.search(text):
         exact, _, about = (part.strip() for part in partition(text, ABOUT))
         if ABOUT.search(about):

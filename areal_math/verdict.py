@@ -20,6 +20,7 @@ from areal_math.sentences import BOUNDED, CUT, DENIAL, value_in, values_in
 
 LETTER = re.compile(r"\(?([A-J])\)?")
 SHORT_WORD = re.compile(r"[A-Z][a-z]{1,2}|yes|no|odd|all|one|two|six|ten|max|min")  # words, not products of symbols
+SPELT = re.compile(r"\$?\\(?:text\w*|mbox|mathrm)\s*\{\s*[A-Za-z]{2,}\s*\}\$?")  # letters in their order, no product
 ANSWERING = re.compile(r"\b(?:is|are)\s+(?:an?\s+|the\s+)?(.+)$")
 COPIED = 3  # characters: a shorter formula may occur in the prompt by chance
 FORMULA = re.compile(r"[A-Za-z+*/^(\\]")
@@ -70,7 +71,7 @@ class Reference:
             )
         self.number: Decimal | None = read_number(gold.lstrip("$"))
         self.answer: Answer = read(gold)
-        is_word = isinstance(self.answer, Words) or SHORT_WORD.fullmatch(self.text)
+        is_word = isinstance(self.answer, Words) or SHORT_WORD.fullmatch(self.text) or SPELT.fullmatch(gold.strip())
         self.word = words(clean(gold)) if is_word else None
         letter = LETTER.fullmatch(words_only(gold))
         self.letter = letter[1] if letter else None
@@ -90,8 +91,8 @@ def matches(expected: Reference, stated: Stated) -> bool:
         return chosen(stated) == expected.letter
     if squeezed(clean(stated.text)) == expected.text:
         return True
-    if expected.word:
-        return expected.word in (words(clean(stated.text)), said_words(stated))
+    if expected.word or SPELT.fullmatch(stated.text.strip()):
+        return (expected.word or words(expected.text)) in (words(clean(stated.text)), said_words(stated))
     return equal(expected.answer, given_answer(stated))
 
 

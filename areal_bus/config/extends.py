@@ -66,7 +66,7 @@ def read_table(path: Path) -> dict[str, Any]:
     if why := why_no_file(path):
         raise ConfigError(f"the config must be an existing TOML file: {path} {why}{near(path)}")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the config must be valid TOML: {path}: {error}") from None
     except RecursionError:

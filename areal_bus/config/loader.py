@@ -135,9 +135,16 @@ def read_file(path: Path) -> dict[str, Any]:
     return merged(files_of([path]))
 
 
+class TomlFiles(TomlConfigSettingsSource):
+    """TOML files, which may begin with a byte-order mark."""
+
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        return read_table(file_path)
+
+
 def merged(files: Sequence[Path]) -> dict[str, Any]:
     """Tables of the files, deeply merged; values of a later file win."""
-    tree = dict(TomlConfigSettingsSource(BaseSettings, list(files), deep_merge=True).toml_data)
+    tree = dict(TomlFiles(BaseSettings, list(files), deep_merge=True).toml_data)
     tree.pop(EXTENDS, None)
     return tree
 

@@ -63,6 +63,12 @@ class EngineConfig(Section):
     """Lengths and speeds of the simulated engine."""
 
 
+MOST_BIAS = 100  # of a logit; as vLLM, which cuts larger ones
+MOST_PENALTY = 2  # of presence and frequency, as servers allow
+MOST_TOP_K = 2**31 - 1  # servers keep it in 32 bits
+MOST_RATE = 1000  # of a repetition penalty, or its inverse: a logit stays a number
+
+
 class GenerationConfig(Section):
     n_samples: int = Field(8, ge=1)
     """Samples per prompt: the group size."""
@@ -72,17 +78,17 @@ class GenerationConfig(Section):
     """Sampling temperature; the learner's log-probs use the same. 0: greedy, with log-probs at temperature 1."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling threshold; log-probs are those of the full distribution, whatever the keys below say."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, le=MOST_TOP_K)
     """Sample from this many likeliest tokens; 0: from all."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Sample from tokens of at least this share of the likeliest token's probability."""
     min_new_tokens: int = Field(0, ge=0)
     """No stop token and no stop string before this many sampled tokens."""
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = Field(1.0, ge=1 / MOST_RATE, le=MOST_RATE)
     """Divides positive and multiplies negative logits of tokens in prompt and completion; 1: off."""
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
     """Subtracted from the logits of tokens in the completion; 0: off."""
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
     """Subtracted from the logits of tokens in the completion, once for each occurrence; 0: off."""
     logit_bias: dict[int, float] = Field({})
     """Added to the logits of token ids before sampling: { 50256 = -100 } (never sampled, as good as)."""
@@ -100,7 +106,6 @@ class GenerationConfig(Section):
         return found | {"logit_bias": tuple(sorted(self.logit_bias.items()))}
 
 
-MOST_BIAS = 100  # as vLLM, which cuts larger ones
 OURS = (  # parameters of transformers' apply_chat_template that are no arguments of a template
     *("conversation", "messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt"),
     *("continue_final_message", "return_dict", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs"),

@@ -104,7 +104,7 @@ def as_toml_item(value: Any) -> str:
 def read_sweep(path: Path) -> SweepFile:
     """Raises ConfigError for a file that is no sweep."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         found = SweepFile.model_validate(tree)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None

@@ -7,6 +7,8 @@ import pytest
 from actors.rewards.functions import mathematics
 
 RIGHT = {
+    "0.25": [r"P(X = 2) = \frac14", r"\boxed{\Pr[X \ge 2] = 0.25}", r"Hence $E[X|Y=1] = \frac{5}{20} = 0.25$."],
+    r"\text{ba}": ["ba", r"\boxed{\mathrm{ba}}"],
     "5": [
         *("5", "5.", "$5$", r"\(5\)", r"\[5\]", "`5`", "**5**", "*5*", "5.0", "05", "+5", r"\boxed{5}"),
         *(r"$$\boxed{5}$$", "5\n", "<answer>5</answer>", "<answer>\n5\n</answer>", "<answer>5", "<think>6</think>5"),
@@ -283,6 +285,9 @@ WRONG = {
     "XVI": ["XIV", r"\boxed{\text{XIV}}"],
     "ABC": ["BAC", "CAB", r"\boxed{ACB}"],
     "bac": ["abc", "cab"],
+    "ba": [r"\boxed{\text{ab}}", r"\mathrm{ab}"],  # letters that a font spells
+    r"\text{ba}": ["ab", r"\text{ab}"],
+    "0.25": [r"\boxed{P(X = 0.25)}", r"P(X=0.25)=0.5"],
     "dog": ["god"],
     # ":" between numbers is no verb
     "25": ["The ratio of boys to girls is 12:25.", "The ratio is 12 : 25.", "The ratio is 25:x.", "It is 25:12."],

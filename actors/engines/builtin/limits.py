@@ -9,13 +9,10 @@ from torch import Tensor
 
 from actors.engines.protocol import PLAIN, Request
 from actors.engines.stop_strings import cannot_stop
-from areal_bus.config.rollout import MOST_BIAS
+from areal_bus.config.rollout import MOST_BIAS, MOST_PENALTY, MOST_RATE, MOST_TOP_K
 from areal_bus.errors import EngineError, SettingRefused
 
 ATTENTION = {"full_attention", "sliding_attention"}
-MOST_PENALTY = 2  # of presence and frequency, as servers allow
-MOST_TOP_K = 2**31 - 1  # servers keep it in 32 bits
-MOST_RATE = 1000  # of a repetition penalty, or its inverse: a logit stays a number
 BATCH_BOUND_ROPE = {"dynamic", "longrope"}  # their frequencies change with the longest sequence of the batch
 
 

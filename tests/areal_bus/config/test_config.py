@@ -206,6 +206,11 @@ def test_malformed_toml_is_refused_with_its_line(tmp_path: Path) -> None:
     assert "at line 5" in refusal(write(tmp_path, SMALL + "lr = = 3\n"))
 
 
+def test_a_config_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = write(tmp_path, "\ufeff" + SMALL)
+    assert load(file, [], {}) == load(write(tmp_path, SMALL, "plain.toml"), [], {})
+
+
 def test_a_missing_file_is_refused_with_the_one_that_may_be_meant(tmp_path: Path) -> None:
     write(tmp_path, SMALL, "demo.toml")
     assert f"did you mean {tmp_path / 'demo.toml'}?" in refusal(tmp_path / "dmeo.toml")
@@ -508,6 +513,8 @@ def test_names_of_other_systems_lead_to_keys_that_there_are_and_are_none_themsel
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        (["gconfig.repetition_penalty=1e-5"], "gconfig.repetition_penalty"),
+        (["gconfig.top_k=4294967296"], "gconfig.top_k"),
         (["gconfig.temperature=0"], "greedy samples of one prompt are all the same"),
         (["gconfig.min_new_tokens=9", "gconfig.max_new_tokens=8"], "must not exceed gconfig.max_new_tokens (8)"),
         (['gconfig.stop=["a", ""]'], "at least one character"),
