@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from areal_bus.foreign_text import valid
 
@@ -179,6 +180,8 @@ def plain_other(value: Any, depth: int) -> Any:
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
+    if isinstance(value, UUID):
+        return str(value)
     if isinstance(value, bytes | bytearray):
         try:
             return bytes(value).decode()

@@ -156,18 +156,21 @@ def rows_of_table(table: Any) -> Iterator[dict[str, Any]]:
 def column_values(column: Any) -> list[Any]:
     """The values of a column: of float32 with the digits that it has, and as Arrow's scalars where Python has none."""
     kind = str(column.type)
-    if kind in ("float", "halffloat"):
-        return list(column.to_numpy(zero_copy_only=False) if not column.null_count else map(short_float, column))
+    if kind in ("float", "halffloat") and not column.null_count:
+        return list(column.to_numpy(zero_copy_only=False))
     if "float" not in kind:
         try:
             return list(column.to_pylist())
-        except (ValueError, OverflowError, NotImplementedError):  # for example dates beyond the year 9999
-            return [value if value.is_valid else None for value in column]
-    return [short_floats(value.as_py(), column.type) for value in column]
+        except (ValueError, OverflowError, NotImplementedError):  # for example one date beyond the year 9999
+            pass
+    return list(map(python_value, column))
 
 
-def short_float(value: Any) -> Any:
-    return short_floats(value.as_py(), value.type)
+def python_value(scalar: Any) -> Any:
+    try:
+        return short_floats(scalar.as_py(), scalar.type)
+    except (ValueError, OverflowError, NotImplementedError):
+        return scalar
 
 
 def short_floats(value: Any, kind: Any) -> Any:
@@ -180,8 +183,11 @@ def short_floats(value: Any, kind: Any) -> Any:
         return (float32 if str(kind) == "float" else float16)(value)
     if hasattr(kind, "item_type"):  # a map is a list of pairs
         return [[short_floats(name, kind.key_type), short_floats(item, kind.item_type)] for name, item in value]
-    if hasattr(kind, "value_type") and isinstance(value, list):
-        return [short_floats(item, kind.value_type) for item in value]
+    if hasattr(kind, "value_type"):  # of a list; of a dictionary or run ends, whose value is one of them
+        of_item = kind.value_type
+        return (
+            [short_floats(item, of_item) for item in value] if isinstance(value, list) else short_floats(value, of_item)
+        )
     if isinstance(value, dict):
         return {name: short_floats(item, kind.field(name).type) for name, item in value.items()}
     return value

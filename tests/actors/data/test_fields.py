@@ -46,7 +46,26 @@ COLUMNS = {
     "missing": (pa.array([None, 1.0]), [None, 1.0]),
     "far": (pa.array([math.inf, 1.0]), [math.inf, 1.0]),
     "kind": (pa.array(["a", "b"]).dictionary_encode(), ["a", "b"]),
+    "shared": (pa.DictionaryArray.from_arrays(pa.array([1, 0]), pa.array([0.1, 0.7], pa.float32())), [0.7, 0.1]),
 }
+
+
+def test_a_value_beyond_python_leaves_the_others_of_its_column(tmp_path: Path) -> None:
+    ends = pa.RunEndEncodedArray.from_arrays(pa.array([1, 2], pa.int32()), pa.array([0.1, 0.7], pa.float32()))
+    names = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"a" * 16, b"b" * 16], pa.binary(16)))
+    far = pa.array([10**15, 0], pa.date64())
+    both = pa.array(
+        [{"x": 0.1, "day": 10**15}, {"x": 0.1, "day": 0}], pa.struct({"x": pa.float32(), "day": pa.date64()})
+    )
+    columns = {"question": ["1", "2"], "answer": ["1", "2"], "ends": ends, "name": names, "far": far, "both": both}
+    table = pa.table(columns)
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    first, second = load_rows(config_of(data={"path": "rows.arrow"}), tmp_path)
+    assert (first["ends"], first["name"]) == (0.1, "61616161-6161-6161-6161-616161616161")
+    assert "far" not in first
+    assert "both" not in first
+    assert (second["far"], second["both"]) == ("1970-01-01", {"x": 0.1, "day": "1970-01-01"})
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".feather", "saved"])
