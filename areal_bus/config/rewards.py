@@ -116,7 +116,7 @@ class RewardConfig(Section):
     """A second opinion on some of the samples: disagreements are shown with their texts (docs/rewards.md)."""
     terms: tuple[RewardTerm, ...] = ()
     """For "weighted": rewards, each a table [[reward.terms]] with function, and optionally weight and name. Their
-    weighted sum is the reward, and each is reported by name (docs/weighted-rewards.md)."""
+    weighted sum is the reward, and each is reported by name (docs/rewards.md)."""
     format: FormatRewardConfig = FormatRewardConfig()
     """What "format" asks for: 1 for a completion of that form, else 0."""
     judge: JudgeRewardConfig = JudgeRewardConfig()

@@ -63,7 +63,7 @@ OTHERS: Mapping[str, str] = {  # series from other lines
     "ring/dropped_tokens": "tokens that these refunds dropped",
 }
 PATTERNS: Mapping[str, str] = {  # series whose names depend on the run
-    "rollout/reward/NAME": "mean of one of several rewards (docs/weighted-rewards.md)",
+    "rollout/reward/NAME": "mean of one of several rewards (docs/rewards.md)",
     "train/FIGURE": "any other figure of the step, under its own name",
     "ring/refunds/REASON": "prompts refunded for this reason since the update before",
     "time/ROLE/LABEL": "share of the time of a role's actors with this label, since the update before",
