@@ -145,7 +145,7 @@ def test_row_12_heads_that_are_killed_at_random_cost_no_update(tmp_path: Path, e
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", [1, 2])
 def test_row_12_two_learner_ranks_survive_their_heads_together(tmp_path: Path, seed: int) -> None:
-    dice, n_steps = random.Random(seed), 24
+    dice, n_steps = random.Random(seed), 60
     ring = Ring(
         tmp_path,
         f"run.total_train_steps={n_steps}",
