@@ -1,5 +1,6 @@
-"""Runs the examples of the README and of the pages for code of one's own, as they are shown."""
+"""Runs the examples of the README, of the tutorials and of the pages for code of one's own, as they are shown."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -122,3 +123,58 @@ def test_the_tree_names_every_top_folder() -> None:
     assert folders <= set(
         re.findall(r"^(\w+)/ ", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.M)
     )
+
+
+def tutorial(name: str, folder: Path) -> None:
+    """Writes the files that a tutorial shows."""
+    for file, text in blocks((ROOT / "docs" / f"tutorial-{name}.md").read_text(encoding="utf-8")).items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(text)
+
+
+def areal_bus(folder: Path, *words: str) -> str:
+    """The output of a command in this folder, which must succeed."""
+    line = [str(Path(sys.executable).parent / "areal-bus"), *words]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+SHORTLY = (
+    "-np",
+    "3",
+    "--set",
+    "run.total_train_steps=1",
+    "--set",
+    "learner.warmup.steps=5",
+    "--set",
+    "evaluate.limit=4",
+)
+
+
+@pytest.mark.slow
+def test_the_tutorial_of_a_reward_trains_by_it_and_reports_its_parts(tmp_path: Path) -> None:
+    areal_bus(tmp_path, "init", "mine")
+    tutorial("reward", tmp_path)
+    printed = areal_bus(tmp_path, "run", "mine/config.toml", *SHORTLY)
+    assert len(re.findall(r"^evaluation (?:before|after) .*letters", printed, re.M)) == 2
+
+
+@pytest.mark.slow
+def test_the_tutorial_of_an_agent_trains_through_its_tool_calls(tmp_path: Path) -> None:
+    tutorial("agent", tmp_path)
+    subprocess.run([sys.executable, "mine/bank.py"], cwd=tmp_path, check=True)
+    printed = areal_bus(tmp_path, "run", "mine/agent.toml", *SHORTLY)
+    assert len(re.findall(r"^evaluation (?:before|after) .*calls", printed, re.M)) == 2
+
+
+@pytest.mark.slow
+def test_the_tutorial_of_an_algorithm_compares_it_with_ppo(tmp_path: Path) -> None:
+    tutorial("algorithm", tmp_path)
+    base = tmp_path / "mine" / "base.toml"
+    base.write_text(base.read_text().replace("steps = 60", "steps = 2") + "learner.warmup.steps = 5\n")
+    areal_bus(tmp_path, "sweep", "mine/sweep.toml", "--cores", "1", "--seeds", "1", "--keep")
+    with (tmp_path / "runs/sweeps/sweep/runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["algorithm"] for row in rows} == {"ppo", "doubtful"}
+    assert all(row["error"] == "" for row in rows)

@@ -27,17 +27,15 @@ def page(results: Mapping[str, Any] | None = None) -> str:
 
 def bounds() -> str:
     """What a card could do at best, by the formulas of shapes.py."""
-    lines = [
-        "| card | shape | training tokens/s at 35 % MFU | live samples | decode bound, tokens/s |",
-        "|---|---|---|---|---|",
-    ]
+    lives = (1, 64, 256)
+    heads = ["card", "shape", "training tokens/s at 35 % MFU", *(f"decode bound at {n} live samples" for n in lives)]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in ("H100", "H200"):
         card = card_of(name, (0.0, 0.0))
         for shape in ("0.5b", "1.5b"):
             training = 0.35 * card.flops / training_flops(SHAPES[shape], LENGTH)
-            for n_live in (1, 64, 256):
-                decoding = decode_bound(SHAPES[shape], card, n_live, CONTEXT, BYTES)
-                lines.append(f"| {name} | {shape} | {training:,.0f} | {n_live} | {decoding:,.0f} |")
+            decoding = (decode_bound(SHAPES[shape], card, n, CONTEXT, BYTES) for n in lives)
+            lines.append(f"| {name} | {shape} | {' | '.join(f'{rate:,.0f}' for rate in (training, *decoding))} |")
     return "\n".join(lines)
 
 

@@ -51,12 +51,13 @@ def note(kind: str, name: str) -> str:
 
 
 def combinations() -> str:
-    """Loss by correction: whether the checks of the start accept it."""
-    rows = [f"| loss | {' | '.join(f'`{name}`' for name in CORRECTIONS)} |", "|---" * (1 + len(CORRECTIONS)) + "|"]
+    """The pairs of loss and correction that the checks of the start refuse."""
+    lines = []
     for loss in LOSSES:
-        marks = ["yes" if is_accepted(loss, correction) else "no" for correction in CORRECTIONS]
-        rows.append(f"| `{loss}` | {' | '.join(marks)} |")
-    return "\n".join(rows)
+        accepted = [f"`{name}`" for name in CORRECTIONS if is_accepted(loss, name)]
+        if len(accepted) < len(CORRECTIONS):
+            lines.append(f"`{loss}` goes with the correction {', '.join(accepted)} only.")
+    return " ".join([*lines, "Every other pair is accepted."])
 
 
 def is_accepted(loss: str, correction: str) -> bool:

@@ -1,26 +1,23 @@
-"""The tables of docs/from-verl.md, from-trl.md and from-areal.md: their keys, ours, and what has no counterpart.
+"""The tables of docs/from-verl.md, from-trl.md and from-areal.md: the keys that are mapped, and ours.
 
-Keys with the same counterpart and note share a row.
+Keys with the same counterpart and note share a row, and keys of the same name. `areal-bus convert` prints the keys of a
+file that have no counterpart, each with its reason.
 """
 
 from areal_convert.mapping import System
 
 
 def table_of(system: System) -> str:
-    """Theirs, ours, note; then keys without a counterpart."""
+    """Theirs; ours with a note."""
+    same = [key.theirs for key in system.keys if key.theirs == key.ours and not note(key.note, key.default)]
     mapped: dict[tuple[str, str], list[str]] = {}
     for key in system.keys:
-        if key.ours:
+        if key.ours and key.theirs not in same:
             mapped.setdefault((key.ours, note(key.note, key.default)), []).append(key.theirs)
-    lost: dict[str, list[str]] = {}
-    for pattern, why in [(key.theirs, key.note) for key in system.keys if not key.ours] + [
-        (rule.pattern, rule.why) for rule in system.absent if rule.why
-    ]:
-        lost.setdefault(why, []).append(pattern)
-    rows = [f"| {system.title} | here | note |", "|---|---|---|"]
-    rows += [f"| {names(theirs)} | {names(ours.split(', '))} | {text} |" for (ours, text), theirs in mapped.items()]
-    rows += ["", "Without a counterpart:", "", f"| {system.title} | instead |", "|---|---|"]
-    rows += [f"| {names(patterns)} | {why} |" for why, patterns in lost.items()]
+    rows = [f"| {system.title} | here |", "|---|---|"]
+    rows += [f"| {names(same)} | the same names |"] if same else []
+    for (ours, text), theirs in mapped.items():
+        rows.append(f"| {names(theirs)} | {'; '.join(filter(None, [names(ours.split(', ')), text]))} |")
     return "\n".join(rows)
 
 
