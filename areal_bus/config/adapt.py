@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 
 class AdaptSettings(Section):
     schedule: tuple[tuple[int, int], ...] = ()
-    """Splits from given steps on, each [step, learners], for example [[100, 2], [400, 1]]: between two updates, ranks
-    of generators become learner ranks, or back. topology.learners counts before the first step."""
+    """Learner ranks from given steps on, [[100, 2], [400, 1]]; topology.learners before the first (docs/adapt.md)."""
     every_steps: int = Field(0, ge=0)
-    """The head chooses the split from what it measures, from one learner rank to as many as leave one generator: at
-    most one change in this many updates. 0: off."""
+    """The head chooses the split, at most one change in this many updates; 0: off (docs/adapt.md)."""
 
 
 Rule = tuple[bool, str]  # (whether it is violated, error text)

@@ -13,9 +13,9 @@ from areal_bus.config.section import Section
 
 class CurriculumConfig(Section):
     low: float = Field(0.0, ge=0, le=1)
-    """A row whose last group has a pass rate of at most this comes in one of four passes."""
+    """Rows whose last pass rate is at most this come in one of four passes."""
     high: float = Field(1.0, ge=0, le=1)
-    """A row whose last group has a pass rate of at least this comes in one of four passes."""
+    """Rows whose last pass rate is at least this come in one of four passes."""
 
 
 class SourceConfig(Section):
@@ -77,59 +77,56 @@ OF_A_SOURCE = {
 
 class DataConfig(Section):
     task: str = ""
-    """A named task ("gsm8k", "humaneval", ...: docs/tasks.md), which fills in the keys that are not set; or a generated
-    one instead of a file: "sums" (a + b), "reverse" (reverse the letters) or "reasoning-gym:NAME"."""
+    """A named task ("gsm8k", ...: docs/tasks.md), which fills in unset keys; or a generated one: "sums", "reverse",
+    "reasoning-gym:NAME"."""
     task_options: dict[str, bool | int | float | str] = Field({})
-    """Options of a task of reasoning-gym, for example { max_terms = 2 }."""
+    """Options of a reasoning-gym task: { max_terms = 2 }."""
     size: int = Field(2000, ge=1)
-    """Tasks of reasoning-gym: problems generated for training. Those that are held out are removed from them."""
+    """Problems of a reasoning-gym task, without those held out."""
     path: str = ""
-    """File (.jsonl, .json, .csv, .parquet) or folder of datasets.save_to_disk, relative to the folder of the config or
-    the working directory; or Hugging Face data set id."""
+    """File (.jsonl, .json, .csv, .parquet), folder of datasets.save_to_disk, or Hugging Face id."""
     function: str = ""
-    """A loader of your own instead of a file: "module:factory" beside the config. The factory gets the config and
-    returns a StatefulDataLoader of torchdata (extra "data") that yields rows (docs/data.md)."""
+    """A loader of your own, "module:factory" beside the config, that returns a StatefulDataLoader (docs/data.md)."""
     source: tuple[SourceConfig, ...] = ()
-    """Several sources instead of one, each a table [[data.source]] with a weight, and a path, task or function
-    (docs/data.md). Keys that a source does not set are those of [data]."""
+    """Several sources, tables [[data.source]] with weight, and path, task or function; unset keys are those of [data]
+    (docs/data.md)."""
     curriculum: CurriculumConfig | None = None
     """Visit rows less often that the policy always or never solves: add [data.curriculum]."""
     split: str = "train"
     """Split of a Hugging Face data set."""
     question_key: str = "question"
-    """Field with the question: text or chat messages. Nested fields: "extra_info.question"."""
+    """Field with the question, text or chat messages; nested: "extra_info.question"."""
     answer_key: str = "answer"
-    """Field with the answer. Nested fields: "reward_model.ground_truth"."""
+    """Field with the answer; nested: "reward_model.ground_truth"."""
     prompt: str = "{question}"
-    """Template of the prompt. {question} and other fields of the row are filled in."""
+    """Template of the prompt, with fields of the row."""
     chat_template: bool = True
-    """Format the prompt as a user message with the tokenizer's chat template."""
+    """Format the prompt with the tokenizer's chat template."""
     chat_template_kwargs: dict[str, bool | int | float | str] = Field({})
-    """Arguments of the chat template, for example { enable_thinking = false } of Qwen3."""
+    """Arguments of the chat template: { enable_thinking = false }."""
     system: str | None = None
-    """System message; empty string: none; unset: the default of the chat template."""
+    """System message; unset: the template's default."""
     batch_size: int = Field(8, ge=1)
     """B: prompts (groups) per batch."""
     total_train_epochs: int | None = Field(None, ge=1)
-    """Passes through the data after which the run ends, unless total_train_steps ends it first. Unset: no limit."""
+    """Passes through the data after which the run ends."""
     max_refill: int = Field(0, ge=0)
-    """Dynamic sampling (DAPO): groups without signal (equal rewards) that new prompts replace, at most, for a batch.
-    0: such groups stay in the batch and are skipped."""
+    """Dynamic sampling (DAPO): groups with equal rewards that new prompts replace, at most, per batch; 0: they are
+    skipped."""
     drop_last: bool = False
-    """At the end of the last pass: refund a remainder below B instead of training a short batch."""
+    """Refund the last remainder below B instead of training a short batch."""
     shuffle: bool = True
     """Shuffle each pass with a new seeded order."""
     limit: int | None = Field(None, ge=1)
     """Use only the first rows."""
     max_prompt_tokens: int = Field(512, ge=1)
-    """Longer rows are refused at the start; longer prompts of a custom workflow are refunded. None is truncated."""
+    """Longer rows are refused at the start, longer prompts of a workflow refunded; none is truncated."""
     long_prompts: Literal["refuse", "drop"] = "refuse"
-    """drop: rows over max_prompt_tokens do not end the start. They are counted and named there, keep their place in the
-    order, and their prompts are refunded untrained."""
+    """"drop": rows over max_prompt_tokens are named at the start and refunded untrained."""
     largest: int = Field(9, ge=1)
-    """Task "sums": largest summand (from 0). Task "reverse": maximum number of letters (from 3)."""
+    """"sums": largest summand; "reverse": most letters."""
     held_out: int = Field(20, ge=0)
-    """Generated tasks: problems held out for evaluation. Both orders of a sum are held out together."""
+    """Generated tasks: problems held out for evaluation."""
 
     @property
     def is_generated(self) -> bool:

@@ -31,50 +31,49 @@ with one line "Score: N", where N is a number from 0 (wrong) to {max_score} (rig
 
 class CodeRewardConfig(Section):
     test_timeout_s: float = Field(6.0, gt=0)
-    """Time limit of one test: a run of the program, or a call of its function."""
+    """Time limit of one test."""
     memory_mib: int = Field(1024, ge=64)
-    """Address space of one process of the program, in MiB."""
+    """Address space of one process, MiB."""
 
 
 class FormatRewardConfig(Section):
     template: Literal["think_answer", "think", "boxed", "code"] = "think_answer"
-    """"think_answer": <think>...</think> <answer>...</answer> and nothing else; "think": thoughts, one </think>, an
-    answer; "boxed": a complete \\boxed{...}; "code": one ``` block."""
+    """"think_answer": <think>...</think> <answer>...</answer>; "think": thoughts, </think>, answer; "boxed":
+    \\boxed{...}; "code": one ``` block."""
     pattern: str = ""
-    """Regular expression for the whole completion (without space at its ends; . matches newlines), instead."""
+    """Regular expression for the whole stripped completion, instead of template (. matches newlines)."""
 
 
 class JudgeRewardConfig(Section):
     url: str = ""
-    """Base of an OpenAI-compatible API: "https://HOST/v1". Calls go to URL/chat/completions."""
+    """Base of an OpenAI-compatible API, "https://HOST/v1"."""
     model: str = ""
     """Name of the model there."""
     api_key_env: str = ""
-    """Environment variable with the API key, on each host with rewards; empty: no key."""
+    """Environment variable with the API key, on hosts with rewards; empty: no key."""
     prompt: str = JUDGE_PROMPT
-    """Template of the request: {prompt} (text of the prompt), {completion}, {max_score}, and fields of the row; {{ and
-    }} for braces. The reply must end with "Score: N"."""
+    """Request, with {prompt}, {completion}, {max_score} and fields of the row. The reply must end with "Score: N"."""
     max_score: float = Field(1.0, gt=0)
-    """The reward is N / max_score. N outside of 0 .. max_score is an error."""
+    """The reward is N / max_score; other N are errors."""
     correct_from: float | None = Field(None, ge=0, le=1)
-    """A reward of this and above counts as correct; unset: the judge does not decide."""
+    """Reward from which an answer is correct; unset: not decided."""
     temperature: float = Field(0.0, ge=0)
-    """Of the judge."""
+    """Sampling temperature of the judge."""
     max_tokens: int = Field(512, ge=1)
     """Longest reply of the judge."""
     max_concurrent: int = Field(8, ge=1)
-    """Calls in flight at once, at most, from one host. Each worker has one: see reward.workers."""
+    """Calls in flight from one host; each of reward.workers has one."""
     max_calls: int | None = Field(None, ge=1)
-    """Budget of each host: answered calls in the run; later scores are errors."""
+    """Answered calls of a host in the run; later scores are errors."""
 
 
 class RewardModelConfig(Section):
     path: str = ""
-    """Folder, or id at Hugging Face, of a sequence classifier with one label, with its tokenizer."""
+    """Folder or Hugging Face id of a sequence classifier with one label."""
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
-    """Where each worker loads it: "cpu", or a GPU that no other actor has, "cuda:3"."""
+    """"cpu", or a GPU that no other actor has, "cuda:3"."""
     max_tokens: int = Field(4096, ge=1)
-    """Longest text in tokens; a longer one loses its beginning. The model's own limit holds, too."""
+    """Longest text; a longer one loses its beginning."""
 
 
 class RewardTerm(Section):
@@ -92,31 +91,30 @@ class RewardTerm(Section):
 
 class CheckRewardConfig(Section):
     function: str = ""
-    """A second grader, named as in reward.function ("math_verify" beside "math"); empty: none."""
+    """A second grader, as reward.function ("math_verify" beside "math")."""
     share: float = Field(0.05, gt=0, le=1)
-    """Share of the training samples that it scores, too. Their reward stays that of reward.function."""
+    """Share of the training samples that it scores, too; rewards do not change."""
 
 
 class RewardConfig(Section):
     function: str = "exact"
-    """"exact", "sums", "reverse", "math", "math_verify" (that library), "code" (all tests pass),
-    "code_share" (share of the tests), "format", "reasoning_gym" (the task's own scorer), "judge" (a model grades),
-    "url" (a server of yours: reward.url), "model" (a reward model), "weighted" (the sum of reward.terms),
-    "agent" (it returns its reward), or "module:function" beside the config."""
+    """"exact", "sums", "reverse", "math", "math_verify", "code" (all tests pass), "code_share" (share of them),
+    "format", "reasoning_gym", "judge", "url" (your server), "model" (a reward model), "weighted" (sum of reward.terms),
+    "agent" (it returns its reward), or "module:function" beside the config (docs/rewards.md)."""
     signature: Literal["auto", "named", "trl", "trl_text", "trl_chat", "areal"] = "auto"
-    """How a user's function is called: "named" (our names and verl's), "trl" (lists; messages where the row has them,
-    or "trl_text", "trl_chat"), "areal" (with token ids); "auto": by the names of its parameters (docs/rewards.md)."""
+    """How your function is called: by our and verl's names, as TRL's or AReaL's; "auto": by its parameters' names
+    (docs/rewards.md)."""
     url: str = ""
-    """Server of reward.function = "url" (or of reward.group = "url"), which gets samples by POST and answers with their
-    rewards; with "code" and "code_share" a sandbox server (docs/judge.md). [reward.judge] has key and limits."""
+    """Server of the reward "url", or sandbox server of "code" and "code_share"; [reward.judge] has key and limits
+    (docs/judge.md)."""
     group: str = Field("", pattern=r"^$|^url$|^model$|^[^:]+:[^:]+$")
-    """A function of all samples of a prompt, "module:function" beside the config (or "url", "model"): it gets
-    their texts and their rewards by reward.function, and returns the reward of each (docs/rewards.md). Empty: none."""
+    """"module:function", "url" or "model" that gets all samples of a prompt with their rewards and returns the reward
+    of each (docs/rewards.md)."""
     check: CheckRewardConfig = CheckRewardConfig()
     """A second opinion on some of the samples: disagreements are shown with their texts (docs/rewards.md)."""
     terms: tuple[RewardTerm, ...] = ()
-    """For "weighted": rewards, each a table [[reward.terms]] with function, and optionally weight and name. Their
-    weighted sum is the reward, and each is reported by name (docs/rewards.md)."""
+    """For "weighted": tables [[reward.terms]] with function, weight, name; each is reported
+    (docs/rewards.md)."""
     format: FormatRewardConfig = FormatRewardConfig()
     """What "format" asks for: 1 for a completion of that form, else 0."""
     judge: JudgeRewardConfig = JudgeRewardConfig()
@@ -126,20 +124,19 @@ class RewardConfig(Section):
     code: CodeRewardConfig = CodeRewardConfig()
     """Limits of the functions "code" and "code_share" (docs/code-rewards.md)."""
     sandbox: Literal["auto", "required"] = "auto"
-    """Where bubblewrap does not run, "code" uses a weaker sandbox and says so ("auto"), or the start is refused."""
+    """Without bubblewrap "code" uses a weaker sandbox ("auto"), or the start is refused ("required")."""
     fresh_process: bool = False
-    """Run each score in a fork of the worker that ends with it: for a function that runs text of the model, which
-    could change the process for all later scores."""
+    """Run each score in a fork of the worker: for a function that runs text of the model."""
     timeout_s: float = Field(10.0, gt=0)
-    """Time limit of one score; a later score counts as a timeout (never as a reward of 0)."""
+    """Time limit of one score; a later one is a timeout, never a 0."""
     workers: int = Field(1, ge=1)
     """Worker processes per reward actor."""
     on_timeout: Literal["refund"] | float = "refund"
-    """Training, after a timeout: "refund" (no reward, see partial_groups), or a number: the reward of the sample."""
+    """After a timeout in training: "refund", or a number, the reward of the sample."""
     on_error: Literal["refund"] | float = "refund"
-    """The same for a function that raises or returns no finite number. An evaluation counts both as failed."""
+    """After an error in training: "refund", or a number, the reward of the sample."""
     partial_groups: bool = False
-    """With "refund": false refunds the whole prompt; true trains the other samples if at least two have a reward."""
+    """With "refund": train the other samples if at least two have a reward, instead of refunding the prompt."""
 
 
 WEIGHTED, JUDGE = "weighted", "judge"

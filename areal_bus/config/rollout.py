@@ -15,50 +15,50 @@ if TYPE_CHECKING:
 
 class RolloutConfig(Section):
     engine: str = "builtin"
-    """Inference engine: "builtin" runs in the generator process, on CPU or one GPU; "sglang" and "vllm" are servers;
-    "simulated" generates artificial tokens without a model; or your own, "module:function". See docs/engines.md."""
+    """Inference engine: "builtin" (CPU or one GPU), "sglang", "vllm" (servers), "simulated" (no model),
+    "module:function" (docs/engines.md)."""
     max_head_offpolicyness: int = Field(1, ge=0, le=1024)
-    """eta: maximum staleness of a trained token, in versions. 0 is synchronous training."""
+    """eta: maximum staleness of a trained token, in versions; 0: synchronous."""
     staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"
-    """Tokens beyond eta: "mask" excludes them from the loss, "hold" waits, "drop" samples again, "paper" trains all."""
+    """Tokens beyond eta: "mask" them, "hold" waits, "drop" samples again, "paper" trains all (docs/staleness.md)."""
     max_concurrent_rollouts: int = Field(32, ge=1)
-    """Samples that one generator decodes concurrently (its slots)."""
+    """Slots: samples that one generator decodes at once."""
     on_update: Literal["recompute", "keep", "drain"] = "recompute"
-    """In-flight samples on a weight update: "recompute" their KV cache, "keep" it, or "drain" (finish them first)."""
+    """In-flight samples on a weight update: "recompute" or "keep" their KV cache, or "drain" (finish first)."""
     report_tokens: int = Field(64, ge=0)
-    """On a weight update, report samples with at least this many new tokens, for others to continue. 0: off."""
+    """New tokens from which a sample is reported on a weight update, for others to continue; 0: off."""
 
 
 class SimulatedConfig(Section):
     """Length and speed laws of the simulated engine; `areal_lab.simulate` uses them for every engine."""
 
     median_tokens: float = Field(64.0, ge=1)
-    """Median completion length; gconfig.max_new_tokens truncates it."""
+    """Median completion length."""
     sigma: float = Field(0.5, ge=0, le=4)
-    """Standard deviation of the log length; 0: every completion has the median length."""
+    """Standard deviation of the log length."""
     decode_tokens_per_s: float = Field(2000.0, gt=0)
-    """Maximum decode throughput of one generator, over all its live samples."""
+    """Maximum decode throughput of one generator."""
     half_slots: float = Field(8.0, ge=0)
-    """Number of live samples that reach half of that throughput; 0: one sample reaches all of it."""
+    """Live samples that reach half of decode_tokens_per_s."""
     prefill_tokens_per_s: float = Field(20000.0, gt=0)
-    """Prefill throughput of prompts and, after an update ("recompute"), of live samples; decoding pauses meanwhile."""
+    """Prefill throughput of prompts and, after an update, of live samples."""
     update_s: float = Field(0.05, ge=0)
     """Pause of a generator on each weight update."""
 
 
 class EngineConfig(Section):
     urls: tuple[str, ...] = ()
-    """Running servers to use, "http://HOST:PORT", one per generator in order; empty: each generator starts its own."""
+    """Running servers, "http://HOST:PORT", one per generator; empty: each generator starts its own."""
     python: str = ""
-    """Python interpreter of the server's environment, because its dependencies conflict with ours; empty: this one."""
+    """Python of the server's environment; empty: this one."""
     arguments: tuple[str, ...] = ()
-    """Extra command-line arguments of the server, appended to ours."""
+    """Extra command-line arguments of the server."""
     start_timeout_s: float = Field(240.0, gt=0)
-    """Time limit for a server to become ready, started here or attached; launch.timeout_s must be longer."""
+    """Time limit for a server to become ready; below launch.timeout_s."""
     call_timeout_s: float = Field(60.0, gt=0)
-    """Time limit of one server call; weight updates use weights.timeout_s."""
+    """Time limit of one server call but weight updates."""
     silent_s: float = Field(120.0, gt=0)
-    """A server with running samples that sends nothing for this long counts as dead."""
+    """Silence after which a server with running samples is dead."""
     simulated: SimulatedConfig = SimulatedConfig()
     """Lengths and speeds of the simulated engine."""
 
@@ -75,27 +75,27 @@ class GenerationConfig(Section):
     max_new_tokens: int = Field(256, ge=1)
     """Maximum sampled tokens per completion."""
     temperature: float = Field(1.0, ge=0)
-    """Sampling temperature; the learner's log-probs use the same. 0: greedy, with log-probs at temperature 1."""
+    """Sampling temperature, of the learner's log-probs too; 0: greedy, with log-probs at 1."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling threshold; log-probs are those of the full distribution, whatever the keys below say."""
+    """Nucleus sampling; log-probs are those of the full distribution."""
     top_k: int = Field(0, ge=0, le=MOST_TOP_K)
-    """Sample from this many likeliest tokens; 0: from all."""
+    """Sample from this many likeliest tokens; 0: all."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Sample from tokens of at least this share of the likeliest token's probability."""
+    """Sample from tokens of at least this share of the largest probability."""
     min_new_tokens: int = Field(0, ge=0)
-    """No stop token and no stop string before this many sampled tokens."""
+    """No stop before this many sampled tokens."""
     repetition_penalty: float = Field(1.0, ge=1 / MOST_RATE, le=MOST_RATE)
-    """Divides positive and multiplies negative logits of tokens in prompt and completion; 1: off."""
+    """Divides positive, multiplies negative logits of earlier tokens; 1: off."""
     presence_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
     """Subtracted from the logits of tokens in the completion; 0: off."""
     frequency_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
-    """Subtracted from the logits of tokens in the completion, once for each occurrence; 0: off."""
+    """Subtracted from the logits for each occurrence in the completion; 0: off."""
     logit_bias: dict[int, float] = Field({})
-    """Added to the logits of token ids before sampling: { 50256 = -100 } (never sampled, as good as)."""
+    """Added to logits of token ids: { 50256 = -100 }."""
     stop: tuple[str, ...] = ()
-    """Texts that end a completion. The token that completes one is the last, and the text stays in the completion."""
+    """Texts that end a completion; they stay in it."""
     stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end a completion, beside the model's own."""
+    """Token ids that end a completion, besides the model's own."""
     ignore_eos: bool = False
     """The model's own stop tokens end nothing."""
 

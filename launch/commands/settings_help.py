@@ -17,15 +17,13 @@ HEADER = """# Settings
 Generated from `areal_bus/config/` by `python -m tests.generated_docs`; do not edit.
 
 Precedence, highest first: `--set actor.lr=1e-5`, the environment (`AREAL_BUS_ACTOR__LR=1e-5`), the TOML file (of
-several on the command line the last), the files it names with `extends`, and what `actor.algorithm`, `data.task` and
-`workflow.function` stand for. The resolved settings are saved with the run as `config.json`.
+several the last), the files that it `extends`, and what `actor.algorithm`, `data.task` and `workflow.function` stand
+for. The resolved settings are saved as `config.json` of the run.
 
-`extends = "base.toml"` or `extends = ["gpus-8.toml", "algorithms/dapo.toml"]`: of several, the last wins; they may
-extend others. A name is a path from the file's folder, else an installed config. A file that is reached twice counts
-once, where it is reached first.
+`extends = "base.toml"` or `extends = ["gpus-8.toml", "algorithms/dapo.toml"]`: the last wins. A name is a path from the
+file's folder, else an installed config. A file that is reached twice counts once, where it is reached first.
 
-`--explain KEY` prints one entry of this page. With files, `--explain actor.lr my.toml`, it also prints the value and
-where it comes from.
+`--explain KEY` prints one entry; with files, `--explain actor.lr my.toml`, also the value and where it comes from.
 """
 
 
@@ -84,11 +82,37 @@ def page() -> str:
     return "\n".join(parts)
 
 
+SHORT = {
+    "a whole number": "int",
+    "a number": "float",
+    "true or false": "bool",
+    "a path (string)": "path",
+    "a string": "str",
+    "one of ": "",
+    "a list, each item a table with": "tables of",
+    "a list, each item ": "list of ",
+    "a table, each value ": "table of ",
+    ", of length at least ": " ≥",
+    ", at least ": " ≥",
+    ", above ": " >",
+    " and at most ": ",≤",
+    " and below ": ",<",
+    "9223372036854775808": "2^63",
+}
+
+
+def short_type(field: Any) -> str:
+    """Type and limits in signs, as the table has them."""
+    limits = bounds(field)
+    text = f"{kind(field.annotation)}{', ' + limits if limits else ''}"
+    for words, sign in SHORT.items():
+        text = text.replace(words, sign)
+    return text
+
+
 def table(name: str, section: type[BaseModel]) -> str:
     lines = [f"## [{name}]", "", "| key | type | default | what |", "|---|---|---|---|"]
     for key, field in fields(section).items():
-        limits = bounds(field)
-        types = f"{kind(field.annotation)}{', ' + limits if limits else ''}"
-        cells = (f"`{key}`", types, f"`{default(field)}`", " ".join((field.description or "").split()))
+        cells = (f"`{key}`", short_type(field), f"`{default(field)}`", " ".join((field.description or "").split()))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
