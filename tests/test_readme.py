@@ -24,6 +24,7 @@ PAGES = [
     LOOP,
     *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("environments", "algorithms")),
 ]
+FILE = r"^```\w+ (?:title=\")?(mine/[^\s\"]+)\"?\n(.*?)^```"  # a block with the name of its file, in README or in docs/
 OWN_PARTS = {"advantage": "centred", "loss": "soft_ppo", "correction": "by_age", "aggregation": "per_trajectory"}
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz ?.!ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + '.' }}{% endfor %}{{ 'assistant ' }}"
@@ -31,7 +32,7 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + '.' }}{% 
 
 def blocks(*pages: str) -> dict[str, str]:
     """The files shown on these pages, by name."""
-    return dict(found for page in pages for found in re.findall(r"^```\w+ (mine/\S+)\n(.*?)^```", page, re.M | re.S))
+    return dict(found for page in pages for found in re.findall(FILE, page, re.M | re.S))
 
 
 def make_model(folder: Path) -> None:

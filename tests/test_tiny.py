@@ -222,7 +222,9 @@ def test_a_ring_distils_a_teacher(tmp_path: Path) -> None:
 def test_the_six_lines_of_the_docs_for_dapo_train_a_tiny_model(tmp_path: Path) -> None:
     """On two CPU cores instead of eight GPUs, with a tiny model and one line of data."""
     block = re.search(
-        r"```toml mine/dapo.toml\n(.*?)```", (ROOT / "docs/algorithms.md").read_text(encoding="utf-8"), re.DOTALL
+        r"```toml title=\"mine/dapo.toml\"\n(.*?)```",
+        (ROOT / "docs/algorithms.md").read_text(encoding="utf-8"),
+        re.DOTALL,
     )
     assert block is not None
     assert len([line for line in block[1].splitlines() if line and not line.startswith("[")]) <= 6

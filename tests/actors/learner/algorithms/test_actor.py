@@ -306,7 +306,7 @@ def example_of(section: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> d
     """The settings that a section of docs/algorithms.md shows; its module is importable."""
     page = (Path("docs") / "algorithms.md").read_text().partition(f"## {section}")[2]
     keys = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
-    code = re.search(r"```python(?: mine/(\w+)\.py)?\n(.*?)```", page, re.DOTALL)
+    code = re.search(r"```python(?: title=\"mine/(\w+)\.py\")?\n(.*?)```", page, re.DOTALL)
     assert keys is not None
     assert code is not None
     module = code[1] or "mine"
