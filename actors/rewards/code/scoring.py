@@ -26,10 +26,12 @@ from actors.rewards.sandbox import Level, Outcome, SandboxLimits
 from areal_bus.errors import ConfigError
 
 OPENING = re.compile(r"(?P<before>[^`~\n]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)")
+LISTED = re.compile(r"[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]+")
 LANGUAGE = re.compile(r"[\s{.]*([A-Za-z+#_-]*)")
 LABEL = re.compile(r"[{.]*[A-Za-z][\w+#.-]*(?:[\s,{:=].*=.*|[}\s]*)")  # python, json, {.py}, py title="x"
+TAGS = "answer|code|pre|python|solution"
 WRAPPER = re.compile(
-    r"^[ \t]*(?:</?(?:answer|code|pre|python|solution)>|<pre><code[^<>\n]*>|</code></pre>|\[/?PYTHON\])[ \t]*$\n?",
+    rf"^[ \t]*(?:(?:<(?:{TAGS})(?:\s[^<>\n]*)?>|\[PYTHON\])[ \t]*)+\n?|(?:(?:</(?:{TAGS})>|\[/PYTHON\])[ \t]*)+$\n?",
     re.MULTILINE | re.IGNORECASE,
 )
 OPENING_LINE = re.compile(r"^[^`~\n]*(?:```|~~~)", re.MULTILINE)
@@ -81,17 +83,25 @@ def blocks(text: str) -> Iterator[FencedBlock | str]:
             if opening and is_opening(opening):
                 yield "\n".join([*outside, opening["before"]])
                 outside, block = [], []
-                fence, language, indent = opening["fence"], language_of(opening["info"]), opening["before"]
+                fence, language, indent = opening["fence"], language_of(opening["info"]), margin(opening["before"])
             else:
                 outside.append(line)
         elif opening and opening["fence"].startswith(fence) and not (opening["before"].strip() and opening["info"]):
             yield FencedBlock(language, "\n".join([*block, opening["before"].removeprefix(indent)]))
             block = None
             if not opening["before"].strip() and LABEL.fullmatch(opening["info"]):  # the closing fence is missing
-                block, fence, language, indent = [], opening["fence"], language_of(opening["info"]), opening["before"]
+                block, fence, language = [], opening["fence"], language_of(opening["info"])
+                indent = margin(opening["before"])
         else:
-            block.append(line.removeprefix(indent if not indent.strip() else ""))
+            block.append(line.removeprefix(indent if line.startswith(indent) else indent.rstrip()))
     yield "\n".join(outside) if block is None else FencedBlock(language, "\n".join(block))
+
+
+def margin(before: str) -> str:
+    """What begins each line of a block whose fence comes after `before`: spaces, or a quotation's mark."""
+    if LISTED.fullmatch(before):
+        return " " * len(before)
+    return "" if before.strip(" \t>") else before
 
 
 def within(block: FencedBlock | str) -> Iterator[FencedBlock | str]:
@@ -103,7 +113,7 @@ def within(block: FencedBlock | str) -> Iterator[FencedBlock | str]:
 
 
 def unwrapped(text: str) -> str:
-    """The text without the tags that stand alone in lines around a program: <answer>, <code>, [PYTHON]."""
+    """The text without the tags around a program: <answer>, <code>, [PYTHON]."""
     return text if OPENING_LINE.search(text) else WRAPPER.sub("", text)
 
 

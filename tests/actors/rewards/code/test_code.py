@@ -134,6 +134,9 @@ BLOCKS = {
     "tags of HTML": '<pre><code class="python">\n{}\n</code></pre>',
     "tags in brackets": "[PYTHON]\n{}\n[/PYTHON]",
     "tags around a fence": "<answer>\n```python\n{}\n```\n</answer>",
+    "tags in the lines of the program": "<pre><code class='language-python'>{}</code></pre>",
+    "a block in a list": "- ```python\n  {}\n  ```",
+    "a block in a quotation": "> ```python\n>\n> {}\n> ```",
     "lines of Windows": "```python\r\n{}\r\n```\r\n",
 }
 
