@@ -28,13 +28,38 @@ def text(given: Mapping[str, Any], name: str) -> str:
     return value
 
 
+def whole(given: Mapping[str, Any], name: str, low: int = 0, high: int = 1 << 53) -> int:
+    value = given.get(name)
+    if not is_whole(value, low, high):
+        raise Rejected(f"missing {name}: it must be a whole number from {low} to {high}, got {cut(value)}")
+    return int(value)  # type: ignore[arg-type]
+
+
+def table(given: Mapping[str, Any], name: str) -> Given | None:
+    value = given.get(name)
+    if not isinstance(value, dict | None):
+        raise Rejected(f"invalid {name}: it must be an object, not {cut(value)}")
+    return value
+
+
+def is_whole(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high  # JSON's true is an int of Python, too
+
+
+def cut(value: Any) -> str:
+    return repr(value)[:80]
+
+
+TOKEN = (1 << 31) - 1
+
+
 def tokens(prompt: Any) -> list[int]:
     """The tokens of a prompt. Raises Rejected for anything but chunks of tokens."""
     found: list[int] = []
     chunks = prompt.get("chunks") if isinstance(prompt, dict) else None
     for chunk in chunks if isinstance(chunks, list) else [None]:
         tokens = chunk.get("tokens") if isinstance(chunk, dict) else None
-        if not isinstance(tokens, list) or not all(isinstance(token, int) and token >= 0 for token in tokens):
+        if not isinstance(tokens, list) or not all(is_whole(token, 0, TOKEN) for token in tokens):
             raise Rejected("unsupported prompt: this server takes chunks of token ids, no images and no audio")
         found += tokens
     if not found:
@@ -42,6 +67,8 @@ def tokens(prompt: Any) -> list[int]:
     return found
 
 
+PARAMS = ("max_tokens", "seed", "stop", "temperature", "top_k", "top_p")
+RANGES = {"temperature": (1e-6, 1e6), "top_p": (1e-6, 1.0)}  # or 0
 SCORED = (
     "prompt_logprobs",
     "topk_prompt_logprobs",
@@ -55,20 +82,28 @@ def sampling_options(given: Given, n_prompt: int) -> Given:
     """What a sampling request asks for beside its prompt. Raises Rejected."""
     params = given.get("sampling_params")
     options: Given = {name: given.get(name) for name in SCORED}
+    options["prompt_logprobs"] = bool(options["prompt_logprobs"])
     if not isinstance(params, dict):
         raise Rejected("missing sampling_params")
-    for name, low, high in (("max_tokens", 1, 1 << 24), ("seed", -(1 << 63), 1 << 64), ("top_k", -1, 1 << 24)):
-        if (value := params.get(name)) is not None and not (isinstance(value, int) and low <= value <= high):
-            raise Rejected(f"invalid {name} {value!r}: a whole number from {low} to {high}")
-    for name in ("temperature", "top_p"):
-        if not isinstance(params.get(name, 1.0), int | float):
-            raise Rejected(f"invalid {name} {params[name]!r}: a number")
+    params = {name: value for name in PARAMS if (value := params.get(name)) is not None}
+    for name, low, high in (("max_tokens", 1, 1 << 24), ("seed", -(1 << 63), (1 << 64) - 1), ("top_k", -1, 1 << 24)):
+        if name in params and not is_whole(params[name], low, high):
+            raise Rejected(f"invalid {name} {cut(params[name])}: a whole number from {low} to {high}")
+    for name, (low, high) in RANGES.items():
+        value = params.get(name, 1.0)
+        if type(value) not in (int, float) or not (value == 0 or low <= value <= high):
+            raise Rejected(f"invalid {name} {cut(value)}: 0, or a number from {low:g} to {high:g}")
+    stop = params.get("stop", "")
+    if not isinstance(stop, str) and not (
+        isinstance(stop, list) and all(isinstance(one, str) or is_whole(one, 0, TOKEN) for one in stop)
+    ):
+        raise Rejected(f"invalid stop {cut(stop)}: a string, or a list of strings or token ids")
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
-        if not isinstance(options[name] or 0, int) or not 0 <= (options[name] or 0) <= 1024:
-            raise Rejected(f"invalid {name} {options[name]!r}: from 0 to 1024")
+        if options[name] is not None and not is_whole(options[name], 0, 1024):
+            raise Rejected(f"invalid {name} {cut(options[name])}: from 0 to 1024")
     last = options["prompt_logprobs_last_n"]
-    if last is not None and not (isinstance(last, int) and 1 <= last < n_prompt and options["prompt_logprobs"]):
-        raise Rejected(f"invalid prompt_logprobs_last_n {last!r}: from 1 to {n_prompt - 1}, with prompt_logprobs")
+    if last is not None and not (is_whole(last, 1, n_prompt - 1) and options["prompt_logprobs"]):
+        raise Rejected(f"invalid prompt_logprobs_last_n {cut(last)}: from 1 to {n_prompt - 1}, with prompt_logprobs")
     options["target_prompt_logprobs"] = _targets(given.get("target_prompt_logprobs"), n_prompt)
     return {**options, "sampling_params": params}
 
@@ -82,9 +117,10 @@ def _targets(given: Any, n_prompt: int) -> list[list[int]] | None:
         if given.get("sparse_crow_indices") is not None:
             raise Rejected("unsupported target_prompt_logprobs: this server takes dense tensors of them")
         data = [int(value) for value in given["data"]]
-    except (KeyError, TypeError, ValueError):
+        is_known = all(-1 <= value <= TOKEN for value in data)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         raise Rejected("invalid target_prompt_logprobs: a tensor of two dimensions") from None
-    if rows != n_prompt - 1 or rows * width != len(data) or not data:
+    if rows != n_prompt - 1 or rows * width != len(data) or not data or not is_known:
         raise Rejected(f"shape mismatch: target_prompt_logprobs needs {n_prompt - 1} rows, got shape {given['shape']}")
     return [data[row * width : (row + 1) * width] for row in range(rows)]
 

@@ -68,7 +68,7 @@ def expiry(ttl_seconds: Any) -> float | None:
     """The time at which a checkpoint ends. Raises Rejected."""
     if ttl_seconds is None:
         return None
-    if not isinstance(ttl_seconds, int) or not TTL_S[0] <= ttl_seconds <= TTL_S[1]:
+    if type(ttl_seconds) is not int or not TTL_S[0] <= ttl_seconds <= TTL_S[1]:
         raise Rejected(f"invalid ttl_seconds: from {TTL_S[0]} to {TTL_S[1]}, got {ttl_seconds!r}")
     return time.time() + ttl_seconds
 

@@ -8,6 +8,7 @@ import contextlib
 import hmac
 import json
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,19 @@ from aiohttp import web
 from loguru import logger
 
 from areal_serve import checkpoints
-from areal_serve.bodies import Given, page, read_json, sampling_options, seed_of, text, tokens
+from areal_serve.bodies import (
+    Given,
+    cut,
+    is_whole,
+    page,
+    read_json,
+    sampling_options,
+    seed_of,
+    table,
+    text,
+    tokens,
+    whole,
+)
 from areal_serve.registry import JSON, PROTOBUF, Future, Model, Registry
 from areal_serve.rejection import Rejected
 from areal_serve.samplers import Samplers
@@ -121,12 +134,12 @@ class Front:
         except web.HTTPException as error:
             return _error(f"unknown path {request.method} {request.path}: this server does not have it", error.status)
         except Exception:  # noqa: BLE001  the client gets an answer, the log has the traceback
-            logger.exception("a request of {} failed", request.path)
+            logger.error("a request of {} failed:\n{}", request.path, traceback.format_exc())  # without values: no key
             return _error("a fault of this server: see its log", 500)
 
     def _authenticate(self, request: web.Request) -> None:
         given = request.headers.get("X-API-Key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._key):
+        if not hmac.compare_digest(given.encode(errors="surrogateescape"), self._key):
             raise Rejected("wrong API key: set TINKER_API_KEY to the key that the server printed", status=401)
 
     # service
@@ -187,13 +200,13 @@ class Front:
         given = await read_json(request)
         base = text(given, "base_model")
         is_full = self._base(base)
-        if given.get("optimizer_config", {}).get("type", "adamw") != "adamw":
-            raise Rejected(f"unsupported optimizer {given['optimizer_config']['type']!r}: this server has adamw")
-        lora = None if is_full else given.get("lora_config")
+        if (kind := (table(given, "optimizer_config") or {}).get("type", "adamw")) != "adamw":
+            raise Rejected(f"unsupported optimizer {cut(kind)}: this server has adamw")
+        lora = None if is_full else table(given, "lora_config")
         if lora is not None:
-            rank = lora.get("rank")
-            if not isinstance(rank, int) or not 1 <= rank <= 1024:
-                raise Rejected(f"invalid rank {rank!r}: from 1 to 1024")
+            for name, low, high in (("rank", 1, 1024), ("seed", 0, (1 << 63) - 1)):
+                if not is_whole(lora.get(name), low, high) and (name == "rank" or lora.get(name) is not None):
+                    raise Rejected(f"invalid {name} {cut(lora.get(name))}: from {low} to {high}")
         elif not is_full:
             raise Rejected(f"missing lora_config: to train all weights, the base model is {self._name + FULL!r}")
         model = self._model(given, base, lora)
@@ -201,9 +214,7 @@ class Front:
         return _promise(self._registry.create(model, folder=None, optimizer=False, reply=reply), model.id)
 
     def _model(self, given: Given, base: str, lora: dict[str, Any] | None) -> Model:
-        session_id, number = text(given, "session_id"), given.get("model_seq_id")
-        if not isinstance(number, int) or number < 0:
-            raise Rejected(f"missing model_seq_id: got {number!r}")
+        session_id, number = text(given, "session_id"), whole(given, "model_seq_id")
         self._registry.session(session_id)
         return Model(f"{session_id}:train:{number}", session_id, base, lora, time.time(), given.get("user_metadata"))
 
@@ -249,7 +260,7 @@ class Front:
 
     async def _save_weights(self, request: web.Request) -> web.Response:
         given = await read_json(request)
-        name = given.get("path") or f"{given.get('seq_id')}"
+        name = text(given, "path") if given.get("path") else str(whole(given, "seq_id"))
         return self._saved(given, "weights", name, optimizer=True)
 
     def _saved(self, given: Given, kind: str, name: str, *, optimizer: bool) -> web.Response:
@@ -276,10 +287,10 @@ class Front:
     async def _save_for_sampler(self, request: web.Request) -> web.Response:
         given = await read_json(request)
         if given.get("path"):
-            return self._saved(given, "sampler_weights", given["path"], optimizer=False)
-        run, number = self._registry.run(text(given, "model_id")), given.get("sampling_session_seq_id")
+            return self._saved(given, "sampler_weights", text(given, "path"), optimizer=False)
+        run, number = self._registry.run(text(given, "model_id")), whole(given, "sampling_session_seq_id")
         is_inflight = given.get("kind", "snapshot") == "inflight"
-        folder = run.folder / f"{'inflight' if is_inflight else 'unnamed'}-{int(given.get('seq_id') or 0)}"
+        folder = run.folder / f"{'inflight' if is_inflight else 'unnamed'}-{whole(given, 'seq_id')}"
         sampler_id = f"{run.model.session_id}:sample:{number}"
         reply = {"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
         frame = {"op": "save", "folder": str(folder), "optimizer": False, "overwrite": True, "reply": reply}
@@ -298,7 +309,7 @@ class Front:
             return self._called(given, {"op": "load", "folder": str(folder), "optimizer": optimizer, "reply": reply})
         meta = checkpoints.read(folder)
         if given.get("base_model"):
-            self._base(given["base_model"])
+            self._base(text(given, "base_model"))
         model = self._model(given, meta["base_model"], meta["lora"])
         reply = {"path": path, "model_id": model.id, "type": "load_weights"}
         return _promise(self._registry.create(model, folder=folder, optimizer=optimizer, reply=reply), model.id)
@@ -307,7 +318,7 @@ class Front:
 
     async def _create_sampling_session(self, request: web.Request) -> web.Response:
         given = await read_json(request)
-        session_id = text(given, "session_id")
+        session_id, number = text(given, "session_id"), whole(given, "sampling_session_seq_id")
         self._registry.session(session_id)
         record = {
             "session_id": session_id,
@@ -315,11 +326,11 @@ class Front:
             "model_path": given.get("model_path"),
         }
         if given.get("model_path"):
-            _, folder = checkpoints.find(self._models, given["model_path"])
+            _, folder = checkpoints.find(self._models, text(given, "model_path"))
             record |= {"folder": str(folder), "base_model": checkpoints.read(folder)["base_model"].removesuffix(FULL)}
         elif self._base(text(given, "base_model")):
             raise Rejected(f"samples come from {self._name!r}: {FULL!r} is for training")
-        id = self._registry.open_sampler(f"{session_id}:sample:{given.get('sampling_session_seq_id')}", record)
+        id = self._registry.open_sampler(f"{session_id}:sample:{number}", record)
         return _reply({"type": "create_sampling_session", "sampling_session_id": id})
 
     async def _get_sampler(self, request: web.Request) -> web.Response:
@@ -329,11 +340,10 @@ class Front:
 
     async def _sample(self, request: web.Request) -> web.Response:
         given = await read_json(request)
-        sampler_id, number = text(given, "sampling_session_id"), given.get("seq_id")
+        sampler_id = text(given, "sampling_session_id")
         weights = self._registry.weights_of(sampler_id)
-        n_samples, prompt = given.get("num_samples", 1), tokens(given.get("prompt"))
-        if not isinstance(n_samples, int) or not 1 <= n_samples <= MOST_SAMPLES:
-            raise Rejected(f"invalid num_samples {n_samples!r}: from 1 to {MOST_SAMPLES}")
+        prompt, number = tokens(given.get("prompt")), whole(given, "seq_id")
+        n_samples = whole({"num_samples": 1, **given}, "num_samples", 1, MOST_SAMPLES)
         request_id = f"{sampler_id}:{number}"
         if request_id not in self._registry.futures:
             options = sampling_options(given, len(prompt))

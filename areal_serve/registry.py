@@ -6,13 +6,15 @@ calls.log and results.log since the last snapshot, snapshot-SEQ. A front or a tr
 """
 
 import asyncio
+import errno
 import json
+import os
 import secrets
 import shutil
 import struct
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +28,7 @@ from areal_serve.worker import Frame
 
 SESSION_S = 900.0  # a session without a heartbeat for this long has ended
 MOST_WAITING = 4096  # calls of one model that are accepted and not finished
+MOST_ENDS = 3  # of the trainer during one call: the call is the likely cause, and gets an error
 KEPT_RESULTS = 256  # calls before a snapshot whose results are kept, for retries
 CALLS, RESULTS, SNAPSHOT = "calls.log", "results.log", "snapshot"  # in RUN/models/ID
 LENGTH = struct.Struct("<I")
@@ -41,9 +44,11 @@ class Future:
     error: str = ""
     kind: str = JSON  # of the result
     taken: bool = False  # its client has it
+    is_void: bool = False  # the call ended the trainer: it is not carried out again
 
     def finish(self, reply: Mapping[str, Any]) -> None:
         self.result, self.error = reply.get("result", b""), reply.get("error", "")
+        self.is_void = reply.get("void", False)
         self.done.set()
 
 
@@ -84,6 +89,8 @@ class Registry:
         self.runs: dict[str, Run] = {}
         self.futures: dict[str, Future] = {}
         self._turns: deque[str] = deque()  # models, in the order in which they get the trainer
+        self._sent: deque[str] = deque()  # ids of the frames that the trainer has, in its order
+        self._ends: Counter[str] = Counter()  # of the trainer, by the id of the frame that it worked on
         self.is_ready = False  # the trainer is
         for name in ("sessions", "samplers", "models"):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -173,8 +180,8 @@ class Registry:
     def call(self, model_id: str, seq_id: Any, frame: Frame, *, kind: str = JSON) -> str:
         """Accept a call; its request id. A repeated one is not carried out again. Raises Rejected."""
         run = self.run(model_id)
-        if not isinstance(seq_id, int) or seq_id < 1:
-            raise Rejected(f"missing number: a call of a model has a seq_id from 1 on, got {seq_id!r}")
+        if type(seq_id) is not int or seq_id < 1:
+            raise Rejected(f"missing number: a call of a model has a seq_id from 1 on, got {seq_id!r:.80}")
         request = f"{model_id}:{seq_id}"
         if request not in self.futures:
             if seq_id < run.next:
@@ -203,11 +210,16 @@ class Registry:
                 self._turns.append(run.model.id)
             elif (frame := run.first.popleft() if run.first else run.accepted.get(run.next)) is not None:
                 run.busy = True
-                self._to_trainer(frame)
+                self._send(frame)
+
+    def _send(self, frame: Frame) -> None:
+        self._sent.append(frame["id"])
+        self._to_trainer(frame)
 
     def on_trainer(self, reply: Frame) -> None:
         """A frame of the trainer: the result of a call, or of what the server itself has sent."""
         model_id, _, what = reply["id"].rpartition(":")
+        self._ends.pop(self._sent.popleft(), None)
         run = self.runs.get(model_id)
         if run is None:
             return
@@ -220,7 +232,10 @@ class Registry:
         self._give_turns()
 
     def _finish(self, run: Run, seq_id: int, reply: Frame) -> None:
-        _append(run.folder / RESULTS, {"seq": seq_id, "reply": reply, "kind": self.futures[reply["id"]].kind})
+        try:
+            _append(run.folder / RESULTS, {"seq": seq_id, "reply": reply, "kind": self.futures[reply["id"]].kind})
+        except OSError as error:  # a front that starts again carries the call out again, with the same result
+            _warn(f"the result of {reply['id']} is not on disk: {error}")
         run.next = seq_id + 1
         self.futures[reply["id"]].finish(reply)
         if run.accepted[seq_id]["op"] == "step" and "error" not in reply:
@@ -234,23 +249,35 @@ class Registry:
     def _rotate(self, run: Run, seq_id: int, error: str) -> None:
         """A snapshot is written: forget the calls before it, and results that no client asks for again."""
         if error:
-            print(f"warning: no snapshot of {run.model.id}: {error}", file=sys.stderr, flush=True)
+            _warn(f"no snapshot of {run.model.id}: {error}")
             return
         run.snapshot = seq_id
         run.accepted = {number: frame for number, frame in run.accepted.items() if number > seq_id}
         for number in range(seq_id - KEPT_RESULTS, -1, -1):
             if self.futures.pop(f"{run.model.id}:{number}", None) is None:
                 break
-        kept = [record for record in _records(run.folder / RESULTS) if record["seq"] > seq_id - KEPT_RESULTS]
-        _rewrite(run.folder / RESULTS, kept)
-        _rewrite(run.folder / CALLS, [r for r in _records(run.folder / CALLS) if r["seq"] > seq_id])
+        try:
+            kept = [record for record in _records(run.folder / RESULTS) if record["seq"] > seq_id - KEPT_RESULTS]
+            _rewrite(run.folder / RESULTS, kept)
+            _rewrite(run.folder / CALLS, [r for r in _records(run.folder / CALLS) if r["seq"] > seq_id])
+        except OSError as error:  # the logs stay longer than they need to
+            _warn(f"the logs of {run.model.id} are not cut: {error}")
         for older in run.folder.glob(f"{SNAPSHOT}-*"):
             if int(older.name.partition("-")[2]) < seq_id:
                 shutil.rmtree(older, ignore_errors=True)
 
     def on_trainer_start(self) -> None:
-        """The trainer has no model: bring each back to where it was, by its snapshot and the calls since."""
+        """The trainer has no model: bring each back to where it was, by its snapshot and the calls since. A call
+        during which it ended again and again gets an error instead.
+        """
         self.is_ready = True
+        culprit = self._sent[0] if self._sent else ""
+        self._ends[culprit] += 1
+        if self._ends[culprit] >= MOST_ENDS and culprit in self.futures:
+            sentence = f"this call ended the trainer {MOST_ENDS} times: it is given up, and nothing is changed"
+            model_id, _, seq_id = culprit.rpartition(":")
+            self._finish(self.runs[model_id], int(seq_id), {"id": culprit, "error": sentence, "void": True})
+        self._sent.clear()
         self._turns.clear()
         for run in self.runs.values():
             run.busy, run.steps = False, 0
@@ -265,13 +292,14 @@ class Registry:
             yield {"op": "create", "lora": run.model.lora, "folder": folder, "optimizer": True, **again}
         for seq_id in range(run.snapshot + 1, run.next):
             frame = run.accepted[seq_id]
-            if frame["op"] != "save" and not frame.get("forward_only"):
+            changes_nothing = frame["op"] == "save" or frame.get("forward_only")
+            if not changes_nothing and not self.futures[frame["id"]].is_void:
                 yield {**frame, **again}
 
     def _drop(self, run: Run) -> None:
         del self.runs[run.model.id]
         if self.is_ready:
-            self._to_trainer({"op": "drop", "model_id": run.model.id, "id": f"{run.model.id}:drop"})
+            self._send({"op": "drop", "model_id": run.model.id, "id": f"{run.model.id}:drop"})
         for seq_id in range(run.next + MOST_WAITING):
             future = self.futures.pop(f"{run.model.id}:{seq_id}", None)
             if future is not None and not future.done.is_set():
@@ -321,10 +349,24 @@ def newest(folder: Path, name: str) -> Path:
     return max(found, key=lambda path: int(path.name.partition("-")[2]))
 
 
+def _warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+
 def _append(path: Path, record: Mapping[str, Any]) -> None:
-    body = msgpack.packb(record, use_bin_type=True)
-    with path.open("ab") as file:
-        file.write(LENGTH.pack(len(body)) + body)
+    """Raises Rejected for a number that msgpack does not hold. After an OSError the file is as before."""
+    try:
+        body = msgpack.packb(record, use_bin_type=True)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise Rejected(f"invalid body: {error}") from None
+    with path.open("ab", buffering=0) as file:
+        at = file.tell()
+        try:
+            if file.write(LENGTH.pack(len(body)) + body) < LENGTH.size + len(body):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            file.truncate(at)
+            raise
 
 
 def _rewrite(path: Path, records: list[dict[str, Any]]) -> None:

@@ -7,3 +7,8 @@ class Rejected(Exception):
     def __init__(self, text: str, *, status: int = 400) -> None:
         super().__init__(text)
         self.status = status
+
+
+def fault(error: Exception) -> str:
+    """The answer for an error that no client has caused, as far as is known."""
+    return f"a fault of this server, see its log: {type(error).__name__}: {error}"[:1000]

@@ -5,6 +5,7 @@ whole model. T tokens of a prompt, V vocabulary, K likeliest tokens.
 """
 
 import time
+import traceback
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from actors.models.model_config import PREFIX, WEIGHTS_FILE, is_adapter_folder
 from areal_bus.config.sections import Config
 from areal_bus.errors import EngineError
 from areal_bus.weights.snapshot import digest_of
-from areal_serve.rejection import Rejected
+from areal_serve.rejection import Rejected, fault
 from areal_serve.trainer import ALPHA, WEIGHTS, read_meta
 from areal_serve.wire import sample_output
 
@@ -94,8 +95,15 @@ class Sampler:
             job.done[completion.key[3]] = completion
             if len(job.done) == job.n_samples:
                 del self._live[completion.key[1]]
-                replies.append((job.id, self._reply(job)))
+                replies.append((job.id, self._answer(job)))
         return replies
+
+    def _answer(self, job: Job) -> dict[str, Any]:
+        try:
+            return self._reply(job)
+        except Exception as error:  # noqa: BLE001  the other requests go on
+            traceback.print_exc()
+            return {"error": fault(error)}
 
     def _admit(self) -> list[tuple[str, dict[str, Any]]]:
         """Start requests of the weights that are in use; without any, take those of the oldest request."""
@@ -113,6 +121,9 @@ class Sampler:
                 self._start(job)
             except (Rejected, EngineError) as error:
                 replies.append((job.id, {"error": str(error)}))
+            except Exception as error:  # noqa: BLE001  the other requests go on
+                traceback.print_exc()
+                replies.append((job.id, {"error": fault(error)}))
         return replies
 
     def _use(self, weights: str) -> None:
@@ -159,6 +170,12 @@ class Sampler:
                 f"prompt too long: {len(job.prompt)} tokens and max_tokens {budget} exceed the context of "
                 f"{self.max_tokens}"
             )
+        targets, vocabulary = (
+            job.options.get("target_prompt_logprobs"),
+            self._model.get_input_embeddings().num_embeddings,
+        )
+        if targets is not None and targets.max() >= vocabulary:
+            raise Rejected(f"unknown token {targets.max()} in target_prompt_logprobs: ids are below {vocabulary}")
         stop = params.get("stop")
         own = [stop] if isinstance(stop, str) else stop or []
         controls = SamplingControls(
@@ -182,7 +199,7 @@ class Sampler:
                         controls=controls,
                     )
                 )
-        except EngineError:
+        except Exception:
             self._drop(uid)
             raise
 

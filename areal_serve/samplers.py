@@ -1,11 +1,14 @@
 """The sampler processes, as the front knows them: which one gets a request, and what is sent again when one ends."""
 
+from collections import Counter
+
 from areal_serve.registry import Future
 from areal_serve.rejection import Rejected
 from areal_serve.worker import Frame, Link
 
 MOST_WAITING = 4096  # sampling requests that are accepted and not finished
 KEPT = 1024  # retrieved results that are kept, for retries
+MOST_ENDS = 3  # of the sampler with one request: the request is a likely cause, and gets an error
 
 
 class Samplers:
@@ -16,6 +19,7 @@ class Samplers:
         self._open: list[dict[str, tuple[Frame, Future]]] = []
         self._weights: list[str] = []  # those of the latest request of each
         self._ready: list[bool] = []
+        self._ends: Counter[str] = Counter()  # of their sampler, by request
         self._n_finished = 0
 
     def add(self, link: Link) -> None:
@@ -37,12 +41,19 @@ class Samplers:
 
     def on_frame(self, index: int, frame: Frame) -> None:
         found = self._open[index].pop(frame["id"], None)
+        self._ends.pop(frame["id"], None)
         if found is not None:
             found[1].finish(frame)
 
     def on_start(self, index: int) -> None:
         """A sampler is ready, for the first time or again: it gets what it has not answered."""
+        if self._ready[index]:
+            self._ends.update(self._open[index].keys())
         self._ready[index] = True
+        for id in [id for id in self._open[index] if self._ends[id] >= MOST_ENDS]:
+            self.on_frame(
+                index, {"id": id, "error": f"the sampler ended {MOST_ENDS} times with this request: given up"}
+            )
         for frame, _ in self._open[index].values():
             self.links[index].send(frame)
 

@@ -7,7 +7,9 @@ positions (times targets) of the data of one pass.
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
@@ -177,7 +180,7 @@ class Trainer:
         if folder.exists() and not overwrite and read_meta(folder).get("call") != meta.get("call"):
             raise Rejected(f"checkpoint {folder.name!r} exists: choose another name, or overwrite it")
         weights = {name: p.detach().cpu().contiguous() for name, p in model.policy.parameters().items()}
-        with temporary_folder(folder) as building:
+        with _written(folder) as building:
             if model.policy.adapters is not None:
                 model.policy.adapters.write(building, weights)
             else:
@@ -186,7 +189,6 @@ class Trainer:
                 save_file(_moments(model), str(building / OPTIMIZER))
             facts = {"lora": model.lora, "n_steps": model.n_steps, "optimizer": optimizer, "digest": digest_of(weights)}
             (building / META).write_text(json.dumps({**meta, **facts}), encoding="utf-8")
-            _replace(building, folder)
 
     def load(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
         """Take the weights of a saved state, and the optimizer's. Raises Rejected when they do not fit."""
@@ -346,14 +348,24 @@ def _copy(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> No
         parameter.copy_(tensors[name])
 
 
+@contextmanager
+def _written(folder: Path) -> Iterator[Path]:
+    """A folder under a temporary name, which gets its name at the end. Raises Rejected for a full or refusing disk."""
+    try:
+        with temporary_folder(folder) as building:
+            yield building
+            _replace(building, folder)
+    except (OSError, SafetensorError) as error:
+        raise Rejected(f"checkpoint {folder.name} could not be written: {error}") from None
+
+
 def _replace(building: Path, folder: Path) -> None:
     """Put the finished folder in its place; an older one goes first."""
     if folder.exists():
         old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)  # of a writer that was killed
         folder.rename(old)
         building.rename(folder)
-        for file in old.iterdir():
-            file.unlink()
-        old.rmdir()
+        shutil.rmtree(old, ignore_errors=True)
     else:
         building.rename(folder)

@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ import numpy as np
 from areal_bus.config.removed import saved
 from areal_bus.process.isolation import CHILD, child_path
 from areal_bus.process.parent_death import die_with_parent
-from areal_serve.rejection import Rejected
+from areal_serve.rejection import Rejected, fault
 from areal_serve.wire import pass_output, read_pass
 
 LENGTH = struct.Struct("<Q")
@@ -93,9 +94,7 @@ class WorkerProcess:
                     frame = msgpack.unpackb(await reader.readexactly(length), strict_map_key=False)
                     if frame == READY:
                         n_early = 0
-                        self._on_start()
-                    else:
-                        self._on_frame(frame)
+                    self._told(frame)
             except (asyncio.IncompleteReadError, ConnectionError):
                 self._writer.close()
                 code = await asyncio.to_thread(self._process.wait)
@@ -103,6 +102,14 @@ class WorkerProcess:
         self.failure = f"{self._words[0]} ended three times before it was ready"
         print(f"error: {self.failure}", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _told(self, frame: Frame) -> None:
+        """A fault in a callback ends the front: the next one begins with what is on disk."""
+        try:
+            self._on_start() if frame == READY else self._on_frame(frame)
+        except Exception:  # noqa: BLE001  nobody waits for this task: every client would wait for ever
+            traceback.print_exc()
+            os._exit(1)
 
 
 class Pipe:
@@ -157,7 +164,11 @@ def serve_trainer(pipe: Pipe, config: Any, folder: str, device: str) -> None:
     trainer = Trainer(config, folder, device=device, max_tokens=max_positions(folder) or 1 << 20)
     pipe.send(READY)
     while (frame := pipe.read()) is not None:
-        pipe.send(answer(trainer, frame))
+        try:
+            pipe.send(answer(trainer, frame))
+        except Exception as error:  # the next trainer makes the state again, without this call
+            pipe.send({"id": frame["id"], "error": fault(error), "void": True})
+            raise
 
 
 def answer(trainer: Any, frame: Frame) -> Frame:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -176,7 +177,7 @@ def test_finished_session_refuses_its_calls(tmp_path: Path) -> None:
 
 def test_request_without_the_key_is_refused(tmp_path: Path) -> None:
     async def scenario(call: Call) -> None:
-        for key in ("", "tml-another", KEY[:-1], KEY + "x", "käse"):
+        for key in ("", "tml-another", KEY[:-1], KEY + "x", "käse", "\udcff\udcfe"):
             status, found = await call("/get_server_capabilities", method="GET", key=key)
             assert (status, "wrong API key" in found["error"]) == (401, True)
             assert KEY not in found["error"]
@@ -185,6 +186,8 @@ def test_request_without_the_key_is_refused(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+ASKED = {"sampling_session_id": "@B", "seq_id": 9, "prompt": {"chunks": [{"tokens": [1]}]},
+         "sampling_params": {"max_tokens": 3}}  # fmt: skip
 REFUSED: list[tuple[str, Any, int, str]] = [  # @M: a model, @S: its session, @B: a sampling session of the base
     ("/create_session", b"[]", 400, "it must be a JSON object, not a list"),
     ("/create_session", b"{", 400, "it must be a JSON object"),
@@ -205,15 +208,58 @@ REFUSED: list[tuple[str, Any, int, str]] = [  # @M: a model, @S: its session, @B
     ("/save_weights", {"model_id": "@M", "seq_id": 1, "path": "x", "ttl_seconds": 5}, 400, "invalid ttl_seconds"),
     ("/load_weights", {"model_id": "@M", "seq_id": 1, "path": "tinker://@M/weights/no"}, 404, "missing checkpoint"),
     ("/load_weights", {"model_id": "@M", "seq_id": 1, "path": "/etc/passwd"}, 400, "invalid path"),
-    ("/create_sampling_session", {"session_id": "@S", "base_model": NAME + FULL}, 400, "is for training"),
+    (
+        "/create_sampling_session",
+        {"session_id": "@S", "sampling_session_seq_id": 1, "base_model": NAME + FULL},
+        400,
+        "is for training",
+    ),
     ("/asample", {"sampling_session_id": "none"}, 404, "unknown sampling session"),
-    ("/asample", {"sampling_session_id": "@B", "prompt": {"chunks": [{"data": "x"}]}}, 400, "no images"),
+    ("/asample", {"sampling_session_id": "@B", "seq_id": 9, "prompt": {"chunks": [{"data": "x"}]}}, 400, "no images"),
     (
         "/asample",
-        {"sampling_session_id": "@B", "prompt": {"chunks": [{"tokens": [1]}]}},
+        {"sampling_session_id": "@B", "seq_id": 9, "prompt": {"chunks": [{"tokens": [1]}]}},
         400,
         "missing sampling_params",
     ),
+    *[
+        ("/asample", {**ASKED, "sampling_params": {"max_tokens": 3, name: value}}, 400, f"invalid {name}")
+        for name, value in [
+            ("stop", 5),
+            ("stop", {"a": 1}),
+            ("stop", [None]),
+            ("stop", [1 << 70]),
+            ("temperature", math.inf),
+            ("temperature", math.nan),
+            ("temperature", 1e-320),
+            ("temperature", 10**400),
+            ("temperature", True),
+            ("top_p", -1),
+            ("seed", 1 << 70),
+            ("max_tokens", True),
+        ]
+    ],
+    ("/asample", {**ASKED, "prompt": {"chunks": [{"tokens": [1 << 70]}]}}, 400, "chunks of token ids"),
+    (
+        "/asample",
+        {
+            **ASKED,
+            "prompt": {"chunks": [{"tokens": [1, 2]}]},
+            "target_prompt_logprobs": {"shape": [1, 1], "data": [1 << 70]},
+        },
+        400,
+        "shape mismatch",
+    ),
+    ("/asample", {**ASKED, "seq_id": "../x"}, 400, "missing seq_id"),
+    ("/create_model", {"base_model": NAME, "lora_config": 5}, 400, "invalid lora_config"),
+    ("/create_model", {"base_model": NAME, "lora_config": {"rank": 2, "seed": "x"}}, 400, "invalid seed"),
+    ("/create_model", {"base_model": NAME, "lora_config": {"rank": True}}, 400, "invalid rank"),
+    ("/create_model", {"base_model": NAME, "optimizer_config": []}, 400, "invalid optimizer_config"),
+    ("/optim_step", {"model_id": "@M", "seq_id": True, "adam_params": {}}, 400, "missing number"),
+    ("/optim_step", {"model_id": "@M", "seq_id": 1, "adam_params": {"eps": 1 << 70}}, 400, "invalid body"),
+    ("/save_weights", {"model_id": "@M", "seq_id": 1, "path": 5}, 400, "missing path"),
+    ("/save_weights_for_sampler", {"model_id": "@M", "seq_id": 1, "sampling_session_seq_id": "../x"}, 400, "missing"),
+    ("/create_sampling_session", {"session_id": "@S", "sampling_session_seq_id": "../x"}, 400, "missing"),
     ("/nonsense", {}, 404, "unknown path"),
     ("/audit", {}, 404, "not served: this server keeps no audit log"),
 ]

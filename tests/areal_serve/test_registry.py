@@ -1,6 +1,7 @@
 """The registry with a trainer that adds up what it is told: its state is the sum of all steps since it began."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,48 @@ def test_state_is_the_same_after_the_end_of_a_process_at_any_point(
         assert registry.futures[f"{id}:6"].result == b"18"
         assert registry.futures[f"{id}:3"].error == "negative"
         assert {key: registry.futures[key].result for key in known} == known
+
+
+def test_call_that_ends_the_trainer_gets_an_error_and_the_other_models_go_on(tmp_path: Path) -> None:
+    """It is the first one that the trainer has; what it has changed is gone with its process."""
+    registry, adder = opened(tmp_path, save_every=2)
+    id, other = model(registry), model(registry)
+    adder.answer()
+    step(registry, other, 1)
+    adder.answer()
+    step(registry, id, 1)
+    step(registry, other, 2)
+    for _ in range(3):
+        while adder.frames[0]["id"] != f"{id}:1":
+            adder.answer(1)
+        adder.die()
+    adder.answer()
+    assert "ended the trainer 3 times" in registry.futures[f"{id}:1"].error
+    for _ in range(2):
+        step(registry, id, 2)
+        adder.answer()
+        assert (adder.values[id], adder.values[other]) == (2, 3)
+        registry, adder = opened(tmp_path, save_every=2)
+        adder.answer()
+
+
+def test_full_disk_refuses_a_call_and_leaves_its_log_whole(tmp_path: Path) -> None:
+    registry, adder = opened(tmp_path)
+    id = model(registry)
+    step(registry, id, 1)
+    adder.answer()
+    size = (tmp_path / "models" / id / "calls.log").stat().st_size
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+        with pytest.raises(OSError, match="No space left"):
+            step(registry, id, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert (tmp_path / "models" / id / "calls.log").stat().st_size == size
+    step(registry, id, 2)
+    registry, adder = opened(tmp_path)
+    adder.answer()
+    assert adder.values[id] == 3
 
 
 def test_log_that_was_cut_off_goes_on_behind_its_last_whole_record(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -7,9 +7,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from actors.models.loading import load_tokenizer
+from areal_serve.registry import Future
 from areal_serve.sampler import BASE, KEPT, Job, Sampler
+from areal_serve.samplers import MOST_ENDS, Samplers
 from areal_serve.trainer import Trainer
 from areal_serve.wire import Datum, fields
+from areal_serve.worker import Frame
 from tests.areal_serve.parts import CONFIG, CONTEXT, data, model_folder, request, trainer
 
 PROMPT = [5, 9, 4, 12]
@@ -144,3 +147,31 @@ def test_request_over_the_context_is_refused_and_cancelled_ones_leave_no_trace(s
     sampler.cancel("slow")
     assert sampler.is_idle
     assert "result" in run(sampler, job("next", BASE))["next"]
+
+
+def test_request_that_fails_in_the_sampler_gets_an_error_and_the_others_go_on(sampler: Sampler) -> None:
+    wrong = job("wrong", BASE, prompt_logprobs=True)
+    wrong.options["target_prompt_logprobs"] = "no array"  # type: ignore[index]  # as a fault of ours would leave it
+    far = job("far", BASE, target_prompt_logprobs=np.full((3, 1), 1 << 30))
+    found = run(sampler, wrong, far, job("right", BASE))
+    assert "a fault of this server" in found["wrong"]["error"]
+    assert "unknown token" in found["far"]["error"]
+    assert "result" in found["right"]
+
+
+def test_request_with_which_samplers_end_gets_an_error() -> None:
+    class Silent:
+        sent: ClassVar[list[str]] = []
+
+        def send(self, frame: Frame) -> None:
+            self.sent.append(frame["id"])
+
+        def close(self) -> None: ...
+
+    samplers, future = Samplers(), Future()
+    samplers.add(Silent())
+    samplers.submit({"id": "s:1", "weights": ""}, future)
+    for _ in range(5):
+        samplers.on_start(0)
+    assert Silent.sent == ["s:1"] * MOST_ENDS
+    assert "ended 3 times" in future.error
