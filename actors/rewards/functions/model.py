@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from actors.rewards.binding.values import chat_of
@@ -39,11 +41,10 @@ class RewardModel:
                 f"unsuitable reward model {options.path!r}: its head has {model.config.num_labels} labels, and a "
                 "reward is one number (num_labels = 1)"
             )
-        if self.tokenizer.pad_token_id is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
-        model.config.pad_token_id = self.tokenizer.pad_token_id
-        self.tokenizer.truncation_side, self.tokenizer.padding_side = "left", "right"
-        self.max_tokens = min(options.max_tokens, getattr(model.config, "max_position_embeddings", options.max_tokens))
+        self.tokenizer.truncation_side = "left"
+        most = getattr(model.config, "max_position_embeddings", options.max_tokens)
+        self.max_tokens = min(options.max_tokens, most, self.tokenizer.model_max_length)
+        self._own_pad: int | None = model.config.get_text_config().pad_token_id
         self.model = model.to(options.device).eval()
 
     @torch.inference_mode()
@@ -51,14 +52,26 @@ class RewardModel:
         """One number a text. A longer text loses its beginning."""
         given = self.tokenizer(
             list(texts),
-            return_tensors="pt",
-            padding=True,
             truncation=True,
             max_length=self.max_tokens,
             add_special_tokens=self.tokenizer.chat_template is None,  # a template has its own
         )
-        logits_N1 = self.model(**given.to(self.options.device)).logits
-        return [float(value) for value in logits_N1[:, 0].float()]
+        ids = [torch.tensor(one) for one in given["input_ids"]]
+        config = self.model.config.get_text_config()
+        config.pad_token_id = pad = self._pad_for(given["input_ids"])
+        ids_BT = pad_sequence(ids, batch_first=True, padding_value=pad).to(self.options.device)
+        mask_BT = pad_sequence([torch.ones_like(one) for one in ids], batch_first=True).to(self.options.device)
+        logits_B1 = self.model(input_ids=ids_BT, attention_mask=mask_BT).logits
+        return [float(value) for value in logits_B1[:, 0].float()]
+
+    def _pad_for(self, ids: Sequence[Sequence[int]]) -> int:
+        """The token of padding. A decoder's number is that of a text's last token that is no padding: without a token
+        of the checkpoint's own it is one that these texts do not have, so that their last tokens count.
+        """
+        if self._own_pad is not None and self._own_pad >= 0:
+            return self._own_pad
+        held = {token for one in ids for token in one}
+        return next(token for token in count() if token not in held)
 
     def text(self, prompt: str, completion: str, row: Mapping[str, Any]) -> str:
         """The conversation in the model's chat template; without a template prompt and completion as they are."""

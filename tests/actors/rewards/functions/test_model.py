@@ -37,12 +37,12 @@ def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=bytes_, eos_token="<end>", chat_template=template)
 
 
-def make(folder: Path, *, n_labels: int = 1, template: str | None = TEMPLATE) -> Path:
+def make(folder: Path, *, n_labels: int = 1, template: str | None = TEMPLATE, pad: int | None = 0) -> Path:
     torch.manual_seed(1)
     tokenizer(template).save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, num_labels=n_labels, pad_token_id=0,
+        num_key_value_heads=2, max_position_embeddings=64, num_labels=n_labels, pad_token_id=pad,
     )  # fmt: skip
     LlamaForSequenceClassification(config).save_pretrained(folder)
     return folder
@@ -76,6 +76,17 @@ def test_a_batch_gives_the_numbers_of_its_samples_alone(folder: Path, tmp_path: 
     expected = [own(folder, f"<user>What is 1+1?<assistant>{text}") for text in texts]
     assert group("asked", samples, ROW) == pytest.approx(expected, abs=1e-5)
     assert len(set(expected)) == len(texts)
+
+
+@pytest.mark.parametrize("pad", [None, 0, 7])
+def test_a_text_that_ends_with_the_end_token_has_transformers_own_number(folder: Path, pad: int | None) -> None:
+    """Templates end so, and many tokenizers have no token of padding: the end token is none."""
+    made = make(folder.parent / "other", template=TEMPLATE + "<end>", pad=pad)
+    classifier = model.RewardModel(model.ModelOptions(str(made)))
+    texts = ["<user>What?<assistant>2<end>", "<user>What?<assistant>It is two, of course.<end>", "<end>"]
+    expected = [own(made, text) for text in texts]
+    assert classifier.scores(texts) == pytest.approx(expected, abs=1e-5)
+    assert [classifier.scores([text])[0] for text in texts] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_long_text_loses_its_beginning(folder: Path, tmp_path: Path) -> None:
