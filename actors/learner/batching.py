@@ -6,9 +6,10 @@ Shapes: T tokens of a trajectory (given and sampled), K of them sampled.
 """
 
 import json
+import shutil
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ class Batch:
     clock: int  # c: updates finished when the batch was taken
     n_groups: int  # of the whole batch, over all ranks
     items: list[Item]
+    shares: Sequence[Collection[int]] = ()  # groups of each rank, in a replay of several ranks; (): it is one's share
     advantages: Tensor | None = None  # (n_items,) float32
     signal: Tensor | None = (
         None  # (n_items,) bool: False where the gradient is 0, e.g. all rewards of the group are equal
@@ -284,9 +286,10 @@ def minibatches(batch: Batch, n: int, *, first: int, order: Sequence[int] | None
     """
     if batch.advantages is None or batch.signal is None:
         raise ValueError("ppo_update needs advantages: call compute_advantages_and_returns first")
-    own = set(batch.groups)
-    dealt = batch.groups if order is None else [group for group in order if group in own]
-    minibatch_of = {group: (i + first) % n for i, group in enumerate(dealt)}
+    minibatch_of: dict[int, int] = {}
+    for share, own in enumerate(batch.shares or [set(batch.groups)], start=first):
+        dealt = sorted(own) if order is None else [group for group in order if group in own]
+        minibatch_of |= {group: (i + share) % n for i, group in enumerate(dealt)}
     parts = [Minibatch() for _ in range(n)]
     computed = batch.signal if batch.computed is None else batch.computed
     left_out = set() if batch.left_out is None else set(batch.left_out.nonzero()[:, 0].tolist())
@@ -302,9 +305,23 @@ def minibatches(batch: Batch, n: int, *, first: int, order: Sequence[int] | None
     return parts
 
 
-def batch_folder(run: Path, step: int, rank: int) -> Path:
-    """Where journal.replay keeps a rank's share of a trained batch."""
-    return run / "batches" / f"step-{step:06d}" / f"rank-{rank}"
+def batch_shares(run: Path, step: int) -> list[Path]:
+    """The folders in which journal.replay keeps the shares of a trained batch, in their order."""
+    return sorted((run / "batches" / f"step-{step:06d}").glob("rank-*"), key=_number)
+
+
+def _number(share: Path) -> int:
+    return int(share.name.partition("-")[2])
+
+
+def record_batch(run: Path, batch: Batch, *, share: int, n_shares: int) -> None:
+    """Write a share for a replay. The first one removes those of more ranks, which trained this step before a
+    rollback.
+    """
+    for other in batch_shares(run, batch.step) if share == 0 else ():
+        if _number(other) >= n_shares:
+            shutil.rmtree(other)
+    save_batch(run / "batches" / f"step-{batch.step:06d}" / f"rank-{share}", batch, reason="trained")
 
 
 def save_batch(folder: Path, batch: Batch, *, reason: str) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from actors.learner.batching import Batch, as_batch, read_batch
+from actors.learner.batching import Batch, as_batch, batch_shares, read_batch
 from actors.learner.checkpoint import checkpoint as checkpoints
 from actors.offline.offline_learner import OfflineLearner
 from actors.offline.synchronous_reference import ReferenceStep, write_lines
@@ -50,11 +50,13 @@ class Replay(OfflineLearner):
 
     def _batch(self, step: int) -> Batch | None:
         """The whole batch of a step, of all ranks' shares; None where none is recorded."""
-        shares = [read_batch(folder) for folder in sorted((self._run / "batches" / f"step-{step:06d}").glob("rank-*"))]
+        shares = [read_batch(folder) for folder in batch_shares(self._run, step)]
         if not shares:
             return None
         items = sorted((item for share in shares for item in share.items), key=lambda item: (item.group, item.sample))
-        return as_batch(items, step=step, clock=step, n_groups=shares[0].n_groups)
+        batch = as_batch(items, step=step, clock=step, n_groups=shares[0].n_groups)
+        batch.shares = [set(share.groups) for share in shares]
+        return batch
 
 
 def newest_below(run: Path, version: int) -> str:

@@ -17,7 +17,7 @@ from actors.learner.algorithms.corrections import second_moment_threshold
 from actors.learner.algorithms.fused import mismatch
 from actors.learner.algorithms.parts import Streams, Totals, sequences_of
 from actors.learner.algorithms.registry import find_algorithm
-from actors.learner.batching import Batch, Minibatch, batch_folder, minibatches, save_batch
+from actors.learner.batching import Batch, Minibatch, minibatches, record_batch, save_batch
 from actors.learner.model.critic import Critic, ValueFigures, ValueModel, figures
 from actors.learner.model.frozen_model import FrozenModel, FrozenModels
 from actors.learner.model.policy import Policy, whole
@@ -184,8 +184,9 @@ class PPOActor:
         stats["update_s"] = time.monotonic() - began
         self._n_applied = 0
         self.version += 1
-        if self._config.journal.replay:
-            save_batch(batch_folder(self._context.folder, batch.step, self._ranks.index), batch, reason="trained")
+        ranks = self._ranks
+        if self._config.journal.replay and (ranks.context is None or ranks.context.index == 0):
+            record_batch(self._context.folder, batch, share=ranks.share, n_shares=ranks.n_shares)
         self._update_reference()
         self._context.publish(self.version, stats)
         return stats

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.learner.batching import Item, build, pack, read_batch, save_batch
+from actors.learner.batching import Item, batch_shares, build, minibatches, pack, read_batch, record_batch, save_batch
 from areal_bus.core.parts.staleness import trained_runs
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import ShardItem
@@ -162,6 +162,32 @@ def test_a_saved_batch_is_read_as_it_was_built(tmp_path: Path) -> None:
             ours, theirs = getattr(one, part.name), getattr(other, part.name)
             assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else str(ours) == str(theirs), part.name
     assert [streams.keys() for streams in again.streams.values()] == [{len(built.items) - 1}]
+
+
+def test_a_recorded_step_has_the_shares_of_its_last_training(tmp_path: Path) -> None:
+    batch = build(random_shard(seed=5, clock=3), step=3, clock=3, n_groups=100, eta=1)
+    for share in range(12):
+        record_batch(tmp_path, batch, share=share, n_shares=12)
+    assert [one.name for one in batch_shares(tmp_path, 3)] == [f"rank-{share}" for share in range(12)]
+    record_batch(tmp_path, batch, share=0, n_shares=1)
+    assert [one.name for one in batch_shares(tmp_path, 3)] == ["rank-0"]
+
+
+@pytest.mark.parametrize("order", [None, [3, 0, 1, 2]])
+def test_shares_of_several_ranks_together_have_the_minibatches_of_each(order: list[int] | None) -> None:
+    shard = random_shard(seed=5, n_groups=4)
+    whole, *alone = (
+        build([one for one in shard if one.group in groups], step=0, clock=0, n_groups=4, eta=9)
+        for groups in ({0, 1, 2, 3}, {0, 3}, {1, 2})
+    )
+    whole.shares = [{0, 3}, {1, 2}]
+    for batch in (whole, *alone):
+        batch.advantages, batch.signal = torch.ones(len(batch.items)), torch.ones(len(batch.items), dtype=torch.bool)
+    parts = [
+        [{batch.items[i].uid for i in part.members} for part in minibatches(batch, 2, first=first, order=order)]
+        for batch, first in zip((whole, *alone), (0, 0, 1), strict=True)
+    ]
+    assert parts[0] == [one | other for one, other in zip(*parts[1:], strict=True)]
 
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=80)
