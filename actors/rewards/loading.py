@@ -104,6 +104,7 @@ EXTRAS = {
     "math_verify": f"it needs the extra math-verify: {install_command('math-verify')}",
     "reasoning_gym": f"it needs the extra reasoning-gym: {install_command('reasoning-gym')}",
 }
+KEY = "reward.function"
 WEIGHTED = "weighted"  # the sum of reward.terms
 BY_SOURCE = "by source"  # of runs with [[data.source]]: no name for a config
 SPARE_S = 2.0  # of reward.timeout_s: tests of a program, and calls of a judge, end before the deadline of the score
@@ -150,19 +151,24 @@ def code_options(reward: "RewardConfig") -> dict[str, Any]:
 
 
 def load_reward(
-    name: str, folder: str | Path, fields: Collection[str] | None = None, *, options: Mapping[str, Any] | None = None
+    name: str,
+    folder: str | Path,
+    fields: Collection[str] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    key: str = KEY,
 ) -> RewardFunction:
     """The reward function of that name: a built-in one, or "module:function", with `folder` last on sys.path.
 
     Its parameters are bound by name; `fields`: the fields that every row has, if known. `options`: of reward_options;
-    without them built-in functions have their defaults. Raises ConfigError with the module, the attribute and the
-    cause. The user's module is imported in this process.
+    without them built-in functions have their defaults. `key`: that names it. Raises ConfigError with the module, the
+    attribute and the cause. The user's module is imported in this process.
     """
     if name == WEIGHTED:
         return load_weighted(folder, fields, options or {})
     if name == BY_SOURCE:
         return load_by_source(folder, options or {})
-    function = import_function(name, folder)
+    function = import_function(name, folder, key=key)
     if options is not None:
         configure(name, options, fields)
     signature = (options or {}).get("signature", AUTO)
@@ -171,18 +177,20 @@ def load_reward(
 
 def load_group(name: str, folder: str | Path, *, options: Mapping[str, Any] | None = None) -> GroupFunction:
     """The group reward "module:function", "url" or "model". Raises ConfigError as `load_reward`."""
-    function = import_function(name, folder, GROUP_BUILT_IN)
+    function = import_function(name, folder, GROUP_BUILT_IN, key="reward.group")
     if options is not None:
         configure(name, options, None)
     return bind_group(function, name)
 
 
-def import_function(name: str, folder: str | Path, built_in: Mapping[str, str] = BUILT_IN) -> Callable[..., Any]:
+def import_function(
+    name: str, folder: str | Path, built_in: Mapping[str, str] = BUILT_IN, *, key: str = KEY
+) -> Callable[..., Any]:
     """The function of that name. Raises ConfigError with the module, the attribute and the cause."""
     module_name, separator, attribute = built_in.get(name, name).partition(":")
     if not (separator and module_name and attribute):
         known = ", ".join(f'"{known}"' for known in [*BUILT_IN, WEIGHTED])
-        raise ConfigError(f'reward.function must be {known} or "module:function": it is {name!r}')
+        raise ConfigError(f'{key} must be {known} or "module:function": it is {name!r}')
     add_user_folder(folder)
     try:
         if name not in BUILT_IN:
@@ -190,15 +198,13 @@ def import_function(name: str, folder: str | Path, built_in: Mapping[str, str] =
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"reward.function {name!r} must import: module {module_name!r} did not ({cause(error)}); "
+            f"{key} {name!r} must import: module {module_name!r} did not ({cause(error)}); "
             + EXTRAS.get(name, f"looked in {folder} last")
         ) from error
     function: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(function):
         found = "has no such name" if function is None else f"has a {type(function).__name__} there"
-        raise ConfigError(
-            f"reward.function {name!r} must name a function: module {module_name!r} ({module.__file__}) {found}"
-        )
+        raise ConfigError(f"{key} {name!r} must name a function: module {module_name!r} ({module.__file__}) {found}")
     return function
 
 

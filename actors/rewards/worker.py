@@ -69,7 +69,9 @@ def load_functions(order: Mapping[str, Any]) -> Functions:
     return Functions(
         load_reward(order["function"], folder, fields, options=options),
         load_group(order["group"], folder, options=options) if order.get("group") else None,
-        load_reward(order["check"], folder, fields, options=options) if order.get("check") else None,
+        load_reward(order["check"], folder, fields, options=options, key="reward.check.function")
+        if order.get("check")
+        else None,
     )
 
 

@@ -59,9 +59,11 @@ def is_tried(config: Config) -> bool:
 
 
 def is_users_reward(reward: RewardConfig) -> bool:
-    """Whether the function, or a term of the weighted sum, or reward.group is the user's, and no judge is asked."""
+    """Whether the function, a term of the weighted sum, reward.group or reward.check is the user's, and no judge is
+    asked.
+    """
     names = [term.function for term in reward.terms] if reward.function == WEIGHTED else [reward.function]
-    return any(":" in name for name in (*names, reward.group)) and "judge" not in names
+    return any(":" in name for name in (*names, reward.group, reward.check.function)) and "judge" not in names
 
 
 def trials(config: Config, rows: Sequence[RowWithOrigin], model: str) -> Iterator[TrialScore]:
@@ -173,27 +175,34 @@ def check_reward(
         trials = iter(trials)
         first = list(islice(trials, 1))
         error = try_scores(pool, chain(first, trials))
-        group_error = try_group(pool, first[0]) if config.reward.group and first and not error else ""
+        is_compared = config.reward.group and first and not error
+        is_checked = ":" in config.reward.check.function and first and not error
+        check_error = try_scores(pool, first, is_check=True) if is_checked else ""
+        group_error = try_group(pool, first[0], config.gconfig.n_samples) if is_compared else ""
     if group_error:
         raise ConfigError(f"reward.group {config.reward.group!r} failed in a trial before the start, {group_error}")
+    if check_error:
+        name = config.reward.check.function
+        raise ConfigError(f"reward.check.function {name!r} failed in a trial before the start, {check_error}")
     if error:
         raise ConfigError(f"reward.function {config.reward.function!r} failed in a trial before the start, {error}")
 
 
-def try_group(pool: WorkerPool, one: TrialScore) -> str:
-    """The error of a group of two samples, with rewards 1 and 0; "" for none."""
-    samples = [{"sample": i, "completion": one.completion, "reward": 1.0 - i, "correct": None} for i in range(2)]
+def try_group(pool: WorkerPool, one: TrialScore, n: int) -> str:
+    """The error of a group of n samples, the first with reward 1, the others with 0; "" for none."""
+    samples = [{"sample": i, "completion": one.completion, "reward": float(not i), "correct": None} for i in range(n)]
     pool.submit_group(0, prompt=one.prompt, samples=json.dumps(samples), row=one.row)
     while not (verdicts := pool.poll(timeout_s=1.0)):
         pass
     return f"on {one.where}: {verdicts[0].error}" if verdicts[0].status == VerdictStatus.ERROR else ""
 
 
-def try_scores(pool: WorkerPool, trials: Iterable[TrialScore]) -> str:
-    """The first error, if each trial ends in one; else ""."""
+def try_scores(pool: WorkerPool, trials: Iterable[TrialScore], *, is_check: bool = False) -> str:
+    """The first error, if each trial ends in one; else "". `is_check`: by reward.check."""
     errors = []
     for one in trials:
-        pool.submit(0, prompt=one.prompt, completion=one.completion, row=one.row, ids=one.ids, n_prompt=one.n_prompt)
+        given = {"prompt": one.prompt, "completion": one.completion, "row": one.row}
+        pool.submit(0, **given, ids=one.ids, n_prompt=one.n_prompt, is_check=is_check)
         while not (verdicts := pool.poll(timeout_s=1.0)):
             pass
         if verdicts[0].status != VerdictStatus.ERROR or verdicts[0].error.startswith(NotApplicable.__name__):

@@ -1,7 +1,7 @@
 """Calls a user's group reward (`reward.group`): all samples of a prompt at once, one reward each."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from actors.rewards.binding.binding import REST, run_to_end
@@ -37,7 +37,7 @@ def bind_group(function: Callable[..., Any], name: str) -> GroupFunction:
 
 def read_rewards(value: Any, n: int) -> list[float]:
     """The returned rewards. Raises TypeError or ValueError unless they are n finite numbers."""
-    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
+    if isinstance(value, str | bytes | Mapping | Set) or not hasattr(value, "__len__"):
         raise TypeError(f"reward.group must return a list of rewards: it returned a {type(value).__name__}")
     if len(value) != n:
         raise ValueError(f"reward.group must return one reward for each sample: it returned {len(value)} for {n}")

@@ -321,6 +321,7 @@ def test_a_group_reward_may_return_an_array_and_be_a_coroutine(folder):
         ("1.0", "must return a list of rewards: it returned a float"),
         ("[1, 2, float('nan')]", "finite"),
         ("['1', 2, 3]", "a number"),
+        ("{1, 2, 3}", "must return a list of rewards: it returned a set"),
     ],
 )
 def test_a_group_reward_that_returns_anything_else_is_an_error(returned, fault, folder, request):
@@ -336,9 +337,22 @@ def test_an_unknown_parameter_of_a_group_reward_is_refused(folder):
         load_group("own_group_named:f", folder)
 
 
-def test_a_group_reward_is_tried_before_the_start(folder):
-    (folder / "own_group_tried.py").write_text("def f(completions): return [row for one in completions]")
-    config = Config.model_validate({"reward": {"group": "own_group_tried:f"}})
+@pytest.mark.parametrize(
+    ("reward", "fault"),
+    [
+        ({"group": "own_tried:group"}, r"reward.group 'own_tried:group' failed in a trial.*on row 0: NameError"),
+        ({"group": "own_tried:absent"}, r"reward.group 'own_tried:absent' must name a function"),
+        ({"check": {"function": "own_tried:f"}}, r"reward.check.function 'own_tried:f' failed in a trial.*NameError"),
+        ({"check": {"function": "own_tried:absent"}}, r"reward.check.function 'own_tried:absent' must name a function"),
+    ],
+)
+def test_rewards_of_groups_and_checks_are_tried_before_the_start(folder, reward, fault):
+    (folder / "own_tried.py").write_text(
+        "def group(completions): return [row for one in completions]\ndef f(completion): return answer\n"
+        "def four(completions):\n    a, b, c, d = completions\n    return [0, 1, 2, 3]"
+    )
     trial = TrialScore("row 0", "asked", "1", '{"answer": "1"}', b"", 0)
-    with pytest.raises(ConfigError, match=r"reward.group 'own_group_tried:f' failed in a trial.*on row 0: NameError"):
-        check_reward(config, folder, trials=[trial])
+    with pytest.raises(ConfigError, match=fault):
+        check_reward(Config.model_validate({"reward": reward}), folder, trials=[trial])
+    whole = {"reward": {"group": "own_tried:four"}, "gconfig": {"n_samples": 4}}
+    check_reward(Config.model_validate(whole), folder, trials=[trial])
