@@ -35,7 +35,7 @@ from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.critic import Critic
 from actors.learner.model.frozen_model import REFERENCE, FrozenModel
 from actors.learner.model.policy import Policy
-from actors.learner.update.optimizers import kept, plain
+from actors.learner.update.optimizers import kept, key_of, plain
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
 from areal_bus.storage.versioned_dirs import link, verify
@@ -211,7 +211,8 @@ def _tensors_of(
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.parameters().items():
         for kind, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{prefix}{kind}/{name}"] = plain(value)
+            if value is not None:
+                tensors[f"{prefix}{key_of(kind, value)}/{name}"] = plain(value)
         if has_masters:
             tensors[f"{prefix}{MASTER}/{name}"] = parameter.detach()
     return tensors
@@ -282,8 +283,8 @@ def _restore_shards(reader: ShardReader, prefix: str, model: Policy, optimizer: 
         targets[prefix + key] = optimizer.state[parameter][kind] = value
     reader.load(targets)
     for parameter in parameters.values():
-        for kind, value in optimizer.state.get(parameter, {}).items():
-            optimizer.state[parameter][kind] = kept(optimizer, parameter, kind, value)
+        if held := optimizer.state.get(parameter):
+            optimizer.state[parameter] = dict(kept(optimizer, parameter, *state) for state in held.items())
 
 
 def _check_shapes(forms: Mapping[str, TensorStorageMetadata], parameters: Mapping[str, Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -141,6 +142,16 @@ def _users(parameters: Mapping[str, nn.Parameter], actor: ActorConfig) -> torch.
         raise ConfigError(
             f'actor.optimizer = "{actor.optimizer}" returns a torch.optim.Optimizer: got {type(made).__name__}'
         )
+    if any("lr" not in group for group in made.param_groups):
+        raise ConfigError(f'missing lr in a group of actor.optimizer = "{actor.optimizer}": the schedule sets it')
+    if any(
+        one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for one in signature(made.step).parameters.values()
+    ):
+        raise ConfigError(
+            f'unsupported actor.optimizer = "{actor.optimizer}": its step needs an argument (a closure), and an update '
+            "calls it once, without"
+        )
     held = [id(one) for group in made.param_groups for one in group["params"]]
     if sorted(held) != sorted(map(id, parameters.values())):
         raise ConfigError(
@@ -148,6 +159,20 @@ def _users(parameters: Mapping[str, nn.Parameter], actor: ActorConfig) -> torch.
             f"trained ones is in one group; it has {len(held)}"
         )
     return made
+
+
+def check_states(optimizer: torch.optim.Optimizer, actor: ActorConfig) -> None:
+    """Raises ConfigError for a state of the user's own that no checkpoint would hold. After a first step."""
+    for parameter, states in optimizer.state.items() if is_users(actor.optimizer) else ():
+        for kind, value in states.items():
+            is_number = isinstance(value, int | float | None) or (isinstance(value, Tensor) and not value.dim())
+            if not is_number and getattr(value, "shape", None) != parameter.shape:
+                form = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ConfigError(
+                    f'unsupported state {kind!r} of actor.optimizer = "{actor.optimizer}", {form} for a parameter of '
+                    f"the form {list(parameter.shape)}: a checkpoint keeps tensors of the parameter's form and single "
+                    "numbers, and a resume would lose any other"
+                )
 
 
 class LearningRates:
@@ -173,11 +198,22 @@ def offload(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
 def move_states(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Move all states but single numbers."""
     for state in optimizer.state.values():
-        state.update({kind: value.to(device) for kind, value in state.items() if value.dim()})
+        tensors = {kind: value for kind, value in state.items() if isinstance(value, Tensor) and value.dim()}
+        state.update({kind: value.to(device) for kind, value in tensors.items()})
 
 
-def plain(value: Tensor) -> Tensor:
-    """A state in the type of a checkpoint: one of 8 bits as float32."""
+NUMBERS = {one.__name__: one for one in (bool, int, float)}  # states that are numbers of Python
+
+
+def key_of(kind: str, value: Any) -> str:
+    """Of a state in a checkpoint: one that is a number of Python has its type behind its name."""
+    return kind if isinstance(value, Tensor) else f"{kind}={type(value).__name__}"
+
+
+def plain(value: Any) -> Tensor:
+    """A state in the type of a checkpoint: one of 8 bits as float32, a number as a tensor."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
     local = value.to_local() if isinstance(value, DTensor) else value
     if not hasattr(local, "dequantize") or type(local) is Tensor:
         return value
@@ -188,12 +224,15 @@ def plain(value: Tensor) -> Tensor:
     return DTensor.from_local(numbers, value.device_mesh, value.placements, **how)
 
 
-def kept(optimizer: torch.optim.Optimizer, parameter: Tensor, kind: str, value: Tensor) -> Tensor:
-    """The reverse of `plain`: a state as the optimizer keeps it."""
+def kept(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str, value: Tensor) -> tuple[str, Any]:
+    """The reverse of `key_of` and `plain`: name and value of a state as the optimizer keeps it."""
+    kind, _, number = key.partition("=")
+    if number in NUMBERS:
+        return kind, NUMBERS[number](value.item())
     make = getattr(optimizer, "_new_buffer", None)  # of torchao
     if make is None or value.shape != parameter.shape:
-        return value
+        return kind, value
     buffer: Tensor = make(parameter, kind == "exp_avg")
     held, numbers = (one.to_local() if isinstance(one, DTensor) else one for one in (buffer, value))
     held.copy_(numbers)
-    return buffer
+    return kind, buffer

@@ -25,7 +25,7 @@ from actors.learner.update.advantage_stage import fill_advantages, make_streams
 from actors.learner.update.forward_passes import ForwardPasses, pieces
 from actors.learner.update.metrics import ServerCheck, SignalWarnings, StepMetrics, count
 from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
-from actors.learner.update.optimizers import HOST, LearningRates, make_optimizer, move_states, offload
+from actors.learner.update.optimizers import HOST, LearningRates, check_states, make_optimizer, move_states, offload
 from actors.learner.update.simulated_update import SimulatedUpdate
 from actors.runtime.context import HeartbeatState
 from actors.runtime.stages import stages_of
@@ -171,6 +171,7 @@ class PPOActor:
         lr = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
         self._rates.set(lr)
         steps = self._take_steps(batch, metrics, lr)
+        check_states(self.optimizer, self._settings)
         metrics.sums.computed = self._passes.take_planned()
         metrics.reduce(self._ranks)
         self._server_check.look(metrics)

@@ -237,7 +237,7 @@ def test_a_missing_torchao_is_refused_with_the_extra(monkeypatch: pytest.MonkeyP
 def test_states_without_8_bits_stay_as_they_are() -> None:
     parameter, value = nn.Parameter(torch.zeros(3)), torch.ones(3)
     assert plain(value) is value
-    assert kept(torch.optim.AdamW([parameter]), parameter, "exp_avg", value) is value
+    assert kept(torch.optim.AdamW([parameter]), parameter, "exp_avg", value)[1] is value
 
 
 @pytest.fixture
@@ -262,12 +262,72 @@ def test_an_optimizer_of_ones_own_steps_and_follows_the_schedule(tmp_path: Path,
         (lambda parameters, actor: 1, "returns a torch.optim.Optimizer: got int"),
         (lambda parameters, actor: torch.optim.SGD([next(iter(parameters.values()))]), "mismatch in the parameters"),
         (lambda parameters: 1, "failed: TypeError"),
+        (lambda parameters, actor: torch.optim.LBFGS(list(parameters.values())), "its step needs an argument"),
+        (lambda parameters, actor: torch.optim.Optimizer(parameters.values(), {}), "missing lr in a group"),
     ],
 )
 def test_a_wrong_optimizer_of_ones_own_is_refused(tmp_path: Path, mine: ModuleType, make: Any, said: str) -> None:
     mine.make = make  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=said):
         tiny_actor(tmp_path, settings(actor={"optimizer": "mine:make"}))
+
+
+class Own(torch.optim.Optimizer):
+    """Momentum, with numbers of Python in its state, as many have them."""
+
+    def __init__(self, parameters: Any, extra: Any = None) -> None:
+        super().__init__(list(parameters), {"lr": LR})
+        self._extra = extra
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state |= {
+                    "step": 0,
+                    "beta": 0.9,
+                    "is_warm": True,
+                    "m": torch.zeros_like(parameter),
+                    "extra": self._extra,
+                }
+            state["step"] += 1
+            state["m"].mul_(state["beta"]).add_(parameter.grad)
+            parameter.add_(state["m"], alpha=-LR / state["step"])
+
+
+@pytest.mark.parametrize("kind", ["own", "rmsprop", "adagrad", "nadam"])
+def test_an_optimizer_of_ones_own_goes_on_bit_for_bit_after_a_resume(
+    tmp_path: Path, mine: ModuleType, kind: str
+) -> None:
+    makes: dict[str, Any] = {
+        "own": Own,
+        "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=LR, momentum=0.9, centered=True),
+        "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=LR),
+        "nadam": lambda ps: torch.optim.NAdam(ps, lr=LR),
+    }
+    mine.make = lambda parameters, actor: makes[kind](parameters.values())  # type: ignore[attr-defined]
+    config = settings(actor={"lr": LR, "optimizer": "mine:make"})
+    first = tiny_actor(tmp_path / "a", config)
+    train(first, range(2))
+    folder = save(first, tmp_path / "kept")
+    second = tiny_actor(tmp_path / "b", config)
+    second.policy.model.load_state_dict(first.policy.model.state_dict())
+    checkpoint.restore(checkpoint.load(folder), policy=second.policy, optimizer=second.optimizer)
+    second.version = first.version
+    for actor in (first, second):
+        train(actor, range(2, 4))
+    for (name, ours), theirs in zip(held(first).items(), held(second).values(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("extra", [torch.zeros(2), [1.0], {}, "text"])
+def test_a_state_that_no_checkpoint_holds_is_refused_after_the_first_update(
+    tmp_path: Path, mine: ModuleType, extra: Any
+) -> None:
+    mine.make = lambda parameters, actor: Own(parameters.values(), extra)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"unsupported state 'extra' of actor.optimizer"):
+        train(tiny_actor(tmp_path, settings(actor={"lr": LR, "optimizer": "mine:make"})), range(1))
 
 
 def test_learning_rates_keep_their_ratios() -> None:
