@@ -89,10 +89,10 @@ def sampling_options(given: Given, n_prompt: int) -> Given:
     for name, low, high in (("max_tokens", 1, 1 << 24), ("seed", -(1 << 63), (1 << 64) - 1), ("top_k", -1, 1 << 24)):
         if name in params and not is_whole(params[name], low, high):
             raise Rejected(f"invalid {name} {cut(params[name])}: a whole number from {low} to {high}")
-    for name, (low, high) in RANGES.items():
+    for name, (least, most) in RANGES.items():
         value = params.get(name, 1.0)
-        if type(value) not in (int, float) or not (value == 0 or low <= value <= high):
-            raise Rejected(f"invalid {name} {cut(value)}: 0, or a number from {low:g} to {high:g}")
+        if type(value) not in (int, float) or not (value == 0 or least <= value <= most):
+            raise Rejected(f"invalid {name} {cut(value)}: 0, or a number from {least:g} to {most:g}")
     stop = params.get("stop", "")
     if not isinstance(stop, str) and not (
         isinstance(stop, list) and all(isinstance(one, str) or is_whole(one, 0, TOKEN) for one in stop)
