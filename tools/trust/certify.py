@@ -26,6 +26,7 @@ from tools.terminal import run_parser
 
 SCHEMA = 1
 FILES = ("config*.json", "config.toml", "origin.json", "summary.json", "term.json", "split.json")
+ENDED = ("config.json", "origin.json", "summary.json")  # of a run that has finished; a killed job leaves no summary
 FOLDERS = ("samples", "evaluation", "batches", "frontiers", "checkpoints")  # and the journal's
 Facts = dict[str, Any]
 EPILOG = """\
@@ -33,7 +34,8 @@ Writes certificate.json and certificate.html into the folder of the run: hashes 
 hash chains, invariants, bounds, tokens and evaluations. It is not signed: keep it, or its SHA-256, in a
 place that the users of the run cannot write. docs/certificate.md explains the page.
 
-exit code: 0 whole, 1 a broken chain or invariant, 2 the run cannot be certified"""
+exit code: 0 whole, 1 a missing file (of a killed job: summary.json), a broken chain or invariant, 2 the run cannot be
+certified"""
 
 
 def facts(where: Run) -> Facts:
@@ -159,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def faults_of(told: Facts, where: Run) -> list[str]:
-    """Broken chains, missing ends and broken invariants of the run itself."""
+    """Missing files, broken chains, missing ends and broken invariants of the run itself."""
     chains = [
         f"journal {name}: {chain['state']}"
         for name, chain in told["chains"].items()
@@ -167,7 +169,8 @@ def faults_of(told: Facts, where: Run) -> list[str]:
     ]
     judged = told["invariants"].items()
     broken = [f"{name} is broken: {one['why']}" for name, one in judged if one["verdict"] == "broken"]
-    return [*chains, *lost_ends(where), *broken]
+    absent = [f"missing {name}" for name in ENDED if name not in told["files"]]
+    return [*absent, *chains, *lost_ends(where), *broken]
 
 
 def verdict(told: Facts) -> str:

@@ -30,10 +30,17 @@ def write(folder: Path, role: str, incarnation: int = 0, n: int = 3, **sizes: An
     return book.path
 
 
+def ended(folder: Path) -> Path:
+    """With the files of a job that ended well."""
+    for name in ("origin.json", "summary.json"):
+        (folder / name).write_text('{"rows":1}\n')
+    return folder
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A true run whose journals are chained."""
-    folder = true_run().save(tmp_path / "run")
+    folder = ended(true_run().save(tmp_path / "run"))
     for path in (folder / "journal").iterdir():
         links = journal_chain.chained("", path.read_bytes().splitlines())
         path.write_bytes(b"".join(line + b"\n" for line, _ in links))
@@ -111,10 +118,17 @@ def test_an_unchanged_run_verifies_and_a_running_one_is_not_certified(run: Path)
             certify.main([str(run)])
 
 
+def test_a_killed_run_is_not_whole(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "summary.json").unlink()
+    assert certify.main([str(run)]) == 1
+    assert "missing summary.json" in capsys.readouterr().out
+    assert verify.main([str(run / "certificate.json"), str(run)]) == 0
+
+
 def test_a_run_of_an_older_version_says_that_it_is_not_chained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = true_run().save(tmp_path / "run")
+    run = ended(true_run().save(tmp_path / "run"))
     assert certify.main([str(run)]) == 0
     assert "0 chained lines; not chained (an older version wrote them): generator-0.0" in capsys.readouterr().out
     assert verify.main([str(run / "certificate.json"), str(run)]) == 0
