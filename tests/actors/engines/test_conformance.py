@@ -6,8 +6,8 @@ it is and as an older one would be used (which can neither stand still nor stamp
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +60,15 @@ class Rig:
         if isinstance(self._engines, Simulated):
             return self._engines.open(on_update, stops=stops)
         return self._engines.open(on_update, **settings, **self._abilities)  # type: ignore[arg-type]
+
+    @contextmanager
+    def serving(self, requests: Iterable[Request], *args: str, version: int = 0, **settings: Any) -> Iterator[Running]:
+        """An engine at that version that has these requests."""
+        with self.open(*args, **settings) as running:
+            self.update(running, version)
+            for request in requests:
+                running.engine.submit(request)
+            yield running
 
     def update(self, running: Running, version: int, *, term: int = 0, like: int | None = None) -> None:
         """`like`: the version whose model these weights are."""
@@ -137,67 +146,31 @@ def mixed(n: int) -> list[Request]:
     ]
 
 
-def test_log_probs_are_those_of_the_stamped_version_across_updates(rig: Rig) -> None:
-    requests = mixed(70)
-    with rig.open() as running:
-        rig.update(running, 0)
-        for request in requests:
-            running.engine.submit(request)
+def test_tokens_log_probs_and_versions_stay_and_are_those_of_the_stamped_version_across_updates(rig: Rig) -> None:
+    requests, known = mixed(90), []
+    with rig.serving(requests) as running:
         for version in (1, 2, 3):
             running.tokens(150)
+            known += [(r.key, running.engine.so_far(r.key), running.engine.newest(r.key)) for r in requests]
             rig.update(running, version)
         ended = running.all()
     assert len(ended) == len(requests)
     assert max(worst(request, ended[request.key], rig.models) for request in requests) < EXACT
     assert max(len(completion.spans) for completion in ended.values()) >= 2
-    for completion in ended.values():
-        assert [version for version, _ in completion.spans] == sorted({version for version, _ in completion.spans})
-
-
-def test_tokens_sampled_before_an_update_do_not_change(rig: Rig) -> None:
-    requests = mixed(90)
-    with rig.open() as running:
-        rig.update(running, 0)
-        for request in requests:
-            running.engine.submit(request)
-        running.tokens(200)
-        before = {request.key: running.engine.so_far(request.key) for request in requests}
-        rig.update(running, 1)
-        ended = running.all()
-    begun = {key: done for key, done in before.items() if done is not None}
-    assert begun
-    for key, done in begun.items():
-        n = len(done.ids)
-        assert n == len(done.logps) == sum(m for _, m in done.spans)
-        assert ended[key].ids[:n] == done.ids
-        assert ended[key].logps[:n] == pytest.approx(done.logps, abs=1e-6)
-
-
-def test_versions_reported_for_a_live_sample_match_its_completion(rig: Rig) -> None:
-    requests = mixed(110)
-    with rig.open() as running:
-        rig.update(running, 0)
-        for request in requests:
-            running.engine.submit(request)
-        known = []
-        for version in (1, 2):
-            running.tokens(150)
-            known += [(r.key, running.engine.so_far(r.key), running.engine.newest(r.key)) for r in requests]
-            rig.update(running, version)
-        ended = running.all()
+    stamped = {key: [version for version, n in completion.spans for _ in range(n)] for key, completion in ended.items()}
+    assert all(versions == sorted(versions) for versions in stamped.values())
     said = [(key, done, newest) for key, done, newest in known if done is not None]
     assert said
     for key, done, newest in said:
-        stamped = [version for version, n in ended[key].spans for _ in range(n)]
-        assert [version for version, n in done.spans for _ in range(n)] == stamped[: len(done.ids)]
+        n = len(done.ids)
+        assert (done.ids, done.logps) == (ended[key].ids[:n], pytest.approx(ended[key].logps[:n], abs=1e-6))
+        assert [version for version, m in done.spans for _ in range(m)] == stamped[key][:n]
         assert newest is None or newest >= done.spans[-1][0]
 
 
 def test_an_aborted_sample_continues_from_its_finished_tokens(rig: Rig) -> None:
     request = ask(0, n=100)
-    with rig.open() as running:
-        rig.update(running, 0)
-        running.engine.submit(request)
+    with rig.serving([request]) as running:
         running.until(lambda: running.engine.so_far(request.key) is not None)
         done = running.engine.so_far(request.key)
         assert done is not None
@@ -215,25 +188,20 @@ def test_an_aborted_sample_continues_from_its_finished_tokens(rig: Rig) -> None:
     assert worst(request, completion, rig.models) < EXACT
 
 
-def test_the_budget_is_that_of_the_original_request(rig: Rig) -> None:
-    requests = [ask(uid, n=40 + uid) for uid in range(6)]
-    with rig.open() as running:
-        rig.update(running, 0)
-        for request in requests:
-            running.engine.submit(request)
+def test_samples_of_a_group_differ_and_keep_to_the_budget_of_their_request_over_an_update(rig: Rig) -> None:
+    requests = [ask(0, sample=s, n=40 + s) for s in range(6)]
+    with rig.serving(requests) as running:
         running.tokens(60)
         rig.update(running, 1)
         ended = running.all()
     assert [len(ended[request.key].ids) for request in requests] == [request.max_new_tokens for request in requests]
     assert {completion.finish for completion in ended.values()} == {"length"}
+    assert len({tuple(completion.ids[:24]) for completion in ended.values()}) == 6
 
 
 def test_abort_ends_one_sample_and_no_other(rig: Rig) -> None:
     requests = [ask(uid, n=200) for uid in range(4)]
-    with rig.open() as running:
-        rig.update(running, 0)
-        for request in requests:
-            running.engine.submit(request)
+    with rig.serving(requests) as running:
         running.tokens(4)
         assert running.engine.abort(requests[1].key) is not None
         assert running.engine.abort(requests[1].key) is None
@@ -253,44 +221,25 @@ def test_nothing_is_sampled_without_weights(rig: Rig) -> None:
         assert running.all()[request.key].spans == [[0, 5]]
 
 
-def test_nothing_is_sampled_while_it_is_paused(rig: Rig) -> None:
-    first, later = ask(0, n=220), ask(1, n=10)
-    with rig.open() as running:
-        rig.update(running, 0)
-        running.engine.submit(first)
-        running.tokens(5)
-        running.engine.pause()
-        running.engine.submit(later)
-        assert [running.engine.step() for _ in range(20)] == [[]] * 20
-        rig.update(running, 1)
-        ended = running.all()
-    assert ended[later.key].spans == [[1, 10]]
-    assert ended[first.key].spans[0][1] < 220
-    assert worst(first, ended[first.key], rig.models) < EXACT
-
-
-def test_a_sample_of_lost_weights_that_is_aborted_while_paused_leaves_nothing(rig: Rig) -> None:
-    lost, anew = ask(0, n=220), ask(0, n=30)
-    with rig.open() as running:
-        rig.update(running, 3)
-        running.engine.submit(lost)
-        running.tokens(5)
-        assert running.engine.newest(lost.key) == 3
+def test_nothing_is_sampled_while_it_is_paused_and_a_sample_aborted_then_leaves_nothing(rig: Rig) -> None:
+    """As after lost weights: the newer term begins at an older version."""
+    first, lost, anew = ask(0, n=220), ask(1, n=220), ask(1, n=30)
+    with rig.serving([first, lost], version=3) as running:
+        running.until(lambda: running.engine.newest(lost.key) == 3)
         running.engine.abort(lost.key)
         running.engine.pause()
         running.engine.submit(anew)
+        assert [running.engine.step() for _ in range(20)] == [[]] * 20
         rig.update(running, 1, term=1)
-        (completion,) = running.all().values()
-    assert completion.spans == [[1, 30]]
-    assert worst(anew, completion, rig.models) < EXACT
+        ended = running.all()
+    assert ended[anew.key].spans == [[1, 30]]
+    assert ended[first.key].spans[0][1] < 220
+    assert max(worst(request, ended[request.key], rig.models) for request in (first, anew)) < EXACT
 
 
 def test_a_stop_token_is_the_last_one_and_no_other(rig: Rig) -> None:
     requests = [ask(uid, sample=s, n=60) for uid in range(4) for s in range(2)]
-    with rig.open(stops=True) as running:
-        rig.update(running, STOPS)
-        for request in requests:
-            running.engine.submit(request)
+    with rig.serving(requests, version=STOPS, stops=True) as running:
         ended = running.all()
     assert {completion.finish for completion in ended.values()} >= {"stop"}
     for completion in ended.values():
@@ -299,21 +248,9 @@ def test_a_stop_token_is_the_last_one_and_no_other(rig: Rig) -> None:
     assert max(worst(request, ended[request.key], rig.models) for request in requests) < EXACT
 
 
-def test_the_samples_of_a_group_differ(rig: Rig) -> None:
-    requests = [ask(0, sample=s, n=24) for s in range(6)]
-    with rig.open() as running:
-        rig.update(running, 0)
-        for request in requests:
-            running.engine.submit(request)
-        ended = running.all()
-    assert len({tuple(completion.ids) for completion in ended.values()}) == 6
-
-
 def test_temperature_0_takes_the_likeliest_token_and_gives_its_plain_log_prob(rig: Rig) -> None:
     request = ask(0, n=20, temperature=0.0)
-    with rig.open() as running:
-        rig.update(running, 0)
-        running.engine.submit(request)
+    with rig.serving([request]) as running:
         (completion,) = running.all().values()
     logps = distributions(rig.models[0], list(request.ids), completion.ids)
     assert logps.argmax(-1).tolist() == completion.ids
@@ -322,10 +259,7 @@ def test_temperature_0_takes_the_likeliest_token_and_gives_its_plain_log_prob(ri
 
 def test_a_nucleus_bounds_the_tokens_and_not_their_log_probs(rig: Rig) -> None:
     requests = [ask(uid, n=40, top_p=0.3) for uid in range(4)]
-    with rig.open(top_p=0.3) as running:
-        rig.update(running, 0)
-        for request in requests:
-            running.engine.submit(request)
+    with rig.serving(requests, top_p=0.3) as running:
         ended = running.all()
     assert max(worst(request, ended[request.key], rig.models) for request in requests) < EXACT
     for request in requests:
@@ -341,10 +275,9 @@ def controlled(rig: Rig, controls: SamplingControls, *, n: int = 40, version: in
     The updates in between show that the log-probs and the controls outlive them.
     """
     requests = [ask(uid, sample=s, n=n, controls=controls, **more) for uid in range(4) for s in range(2)]
-    with rig.open(stops=version == STOPS, **({"top_p": 0.3} if controls.changes_sampling else {})) as running:
-        rig.update(running, version)
-        for request in requests:
-            running.engine.submit(request)
+    with rig.serving(
+        requests, version=version, stops=version == STOPS, **({"top_p": 0.3} if controls.changes_sampling else {})
+    ) as running:
         if version != STOPS:
             running.tokens(8)
             rig.update(running, 1)
@@ -429,9 +362,7 @@ def test_the_token_that_completes_a_stop_string_is_the_last_one(rig: Rig) -> Non
 @pytest.mark.parametrize("on_update", ["recompute", "keep", "drain"])
 def test_a_new_request_uses_no_prefix_of_older_weights(rig: Rig, on_update: str) -> None:
     prompt = list(range(3, 31)) * 3
-    with rig.open(on_update) as running:
-        rig.update(running, 0)
-        running.engine.submit(ask(0, ids=prompt, n=8))
+    with rig.serving([ask(0, ids=prompt, n=8)], on_update) as running:
         running.all()
         rig.update(running, 1)
         again = ask(1, ids=prompt, n=8)
@@ -443,9 +374,7 @@ def test_a_new_request_uses_no_prefix_of_older_weights(rig: Rig, on_update: str)
 
 def test_keep_goes_on_from_the_old_keys_and_stamps_the_new_version(rig: Rig) -> None:
     request = ask(0, n=220)
-    with rig.open("keep") as running:
-        rig.update(running, 0)
-        running.engine.submit(request)
+    with rig.serving([request], "keep") as running:
         running.tokens(10)
         rig.update(running, 1)
         (completion,) = running.all().values()
@@ -458,9 +387,7 @@ def test_keep_goes_on_from_the_old_keys_and_stamps_the_new_version(rig: Rig) -> 
 
 def test_the_first_weights_of_a_newer_term_recompute_under_every_swap_mode(rig: Rig) -> None:
     request = ask(0, n=220)
-    with rig.open("keep") as running:
-        rig.update(running, 2)
-        running.engine.submit(request)
+    with rig.serving([request], "keep", version=2) as running:
         running.tokens(10)
         rig.update(running, 2, term=1, like=2)
         (completion,) = running.all().values()
@@ -470,9 +397,7 @@ def test_the_first_weights_of_a_newer_term_recompute_under_every_swap_mode(rig: 
 
 def test_drain_begins_no_episode_and_ends_those_begun(rig: Rig) -> None:
     first, later, turn = ask(0, n=40), ask(1, n=5), ask(2, n=5, turn=1)
-    with rig.open("drain") as running:
-        rig.update(running, 0)
-        running.engine.submit(first)
+    with rig.serving([first], "drain") as running:
         running.tokens(1)
         assert running.engine.hold()
         running.engine.submit(later)
@@ -487,20 +412,23 @@ def test_drain_begins_no_episode_and_ends_those_begun(rig: Rig) -> None:
 def test_versions_never_go_back_within_a_term(rig: Rig) -> None:
     request = ask(0, n=5)
     with rig.open() as running:
-        rig.update(running, 2)
-        with pytest.raises(EngineError, match="never go back"):
-            rig.update(running, 1)
+        rig.update(running, 2, term=1)
+        for term in (0, 1):
+            with pytest.raises(EngineError, match="never go back"):
+                rig.update(running, 1 + 2 * (1 - term), term=term)
         assert running.engine.version == 2
+        rig.update(running, 2, term=1)  # pushed again
         running.engine.submit(request)
         assert running.all()[request.key].spans == [[2, 5]]
 
 
 def test_an_update_brings_every_weight_and_no_other(rig: Rig) -> None:
-    request = ask(0, n=5)
-    with rig.open() as running:
-        rig.update(running, 0)
-        with pytest.raises(EngineError, match="every weight"):
-            running.engine.update(1, dict(list(weights(rig.models[1]).items())[1:]))
+    request, others = ask(0, n=5), weights(rig.models[1])
+    name, first = next(iter(others.items()))
+    with rig.serving([]) as running:
+        for spoiled in (dict(list(others.items())[1:]), others | {name: first[:-1]}):
+            with pytest.raises(EngineError, match=r"every weight|shapes|is \("):
+                running.engine.update(1, spoiled)
         running.engine.submit(request)
         completion = running.all()[request.key]
     assert completion.spans == [[0, 5]]
@@ -531,8 +459,7 @@ IMPOSSIBLE = [
 
 
 def test_an_impossible_request_is_refused_and_others_are_served(rig: Rig) -> None:
-    with rig.open() as running:
-        rig.update(running, 0)
+    with rig.serving([]) as running:
         for request, why in IMPOSSIBLE:
             with pytest.raises(EngineError, match=why):
                 running.engine.submit(request)
@@ -544,9 +471,7 @@ def test_an_impossible_request_is_refused_and_others_are_served(rig: Rig) -> Non
 
 def test_a_sequence_may_be_as_long_as_the_model_holds(rig: Rig) -> None:
     request = ask(0, ids=[5] * 100, n=POSITIONS - 100)
-    with rig.open() as running:
-        rig.update(running, 0)
-        running.engine.submit(request)
+    with rig.serving([request]) as running:
         completion = running.all()[request.key]
     assert len(completion.ids) == POSITIONS - 100
     assert worst(request, completion, rig.models) < EXACT

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -14,10 +14,10 @@ from actors.engines.builtin import fused_llama
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.protocol import Completion, Done, Request
-from areal_bus.errors import EngineError
 from areal_cpu import build
 from areal_cpu.decode_step import Draws
 from areal_cpu.layer_kernels import LayerKernels
+from tests.actors.engines.builtin.test_engine import sharpen, weights
 
 V = 40
 FOREVER = 1e9
@@ -42,19 +42,15 @@ pytestmark = [
 
 def model(seed: int) -> Any:
     torch.manual_seed(seed)
-    made = LlamaForCausalLM(LlamaConfig(**SHAPE))
-    for parameter in made.parameters():
-        if parameter.ndim == 2:
-            parameter.data.mul_(8)
-    return made.eval()
+    return sharpen(LlamaForCausalLM(LlamaConfig(**SHAPE)))
 
 
-def weights(seed: int) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in model(seed).named_parameters()}
-
-
-def engine(*, ahead_s: float, stop_ids: frozenset[int] = frozenset(), **more: Any) -> BuiltinEngine:
-    return BuiltinEngine(model(0), EngineOptions(n_slots=6, ahead_s=ahead_s, **more), stop_ids=stop_ids, version=0)
+def engine(*requests: Request, ahead_s: float, stop_ids: frozenset[int] = frozenset(), **more: Any) -> BuiltinEngine:
+    options = EngineOptions(n_slots=6, ahead_s=ahead_s, **more)
+    made = BuiltinEngine(model(0), options, stop_ids=stop_ids, version=0)
+    for one in requests:
+        made.submit(one)
+    return made
 
 
 def request(
@@ -91,6 +87,7 @@ asked = st.lists(
 
 
 @pytest.mark.slow
+@settings(max_examples=30)
 @given(asked, st.frozensets(st.integers(0, V - 1), max_size=3))
 def test_on_end_as_one_at_a_time(
     several: list[tuple[int, float, float, int, int, int]], stop_ids: frozenset[int]
@@ -99,30 +96,17 @@ def test_on_end_as_one_at_a_time(
     for ahead_s in (0.0, FOREVER):
         running = engine(ahead_s=ahead_s, stop_ids=stop_ids)
         for uid, (n, temperature, top_p, n_given, prompt, n_done) in enumerate(several):
-            running.submit(
-                request(
-                    uid,
-                    n=n + n_done,
-                    temperature=temperature,
-                    top_p=top_p,
-                    n_given=n_given,
-                    prompt=prompt,
-                    n_done=n_done,
-                )
-            )
+            given = {"n": n + n_done, "n_given": n_given, "n_done": n_done}
+            running.submit(request(uid, temperature=temperature, top_p=top_p, prompt=prompt, **given))
         found.append((all_of(running)[0], running.n_tokens))
     assert found[0] == found[1]
 
 
 def test_a_row_that_ends_ends_the_call() -> None:
-    probe = engine(ahead_s=0.0)
-    for uid in range(4):
-        probe.submit(request(uid))
+    probe = engine(*map(request, range(4)), ahead_s=0.0)
     ids = {uid: completion.ids for uid, completion in all_of(probe)[0].items()}
     stop = ids[2][9]  # some token of one of them
-    running = engine(ahead_s=FOREVER, stop_ids=frozenset([stop]))
-    for uid in range(4):
-        running.submit(request(uid))
+    running = engine(*map(request, range(4)), ahead_s=FOREVER, stop_ids=frozenset([stop]))
     first = min(of.index(stop) for of in ids.values() if stop in of)
     done = list[Completion]()
     while not done:
@@ -132,31 +116,24 @@ def test_a_row_that_ends_ends_the_call() -> None:
     assert {len(so_far.ids) for so_far in live if so_far is not None} == {first + 1}  # nobody is ahead of the others
 
 
-def test_how_many_at_once() -> None:
-    running = engine(ahead_s=FOREVER)
-    for uid in range(3):
-        running.submit(request(uid, n=40 + uid))
-    counts = []
-    while running.n_live:
-        before = running.n_tokens
-        n_rows = running.n_live
-        running.step()
-        counts.append((running.n_tokens - before) // n_rows)
-    # a prompt, one step to see how long one takes, all that fits, what is left of the shortest, then of the others
-    assert counts == [1, 1, module.MOST_AHEAD, module.MOST_AHEAD, 6, 1, 1]
-    assert all_of_one_at_a_time() == [1] * 42
-
-
-def all_of_one_at_a_time() -> list[int]:
-    running = engine(ahead_s=0.0)
-    for uid in range(3):
-        running.submit(request(uid, n=40 + uid))
-    counts = []
+def counts(running: BuiltinEngine) -> list[int]:
+    """Tokens per row of each call, until all have ended."""
+    found = []
     while running.n_live:
         before, n_rows = running.n_tokens, running.n_live
         running.step()
-        counts.append((running.n_tokens - before) // n_rows)
-    return counts
+        found.append((running.n_tokens - before) // n_rows)
+    return found
+
+
+def test_a_call_decodes_until_the_first_row_ends() -> None:
+    ahead, single = engine(ahead_s=FOREVER), engine(ahead_s=0.0)
+    for running in (ahead, single):
+        for uid in range(3):
+            running.submit(request(uid, n=40 + uid))
+    # a prompt, one step to see how long one takes, all that fits, what is left of the shortest, then of the others
+    assert counts(ahead) == [1, 1, module.MOST_AHEAD, module.MOST_AHEAD, 6, 1, 1]
+    assert counts(single) == [1] * 42
 
 
 class Clock:
@@ -170,35 +147,23 @@ class Clock:
         return self.now
 
 
-def test_time_bounds_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = engine(ahead_s=0.02)
+def test_time_bounds_how_many_and_a_step_of_more_rows_is_measured_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = engine(request(0), ahead_s=0.02)
     monkeypatch.setattr(module.time, "perf_counter", Clock())
-    running.submit(request(0))
-    seen = [running.n_tokens]
-    for _ in range(3):
-        running.step()
-        seen.append(running.n_tokens)
-    assert seen == [0, 1, 2, 5]  # 6 ms a step: three in 20 ms
-
-
-def test_how_long_a_step_of_more_rows_takes_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = engine(ahead_s=0.02)
-    monkeypatch.setattr(module.time, "perf_counter", Clock())
-    running.submit(request(0))
-    for _ in range(2):
-        running.step()
-    running.submit(request(1))
-    counts = []
-    for _ in range(3):
-        before = running.n_tokens
-        running.step()
-        counts.append((running.n_tokens - before) // running.n_live)
-    assert counts == [1, 1, 3]  # its prompt; one step of both; then three
+    found = []
+    for n_steps in (3, 3):
+        for _ in range(n_steps):
+            before = running.n_tokens
+            running.step()
+            found.append((running.n_tokens - before) // running.n_live)
+        if running.n_live == 1:
+            running.submit(request(1))
+    # 6 ms a step: three in 20 ms; then the other's prompt, one step of both, and three again
+    assert found == [1, 1, 3, 1, 1, 3]
 
 
 def test_on_hold_and_paused() -> None:
-    running = engine(ahead_s=FOREVER, on_update="drain")
-    running.submit(request(0))
+    running = engine(request(0), ahead_s=FOREVER, on_update="drain")
     for _ in range(2):
         running.step()
     assert running.hold()
@@ -213,8 +178,7 @@ def test_on_hold_and_paused() -> None:
 def test_up_to_the_last_position_of_the_model() -> None:
     found = []
     for ahead_s in (0.0, FOREVER):
-        running = engine(ahead_s=ahead_s)
-        running.submit(request(0, n=251, n_given=5))
+        running = engine(request(0, n=251, n_given=5), ahead_s=ahead_s)
         found.append(all_of(running))
     assert found[0][0] == found[1][0]
     assert found[1][1] < 20 < found[0][1]
@@ -251,7 +215,7 @@ def test_new_weights_between_two_calls(on_update: str) -> None:
         while single.n_tokens < ahead.n_tokens:
             single.step()
         for running in (ahead, single):
-            running.update(version, weights(version))
+            running.update(version, weights(model(version)))
     found, n_calls = all_of(ahead)
     assert found == all_of(single)[0]
     assert all([version for version, _ in completion.spans] == [0, 1, 2, 3] for completion in found.values())
@@ -278,20 +242,16 @@ def test_an_abort_between_two_calls_leaves_other_requests_unchanged() -> None:
 
 
 def test_logits_that_are_no_numbers_are_refused() -> None:
-    running = engine(ahead_s=FOREVER, on_update="keep")
-    for uid in range(2):
-        running.submit(request(uid))
+    running = engine(*map(request, range(2)), ahead_s=FOREVER, on_update="keep")
     for _ in range(2):
         running.step()
-    running.update(1, {name: torch.full_like(weight, torch.nan) for name, weight in weights(0).items()})
+    running.update(1, {name: torch.full_like(weight, torch.nan) for name, weight in weights(model(0)).items()})
     with pytest.raises(ValueError, match="those of row 0 are not"):
         running.step()
 
 
 def test_steps_have_room_and_numbers_for_all_rows() -> None:
-    running = engine(ahead_s=FOREVER)
-    for uid in range(2):
-        running.submit(request(uid, n_given=5))
+    running = engine(*(request(uid, n_given=5) for uid in range(2)), ahead_s=FOREVER)
     running.step()
     slots, forward = running._cache, running._fused
     assert isinstance(slots, PagedCache)
@@ -312,12 +272,6 @@ def test_steps_have_room_and_numbers_for_all_rows() -> None:
     forward.decoded_on([1, 2], view, Draws([1.0, 1.0], [[0.5, 0.5]] * 2, ()))
     with pytest.raises(ValueError, match="and room"):  # that is used up
         forward.decoded_on([1, 2], view, Draws([1.0, 1.0], [[0.5, 0.5]], ()))
-
-
-def test_a_request_is_still_refused() -> None:
-    running = engine(ahead_s=FOREVER)
-    with pytest.raises(EngineError):
-        running.submit(request(0, n=10_000))
 
 
 class FewWords:

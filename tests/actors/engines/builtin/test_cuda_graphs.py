@@ -14,7 +14,7 @@ from actors.engines.builtin.cuda_graphs import CudaGraphs, CudaRecorder, Step
 from actors.engines.builtin.dense_cache import DenseCache
 from actors.engines.builtin.engine import BuiltinEngine
 from actors.engines.builtin.fused_llama import FusedLlama
-from actors.engines.protocol import Completion, Done
+from actors.engines.protocol import Completion, Request
 from tests.actors.engines.builtin.test_engine import assert_logps, engine, llama, mixed, qwen, request, run_all, weights
 
 
@@ -43,26 +43,21 @@ def short_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "REACH", 16)
 
 
-def recorded(model: Any, **more: Any) -> tuple[BuiltinEngine, Traced]:
+def recorded(model: Any, *requests: Request, **more: Any) -> tuple[BuiltinEngine, Traced]:
     recorder = Traced()
-    return engine(model, recorder=recorder, **more), recorder
+    return engine(model, *requests, recorder=recorder, **more), recorder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [llama, qwen])
-def test_recorded_steps_give_the_log_probs_of_fresh_forwards(build: Any) -> None:
-    model, requests = build(0), mixed(40)
-    running, recorder = recorded(model, n_slots=6)
-    for r in requests:
-        running.submit(r)
+def test_recorded_steps_give_the_log_probs_of_fresh_forwards() -> None:
+    model, requests = qwen(0), mixed(30)
+    running, recorder = recorded(model, *requests, n_slots=6)
     done = run_all(running)
     assert_logps(requests, done, {0: model})
     assert recorder.n_recorded >= 3, "several widths or reaches"
     assert recorder.n_replayed > 3 * recorder.n_recorded
-    plain = engine(model, n_slots=6)
-    for r in requests:
-        plain.submit(r)
-    assert {k: c.ids for k, c in run_all(plain).items()} == {k: c.ids for k, c in done.items()}
+    plain = run_all(engine(model, *requests, n_slots=6))
+    assert {k: c.ids for k, c in plain.items()} == {k: c.ids for k, c in done.items()}
 
 
 @pytest.mark.slow
@@ -70,10 +65,8 @@ def test_recorded_steps_give_the_log_probs_of_fresh_forwards(build: Any) -> None
 def test_each_set_of_weights_has_recordings_of_its_own(on_update: Any) -> None:
     """Two sets of memory in turn, as pushes have them: a recording of one is never used for the other."""
     models = {version: llama(version) for version in range(6)}
-    running, recorder = recorded(llama(0), on_update=on_update, stop_ids=frozenset())
     requests = [request(uid, [5, 6 + uid, 7], n=48) for uid in range(6)]
-    for r in requests:
-        running.submit(r)
+    running, recorder = recorded(llama(0), *requests, on_update=on_update, stop_ids=frozenset())
     done: dict[int, Completion] = {}
     free = weights(models[0])
     for version in range(1, 6):
@@ -113,24 +106,10 @@ def test_a_cuda_graph_is_recaptured_when_its_kv_cache_moves() -> None:
 @pytest.mark.slow
 def test_recordings_of_one_width_leave_their_logits_in_one_place() -> None:
     """Each of them would hold as much as the vocabulary times its width, else."""
-    running, recorder = recorded(llama(0), stop_ids=frozenset())
-    running.submit(request(0, [3, 4], n=60))
+    running, recorder = recorded(llama(0), request(0, [3, 4], n=60), stop_ids=frozenset())
     run_all(running)
     assert recorder.n_recorded >= 3
     assert len({found.data_ptr() for found in recorder.found}) == 1
-
-
-def test_a_retried_sample_continues_from_its_finished_tokens() -> None:
-    model = llama(0)
-    running, recorder = recorded(model, stop_ids=frozenset())
-    whole = engine(model, stop_ids=frozenset())
-    asked = request(0, [5, 6, 7], n=40)
-    whole.submit(asked)
-    expected = run_all(whole)[0]
-    done = Done(expected.ids[:11], expected.logps[:11], [[0, 11]])
-    running.submit(type(asked)(asked.key, asked.ids, asked.seed, asked.max_new_tokens, 1.0, 1.0, done))
-    assert run_all(running)[0].ids == expected.ids
-    assert recorder.n_recorded
 
 
 def test_a_recording_that_does_something_else_is_not_used() -> None:
@@ -224,9 +203,7 @@ def test_a_cuda_device_replays_its_steps() -> None:
         n_recorded += 1
         return recorder(step)
 
-    running = engine(qwen(1).to("cuda"), n_slots=4, version=None, recorder=counting)
-    for r in requests:
-        running.submit(r)
+    running = engine(qwen(1).to("cuda"), *requests, n_slots=4, version=None, recorder=counting)
     running.update(0, {name: tensor.to("cuda") for name, tensor in weights(model).items()})
     assert_logps(requests, run_all(running), {0: model})
     assert n_recorded >= 2

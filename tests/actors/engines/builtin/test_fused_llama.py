@@ -159,11 +159,7 @@ def test_the_forwards_differ_when_one_weight_does() -> None:
     assert why.startswith("logits differ by")
     forward.bind()
     assert disagreement(model, forward) is None
-
-
-def test_weights_that_are_no_numbers_agree_with_nothing() -> None:
-    model = sharp(MODELS["llama"]())
-    model.model.norm.weight.data[3] = torch.nan
+    model.model.norm.weight.data[3] = torch.nan  # agrees with nothing
     assert disagreement(model, FusedLlama(model)) is not None
 
 

@@ -32,7 +32,7 @@ def test_an_absent_token_is_never_drawn_and_the_others_keep_their_shares(size: i
     logits = torch.zeros(1, size)
     logits[0, 4:] = 2.0 - math.log(size - 4)  # most of the weight is absent
     logits[0, 1] = math.log(2.0)
-    drawn, n = [0] * 4, 4000
+    drawn, n = [0] * 4, 1200
     numbers = random.Random(0)
     for _ in range(n):
         (token,), (logp,) = sample(
@@ -76,12 +76,6 @@ def test_top_p_takes_the_nucleus_and_records_whole_log_probs() -> None:
     assert all(abs(logp - logits[token].item()) < 1e-6 for token, logp in zip(tokens.tolist(), logps, strict=True))
     kept = nucleus(torch.tensor([[0.05, 0.5, 0.3, 0.15]]), torch.tensor([0.5]))
     assert kept.tolist() == [[0.0, 0.5, 0.0, 0.0]]
-
-
-def test_temperature_zero_takes_the_likeliest() -> None:
-    tokens, logps = draw(torch.tensor([0.0, 3.0, 1.0]), temperature=0.0, n=5)
-    assert tokens.tolist() == [1] * 5
-    assert abs(logps[0] - torch.log_softmax(torch.tensor([0.0, 3.0, 1.0]), -1)[1].item()) < 1e-6
 
 
 def test_temperature_zero_gives_a_log_prob_to_the_likeliest_of_equals_whatever_top_p() -> None:

@@ -3,8 +3,6 @@
 `make test-sglang` and `make test-vllm` have real servers take them by name.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,10 @@ from actors.models.loading import load_base, load_model, load_tokenizer
 from actors.models.lora import BASE_DIGEST, adapted_layers, base_digest, merged, names_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from tests.servers import speaks_vllm
+from tests.servers.attached import SPEAKING, WEIGHTS, running
 from tests.servers.engines import Running, context_of, model, model_folder, sglang_python, vllm_python, worst
-from tests.servers.speaks_sglang import SpeaksSGLang, V, speaking
-from tests.servers.speaks_vllm import SpeaksVLLM
+from tests.servers.speaks_sglang import SpeaksSGLang, V
+from tests.servers.speaks_vllm import UNTIED, SpeaksVLLM
 
 LORA = {"rank": 2, "alpha": 2, "target_modules": ["q_proj", "down_proj"]}
 
@@ -31,22 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = model_folder(tmp_path_factory.mktemp("adapters") / "model")
     load_model(str(folder), "float32", "cpu", random_seed=1).save_pretrained(folder)
     return folder
-
-
-@contextmanager
-def running(folder: Path, fake: SpeaksSGLang, kind: str, on_update: str = "recompute") -> Iterator[Running]:
-    config = Config.model_validate({
-        "model": {"path": str(folder)},
-        "data": {"task": "sums"},
-        "rollout": {"engine": kind, "on_update": on_update},
-        "engine": {"call_timeout_s": 10.0, "urls": (fake.url,)},
-        "actor": {"lora": LORA},
-    })  # fmt: skip
-    engine = open_engine(context_of(folder), config, load_tokenizer(str(folder)))
-    try:
-        yield Running(engine)
-    finally:
-        engine.close()
 
 
 def adapters(engine: Engine, number: float) -> dict[str, torch.Tensor]:
@@ -67,8 +49,7 @@ def vllm(fake: SpeaksVLLM) -> None:
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 def test_a_sample_goes_on_over_an_update_with_the_adapter_of_each_version(folder: Path, kind: str) -> None:
-    speaks: Any = speaking(sglang) if kind == "sglang" else speaks_vllm.speaking(vllm)
-    with speaks as fake, running(folder, fake, kind) as run:
+    with SPEAKING[kind]({"sglang": sglang, "vllm": vllm}[kind]) as fake, running(folder, fake, lora=LORA) as run:
         run.engine.update(3, adapters(run.engine, 3))
         run.engine.submit(Request(("", 0, 0, 0, 0), [3, 4], (0,), 6, 1.0, 1.0))
         fake.allow(2)
@@ -91,33 +72,26 @@ def of_low_rank(fake: SpeaksSGLang) -> None:
     fake.settings["max_lora_rank"] = 1
 
 
-@pytest.mark.parametrize("kind", [lambda fake: None, of_low_rank])
-def test_another_server_is_sent_merged_weights(folder: Path, kind: Any) -> None:
-    with speaking(kind) as fake, running(folder, fake, "sglang") as run:
-        base = load_base(Config.model_validate({"model": {"path": str(folder)}}), str(folder), "cpu")
-        weights = {name: parameter.detach() for name, parameter in base.named_parameters()}
-        tensors = adapters(run.engine, 1.0) | {BASE_DIGEST: base_digest(weights)}
-        run.engine.update(0, tensors)
-        names = [name for body in fake.called("/update_weights_from_distributed") for name in body["names"]]
-        assert names == list(weights)
-        with pytest.raises(ConfigError, match="other weights than this generator's"):
-            run.engine.update(1, adapters(run.engine, 1.0))
-        assert not fake.called("/load_lora_adapter")
-
-
-def vllm_on_cpu(fake: SpeaksVLLM) -> None:
-    vllm(fake)
-    fake.model["hf_overrides"] = speaks_vllm.UNTIED
-
-
-def test_a_server_with_a_head_apart_from_a_tied_embedding_is_sent_merged_weights(folder: Path) -> None:
+def untied(fake: SpeaksVLLM) -> None:
     """A real one loaded a base without a head and sampled with random numbers for it."""
-    with speaks_vllm.speaking(vllm_on_cpu) as fake, running(folder, fake, "vllm") as run:
+    vllm(fake)
+    fake.model["hf_overrides"] = UNTIED
+
+
+@pytest.mark.parametrize(("kind", "change"), [("sglang", None), ("sglang", of_low_rank), ("vllm", untied)])
+def test_a_server_that_takes_no_such_adapters_is_sent_merged_weights(folder: Path, kind: str, change: Any) -> None:
+    with SPEAKING[kind](change) as fake, running(folder, fake, lora=LORA) as run:
         base = load_base(Config.model_validate({"model": {"path": str(folder)}}), str(folder), "cpu")
         weights = {name: parameter.detach() for name, parameter in base.named_parameters()}
         run.engine.update(0, adapters(run.engine, 1.0) | {BASE_DIGEST: base_digest(weights)})
-        assert not fake.called("/v1/load_lora_adapter")
-        assert set(fake.taken[-1]) == {*weights, "lm_head.weight"}
+        if kind == "vllm":
+            assert set(fake.taken[-1]) == {*weights, "lm_head.weight"}
+        else:
+            names = [name for body in fake.called(WEIGHTS[kind]) for name in body["names"]]
+            assert names == list(weights)
+        with pytest.raises(ConfigError, match="other weights than this generator's"):
+            run.engine.update(1, adapters(run.engine, 1.0))
+        assert not [path for path, _ in fake.calls if path.endswith("/load_lora_adapter")]
 
 
 @pytest.mark.parametrize(

@@ -96,17 +96,20 @@ def test_the_hazards_are_of_the_lengths_that_are_drawn(law: LengthLaw) -> None:
     assert law.mean(most) == pytest.approx(sum(min(length, most) for length in drawn) / n_drawn, rel=0.01)
 
 
-def test_lengths_are_the_seeds_and_do_not_change_with_weights_temperature_or_company() -> None:
-    def lengths(timed: Timed, temperature: float) -> list[int]:
-        timed.run(*(ask(uid, temperature=temperature) for uid in range(20)))
-        return [len(timed.ended["", uid, 0, 0, 0].ids) for uid in range(20)]
-
-    first, other = Timed(), Timed(n_slots=3)
-    first.hold(0)
-    other.hold(7)
-    found = lengths(first, 1.0)
-    assert found == lengths(other, 0.6)
-    assert len(set(found)) > 10
+def test_lengths_and_tokens_depend_on_seed_position_and_weights_and_not_on_company_or_time() -> None:
+    requests = [ask(uid) for uid in range(20)]
+    alone, together, other, cooler = Timed(), Timed(n_slots=3), Timed(), Timed()
+    for timed, version in ((alone, 0), (together, 0), (other, 7), (cooler, 0)):
+        timed.hold(version)
+    alone.run(requests[3])
+    together.run(*requests)
+    other.run(*requests)
+    cooler.run(*(ask(uid, temperature=0.6) for uid in range(20)))
+    assert alone.ended[requests[3].key] == together.ended[requests[3].key]
+    for timed in (other, cooler):
+        assert all(len(timed.ended[key].ids) == len(done.ids) for key, done in together.ended.items())
+    assert other.ended[requests[3].key].ids != alone.ended[requests[3].key].ids
+    assert len({len(done.ids) for done in together.ended.values()}) > 10
 
 
 # time
@@ -147,19 +150,14 @@ def test_an_update_costs_its_swap_time_and_the_recompute(on_update: str) -> None
     assert timed.engine.n_tokens - sampled == pytest.approx(seconds * SPEEDS.tokens_per_s(4), abs=8)
 
 
-def test_a_step_waits_for_a_moment_at_most() -> None:
+def test_a_step_waits_for_a_moment_at_most_and_makes_up_for_a_second_at_most_after_a_stop() -> None:
     timed = Timed(lengths=ENDLESS)
     timed.hold(0)
     timed.engine.submit(ask(0))
     assert timed.engine.step() == []
     assert timed.clock.now() == pytest.approx(WAIT_S)
     assert timed.engine.n_tokens == 0
-
-
-def test_a_process_that_was_stopped_makes_up_for_a_second_and_no_more() -> None:
-    timed = Timed(lengths=ENDLESS)
-    timed.hold(0)
-    timed.run(ask(0), until_s=2.0)
+    timed.run(until_s=2.0)
     before = timed.engine.n_tokens
     timed.clock.wait(1000.0)
     timed.engine.step()
@@ -175,20 +173,6 @@ def test_time_without_work_is_not_made_up_for() -> None:
 
 
 # tokens
-
-
-def test_a_token_depends_on_seed_position_and_weights_and_not_on_company_or_time() -> None:
-    alone, together = Timed(), Timed(n_slots=5)
-    for timed in (alone, together):
-        timed.hold(0)
-    alone.run(ask(3))
-    together.run(*(ask(uid) for uid in range(9)))
-    key = ask(3).key
-    assert alone.ended[key] == together.ended[key]
-    other = Timed()
-    other.hold(1)
-    other.run(ask(3))
-    assert other.ended[key].ids != alone.ended[key].ids
 
 
 def test_token_frequencies_match_their_log_probs() -> None:
