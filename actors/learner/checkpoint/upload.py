@@ -8,16 +8,19 @@ atomic rename of a folder. Only a copy of the same version that is incomplete, o
 import contextlib
 import hashlib
 import os
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from areal_bus.errors import ConfigError
+from areal_bus.storage.atomic_file import write_atomic
 from areal_bus.storage.versioned_dirs import MANIFEST
 
 WAITS_S = (1.0, 5.0, 20.0, 60.0)  # between two attempts at a checkpoint
 PARTIAL, COMPLETE = ".partial", ".complete"
+OWNER = "upload.id"  # in a run and at its target
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -50,9 +53,29 @@ def push_to_hub(folder: Path, repository: str, *, endpoint: str | None = None) -
     api.upload_folder(repo_id=repository, folder_path=folder, commit_message=f"Model of {folder.resolve().parent.name}")
 
 
+def claim(folder: Path, file_systems: Any, root: str) -> None:
+    """Mark the target as that of this run. Raises ConfigError for one of another run, whose checkpoints a copy would
+    replace, and for the folder of the checkpoints themselves.
+    """
+    from fsspec.implementations.local import LocalFileSystem  # torch has it
+
+    if isinstance(file_systems, LocalFileSystem) and Path(root).resolve() == folder.resolve().parent:
+        raise ConfigError(f"wrong target: {root} is the run's own folder of checkpoints; set another checkpoint.upload")
+    own, mark = folder.parent.parent / OWNER, f"{root}/{OWNER}"
+    if not own.exists():
+        write_atomic(own, secrets.token_hex(16))
+    if not file_systems.exists(mark) or not file_systems.cat_file(mark):  # a killed run may leave it empty
+        file_systems.makedirs(root, exist_ok=True)
+        file_systems.pipe_file(mark, own.read_bytes())
+    if file_systems.cat_file(mark) != own.read_bytes():
+        raise ConfigError(f"target taken: {root} has checkpoints of another run; set another checkpoint.upload")
+
+
 def copy(folder: Path, file_systems: Any, root: str) -> None:
     """Copy a checkpoint to `root` of a file system of fsspec. Raises what that raises."""
-    final = f"{root.rstrip('/')}/{folder.name}"
+    root = root.rstrip("/")
+    claim(folder, file_systems, root)
+    final = f"{root}/{folder.name}"
     digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest().encode()
     if file_systems.exists(final + COMPLETE) and file_systems.cat_file(final + COMPLETE) == digest:
         return
@@ -137,8 +160,8 @@ class Uploads:
             try:
                 copy(folder, self._file_system, self._root)
             except Exception as error:  # noqa: BLE001 (a file system of fsspec raises what its library raises)
-                if wait_s is None or self._stopped.is_set():
-                    n = len(self._waits_s) + 1
+                if wait_s is None or self._stopped.is_set() or isinstance(error, ConfigError):
+                    n = 1 if isinstance(error, ConfigError) else len(self._waits_s) + 1
                     what = f"checkpoint not uploaded: {folder.name} to {self._url}, {n} attempts"
                     return f"{what}: {error!r}; training goes on"
                 self._stopped.wait(wait_s)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,6 +42,7 @@ def names(target: Any, root: str) -> list[str]:
 WHOLE = [
     "step-000003.complete",
     *(f"step-000003/{name}" for name in ("manifest.json", "model/model.safetensors", "state.json")),
+    "upload.id",
 ]
 
 
@@ -50,6 +52,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any,
     url = "memory://target/run" if request.param == "memory" else f"file://{tmp_path}/target/run"
     yield *file_system(url), url
     MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
 def test_a_checkpoint_is_copied_whole_and_then_marked(tmp_path: Path, place: tuple[Any, str, str]) -> None:
@@ -69,7 +72,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize("at", range(7))
 def test_a_death_at_any_point_leaves_no_mark_and_the_next_start_copies_again(
     tmp_path: Path, place: tuple[Any, str, str], at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,9 +95,9 @@ def test_a_death_at_any_point_leaves_no_mark_and_the_next_start_copies_again(
             copy(folder, target, root)
         except Killed:
             assert not target.exists(f"{root}/step-000003.complete")
-            assert target.exists(f"{root}/step-000003") == (at == 4)
+            assert target.exists(f"{root}/step-000003") == (at == 5)
         else:
-            assert at == 5
+            assert at == 6
     copy(folder, target, root)
     assert names(target, root) == WHOLE
 
@@ -103,10 +106,28 @@ def test_a_version_that_was_trained_again_replaces_the_one_at_the_target(
     tmp_path: Path, place: tuple[Any, str, str]
 ) -> None:
     target, root, _ = place
-    copy(sealed(tmp_path / "a", 3, "first"), target, root)
-    copy(sealed(tmp_path / "b", 3, "again"), target, root)
+    copy(first := sealed(tmp_path, 3, "first"), target, root)
+    shutil.rmtree(first)
+    copy(sealed(tmp_path, 3, "again"), target, root)
     assert target.cat_file(f"{root}/step-000003/model/model.safetensors") == b"again"
     assert names(target, root) == WHOLE
+
+
+def test_checkpoints_of_another_run_and_the_runs_own_are_not_replaced(
+    tmp_path: Path, place: tuple[Any, str, str]
+) -> None:
+    target, root, url = place
+    copy(sealed(tmp_path / "a", 3, "first"), target, root)
+    uploads = Uploads(url)
+    uploads.add(sealed(tmp_path / "b", 3, "other"))
+    uploads.finish(lambda: None)
+    uploads.close()
+    assert "has checkpoints of another run; set another checkpoint.upload" in uploads.take_notes()[0]
+    assert target.cat_file(f"{root}/step-000003/model/model.safetensors") == b"first"
+    own = tmp_path / "a" / "checkpoints"
+    with pytest.raises(ConfigError, match="run's own folder of checkpoints"):
+        copy(own / "step-000003", LocalFileSystem(), str(own))
+    assert (own / "step-000003" / "model" / "model.safetensors").read_text() == "first"
 
 
 class FullFileSystem(LocalFileSystem):
