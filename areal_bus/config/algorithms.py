@@ -294,6 +294,16 @@ def _critic(c: Config) -> list[Rule]:
             f"critic.{next(iter(given), '')}",
         ),
         (
+            not is_gae and c.actor.truncated_samples == "bootstrap",
+            'actor.truncated_samples = "bootstrap" needs the values of a critic: set actor.advantage = "gae" (it is '
+            f'"{c.actor.advantage}")',
+        ),
+        (
+            is_gae and c.critic.warmup_steps >= c.run.total_train_steps,
+            f"critic.warmup_steps ({c.critic.warmup_steps}) must be below run.total_train_steps "
+            f"({c.run.total_train_steps}): the policy would never be trained",
+        ),
+        (
             not is_gae and lambdas,
             f'actor.discount and actor.gae_lambda are for actor.advantage = "gae": it is "{c.actor.advantage}"',
         ),

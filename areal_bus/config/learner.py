@@ -55,9 +55,9 @@ class ActorConfig(Section):
     """Largest overlong penalty."""
     length_penalty: float = Field(0.0, ge=0)
     """This times length / gconfig.max_new_tokens is subtracted from the reward."""
-    truncated_samples: Literal["train", "mask", "zero"] = "train"
-    """Samples cut at the length limit: "train" them, "mask" their tokens (their reward stays in the baseline), or
-    reward "zero"."""
+    truncated_samples: Literal["train", "mask", "zero", "bootstrap"] = "train"
+    """Samples cut at the length limit: "train" them, "mask" their tokens (their reward stays in the baseline), reward
+    "zero", or with "gae" "bootstrap" them: the critic's value goes on after the last token."""
     algorithm: str = ""
     """Sets the keys of configs/algorithms/NAME.toml ("dapo", "gspo") that you do not set."""
     advantage: str = "grpo"
@@ -192,6 +192,8 @@ class CriticConfig(Section):
     """Learning rate of the critic's AdamW; the rest as [actor]."""
     eps_clip: float | None = Field(None, gt=0)
     """Value clipping range."""
+    warmup_steps: int = Field(0, ge=0)
+    """First updates that train the critic alone: 10 to 50 for a value head of zeros."""
 
 
 class WarmupConfig(Section):

@@ -203,15 +203,15 @@ def normalize(
 
 
 def generalized_advantages(
-    rewards_T: Tensor, values_T: Tensor, *, discount: float, lam: float
+    rewards_T: Tensor, values_T: Tensor, after: float = 0.0, *, discount: float, lam: float
 ) -> tuple[Tensor, Tensor]:
     """(advantages_T, returns_T) of one trajectory (GAE, Schulman et al. 2016, eq. 16). T sampled tokens, in order.
 
-    `rewards_T`: the reward that follows each token. After the last token the value is 0. returns = advantages + values.
+    `rewards_T`: the reward that follows each token. `after`: the value after the last. returns = advantages + values.
     Masked tokens take part: their values bootstrap those before them; the caller trains none of them.
     """
     advantages = torch.zeros_like(values_T)
-    following = values_T.new_zeros(())
+    following = values_T.new_tensor(after)
     running = values_T.new_zeros(())
     for t in range(len(values_T) - 1, -1, -1):
         delta = rewards_T[t] + discount * following - values_T[t]

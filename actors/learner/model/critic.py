@@ -4,7 +4,7 @@ Shapes: K sampled tokens of a trajectory, N tokens of a micro-batch, T = K.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from actors.learner.algorithms.advantages import generalized_advantages
-from actors.learner.batching import Batch
+from actors.learner.batching import Batch, Item
 from actors.learner.model.chunked_head import SOFT_CAP
 from actors.learner.model.policy import PROBE, ModelSettings, Policy, whole
 from actors.models.packed_row import SequencePiece, lay_out
 from areal_bus.config.learner import ActorConfig, CriticConfig
+from areal_bus.messages import Finish
 
 CLIP_EPSILON = 1e-6
 
@@ -79,16 +80,30 @@ class Critic:
         self.model = model
         self.settings = settings
         self._warm, self._max_norm = policy.lr_warmup_steps, policy.max_grad_norm
+        self._bootstraps = policy.truncated_samples == "bootstrap"
         self.optimizer = torch.optim.AdamW(
             list(model.parameters().values()), lr=settings.lr, weight_decay=policy.weight_decay
         )
 
     def predict(self, batch: Batch, indices: Sequence[int]) -> dict[int, Tensor]:
-        """Item index -> (K,) values of all its sampled tokens, masked ones too: they bootstrap those before them."""
+        """Item index -> (K,) values of all its sampled tokens, masked ones too: they bootstrap those before them.
+
+        With actor.truncated_samples = "bootstrap" K + 1 of a sample that was cut off: also of the state after it.
+        """
         items = [batch.items[i] for i in indices]
-        pieces = [piece for item in items for piece in item.pieces(item.places_K)]
+        places = [self._valued_places(item) for item in items]
+        pieces = [
+            replace(piece, targets_K=torch.zeros_like(piece.places_K))
+            for item, at in zip(items, places, strict=True)
+            for piece in item.pieces(at)
+        ]
         values_N = self.model.values(pieces).detach().cpu()
-        return dict(zip(indices, torch.split(values_N, [item.n_sampled for item in items]), strict=True))
+        return dict(zip(indices, torch.split(values_N, [len(at) for at in places]), strict=True))
+
+    def _valued_places(self, item: Item) -> Tensor:
+        if self._bootstraps and item.finish == Finish.LENGTH:
+            return torch.cat([item.places_K, item.places_K.new_tensor([len(item.ids_T)])])
+        return item.places_K
 
     def loss(self, batch: Batch, indices: Sequence[int], n_tokens: float) -> Tensor:
         """(): the value loss of trained tokens, divided by those of the whole minibatch."""
@@ -147,22 +162,22 @@ class ValueFigures:
 
 def fill_returns(batch: Batch, rewards_M: Tensor, values: Mapping[int, Tensor], settings: ActorConfig) -> None:
     """Set token advantages, returns and old values of the items with values. The reward follows the last sampled token
-    of each trajectory.
-
-    A trajectory that the length limit cut off has no value after its last token either.
+    of each trajectory. A value more than tokens is that of the state after the last one, which bootstraps it.
     """
     for index in values:
-        item, values_K = batch.items[index], values[index].double()
+        item = batch.items[index]
+        values_K, after = torch.split(values[index].double(), [item.n_sampled, len(values[index]) - item.n_sampled])
         rewards_K, counts = torch.zeros_like(values_K), item.counts(item.places_K)
         rewards_K[torch.tensor(counts).cumsum(0) - 1] = rewards_M[index]
         if index in batch.streams["token_rewards"]:  # the KL from the reference, of trained tokens
             rewards_K[item.trained_K] += batch.streams["token_rewards"][index].double()
-        parts = zip(torch.split(rewards_K, counts), torch.split(values_K, counts), strict=True)
+        ends = [0.0] * (len(counts) - 1) + [float(after.sum())]
+        parts = zip(torch.split(rewards_K, counts), torch.split(values_K, counts), ends, strict=True)
         made = [generalized_advantages(*one, discount=settings.discount, lam=settings.gae_lambda) for one in parts]
         advantages_K, returns_K = (torch.cat(values) for values in zip(*made, strict=True))
         batch.streams["token_advantages"][index] = advantages_K[item.trained_K].float()
         batch.streams["returns"][index] = returns_K[item.trained_K].float()
-        batch.streams["old_values"][index] = values[index][item.trained_K]
+        batch.streams["old_values"][index] = values[index][: item.n_sampled][item.trained_K]
 
 
 def figures(batch: Batch) -> ValueFigures:

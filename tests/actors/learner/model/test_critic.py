@@ -51,16 +51,19 @@ def updated(folder: Path, config: Config, shard: list[ShardItem]) -> tuple[PPOAc
 
 @given(
     st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), min_size=1, max_size=12),
+    st.floats(-3, 3),
     st.floats(0.1, 1.0),
     st.floats(0.0, 1.0),
 )
-def test_gae_is_the_discounted_sum_of_td_errors(steps: list[tuple[float, float]], discount: float, lam: float) -> None:
+def test_gae_is_the_discounted_sum_of_td_errors(
+    steps: list[tuple[float, float]], after: float, discount: float, lam: float
+) -> None:
     rewards, values = (torch.tensor(column, dtype=torch.float64) for column in zip(*steps, strict=True))
-    following = torch.cat([values[1:], torch.zeros(1, dtype=torch.float64)])
+    following = torch.cat([values[1:], torch.full((1,), after, dtype=torch.float64)])
     delta = rewards + discount * following - values
     n = len(steps)
     expected = [sum((discount * lam) ** (k - t) * float(delta[k]) for k in range(t, n)) for t in range(n)]
-    advantages, returns = generalized_advantages(rewards, values, discount=discount, lam=lam)
+    advantages, returns = generalized_advantages(rewards, values, after, discount=discount, lam=lam)
     assert advantages.tolist() == pytest.approx(expected, abs=1e-9)
     assert torch.allclose(returns, advantages + values)
 
@@ -89,6 +92,41 @@ def test_values_of_masked_tokens_bootstrap_and_are_no_targets(tmp_path: Path) ->
     advantages, returns = generalized_advantages(rewards, values.double(), discount=0.9, lam=0.5)
     assert batch.streams["token_advantages"][0].tolist() == pytest.approx(advantages[2:].tolist(), abs=1e-6)
     assert batch.streams["returns"][0].tolist() == pytest.approx(returns[2:].tolist(), abs=1e-6)
+
+
+def test_a_truncated_answer_is_bootstrapped_by_the_value_of_the_next_state(tmp_path: Path) -> None:
+    actor = tiny_actor(tmp_path, config_of(discount=0.9, gae_lambda=0.5, truncated_samples="bootstrap"))
+    assert actor.critic is not None
+    with torch.no_grad():
+        actor.critic.model.model.get_output_embeddings().weight.normal_(std=0.5)
+    cut = shard_item(reward=1.0, sampled=[2, 3, 4], finish="length")
+    ended = replace(shard_item(reward=1.0, sampled=[2, 3, 4]), sample=1)
+    longer = replace(shard_item(sampled=[2, 3, 4, 9]), sample=2)  # its last token follows the same state
+    batch = batch_of([cut, ended, longer, replace(cut, sample=3)], 0)
+    seen = actor.critic.predict(batch, [0, 1, 2])
+    assert torch.allclose(seen[0], seen[2], atol=1e-6)
+    assert torch.allclose(seen[0][:3], seen[1], atol=1e-6)
+    actor.compute_advantages_and_returns(batch)
+    rewards = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    for i, after in ((0, float(seen[0][3])), (1, 0.0)):
+        advantages, _ = generalized_advantages(rewards, seen[1].double(), after, discount=0.9, lam=0.5)
+        assert batch.streams["token_advantages"][i].tolist() == pytest.approx(advantages.tolist(), abs=1e-6)
+    assert float(advantages[2]) == pytest.approx(1.0 - float(seen[1][2]))
+    actor.ppo_update(batch)
+
+
+def test_the_first_updates_may_train_the_critic_alone(tmp_path: Path) -> None:
+    actor = tiny_actor(tmp_path, config_of(critic={"warmup_steps": 2}))
+    assert actor.critic is not None
+    moved = []
+    for clock in range(3):
+        before = [[p.clone() for p in m.parameters().values()] for m in (actor.policy, actor.critic.model)]
+        actor.ppo_update(actor.compute_advantages_and_returns(batch_of(random_shard(4, clock=clock), clock)))
+        after = [list(m.parameters().values()) for m in (actor.policy, actor.critic.model)]
+        moved.append(
+            [any(not torch.equal(*p) for p in zip(*pair, strict=True)) for pair in zip(before, after, strict=True)]
+        )
+    assert moved == [[False, True], [False, True], [True, True]]
 
 
 def test_value_clipping_takes_the_larger_error() -> None:
@@ -180,6 +218,8 @@ def test_a_checkpoint_without_a_critic_is_refused_with_a_way_out(tmp_path: Path)
     [
         ({"critic": {"lr": 1e-3}}, r"\[critic\] is for actor.advantage = .gae.: it is .grpo.; remove critic.lr"),
         ({"actor": {"gae_lambda": 0.9}}, "are for actor.advantage"),
+        ({"actor": {"truncated_samples": "bootstrap"}}, "needs the values of a critic"),
+        ({"actor": {"advantage": "gae"}, "critic": {"warmup_steps": 10**6}}, "the policy would never be trained"),
     ],
 )
 def test_settings_of_a_critic_without_one_are_refused(sections: dict[str, Any], said: str) -> None:
