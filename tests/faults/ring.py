@@ -252,12 +252,7 @@ class Ring:
             self.wait_for("member", name=name, version=version)
 
     def wait_until(
-        self,
-        condition: Callable[[], bool],
-        what: str,
-        *,
-        timeout_s: float = PATIENCE_S,
-        may_end: bool = False,
+        self, condition: Callable[[], bool], what: str, *, timeout_s: float = PATIENCE_S, may_end: bool = False
     ) -> None:
         """Until it holds. Fails when it does not by the deadline, or (unless it may) when the job ends before."""
         deadline = time.monotonic() + timeout_s

@@ -13,7 +13,7 @@ from tests.faults.ring import Ring
 DELTAS = ("weights.delta_push=auto", "weights.route=gloo", "model.dtype=bfloat16", "actor.lr=1e-5")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_ring_survives_a_kill_in_a_delta_and_the_killed_member_catches_up_by_one(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=10", *DELTAS)
     ring.hold_learner(2)

@@ -50,7 +50,7 @@ def test_a_forked_actor_that_dies_is_forked_again(tmp_path: Path) -> None:
         ring.check_survived(ended=False)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("victim", ["fork server", "attendant"])
 def test_no_process_survives_the_fork_server_or_mpiruns_child(tmp_path: Path, victim: str) -> None:
     with Ring(tmp_path, *FORK, ranks=3).started() as ring:

@@ -147,12 +147,7 @@ def test_row_12_heads_that_are_killed_at_random_cost_no_update(tmp_path: Path, e
 def test_row_12_two_learner_ranks_survive_their_heads_together(tmp_path: Path, seed: int) -> None:
     dice, n_steps = random.Random(seed), 60
     ring = Ring(
-        tmp_path,
-        f"run.total_train_steps={n_steps}",
-        "topology.learners=2",
-        "launch.max_restarts=100",
-        WITHOUT,
-        ranks=5,
+        tmp_path, f"run.total_train_steps={n_steps}", "topology.learners=2", "launch.max_restarts=100", WITHOUT, ranks=5
     )
     ring.throttle(0.03)
     with ring.started():
@@ -193,21 +188,6 @@ def test_row_12_a_head_may_die_at_any_point_of_a_step_a_push_or_a_checkpoint(tmp
 
 
 @pytest.mark.soak
-def test_row_12_a_head_and_a_generator_die_together(tmp_path: Path) -> None:
-    ring = Ring(tmp_path, "run.total_train_steps=10", WITHOUT)
-    ring.throttle(0.02)
-    with ring.started():
-        ring.wait_for("update", version=3)
-        ring.kill("generator-0")
-        ring.kill("head-0")
-        ring.wait_for("update", inc=1, n=2)
-        ring.kill("head-0")
-        ring.kill("reward-0")
-        ring.throttle(None)
-        outlive(ring, 10)
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize(("every", "learners", "seed"), [(2, 1, 1), (1, 1, 2), (3, 2, 3)])
 def test_heads_and_learners_that_die_in_any_order_lose_nothing(
     tmp_path: Path, every: int, learners: int, seed: int
@@ -235,24 +215,6 @@ def test_heads_and_learners_that_die_in_any_order_lose_nothing(
         ring.finish(timeout_s=240)
     ring.check_survived()
     assert {line["lives_on"] for line in ring.lines("term", role="head")} == {False, True}
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("first", ["head-0", "learner-0"])
-def test_a_head_and_a_learner_that_die_together_go_back_to_the_checkpoint(tmp_path: Path, first: str) -> None:
-    ring = Ring(tmp_path, "run.total_train_steps=10", "checkpoint.every_steps=3")
-    ring.hold_learner(5)
-    with ring.started():
-        ring.wait_for("update", version=5)
-        ring.wait_for("checkpoint", role="learner", step=3)
-        for who in (first, "head-0" if first == "learner-0" else "learner-0"):
-            ring.kill(who)
-        ring.hold_learner(None)
-        ring.finish()
-    ring.check_survived()
-    (term,) = ring.lines("term", role="head")[1:]
-    assert (term["version"], term["lives_on"]) == (3, False)
-    assert made(ring) == [*range(1, 6), *range(4, 11)]
 
 
 @pytest.mark.soak

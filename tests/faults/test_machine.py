@@ -15,7 +15,6 @@ from typing import NoReturn
 
 import pytest
 
-from launch.run.supervise import GRACE_S
 from tests.faults.ring import ROOT, Ring
 from tests.launch.test_bootstrap import MPI, MPIRUN
 from tools.audit.findings import InvariantVerdict
@@ -180,101 +179,7 @@ def test_row_38_the_line_of_the_docs_drains_one_job_and_no_other(tmp_path: Path)
     drained(one)
 
 
-@pytest.mark.parametrize(("first", "second", "bootstrap"), [
-    (signal.SIGTERM, signal.SIGTERM, "env"),
-    (signal.SIGUSR1, signal.SIGTERM, "mpi"),
-])  # fmt: skip
-def test_row_38_a_second_signal_is_fast(
-    tmp_path: Path, first: signal.Signals, second: signal.Signals, bootstrap: str
-) -> None:
-    """The learner is held, so that the first one alone would wait for its checkpoint."""
-    ring = Ring(tmp_path, "run.total_train_steps=500", bootstrap=bootstrap)
-    ring.hold_learner(3)
-    with ring.started():
-        ring.wait_for("publish", version=3)
-        ring.send(first)
-        ring.wait_until(lambda: f"{first.name}: drains" in ring.output, "it drains")
-        asked = time.monotonic()
-        ring.wait_until(lambda: time.monotonic() - asked > 1.1, "the same signal within a second is one")
-        assert ring.is_up
-        began = time.monotonic()
-        ring.send(second)
-        ring.wait_until(lambda: not ring.pids(), "all of it is gone", may_end=True, timeout_s=GRACE_S + 15)
-        assert time.monotonic() - began < GRACE_S + 15
-        assert not (ring.run / "summary.json").exists()  # so that --resume goes on
-    ring.check_survived(ended=False)
-
-
-def test_row_38_a_job_that_cannot_drain_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    ring = Ring(tmp_path, "run.total_train_steps=500", "launch.drain_s=3", bootstrap="env")
-    ring.hold_learner(3)
-    with ring.started():
-        ring.wait_for("publish", version=3)
-        ring.kill("learner-0", signal.SIGSTOP)
-        began = time.monotonic()
-        ring.send(signal.SIGTERM)
-        ring.wait_until(lambda: not ring.pids(), "all of it is gone", may_end=True, timeout_s=3 + GRACE_S + 20)
-        assert time.monotonic() - began > 3
-    assert "not drained within launch.drain_s = 3: ends at once" in ring.output
-
-
-def test_row_38_a_requeued_job_that_is_started_twice_runs_once(tmp_path: Path) -> None:
-    """The second start sees the run that the first has begun, waits for it, and has nothing left to do."""
-    same = ("run.total_train_steps=10", f"run.folder='{tmp_path / 'runs'}'", "run.resume=auto")
-    rings = [Ring(tmp_path / name, *same) for name in ("one", "other")]
-    with rings[0].started(), rings[1].started():
-        for ring in rings:
-            ring.finish()
-    (run,) = {path.resolve() for path in (tmp_path / "runs").iterdir() if path.is_dir()}
-    assert json.loads((run / "summary.json").read_text())["versions"] == 10
-    outputs = [ring.output for ring in rings]
-    waited = f'run.resume = "auto": the job before this one has finished {run}: nothing is left to do\n'
-    assert sorted(waited in output for output in outputs) == [False, True]
-    assert [output for output in outputs if waited in output] == [waited]
-
-
-# a head that stands still
-
-
-@pytest.mark.parametrize("action", ["warn", "abort"])
-def test_a_head_that_is_stopped_is_named_and_goes_on_or_ends_the_job(tmp_path: Path, action: str) -> None:
-    settings = [f"watchdog.{key}" for key in (f"action={action}", "progress_s=2", "stall_s=40", "act_s=40")]
-    ring = Ring(tmp_path, "run.total_train_steps=30", *settings)
-    ring.hold_learner(3)
-    with ring.started():
-        ring.wait_for("publish", version=3)
-        fault = ring.kill("head-0", signal.SIGSTOP)
-        ring.wait_until(lambda: "rank 0: warning: head-0 has made no progress for " in ring.output, "it is named")
-        ring.hold_learner(None)
-        if action == "abort":
-            ring.wait_until(lambda: not ring.is_up, "the job ends", may_end=True)
-            ring.wait_until(lambda: not ring.pids(), "all of it is gone", may_end=True)
-            assert ring._processes[0].wait() == 1
-            assert re.search(
-                r'head-0 has made no progress for \d+ s: watchdog.action = "abort" ends the job', ring.output
-            )
-            assert not (ring.run / "summary.json").exists()  # so that --resume goes on
-        else:
-            ring.resume_process(fault.pid)
-            ring.wait_until(lambda: "rank 0: head-0 makes progress again, after " in ring.output, "it goes on")
-            ring.finish()
-            ring.check_survived()
-
-
 # 39
-
-
-def test_row_39_a_rank_that_does_not_come_is_named_within_the_time_to_start(tmp_path: Path) -> None:
-    ring = Ring(tmp_path, "launch.timeout_s=4", bootstrap="env")
-    began = time.monotonic()
-    with ring.started():
-        missing = ring._processes.pop(2)
-        missing.kill()
-        missing.wait()
-        ring.finish(code=1, timeout_s=40)
-    assert time.monotonic() - began < 40
-    assert "all ranks must meet within launch.timeout_s = 4: rank 2 did not come" in ring.output
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")

@@ -230,25 +230,6 @@ def test_row_38_a_drained_job_ends_with_0_and_goes_on_without_a_lost_step(tmp_pa
 
 
 @pytest.mark.soak
-def test_a_finished_run_is_extended_and_its_open_prompts_are_trained(tmp_path: Path) -> None:
-    """No row is skipped and none is trained twice, as if the run had been longer from the start."""
-    ring = Ring(tmp_path, "run.total_train_steps=3")
-    with ring.started():
-        ring.finish()
-        run = ring.run
-        ring.start("--resume", str(run), changes=("run.total_train_steps=6",))
-        ring.finish()
-    assert ring.run == run
-    history = ring.check_survived()
-    assert [line["version"] for line in ring.lines("term", role="head")] == [0, 3]
-    assert ring.lines("term", role="head")[1]["open"]
-    assert [line["version"] for line in ring.lines("update", role="head")] == list(range(1, 7))
-    assert set(history.rows().values()) == {1}
-    assert f"extends {run}, which had finished at version 3" in ring.output
-    assert (run / "model").resolve() == run / "checkpoints" / "step-000006" / "model"
-
-
-@pytest.mark.soak
 def test_at_eta_0_an_extended_run_is_bit_equal_to_one_that_was_as_long_from_the_start(tmp_path: Path) -> None:
     ring = Ring(tmp_path, *SYNCHRONOUS)
     with ring.started("--set", "run.total_train_steps=3"):

@@ -46,6 +46,7 @@ def check_weights(ring: Ring) -> None:
         ring.check({x["digest"] for x in roots} == {made[line["version"]]}, f"they are those that were made: {roots}")
 
 
+@pytest.mark.soak  # the next one checks the weights of its changes, too
 def test_row_43_a_job_changes_its_split_twice_and_trains_each_prompt_once(tmp_path: Path) -> None:
     """At eta = 0 no sample is under way at the change, and the weights before and after it are equal, bit for bit."""
     ring = changing(
@@ -98,6 +99,7 @@ def test_row_43_a_split_survives_kills_at_every_step_of_its_change(tmp_path: Pat
     check_weights(ring)
 
 
+@pytest.mark.soak  # without a ring: tests/launch/test_splits.py
 def test_a_resumed_run_goes_on_with_its_split(tmp_path: Path) -> None:
     """It was killed while two ranks learned; the settings begin with one. Only the change had written a checkpoint."""
     ring = changing(tmp_path, [[2, 2]], "run.total_train_steps=6")
@@ -147,16 +149,6 @@ def check_more_generators(ring: Ring) -> None:
 
 
 @pytest.mark.soak
-def test_the_planner_mends_a_wrong_split_and_the_weights_are_equal_across_its_change(tmp_path: Path) -> None:
-    """At eta = 0: no sample is under way at the change."""
-    ring = planned(tmp_path, "rollout.max_head_offpolicyness=0", "launch.max_restarts=0")
-    with ring.started():
-        ring.finish(timeout_s=LONG_S)
-    ring.check_survived()
-    check_more_generators(ring)
-    check_weights(ring)
-
-
 def test_the_planners_change_survives_kills_of_learner_generator_and_head(tmp_path: Path) -> None:
     """In one change: a learner while it writes the checkpoint, then the only generator, the head before the split is on
     disk (the next one measures and decides anew), that head after it, and a new generator at its first weights.

@@ -60,15 +60,6 @@ def check_stages(ring: Ring) -> None:
     assert {limits(version) for version in born.values()} == set(SIZES.values())
 
 
-@pytest.mark.slow
-def test_a_run_that_is_killed_in_its_second_stage_goes_on_from_the_first(tmp_path: Path) -> None:
-    """At eta = 1 a batch may hold prompts of both stages."""
-    ring = Ring(tmp_path, "run.total_train_steps=9", STAGED)
-    killed_and_resumed(ring)
-    ring.check_survived()
-    check_stages(ring)
-
-
 @pytest.mark.soak
 def test_at_eta_0_a_resumed_run_of_two_stages_is_bit_equal_to_one_without_a_break(tmp_path: Path) -> None:
     settings = [setting for setting in SYNCHRONOUS if "n_samples" not in setting]

@@ -36,11 +36,13 @@ def trained(folder: Path, redirection: str, *settings: str, environment: dict[st
     return run
 
 
-@pytest.mark.parametrize("redirection", [">/dev/full", ">&-", "| true"])
+@pytest.mark.soak  # the next test but one has the other redirection
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
 def test_a_job_trains_to_its_end_when_standard_output_takes_nothing(tmp_path: Path, redirection: str) -> None:
     trained(tmp_path, redirection)
 
 
+@pytest.mark.soak
 def test_a_job_without_mpirun_trains_to_its_end_when_its_disk_is_full(tmp_path: Path) -> None:
     into_full = ["sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh"]
     ring = Ring(tmp_path, f"run.total_train_steps={STEPS}", bootstrap="env", before=lambda rank: into_full)
@@ -60,11 +62,12 @@ def latin1(folder: Path) -> dict[str, str]:
     return {"LOCPATH": str(folder), "LC_ALL": name, "PYTHONUTF8": "0"}
 
 
-def test_a_job_in_a_latin1_locale_trains_on_the_same_prompts(tmp_path: Path) -> None:
+def test_a_job_in_a_latin1_locale_trains_on_the_same_prompts_when_its_output_has_no_reader(tmp_path: Path) -> None:
     (tmp_path / "locale").mkdir()
     prompt = 'data.prompt="{question}> für 字"'
     alphabet = 'model.scratch.characters="abcdefghijklmnopqrstuvwxyz >ü字"'
-    run = trained(tmp_path, "", prompt, alphabet, "data.max_prompt_tokens=16", environment=latin1(tmp_path / "locale"))
+    changes = (prompt, alphabet, "data.max_prompt_tokens=16")
+    run = trained(tmp_path, "| true", *changes, environment=latin1(tmp_path / "locale"))
     settings = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert settings["data"]["prompt"] == "{question}> für 字"
     samples = (run / "samples" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
