@@ -455,11 +455,6 @@ def test_a_missing_package_and_a_second_writer_are_refused(ring: Ring, monkeypat
         export.main([str(ring.folder), "--to", "wandb"])
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a run is a folder with a journal"):
-        export.main([str(tmp_path), "--to", "csv"])
-
-
 # followers of a job
 
 

@@ -6,10 +6,8 @@ The tests in a browser are skipped where there is no Chromium on the path.
 import json
 import math
 import re
-import resource
 import shutil
 import subprocess
-import sys
 import tarfile
 from array import array
 from dataclasses import asdict
@@ -369,12 +367,6 @@ def test_labels_of_one_card_have_a_colour_each() -> None:
     }
 
 
-def test_the_reward_is_drawn_before_the_advice_and_once(journals: Path, tmp_path: Path) -> None:
-    page = page_of(copied(journals, tmp_path))
-    assert page.count('aria-label="Reward over versions"') == 1
-    assert page.index('aria-label="Reward over versions"') < page.index('<dl id="figures">')
-
-
 @given(st.floats(-1e13, 1e13))
 def test_a_tick_fits_left_of_its_axis(value: float) -> None:
     assert CHARACTER * len(number(value)) <= LEFT - 4
@@ -571,41 +563,6 @@ def test_the_file_in_a_browser_light_dark_narrow_and_printed(journals: Path, tmp
 
 
 # size
-
-
-@pytest.mark.soak
-def test_a_million_lines_take_half_a_minute_and_half_a_gibibyte(tmp_path: Path) -> None:
-    """Needs a free core."""
-    ring = Ring(tmp_path / "ring")
-    ring.update(0.5)
-    for sample in range(32):
-        ids = {"uid": 7, "sample": sample, "attempt": 0, "n_tokens": 50}
-        ring.line("generator", "request", **ids)
-        ring.line("generator", "completion", **ids, finish="stop", versions=[0, 50])
-        ring.line("head", "scored", **ids, status="value", reward=sample % 2, seconds=0.5)
-        ring.line("head", "trajectory", **ids, step=0, clock=0, n_masked=0, reward=sample % 2, versions=[0, 50])
-    n_lines = 0
-    for path in (ring.folder / "journal").glob("*.jsonl"):
-        made = path.read_text().splitlines()
-        step = "\n".join(line for line in made if not re.search('"event":"(start|term)"', line)) + "\n"
-        step = re.sub('"wall":[0-9.]+', '"wall":WALL', step).replace('"uid":7', '"uid":UID')
-        step = (
-            step.replace('"step":0', '"step":UID')
-            .replace('"clock":0', '"clock":UID')
-            .replace('"version":1', '"version":NEW')
-        )
-        with path.open("a") as file:
-            for n in range(1, 1_000_000 // 140):
-                file.write(step.replace("WALL", str(2000 + n)).replace("UID", str(n)).replace("NEW", str(n + 1)))
-                n_lines += step.count("\n")
-    assert n_lines > 950_000
-    line = [sys.executable, "-m", "tools.report", str(ring.folder)]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(line, cwd=ROOT, check=True, timeout=300)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime - before.ru_utime < 30
-    assert after.ru_maxrss < 500 << 10
-    assert (ring.folder / "report.html").stat().st_size < 3_000_000
 
 
 def test_the_report_shows_the_samples_on_which_a_second_grader_disagrees_with_their_texts(tmp_path: Path) -> None:

@@ -194,11 +194,6 @@ def test_wrong_options_are_refused(ring: Ring, options: list[str], rule: str) ->
         watch.main([str(ring.folder), *options])
 
 
-def test_a_folder_that_is_no_run_cannot_be_watched(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a run is a folder with a journal"):
-        watch.main([str(tmp_path)])
-
-
 # the page
 
 

@@ -297,3 +297,13 @@ def both(forge: Forge, uid: int) -> None:
 
 
 Edit = Callable[[Forge], None]
+
+
+def put(name: str, event: str, changes: Line, /, **which: Any) -> Edit:
+    """Changes the first line of this process and event that has these values."""
+    return lambda forge: forge.of(name, event, **which)[0].update(changes)
+
+
+def drop(name: str, event: str, /, **which: Any) -> Edit:
+    """Removes that line."""
+    return lambda forge: forge.lines[name].remove(forge.of(name, event, **which)[0])

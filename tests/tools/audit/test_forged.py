@@ -1,16 +1,29 @@
 """tools.audit over a forged run: each broken invariant is reported with its reason and journal line."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tools.audit.forged_run import GENERATORS, HEAD, LEARNER, REWARD, Edit, Forge, true_run
+from tests.tools.audit.forged_run import GENERATORS, HEAD, LEARNER, REWARD, Edit, Forge, drop, put, true_run
 from tools.audit import __main__ as command
 from tools.audit.audit import Audit, audit, judge
 from tools.audit.findings import NAMES, InvariantVerdict
 from tools.run import Run
+
+MADE: list[tuple[str, Edit, str]] = []  # invariant, what is changed, the rule that reports it
+
+
+def forgery(invariant: str, rule: str) -> Callable[[Edit], Edit]:
+    """A change of the true run that breaks this invariant by this rule."""
+
+    def keep(edit: Edit) -> Edit:
+        MADE.append((invariant, edit, rule))
+        return edit
+
+    return keep
 
 
 def caught(tmp_path: Path, invariant: str, edit: Edit, rule: str) -> Audit:
@@ -29,26 +42,15 @@ def caught(tmp_path: Path, invariant: str, edit: Edit, rule: str) -> Audit:
     return found
 
 
-def test_I1_backlog_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.config["rollout"]["max_head_offpolicyness"] = 0
-
-    caught(tmp_path, "I1", edit, "live + in training <= (eta + 1) * B = 2: 3")
+@forgery("I1", "live is what admissions, batches, refunds and publishes add up to: 4, not 3")
+def backlog_is_recounted(forge: Forge) -> None:
+    forge.of(HEAD, "admit", uid=7)[0]["live"] -= 1
 
 
-def test_I1_backlog_is_recounted(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "admit", uid=7)[0]["live"] -= 1
-
-    caught(tmp_path, "I1", edit, "live is what admissions, batches, refunds and publishes add up to: 4, not 3")
-
-
-def test_I2_age_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        for line in forge.of(HEAD, "trajectory", uid=2):
-            line["n_masked"] = 0
-
-    caught(tmp_path, "I2", edit, "mask: just the tokens with c - version > eta = 1 are masked: 3, not 0")
+@forgery("I2", "mask: just the tokens with c - version > eta = 1 are masked: 3, not 0")
+def age(forge: Forge) -> None:
+    for line in forge.of(HEAD, "trajectory", uid=2):
+        line["n_masked"] = 0
 
 
 @pytest.mark.parametrize("policy", ["hold", "drop"])
@@ -62,28 +64,12 @@ def test_I2_age_of_whole_trajectories_is_caught(policy: str, tmp_path: Path) -> 
     assert found.findings.n["I2"] == 2
 
 
-def test_I2_age_by_the_learners_own_figure_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "update", version=3)[0]["lag_max"] = 2.0
-
-    caught(tmp_path, "I2", edit, "no trained token is over eta = 1 behind: lag_max 2")
-
-
-def test_I3_conservation_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.lines[HEAD].remove(forge.of(HEAD, "refund", uid=10)[0])
-
-    caught(tmp_path, "I3", edit, "at the end every prompt is trained or refunded: this one is open")
-
-
-def test_I3_a_prompt_in_two_states_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        lines = forge.lines[HEAD]
-        at = lines.index(forge.of(HEAD, "update", version=1)[0])
-        refund = {"uid": 0, "reason": "end_of_run", "n_tokens_dropped": 10, "error": ""}
-        lines.insert(at, {**lines[at], "event": "refund", **refund})
-
-    caught(tmp_path, "I3", edit, "only a live prompt is refunded: prompt 0 is in training")
+@forgery("I3", "only a live prompt is refunded: prompt 0 is in training")
+def a_prompt_in_two_states(forge: Forge) -> None:
+    lines = forge.lines[HEAD]
+    at = lines.index(forge.of(HEAD, "update", version=1)[0])
+    refund = {"uid": 0, "reason": "end_of_run", "n_tokens_dropped": 10, "error": ""}
+    lines.insert(at, {**lines[at], "event": "refund", **refund})
 
 
 @pytest.mark.parametrize(
@@ -100,12 +86,10 @@ def test_I3_a_reason_that_is_not_so_is_caught(reason: str, rule: str, tmp_path: 
     caught(tmp_path, "I3", edit, rule)
 
 
-def test_I3_a_group_dropped_within_the_bound_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.config["rollout"]["staleness_policy"] = "drop"
-        forge.of(HEAD, "refund", uid=10)[0]["reason"] = "too_old"
-
-    caught(tmp_path, "I3", edit, "a group is too old when u - born > eta = 1: 4 - 3 = 1")
+@forgery("I3", "a group is too old when u - born > eta = 1: 4 - 3 = 1")
+def a_group_dropped_within_the_bound(forge: Forge) -> None:
+    forge.config["rollout"]["staleness_policy"] = "drop"
+    forge.of(HEAD, "refund", uid=10)[0]["reason"] = "too_old"
 
 
 def test_I3_the_end_of_an_incarnation_before_a_finished_run_was_extended_is_no_fault(tmp_path: Path) -> None:
@@ -118,74 +102,31 @@ def test_I3_the_end_of_an_incarnation_before_a_finished_run_was_extended_is_no_f
     assert judge(audit(Run(folder)))["I3"].verdict is InvariantVerdict.HOLDS
 
 
-def test_I3_an_end_of_the_run_before_its_end_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.config["run"]["total_train_steps"] = 5
-
-    caught(tmp_path, "I3", edit, "the run ends with update 5: this is the end at update 4")
-
-
-def test_I3_a_new_row_after_the_end_of_the_data_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "refund", uid=9)[0]["reason"] = "end_of_data"
-
-    caught(tmp_path, "I3", edit, "after end_of_data no new row comes: row 10 of pass 0")
+@forgery("I4", "no trajectory is trained twice: its prompt is trained")
+def exactly_once(forge: Forge) -> None:
+    for line in forge.of(HEAD, "trajectory", uid=6):
+        line["uid"] = 3
 
 
-def test_I10_a_refund_for_a_verdict_that_never_was_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "refund", uid=10)[0]["reason"] = "reward_error"
-
-    caught(tmp_path, "I10", edit, "a group is refunded as reward_error after such a verdict: it had none")
-
-
-def test_I4_exactly_once_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        for line in forge.of(HEAD, "trajectory", uid=6):
-            line["uid"] = 3
-
-    caught(tmp_path, "I4", edit, "no trajectory is trained twice: its prompt is trained")
+@forgery("I4", "each pass draws every row before the next begins: 8 of 9 in pass 0")
+def a_row_passed_over(forge: Forge) -> None:
+    for line in forge.of(HEAD, "admit")[8:]:
+        line.update(epoch=1, row=line["uid"] - 8)
+    forge.of(HEAD, "admit", uid=3)[0]["row"] = 8
 
 
-def test_I4_a_row_drawn_twice_in_a_pass_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "admit", uid=6)[0]["row"] = 5
-
-    caught(tmp_path, "I4", edit, "in each pass every row is drawn once: row 5 again in pass 0")
-
-
-def test_I4_a_row_passed_over_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        for line in forge.of(HEAD, "admit")[8:]:
-            line.update(epoch=1, row=line["uid"] - 8)
-        forge.of(HEAD, "admit", uid=3)[0]["row"] = 8
-
-    caught(tmp_path, "I4", edit, "each pass draws every row before the next begins: 8 of 9 in pass 0")
+@forgery("I5", "versions never decrease along a trajectory: [1, 3, 0, 2]")
+def versions_that_decrease(forge: Forge) -> None:
+    for name in (HEAD, GENERATORS[0]):
+        for line in forge.of(name, "trajectory", uid=2) + forge.of(name, "completion", uid=2):
+            line["versions"] = [1, 3, 0, 2]
 
 
-def test_I5_version_truth_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "trajectory", uid=2)[0]["versions"] = [0, 2, 2, 3]
-
-    caught(tmp_path, "I5", edit, "versions are stamped where the token is made: [0, 2, 2, 3]")
-
-
-def test_I5_versions_that_decrease_are_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        for name in (HEAD, GENERATORS[0]):
-            for line in forge.of(name, "trajectory", uid=2) + forge.of(name, "completion", uid=2):
-                line["versions"] = [1, 3, 0, 2]
-
-    caught(tmp_path, "I5", edit, "versions never decrease along a trajectory: [1, 3, 0, 2]")
-
-
-def test_I5_a_stamp_of_weights_that_were_not_held_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        for name in (HEAD, GENERATORS[0]):
-            for line in forge.of(name, "trajectory", uid=4) + forge.of(name, "completion", uid=4):
-                line["versions"] = [0, 5]
-
-    caught(tmp_path, "I5", edit, "a token's version is held while it is sampled: [0, 5], held 1..1")
+@forgery("I5", "a token's version is held while it is sampled: [0, 5], held 1..1")
+def a_stamp_of_weights_that_were_not_held(forge: Forge) -> None:
+    for name in (HEAD, GENERATORS[0]):
+        for line in forge.of(name, "trajectory", uid=4) + forge.of(name, "completion", uid=4):
+            line["versions"] = [0, 5]
 
 
 def continue_sample(forge: Forge, *, handed: int, n_done: int, versions: list[int]) -> None:
@@ -229,125 +170,60 @@ def test_I5_a_sample_continued_from_an_impossible_partial_is_caught(
     assert any(rule in text for text in continued(tmp_path, **how))
 
 
-def test_I5_a_digest_that_differs_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(GENERATORS[1], "pushed", version=1)[0]["digest"] = "another"
-
-    caught(tmp_path, "I5", edit, "a version is one set of weights: digest")
-
-
-def test_I5_a_delta_from_a_version_that_was_never_held_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(GENERATORS[0], "pushed", version=2)[0].update(sent_bytes=100, delta_from=1)
-        forge.of(GENERATORS[0], "pushed", version=3)[0].update(sent_bytes=100, delta_from=9)
-
-    caught(tmp_path, "I5", edit, "a delta starts from a version that its member held: version 3 from 9")
+@forgery("I5", "a delta starts from a version that its member held: version 3 from 9")
+def a_delta_from_a_version_that_was_never_held(forge: Forge) -> None:
+    forge.of(GENERATORS[0], "pushed", version=2)[0].update(sent_bytes=100, delta_from=1)
+    forge.of(GENERATORS[0], "pushed", version=3)[0].update(sent_bytes=100, delta_from=9)
 
 
-def test_I6_one_clock_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "publish", version=3)[0].update(version=2, v=2)
-
-    caught(tmp_path, "I6", edit, "v grows and never passes u: 2 after 2, u 3")
-
-
-def test_I6_an_older_attempt_that_is_accepted_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "scored", uid=5, sample=1)[0]["attempt"] = 0
-
-    caught(tmp_path, "I6", edit, "an older attempt's results are refused: attempt 0, leased is 1")
+@forgery("I7", "a generator that does not hold v = 2 gets no work: generator-0.0 holds 1")
+def born_fresh(forge: Forge) -> None:
+    for line in forge.of(HEAD, "member", name=GENERATORS[0], version=2):
+        forge.lines[HEAD].remove(line)
 
 
-def test_I6_a_batch_at_another_clock_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "batch", step=2)[0]["clock"] = 1
-
-    caught(tmp_path, "I6", edit, "batch w is taken when update w is next: step 2 at clock 1, w 2, u 2")
-
-
-def test_I6_a_version_published_before_its_update_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.lines[HEAD].remove(forge.of(HEAD, "update", version=2)[0])
-
-    caught(tmp_path, "I6", edit, "v grows and never passes u: 2 after 1, u 1")
+@forgery("I7", "generator-0.0 itself held 1")
+def work_for_a_generator_that_itself_held_less(forge: Forge) -> None:
+    lines = forge.lines[GENERATORS[0]]
+    pushed = forge.of(GENERATORS[0], "pushed", version=2)[0]
+    lines.remove(pushed)
+    lines.insert(lines.index(forge.of(GENERATORS[0], "request", uid=7)[-1]) + 1, pushed)
 
 
-def test_I7_born_fresh_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        for line in forge.of(HEAD, "member", name=GENERATORS[0], version=2):
-            forge.lines[HEAD].remove(line)
-
-    caught(tmp_path, "I7", edit, "a generator that does not hold v = 2 gets no work: generator-0.0 holds 1")
+@forgery("I8", "a batch holds whole groups: samples [0] of 2")
+def groups(forge: Forge) -> None:
+    forge.lines[HEAD].remove(forge.of(HEAD, "trajectory", uid=4, sample=1)[0])
+    forge.of(HEAD, "batch", step=1)[0]["n_trajectories"] = 3
 
 
-def test_I7_work_for_a_generator_that_itself_held_less_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        lines = forge.lines[GENERATORS[0]]
-        pushed = forge.of(GENERATORS[0], "pushed", version=2)[0]
-        lines.remove(pushed)
-        lines.insert(lines.index(forge.of(GENERATORS[0], "request", uid=7)[-1]) + 1, pushed)
-
-    caught(tmp_path, "I7", edit, "generator-0.0 itself held 1")
+@forgery("I8", "a batch holds whole groups: 1 of 2 samples have a verdict")
+def a_group_trained_before_it_is_whole(forge: Forge) -> None:
+    for event in ("scored", "ready"):
+        forge.lines[HEAD].remove(forge.of(HEAD, event, uid=7)[-1])
 
 
-def test_I8_groups_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.lines[HEAD].remove(forge.of(HEAD, "trajectory", uid=4, sample=1)[0])
-        forge.of(HEAD, "batch", step=1)[0]["n_trajectories"] = 3
-
-    caught(tmp_path, "I8", edit, "a batch holds whole groups: samples [0] of 2")
-
-
-def test_I8_a_group_trained_before_it_is_whole_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        for event in ("scored", "ready"):
-            forge.lines[HEAD].remove(forge.of(HEAD, event, uid=7)[-1])
-
-    caught(tmp_path, "I8", edit, "a batch holds whole groups: 1 of 2 samples have a verdict")
+@forgery("I8", "the oldest whole group is trained first: prompt 3, born 0, not born 1")
+def a_group_trained_before_an_older_one_that_is_whole(forge: Forge) -> None:
+    lines, batch = forge.lines[HEAD], forge.of(HEAD, "trajectory", step=1)
+    first = lines.index(batch[0])
+    assert lines[first : first + len(batch)] == batch
+    lines[first : first + len(batch)] = sorted(batch, key=lambda line: -line["uid"])
 
 
-def test_I8_a_group_trained_before_an_older_one_that_is_whole_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        lines, batch = forge.lines[HEAD], forge.of(HEAD, "trajectory", step=1)
-        first = lines.index(batch[0])
-        assert lines[first : first + len(batch)] == batch
-        lines[first : first + len(batch)] = sorted(batch, key=lambda line: -line["uid"])
-
-    caught(tmp_path, "I8", edit, "the oldest whole group is trained first: prompt 3, born 0, not born 1")
-
-
-def test_I9_back_pressure_is_caught(tmp_path: Path) -> None:
+@forgery("I9", "nobody drops in silence")
+def back_pressure(forge: Forge) -> None:
     """A verdict that left its reward and is neither accepted nor refused was dropped in silence."""
 
-    def edit(forge: Forge) -> None:
-        score = {"uid": 5, "sample": 1, "attempt": 0, "status": "value", "reward": 1.0, "score_s": 0.0}
-        at = forge.lines[REWARD].index(forge.of(REWARD, "score", uid=5, sample=1)[0])
-        forge.lines[REWARD].insert(at, {**forge.lines[REWARD][at], **score})
-        forge.lines[HEAD].remove(forge.of(HEAD, "refused")[0])
-
-    caught(tmp_path, "I9", edit, "nobody drops in silence")
+    score = {"uid": 5, "sample": 1, "attempt": 0, "status": "value", "reward": 1.0, "score_s": 0.0}
+    at = forge.lines[REWARD].index(forge.of(REWARD, "score", uid=5, sample=1)[0])
+    forge.lines[REWARD].insert(at, {**forge.lines[REWARD][at], **score})
+    forge.lines[HEAD].remove(forge.of(HEAD, "refused")[0])
 
 
-def test_I10_reward_truth_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "scored", uid=9)[0]["status"] = "value"
-
-    caught(tmp_path, "I10", edit, "a verdict reaches the head as it was given: value 0.0")
-
-
-def test_I10_a_timeout_that_is_trained_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "scored", uid=6, sample=0)[0]["status"] = "timeout"
-        forge.of(REWARD, "score", uid=6, sample=0)[0].update(status="timeout", reward=None)
-
-    caught(tmp_path, "I10", edit, "a timeout is no number: it is trained with reward 6.0")
-
-
-def test_I10_an_error_that_counts_as_0_in_an_evaluation_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "evaluation")[0]["reward"] = 1 / 3
-
-    caught(tmp_path, "I10", edit, "an evaluation's n, reward and accuracy are of its values alone")
+@forgery("I10", "a timeout is no number: it is trained with reward 6.0")
+def a_timeout_that_is_trained(forge: Forge) -> None:
+    forge.of(HEAD, "scored", uid=6, sample=0)[0]["status"] = "timeout"
+    forge.of(REWARD, "score", uid=6, sample=0)[0].update(status="timeout", reward=None)
 
 
 @pytest.mark.parametrize(
@@ -364,85 +240,88 @@ def test_an_evaluation_that_differs_from_its_answers_is_caught(
     caught(tmp_path, rule, lambda forge: forge.of(HEAD, "evaluation")[0].update(changes), sentence)
 
 
-def test_I11_liveness_is_caught(tmp_path: Path) -> None:
+@forgery("I11", "no state has everyone waiting: 300 s without an event; 2 prompts live, 1 ready")
+def liveness(forge: Forge) -> None:
     """A generator is there, a lost lease waits, nobody samples, scores or trains: nothing will ever happen."""
 
-    def edit(forge: Forge) -> None:
-        for uid in (4, 2):
-            for event in ("lease", "scored", "ready"):
-                for line in forge.of(HEAD, event, uid=uid):
-                    forge.lines[HEAD].remove(line)
-        dead = forge.of(HEAD, "member", state="dead")[0]
-        ready = forge.of(HEAD, "ready", uid=3)[0]
-        forge.lines[HEAD].remove(ready)
-        forge.lines[HEAD].insert(forge.lines[HEAD].index(dead), {**ready, "t": dead["t"]})
-        for uid in (4, 2):
-            refund = {**dead, "event": "refund", "uid": uid, "reason": "sampling_error", "n_tokens_dropped": 0}
-            forge.lines[HEAD].insert(forge.lines[HEAD].index(dead), refund)
-        forge.wait(300.0, after=dead)
-
-    caught(tmp_path, "I11", edit, "no state has everyone waiting: 300 s without an event; 2 prompts live, 1 ready")
+    for uid in (4, 2):
+        for event in ("lease", "scored", "ready"):
+            for line in forge.of(HEAD, event, uid=uid):
+                forge.lines[HEAD].remove(line)
+    dead = forge.of(HEAD, "member", state="dead")[0]
+    ready = forge.of(HEAD, "ready", uid=3)[0]
+    forge.lines[HEAD].remove(ready)
+    forge.lines[HEAD].insert(forge.lines[HEAD].index(dead), {**ready, "t": dead["t"]})
+    for uid in (4, 2):
+        refund = {**dead, "event": "refund", "uid": uid, "reason": "sampling_error", "n_tokens_dropped": 0}
+        forge.lines[HEAD].insert(forge.lines[HEAD].index(dead), refund)
+    forge.wait(300.0, after=dead)
 
 
-def test_I11_a_push_beyond_its_deadline_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.wait(100.0, after=forge.of(HEAD, "push", version=2)[0])
-
-    caught(tmp_path, "I11", edit, "a push is over by weights.timeout_s = 60: 100.")
+@forgery("I11", "a push is over by weights.timeout_s = 60: 100.")
+def a_push_beyond_its_deadline(forge: Forge) -> None:
+    forge.wait(100.0, after=forge.of(HEAD, "push", version=2)[0])
 
 
-def test_I11_an_end_without_the_last_version_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.lines[HEAD].remove(forge.of(HEAD, "publish", version=4)[0])
-
-    caught(tmp_path, "I11", edit, "at the end the last update is published: v 3, u 4")
+@forgery("I12", "tokens = trained + masked + skipped: the batch has 20, the update 20 = 15 + 6 + 0")
+def accounting(forge: Forge) -> None:
+    forge.of(HEAD, "update", version=3)[0]["n_tokens_trained"] += 1
 
 
-def test_I12_accounting_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "update", version=3)[0]["n_tokens_trained"] += 1
-
-    caught(tmp_path, "I12", edit, "tokens = trained + masked + skipped: the batch has 20, the update 20 = 15 + 6 + 0")
+@forgery("I12", "labels sum to the wall time within 1 %")
+def accounting_of_seconds(forge: Forge) -> None:
+    forge.lines[LEARNER][-1]["forged_wall_s"] = 100.0
 
 
-def test_I12_accounting_of_dropped_tokens_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "refund", uid=8)[0]["n_tokens_dropped"] = 0
-
-    caught(tmp_path, "I12", edit, "dropped tokens are those received: 5, not 0")
-
-
-def test_I12_accounting_of_seconds_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.lines[LEARNER][-1]["forged_wall_s"] = 100.0
-
-    caught(tmp_path, "I12", edit, "labels sum to the wall time within 1 %")
-
-
-def test_a_lost_line_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        for i, line in enumerate(forge.lines[LEARNER]):
-            line["seq"] = i + (i > 3)
-
-    caught(tmp_path, "journal", edit, "seq counts without gaps: 5 follows 3")
-
-
-def test_a_line_without_its_fields_is_caught(tmp_path: Path) -> None:
-    caught(tmp_path, "journal", lambda forge: forge.of(HEAD, "lease", uid=3)[0].pop("holder"), "lease: KeyError")
+@forgery("journal", "seq counts without gaps: 5 follows 3")
+def a_lost_line(forge: Forge) -> None:
+    for i, line in enumerate(forge.lines[LEARNER]):
+        line["seq"] = i + (i > 3)
 
 
 def test_every_invariant_has_its_forgery() -> None:
-    tests = {name for name in globals() if name.startswith("test_I")}
-    for invariant, name in NAMES.items():
-        words = name.replace(" ", "_").replace("-", "_")
-        if invariant != "journal":
-            assert f"test_{invariant}_{words}_is_caught" in tests
+    tested = {name.split("_")[1] for name in globals() if name.startswith("test_I")}
+    assert NAMES.keys() <= tested | {invariant for invariant, _, _ in FORGERIES}
 
 
-def test_I6_a_generator_that_comes_back_after_it_was_evicted_for_good_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        name, why = GENERATORS[0], "evicted for good after 2 restarts: its last 8 leases failed"
-        forge.write(HEAD, "member", name=name, state="left", why=why)
-        forge.join(f"{name.partition('.')[0]}.1")
+@forgery("I6", "generator-0.1 joins after it was evicted for good")
+def a_generator_that_comes_back_after_it_was_evicted_for_good(forge: Forge) -> None:
+    name, why = GENERATORS[0], "evicted for good after 2 restarts: its last 8 leases failed"
+    forge.write(HEAD, "member", name=name, state="left", why=why)
+    forge.join(f"{name.partition('.')[0]}.1")
 
-    caught(tmp_path, "I6", edit, "generator-0.1 joins after it was evicted for good")
+
+FORGERIES: tuple[tuple[str, Edit, str], ...] = (
+    *MADE,
+    ("I1", lambda f: f.config["rollout"].update(max_head_offpolicyness=0),
+     "live + in training <= (eta + 1) * B = 2: 3"),
+    ("I2", put(HEAD, "update", {"lag_max": 2.0}, version=3), "no trained token is over eta = 1 behind: lag_max 2"),
+    ("I3", drop(HEAD, "refund", uid=10), "at the end every prompt is trained or refunded: this one is open"),
+    ("I3", lambda f: f.config["run"].update(total_train_steps=5),
+     "the run ends with update 5: this is the end at update 4"),
+    ("I3", put(HEAD, "refund", {"reason": "end_of_data"}, uid=9),
+     "after end_of_data no new row comes: row 10 of pass 0"),
+    ("I4", put(HEAD, "admit", {"row": 5}, uid=6), "in each pass every row is drawn once: row 5 again in pass 0"),
+    ("I5", put(HEAD, "trajectory", {"versions": [0, 2, 2, 3]}, uid=2),
+     "versions are stamped where the token is made: [0, 2, 2, 3]"),
+    ("I5", put(GENERATORS[1], "pushed", {"digest": "another"}, version=1), "a version is one set of weights: digest"),
+    ("I6", put(HEAD, "publish", {"version": 2, "v": 2}, version=3), "v grows and never passes u: 2 after 2, u 3"),
+    ("I6", put(HEAD, "scored", {"attempt": 0}, uid=5, sample=1),
+     "an older attempt's results are refused: attempt 0, leased is 1"),
+    ("I6", put(HEAD, "batch", {"clock": 1}, step=2),
+     "batch w is taken when update w is next: step 2 at clock 1, w 2, u 2"),
+    ("I6", drop(HEAD, "update", version=2), "v grows and never passes u: 2 after 1, u 1"),
+    ("I10", put(HEAD, "refund", {"reason": "reward_error"}, uid=10),
+     "a group is refunded as reward_error after such a verdict: it had none"),
+    ("I10", put(HEAD, "scored", {"status": "value"}, uid=9), "a verdict reaches the head as it was given: value 0.0"),
+    ("I10", put(HEAD, "evaluation", {"reward": 1 / 3}),
+     "an evaluation's n, reward and accuracy are of its values alone"),
+    ("I11", drop(HEAD, "publish", version=4), "at the end the last update is published: v 3, u 4"),
+    ("I12", put(HEAD, "refund", {"n_tokens_dropped": 0}, uid=8), "dropped tokens are those received: 5, not 0"),
+    ("journal", lambda f: f.of(HEAD, "lease", uid=3)[0].pop("holder"), "lease: KeyError"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("invariant", "edit", "rule"), FORGERIES, ids=[rule for _, _, rule in FORGERIES])
+def test_a_forgery_is_caught_with_its_rule(tmp_path: Path, invariant: str, edit: Edit, rule: str) -> None:
+    caught(tmp_path, invariant, edit, rule)

@@ -81,10 +81,7 @@ def journal(folder: Path, scenario: Scenario, ring: Recorded) -> Path:
             "source": [{"name": one.name, "weight": one.weight} for one in scenario.sources],
             "curriculum": None if scenario.window is None else asdict(scenario.window),
         },
-        "rollout": {
-            "max_head_offpolicyness": scenario.eta,
-            "staleness_policy": str(scenario.policy),
-        },
+        "rollout": {"max_head_offpolicyness": scenario.eta, "staleness_policy": str(scenario.policy)},
         "gconfig": {"n_samples": scenario.n_samples},
         "weights": {"timeout_s": scenario.push_timeout_s},
         "bus": {"silent_s": scenario.silent_s},

@@ -97,7 +97,7 @@ def test_at_eta_0_critic_and_reference_model_are_those_of_the_plain_loop(equal: 
     assert all(line["kl_ref"] > 0 for line in updates[1:])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_declared_reward_is_trained_and_the_verdict_stays_an_error(tmp_path: Path) -> None:
     changes = (f"run.total_train_steps={STEPS}", "learner.warmup.steps=20", f"data.batch_size={GROUPS}", FEW_ROWS)
     run = launch(tmp_path, *changes, config=flaky(tmp_path, "configs/tiny.toml", "on_error = -1.0"), ranks=3)

@@ -12,6 +12,7 @@ import pytest
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
 from tests.tools.trust.plain import ROOT, TINY, train_plain
+from tools.report.page.parts import render
 from tools.trust import prove
 from tools.trust.batches import PARTS, Sample, Step, differences, steps_of_loop
 
@@ -57,9 +58,12 @@ def test_a_planted_difference_is_named_at_its_first_place(
 def test_a_reward_of_two_processes_that_depends_on_its_calls_is_named(plain: list[Step], tmp_path: Path) -> None:
     (tmp_path / "by_calls.py").write_text(BY_CALLS)
     other = steps_of_loop(train_plain(tmp_path / "other", modules=tmp_path, reward__function='"by_calls:score"'))
-    first = prove.compare(plain, other, other, eta=1).first
+    found = prove.compare(plain, other, other, eta=1)
+    first = found.first
     assert first is not None
     assert (first.part, first.step) == ("rewards", 1)
+    assert "rewards of step 1, uid 0 sample 0: " in render(prove.page_of(found, "by_calls.toml", [])).decode()
+    assert (found.as_json()["bit_equal"], found.as_json()["first_difference"]) == (False, first.sentence)
 
 
 def planted(step: Step, part: str) -> Step:
@@ -121,7 +125,9 @@ CONFIGS: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "multi-turn" else pytest.mark.soak) for name in CONFIGS]
+)
 def test_a_shipped_config_gives_the_bits_of_the_plain_loop(name: str, tmp_path: Path) -> None:
     file, more = CONFIGS[name]
     path = ROOT / "configs" / f"{file}.toml"
@@ -131,7 +137,7 @@ def test_a_shipped_config_gives_the_bits_of_the_plain_loop(name: str, tmp_path: 
     assert len(both[1]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_command_names_a_reward_that_depends_on_its_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
