@@ -13,7 +13,6 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_bus.config.sections import LaunchConfig
 from areal_bus.errors import ConfigError
 from launch.run.bootstrap import EnvBootstrap, RanksMissing, is_one_host_of_open_mpi, pack, rank_and_size, unpack
 from launch.run.job_id import job_id
@@ -82,16 +81,10 @@ def rendezvous_sockets() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob(f"areal-bus-{os.getuid()}-*/rendezvous.sock"))
 
 
-def test_the_error_names_a_rank_that_does_not_arrive(tmp_path: Path) -> None:
-    waiting = EnvBootstrap(f"ipc://{tmp_path}/meet", 0.2, {"RANK": "0", "WORLD_SIZE": "2"})
-    with pytest.raises(RanksMissing, match=r"launch\.timeout_s = 0\.2: rank 1 did not come"):
-        waiting.allgather(b"")
-    waiting.close()
-
-
-def test_the_error_names_rank_0_when_it_does_not_answer(tmp_path: Path) -> None:
-    waiting = EnvBootstrap(f"ipc://{tmp_path}/meet", 0.2, {"RANK": "1", "WORLD_SIZE": "2"})
-    with pytest.raises(RanksMissing, match="rank 0 did not answer"):
+@pytest.mark.parametrize(("rank", "missing"), [("0", "rank 1 did not come"), ("1", "rank 0 did not answer")])
+def test_the_error_names_a_rank_that_does_not_arrive_or_answer(tmp_path: Path, rank: str, missing: str) -> None:
+    waiting = EnvBootstrap(f"ipc://{tmp_path}/meet", 0.2, {"RANK": rank, "WORLD_SIZE": "2"})
+    with pytest.raises(RanksMissing, match=rf"launch\.timeout_s = 0\.2: {missing}"):
         waiting.allgather(b"")
     waiting._socket.setsockopt(zmq.LINGER, 0)  # its message has no receiver
     waiting.close()
@@ -170,7 +163,3 @@ def test_ranks_meet_through_mpi() -> None:
     )
     assert done.stdout.split() == ["True"] * 3, done.stderr
     assert done.returncode == 0
-
-
-def test_the_default_is_mpi() -> None:
-    assert LaunchConfig().bootstrap == "mpi"

@@ -93,10 +93,7 @@ def test_each_guest_gets_its_own_index(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"run_folder": "/not/there"}, "does not exist here"),
-        ({"head": "ipc:///tmp/x"}, 'bus.transport = "tcp"'),
-    ],
+    [({"run_folder": "/not/there"}, "does not exist here"), ({"head": "ipc:///tmp/x"}, 'bus.transport = "tcp"')],
 )
 def test_a_guest_that_cannot_join_is_refused_with_the_reason(
     run: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
@@ -118,26 +115,22 @@ def test_a_machine_of_the_same_host_name_is_another_machine(dead_run: Path, monk
         guest_context(about | {"head": "ipc:///tmp/x"})
 
 
-def test_a_job_that_has_ended_is_not_joined(run: Path) -> None:
+AT_ETA_0 = Config.model_validate({"model": {"scratch": {}}, "rollout": {"max_head_offpolicyness": 0}})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("summary.json", "{}", "has ended"),
+        ("config.json", "{", r"invalid settings in .*config\.json, of another version"),
+        ("config.json", AT_ETA_0.model_dump_json(), "share is fixed"),
+    ],
+)
+def test_a_job_that_has_ended_or_takes_no_guests_is_not_joined(run: Path, name: str, text: str, fault: str) -> None:
     write_invitation(template(run))
-    (run / "summary.json").write_text("{}")
-    with pytest.raises(ConfigError, match="has ended"):
+    (run / name).write_text(text)
+    with pytest.raises(ConfigError, match=fault):
         join_job(str(run), None)
-
-
-def test_a_run_with_unreadable_settings_accepts_no_guest(run: Path) -> None:
-    write_invitation(template(run))
-    (run / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"invalid settings in .*config\.json, of another version"):
-        guest_context(parse_invitation(run / INVITATION))
-
-
-def test_eta_0_accepts_no_guest(run: Path) -> None:
-    write_invitation(template(run))
-    settings = {"model": {"scratch": {}}, "rollout": {"max_head_offpolicyness": 0}}
-    (run / "config.json").write_text(Config.model_validate(settings).model_dump_json())
-    with pytest.raises(ConfigError, match="share is fixed"):
-        guest_context(parse_invitation(run / INVITATION))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"role": "generator"})])
@@ -194,8 +187,7 @@ def test_a_job_that_was_killed_is_not_joined_on_its_host(dead_run: Path) -> None
     for _ in range(2):
         assert is_locked(dead_run) is False
         with pytest.raises(
-            ConfigError,
-            match=rf"the job of {dead_run} is not running: .* \(--resume {dead_run} continues it",
+            ConfigError, match=rf"the job of {dead_run} is not running: .* \(--resume {dead_run} continues it"
         ):
             join_job(str(dead_run), None)
         Lock(dead_run).release()
@@ -243,34 +235,27 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return output.err.removeprefix("error: ")
 
 
-def test_an_endpoint_without_key_is_refused_with_the_place_of_the_invitation(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    output = refused(capsys, "--join", "tcp://127.0.0.1:4000")
-    assert "needs --key, the invitation in the run's folder: --key RUN/join.json" in output
+JOIN = ["--join", "runs/latest"]
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("words", "fault"),
     [
-        (["c.toml"], "CONFIG.toml"),
-        (["--set", "actor.lr=1", "--dry-run"], "--set, --dry-run"),
-        (["--resume", "auto"], "--resume"),
-        (["--resume", ""], "--resume"),
+        (["--join", "tcp://127.0.0.1:4000"], "needs --key, the invitation in the run's folder: --key RUN/join.json"),
+        ([*JOIN, "c.toml"], "takes all settings from the job that it joins: leave out CONFIG.toml\n"),
+        ([*JOIN, "--set", "actor.lr=1", "--dry-run"], "leave out --set, --dry-run\n"),
+        ([*JOIN, "--resume", "auto"], "leave out --resume\n"),
+        ([*JOIN, "--resume", ""], "leave out --resume\n"),
+        (["c.toml", "--resume", ""], '--resume takes the folder of a run, or auto: got ""\n'),
+        (["--join", ""], "--join takes the folder of a running job"),
+        (["--explain", ""], "--explain takes a setting"),
+        (["--explain", "actor.lr", "--dry-run"], "leave out --dry-run\n"),
     ],
 )
-def test_options_that_join_would_ignore_are_refused(
-    capsys: pytest.CaptureFixture[str], words: list[str], named: str
+def test_options_that_are_empty_or_would_be_ignored_are_refused(
+    words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = refused(capsys, "--join", "runs/latest", *words)
-    assert output == f"--join takes all settings from the job that it joins: leave out {named}\n"
-
-
-def test_an_empty_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "c.toml", "--resume", "") == '--resume takes the folder of a run, or auto: got ""\n'
-    assert refused(capsys, "--join", "").startswith("--join takes the folder of a running job")
-    assert refused(capsys, "--explain", "").startswith("--explain takes a setting")
-    assert refused(capsys, "--explain", "actor.lr", "--dry-run").endswith("leave out --dry-run\n")
+    assert fault in refused(capsys, *words)
 
 
 def test_a_folder_that_is_not_a_run_or_has_no_invitation_is_refused(run: Path) -> None:

@@ -74,32 +74,25 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return output.err
 
 
-def test_a_missing_config_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean small.toml?" in refused(capsys, "smal.toml")
-
-
-def test_no_config_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "give a config file" in refused(capsys)
-
-
-def test_unknown_options_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, str(file), "--dryrun") == "error: unknown option --dryrun: the nearest is --dry-run\n"
-    assert "unknown option --bogus: settings are given as --set SECTION.KEY=VALUE" in refused(
-        capsys, str(file), "--bogus"
-    )
-    apart = refused(capsys, str(file), "--set", "actor.lr=1", "more.toml")
-    assert "name the CONFIG.toml files one after the other: more.toml is apart from the others" in apart
-    assert "argument --resume: expected one argument" in refused(capsys, str(file), "--resume")
-
-
-def test_an_unknown_key_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the nearest is actor.lr" in refused(capsys, str(file), "--set", "actor.lrr=1")
-
-
-def test_fewer_ranks_than_actors_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = refused(capsys, str(file), "--set", "topology.rewards=5")
-    assert "too few ranks: 4 started, and the topology needs at least 7 (" in output
-    assert "; start with -np 7" in output
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["smal.toml"], "did you mean small.toml?"),
+        ([], "give a config file"),
+        (["small.toml", "--dryrun"], "error: unknown option --dryrun: the nearest is --dry-run\n"),
+        (["small.toml", "--bogus"], "unknown option --bogus: settings are given as --set SECTION.KEY=VALUE"),
+        (["small.toml", "--set", "actor.lr=1", "more.toml"], "one after the other: more.toml is apart from the others"),
+        (["small.toml", "--resume"], "argument --resume: expected one argument"),
+        (["small.toml", "--set", "actor.lrr=1"], "the nearest is actor.lr"),
+        (["small.toml", "--set", "topology.rewards=5"], "too few ranks: 4 started, and the topology needs at least 7"),
+        (["small.toml", "--set", "topology.tensor_parallel=2"], "computes on one GPU: topology.tensor_parallel is 2"),
+    ],
+)
+@pytest.mark.usefixtures("file")
+def test_a_start_with_wrong_words_or_settings_is_refused_with_one_line(
+    words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fault in refused(capsys, *words)
 
 
 def test_a_start_without_mpirun_is_refused_with_the_command_to_run(
@@ -107,13 +100,6 @@ def test_a_start_without_mpirun_is_refused_with_the_command_to_run(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert f"run {script()} run {file} -np 3" in refused(capsys, str(file))
-
-
-def test_tensor_parallel_generators_are_refused_as_long_as_no_engine_shards(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = refused(capsys, str(file), "--set", "topology.tensor_parallel=2")
-    assert "computes on one GPU: topology.tensor_parallel is 2" in output
 
 
 def test_only_rank_0_prints_an_error_in_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,15 +191,6 @@ def test_the_only_network_that_all_hosts_share_is_taken() -> None:
     assert describe(("eth0", "10.0.0.1"), [a, b]) == "eth0 (10.0.0.0/24), the only network that all hosts share"
 
 
-def test_several_shared_networks_are_refused_with_their_names() -> None:
-    a = host("a", eth0="10.0.0.1/24", ib0="10.1.0.1/16")
-    b = host("b", eth0="10.0.0.2/24", ib0="10.1.0.2/16")
-    with pytest.raises(ConfigError, match=r"set bus\.interface to one that they share \(eth0, ib0\)"):
-        choose_interfaces("", [a, b])
-    with pytest.raises(ConfigError, match=r"one that they share \(none\)"):
-        choose_interfaces("", [host("a", x="10.0.0.1/24"), host("b", y="10.2.0.2/24")])
-
-
 def test_machines_with_one_host_name_are_several_hosts() -> None:
     facts = [host("node", boot, eth0=f"10.0.0.{i}/24") for i, boot in enumerate(("A", "B", "A", "C"), 1)]
     assert [fact.host for fact in named_apart(facts)] == ["node", "node (2)", "node", "node (3)"]
@@ -257,8 +234,10 @@ def test_sockets_fit_into_any_temporary_folder(tmp_path: Path, monkeypatch: pyte
 def test_ranks_on_several_hosts_need_an_interface_that_they_share() -> None:
     a = HostFacts("a", {"lo": "127.0.0.1", "eth0": "10.0.0.1", "ib0": "10.1.0.1"})
     b = HostFacts("b", {"lo": "127.0.0.1", "eth0": "10.0.0.2"})
-    with pytest.raises(ConfigError, match=r"set bus\.interface to one that they share \(eth0\)"):
-        choose_interfaces("", [a, b])
+    c = HostFacts("c", a.addresses | {"eth0": "10.0.0.3", "ib0": "10.1.0.3"})
+    for others, names in (([b], "eth0"), ([c], "eth0, ib0"), ([HostFacts("d", {"x": "10.2.0.2"})], "none")):
+        with pytest.raises(ConfigError, match=rf"set bus\.interface to one that they share \({names}\)"):
+            choose_interfaces("", [a, *others])
     with pytest.raises(ConfigError, match="'ib0' is not on b"):
         choose_interfaces("ib0", [a, b])
     with pytest.raises(ConfigError, match="cannot use a loopback address"):
@@ -276,9 +255,7 @@ def test_ranks_on_several_hosts_need_an_interface_that_they_share() -> None:
 def test_each_actor_gets_its_context(file: Path) -> None:
     config = load(file, ["topology.gpus_per_host=2", "topology.reward=beside"], {})
     places = plan(config.topology, ["a", "a"])
-    start = {"job": "j", "head": "ipc:///x", "run_folder": "/r", "model_folder": "/m"} | {
-        "incarnation": 3,
-    }
+    start = {"job": "j", "head": "ipc:///x", "run_folder": "/r", "model_folder": "/m"} | {"incarnation": 3}
     told = [c for p in places for c in actor_contexts(config, file, p, Split(1, 1), ("lo", "127.0.0.1"), start)]
     assert [(c.name, c.rank, c.device) for c in told] == [
         ("head-0.3", 0, "cpu"),

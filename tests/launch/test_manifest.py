@@ -116,7 +116,7 @@ def test_options_of_another_target_are_refused_and_slurm_is_that_of_the_launcher
     assert "#SBATCH --ntasks=" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_slurm.py has a job that is drained
 def test_two_pods_meet_train_drain_on_sigterm_and_go_on(tmp_path: Path) -> None:
     (tmp_path / "getent").write_text(GETENT)
     (tmp_path / "getent").chmod(0o755)

@@ -330,8 +330,7 @@ def test_each_frozen_model_counts_in_the_dtype_of_the_run_and_is_sharded(tmp_pat
 
 def test_the_longest_prompt_is_counted_where_data_and_tokenizer_are_here(tmp_path: Path) -> None:
     words = config(
-        model={"scratch": {}},
-        data={"task": "reverse", "prompt": "{question}>", "chat_template": False, "largest": 8},
+        model={"scratch": {}}, data={"task": "reverse", "prompt": "{question}>", "chat_template": False, "largest": 8}
     )
     assert longest_prompt(words, tmp_path) == 9
     elsewhere = config(model={"path": "nobody/model"}, data={"path": "nobody/data", "max_prompt_tokens": 77})

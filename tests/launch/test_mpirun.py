@@ -187,7 +187,9 @@ MOMENTS: dict[str, Callable[[str], bool]] = {
 
 @needs_mpirun
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [pytest.param(one, marks=[] if one == "the first actor begins" else pytest.mark.soak) for one in MOMENTS]
+)
 def test_no_process_survives_an_mpirun_killed_while_its_ranks_start(tmp_path: Path, moment: str) -> None:
     """Ranks stayed in MPI_Init for minutes."""
     mark = f"{os.getpid()}-{list(MOMENTS).index(moment)}"

@@ -91,10 +91,6 @@ def test_an_engine_of_the_user_that_cannot_open_is_refused_before_actors_start(
     assert said in refusal(file, "rollout.engine=own_engine:open_it")
 
 
-def test_the_longest_prompt_may_reach_both_limits(file: Path) -> None:
-    prepare(load(file, ["data.max_prompt_tokens=11", "gconfig.max_new_tokens=13"], {}), file)
-
-
 @pytest.mark.parametrize("kind", ["scratch", "folder"])
 def test_a_prompt_over_the_limit_is_refused_with_its_line_and_both_remedies(
     file: Path, kind: str, request: pytest.FixtureRequest
@@ -166,12 +162,6 @@ def test_prompts_of_a_users_workflow_are_not_checked(file: Path) -> None:
     prepare(load(file, ["data.max_prompt_tokens=3", "workflow.function=own_flow:Flow"], {}), file)
 
 
-def test_a_prompt_field_that_a_later_row_lacks_is_refused(file: Path) -> None:
-    output = refusal(file, "data.prompt={question} {unit}>")
-    assert "unknown field {unit} in data.prompt" in output
-    assert output.endswith("rows.jsonl:2)")
-
-
 def test_a_chat_template_is_required_and_counted(file: Path, model: Path) -> None:
     assert "needs a tokenizer with a template" in refusal(file, "data.chat_template=true")
     (model / "chat_template.jinja").write_text(TEMPLATE)
@@ -202,9 +192,23 @@ def test_a_module_that_prints_half_a_line_does_not_break_the_result(file: Path) 
     assert Path(prepare_in_subprocess(load(file, ["workflow.function=loud_flow:Flow"], {}), file).run_folder).is_dir()
 
 
-def test_a_journal_folder_that_cannot_be_written_is_refused(file: Path) -> None:
-    (file.parent / "taken").write_text("")
-    assert "journal.dir must be a writable folder: taken/j" in refusal(file, "journal.dir=taken/j")
+@pytest.mark.parametrize(
+    ("files", "change", "fault"),
+    [
+        ({"taken": ""}, "journal.dir=taken/j", "journal.dir must be a writable folder: taken/j"),
+        ({"own_tracker.py": "class Writer:\n    takes_undo = is_rewritten = takes_samples = False"},
+         'journal.tracker=["own_tracker:Writer"]', "'own_tracker:Writer' has no write, close"),
+        ({"rows.jsonl": '{"question": "a", "answer": "b"}\n{"question": "\\ud800", "answer": "b"}\n'}, "run.seed=1",
+         "rows.jsonl:2 has text with the lone surrogate '\\ud800'"),
+        ({}, "data.prompt={question} {unit}>", "unknown field {unit} in data.prompt"),
+    ],
+)  # fmt: skip
+def test_files_and_settings_that_do_not_fit_are_refused(
+    file: Path, files: dict[str, str], change: str, fault: str
+) -> None:
+    for name, text in files.items():
+        (file.parent / name).write_text(text)
+    assert fault in refusal(file, change)
 
 
 def test_a_tracker_whose_package_is_missing_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,26 +217,10 @@ def test_a_tracker_whose_package_is_missing_is_refused(file: Path, monkeypatch: 
     assert said.endswith(f"run {install_command('wandb')}")
 
 
-def test_a_tracker_of_the_user_that_lacks_a_member_is_refused(file: Path) -> None:
-    (file.parent / "own_tracker.py").write_text("class Writer:\n    takes_undo = is_rewritten = takes_samples = False")
-    assert "'own_tracker:Writer' has no write, close" in refusal(file, 'journal.tracker=["own_tracker:Writer"]')
-
-
-def test_an_invalid_scratch_shape_is_refused(file: Path) -> None:
-    assert "must be an even multiple" in refusal(file, "model.scratch.heads=3")
-
-
 def test_a_truncated_model_is_refused(file: Path, model: Path) -> None:
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert "it must be a whole safetensors file" in refusal(file)
-
-
-def test_a_row_with_a_lone_surrogate_is_refused(file: Path) -> None:
-    (file.parent / "rows.jsonl").write_text(
-        '{"question": "a", "answer": "b"}\n{"question": "\\ud800", "answer": "b"}\n'
-    )
-    assert "rows.jsonl:2 has text with the lone surrogate '\\ud800'" in refusal(file)
 
 
 def test_a_resumed_run_keeps_the_date_of_its_first_start(file: Path) -> None:

@@ -20,14 +20,12 @@ PROGRAM = """
 import errno, os, sys
 from pathlib import Path
 from areal_bus.config.loader import load
-from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.errors import ConfigError
 from launch.run import rank as ranks
 
 KINDS = {
-    "OSError": OSError(errno.EMFILE, "Too many open files"), "MemoryError": MemoryError(), "KeyError": KeyError("eth0"),
-    "RuntimeError": RuntimeError("two\\nlines"), "ValueError": ValueError(), "RecursionError": RecursionError("deep"),
-    "ConfigError": ConfigError("the hosts must agree"), "ArealBusError": ArealBusError("no key"),
-    "UnicodeDecodeError": UnicodeDecodeError("utf-8", b"\\xff", 0, 1, "invalid start byte"),
+    "OSError": OSError(errno.EMFILE, "Too many open files"), "RuntimeError": RuntimeError("two\\nlines"),
+    "ValueError": ValueError(), "ConfigError": ConfigError("the hosts must agree"),
 }
 where, file, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 for number, (name, error) in enumerate(KINDS.items()):
@@ -62,8 +60,8 @@ def test_whatever_a_rank_raises_before_the_actors_start_all_ranks_end_at_once_wi
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
     assert ended.returncode == 0, ended.stderr
     codes = {name: numbers for name, *numbers in map(str.split, ended.stdout.splitlines())}
-    assert len(codes) == 9
-    assert time.monotonic() - began < 9 * 30, "launch.timeout_s is 300"
+    assert len(codes) == 4
+    assert time.monotonic() - began < 4 * 30, "launch.timeout_s is 300"
     for name, numbers in codes.items():
         assert numbers == ["2" if name == "ConfigError" else "1"] * 3, name
         for rank in range(3):

@@ -158,10 +158,6 @@ def test_a_rank_whose_actors_succeed_ends_with_0() -> None:
     assert outcome(READ + LEAVE, READ + LEAVE) == 0
 
 
-def test_a_rank_without_actors_is_done() -> None:
-    assert outcome() == 0
-
-
 def test_an_actor_gets_its_context_as_a_line() -> None:
     check = f"from actors.runtime.context import Context; Context.from_json(line).name == 'reward-0.0' and {LEAVE}"
     assert outcome(READ + check) == 0
