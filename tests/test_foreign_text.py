@@ -31,8 +31,9 @@ from tools import terminal
 from tools.alarms import alarm_reader
 
 N = 100_000  # characters
+N_IN_WORKER = 20_000
 MOST_S = 0.05  # CPU time of one scan in a loop that others depend on; a quadratic one takes seconds
-MOST_IN_WORKER_S = 0.5  # of a scan in a worker process, which has a deadline
+MOST_IN_WORKER_S = 0.2  # of a scan in a worker process, which has a deadline
 
 UNITS = (
     *("\\boxed{", "\\boxed {", "\\boxed", "\\fbox{"),
@@ -95,11 +96,11 @@ def seconds_of(scan: Callable[[str], object], text: str, *, most_s: float) -> fl
     return best
 
 
-def slow_texts(scan: Callable[[str], object], *, most_s: float) -> dict[str, float]:
+def slow_texts(scan: Callable[[str], object], n: int, *, most_s: float) -> dict[str, float]:
     """Opening of each text that takes longer -> its seconds."""
     found = {}
     for unit in UNITS:
-        body = unit * (N // len(unit))
+        body = unit * (n // len(unit))
         for text in (*(f"{before}{body}" for before in BEFORE), *(f"{body}{after}" for after in AFTER[1:])):
             if (spent := seconds_of(scan, text, most_s=most_s)) >= most_s:
                 found[f"{text[:40]!r} ... {text[-12:]!r}"] = round(spent, 3)
@@ -112,20 +113,13 @@ def slow_texts(scan: Callable[[str], object], *, most_s: float) -> dict[str, flo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IN_LOOPS)
 def test_a_scan_in_a_loop_takes_under_50_ms_for_100000_repeated_characters_and_tags(name: str) -> None:
-    assert slow_texts(IN_LOOPS[name], most_s=MOST_S) == {}
+    assert slow_texts(IN_LOOPS[name], N, most_s=MOST_S) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IN_WORKERS)
-def test_a_scan_in_a_worker_is_linear_in_100000_repeated_characters_and_tags(name: str) -> None:
-    assert slow_texts(IN_WORKERS[name], most_s=MOST_IN_WORKER_S) == {}
-
-
-def test_scans_of_unclosed_boxes_tags_and_fences_are_linear() -> None:
-    assert seconds_of(final_answer, "\\boxed{" * N, most_s=1) < 1
-    assert seconds_of(final_answer, "<answer>" * N, most_s=1) < 1
-    assert seconds_of(lambda text: read_calls(text, FORMS["hermes"], 0), "<tool_call>" * N, most_s=1) < 1
-    assert seconds_of(code.program_in, "```" + " " * N, most_s=1) < 1
+def test_a_scan_in_a_worker_is_linear_in_20000_repeated_characters_and_tags(name: str) -> None:
+    assert slow_texts(IN_WORKERS[name], N_IN_WORKER, most_s=MOST_IN_WORKER_S) == {}
 
 
 @pytest.mark.parametrize(

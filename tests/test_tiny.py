@@ -209,7 +209,7 @@ def teacher(folder: Path) -> str:
     return f"teacher.path='{folder / 'teacher'}'"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_ring_distils_a_teacher(tmp_path: Path) -> None:
     """The ring at eta = 0 has the other parts beside the policy: reference model, critic, refill."""
     run = launch(tmp_path, *SHORTLY, teacher(tmp_path), "actor.advantage=distill", "actor.loss=reinforce", ranks=3)
@@ -351,13 +351,8 @@ tokens = true
 """
 
 
-HARDEST = "gemma3"  # windows, q/k norms and two rope bases; `make soak` has the other families
-
-
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(name, marks=pytest.mark.slow if name == HARDEST else pytest.mark.soak) for name in FAMILIES],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_of_each_family_goes_through_the_whole_ring(tmp_path: Path, family: str) -> None:
     """Warm-up, sampling beyond the window, scores, updates, pushes, export; log-probs recomputed by a plain forward."""
     folder = saved(tmp_path / "family", family, 0)

@@ -2,10 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,20 +13,18 @@ import pytest
 from actors.workflows.protocol import Turn
 from areal_bus.config import loader as settings
 from areal_bus.errors import ConfigError
-from benchmarks.__main__ import BENCHES, main
 from benchmarks.harness import worker_process
 from benchmarks.harness.interleave import Rounds
 from benchmarks.harness.protocol import Figures
 from benchmarks.jobs import interrupt, throughput_bound
 from benchmarks.jobs import workload as drawn
 from benchmarks.jobs.halves_alone import Alone
-from benchmarks.jobs.lengths_reward import N_PROMPT, DrawnLengths, n_recorded, rows, score
-from benchmarks.jobs.paused_jobs import Lane, descendants
+from benchmarks.jobs.lengths_reward import N_PROMPT, DrawnLengths, rows, score
+from benchmarks.jobs.paused_jobs import Lane
 from benchmarks.jobs.real_job import KilledJob
 from tests.support.polling import wait_until
 
 SMALL = drawn.Workload((32, 1, 2), median=20.0, sigma=0.7, longest=40, batch_size=2, n_samples=3, n_slots=4)
-CHILD_AND_GRANDCHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
 
 
 class Tokenizer:
@@ -84,11 +78,6 @@ def test_of_four_groups_that_follow_one_another_so_many_have_no_signal(n_flat: i
     assert {score("", text, row) for text in ("ab", "ba") for row in found if row["flat"]} <= {0.0}
 
 
-@pytest.mark.parametrize(("batch_size", "batches"), [(48, 2), (9, 2), (8, 2), (5, 4), (2, 8), (1, 16)])
-def test_so_many_batches_are_recorded_that_flat_groups_have_their_share(batch_size: int, batches: int) -> None:
-    assert n_recorded(batch_size) == batches
-
-
 def written(folder: Path) -> Any:
     """The small workload's settings, without a model."""
     (folder / "model").mkdir()
@@ -115,40 +104,6 @@ def test_each_half_alone_computes_the_workload_that_the_jobs_have(tmp_path: Path
     assert 5 <= sum(flat) <= 11
 
 
-@pytest.mark.parametrize(
-    ("first", "ratios", "looked_at", "chosen"),
-    [
-        (288, {288: 0.9}, [288], 288),
-        (288, {288: 0.77, 256: 0.87}, [288, 256], 256),
-        (288, {288: 0.77, 256: 0.79, 224: 1.2}, [288, 256, 224], 256),
-        (256, {256: 1.1, 288: 0.95}, [256, 288], 288),
-        (256, {256: 1.5, 288: 1.3, 320: 1.2}, [256, 288, 320], 320),
-        (192, {192: 0.5, 128: 0.4}, [192, 128], 192),
-    ],
-)
-def test_a_shape_is_looked_for_where_the_halves_come_nearer(
-    monkeypatch: pytest.MonkeyPatch, first: int, ratios: dict[int, float], looked_at: list[int], chosen: int
-) -> None:
-    """No shape is looked at on the side where they part; what is taken is warm again, if it was not the last."""
-    seen: list[int] = []
-    warmed: list[int] = []
-
-    def prepared(workload: drawn.Workload, _at: Path, _alone: object) -> Any:
-        return workload
-
-    def speeds(workload: drawn.Workload, _alone: object) -> tuple[float, float]:
-        seen.append(workload.shape[0])
-        return ratios[workload.shape[0]], 1.0
-
-    monkeypatch.setattr(drawn, "PreparedWorkload", prepared)
-    monkeypatch.setattr(drawn, "speeds", speeds)
-    monkeypatch.setattr(drawn, "warm", lambda workload, _alone: warmed.append(workload.shape[0]))
-    shape = next(shape for shape in drawn.SHAPES if shape[0] == first)
-    found: Any = drawn.balanced(replace(SMALL, shape=shape), Path(), None)  # type: ignore[arg-type]
-    assert (seen, found.shape[0]) == (looked_at, chosen)
-    assert warmed == ([] if chosen == looked_at[-1] else [chosen])
-
-
 @pytest.mark.parametrize("cost", [0.86, 1.0, 1.1])
 def test_interrupt_refuses_a_machine_on_which_training_is_the_slower_half(
     monkeypatch: pytest.MonkeyPatch, cost: float
@@ -170,44 +125,11 @@ def test_interrupt_refuses_a_machine_on_which_training_is_the_slower_half(
             interrupt.check_bound(by)
 
 
-def test_a_process_is_found_below_another_wherever_it_is() -> None:
-    with subprocess.Popen([sys.executable, "-c", CHILD_AND_GRANDCHILD], stdin=subprocess.PIPE) as process:
-        below = wait_until(lambda: descendants(process.pid))
-        assert process.pid in descendants(os.getpid())
-        assert below[0] in descendants(os.getpid())
-        process.communicate(b"\n")
-
-
 def update_a_length(made: drawn.PreparedWorkload) -> None:
     """One batch is as many samples as there are slots: an update comes once in the time of a mean length."""
     assert made.workload.n_batch == made.workload.n_slots
     trained = [{"n_tokens_trained": made.n_tokens - 9, "n_tokens_skipped": 9}] * 3
     assert interrupt.lengths_an_update(made, 0.001, 0.001, trained) == pytest.approx(1.0, abs=0.01)
-
-
-class Ended:
-    """A bench that is told to end while it measures."""
-
-    about = "ends"
-
-    def __init__(self) -> None:
-        self.left = False
-
-    def measure(self, *, quiet: bool) -> Figures:
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            self.left = True
-        return {}
-
-
-def test_a_bench_that_is_terminated_ends_its_jobs_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, bench = signal.getsignal(signal.SIGTERM), Ended()
-    monkeypatch.setitem(BENCHES, "ended", bench)  # type: ignore[misc]
-    with pytest.raises(SystemExit, match="143"):
-        main(["ended"])
-    assert bench.left
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 class Standing(Lane):

@@ -1,9 +1,5 @@
 """Bench `simulate`: its pairs, settings, figures and table."""
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,10 +12,7 @@ from areal_lab.simulate.outcome import Outcome
 from areal_lab.simulate.recording import MIN_UPDATES, WARM_UP_UPDATES
 from areal_lab.simulate.sweep import Split
 from areal_lab.simulate.tables import RunComparison
-from benchmarks import __main__ as bench
-from benchmarks.jobs import lengths_reward
-from benchmarks.simulate import other_work as machine
-from benchmarks.simulate.bench import CONFIG, Pair, changes, figures, markdown, other_lines, settings_text
+from benchmarks.simulate.bench import CONFIG, Pair, changes, figures, markdown, settings_text
 from benchmarks.simulate.bench import main as again
 from benchmarks.simulate.pairs import ALONE, CROWDED, LAWS, PAIRS, Job, jobs
 
@@ -48,13 +41,6 @@ def test_the_settings_of_a_job_are_valid_and_its_own(job: Job, tmp_path: Path) -
     assert config.gconfig.max_new_tokens == LAWS[job.law][1]
 
 
-def test_rows_of_a_law_have_its_lengths() -> None:
-    for law, most in LAWS.values():
-        rows = lengths_reward.rows(400, 4, median=law.median, sigma=law.sigma, longest=most)
-        drawn = [n for row in rows for n in row["lengths"]]
-        assert sum(drawn) / len(drawn) == pytest.approx(law.mean(most), rel=0.06)
-
-
 def pair(predicted: float, lag: float) -> Pair:
     outcome = Outcome(predicted, 0.0, 0.0, 1.0, lag, 1, 0.0, 0.0)
     told = Prediction(outcome, Range(predicted - 5, predicted + 5), None)
@@ -72,29 +58,6 @@ def test_figures_count_pairs_within_the_bounds_and_the_table_has_a_row_per_pair(
     assert figures([])["largest_error"] is None
 
 
-def test_other_work_is_the_cpu_time_outside_the_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stat = tmp_path / "stat"
-    monkeypatch.setattr(machine, "STAT", stat)
-    hertz = os.sysconf("SC_CLK_TCK")
-    stat.write_text("cpu 500 0 100 9000 80 0 0 0 70 0\ncpu0 1 1 1 1\n")
-    began = time.monotonic()
-    with machine.other_work() as found:
-        burn = "import time\nwhile time.process_time() < 0.2: pass"
-        subprocess.run([sys.executable, "-S", "-c", burn], check=True)
-        stat.write_text(f"cpu 500 {4 * hertz} 100 99000 80 0 0 {hertz} 70 0\n")  # nice and steal count, idle does not
-    assert found.cores is not None
-    assert 3.5 < found.cores * (time.monotonic() - began) < 5.0 - 0.15
-    stat.unlink()
-    with machine.other_work() as found:
-        pass
-    assert found.cores is None
-    assert other_lines({"a": 0.3, "b": 0.05})[-1].endswith("beside a (0.30)")
-
-
 def test_an_earlier_bench_without_a_finished_job_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has none that has ended"):
         again([str(tmp_path)])
-
-
-def test_the_bench_is_in_the_list() -> None:
-    assert "20 pairs of jobs" in bench.catalogue()
