@@ -22,6 +22,8 @@ from tests.faults.test_resume import (
 )
 from tools import run as runs
 
+pytestmark = pytest.mark.soak  # test_deaths.py has a head that dies once
+
 WITHOUT = "checkpoint.every_steps=0"  # no checkpoint but the last: whoever goes back begins at version 0
 
 
@@ -68,7 +70,6 @@ def lives(ring: Ring, role: str) -> int:
     return len(list(runs.Run(ring.run).journals(role)))
 
 
-@pytest.mark.slow
 def test_row_12_a_learner_survives_heads_and_makes_every_update_once(outlived: Outlived) -> None:
     assert outlived.last == outlived.learner
     assert (lives(outlived.ring, "learner"), lives(outlived.ring, "head")) == (1, 3)
@@ -76,7 +77,6 @@ def test_row_12_a_learner_survives_heads_and_makes_every_update_once(outlived: O
     assert outlived.history.versions == list(range(1, STEPS + 1))
 
 
-@pytest.mark.slow
 def test_a_term_begins_where_the_learner_is(outlived: Outlived) -> None:
     """An awaited batch is formed again; a received batch is trained, and the next head continues after it."""
     ring = outlived.ring
@@ -90,14 +90,12 @@ def test_a_term_begins_where_the_learner_is(outlived: Outlived) -> None:
     assert [line["version"] for line in ring.lines("update", role="head")] == [1, 2, *range(4, STEPS + 1)]
 
 
-@pytest.mark.slow
 def test_at_eta_0_a_run_whose_head_was_killed_is_bit_equal_to_one_without(outlived: Outlived) -> None:
     assert differences(outlived.ring, outlived.plain) == {}
     assert batches(outlived.ring) == plain_batches(outlived.plain)
     assert set(outlived.history.rows().values()) == {1}
 
 
-@pytest.mark.slow
 def test_the_terminal_shows_the_start_of_each_term(outlived: Outlived) -> None:
     said = outlived.ring.output
     for version in (2, 3):
@@ -117,7 +115,6 @@ def outlive(ring: Ring, n_steps: int, *, learners: int = 1) -> History:
     return history
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(("eta", "every", "seed"), [(0, 0, 1), (2, 0, 2), (2, 2, 3), (4, 1, 4)])
 def test_row_12_heads_that_are_killed_at_random_cost_no_update(tmp_path: Path, eta: int, every: int, seed: int) -> None:
     """Eight kills, each up to two seconds after the start of its term, or before it."""
@@ -142,7 +139,6 @@ def test_row_12_heads_that_are_killed_at_random_cost_no_update(tmp_path: Path, e
     assert lives(ring, "head") == 9
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("seed", [1, 2])
 def test_row_12_two_learner_ranks_survive_their_heads_together(tmp_path: Path, seed: int) -> None:
     dice, n_steps = random.Random(seed), 60
@@ -171,7 +167,6 @@ POINTS = (
 )
 
 
-@pytest.mark.soak
 def test_row_12_a_head_may_die_at_any_point_of_a_step_a_push_or_a_checkpoint(tmp_path: Path) -> None:
     n_steps = 24
     ring = Ring(tmp_path, f"run.total_train_steps={n_steps}")
@@ -187,7 +182,6 @@ def test_row_12_a_head_may_die_at_any_point_of_a_step_a_push_or_a_checkpoint(tmp
         outlive(ring, n_steps)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(("every", "learners", "seed"), [(2, 1, 1), (1, 1, 2), (3, 2, 3)])
 def test_heads_and_learners_that_die_in_any_order_lose_nothing(
     tmp_path: Path, every: int, learners: int, seed: int
@@ -217,7 +211,6 @@ def test_heads_and_learners_that_die_in_any_order_lose_nothing(
     assert {line["lives_on"] for line in ring.lines("term", role="head")} == {False, True}
 
 
-@pytest.mark.soak
 def test_a_learner_whose_head_restarts_without_a_savepoint_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=10", "checkpoint.every_steps=3")
     ring.hold_learner(5)
@@ -235,7 +228,6 @@ def test_a_learner_whose_head_restarts_without_a_savepoint_goes_back_to_the_chec
     assert "missing savepoint of learner-0.0 at version 5: back to the last checkpoint" in ring.output
 
 
-@pytest.mark.soak
 def test_a_finished_learner_survives_its_head_and_writes_no_second_checkpoint(tmp_path: Path) -> None:
     """All is trained and an evaluation runs: the next head repeats the evaluation and ends the job."""
     evaluation = ("evaluate.after=true", "evaluate.limit=8", "evaluate.n_samples=2")
@@ -253,7 +245,6 @@ def test_a_finished_learner_survives_its_head_and_writes_no_second_checkpoint(tm
     assert json.loads((ring.run / "summary.json").read_text())["code"] == 0
 
 
-@pytest.mark.soak
 def test_a_drained_job_whose_head_dies_ends_all_the_same_and_goes_on_later(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=8", WITHOUT)
     ring.hold_learner(3)

@@ -13,6 +13,8 @@ from tools.audit.audit import audit, judge
 from tools.audit.findings import InvariantVerdict
 from tools.run import Run
 
+pytestmark = pytest.mark.soak
+
 REWARD = """
 import zlib
 
@@ -66,7 +68,6 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-@pytest.mark.slow
 def test_at_eta_0_short_groups_are_those_of_the_plain_loop_and_their_missing_named(equal: Run) -> None:
     check_clean(equal.folder)
     errors = {(x["uid"], x["sample"]) for x in equal.events("scored", role="head") if x["status"] == "error"}
@@ -83,13 +84,11 @@ def test_at_eta_0_short_groups_are_those_of_the_plain_loop_and_their_missing_nam
     assert 0.05 < equal.summary()["scores_failed"] / equal.summary()["scores"] < 0.3
 
 
-@pytest.mark.slow
 def test_at_eta_0_groups_without_signal_are_replaced_as_in_the_plain_loop(equal: Run) -> None:
     reasons = [line["reason"] for line in equal.events("refund", role="head")]
     assert reasons.count("no_signal") > STEPS
 
 
-@pytest.mark.slow
 def test_at_eta_0_critic_and_reference_model_are_those_of_the_plain_loop(equal: Run) -> None:
     updates = list(equal.events("update", role="head"))
     assert len(updates) == STEPS
@@ -97,7 +96,6 @@ def test_at_eta_0_critic_and_reference_model_are_those_of_the_plain_loop(equal: 
     assert all(line["kl_ref"] > 0 for line in updates[1:])
 
 
-@pytest.mark.soak
 def test_a_declared_reward_is_trained_and_the_verdict_stays_an_error(tmp_path: Path) -> None:
     changes = (f"run.total_train_steps={STEPS}", "learner.warmup.steps=20", f"data.batch_size={GROUPS}", FEW_ROWS)
     run = launch(tmp_path, *changes, config=flaky(tmp_path, "configs/tiny.toml", "on_error = -1.0"), ranks=3)
