@@ -10,7 +10,13 @@ from tests.faults.ring import Ring
 pytestmark = pytest.mark.slow
 
 KEEP_BEST = ("checkpoint.keep_best=1", "checkpoint.keep=1", "evaluate.metric=reward")
-SETTINGS = (*KEEP_BEST, "evaluate.every_steps=2", "evaluate.n_samples=3", "data.held_out=12", "run.total_train_steps=8")
+SETTINGS = (
+    *KEEP_BEST,
+    "evaluate.every_steps=2",
+    "evaluate.n_samples=3",
+    "data.held_out=12",
+    "run.total_train_steps=14",
+)
 
 
 def test_an_evaluation_survives_a_generator_and_a_resumed_run_evaluates_each_version_once(tmp_path: Path) -> None:
@@ -38,7 +44,7 @@ def test_an_evaluation_survives_a_generator_and_a_resumed_run_evaluates_each_ver
     found = [(line["name"], line["n"], line["n_failed"]) for line in ring.lines("evaluation", role="head")]
     names = [name for name, _, _ in found]
     assert len(set(names)) == len(names)
-    assert {"step-2", "step-2:small", "step-8", "step-8:small"} <= set(names)
+    assert {"step-2", "step-2:small", "step-14", "step-14:small"} <= set(names)
     assert {"step-4", "step-6"} & set(names)  # the drained run's: at the version from which it goes on
     values = [(line["version"], line["reward"]) for line in ring.lines("evaluation", role="head")
               if line["name"].startswith("step-") and ":" not in line["name"]]  # fmt: skip
