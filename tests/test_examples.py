@@ -56,7 +56,7 @@ def test_its_gate_admits_eta_plus_one_batches_and_one_more_for_each_version(loop
 
 @pytest.mark.slow
 def test_the_algorithm_in_one_file_learns_at_a_lag(loop: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    history = loop["train"](eta=2, steps=24)
+    history = loop["train"](eta=2, steps=40)
     assert max(lag for _, lag in history) == 2
     assert fmean(reward for reward, _ in history[-5:]) > fmean(reward for reward, _ in history[:5]) + 0.08
-    assert len(capsys.readouterr().out.splitlines()) == 24
+    assert len(capsys.readouterr().out.splitlines()) == 40
