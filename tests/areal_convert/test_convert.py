@@ -1,6 +1,7 @@
 """areal_convert: settings of verl, TRL and AReaL become a TOML that our loader accepts."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,8 @@ def test_json_configs_are_converted_and_missing_values_are_listed(
     assert "'polynomial' is not there" in printed.err
     (tmp_path / "r.yaml").write_text("a: {b: 2, c: '${.b}', d: '${oc.select:x.y,5}', e: 'n-${a.b}', f: '???'}")
     assert read_foreign(tmp_path / "r.yaml") == {"a.b": 2, "a.c": 2, "a.d": 5, "a.e": "n-2", "a.f": None}
+    (tmp_path / "c.yaml").write_text("a: '${oc.env:LR,1e-6}'\nc: null\nd: '${c}'\ne: ['${oc.env:DIR,x}/y']\n")
+    assert read_foreign(tmp_path / "c.yaml") == {"a": 1e-6, "c": None, "d": None, "e": ["x/y"]}
 
 
 PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.yaml"))
@@ -348,133 +351,204 @@ def test_overrides_are_read_as_settings_and_references_to_sections_as_theirs(tmp
     assert read_foreign(tmp_path / "sections.yaml") == {"a.b.lr": 1, "a.b.x": {}, "c.b.lr": 1, "c.b.x": {}}
 
 
-@pytest.mark.parametrize("base", ["custom_reward_function", "reward__custom_reward_function"])
-def test_verl_reward_is_the_function_that_is_named(base: str) -> None:
-    found = converted("verl", **{f"{base}__path": "recipes/r.py", f"{base}__name": "score"})
-    assert found.ours["reward.function"] == "r:score"
-    assert set(found.mapped) == {f"{base}.path".replace("__", "."), f"{base}.name".replace("__", ".")}
-
-
-@pytest.mark.parametrize(
-    ("values", "lost"),
-    [
-        ({"reward__reward_model__enable": True}, "reward.reward_model.enable"),
-        ({"reward_model__enable": True}, "reward_model.enable"),
-        ({"reward__reward_manager__name": "MyManager"}, "reward.reward_manager.name"),
-        ({"reward__reward_manager__module__path": "m.py"}, "reward.reward_manager.module.path"),
-    ],
+CORRECTION = "algorithm.rollout_correction."
+IS, BYPASS, LOSS = f"{CORRECTION}rollout_is", f"{CORRECTION}bypass_mode", f"{CORRECTION}loss_type"
+RS, CAP = f"{CORRECTION}rollout_rs", "actor_rollout_ref.actor.tis_imp_ratio_cap"
+ROLLOUT, VAL = "actor_rollout_ref.rollout.", "actor_rollout_ref.rollout.val_kwargs."
+BEHIND, ETA = "trainer.v1.sampler.max_off_policy_threshold", "rollout.max_head_offpolicyness"
+NORM, TOKENS = "actor.reward_norm.", "actor.adv_norm."
+GROUP = {f"{NORM}mean_level": "group", "gconfig.n_samples": 4}
+DECOUPLED = {"actor.use_decoupled_loss": True, "actor.recompute_logprob": True}
+CUT, PENALTY = (
+    {"actor.mask_no_eos_with_zero": True},
+    {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 64},
 )
-def test_verl_reward_is_no_default_where_another_is_named(values: dict[str, Any], lost: str) -> None:
-    found = converted("verl", **values)
-    assert found.ours["reward.function"] == "SET_THIS:reward"
-    assert lost in found.lost
-    assert "reward.function" in found.to_set
-    named = converted("verl", reward__custom_reward_function__path="r.py", **values)
-    assert named.ours["reward.function"] == "r:compute_score"
-    assert lost in named.lost
+FILE = {"custom_reward_function.path": "r.py"}
 
 
-@pytest.mark.parametrize("base", ["reward__sandbox_fusion", "reward_model__sandbox_fusion", "sandbox_fusion"])
-def test_verl_sandbox_is_the_reward_of_programs(base: str) -> None:
-    found = converted("verl", **{f"{base}__url": "http://sandbox", f"{base}__memory_limit_mb": 2048})
-    assert (found.ours["reward.function"], found.ours["reward.code.memory_mib"]) == ("code", 2048)
-    named = converted("verl", custom_reward_function__path="r.py", **{f"{base}__url": "http://sandbox"})
-    assert named.ours["reward.function"] == "r:compute_score"
-    assert list(named.lost) == [f"{base}.url".replace("__", ".")]
+def case(system: str, values: dict[str, Any], ours: dict[str, Any], lost: Collection[str] = ()) -> Any:
+    return pytest.param(system, values, ours, set(lost), id=f"{system} {' '.join(values)}"[:60])
 
 
-@pytest.mark.parametrize(
-    ("values", "eta"),
-    [
-        ({"data__train_batch_size": 8}, 0),
-        ({"trainer__v1__trainer_mode": "sync", "trainer__v1__sampler__max_off_policy_threshold": 8}, 0),
-        ({"trainer__v1__trainer_mode": "separate_async", "trainer__v1__sampler__max_off_policy_threshold": 4}, 4),
-        ({"rollout__nnodes": 1, "rollout__n_gpus_per_node": 2}, 1),
-        ({"async_training__staleness_threshold": 0.1}, 1),
-        ({"async_training__staleness_threshold": 0}, 0),
-    ],
-)
-def test_verl_eta_is_that_of_its_trainer(values: dict[str, Any], eta: int) -> None:
-    assert converted("verl", **values).ours["rollout.max_head_offpolicyness"] == eta
-
-
-IS, RS = "algorithm__rollout_correction__rollout_is", "algorithm__rollout_correction__rollout_rs"
-BYPASS, LOSS = "algorithm__rollout_correction__bypass_mode", "algorithm__rollout_correction__loss_type"
-CAP = "actor_rollout_ref__actor__tis_imp_ratio_cap"
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({}, {"correction": "none"}),
-        ({IS: "token", f"{IS}_threshold": 3.0}, {"correction": "tis", "correction_upper": 3.0}),
-        ({IS: "sequence"}, {"correction": "tis_sequence", "correction_upper": 2.0}),
-        (
-            {IS: "token", f"{IS}_threshold": "0.5_5.0"},
-            {"correction": "tis", "correction_lower": 0.5, "correction_upper": 5.0, "correction_action": "mask"},
-        ),
-        ({BYPASS: True}, {"correction": "none", "recompute_logprobs": False}),
-        ({BYPASS: True, IS: "token"}, {"correction": "none", "recompute_logprobs": False}),
-        ({BYPASS: True, CAP: 2.0}, {"correction": "none", "recompute_logprobs": False}),
-        ({CAP: 2.5}, {"correction": "tis", "correction_upper": 2.5}),
-        (
-            {BYPASS: True, LOSS: "reinforce", IS: "token"},
-            {"correction": "tis", "correction_upper": 2.0, "loss": "reinforce"},
-        ),
-    ],
-)
-def test_verl_rollout_correction_is_mapped(values: dict[str, Any], expected: dict[str, Any]) -> None:
-    ours = converted("verl", **values).ours
-    assert {key: ours.get(f"actor.{key}") for key in expected} == expected
-    assert {key for key in ours if key.startswith("actor.correction")} <= {f"actor.{key}" for key in expected}
-
-
-def test_verl_rejection_without_weight_is_lost_by_name() -> None:
-    found = converted("verl", **{RS: "seq_mean_k3", f"{RS}_threshold": 0.01})
-    assert set(found.lost) == {RS.replace("__", "."), f"{RS}_threshold".replace("__", ".")}
-
-
-def test_verl_sampling_of_training_and_evaluation_is_not_hidden() -> None:
-    rollout, val = "actor_rollout_ref__rollout__", "actor_rollout_ref__rollout__val_kwargs__"
-    found = converted("verl", **{f"{rollout}do_sample": False, f"{rollout}repetition_penalty": 1.1})
-    assert (found.ours["gconfig.temperature"], found.ours["gconfig.repetition_penalty"]) == (0.0, 1.1)
-    found = converted(
-        "verl", **{f"{val}top_p": 0.7, f"{val}top_k": -1, f"{val}do_sample": True, f"{val}temperature": 1}
-    )
-    assert list(found.lost) == ["actor_rollout_ref.rollout.val_kwargs.top_p"]
-    assert converted("verl", **{f"{rollout}top_p": 0.7, f"{val}top_p": 0.7}).lost == {}
-
-
-@pytest.mark.parametrize(("given", "ours"), [(True, "drop"), (False, "refuse")])
-def test_verl_long_prompts_are_dropped_or_refused(given: bool, ours: str) -> None:
-    assert converted("verl", data__filter_overlong_prompts=given).ours["data.long_prompts"] == ours
-    assert "data.truncation" in converted("verl", data__truncation="left").lost
-    assert converted("areal", train_dataset__max_length=512).ours["data.long_prompts"] == "drop"
-
-
-def test_verl_streamed_minibatches_are_one_batch() -> None:
-    found = converted(
+MAPPED = [  # system, its settings, ours, what is lost
+    # verl: the reward is the function that is named, and no default where another one is
+    *(
+        case("verl", {f"{base}.path": "recipes/r.py", f"{base}.name": "score"}, {"reward.function": "r:score"})
+        for base in ("custom_reward_function", "reward.custom_reward_function")
+    ),
+    *(
+        case("verl", {key: value} | named, {"reward.function": ours}, {key})
+        for key, value in (
+            ("reward.reward_model.enable", True),
+            ("reward_model.enable", True),
+            ("reward.reward_manager.name", "MyManager"),
+            ("reward.reward_manager.module.path", "m.py"),
+        )
+        for named, ours in (({}, "SET_THIS:reward"), (FILE, "r:compute_score"))
+    ),
+    *(
+        case("verl", {f"{base}.url": "http://sandbox"} | more, ours, lost)
+        for base in ("reward.sandbox_fusion", "reward_model.sandbox_fusion", "sandbox_fusion")
+        for more, ours, lost in (
+            ({f"{base}.memory_limit_mb": 2048}, {"reward.function": "code", "reward.code.memory_mib": 2048}, set()),
+            (FILE, {"reward.function": "r:compute_score"}, {f"{base}.url"}),
+        )
+    ),
+    # verl: eta is that of its trainer
+    case("verl", {"data.train_batch_size": 8}, {ETA: 0}),
+    case("verl", {"trainer.v1.trainer_mode": "sync", BEHIND: 8}, {ETA: 0}),
+    case("verl", {"trainer.v1.trainer_mode": "separate_async", BEHIND: 4}, {ETA: 4}),
+    case("verl", {"rollout.nnodes": 1, "rollout.n_gpus_per_node": 2}, {ETA: 1}),
+    case("verl", {"async_training.staleness_threshold": 0.1}, {ETA: 1}),
+    case("verl", {"async_training.staleness_threshold": 0}, {ETA: 0}),
+    # verl: corrections
+    case("verl", {}, {"actor.correction": "none"}),
+    case("verl", {IS: "token", f"{IS}_threshold": 3.0}, {"actor.correction": "tis", "actor.correction_upper": 3.0}),
+    case("verl", {IS: "sequence"}, {"actor.correction": "tis_sequence", "actor.correction_upper": 2.0}),
+    case(
         "verl",
-        async_training__trigger_parameter_sync_step=4,
-        async_training__require_batches=2,
-        actor_rollout_ref__actor__ppo_mini_batch_size=32,
-        rollout__total_rollout_steps=51200,
-        data__train_batch_size=0,
-    )
-    keys = ("data.batch_size", "actor.ppo_n_minibatches", "run.total_train_steps")
-    assert [found.ours[key] for key in keys] == [256, 8, 200]
+        {IS: "token", f"{IS}_threshold": "0.5_5.0"},
+        {"actor.correction_lower": 0.5, "actor.correction_upper": 5.0, "actor.correction_action": "mask"},
+    ),
+    *(
+        case("verl", {BYPASS: True} | more, {"actor.correction": "none", "actor.recompute_logprobs": False})
+        for more in ({}, {IS: "token"}, {CAP: 2.0})
+    ),
+    case("verl", {CAP: 2.5}, {"actor.correction": "tis", "actor.correction_upper": 2.5}),
+    case(
+        "verl", {BYPASS: True, LOSS: "reinforce", IS: "token"}, {"actor.correction": "tis", "actor.loss": "reinforce"}
+    ),
+    case("verl", {RS: "seq_mean_k3", f"{RS}_threshold": 0.01}, {}, {RS, f"{RS}_threshold"}),
+    # verl: sampling, long prompts, streamed minibatches
+    case(
+        "verl",
+        {f"{ROLLOUT}do_sample": False, f"{ROLLOUT}repetition_penalty": 1.1},
+        {"gconfig.temperature": 0.0, "gconfig.repetition_penalty": 1.1},
+    ),
+    case(
+        "verl",
+        {f"{VAL}top_p": 0.7, f"{VAL}top_k": -1, f"{VAL}do_sample": True, f"{VAL}temperature": 1},
+        {},
+        {f"{VAL}top_p"},
+    ),
+    case("verl", {f"{ROLLOUT}top_p": 0.7, f"{VAL}top_p": 0.7}, {}),
+    case("verl", {"data.filter_overlong_prompts": True}, {"data.long_prompts": "drop"}),
+    case("verl", {"data.filter_overlong_prompts": False}, {"data.long_prompts": "refuse"}),
+    case("verl", {"data.truncation": "left"}, {}, {"data.truncation"}),
+    case("areal", {"train_dataset.max_length": 512}, {"data.long_prompts": "drop"}),
+    case(
+        "verl",
+        {
+            "async_training.trigger_parameter_sync_step": 4,
+            "async_training.require_batches": 2,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
+            "rollout.total_rollout_steps": 51200,
+            "data.train_batch_size": 0,
+        },
+        {"data.batch_size": 256, "actor.ppo_n_minibatches": 8, "run.total_train_steps": 200},
+    ),
+    # TRL: optimizer steps are updates
+    case(
+        "trl",
+        {
+            "max_steps": 1000,
+            "warmup_steps": 40,
+            "save_steps": 100,
+            "ref_model_sync_steps": 64,
+            "beta": 0.1,
+            "gradient_accumulation_steps": 2,
+            "steps_per_generation": 8,
+            "sync_ref_model": True,
+        },
+        {
+            "run.total_train_steps": 250,
+            "actor.lr_warmup_steps": 10,
+            "checkpoint.every_steps": 25,
+            "reference.update_every": 16,
+        },
+    ),
+    case(
+        "trl",
+        {"max_steps": 1000, "generation_batch_size": 64, "per_device_train_batch_size": 8},
+        {"run.total_train_steps": 125, "data.batch_size": 8},
+    ),
+    case("trl", {"max_steps": 1000, "num_iterations": 2}, {"run.total_train_steps": 500, "actor.ppo_epochs": 2}),
+    case(
+        "trl",
+        {
+            "max_staleness": 3,
+            "weight_sync_steps": 2,
+            "max_inflight_tasks": 64,
+            "max_steps": 100,
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 8,
+        },
+        {
+            ETA: 3,
+            "rollout.max_concurrent_rollouts": 64,
+            "data.batch_size": 8,  # 2 steps of 8 x 4 completions, 8 a prompt
+            "actor.ppo_n_minibatches": 2,
+            "run.total_train_steps": 50,
+            "gconfig.max_new_tokens": 2048,
+            "actor.correction": "none",
+            "actor.recompute_logprobs": False,
+            "rollout.engine": "vllm",
+        },
+    ),
+    *(
+        case("trl", {key: value}, {"reward.function": "SET_THIS:reward"}, {key})
+        for key, value in (("reward_funcs", ["get_soft_overlong_punishment"]), ("reward_model_name_or_path", "m"))
+    ),
+    # AReaL: norms are an estimator
+    *(
+        case("areal", values, {"actor.advantage": advantage, "actor.normalize_batch": normalizes})
+        for values, advantage, normalizes in (
+            ({"gconfig.n_samples": 4}, "none", None),
+            (GROUP | {f"{NORM}std_level": "group"}, "grpo", None),
+            (GROUP | {f"{NORM}std_level": None}, "dr_grpo", None),
+            (GROUP | {f"{NORM}mean_leave1out": True, f"{NORM}std_level": None}, "rloo", None),
+            (GROUP | {f"{NORM}std_level": "batch"}, "dr_grpo", True),
+            ({f"{NORM}mean_level": "batch", f"{NORM}std_level": "batch"}, "none", True),
+            ({f"{NORM}group_size": 4}, "none", True),  # a norm without levels is one over the batch
+            ({f"{NORM}mean_level": "batch", f"{NORM}std_level": None}, "reinforce", None),
+            ({f"{TOKENS}mean_level": "batch", f"{TOKENS}std_level": "batch"}, "none", True),
+            ({f"{TOKENS}mean_level": "batch", f"{TOKENS}std_level": None}, "reinforce", None),
+        )
+    ),
+    # AReaL: no reference without ref, no weight without rejection; its defaults
+    case("areal", DECOUPLED, {"actor.kl_ctl": None, "actor.correction": "none", "actor.recompute_logprobs": True}),
+    case("areal", DECOUPLED | {"ref.path": "M"}, {"actor.kl_ctl": 0.1, "reference.path": "M"}),
+    case("areal", DECOUPLED | {"actor.kl_ctl": 0.1}, {"actor.kl_ctl": None}, {"actor.kl_ctl"}),
+    case(
+        "areal",
+        DECOUPLED | {"actor.rejection_sampling.metric": "ratio"},
+        {"actor.behav_imp_weight_cap": 5.0, "actor.behav_imp_weight_mode": "mask"},
+    ),
+    # AReaL: the order of truncation, penalty and scaling
+    case(
+        "areal",
+        PENALTY | {"actor.overlong_penalty_factor": 0.5, "actor.reward_scaling": 10.0},
+        {"actor.overlong_penalty_factor": 5.0},  # scaled there, not here
+        set(),
+    ),
+    case("areal", CUT, {"actor.truncated_samples": "zero"}),
+    *(
+        case("areal", CUT | more, {"actor.truncated_samples": "mask"})
+        for more in (PENALTY | {"actor.overlong_penalty_factor": 0.5}, {"actor.reward_bias": -0.5}, GROUP)
+    ),
+]
 
 
-def test_trl_optimizer_steps_are_updates() -> None:
-    steps = {"max_steps": 1000, "warmup_steps": 40, "save_steps": 100, "ref_model_sync_steps": 64, "beta": 0.1}
-    generation = {"gradient_accumulation_steps": 2, "steps_per_generation": 8, "sync_ref_model": True}
-    found = converted("trl", **steps, **generation)
-    keys = ("run.total_train_steps", "actor.lr_warmup_steps", "checkpoint.every_steps", "reference.update_every")
-    assert [found.ours[key] for key in keys] == [250, 10, 25, 16]
-    by_size = converted("trl", max_steps=1000, generation_batch_size=64, per_device_train_batch_size=8)
-    assert [by_size.ours[key] for key in ("run.total_train_steps", "data.batch_size")] == [125, 8]
-    twice = converted("trl", max_steps=1000, num_iterations=2)
-    assert [twice.ours[key] for key in ("run.total_train_steps", "actor.ppo_epochs")] == [500, 2]
+@pytest.mark.parametrize(("name", "values", "ours", "lost"), MAPPED)
+def test_settings_become_ours_or_are_lost_by_name(
+    name: str, values: dict[str, Any], ours: dict[str, Any], lost: set[str]
+) -> None:
+    found = convert(SYSTEMS[name], values)
+    resolve(tree_of(found), "converted.toml", environ={})
+    assert {key: found.ours.get(key) for key in ours} == ours
+    assert {key for key in found.ours if key.startswith("actor.correction_")} <= ours.keys() or IS in values
+    assert set(found.lost) == lost
+    assert_each_key_is_in_one_list(found, set(values))
 
 
 def test_a_falling_rate_ends_with_the_run_that_counts_passes() -> None:
@@ -489,31 +563,6 @@ def test_a_falling_rate_ends_with_the_run_that_counts_passes() -> None:
     constant = converted("trl", **falling | {"lr_scheduler_type": "constant", "warmup_ratio": 0.0}, **batch)
     assert constant.ours["run.total_train_steps"] == 1_000_000
     assert constant.ours["data.total_train_epochs"] == 2
-
-
-def test_trl_asynchronous_keys_are_mapped() -> None:
-    found = converted(
-        "trl",
-        max_staleness=3,
-        weight_sync_steps=2,
-        max_inflight_tasks=64,
-        max_steps=100,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=8,
-    )
-    expected = {
-        "rollout.max_head_offpolicyness": 3,
-        "rollout.max_concurrent_rollouts": 64,
-        "data.batch_size": 8,  # 2 steps of 8 x 4 completions, 8 a prompt
-        "actor.ppo_n_minibatches": 2,
-        "run.total_train_steps": 50,
-        "gconfig.max_new_tokens": 2048,
-        "actor.correction": "none",
-        "actor.recompute_logprobs": False,
-        "rollout.engine": "vllm",
-    }
-    assert {key: found.ours.get(key) for key in expected} == expected
-    assert not found.lost
 
 
 @pytest.mark.parametrize(
@@ -537,67 +586,6 @@ def test_trl_think_format_scores_as_in_trl(completion: str, reward: float) -> No
         formats.configure(formats.FormatOptions())
 
 
-@pytest.mark.parametrize(
-    "values", [{"reward_funcs": ["get_soft_overlong_punishment"]}, {"reward_model_name_or_path": "m"}]
-)
-def test_trl_reward_is_no_default_where_another_is_named(values: dict[str, Any]) -> None:
-    found = converted("trl", **values)
-    assert found.ours["reward.function"] == "SET_THIS:reward"
-    assert set(found.lost) == set(values)
-
-
-NORM, TOKENS = "actor__reward_norm__", "actor__adv_norm__"
-
-
-@pytest.mark.parametrize(
-    ("values", "advantage", "normalizes"),
-    [
-        ({}, "none", False),
-        ({f"{NORM}mean_level": "group", f"{NORM}std_level": "group"}, "grpo", False),
-        ({f"{NORM}mean_level": "group", f"{NORM}std_level": None}, "dr_grpo", False),
-        ({f"{NORM}mean_level": "group", f"{NORM}mean_leave1out": True, f"{NORM}std_level": None}, "rloo", False),
-        ({f"{NORM}mean_level": "group", f"{NORM}std_level": "batch"}, "dr_grpo", True),
-        ({f"{NORM}mean_level": "batch", f"{NORM}std_level": "batch"}, "none", True),
-        ({f"{NORM}group_size": 4}, "none", True),  # a norm without levels is one over the batch
-        ({f"{NORM}mean_level": "batch", f"{NORM}std_level": None}, "reinforce", False),
-        ({f"{TOKENS}mean_level": "batch", f"{TOKENS}std_level": "batch"}, "none", True),
-        ({f"{TOKENS}mean_level": "batch", f"{TOKENS}std_level": None}, "reinforce", False),
-    ],
-)
-def test_areal_norms_are_an_estimator(values: dict[str, Any], advantage: str, normalizes: bool) -> None:
-    found = converted("areal", gconfig__n_samples=4, **values)
-    assert found.ours["actor.advantage"] == advantage
-    assert found.ours.get("actor.normalize_batch", False) is normalizes
-    assert_each_key_is_in_one_list(found, {key.replace("__", ".") for key in ("gconfig__n_samples", *values)})
-
-
-def test_areal_without_ref_or_rejection_has_no_reference_and_no_weight() -> None:
-    decoupled = {"actor__use_decoupled_loss": True, "actor__recompute_logprob": True}
-    found = converted("areal", **decoupled)
-    assert "actor.kl_ctl" not in found.ours
-    assert found.ours["actor.correction"] == "none"
-    assert found.ours["actor.recompute_logprobs"] is True
-    with_ref = converted("areal", ref__path="M", **decoupled)
-    assert (with_ref.ours["actor.kl_ctl"], with_ref.ours["reference.path"]) == (0.1, "M")  # AReaL's default
-    assert "actor.kl_ctl" in converted("areal", actor__kl_ctl=0.1, **decoupled).lost
-    capped = converted("areal", actor__rejection_sampling__metric="ratio", **decoupled).ours
-    assert [capped[f"actor.behav_imp_weight_{key}"] for key in ("cap", "mode")] == [5.0, "mask"]  # AReaL's defaults
-
-
-def test_areal_truncation_and_overlong_penalty_have_their_order() -> None:
-    penalty = {
-        "actor__overlong_reward_penalty": True,
-        "actor__overlong_tokens": 64,
-        "actor__overlong_penalty_factor": 0.5,
-    }
-    found = converted("areal", actor__reward_scaling=10.0, **penalty)
-    assert found.ours["actor.overlong_penalty_factor"] == 5.0  # scaled there, not here
-    cut = {"actor__mask_no_eos_with_zero": True}
-    assert converted("areal", **cut).ours["actor.truncated_samples"] == "zero"
-    for changes in (penalty, {"actor__reward_bias": -0.5}, {f"{NORM}mean_level": "group", "gconfig__n_samples": 2}):
-        assert converted("areal", **cut, **changes).ours["actor.truncated_samples"] == "mask"
-
-
 def test_intervals_in_passes_become_updates_where_the_number_of_rows_is_given() -> None:
     given: dict[str, Any] = {"train_dataset.batch_size": 50, "saver.freq_epochs": 1, "evaluator.freq_epochs": 2}
     given["valid_dataset.path"] = "t.jsonl"
@@ -605,12 +593,8 @@ def test_intervals_in_passes_become_updates_where_the_number_of_rows_is_given() 
     assert (found.ours["checkpoint.every_steps"], found.ours["evaluate.every_steps"]) == (20, 40)
     assert {"saver.freq_epochs", "evaluator.freq_epochs"} <= found.mapped.keys()
     assert convert(SYSTEMS["areal"], given | {"recover.freq_steps": 7}, 1000).ours["checkpoint.every_steps"] == 7
-    assert (
-        convert(SYSTEMS["areal"], given | {"saver.freq_epochs": 3, "recover.freq_epochs": 1}, 1000).ours[
-            "checkpoint.every_steps"
-        ]
-        == 20
-    )
+    both = {"saver.freq_epochs": 3, "recover.freq_epochs": 1}
+    assert convert(SYSTEMS["areal"], given | both, 1000).ours["checkpoint.every_steps"] == 20
     unknown = convert(SYSTEMS["areal"], given)
     assert unknown.lost["evaluator.freq_epochs"] == "set evaluate.every_steps, or convert with --rows N"
     assert "checkpoint.every_steps" not in unknown.ours
@@ -620,12 +604,8 @@ def test_several_training_files_of_verl_are_sources_of_names_of_their_own() -> N
     files = ["/gsm8k/train.parquet", "/math/train.parquet", "/x/math/train.parquet", "/code.parquet"]
     found = convert(SYSTEMS["verl"], {"data.train_files": files, "data.train_max_samples": 100})
     assert [source["path"] for source in found.ours["data.source"]] == files
-    assert [source["name"] for source in found.ours["data.source"]] == [
-        "gsm8k-train",
-        "math-train-1",
-        "math-train-2",
-        "code",
-    ]
+    names = [source["name"] for source in found.ours["data.source"]]
+    assert names == ["gsm8k-train", "math-train-1", "math-train-2", "code"]
     assert "data.path" not in found.ours
     assert "set each weight to the file's number of rows" in found.notes["data.source"]
     assert found.notes["data.limit"].startswith("of each file")
@@ -659,13 +639,6 @@ def test_a_value_that_the_file_does_not_resolve_is_lost_by_name(value: str, show
     found = convert(SYSTEMS["verl"], read_foreign(file))
     assert found.lost == {"trainer.total_training_steps": f"the file does not say what {shown} is: set it yourself"}
     assert found.left_out == {"trainer.default_local_dir": PLACEMENT}
-
-
-def test_references_with_a_default_are_resolved(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(
-        "a: '${oc.env:LR,1e-6}'\nb: '${oc.select:none.such,3}'\nc: null\nd: '${c}'\ne: ['${oc.env:DIR,x}/y']\n"
-    )
-    assert read_foreign(tmp_path / "c.yaml") == {"a": 1e-6, "b": 3, "c": None, "d": None, "e": ["x/y"]}
 
 
 def test_an_empty_section_is_left_out_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from actors.engines.builtin.paged_cache import PagedCache
 from areal_cpu import build
 from areal_cpu.decode_step import DecodeStep, LayerWeights, ModelWeights, PackedWeights, PlainWeights
 from areal_cpu.layer_kernels import LayerKernels
-from areal_cpu.packed_weights import panel
 from areal_cpu.paged_attention import WIDEST, Decode, P, Tables
 
 pytestmark = [
@@ -159,24 +158,16 @@ def test_a_step_has_the_weights_of_the_last_bind(is_copied: bool) -> None:
 
 
 @needs_vectors
-def test_a_head_of_more_words_than_the_embedding() -> None:
-    model = model_of(0, 72, 33, (4, 2), 6, 65)
-    model.lm_head = torch.nn.Linear(72, 70, bias=False).requires_grad_(False)
-    expected = model.double()(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False).logits[0, -1]
-    near = stepped(FusedLlama(model.float()), [[1, 2, 3]])[0].double()
-    torch.testing.assert_close(near, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-
-
-@needs_vectors
-@pytest.mark.parametrize("what", ["an embedding that is not contiguous", "norms that differ"])
-def test_other_models_have_their_faster_forward_still(what: str) -> None:
-    model = model_of(0, 72, 33, (4, 2), 6, 65)
-    if what == "norms that differ":
+@pytest.mark.parametrize("what", ["a head of more words", "an embedding that is not contiguous", "norms that differ"])
+def test_a_step_of_an_unusual_model_equals_its_forward(what: str) -> None:
+    model, ids = model_of(0, 72, 33, (4, 2), 6, 65), torch.tensor([[1, 2, 3]])
+    if what == "a head of more words":
+        model.lm_head = torch.nn.Linear(72, 70, bias=False).requires_grad_(False)
+    elif what == "norms that differ":
         model.model.layers[1].input_layernorm.variance_epsilon = 0.5
     else:
         model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data.t().contiguous().t()
-    forward, ids = FusedLlama(model), torch.tensor([[1, 2, 3]])
-    assert disagreement(model, forward) is None
+    assert disagreement(model, FusedLlama(model)) is None
     expected = model.double()(input_ids=ids, use_cache=False).logits[0, -1]
     found = stepped(FusedLlama(model.float()), [[1, 2, 3]])[0].double()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
@@ -233,37 +224,20 @@ def test_a_decode_step_refuses_invalid_tokens_tables_and_positions() -> None:
     tables = Tables([[], []], [[0], [1]])
     decode = Decode(tables, [3, P - 1], 4, 2)
     assert step([0, 39], decode, angles, angles, [(pool, None)]).shape == (2, 40)
-    with pytest.raises(ValueError, match="a vocabulary of 40"):
-        step([0, 40], decode, angles, angles, [(pool, None)])
-    with pytest.raises(ValueError, match="a vocabulary of 40"):
-        step([-1, 0], decode, angles, angles, [(pool, None)])
-    with pytest.raises(ValueError, match="there are 2 rows"):
-        step([0], decode, angles, angles, [(pool, None)])
-    with pytest.raises(ValueError, match="up to position 15"):
-        step([0, 1], decode, angles[:-1], angles[:-1], [(pool, None)])
-    with pytest.raises(ValueError, match="4 and 2 heads"):
-        step([0, 1], Decode(tables, [3, 4], 2, 2), angles, angles, [(pool, None)])
-    with pytest.raises(ValueError, match="a pool is"):
-        step([0, 1], decode, angles, angles, [(torch.zeros(2, 2, 1, P, 6), None)])
-    with pytest.raises(ValueError, match="one shape"):
-        step([0, 1], decode, torch.zeros(P, 8), torch.zeros(P, 8), [(pool, None)])
-    with pytest.raises(ValueError, match="argument 2"):
-        step([0, 1], decode, angles, angles, [])
-
-
-@given(n_out=st.integers(1, 3 * 64 + 5), n_in=st.integers(1, 40))
-def test_panels_are_the_weight_input_by_input(n_out: int, n_in: int) -> None:
-    weight = torch.arange(n_out * n_in, dtype=torch.float32).view(n_out, n_in)
-    panels = PackedWeights(weight)
-    product = panels.product()
-    assert (product.n_out, product.n_in, product.bias) == (n_out, n_in, None)
-    filled = torch.zeros(-(-n_out // panel()) * panel(), n_in)
-    filled[:n_out] = weight
-    assert torch.equal(panels.panels, filled.view(-1, panel(), n_in).transpose(1, 2).flatten())
-    with pytest.raises(ValueError, match="one shape"):
-        panels.fill(torch.zeros(n_out + 1, n_in))
-    with pytest.raises(ValueError, match="one shape"):
-        panels.fill(weight, torch.zeros(n_out + 1))
+    right: dict[str, Any] = {"ids": [0, 1], "decode": decode, "angles": angles, "pools": [(pool, None)]}
+    for why, changed in (
+        ("a vocabulary of 40", {"ids": [0, 40]}),
+        ("a vocabulary of 40", {"ids": [-1, 0]}),
+        ("there are 2 rows", {"ids": [0]}),
+        ("up to position 15", {"angles": angles[:-1]}),
+        ("4 and 2 heads", {"decode": Decode(tables, [3, 4], 2, 2)}),
+        ("a pool is", {"pools": [(torch.zeros(2, 2, 1, P, 6), None)]}),
+        ("one shape", {"angles": torch.zeros(P, 8)}),
+        ("argument 2", {"pools": []}),
+    ):
+        ids, tabled, turns, pools = (right | changed).values()
+        with pytest.raises(ValueError, match=why):
+            step(ids, tabled, turns, turns, pools)
 
 
 def test_a_whole_forward_needs_no_step() -> None:

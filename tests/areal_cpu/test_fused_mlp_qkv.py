@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from areal_cpu import build, fused_mlp_qkv
+from areal_cpu.decode_step import PackedWeights
 from areal_cpu.fused_mlp_qkv import CHUNK, MOST, RopeAngles
 from areal_cpu.layer_kernels import LayerKernels
 from areal_cpu.layer_ops import LayerPath, UnfusedOps
@@ -108,6 +109,11 @@ def test_the_feed_forward(path: str, n: int, width: int, n_attn: int, n_gates: i
 def test_panels_of_a_weight_and_of_its_transpose(n_in: int, n_out: int, is_scaled: bool) -> None:
     weight = torch.arange(1.0, n_out * n_in + 1).view(n_out, n_in)
     scale = torch.arange(2.0, n_in + 2) if is_scaled else None
+    packed = PackedWeights(weight)
+    assert torch.equal(packed.panels, panels(weight, None))
+    for other in ((torch.zeros(n_out + 1, n_in),), (weight, torch.zeros(n_out + 1))):
+        with pytest.raises(ValueError, match="one shape"):
+            packed.fill(*other)
     whole = weight if scale is None else weight * scale
     for found, outputs in ((panels(weight, scale), whole), (panels_back(weight, scale), whole.t())):
         filled = torch.zeros(-(-len(outputs) // panel()) * panel(), outputs.shape[1])

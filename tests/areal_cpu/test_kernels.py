@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("as_kernels_run")
 needs_library = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine")
 
 
-LOADED = "from areal_cpu.build import library; assert library() is not None"
 SMALL = (  # other sources, which are compiled sooner
     "from pathlib import Path; from areal_bus import native; assert native.library(Path(native.__file__).parent)"
 )
@@ -97,17 +96,12 @@ def test_a_decoded_row_does_not_depend_on_the_other_rows_of_the_batch() -> None:
 
 @needs_library
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_kernels_propagate_nan_and_infinity(bad: float) -> None:
+def test_decode_keeps_nan_and_infinity_within_their_row(bad: float) -> None:
     near, qkv, ones = torch.randn(2, 2, 1, P, 32), torch.randn(2, 3, 32), torch.ones(2, 32)
     near[0, 0, 0, 3] = bad
     out = Decode(Tables([[]] * 2, [[0], [1]]), [5, 5], 1, 1).attended(qkv, ones, 0 * ones, near, None, 1.0)
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
-    x = torch.tensor([[1.0, bad, 2.0], [1.0, 2.0, 3.0]])
-    normed = LayerKernels().normed(x, torch.ones(3), 1e-5)
-    torch.testing.assert_close(normed, F.rms_norm(x, (3,), torch.ones(3), 1e-5), equal_nan=True)
-    both = torch.tensor([[bad, 1.0]])
-    torch.testing.assert_close(LayerKernels().gate(both), F.silu(both[:, :1]), equal_nan=True)
 
 
 @needs_library
@@ -119,20 +113,6 @@ def test_a_position_outside_a_rows_own_blocks_is_refused(at: int, first: int, n_
     else:
         with pytest.raises(ValueError, match="in its own blocks"):
             Decode(tables, [at], 1, 1)
-
-
-@needs_library
-@given(
-    n=st.integers(1, 5), width=st.integers(1, 70), size=st.sampled_from([1e-3, 1.0, 30.0, 1e3]), seed=st.integers(0, 9)
-)
-def test_norms_and_gates_are_as_near_as_torchs(n: int, width: int, size: float, seed: int) -> None:
-    torch.manual_seed(seed)
-    x, scale = size * torch.randn(n, width), torch.randn(width)
-    exact = F.rms_norm(x.double(), (width,), scale.double(), 1e-5)
-    torch.testing.assert_close(LayerKernels().normed(x, scale, 1e-5).double(), exact, rtol=2e-6, atol=1e-7)
-    both = size * torch.randn(n, 2 * width)
-    gate, up = both.double().chunk(2, dim=-1)
-    torch.testing.assert_close(LayerKernels().gate(both).double(), F.silu(gate) * up, rtol=2e-6, atol=1e-30)
 
 
 @pytest.mark.slow
@@ -293,6 +273,6 @@ def test_a_library_without_march_flags_logs_a_warning(tmp_path: Path) -> None:
         '#!/bin/sh\ncase "$*" in *-march=*) echo "no such processor" >&2; exit 1;; esac\nexec cc "$@"\n'
     )
     compiler.chmod(0o755)
-    said = run(LOADED, CC=f"'{compiler}' -pipe", XDG_CACHE_HOME=str(tmp_path))
+    said = run(SMALL, CC=f"'{compiler}' -pipe", XDG_CACHE_HOME=str(tmp_path))
     assert "no such processor" in said
     assert "only" in said

@@ -183,6 +183,13 @@ def test_norms_and_their_gradients(n: int, width: int, onto: bool) -> None:
     normed, got_rstd = kernels.norm(x, 1e-5)
     assert is_near(normed, (exact * rstd).detach())
     assert is_near(got_rstd, rstd.detach())
+    scale_E = drawn(width, seed=3)
+    torch.testing.assert_close(
+        kernels.normed(x, scale_E, 1e-5).double(),
+        F.rms_norm(x.double(), (width,), scale_E.double(), 1e-5),
+        rtol=4e-6,
+        atol=1e-6,
+    )
     assert exact.grad is not None
     expected = exact.grad if there is None else exact.grad + there
     scale = float((grad * rstd.detach()).abs().max())  # of what is subtracted from each other

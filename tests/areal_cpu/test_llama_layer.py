@@ -144,12 +144,6 @@ def test_kernels_are_used_by_one_thread_only(monkeypatch: pytest.MonkeyPatch) ->
     assert found(ones) is None
 
 
-def test_equal_rows_give_equal_bits() -> None:
-    (logp, gradients), (again, others) = trained(policy_of(made("llama"))), trained(policy_of(made("llama")))
-    assert torch.equal(logp, again)
-    assert all(torch.equal(gradient, others[key]) for key, gradient in gradients.items())
-
-
 @pytest.mark.parametrize("by_kernels", [True, False])
 def test_fused_layer_propagates_nan_to_log_probs_and_gradients(
     by_kernels: bool, monkeypatch: pytest.MonkeyPatch

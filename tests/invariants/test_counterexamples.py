@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from areal_bus.core.head import Head
+from areal_bus.core.effects import End
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.staleness import StalenessPolicy, runs_under
-from areal_bus.core.transitions.publisher import Publisher
 from areal_bus.messages import Role
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Fault, Scenario
+from tests.invariants import left_out
 
 HOLD = StalenessPolicy.HOLD
 
@@ -180,15 +180,6 @@ def play(gate: Gate, seed: int, n_acts: int = 400) -> tuple[int, bool]:
     return oldest, False
 
 
-def test_judging_by_the_published_version_can_leave_everyone_waiting() -> None:
-    """Two prompts overdue at B = 1: no batch leaves room for the other one."""
-    shapes = [(batch_size, eta, seed) for batch_size in (1, 2) for eta in (1, 2, 3) for seed in range(40)]
-    n_stuck = 0
-    for batch_size, eta, seed in shapes:
-        n_stuck += play(JudgesByPublished(batch_size=batch_size, eta=eta, policy=HOLD), seed)[1]
-    assert n_stuck > 0
-
-
 def counts(borns: Sequence[int]) -> dict[int, int]:
     return {born: borns.count(born) for born in borns}
 
@@ -196,40 +187,32 @@ def counts(borns: Sequence[int]) -> dict[int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [WaitsForTheDue, JudgesByPublished])
 def test_random_runs_break_the_wrong_holds_and_never_ours(wrong: type[Gate]) -> None:
-    shapes = [(batch_size, eta, seed) for batch_size in (1, 2) for eta in (1, 2, 3) for seed in range(40)]
-    n_broken = 0
+    """By the published version, two prompts can be overdue at B = 1: then everybody waits for ever."""
+    shapes = [(batch_size, eta, seed) for batch_size in (1, 2) for eta in (1, 2, 3) for seed in range(20)]
+    n_broken = n_stuck = 0
     for batch_size, eta, seed in shapes:
-        n_broken += play(wrong(batch_size=batch_size, eta=eta, policy=HOLD), seed)[0] > eta
+        oldest, waits = play(wrong(batch_size=batch_size, eta=eta, policy=HOLD), seed)
+        n_broken, n_stuck = n_broken + (oldest > eta), n_stuck + waits
         oldest, waits = play(Gate(batch_size=batch_size, eta=eta, policy=HOLD), seed)
         assert oldest <= eta
         assert not waits
-    assert n_broken > 10
+    assert n_broken > 5
+    assert (n_stuck > 0) == (wrong is JudgesByPublished)
 
 
 # 3: when credits return
 
 
-class ReturnsWhenTaken(Gate):
-    """Wrong: a batch gives its credits back when it is taken."""
-
-    def take(self, borns: Sequence[int]) -> int:
-        clock = super().take(borns)
-        self.in_training = 0
-        return clock
-
-    def publish(self, version: int) -> int:
-        self.v = version
-        return 0
-
-
 def test_credits_returned_when_a_batch_is_taken_make_eta_0_stale() -> None:
-    wrong = ReturnsWhenTaken(batch_size=1, eta=0)
+    wrong = Gate(batch_size=1, eta=0)
     wrong.admit(0)
-    wrong.take([0])
+    with pytest.MonkeyPatch.context() as patch:
+        left_out.credits_return_early(patch)
+        wrong.take([0])
     assert wrong.free == 1
     wrong.admit(0)  # sampled by version 0 while version 1 is being made
     wrong.finish_update(1)
-    wrong.publish(1)
+    wrong.v = 1
     assert train(wrong, 0) == 1  # older than eta = 0
 
     right = Gate(batch_size=1, eta=0)
@@ -246,31 +229,19 @@ def test_credits_returned_when_a_batch_is_taken_make_eta_0_stale() -> None:
 # 5: no catch-up push
 
 
-class NoCatchUp(Publisher):
-    """Wrong: weights go out only with an update."""
-
-    def _begin(self, now: float) -> None:
-        if self.gate.u > self.gate.v or self.gate.v == 0:
-            super()._begin(now)
-
-
-class HeadWithoutCatchUp(Head):
-    def __init__(self, *args: object, **more: object) -> None:
-        super().__init__(*args, **more)  # type: ignore[arg-type]
-        self.publisher.__class__ = NoCatchUp
-
-
 @pytest.mark.parametrize("policy", StalenessPolicy)
-def test_without_a_catch_up_push_learner_and_generator_wait_for_each_other(policy: StalenessPolicy) -> None:
+def test_without_a_catch_up_push_learner_and_generator_wait_for_each_other(
+    policy: StalenessPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The only generator misses the push of version 1: the learner waits for data, the generator for weights."""
     cut = Fault("cut", Role.GENERATOR, 0, 22.0, 60.0)
     scenario = Scenario(
         3, policy, 1, 0, 1, 4, n_generators=1, update_s=16.0, faults=(cut,), silent_s=1000.0, calm_s=90.0
     )
-    outcome = Ring(scenario, head_class=HeadWithoutCatchUp).run()
+    outcome = Ring(scenario).run()
+    assert outcome.end == End(0, "done")
+    assert not outcome.violations
+    left_out.nobody_catches_up(monkeypatch)
+    outcome = Ring(scenario).run()
     assert outcome.end is None
     assert [violation.invariant for violation in outcome.violations] == ["I11"]
-    outcome = Ring(scenario).run()
-    assert outcome.end is not None
-    assert outcome.end.code == 0
-    assert not outcome.violations

@@ -41,7 +41,7 @@ def replay_of(plan: Scenario) -> Replay:
 
 @pytest.mark.parametrize("policy", StalenessPolicy)
 @pytest.mark.parametrize("eta", [0, 1, 2, 4])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_journal_replays_to_the_same_decisions(policy: StalenessPolicy, eta: int, seed: int) -> None:
     rough = {"p_error": 0.1, "p_unsampled": 0.05, "joins_s": (1.0, 40.0)} if seed % 2 else {}
     plan = scenario(policy=policy, eta=eta, seed=seed, n_rows=60 if seed == 2 else None, **rough)

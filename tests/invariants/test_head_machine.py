@@ -4,7 +4,7 @@ Actors speak the truth, whenever they like and as often as they like; they, the 
 """
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -19,6 +19,7 @@ from areal_bus import messages as m
 from areal_bus.core.parts.ledger import PromptState
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.messages import Role
+from tests.invariants import left_out
 from tests.invariants.head_actors import Actor, GeneratorModel, RewardModel
 from tests.invariants.head_stage import Stage, plan_of
 
@@ -344,6 +345,28 @@ TestHead = HeadMachine.TestCase
 TestHead.settings = settings_of(200, always_the_same=True)
 TestVerdicts = VerdictMachine.TestCase
 TestVerdicts.settings = settings_of(100, always_the_same=True)
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "noticed"),
+    [
+        (left_out.older_attempts_count, "I6 "),
+        (left_out.credits_return_early, "I1 "),
+        (left_out.attempts_begin_again, f"I6 |{NOBODY_MOVES}"),
+        (left_out.nobody_catches_up, NOBODY_MOVES),
+        (left_out.leases_of_the_dead_are_forgotten, f"who is not there|{NOBODY_MOVES}"),
+        (left_out.a_term_ends_no_lease, "keeps the slots|I9 "),
+        (left_out.data_does_not_go_back, "I4 "),
+        (left_out.a_group_is_ready_early, "I8 "),
+    ],
+)
+def test_the_head_machine_detects_a_rule_left_out(
+    monkeypatch: pytest.MonkeyPatch, sabotage: left_out.Sabotage, noticed: str
+) -> None:
+    sabotage(monkeypatch)
+    quick = settings(settings_of(200, always_the_same=True), phases=[Phase.generate])
+    with pytest.raises(AssertionError, match=noticed):
+        run_state_machine_as_test(HeadMachine, settings=quick)
 
 
 @pytest.mark.soak

@@ -10,11 +10,13 @@ import pytest
 
 from areal_bus.core.events import Event
 from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_bus.core.planner.split_planner import STAY, Decision, PlannerRules, RingFigures, SplitPlanner
 from areal_bus.core.transitions.member_lifecycle import MemberLifecycle
 from areal_bus.core.transitions.split_changes import SplitChanges
 from areal_bus.messages import Role
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Fault, Scenario, draw, splitting
+from tests.areal_bus.core.test_head import lines
 
 N_SCHEDULES = 20  # a policy
 KINDS = ("crash", "crash", "stop", "cut")
@@ -36,18 +38,23 @@ def changing(seed: int, policy: StalenessPolicy = StalenessPolicy.MASK, *, is_ro
     return splitting(replace(plan, faults=faults, calm_s=200.0 if faults else 0.0), rng)
 
 
-def run(plan: Scenario) -> Ring:
+def ring_of(plan: Scenario) -> Ring:
     ring = Ring(plan)
     ring.records = []
     outcome = ring.run()
     assert not outcome.violations, (plan.seed, plan.policy, outcome.violations[0])
-    assert outcome.end is not None
-    assert outcome.end.code == 0, (plan.seed, outcome.end)
     return ring
 
 
-def lines(ring: Ring, event: Event) -> list[dict[str, Any]]:
-    return [record.fields for _, record in ring.records or () if record.event is event]
+def run(plan: Scenario) -> Ring:
+    ring = ring_of(plan)
+    assert ring.end is not None
+    assert ring.end.code == 0, (plan.seed, ring.end)
+    return ring
+
+
+def changes(ring: Ring) -> list[dict[str, Any]]:
+    return [line for line in lines(ring, Event.SPLIT) if line["why"] == "change"]
 
 
 @pytest.mark.slow
@@ -56,7 +63,7 @@ def test_the_invariants_hold_over_changes_of_the_split_and_deaths(policy: Stalen
     n: Counter[str] = Counter()
     for seed in range(N_SCHEDULES):
         ring = run(changing(seed, policy))
-        n["changes"] += sum(line["why"] == "change" for line in lines(ring, Event.SPLIT))
+        n["changes"] += len(changes(ring))
         n.update(ring.n_faults)
     assert n["changes"] > N_SCHEDULES
     assert min(n["crash of learner"], n["crash of generator"], n["crash of head"]) > 5
@@ -69,18 +76,40 @@ def test_without_faults_a_change_undoes_nothing() -> None:
         uids = [line["uid"] for line in lines(ring, Event.ADMIT)]
         assert len(set(uids)) == len(uids), seed
         assert ring.witness.n_undone == 0
-        changes = [line for line in lines(ring, Event.SPLIT) if line["why"] == "change"]
-        assert len(lines(ring, Event.TERM)) == 1 + len(changes)
+        assert len(lines(ring, Event.TERM)) == 1 + len(changes(ring))
 
 
 @pytest.mark.slow
 def test_evaluations_one_after_the_other_do_not_put_a_change_off() -> None:
     """A new one is due at each version, and takes several updates: the change follows one that is open."""
-    for seed in range(N_SCHEDULES):
+    for seed in range(N_SCHEDULES // 2):
         sizes = {"n_learners": 1, "n_generators": 3, "total_steps": 60, "eta": 4}
         plan = replace(changing(seed, is_rough=False), schedule=((3, 2),), evaluate_every=1, n_problems=6, **sizes)
-        (change,) = [line for line in lines(run(plan), Event.SPLIT) if line["why"] == "change"]
+        (change,) = changes(run(plan))
         assert change["version"] < 30, seed
+
+
+@pytest.mark.parametrize("policy", StalenessPolicy)
+def test_the_invariants_hold_over_any_changes_that_a_planner_decides(
+    policy: StalenessPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(7)
+
+    def decide(self: SplitPlanner, step: int, figures: RingFigures | None, learners: int) -> Decision:
+        return Decision(rng.choice(sorted(self.rules.generators_at))) if rng.random() < 0.5 else STAY
+
+    monkeypatch.setattr(SplitPlanner, "decide", decide)
+    n_changes = 0
+    for seed in range(N_SCHEDULES):
+        eta = random.Random(f"eta {seed}").randint(2, 5)
+        plan = replace(draw(seed, policy), eta=eta, n_learners=1, n_generators=3, n_rows=None, joins_s=())
+        rules = PlannerRules(
+            every_steps=1, total_steps=plan.total_steps, eta=eta, generators_at={1: 3, 2: 2, 3: 1}, slots=plan.capacity
+        )
+        ring = ring_of(replace(plan, planner=rules, poison=frozenset(), calm_s=max(200.0, plan.calm_s)))
+        assert all(line["learners"] >= 1 and line["generators"] >= 1 for line in changes(ring))
+        n_changes += len(changes(ring))
+    assert n_changes > N_SCHEDULES // 2
 
 
 def nobody_is_misplaced(*_: object) -> str:

@@ -23,8 +23,8 @@ from areal_bus.core.events import Event
 from areal_bus.core.parts import reward_parts
 from areal_bus.errors import ConfigError
 from areal_bus.messages import BatchRequest, VerdictStatus
-from tests.areal_bus.core.test_head import head_with, scored
-from tests.areal_bus.core.transitions.test_verdict_policies import deliver, records
+from tests.areal_bus.core.test_head import head_with, records, scored
+from tests.areal_bus.core.transitions.test_verdict_policies import deliver
 
 FINITE = st.floats(-1e3, 1e3)
 OWN = """

@@ -13,7 +13,7 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Effect, End, Mark, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.parts.head_checkpoint import START, HeadSavepoint
+from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.parts.terms import Terms
 from areal_bus.core.state import HeadState
@@ -28,15 +28,14 @@ from tests.areal_bus.core.parts.test_terms import (
     GENERATOR,
     LEARNER,
     REWARD,
-    end_of,
-    join,
-    lines,
+    hold,
     saved,
     say,
     score,
+    train_one,
     trained_head,
 )
-from tests.areal_bus.core.test_head import head_with, push_done, refused, scenario, scored, sent
+from tests.areal_bus.core.test_head import end_of, head_with, joined, push_done, records, refused, scenario, sent
 from tests.invariants.test_invariants_terms import first_break
 
 N_SCHEDULES = 60
@@ -46,26 +45,18 @@ def marks(effects: list[Effect]) -> list[HeadSavepoint]:
     return [effect.savepoint for effect in effects if isinstance(effect, Mark)]
 
 
-def next_head(before: Head, waypoints: list[HeadSavepoint], *, term: int = 1) -> Head:
-    """It knows what is on disk: these waypoints, and no checkpoint's frontier."""
-    source = Numbers(None)
-    return Head(
-        HeadState(
-            before.state.rules,
-            source,
-            incarnation=before.state.incarnation + 1,
-            term=term,
-            checkpoints=START,
-            savepoints=waypoints,
-        ),
-        now=0.0,
-    )
+def next_head(before: Head, savepoints: list[HeadSavepoint], *checkpoints: HeadCheckpoint) -> Head:
+    """It knows what is on disk: these."""
+    on_disk = {**START, **{one.version: one for one in checkpoints}}
+    rules, life = before.state.rules, before.state.incarnation + 1
+    state = HeadState(rules, Numbers(None), incarnation=life, term=1, checkpoints=on_disk, savepoints=savepoints)
+    return Head(state, now=0.0)
 
 
 def go_on(head: Head, version: int, *, learner: str = LEARNER, sealed: list[int] | None = None) -> list[Effect]:
     """A learner that lives joins this head, and says where it is."""
     begin = m.BeginTerm(version, f"digest {version}", head.state.incarnation, True, sealed or [])
-    return join(head, learner, again=head.state.incarnation) + say(head, learner, begin)
+    return joined(head, learner, again=head.state.incarnation) + say(head, learner, begin)
 
 
 # one decision at a time
@@ -90,7 +81,7 @@ def test_the_next_head_goes_on_where_the_learner_is_without_any_checkpoint() -> 
     """It finished update 1, and the head died before it heard of it; or after: that makes no difference."""
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
-    (term,) = lines(go_on(head, 1), Event.TERM)
+    (term,) = records(go_on(head, 1), Event.TERM)
     assert (term["term"], term["version"], term["lives_on"]) == (1, 1, True)
     assert (term["next_uid"], term["position"], term["open"], term["kept"]) == (3, 3, [1, 2], [[], []])
     assert (head.state.gate.u, head.state.gate.v, head.state.gate.w, head.state.gate.live) == (1, 1, 1, 2)
@@ -98,28 +89,19 @@ def test_the_next_head_goes_on_where_the_learner_is_without_any_checkpoint() -> 
 
 def test_prompts_of_an_untrained_batch_are_live_after_a_failover() -> None:
     before, effects = trained_head(checkpoint_every=0)
-    push_done(before, LEARNER, 1)
-    push_done(before, GENERATOR, 1)
-    effects += score(before, 1, [1]) + say(before, LEARNER, m.BatchRequest(1))
+    effects += hold(before, 1) + score(before, 1, [1]) + say(before, LEARNER, m.BatchRequest(1))
     newest = marks(effects)[-2:]
     assert [waypoint.checkpoint.version for waypoint in newest] == [1, 2]
-    (term,) = lines(go_on(next_head(before, newest), 1), Event.TERM)
+    (term,) = records(go_on(next_head(before, newest), 1), Event.TERM)
     assert term["open"] == [1, 2]
-    (term,) = lines(go_on(next_head(before, newest), 2), Event.TERM)
+    (term,) = records(go_on(next_head(before, newest), 2), Event.TERM)
     assert term["open"][0] == 2
 
 
 def test_a_head_checkpoint_is_preferred_to_a_savepoint_of_the_same_version() -> None:
     before, effects = trained_head(checkpoint_every=1)
     (frontier,) = saved(effects)
-    frontiers = {**START, 1: frontier}
-    head = Head(
-        HeadState(
-            before.state.rules, Numbers(None), incarnation=1, term=1, checkpoints=frontiers, savepoints=marks(effects)
-        ),
-        now=0.0,
-    )
-    (term,) = lines(go_on(head, 1, sealed=[1]), Event.TERM)
+    (term,) = records(go_on(next_head(before, marks(effects), frontier), 1, sealed=[1]), Event.TERM)
     assert dict(zip(term["open"], term["kept"], strict=True)) == {1: [0], 2: []}  # type: ignore[call-overload]
 
 
@@ -133,62 +115,43 @@ def test_an_unknown_learner_goes_back_to_its_checkpoint(what: str) -> None:
     effects = go_on(head, 1, learner=learner)
     (order,) = [message for to, message in sent(effects, m.Rejoin) if to == learner]
     assert (order.anew, order.life) == (True, 1)
-    assert not lines(effects, Event.TERM)
+    assert not records(effects, Event.TERM)
     assert end_of(effects) is None
-    back = join(head, "learner-0.8") + say(head, "learner-0.8", m.BeginTerm(0, "digest 0", 1))
-    assert lines(back, Event.TERM)[0]["version"] == 0
+    back = joined(head, "learner-0.8") + say(head, "learner-0.8", m.BeginTerm(0, "digest 0", 1))
+    assert records(back, Event.TERM)[0]["version"] == 0
 
 
 def test_a_new_learner_without_a_head_checkpoint_ends_the_job() -> None:
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
-    end = end_of(join(head, "learner-0.1") + say(head, "learner-0.1", m.BeginTerm(1, "digest 1", 1)))
+    end = end_of(joined(head, "learner-0.1") + say(head, "learner-0.1", m.BeginTerm(1, "digest 1", 1)))
     assert end == End(1, "missing head checkpoint of version 1, at which learner-0.1 begins")
 
 
 def test_messages_addressed_to_an_earlier_head_are_refused() -> None:
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
-    join(head, LEARNER, again=1)
+    joined(head, LEARNER, again=1)
     assert "the learner addressed head 0," in refused(say(head, LEARNER, m.BeginTerm(1, "digest 1", 0, True)))[0]
     assert "the learner addressed head 0," in refused(say(head, LEARNER, m.BatchRequest(1, 0)))[0]
 
 
-def test_a_due_version_gets_a_head_checkpoint() -> None:
-    before, effects = trained_head(checkpoint_every=1)
-    head = next_head(before, marks(effects))
-    assert [frontier.version for frontier in saved(go_on(head, 1))] == [1]
-
-
-def test_a_version_with_a_checkpoint_on_disk_gets_a_head_checkpoint_when_not_due() -> None:
-    """It was written by time, and the head that was told of it is gone."""
-    before, effects = trained_head(checkpoint_every=0)
-    assert saved(go_on(next_head(before, marks(effects)), 1)) == []
-    assert [frontier.version for frontier in saved(go_on(next_head(before, marks(effects)), 1, sealed=[1]))] == [1]
+@pytest.mark.parametrize(("every", "sealed", "expected"), [(1, [], [1]), (0, [], []), (0, [1], [1])])
+def test_a_version_gets_a_head_checkpoint_when_it_is_due_or_has_a_checkpoint_on_disk(
+    every: int, sealed: list[int], expected: list[int]
+) -> None:
+    """One that was written by time may not be due, and the head that was told of it is gone."""
+    before, effects = trained_head(checkpoint_every=every)
+    assert [one.version for one in saved(go_on(next_head(before, marks(effects)), 1, sealed=sealed))] == expected
 
 
 def test_only_checkpoints_that_the_learner_has_make_room_for_older_ones() -> None:
     """Frontier 2 is on disk and its checkpoint is not: frontier 1 stays, whatever comes."""
     before, effects = trained_head(checkpoint_every=1)
     (first,) = saved(effects)
-    effects += say(before, LEARNER, m.Checkpointed(1, ""))
-    push_done(before, LEARNER, 1)
-    push_done(before, GENERATOR, 1)
-    effects += score(before, 1, [1])
-    effects += say(before, LEARNER, m.BatchRequest(1)) + say(before, LEARNER, m.UpdateDone(2, {}, "digest 2"))
+    effects += say(before, LEARNER, m.Checkpointed(1, "")) + hold(before, 1) + train_one(before, 1, 1)
     second = saved(effects)[-1]
-    frontiers = {**START, 1: first, 2: second}
-    head = Head(
-        HeadState(
-            before.state.rules,
-            Numbers(None),
-            incarnation=1,
-            term=1,
-            checkpoints=frontiers,
-            savepoints=marks(effects)[-2:],
-        ),
-        now=0.0,
-    )
+    head = next_head(before, marks(effects)[-2:], first, second)
     go_on(head, 2, sealed=[1])
     head.state.terms.hand_out()
     assert head.state.terms.updated() == [0]
@@ -212,7 +175,7 @@ def test_a_new_rank_does_not_compute_with_ranks_that_survived_a_head() -> None:
         head = Head(HeadState(rules, Numbers(None), incarnation=1, term=1), now=0.0)
         effects: list[Effect] = []
         for name in (first, second):
-            effects += join(head, name, again=1 if name == "learner-0.0" else 0)
+            effects += joined(head, name, again=1 if name == "learner-0.0" else 0)
         told = [to for to, message in sent(effects, m.Rejoin) if message.anew]
         assert told == ["learner-0.0"]
         assert "learner-0.0" not in head.state.members.by_name
@@ -223,9 +186,6 @@ def test_a_learner_that_joins_twice_on_its_way_from_head_to_head_is_one() -> Non
     effects = say(head, LEARNER, m.Join(LEARNER, Role.LEARNER, 0, 0, LEARNER, 1, "", 3))
     assert not sent(effects, m.Rejoin)
     assert head.state.terms.begun_by == LEARNER
-    assert score(head, 0, [0])
-    assert scored(0, 0, 0, 0).generator == GENERATOR
-    assert REWARD in head.state.members.by_name
 
 
 # whole rings, with each rule left out
@@ -238,28 +198,12 @@ def schedule(seed: int) -> Scenario:
     if rng.random() < 0.4:
         faults.append(Fault("crash", Role.LEARNER, 0, rng.uniform(25, 110), 1.0))
     return Scenario(
-        seed=seed,
-        policy=tuple(StalenessPolicy)[seed % 4],
-        batch_size=rng.choice((1, 2)),
-        eta=rng.choice((0, 1, 2)),
-        n_samples=2,
-        total_steps=12,
-        n_learners=rng.choice((1, 2, 3)),
-        lengths=ScenarioLengths(Tail.LOG_NORMAL, 6.0, 1.0, 100),
-        update_s=rng.choice((0.5, 5.0)),
-        push_s=0.5,
-        score_s=1.0,
-        link_s=rng.choice((0.2, 1.0)),
-        checkpoint_every=rng.choice((0, 2)),
-        checkpoint_s=0.1,
-        frontier_s=0.1,
-        faults=tuple(faults),
-        calm_s=170.0,
-        tick_s=6.0,
-        heartbeat_s=8.0,
-        silent_s=25.0,
-        report_tokens=rng.choice((0, 1)),
-    )
+        seed=seed, policy=tuple(StalenessPolicy)[seed % 4], batch_size=rng.choice((1, 2)), eta=rng.choice((0, 1, 2)),
+        n_samples=2, total_steps=12, n_learners=rng.choice((1, 2, 3)), faults=tuple(faults), calm_s=170.0,
+        lengths=ScenarioLengths(Tail.LOG_NORMAL, 6.0, 1.0, 100), update_s=rng.choice((0.5, 5.0)), push_s=0.5,
+        score_s=1.0, link_s=rng.choice((0.2, 1.0)), checkpoint_every=rng.choice((0, 2)), checkpoint_s=0.1,
+        frontier_s=0.1, tick_s=6.0, heartbeat_s=8.0, silent_s=25.0, report_tokens=rng.choice((0, 1)),
+    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -315,11 +259,10 @@ def test_the_savepoint_of_another_learner_is_detected(monkeypatch: pytest.Monkey
     """An older learner that was cut off while another one took its place comes first to the next head."""
     plan = scenario(n_generators=1, n_samples=2, batch_size=1, eta=1, total_steps=6)
     before = Head(HeadState(plan.rules, Numbers(None)), now=0.0)
-    for name in ("reward-0.0", GENERATOR, "learner-0.1"):
-        join(before, name)
+    joined(before, REWARD, GENERATOR, "learner-0.1")
     marked = marks(say(before, "learner-0.1", m.BeginTerm(0, "digest 0")))
     right = next_head(before, marked)
-    assert not lines(go_on(right, 0, learner="learner-0.0"), Event.TERM)
+    assert not records(go_on(right, 0, learner="learner-0.0"), Event.TERM)
     with monkeypatch.context() as patch:
         begin = Terms.begin
         patch.setattr(
@@ -330,7 +273,7 @@ def test_the_savepoint_of_another_learner_is_detected(monkeypatch: pytest.Monkey
             ),
         )
         wrong = next_head(before, marked)
-        assert lines(go_on(wrong, 0, learner="learner-0.0"), Event.TERM)
+        assert records(go_on(wrong, 0, learner="learner-0.0"), Event.TERM)
 
 
 def test_ranks_that_do_not_agree_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,21 +301,16 @@ def test_ranks_that_do_not_agree_are_detected(monkeypatch: pytest.MonkeyPatch) -
 def test_crews_of_which_one_died_unseen_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """I11: the others would wait for it for ever."""
 
-    def believes_them(patch: pytest.MonkeyPatch) -> None:
-        def join_crew(self: Any, member: Any, *, is_new: bool) -> None:
-            if is_new:
-                right(self, member, is_new=is_new)
+    right = MemberLifecycle._join_crew
 
-        right = MemberLifecycle._join_crew
-        patch.setattr(MemberLifecycle, "_join_crew", join_crew)
-
-    def broken() -> str:
-        with monkeypatch.context() as patch:
-            believes_them(patch)
-            return next((str(o.violations[0]) for o in map(unseen, range(200)) if o.violations), "none")
+    def believe_them(self: Any, member: Any, *, is_new: bool) -> None:
+        if is_new:
+            right(self, member, is_new=is_new)
 
     assert all(not unseen(seed).violations for seed in range(30))
-    assert broken().startswith("I11 ")
+    monkeypatch.setattr(MemberLifecycle, "_join_crew", believe_them)
+    broken = next((str(o.violations[0]) for o in map(unseen, range(200)) if o.violations), "none")
+    assert broken.startswith("I11 ")
 
 
 def unseen(seed: int) -> Any:
@@ -400,19 +338,13 @@ def test_a_head_that_drains_from_its_beginning_waits_for_a_learner_that_lives() 
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
     assert end_of(head.drain(0.1)) is None
-    assert [frontier.version for frontier in saved(go_on(head, 1))] == [1]
+    begun = next_head(before, marks(effects))
+    go_on(begun, 1)
+    for told in (go_on(head, 1), begun.drain(0.1)):  # also when the learner has begun, and the ring is not complete
+        assert (end_of(told), [one.version for one in saved(told)]) == (None, [1])
     (answer,) = [message for _, message in sent(say(head, LEARNER, m.BatchRequest(1, 1)), m.NoBatch)]
     assert (answer.step, answer.drained) == (1, True)
     assert end_of(say(head, LEARNER, m.Finished("", ""))) == End(0, "drained at version 1")
-
-
-def test_also_when_the_learner_has_begun_and_the_ring_is_not_complete() -> None:
-    before, effects = trained_head(checkpoint_every=0)
-    head = next_head(before, marks(effects))
-    go_on(head, 1)
-    effects = head.drain(0.1)
-    assert end_of(effects) is None
-    assert [frontier.version for frontier in saved(effects)] == [1]
 
 
 def test_it_does_not_wait_for_ever_nor_where_nothing_can_be_lost() -> None:
@@ -427,8 +359,7 @@ def test_all_ranks_are_sent_the_same_end_of_run() -> None:
     """A request to drain comes between two of their requests."""
     rules = scenario(batch_size=1, eta=2, n_samples=2, n_learners=2, total_steps=5).rules
     head = Head(HeadState(rules, Numbers(0)), now=0.0)
-    for name in (REWARD, GENERATOR, LEARNER, "learner-1.0"):
-        join(head, name)
+    joined(head, REWARD, GENERATOR, LEARNER, "learner-1.0")
     say(head, LEARNER, m.BeginTerm(0, "digest 0"))
     push_done(head, LEARNER, 0)
     push_done(head, GENERATOR, 0)
@@ -441,12 +372,10 @@ def test_all_ranks_are_sent_the_same_end_of_run() -> None:
 
 def test_the_largest_lag_is_carried_from_head_to_head() -> None:
     before, effects = trained_head(checkpoint_every=0)
-    push_done(before, LEARNER, 1)
-    push_done(before, GENERATOR, 1)
-    effects += score(before, 1, [1]) + say(before, LEARNER, m.BatchRequest(1))
+    effects += hold(before, 1) + score(before, 1, [1]) + say(before, LEARNER, m.BatchRequest(1))
     say(before, LEARNER, m.UpdateDone(2, {"lag_max": 1.0}, "digest 2"))
     assert before.state.max_lag == 1
     head = next_head(before, marks(effects)[-2:])
-    join(head, LEARNER, again=1)
+    joined(head, LEARNER, again=1)
     say(head, LEARNER, m.BeginTerm(2, "digest 2", 1, True, [], 2))
     assert head.state.max_lag == 2

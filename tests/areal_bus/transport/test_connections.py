@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from areal_bus import messages as m
-from areal_bus.core.effects import Effect, Record
+from areal_bus.core.effects import Effect
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.members.membership import MemberState
@@ -17,7 +17,7 @@ from areal_bus.transport.bus import Bus, BusOptions
 from areal_bus.transport.receiver import Receiver, is_connected
 from areal_bus.transport.rejections import Rejections
 from areal_bus.transport.send_queue import SendQueues
-from tests.areal_bus.core.test_head import head_with, sent
+from tests.areal_bus.core.test_head import head_with, joined, records, refused, scored, sent
 from tests.faults.proxy import Proxy
 from tests.support.polling import wait_until
 from tests.support.strangers import JOB, next_of, word
@@ -138,8 +138,7 @@ def test_silence_begins_with_the_first_output_and_is_not_counted_while_nothing_i
 
 
 def states(effects: list[Effect]) -> list[tuple[str, str]]:
-    lines = [x.fields for x in effects if isinstance(x, Record) and x.event is Event.MEMBER]
-    return [(line["state"], line["why"]) for line in lines]
+    return [(line["state"], line["why"]) for line in records(effects, Event.MEMBER)]
 
 
 def beat(*, hears: bool = True) -> m.Heartbeat:
@@ -165,6 +164,12 @@ def test_prompts_of_a_disconnected_generator_are_requeued_at_once() -> None:
     effects = head.on(NAME, beat(), 1.5)
     assert [to for to, _ in sent(effects, m.Rejoin)] == [NAME]
     assert states(effects)[0] == ("stale", "heard again")
+    assert sorted(x.uid for _, x in sent(effects, m.Cancel)) == sorted(held)  # type: ignore[union-attr]
+    member = head.state.members.by_name[NAME]
+    assert (member.load, member.version) == (0, None)
+    late = head.on("reward-0.0", scored(held[0], 0), 2.0)
+    assert "attempt" in refused(late)[0]
+    assert len(sent(late, m.Ack)) == 1
 
 
 @pytest.mark.parametrize(("name", "joins_again"), [("reward-0.0", False), ("learner-0.0", True)])
@@ -222,10 +227,9 @@ def test_a_prompt_is_blamed_for_deaths_alone_not_for_connections() -> None:
         assert head.state.ledger.open[held].n_deaths == 1
         head.on(NAME, beat(), n + 0.1)
         assert head.state.ledger.open[held].n_deaths == 0
-        head.on(NAME, m.Join(NAME, "generator", 0, 0, "", 1, "", n), n + 0.2)
-        head.on(NAME, m.Ready(4), n + 0.3)
+        joined(head, NAME, now=n + 0.2, again=n)
         push_all(head, n + 0.4)
         assert head.state.ledger.open[held].holder == NAME
     head.on(NAME, m.Disconnected(), 10.0)
-    head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 1, ""), 10.1)
+    joined(head, "generator-0.1", now=10.1)
     assert head.state.ledger.open[held].n_deaths == 1

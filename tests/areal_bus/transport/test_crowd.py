@@ -93,7 +93,5 @@ def test_64_clients_connect_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [False, True])
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_512_clients_connect_at_once(tmp_path: Path, transport: str, keys: bool) -> None:
-    listen = f"ipc://{tmp_path}/head" if transport == "ipc" else "tcp://127.0.0.1:0"
-    assert crowd(16, 32, listen=listen, keys=keys) < PATIENCE_S
+def test_512_clients_connect_at_once(tmp_path: Path, keys: bool) -> None:
+    assert crowd(16, 32, listen="tcp://127.0.0.1:0" if keys else f"ipc://{tmp_path}/head", keys=keys) < PATIENCE_S

@@ -1,13 +1,12 @@
 """The weight push over real processes: the root is here, members are `member_process.py` processes on loopback."""
 
-import ipaddress
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +22,8 @@ from areal_bus.weights.shared_memory import place_of
 from areal_bus.weights.snapshot import Snapshot, forms_of, take_snapshot
 from tests.areal_bus.weights.member_process import fingerprint
 from tests.areal_bus.weights.peer_process import Peer
+from tests.support.listening import listeners
+from tests.support.polling import wait_until
 
 BUCKET = 1 << 16
 HERE = place_of(torch.device("cpu"))
@@ -58,6 +59,38 @@ class Ring:
             timeout_s=timeout_s,
         )
 
+    def push(
+        self, sent: Snapshot, *peers: Peer, view: int | None = None, root: WeightSender | None = None, **order: Any
+    ) -> list[dict[str, Any]]:
+        """A push to these, which is complete at the root. Their answers."""
+        begin = self.begin(sent, *(peer.name for peer in peers), view=view)
+        for peer in peers:
+            peer.order(begin, **order)
+        done = (root or self.root).push(sent, begin)
+        assert (done.push, done.version, done.digest) == (begin.push, sent.version, sent.digest)
+        return [peer.answer() for peer in peers]
+
+    def push_in_thread(self, sent: Snapshot, begin: PushBegin) -> tuple[threading.Thread, list[str]]:
+        """The thread, and what comes of the push: "" when it is done, else why not."""
+        outcome: list[str] = []
+
+        def push() -> None:
+            try:
+                self.root.push(sent, begin)
+                outcome.append("")
+            except PushFailed as error:
+                outcome.append(str(error))
+
+        thread = threading.Thread(target=push)
+        thread.start()
+        return thread, outcome
+
+
+def holds(answer: dict[str, Any], sent: Snapshot) -> bool:
+    """The bits of the root, tensor by tensor."""
+    expected = {name: fingerprint(tensor) for name, tensor in weights(sent.version).items() if name != "lm_head"}
+    return answer["tensors"] == expected and answer["digest"] == answer["held"] == sent.digest
+
 
 @pytest.fixture(scope="module")
 def ring() -> Iterator[Ring]:
@@ -67,9 +100,7 @@ def ring() -> Iterator[Ring]:
     ring.root.close()
     ends = {name: peer.end() for name, peer in ring.peers.items()}
     killed = {name for name, (code, _) in ends.items() if code == -9}
-    assert {name: end for name, end in ends.items() if name not in killed} == {
-        name: (0, "") for name in ends if name not in killed
-    }, "members end without a word"
+    assert {end for name, end in ends.items() if name not in killed} <= {(0, "")}, "members end without a word"
 
 
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -97,33 +128,19 @@ def snapshot(version: int, seed: int | None = None, bucket_bytes: int = BUCKET) 
 
 def test_members_hold_the_roots_bits_and_the_next_push_reuses_group_and_memory(ring: Ring) -> None:
     peers = ring.members("generator-0.0", "generator-1.0")
-    names = [peer.name for peer in peers]
     for version in (1, 2, 3):
         sent = snapshot(version)
-        begin = ring.begin(sent, *names, view=100)
-        for peer in peers:
-            peer.order(begin, reuse=version == 3)
-        done = ring.root.push(sent, begin)
-        assert (done.push, done.version, done.digest, done.stall_s) == (begin.push, version, sent.digest, 0.0)
-        expected = {name: fingerprint(tensor) for name, tensor in weights(version).items() if name != "lm_head"}
-        for peer in peers:
-            answer = peer.answer()
-            assert answer["tensors"] == expected
-            assert answer["digest"] == answer["held"] == sent.digest
+        for answer in ring.push(sent, *peers, view=100, reuse=version == 3):
+            assert holds(answer, sent)
             assert answer["reused"] == (version == 3)
     assert ring.store.add("groups", 0) == 1, "three pushes of one view share one group"
 
 
 def test_a_catch_up_push_of_another_view_leaves_the_rings_group_alone(ring: Ring) -> None:
     peers = ring.members("generator-0.0", "generator-1.0")
-    sent = snapshot(4)
-    groups = []
+    sent, groups = snapshot(4), []
     for view, part in ((200, peers), (201, peers[1:]), (200, peers)):
-        begin = ring.begin(sent, *(peer.name for peer in part), view=view)
-        for peer in part:
-            peer.order(begin)
-        ring.root.push(sent, begin)
-        assert [peer.answer()["digest"] for peer in part] == [sent.digest] * len(part)
+        assert {answer["digest"] for answer in ring.push(sent, *part, view=view)} == {sent.digest}
         groups.append(ring.store.add("groups", 0))
     assert groups == [groups[0], groups[0] + 1, groups[0] + 1]
 
@@ -138,16 +155,11 @@ def test_members_of_a_tree_relay_the_roots_bits(ring: Ring, monkeypatch: pytest.
         sent = snapshot(version)
         if flips:
             sent.tensors()["projection"].view(torch.uint8)[3, 5] ^= 4
-        begin = ring.begin(sent, *(peer.name for peer in peers), view=500)
-        for peer in peers:
-            peer.order(begin, fan_out=2)
-        ring.root.push(sent, begin)
-        expected = {name: fingerprint(tensor) for name, tensor in weights(version).items() if name != "lm_head"}
-        for answer in (peer.answer() for peer in peers):
+        for answer in ring.push(sent, *peers, view=500, fan_out=2):
             if flips:
                 assert "1 of 8 tensors of version 32 have not, first projection" in answer["error"]
             else:
-                assert (answer["tensors"], answer["held"]) == (expected, sent.digest)
+                assert holds(answer, sent)
     assert ring.store.add("groups", 0) == n_before + 2, "after wrong bytes the tree is built again, and then kept"
 
 
@@ -176,11 +188,7 @@ def test_a_member_killed_in_mid_push_fails_it_at_once_and_a_new_view_of_the_surv
     assert time.monotonic() - began < 60, "long before the deadline"
     assert dying.process.wait(10) == -9
 
-    again = ring.begin(sent, *(peer.name for peer in survivors))
-    for peer in survivors:
-        peer.order(again, fan_out=fan_out)
-    assert ring.root.push(sent, again).digest == sent.digest
-    assert [peer.answer()["held"] for peer in survivors] == [sent.digest] * 3
+    assert {answer["held"] for answer in ring.push(sent, *survivors, fan_out=fan_out)} == {sent.digest}
 
 
 @pytest.mark.slow
@@ -213,23 +221,6 @@ def test_a_member_that_never_comes_is_named_at_the_deadline(ring: Ring) -> None:
     assert "version 6" in peer.answer()["error"]
 
 
-def test_a_flipped_bit_is_found_by_the_member_that_received_it(ring: Ring) -> None:
-    (peer,) = ring.members("generator-0.0")
-    sent = snapshot(7)
-    sent.tensors()["projection"].view(torch.uint8)[3, 5] ^= 4
-    begin = ring.begin(sent, peer.name, view=300)
-    peer.order(begin)
-    ring.root.push(sent, begin)
-    assert "1 of 8 tensors of version 7" in (said := peer.answer()["error"])
-    assert "projection" in said
-
-    right = snapshot(8)
-    begin = ring.begin(right, peer.name, view=300)
-    peer.order(begin)
-    ring.root.push(right, begin)
-    assert peer.answer()["held"] == right.digest, "the same view works again, with a new group"
-
-
 def test_another_model_is_refused_with_the_first_difference(ring: Ring) -> None:
     (peer,) = ring.members("generator-0.0")
     sent = snapshot(9)
@@ -244,30 +235,15 @@ def test_another_model_is_refused_with_the_first_difference(ring: Ring) -> None:
 
 def test_cancel_ends_a_push_that_waits(ring: Ring) -> None:
     sent = snapshot(10)
-    begin = ring.begin(sent, "generator-9.0")
-    failures: list[PushFailed] = []
-
-    def push() -> None:
-        try:
-            ring.root.push(sent, begin)
-        except PushFailed as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=push)
-    thread.start()
-    wait_for(lambda: sent.n_users == 1)
+    thread, outcome = ring.push_in_thread(sent, ring.begin(sent, "generator-9.0"))
+    wait_until(lambda: sent.n_users == 1)
     with pytest.raises(ImpossibleEvent, match="version 10 is being pushed"):
         take_snapshot(11, weights(), previous=sent, bucket_bytes=BUCKET)
     ring.root.cancel()
     thread.join(10)
     assert not thread.is_alive()
-    assert "cancelled" in str(failures[0])
+    assert "cancelled" in outcome[0]
     assert sent.n_users == 0
-
-
-def test_a_push_without_members_is_done_at_once(ring: Ring) -> None:
-    sent = snapshot(12)
-    assert ring.root.push(sent, ring.begin(sent)).digest == sent.digest
 
 
 def test_a_push_sends_the_version_that_was_announced(ring: Ring) -> None:
@@ -295,39 +271,12 @@ def test_store_and_groups_listen_on_the_named_address_only(ring: Ring) -> None:
     client = join_store(ring.endpoint, 5)
     client.set("hello", "there")
     assert ring.store.get("hello") == b"there"
-    sent = snapshot(15)
-    begin = ring.begin(sent, peer.name)
-    peer.order(begin)
-    ring.root.push(sent, begin)
-    peer.answer()
+    ring.push(snapshot(15), peer)
     for process, n_least in ((os.getpid(), 2), (peer.process.pid, 1)):  # gloo, and the store here
-        heard = listening(process)
+        heard = listeners([process])
         assert len(heard) >= n_least
-        assert {address for address, _ in heard} == {ipaddress.ip_address("127.0.0.1")}
-    assert int(ring.endpoint.rpartition(":")[2]) in {port for _, port in listening(os.getpid())}
-
-
-def listening(pid: int) -> set[tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]]:
-    """(address, port) of every TCP socket on which the process listens, from /proc."""
-    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists() or path.is_symlink()]
-    inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for row in Path(f"/proc/{pid}/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
-            fields = row.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                words, port = fields[1].split(":")
-                raw = b"".join(bytes.fromhex(words[i : i + 8])[::-1] for i in range(0, len(words), 8))
-                found.add((ipaddress.ip_address(raw), int(port, 16)))
-    return found
-
-
-def wait_for(fact: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    pulse = threading.Event()
-    while not fact():
-        assert time.monotonic() < deadline
-        pulse.wait(0.005)
+        assert {one.address for one in heard} == {"127.0.0.1"}
+    assert int(ring.endpoint.rpartition(":")[2]) in {one.port for one in listeners([os.getpid()])}
 
 
 def test_a_push_whose_member_died_before_the_members_met_is_called_off_at_once(ring: Ring) -> None:
@@ -337,24 +286,13 @@ def test_a_push_whose_member_died_before_the_members_met_is_called_off_at_once(r
     begin = ring.begin(sent, peer.name, "generator-8.0")
     arrive(ring.store, begin, READY, MemberReady("generator-8.0", "", HERE, os.getpid()).encode())
     peer.order(begin)
-    errors: list[PushFailed] = []
-
-    def push() -> None:
-        with pytest.raises(PushFailed) as failed:
-            ring.root.push(sent, begin)
-        errors.append(failed.value)
-
-    thread = threading.Thread(target=push)
-    thread.start()
-    wait_for(lambda: ring.store.check([f"push/{begin.push}/go"]))
+    thread, outcome = ring.push_in_thread(sent, begin)
+    wait_until(lambda: ring.store.check([f"push/{begin.push}/go"]))
     began = time.monotonic()
     ring.root.cancel(begin.push)
     thread.join(30.0)
     answer = peer.answer()
     assert time.monotonic() - began < begin.timeout_s
-    assert "was cancelled here; it waited for the members to build a group" in str(errors[0])
+    assert "was cancelled here; it waited for the members to build a group" in outcome[0]
     assert "was aborted" in str(answer["error"])
-    again = ring.begin(sent, peer.name)
-    peer.order(again)
-    ring.root.push(sent, again)
-    assert peer.answer()["digest"] == sent.digest
+    assert ring.push(sent, peer)[0]["digest"] == sent.digest

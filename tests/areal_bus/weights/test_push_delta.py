@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -45,9 +46,9 @@ class DeltaRing(Ring):
         self.newest, self.version = taken, self.version + 1
         return taken
 
-    def push(self, *peers: Peer, sent: Snapshot | None = None, **order: object) -> tuple[int | None, int, list[dict]]:
-        """The newest version. What the root says that it sent, and what the members answer."""
-        sent = sent or self.newest
+    def push_newest(self, *peers: Peer, **order: object) -> tuple[int | None, int, list[dict[str, Any]]]:
+        """What the root says that it sent, and what the members answer."""
+        sent = self.newest
         assert sent is not None
         begin = self.begin(sent, *(peer.name for peer in peers))
         for peer in peers:
@@ -79,7 +80,7 @@ def test_members_get_the_delta_from_the_oldest_version_among_them(ring: DeltaRin
     one, other = ring.members(*NAMES[:2])
     full = ring.update()
     how = {"reuse": reuse}
-    start, n_bytes, answers = ring.push(one, other, **how)
+    start, n_bytes, answers = ring.push_newest(one, other, **how)
     assert (start, n_bytes) == (None, full.n_bytes)
     assert [(answer["held"], answer["delta_from"], answer["sent_bytes"]) for answer in answers] == [
         (full.digest, None, full.n_bytes)
@@ -87,12 +88,12 @@ def test_members_get_the_delta_from_the_oldest_version_among_them(ring: DeltaRin
     for missed in (False, True):  # the second time, the other one misses a version
         sent = ring.update()
         peers = [one] if missed else [one, other]
-        start, n_bytes, answers = ring.push(*peers, **how)
+        start, n_bytes, answers = ring.push_newest(*peers, **how)
         assert start == sent.version - 1
         assert n_bytes < full.n_bytes / 20
         assert [(answer["held"], answer["delta_from"]) for answer in answers] == [(sent.digest, start)] * len(peers)
     sent = ring.update()
-    start, more_bytes, answers = ring.push(one, other, **how)
+    start, more_bytes, answers = ring.push_newest(one, other, **how)
     assert start == sent.version - 2
     assert n_bytes <= more_bytes < full.n_bytes / 20
     assert [(answer["held"], answer["delta_from"]) for answer in answers] == [
@@ -104,17 +105,17 @@ def test_members_get_the_delta_from_the_oldest_version_among_them(ring: DeltaRin
 def test_all_bytes_are_sent_to_a_new_member_and_to_one_too_far_behind(ring: DeltaRing) -> None:
     old, late = ring.members(*NAMES[:2])
     ring.update()
-    ring.push(old)
+    ring.push_newest(old)
     for _ in range(DEPTH + 1):
         sent = ring.update()
-    start, n_bytes, (answer,) = ring.push(old)
+    start, n_bytes, (answer,) = ring.push_newest(old)
     assert (start, n_bytes, answer["held"]) == (None, sent.n_bytes, sent.digest)
     sent = ring.update()
-    start, _, answers = ring.push(old, late)
+    start, _, answers = ring.push_newest(old, late)
     assert start is None
     assert [answer["held"] for answer in answers] == [sent.digest] * 2
     sent = ring.update()
-    start, _, answers = ring.push(old, late)
+    start, _, answers = ring.push_newest(old, late)
     assert start == sent.version - 1
     assert [answer["held"] for answer in answers] == [sent.digest] * 2
 
@@ -124,7 +125,7 @@ def test_damaged_weights_are_found_and_the_next_push_sends_all_bytes(ring: Delta
     """The other member is not disturbed."""
     damaged, well = ring.members(*NAMES[:2])
     ring.update()
-    ring.push(damaged, well)
+    ring.push_newest(damaged, well)
     sent = ring.update()
     begin = ring.begin(sent, damaged.name, well.name)
     damaged.order(begin, swaps=True, reuse=reuse, spoils=True)
@@ -133,10 +134,10 @@ def test_damaged_weights_are_found_and_the_next_push_sends_all_bytes(ring: Delta
     assert well.answer()["held"] == sent.digest
     error = damaged.answer()["error"]
     assert "1 of 8 tensors of version 1 have not, first embedding, by a delta from version 0" in error
-    start, n_bytes, (answer,) = ring.push(damaged)
+    start, n_bytes, (answer,) = ring.push_newest(damaged)
     assert (start, n_bytes, answer["held"]) == (None, sent.n_bytes, sent.digest)
     sent = ring.update()
-    start, _, answers = ring.push(damaged, well)
+    start, _, answers = ring.push_newest(damaged, well)
     assert start == 1
     assert [answer["held"] for answer in answers] == [sent.digest] * 2
 
@@ -144,16 +145,16 @@ def test_damaged_weights_are_found_and_the_next_push_sends_all_bytes(ring: Delta
 def test_a_flipped_bit_of_a_payload_is_found_by_the_member_that_received_it(ring: DeltaRing) -> None:
     (peer,) = ring.members(NAMES[0])
     ring.update()
-    ring.push(peer)
+    ring.push_newest(peer)
     sent = ring.update()
     ring.history.settle()
     delta = ring.history.delta(sent, {ring.history._links[0].digest})
     assert delta is not None
     delta.payload[-1] ^= 4  # a value
-    _, _, (answer,) = ring.push(peer)
+    _, _, (answer,) = ring.push_newest(peer)
     assert "by a delta from version 0" in answer["error"]
     assert answer["base"], "what it holds is as it was"
-    start, _, (answer,) = ring.push(peer)
+    start, _, (answer,) = ring.push_newest(peer)
     assert (start, answer["held"]) == (None, sent.digest)
 
 
@@ -162,7 +163,7 @@ def test_members_of_a_tree_relay_a_delta(ring: DeltaRing, monkeypatch: pytest.Mo
     peers = ring.members(*NAMES)
     for version in range(3):
         sent = ring.update()
-        start, _, answers = ring.push(*peers, fan_out=2)
+        start, _, answers = ring.push_newest(*peers, fan_out=2)
         assert start == (version - 1 if version else None)
         assert [answer["held"] for answer in answers] == [sent.digest] * 3
 
@@ -173,7 +174,7 @@ def test_a_member_killed_in_a_delta_fails_it_and_the_others_keep_their_version(r
     names = [f"generator-{index}.{killed + 1}" for index in range(3)]
     peers = ring.members(*names)
     ring.update()
-    ring.push(*peers)
+    ring.push_newest(*peers)
     sent = ring.update()
     begin = ring.begin(sent, *names)
     for index, peer in enumerate(peers):
@@ -184,6 +185,6 @@ def test_a_member_killed_in_a_delta_fails_it_and_the_others_keep_their_version(r
     for peer in survivors:
         answer = peer.answer()  # it may have had all bytes before the death
         assert answer.get("held") == sent.digest or answer["base"]
-    start, _, answers = ring.push(*survivors)
+    start, _, answers = ring.push_newest(*survivors)
     assert start in (0, 1)
     assert [answer["held"] for answer in answers] == [sent.digest] * 2

@@ -13,6 +13,7 @@ from areal_bus.weights.process_group import serve_store
 from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.snapshot import take_snapshot
 from tests.areal_bus.weights.peer_process import Peer
+from tests.support.polling import wait_until
 
 
 def member(name: str) -> Peer:
@@ -66,26 +67,34 @@ def test_a_push_stuck_at_a_stopped_member_can_be_cancelled_and_the_root_ends() -
 
 
 @pytest.mark.slow
-def test_members_are_notified_of_a_dead_root_long_before_the_deadline() -> None:
-    root, receiver = Peer("learner-0", "tests.areal_bus.weights.learner_process", "cancel"), member("generator-0.0")
+@pytest.mark.parametrize("route", ["gloo", "shared"])
+def test_members_are_notified_of_a_dead_root_long_before_the_deadline(route: str) -> None:
+    """Its shared memory goes with its last reader."""
+    root = Peer("learner-0", "tests.areal_bus.weights.learner_process", "cancel", route)
+    receiver = member("generator-0.0")
     order = begin(1, root.answer()["store"], receiver.name)
     root.order(order)
     receiver.order(order, signal_at=[3, signal.SIGSTOP])
     wait_until_stopped(receiver)
+    assert maps_weights(receiver) == (route == "shared")
     root.process.kill()
     root.process.wait(10)
     receiver.process.send_signal(signal.SIGCONT)
     answer = receiver.answer()
     assert "version 1" in answer["error"]
     assert answer["seconds"] < 60
+    wait_until(lambda: not maps_weights(receiver))
     receiver.end()
     root.end()
 
 
-def wait_until_stopped(peer: Peer, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while Path(f"/proc/{peer.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < deadline
+def maps_weights(peer: Peer) -> bool:
+    return "memfd:areal-bus-weights" in Path(f"/proc/{peer.process.pid}/maps").read_text(encoding="utf-8")
+
+
+def wait_until_stopped(peer: Peer) -> None:
+    stat = Path(f"/proc/{peer.process.pid}/stat")
+    wait_until(lambda: stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T")
 
 
 def test_a_push_that_was_called_off_does_not_begin() -> None:

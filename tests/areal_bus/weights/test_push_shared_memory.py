@@ -2,11 +2,9 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +15,6 @@ from actors.learner.model.policy import Policy
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, PushFailed
-from areal_bus.messages import PushBegin
 from areal_bus.weights import shared_memory
 from areal_bus.weights.process_group import serve_store
 from areal_bus.weights.protocol import Announcement, PushGo, arrivals
@@ -26,10 +23,11 @@ from areal_bus.weights.route import Route
 from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.shared_memory import Handle, open_memory, refusal
 from areal_bus.weights.snapshot import Snapshot, digest_of, take_snapshot
-from tests.areal_bus.weights.member_process import fingerprint, shut
+from tests.areal_bus.weights.member_process import shut
 from tests.areal_bus.weights.peer_process import Peer
-from tests.areal_bus.weights.test_push import Ring, listening, wait_for, weights
-from tests.areal_bus.weights.test_push_from_learner import begin, member, wait_until_stopped
+from tests.areal_bus.weights.test_push import Ring, holds, weights
+from tests.areal_bus.weights.test_push_from_learner import begin, maps_weights, wait_until_stopped
+from tests.support.listening import listeners
 
 CPU = torch.device("cpu")
 BUCKET = 1 << 16
@@ -55,105 +53,60 @@ def snapshot(version: int, *, previous: Snapshot | None = None, shared_on: torch
     return taken
 
 
-def copied(ring: Ring, order: PushBegin) -> bool:
-    """Whether the root said so in this push."""
-    return PushGo.decode(ring.store.get(f"push/{order.push}/go").decode()).copies
+def copied(ring: Ring) -> bool:
+    """Whether the root said so in the last push."""
+    return PushGo.decode(ring.store.get(f"push/{ring.n_pushes}/go").decode()).copies
 
 
-def handle(ring: Ring, order: PushBegin) -> Handle:
-    """Of the memory that the root offered in this push."""
-    offer = Announcement.decode(ring.store.get(f"push/{order.push}/announce").decode()).offer
+def handle(ring: Ring) -> Handle:
+    """Of the memory that the root offered in the last push."""
+    offer = Announcement.decode(ring.store.get(f"push/{ring.n_pushes}/announce").decode()).offer
     assert offer is not None
     return offer.handle
+
+
+@pytest.fixture
+def auto(ring: Ring) -> Iterator[WeightSender]:
+    root = WeightSender(ring.store, interface="lo", address="127.0.0.1", route="auto")
+    yield root
+    root.close()
 
 
 @pytest.mark.slow
 def test_members_hold_the_roots_bits_and_the_next_push_reuses_their_memory(ring: Ring) -> None:
     peers = ring.members("generator-0.0", "generator-1.0")
-    names, sent, handles = [peer.name for peer in peers], None, []
+    sent, handles = None, []
     for version in (1, 2, 3):
         sent = snapshot(version, previous=sent)
-        order = ring.begin(sent, *names, view=100)
-        for peer in peers:
-            peer.order(order, reuse=version == 3)
-        done = ring.root.push(sent, order)
-        assert (done.push, done.version, done.digest) == (order.push, version, sent.digest)
-        expected = {name: fingerprint(tensor) for name, tensor in weights(version).items() if name != "lm_head"}
-        for peer in peers:
-            answer = peer.answer()
-            assert answer["tensors"] == expected
-            assert answer["digest"] == answer["held"] == sent.digest
+        for answer in ring.push(sent, *peers, view=100, reuse=version == 3):
+            assert holds(answer, sent)
             assert answer["reused"] == (version == 3)
-        assert copied(ring, order)
-        handles.append(handle(ring, order))
+        assert copied(ring)
+        handles.append(handle(ring))
     assert ring.store.add("groups", 0) == 0, "nobody met in a group"
     assert "device" not in vars(ring.root._listener), "and gloo listens nowhere"
-    assert not any(listening(peer.process.pid) for peer in peers)
-    gone = [f"push/{order.push - 1}/{name}" for name in ("announce", "go", "end", "ready", "report", "report/all")]
+    assert not listeners(peer.process.pid for peer in peers)
+    gone = [f"push/{ring.n_pushes - 1}/{name}" for name in ("announce", "go", "end", "ready", "report", "report/all")]
     assert not any(ring.store.check([key]) for key in gone), "words of the push before are forgotten"
-    assert sorted(arrivals(ring.store, order, "report")) == names
     assert handles[1:] == handles[:1] * 2, "one memory, shared once"
 
 
-def test_auto_route_shares_snapshots_that_other_processes_can_open(ring: Ring) -> None:
-    (peer,) = ring.members("generator-0.0")
-    root = WeightSender(ring.store, interface="lo", address="127.0.0.1", route="auto")
-    for shared_on in (CPU, None):
-        sent = snapshot(4, shared_on=shared_on)
-        order = ring.begin(sent, peer.name)
-        peer.order(order)
-        root.push(sent, order)
-        assert peer.answer()["held"] == sent.digest
-        assert copied(ring, order) == (shared_on is CPU)
-    root.close()
-
-
-def test_auto_sends_where_a_member_finds_the_memory_shut(ring: Ring) -> None:
+def test_auto_sends_where_a_member_finds_the_memory_shut(ring: Ring, auto: WeightSender) -> None:
     """As where /proc is hidden: pushes with that member go by gloo and arrive, those without are copied."""
     peers = ring.members("generator-0.0", "generator-1.0")
-    root = WeightSender(ring.store, interface="lo", address="127.0.0.1", route="auto")
     for version, is_shut in ((21, True), (22, True), (23, False)):
         sent = snapshot(version)
-        order = ring.begin(sent, *(peer.name for peer in peers))
-        peers[0].order(order)
-        peers[1].order(order, shut=is_shut)
-        root.push(sent, order)
-        assert [peer.answer()["held"] for peer in peers] == [sent.digest] * 2
-        assert copied(ring, order) != is_shut
-    root.close()
+        assert {answer["held"] for answer in ring.push(sent, *peers, root=auto, shut=is_shut)} == {sent.digest}
+        assert copied(ring) != is_shut
 
 
-def test_a_view_whose_pushes_go_one_way_and_the_other_keeps_its_group(ring: Ring) -> None:
-    (peer,) = ring.members("generator-0.0")
-    root, n_before = (
-        WeightSender(ring.store, interface="lo", address="127.0.0.1", route="auto"),
-        ring.store.add("groups", 0),
-    )
+def test_a_view_whose_pushes_go_one_way_and_the_other_keeps_its_group(ring: Ring, auto: WeightSender) -> None:
+    (peer,), n_before = ring.members("generator-0.0"), ring.store.add("groups", 0)
     for version, shared_on in ((31, None), (32, CPU), (33, None), (34, CPU)):
         sent = snapshot(version, shared_on=shared_on)
-        order = ring.begin(sent, peer.name, view=400)
-        peer.order(order)
-        root.push(sent, order)
-        assert peer.answer()["held"] == sent.digest
-        assert copied(ring, order) == (shared_on is CPU)
+        assert ring.push(sent, peer, root=auto, view=400)[0]["held"] == sent.digest
+        assert copied(ring) == (shared_on is CPU)
     assert ring.store.add("groups", 0) == n_before + 1
-    root.close()
-
-
-def test_root_and_member_may_be_one_process() -> None:
-    store, endpoint = serve_store("127.0.0.1")
-    root = WeightSender(store, interface="lo", address="127.0.0.1", route="shared")
-    one, order, sent = (
-        WeightReceiver("generator-0.0", interface="lo", address="127.0.0.1"),
-        begin(1, endpoint, "generator-0.0"),
-        snapshot(1),
-    )
-    with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(one.receive, order)
-        root.push(sent, order)
-        assert received.result(60)[1] == sent.digest
-    one.close()
-    root.close()
 
 
 def test_a_push_that_is_given_up_while_the_last_bytes_are_copied_is_not_reported(ring: Ring) -> None:
@@ -162,7 +115,7 @@ def test_a_push_that_is_given_up_while_the_last_bytes_are_copied_is_not_reported
     sent = large(35)
     order = ring.begin(sent, peer.name)
     peer.order(order, signal_at=[15, signal.SIGSTOP])
-    thread, outcome = push_in_thread(ring, sent, order)
+    thread, outcome = ring.push_in_thread(sent, order)
     wait_until_stopped(peer)
     ring.root.cancel(order.push)
     thread.join(30)
@@ -222,10 +175,7 @@ def learner_of(route: Route) -> Learner:
     learner, policy = Learner.__new__(Learner), Policy.__new__(Policy)
     sections = {"model": {"scratch": {}}, "data": {"task": "sums"}, "weights": {"route": route}}
     learner.config, learner.is_root, learner.policy = Config.model_validate(sections), True, policy
-    learner.context = Context(
-        role="learner", index=0, incarnation=0, rank=0, job="j", head="", address="127.0.0.1", interface="lo",
-        device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder="", config_folder="", model_folder="",
-    )  # fmt: skip
+    learner.context = Context("learner", 0, 0, 0, "j", "", "127.0.0.1", "lo", "cpu", 1, 1, 1, "", "", "")
     policy.model, policy.device, policy.dtype = torch.nn.Linear(2, 2), CPU, torch.bfloat16
     policy._parameters = dict(policy.model.named_parameters())
     policy._base, policy.adapters = {}, None
@@ -250,10 +200,7 @@ def test_a_flipped_bit_is_found_by_the_member_that_copied_it(ring: Ring) -> None
     (peer,) = ring.members("generator-0.0")
     sent = snapshot(6)
     sent.tensors()["projection"].view(torch.uint8)[3, 5] ^= 4
-    order = ring.begin(sent, peer.name)
-    peer.order(order)
-    ring.root.push(sent, order)
-    assert "1 of 8 tensors of version 6 have not, first projection" in peer.answer()["error"]
+    assert "1 of 8 tensors of version 6 have not, first projection" in ring.push(sent, peer)[0]["error"]
 
 
 def large(version: int, previous: Snapshot | None = None) -> Snapshot:
@@ -279,26 +226,7 @@ def test_a_member_killed_while_it_copies_fails_the_push_at_once_and_a_new_view_o
     assert time.monotonic() - began < 60, "long before the deadline"
     assert dying.process.wait(10) == -signal.SIGKILL
 
-    again = ring.begin(sent, survivor.name)
-    survivor.order(again)
-    ring.root.push(sent, again)
-    assert survivor.answer()["held"] == sent.digest
-
-
-def push_in_thread(ring: Ring, sent: Snapshot, order: PushBegin) -> tuple[threading.Thread, list[str]]:
-    """The thread, and what comes of the push: "" when it is done, else why not."""
-    outcome: list[str] = []
-
-    def push() -> None:
-        try:
-            ring.root.push(sent, order)
-            outcome.append("")
-        except PushFailed as error:
-            outcome.append(str(error))
-
-    thread = threading.Thread(target=push)
-    thread.start()
-    return thread, outcome
+    assert ring.push(sent, survivor)[0]["held"] == sent.digest
 
 
 def test_a_late_member_of_memory_that_holds_another_version_finds_wrong_checksums(ring: Ring) -> None:
@@ -307,7 +235,7 @@ def test_a_late_member_of_memory_that_holds_another_version_finds_wrong_checksum
     sent = large(8)
     order = ring.begin(sent, late.name)
     late.order(order, signal_at=[5, signal.SIGSTOP])
-    thread, outcome = push_in_thread(ring, sent, order)
+    thread, outcome = ring.push_in_thread(sent, order)
     wait_until_stopped(late)
     sent.data.view(torch.float32).fill_(9.0)
     late.process.send_signal(signal.SIGCONT)
@@ -324,7 +252,7 @@ def test_a_member_that_stands_still_costs_a_push_and_the_memory_serves_the_next_
     sent = large(10)
     order = ring.begin(sent, still.name, timeout_s=3.0)
     still.order(order, signal_at=[5, signal.SIGSTOP])
-    thread, outcome = push_in_thread(ring, sent, order)
+    thread, outcome = ring.push_in_thread(sent, order)
     wait_until_stopped(still)
     thread.join(30)
     assert "must be complete 3 s after its start; it waits for the members' reports: generator-1.0" in outcome[0]
@@ -332,62 +260,26 @@ def test_a_member_that_stands_still_costs_a_push_and_the_memory_serves_the_next_
     where = sent.data.data_ptr()
     following = large(11, previous=sent)
     assert following.data.data_ptr() == where
-    again = ring.begin(following, peer.name)
-    peer.order(again)
-    ring.root.push(following, again)
-    assert peer.answer()["held"] == following.digest
+    assert ring.push(following, peer)[0]["held"] == following.digest
 
     still.process.send_signal(signal.SIGCONT)
     assert "version 10" in still.answer()["error"], "it keeps nothing of the mixture"
-    caught_up = ring.begin(following, still.name)
-    still.order(caught_up)
-    ring.root.push(following, caught_up)
-    assert still.answer()["held"] == following.digest
-
-
-@pytest.mark.slow
-def test_the_memory_of_a_dead_root_is_released_after_its_last_reader_is_notified() -> None:
-    root, receiver = (
-        Peer("learner-0", "tests.areal_bus.weights.learner_process", "cancel", "shared"),
-        member("generator-0.0"),
-    )
-    order = begin(1, root.answer()["store"], receiver.name)
-    root.order(order)
-    receiver.order(order, signal_at=[3, signal.SIGSTOP])
-    wait_until_stopped(receiver)
-    assert maps_weights(receiver)
-    root.process.kill()
-    root.process.wait(10)
-    receiver.process.send_signal(signal.SIGCONT)
-    answer = receiver.answer()
-    assert "version 1" in answer["error"]
-    assert answer["seconds"] < 60
-    wait_for(lambda: not maps_weights(receiver))
-    receiver.end()
-    root.end()
-
-
-def maps_weights(peer: Peer) -> bool:
-    return "memfd:areal-bus-weights" in Path(f"/proc/{peer.process.pid}/maps").read_text(encoding="utf-8")
+    assert ring.push(following, still)[0]["held"] == following.digest
 
 
 def test_a_member_lets_go_of_the_memory_when_the_push_is_over(ring: Ring) -> None:
     (peer,) = ring.members("generator-0.0")
     sent = large(12)
-    order = ring.begin(sent, peer.name)
-    peer.order(order)
-    ring.root.push(sent, order)
-    peer.answer()
+    ring.push(sent, peer)
     assert not maps_weights(peer)
-    opens = handle(ring, order)
+    opens = handle(ring)
     assert opens["pid"] == os.getpid()
     assert torch.equal(open_memory(opens, sent.n_bytes, CPU).data, sent.data)
 
 
 @pytest.mark.gpu
-def test_a_push_within_one_gpu(ring: Ring) -> None:
+def test_a_push_within_one_gpu(ring: Ring, auto: WeightSender) -> None:
     device = torch.device("cuda", 0)
-    root = WeightSender(ring.store, interface="lo", address="127.0.0.1", route="auto")
     peers = [
         Peer(f"generator-{n}.0", "tests.areal_bus.weights.member_process", f"generator-{n}.0", "cuda:0") for n in (6, 7)
     ]
@@ -400,13 +292,9 @@ def test_a_push_within_one_gpu(ring: Ring) -> None:
         sent = take_snapshot(version, parameters, bucket_bytes=BUCKET, previous=previous, shared_on=device)
         assert sent is not None
         assert sent.digest == digest_of(weights(version)), "the checksum of the device is that of the host"
-        order = ring.begin(sent, *(peer.name for peer in peers), view=200)
-        for peer in peers:
-            peer.order(order, reuse=True)
-        root.push(sent, order)
-        assert [peer.answer()["held"] for peer in peers] == [sent.digest] * 2
-        assert copied(ring, order)
+        answers = ring.push(sent, *peers, root=auto, view=200, reuse=True)
+        assert {answer["held"] for answer in answers} == {sent.digest}
+        assert copied(ring)
         previous = sent
-    root.close()
     for peer in peers:
         assert peer.end()[0] == 0

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_bus.errors import PushFailed
-from areal_bus.weights.shared_memory import Handle, SharedMemory, cuda_handle, open_memory, place_of
+from areal_bus.weights.shared_memory import Handle, SharedMemory, cuda_handle, open_memory
 
 CPU = torch.device("cpu")
 READS = """
@@ -45,13 +45,6 @@ def test_another_process_reads_shared_memory_and_its_writes_stay_private() -> No
     words = [sys.executable, "-c", READS, json.dumps(memory.handle)]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "[0, 1, 2, 3, 4]\n"
     assert memory.data.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_opened_shared_memory_shows_later_writes() -> None:
-    memory = SharedMemory(3, CPU)
-    opened = open_memory(memory.handle, 3, CPU).data
-    memory.data.fill_(7)
-    assert opened.tolist() == [7, 7, 7]
 
 
 def test_released_shared_memory_does_not_count_as_the_readers_memory() -> None:
@@ -144,20 +137,6 @@ def test_a_cuda_handle_is_plain_json_without_the_event() -> None:
     assert CUDA["size"] == 4096
     assert CUDA["offset"] == 512
     assert sorted(CUDA) == ["counter", "counter_offset", "kind", "memory", "offset", "size"]
-
-
-def test_torch_has_the_two_calls_that_a_device_needs() -> None:
-    """They are torch's own, underscored: what is pinned has them, and another version may not."""
-    assert callable(torch.UntypedStorage._share_cuda_)
-    assert callable(torch.UntypedStorage._new_shared_cuda)
-
-
-def test_processes_of_one_host_have_equal_locations() -> None:
-    words = (
-        "import torch; from areal_bus.weights.shared_memory import place_of; print(repr(place_of(torch.device('cpu'))))"
-    )
-    said = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout
-    assert said == f"{place_of(CPU)!r}\n"
 
 
 def test_memory_of_nothing_can_be_opened() -> None:

@@ -7,15 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_bus import messages as m
-from areal_bus.core.effects import Effect, End, EvictForGood, Progress
+from areal_bus.core.effects import Effect, EvictForGood, Progress
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.members.lease_failures import EVICTIONS, FIRST, PATIENCE, LeaseFailures
 from areal_bus.core.state import HeadState
 from areal_bus.messages import Refund
 from areal_lab.staleness.simulator.scenario import Numbers
-from tests.areal_bus.core.test_head import head_with, sent
-from tests.areal_bus.core.transitions.test_refill import records
+from tests.areal_bus.core.test_head import assemble, end_of, head_with, joined, records, sent, warnings
 
 BAD, GOOD = "generator-0.0", "generator-1.0"
 GENERATORS = [f"generator-{index}.0" for index in range(4)]
@@ -95,28 +94,15 @@ def test_a_prompt_goes_to_others_before_it_is_refunded() -> None:
     while 0 in head.state.ledger.open:
         holders.append(head.state.ledger.open[0].holder)
         effects = fail(head, 0)
+        (line,) = records(effects, Event.UNSAMPLED) or [{}]
+        assert not line or (line["attempt"], line["holder"]) == (len(holders) - 1, holders[-1])
+        assert holders[-1] not in {to for to, x in sent(effects, m.Prompt) if x.uid == 0}  # type: ignore[union-attr]
     assert len(set(holders)) == len(holders) == 3
     (refund,) = records(effects, Event.REFUND)
     assert (refund["uid"], refund["reason"], refund["error"]) == (0, "sampling_error", "no memory")
     assert head.state.refunds_in_a_row == 1
-
-
-def test_a_prompt_is_refunded_at_once_without_another_generator_to_retry_it() -> None:
-    head, _ = head_with(n_generators=1)
-    (refund,) = records(fail(head, 0), Event.REFUND)
-    assert refund["uid"] == 0
-
-
-def test_the_journal_names_the_generator_that_failed_and_the_next_attempt() -> None:
-    head, _ = head_with(n_generators=2)
-    holder = head.state.ledger.open[0].holder
-    effects = fail(head, 0)
-    (line,) = records(effects, Event.UNSAMPLED)
-    assert line == {
-        "uid": 0, "attempt": 0, "holder": holder, "reason": "sampling_error", "error": "no memory",
-    }  # fmt: skip
-    again = [(to, x.attempt) for to, x in sent(effects, m.Prompt) if x.uid == 0]  # type: ignore[union-attr]
-    assert all(to != holder and attempt == 1 for to, attempt in again)
+    alone, _ = head_with(n_generators=1)
+    assert [line["uid"] for line in records(fail(alone, 0), Event.REFUND)] == [0]  # no other one can retry it
 
 
 def test_one_generator_that_fails_at_once_does_not_end_the_job() -> None:
@@ -176,10 +162,8 @@ def test_an_evaluation_without_enough_answers_decides_nothing_and_warns() -> Non
         effects += head.on(holder, failed, 0.0)
     (figures,) = records(effects, Event.EVALUATION)
     assert (figures["n_asked"], figures["n_missing"]) == (16, 16)
-    (warning,) = [x.fields["text"] for x in effects if isinstance(x, Progress) and x.kind == "warning"]
-    assert warning.startswith(
-        "evaluation 'before' lacks 16 of 16 answers: under 95% are there, so checkpoint.keep_best"
-    )
+    (warning,) = warnings(effects)
+    assert warning.startswith("evaluation 'before' lacks 16 of 16 answers: under 95% are there, so checkpoint.keep")
 
 
 # evictions for good
@@ -188,7 +172,7 @@ def test_an_evaluation_without_enough_answers_decides_nothing_and_warns() -> Non
 def evict(head: Head, name: str, now: float, *, others_succeed: bool = True) -> tuple[list[Effect], float]:
     """Its leases fail until it is evicted, or the job ends, while the others do good work and hold the weights."""
     failures, effects = head.state.lease_failures, list[Effect]()
-    while name in head.state.members.by_name and not any(isinstance(x, End) for x in effects):
+    while name in head.state.members.by_name and end_of(effects) is None:
         now += 100.0
         for other in list(head.state.members.by_name):
             effects += head.on(other, m.Heartbeat(0, None, ""), now)
@@ -198,14 +182,6 @@ def evict(head: Head, name: str, now: float, *, others_succeed: bool = True) -> 
             failures.failed(name, "the device is in error")
         effects += head.tick(now)
     return effects, now
-
-
-def come_back(head: Head, name: str, now: float) -> list[Effect]:
-    index, incarnation = (int(number) for number in name.removeprefix("generator-").split("."))
-    return [
-        *head.on(name, m.Join(name, "generator", index, incarnation, "", 1, ""), now),
-        *head.on(name, m.Ready(4), now),
-    ]
 
 
 def orders(effects: list[Effect]) -> list[bool]:
@@ -219,7 +195,7 @@ def evict_for_good(head: Head, index: int, now: float = 0.0) -> tuple[list[Effec
         effects, now = evict(head, f"generator-{index}.{incarnation}", now)
         assert orders(effects) == [incarnation == EVICTIONS]
         if incarnation < EVICTIONS:
-            come_back(head, f"generator-{index}.{incarnation + 1}", now)
+            joined(head, f"generator-{index}.{incarnation + 1}", now=now)
     return effects, now
 
 
@@ -227,14 +203,14 @@ def test_a_generator_that_restarts_do_not_help_is_evicted_for_good_and_the_job_g
     head, _ = head_with(n_generators=3)
     effects, now = evict_for_good(head, 0)
     assert [x.generators for x in effects if isinstance(x, EvictForGood)] == [(0,)]
-    assert not [x for x in effects if isinstance(x, End)]
+    assert end_of(effects) is None
     (gone,) = [line for line in records(effects, Event.MEMBER) if line["state"] == "left"]
     assert gone["name"] == "generator-0.2"
     assert gone["why"].startswith("evicted for good after 2 restarts: its last ")
     assert gone["why"].endswith("the last error: the device is in error")
     (text,) = [x.fields["text"] for x in effects if isinstance(x, Progress) and "for good" in x.fields["text"]]
     assert text.endswith("the job goes on with 2 of 3 generators")
-    again = come_back(head, "generator-0.3", now)  # the order was lost, and it joins again
+    again = joined(head, "generator-0.3", now=now)  # the order was lost, and it joins again
     assert set(orders(again)) == {True}
     assert "generator-0.3" not in head.state.members.by_name
 
@@ -246,12 +222,10 @@ def test_the_job_ends_with_a_sentence_when_the_last_of_its_generators_would_be_e
     for incarnation in range(EVICTIONS + 1):
         effects, now = evict(head, f"generator-1.{incarnation}", now)
         if incarnation < EVICTIONS:
-            come_back(head, f"generator-1.{incarnation + 1}", now)
-    (end,) = [x for x in effects if isinstance(x, End)]
-    assert end.code == 1
-    assert end.sentence.startswith(
-        "no generator of the job is left: generator-1.2 was evicted 3 times in a row: its last"
-    )
+            joined(head, f"generator-1.{incarnation + 1}", now=now)
+    end = end_of(effects)
+    assert end is not None
+    assert (end.code, end.sentence[:53]) == (1, "no generator of the job is left: generator-1.2 was ev")
     assert end.sentence.endswith("the last error: the device is in error")
 
 
@@ -261,7 +235,7 @@ def test_a_success_between_two_evictions_restarts_the_count() -> None:
     for incarnation in range(2 * EVICTIONS + 1):
         effects, now = evict(head, f"generator-0.{incarnation}", now)
         assert orders(effects) == [False]
-        come_back(head, f"generator-0.{incarnation + 1}", now)
+        joined(head, f"generator-0.{incarnation + 1}", now=now)
         head.state.lease_failures.succeeded(f"generator-0.{incarnation + 1}")
 
 
@@ -277,7 +251,7 @@ def test_a_guest_is_never_evicted_for_good() -> None:
     head, _ = head_with(n_generators=2)
     now = 0.0
     for incarnation in range(EVICTIONS + 2):
-        come_back(head, f"generator-5.{incarnation}", now)
+        joined(head, f"generator-5.{incarnation}", now=now)
         effects, now = evict(head, f"generator-5.{incarnation}", now)
         assert orders(effects) == [False]
     assert not head.state.evicted
@@ -289,17 +263,6 @@ def test_a_restarted_head_awaits_only_the_generators_that_were_not_evicted_for_g
     state = HeadState(head.state.rules, Numbers(None), incarnation=1, term=1)
     state.evicted.update(head.state.evicted)
     after = Head(state, now=0.0)
-    for name, role, index in (
-        ("learner-0.1", "learner", 0), ("reward-0.0", "reward", 0), (GOOD, "generator", 1),
-        ("generator-2.0", "generator", 2),
-    ):  # fmt: skip
-        after.on(name, m.Join(name, role, index, int(name[-1]), "" if role == "generator" else name, 1, ""), 0.0)
-        after.on(name, m.Ready(4), 0.0)
-    after.on("learner-0.1", m.BeginTerm(0, "digest 0", 1), 0.0)
-    push = after.state.pushes.current
-    assert push is not None
-    effects: list[Effect] = []
-    for name in ("learner-0.1", GOOD, "generator-2.0"):
-        effects = after.on(name, m.PushDone(push.id, 0, "digest 0", 0.0, 0.0), 0.0)
+    effects = assemble(after, GOOD, "generator-2.0", learner="learner-0.1")
     assert {to for to, _ in sent(effects, m.Prompt)} == {GOOD, "generator-2.0"}
-    assert set(orders(come_back(after, "generator-0.2", 1.0))) == {True}
+    assert set(orders(joined(after, "generator-0.2", now=1.0))) == {True}

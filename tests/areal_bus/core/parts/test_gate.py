@@ -35,33 +35,6 @@ def test_gate_shuts_when_every_credit_is_out() -> None:
         gate.admit(0)
 
 
-def test_credits_return_at_publish_not_when_a_batch_is_taken() -> None:
-    gate = Gate(batch_size=2, eta=0)
-    gate.admit(0)
-    gate.admit(0)
-    assert gate.take([0, 0]) == 0
-    assert gate.free == 0
-    gate.finish_update(1)
-    assert gate.free == 0
-    assert gate.publish(1) == 2
-    assert gate.free == 2
-
-
-def test_a_refund_returns_its_credit() -> None:
-    gate = Gate(batch_size=1, eta=0)
-    gate.admit(0)
-    gate.refund(0)
-    gate.admit(0)
-    assert gate.free == 0
-
-
-def test_a_short_batch_leaks_no_credit() -> None:
-    gate = Gate(batch_size=4, eta=0)
-    gate.admit(0)
-    step(gate, 0)
-    assert gate.free == gate.limit
-
-
 def test_a_publish_that_skips_versions_returns_the_credits_of_all_of_them() -> None:
     gate = Gate(batch_size=1, eta=2)
     for _ in (1, 2):

@@ -1,18 +1,17 @@
 """Where every prompt is: leases, attempts, duplicates, conservation."""
 
+from dataclasses import replace
+
 import pytest
 
 from areal_bus.core.parts.ledger import Ledger, PromptState
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Refund, Sampled, Scored
+from tests.areal_bus.core import test_head
 
 
 def scored(uid: int, sample: int, attempt: int = 0, status: str = "value") -> Scored:
-    return Scored(
-        status=status, reward=1.0, correct=None, error="", score_s=0.0, uid=uid, sample=sample, attempt=attempt,
-        evaluation="", generator="g", finish="stop", segments=[[1, 1]], spans=[[0, 1]], seconds=0.0,
-        term=0, ids=b"", logps=b"", prompt_text="", text="",
-    )  # fmt: skip
+    return replace(test_head.scored(uid, sample, attempt), status=status)
 
 
 def ledger_with(n_prompts: int = 1, n_samples: int = 2) -> Ledger:
@@ -27,26 +26,11 @@ def finish(ledger: Ledger, uid: int) -> None:
         ledger.deliver(scored(uid, sample, ledger.open[uid].attempt))
 
 
-def test_a_group_is_ready_with_its_last_verdict() -> None:
-    ledger = ledger_with()
-    ledger.deliver(scored(0, 1))
-    assert ledger.open[0].state is PromptState.LEASED
-    ledger.deliver(scored(0, 0))
-    assert ledger.open[0].state is PromptState.READY
-
-
 def test_a_prompt_is_scoring_when_all_its_samples_left_the_generator() -> None:
     ledger = ledger_with()
     for sample in (0, 1):
         ledger.sampled(ledger.open[0].holder or "", Sampled(0, sample, 0, "", 3))
     assert ledger.open[0].state is PromptState.SCORING
-
-
-def test_the_oldest_ready_groups_are_taken() -> None:
-    ledger = ledger_with(3)
-    for uid in (2, 0, 1):
-        finish(ledger, uid)
-    assert [entry.uid for entry in ledger.take(2, batch=0)] == [0, 1]
 
 
 @pytest.mark.parametrize(

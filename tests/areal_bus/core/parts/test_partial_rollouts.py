@@ -18,8 +18,8 @@ from areal_bus.core.state import HeadState
 from areal_bus.messages import Partial, Role
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Fault, Numbers, Scenario, ScenarioLengths, Tail, draw
-from tests.areal_bus.core.parts.test_terms import begin, join, saved, trained_head
-from tests.areal_bus.core.test_head import head_with, push_done, refused, scenario, scored, sent
+from tests.areal_bus.core.parts.test_terms import begin, saved, trained_head
+from tests.areal_bus.core.test_head import head_with, joined, push_done, records, refused, scenario, scored, sent
 
 
 def partial(
@@ -76,8 +76,7 @@ def die(head: Head, name: str) -> list[Effect]:
     """Its next incarnation joins and holds what is published."""
     actor, _, incarnation = name.rpartition(".")
     new = f"{actor}.{int(incarnation) + 1}"
-    effects = head.on(new, m.Join(new, "generator", int(actor[-1]), int(incarnation) + 1, "", 1, ""), 0.0)
-    effects += head.on(new, m.Ready(4), 0.0)
+    effects = joined(head, new)
     if head.state.pushes.current is not None:
         effects += push_done(head, "learner-0.0", head.state.gate.v)
         effects += push_done(head, new, head.state.gate.v)
@@ -85,8 +84,7 @@ def die(head: Head, name: str) -> list[Effect]:
 
 
 def leases(effects: list[Effect], uid: int) -> list[dict[str, object]]:
-    lines = [x.fields for x in effects if isinstance(x, Record) and x.event is Event.LEASE]
-    return [line for line in lines if line["uid"] == uid]
+    return [line for line in records(effects, Event.LEASE) if line["uid"] == uid]
 
 
 def test_after_a_death_the_partial_is_sent_before_the_prompt() -> None:
@@ -97,10 +95,8 @@ def test_after_a_death_the_partial_is_sent_before_the_prompt() -> None:
     effects = die(head, "generator-0.0")
     handed = sent(effects, Partial)
     assert handed == [("generator-0.1", partial(uid, 1, n=7, attempt=1))]
-    order = [message for _, message in sent(effects, m.Prompt) + handed]
-    told = [x.message for x in effects if not isinstance(x, Record) and getattr(x, "message", None) in order]
-    assert told.index(handed[0][1]) + 1 == next(i for i, x in enumerate(told) if getattr(x, "attempt", 0) == 1 and
-                                                isinstance(x, m.Prompt) and x.uid == uid)  # fmt: skip
+    told = [type(message) for _, message in sent(effects, m.Prompt | Partial) if message.uid == uid]  # type: ignore[arg-type, union-attr]
+    assert told == [Partial, m.Prompt]
     assert [line.get("n_done") for line in leases(effects, uid)] == [7]
     assert "n_done" not in leases(effects, other)[0]
 
@@ -157,12 +153,11 @@ def revived() -> Head:
     """A head that came back: prompts 1 (one verdict) and 2 (none) are open in the checkpoint of version 1."""
     _, effects = trained_head()
     (frontier,) = saved(effects)
-    plan = scenario(batch_size=1, eta=2, n_samples=2, checkpoint_every=1)
-    head = Head(
-        HeadState(plan.rules, Numbers(None), incarnation=1, term=1, checkpoints={**START, 1: frontier}), now=0.0
-    )
-    join(head, "reward-0.0")
-    join(head, "generator-0.0", again=1)
+    rules = scenario(batch_size=1, eta=2, n_samples=2, checkpoint_every=1).rules
+    state = HeadState(rules, Numbers(None), incarnation=1, term=1, checkpoints={**START, 1: frontier})
+    head = Head(state, now=0.0)
+    joined(head, "reward-0.0")
+    joined(head, "generator-0.0", again=1)
     begin(head, 1)
     return head
 
@@ -207,9 +202,7 @@ def test_a_later_term_takes_no_report_of_versions_that_it_does_not_know() -> Non
     head.on("learner-0.0", m.UpdateDone(1, {}, "digest 1"), 0.0)
     uid = work_of(head, "generator-0.0")[0]
     assert not refused(head.on("generator-0.0", partial(uid, version=1), 0.0))
-    head.on("learner-0.1", m.Join("learner-0.1", "learner", 0, 1, "learner-0.1", 1, ""), 0.0)
-    head.on("learner-0.1", m.Ready(0), 0.0)
-    head.on("learner-0.1", m.BeginTerm(0, "digest 0"), 0.0)
+    begin(head, 0)
     assert len(head.state.partials) == 0
 
 

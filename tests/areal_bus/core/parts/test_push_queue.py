@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from areal_bus import messages as m
-from areal_bus.core.effects import Effect, Record
+from areal_bus.core.effects import Effect
+from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.push_queue import OWN_SHARE, Push, PushQueue
 from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
 from areal_lab.staleness.simulator.scenario import Numbers
-from tests.areal_bus.core.parts.test_terms import end_of
-from tests.areal_bus.core.test_head import head_with, push_done, scenario, scored, sent
+from tests.areal_bus.core.test_head import end_of, head_with, joined, push_done, records, scenario, scored, sent
 
 ROOT, A, B, C = "learner-0.0", "generator-0.0", "generator-1.0", "generator-2.0"
 TIMEOUT_S = 8.0
@@ -36,35 +36,30 @@ def over(pushes: PushQueue, *done: str, now: float = 1.0, error: str = "it broke
     return pushes.finish(now)
 
 
-def test_members_of_a_push_that_its_root_broke_are_apart_and_none_is_blamed() -> None:
-    pushes = pushes_with(A, B)
-    over(pushes)
-    assert {name: apart.misses for name, apart in pushes.quarantined.items()} == {A: 0, B: 0}
-    assert pushes.next_quarantined([A, B], 1.0) == [A]
-
-
-def test_a_lone_member_and_a_member_that_misses_a_completed_push_are_charged() -> None:
-    alone = pushes_with(A)
-    over(alone)
-    assert alone.quarantined[A].misses == 1
-    pushes = pushes_with(A, B)
-    over(pushes, ROOT, A)
-    assert {name: apart.misses for name, apart in pushes.quarantined.items()} == {B: 1}
-
-
-def test_a_completed_push_ends_being_apart() -> None:
-    pushes = pushes_with(A, B)
-    over(pushes)
-    pushes.begin(version=1, root=ROOT, members=[B], catch_up=True, now=2.0)
-    over(pushes, ROOT, B)
-    assert list(pushes.quarantined) == [A]
-
-
-def test_a_death_is_its_victims_alone() -> None:
-    pushes = pushes_with(A, B)
-    pushes.lose(A)
-    over(pushes)
-    assert not pushes.quarantined
+@pytest.mark.parametrize(
+    ("members", "lost", "done", "misses"),
+    [
+        ((A, B), "", (), {A: 0, B: 0}),  # its root broke it: nobody is to blame
+        ((A,), "", (), {A: 1}),
+        ((A, B), "", (ROOT, A), {B: 1}),
+        ((A, B), A, (), {}),  # a death is its victim's alone
+    ],
+)
+def test_members_of_a_broken_push_are_apart_and_charged_when_they_alone_missed_it(
+    members: tuple[str, ...], lost: str, done: tuple[str, ...], misses: dict[str, int]
+) -> None:
+    pushes = pushes_with(*members)
+    if lost:
+        pushes.lose(lost)
+    over(pushes, *done)
+    assert {name: apart.misses for name, apart in pushes.quarantined.items()} == misses
+    assert pushes.next_quarantined(sorted(misses), 1.0) == sorted(misses)[:1]
+    if misses:
+        pushes.begin(version=1, root=ROOT, members=[max(misses)], catch_up=True, now=2.0)
+        with pytest.raises(ImpossibleEvent, match="one push at a time"):
+            pushes.begin(version=1, root=ROOT, members=[B], catch_up=True, now=2.0)
+        over(pushes, ROOT, max(misses))
+        assert max(misses) not in pushes.quarantined  # a completed push ends it
 
 
 def test_a_silent_root_charges_members_only_when_repeated() -> None:
@@ -112,12 +107,6 @@ def test_the_quarantined_member_with_fewest_misses_is_next_and_pauses_grow() -> 
     assert set(pushes.hopeless()) == {A, B}
     waits = [later - sooner for (_, sooner), (_, later) in zip(turns[::2], turns[2::2], strict=False)]
     assert waits == [0.0, TIMEOUT_S / 16, TIMEOUT_S / 8, TIMEOUT_S / 4]
-
-
-def test_one_push_at_a_time() -> None:
-    pushes = pushes_with(A)
-    with pytest.raises(ImpossibleEvent, match="one push at a time"):
-        pushes.begin(version=1, root=ROOT, members=[B], catch_up=True, now=0.0)
 
 
 def test_of_many_each_half_is_pushed_to_next_so_that_one_among_hundreds_is_found_in_few_pushes() -> None:
@@ -172,12 +161,7 @@ def update(head: Head, version: int) -> list[Effect]:
     head.on(ROOT, m.BatchRequest(version - 1), 1.0)
     held = {entry.uid: entry for entry in head.state.ledger.live()}
     entry = held[min(held)]
-    done = m.Scored(
-        status="value", reward=1.0, correct=None, error="", score_s=0.0, uid=entry.uid, sample=0,
-        attempt=entry.attempt, evaluation="", generator=entry.holder or "", finish="stop", segments=[[1, 3]],
-        spans=[[entry.born, 3]], seconds=0.0, term=0, ids=b"", logps=bytes(12), prompt_text="", text="",
-    )  # fmt: skip
-    head.on("reward-0.0", done, 1.0)
+    head.on("reward-0.0", scored(entry.uid, 0, entry.attempt, entry.born, entry.holder or ""), 1.0)
     return head.on(ROOT, m.UpdateDone(version, {}, f"digest {version}"), 1.0)
 
 
@@ -217,9 +201,7 @@ def test_one_that_is_late_waits_for_one_regular_push_at_most() -> None:
 
 def test_members_without_a_completed_push_are_pushed_to_separately() -> None:
     head, _ = updated(2)
-    join = m.Join("generator-2.0", "generator", 2, 0, "", 1, "")
-    head.on("generator-2.0", join, 1.0)
-    head.on("generator-2.0", m.Ready(4), 1.0)
+    joined(head, "generator-2.0", now=1.0)
     assert members_of(break_push(head, ROOT, A, B)) == ["generator-2.0"]
     assert members_of(break_push(head)) == ["generator-2.0"]
     break_push(head)
@@ -243,8 +225,7 @@ def test_one_that_misses_every_push_is_dismissed_while_others_complete_theirs() 
     ((to, order),) = sent(effects, m.Evict)
     assert (to, order) == (A, m.Evict("it missed 5 pushes of its own in a row; the last error: another model"))
     assert A not in head.state.members.by_name
-    (left,) = [x.fields for x in effects if isinstance(x, Record) and x.fields.get("state") == "left"]
-    assert left["name"] == A
+    assert [x["name"] for x in records(effects, Event.MEMBER) if x["state"] == "left"] == [A]
     assert str(head.state.phase) == "training"
     queued = [entry.uid for entry in head.state.ledger.live() if entry.holder == A]
     assert not queued, "what it held is another's"
@@ -268,9 +249,7 @@ def test_the_job_ends_when_no_generator_at_all_completes_a_push() -> None:
 def test_one_that_may_still_come_is_hoped_for() -> None:
     """The only one that is there goes, and its supervisor brings it back: that the job ends so is up to supervisors."""
     head = Head(HeadState(scenario(n_generators=2, batch_size=1, eta=1).rules, Numbers(None)), now=0.0)
-    for name, role, index in ((ROOT, "learner", 0), ("reward-0.0", "reward", 0), (A, "generator", 0)):
-        head.on(name, m.Join(name, role, index, 0, name if role != "generator" else "", 1, ""), 0.0)
-        head.on(name, m.Ready(4), 0.0)
+    joined(head, ROOT, "reward-0.0", A)
     effects, now = head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0), 0.0
     while not sent(effects, m.Evict):
         now += 10.0
@@ -296,23 +275,11 @@ def test_a_view_in_which_something_broke_is_never_used_again() -> None:
 # eta = 0: who is left out of the shares
 
 
-def joined(head: Head, *names: str, now: float = 0.0) -> list[Effect]:
-    """These come and are ready."""
-    effects: list[Effect] = []
-    for name in names:
-        role, index, incarnation = name.replace(".", "-").split("-")
-        endpoint = name if role != "generator" else ""
-        effects += head.on(name, m.Join(name, role, int(index), int(incarnation), endpoint, 1, ""), now)
-        effects += head.on(name, m.Ready(4), now)
-    return effects
-
-
-def assembling(n_generators: int = 3) -> Head:
-    """A head at eta = 0 whose first push is in flight, to all generators."""
-    head = Head(
-        HeadState(scenario(n_generators=n_generators, batch_size=3, n_samples=1, eta=0).rules, Numbers(None)), now=0.0
-    )
-    joined(head, ROOT, "reward-0.0", *(f"generator-{i}.0" for i in range(n_generators)))
+def assembling(*generators: str) -> Head:
+    """A head at eta = 0 whose first push is in flight, to these of three generators."""
+    rules = scenario(n_generators=3, batch_size=3, n_samples=1, eta=0).rules
+    head = Head(HeadState(rules, Numbers(None)), now=0.0)
+    joined(head, ROOT, "reward-0.0", *(generators or (A, B, C)))
     head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0)
     assert head.state.pushes.current is not None
     return head
@@ -353,9 +320,7 @@ def test_at_eta_0_a_ring_begins_without_one_that_misses_a_push_of_its_own_and_no
 
 
 def test_at_eta_0_a_generator_that_has_not_come_is_waited_for() -> None:
-    head = Head(HeadState(scenario(n_generators=3, batch_size=3, n_samples=1, eta=0).rules, Numbers(None)), now=0.0)
-    joined(head, ROOT, "reward-0.0", A, B)
-    head.on(ROOT, m.BeginTerm(0, "digest 0"), 0.0)
+    head = assembling(A, B)
     break_push(head)
     break_push(head)
     assert not holders(break_push(head, ROOT, B))
@@ -410,7 +375,6 @@ def test_an_incarnation_that_is_replaced_is_kept_apart_no_more_and_one_that_is_s
 def test_an_incomplete_ring_names_the_last_error_of_a_push() -> None:
     head = assembling()
     break_push(head, error="a port is shut")
-    effects = head.tick(2000.0)
-    end = end_of(effects)
+    end = end_of(head.tick(2000.0))
     assert end is not None
     assert "generator-0 is stale (a port is shut)" in end.sentence

@@ -8,12 +8,12 @@ import pytest
 from areal_bus import messages as m
 from areal_bus.core.effects import Effect, Record
 from areal_bus.core.events import Event
-from areal_bus.core.head import ALL_RECORDED, Head
+from areal_bus.core.head import ALL_RECORDED
 from areal_bus.core.parts.sample_limits import SampleLimits
 from areal_bus.core.parts.stages import Stage
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Refund
-from tests.areal_bus.core.test_head import head_with, push_done, refused, sent
+from tests.areal_bus.core.test_head import head_with, joined, push_done, records, refused, scored, sent
 
 G0, G1, REWARD = "generator-0.0", "generator-1.0", "reward-0.0"
 GUEST = "generator-66.0"
@@ -21,17 +21,11 @@ STAGE = Stage(0, n_samples=2, max_new_tokens=240, max_tokens_per_mb=4096)
 LIMITS = SampleLimits(vocabulary=100, positions=512, prompt=8, bounds_logps=True)
 
 
-def of(
-    segments: list[list[int]], *, uid: int = 0, sample: int = 0, attempt: int = 0, token: int = 1, logp: float = -1.0
-) -> m.Scored:
+def of(segments: list[list[int]], *, uid: int = 0, token: int = 1, logp: float = -1.0) -> m.Scored:
     """A sample of one token id and one log-prob throughout."""
     n_ids, n_sampled = sum(map(sum, segments)), sum(n for _, n in segments)
-    return m.Scored(
-        status="value", reward=1.0, correct=None, error="", score_s=0.0, uid=uid, sample=sample, attempt=attempt,
-        evaluation="", generator=G0, finish="stop", segments=segments, spans=[[0, n_sampled]] if n_sampled else [],
-        seconds=0.0, term=0, ids=struct.pack("<i", token) * n_ids, logps=struct.pack("<f", logp) * n_sampled,
-        prompt_text="", text="",
-    )  # fmt: skip
+    tokens = {"ids": struct.pack("<i", token) * n_ids, "logps": struct.pack("<f", logp) * n_sampled}
+    return replace(scored(uid, 0), segments=segments, spans=[[0, n_sampled]] if n_sampled else [], **tokens)
 
 
 OVER = {
@@ -83,8 +77,7 @@ def test_the_head_knows_whose_sample_it_checks() -> None:
 
 
 def refunds(effects: list[Effect]) -> list[tuple[int, str]]:
-    found = [x.fields for x in effects if isinstance(x, Record) and x.event is Event.REFUND]
-    return [(line["uid"], line["reason"]) for line in found]
+    return [(line["uid"], line["reason"]) for line in records(effects, Event.REFUND)]
 
 
 @pytest.mark.parametrize("what", ["no prompt token", "a token id of 2^31 - 1", "a longer prompt"])
@@ -105,7 +98,7 @@ def test_an_answer_over_a_limit_or_of_a_version_to_come_ends_its_problem_alone()
     for uid, bad in ((first, OVER["400,000 tokens"]), (second, replace(of([[3, 3]]), spans=[[2**40, 3]]))):
         effects = head.on(REWARD, replace(bad, uid=uid, evaluation=evaluation.name), 0.0)
         assert refused(effects)
-        assert not [x for x in effects if isinstance(x, Record) and x.event is Event.SCORED]
+        assert not records(effects, Event.SCORED)
         assert [message for _, message in sent(effects, m.Cancel)] == [m.Cancel(uid, 0, evaluation.name)]
     assert evaluation.failed.keys() == {first, second}
     assert not evaluation.scored
@@ -124,13 +117,8 @@ def test_a_report_over_a_limit_is_not_handed_to_another_generator() -> None:
 def test_a_generator_is_leased_no_more_than_the_configs_capacity_whatever_it_asks_for(asked: int) -> None:
     """One that asked for 2^62 got every free credit."""
     head, _ = head_with(capacity=20)
-    guest_joins(head, asked)
+    joined(head, GUEST, capacity=asked)
     assert head.state.members.by_name[GUEST].capacity == min(asked, 20)
-
-
-def guest_joins(head: Head, capacity: int = 4, again: int = 0) -> list[Effect]:
-    effects = head.on(GUEST, m.Join(GUEST, "generator", 66, 0, "", 1, "", again=again), 0.0)
-    return effects + head.on(GUEST, m.Ready(capacity), 0.0)
 
 
 def test_a_lease_of_this_term_is_not_given_back_for_a_lost_timeline() -> None:
@@ -165,7 +153,7 @@ def test_joins_that_change_no_endpoint_are_answered_to_the_joining_member_alone(
     """The directory went to all members each time: 1,500 joins of one filled the memory of the head."""
     head, _ = head_with(n_generators=3)
     for _ in range(50):
-        effects = guest_joins(head)
+        effects = joined(head, GUEST)
         assert {to for to, _ in sent(effects, m.PeerList)} == {GUEST}
     effects = head.on("reward-1.0", m.Join("reward-1.0", "reward", 1, 0, "there", 1, ""), 0.0)
     assert len(sent(effects, m.PeerList)) == 7
@@ -178,12 +166,12 @@ def events(effects: list[Effect]) -> list[Event]:
 def test_a_guest_that_joins_again_unasked_is_refused_and_keeps_its_leases() -> None:
     """Each Join wrote lines, gave its leases to others, broke the push that it took part in and began another."""
     head, _ = head_with(n_generators=3, batch_size=8)
-    guest_joins(head)
+    joined(head, GUEST)
     push_done(head, "learner-0.0", 0)
     push_done(head, GUEST, 0)
     held = set(head.state.members.by_name[GUEST].leased)
     assert held
-    effects = [x for again in range(1, 5000) for x in guest_joins(head, again=again)]
+    effects = [x for again in range(1, 5000) for x in joined(head, GUEST, again=again)]
     assert set(events(effects)) == {Event.REFUSED}
     assert len(effects) < ALL_RECORDED + 40
     assert head.state.members.by_name[GUEST].leased == held
@@ -192,29 +180,28 @@ def test_a_guest_that_joins_again_unasked_is_refused_and_keeps_its_leases() -> N
 def test_a_guest_that_was_asked_to_join_again_joins_once() -> None:
     head, _ = head_with()
     assert sent(head.on(GUEST, m.Heartbeat(1, None, ""), 0.0), m.Rejoin)  # as a stranger, of an earlier head
-    guest_joins(head, again=1)
-    assert Event.JOINED in events(guest_joins(head, again=2))  # its answer, after it had seen the new head by itself
-    assert Event.JOINED not in events(guest_joins(head, again=3))
+    joined(head, GUEST, again=1)
+    assert Event.JOINED in events(joined(head, GUEST, again=2))  # its answer, after it had seen the new head by itself
+    assert Event.JOINED not in events(joined(head, GUEST, again=3))
     head.on(GUEST, m.Disconnected(), 0.0)
     assert sent(head.on(GUEST, m.Heartbeat(1, None, ""), 0.0), m.Rejoin)
-    assert Event.JOINED in events(guest_joins(head, again=4))
-    assert Event.JOINED not in events(guest_joins(head, again=5))
+    assert Event.JOINED in events(joined(head, GUEST, again=4))
+    assert Event.JOINED not in events(joined(head, GUEST, again=5))
 
 
 def test_a_guest_that_left_does_not_come_back_before_its_next_incarnation() -> None:
     """Each time it had four lines in the journal, and ended a push."""
     head, _ = head_with()
-    assert sent(guest_joins(head) + head.on(GUEST, m.LeaveRequest(), 0.0), m.Stop)
-    effects = [x for n in range(1, 5000) for x in guest_joins(head, again=n) + head.on(GUEST, m.LeaveRequest(), 0.0)]
+    assert sent(joined(head, GUEST) + head.on(GUEST, m.LeaveRequest(), 0.0), m.Stop)
+    effects = [x for n in range(1, 5000) for x in joined(head, GUEST, again=n) + head.on(GUEST, m.LeaveRequest(), 0.0)]
     assert set(events(effects)) == {Event.REFUSED}
     assert len(events(effects)) < 3 * (ALL_RECORDED + 40)
-    later = GUEST.replace(".0", ".1")
-    assert Event.JOINED in events(head.on(later, m.Join(later, "generator", 66, 1, "", 1, ""), 0.0))
+    assert Event.JOINED in events(joined(head, "generator-66.1"))
 
 
 def test_a_guest_that_hears_and_does_not_hear_in_turn_is_dead_once_in_silent_s() -> None:
     head, _ = head_with()
-    guest_joins(head)
+    joined(head, GUEST)
     silent_s = head.state.rules.silent_s
     beats = [m.Heartbeat(1, None, "", hears=bool(n % 2)) for n in range(2000)]
     effects = [x for n, beat in enumerate(beats) for x in head.on(GUEST, beat, n * 2 * silent_s / len(beats))]
@@ -238,7 +225,7 @@ def test_a_generator_that_claims_to_listen_is_not_listed() -> None:
 
 def test_a_guest_gets_no_share_at_eta_0_and_no_share_waits_for_it() -> None:
     head, _ = head_with(2, eta=0)
-    guest_joins(head)
+    joined(head, GUEST)
     assert push_done(head, GUEST, 0)
     assert GUEST not in {x.name for x in head.state.eligible_generators()}
     assert {entry.holder for entry in head.state.ledger.open.values()} <= {G0, G1}

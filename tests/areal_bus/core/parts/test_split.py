@@ -14,19 +14,8 @@ from areal_bus.core.state import HeadState, Phase
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Role
 from areal_lab.staleness.simulator.scenario import Numbers
-from tests.areal_bus.core.parts.test_terms import (
-    LEARNER,
-    end_of,
-    join,
-    leases,
-    lines,
-    saved,
-    say,
-    score,
-    train_one,
-    trained_head,
-)
-from tests.areal_bus.core.test_head import push_done, refused, scored, sent
+from tests.areal_bus.core.parts.test_terms import LEARNER, leases, saved, say, score, train_one, trained_head
+from tests.areal_bus.core.test_head import end_of, joined, push_done, records, refused, scored, sent
 
 SECOND = "generator-1.0"
 
@@ -67,11 +56,7 @@ def finish_work(head: Head) -> None:
     """Every lease of generator 1 is sampled and scored."""
     for entry in [entry for entry in head.state.ledger.live() if entry.holder == SECOND]:
         for sample in entry.missing:
-            say(head, "reward-0.0", scored_by_second(entry.uid, sample, entry.attempt))
-
-
-def scored_by_second(uid: int, sample: int, attempt: int) -> m.Scored:
-    return scored(uid, sample, attempt, generator=SECOND)
+            say(head, "reward-0.0", scored(entry.uid, sample, entry.attempt, generator=SECOND))
 
 
 def hand_over(head: Head) -> list[Effect]:
@@ -146,7 +131,7 @@ def test_the_learners_of_the_new_split_lose_nothing_that_was_admitted_meanwhile(
     rejoin(head, "learner-1.1", 1)
     effects = say(head, "learner-0.1", m.Ready(0)) + say(head, "learner-1.1", m.Ready(0))
     effects += say(head, "learner-0.1", m.BeginTerm(1, "digest 1", head.state.incarnation, sealed=[1]))
-    (term,) = lines(effects, Event.TERM)
+    (term,) = records(effects, Event.TERM)
     assert term["version"] == 1
     assert term["next_uid"] == n_admitted
     assert not sent(effects, m.Cancel)
@@ -158,13 +143,13 @@ def test_a_head_that_restarts_goes_on_with_the_split_that_is_on_disk() -> None:
     rules = head.state.rules.in_split(head.state.split)
     fresh = Head(HeadState(rules, Numbers(None), incarnation=1, term=1, checkpoints=START), now=0.0)
     assert fresh.state.split == Split(2, 1, 1, 1)
-    assert {to for to, _ in sent(join(fresh, LEARNER), m.Reassign)} == {LEARNER}
+    assert {to for to, _ in sent(joined(fresh, LEARNER), m.Reassign)} == {LEARNER}
 
 
 def test_a_learner_that_dies_while_it_writes_puts_the_change_off() -> None:
     head = changing()
     hand_over(head)
-    join(head, "learner-0.1")
+    joined(head, "learner-0.1")
     assert not head.state.change.is_handing_over
     assert head.state.change.target == 2
     assert head.state.split == Split(1, 2)

@@ -15,18 +15,11 @@ from areal_bus.core.planner.ring_observer import LengthShift, RingObserver
 from areal_bus.core.planner.split_planner import STAY, PlannerRules, RingFigures, SplitPlanner, updates_per_s
 
 RING = RingFigures(
-    batch_size=8,
-    n_samples=4,
-    slots=16,
-    mean_tokens=200.0,
-    longest_tokens=300.0,
-    decode_s=0.004,
-    decode_sample_s=0.001,
-    train_s=0.2,
-    train_token_s=0.0005,
-    push_s=0.1,
-)
+    batch_size=8, n_samples=4, slots=16, mean_tokens=200.0, longest_tokens=300.0, decode_s=0.004,
+    decode_sample_s=0.001, train_s=0.2, train_token_s=0.0005, push_s=0.1,
+)  # fmt: skip
 POSITIVE = st.floats(1e-5, 10.0)
+SECONDS = ("decode_s", "decode_sample_s", "train_s", "train_token_s", "push_s", "reward_s")
 FIGURES = st.builds(
     RingFigures,
     batch_size=st.integers(1, 64),
@@ -34,24 +27,14 @@ FIGURES = st.builds(
     slots=st.integers(1, 64),
     mean_tokens=st.floats(1.0, 1e4),
     longest_tokens=st.floats(1.0, 1e4),
-    decode_s=POSITIVE,
-    decode_sample_s=POSITIVE,
-    train_s=POSITIVE,
-    train_token_s=POSITIVE,
-    push_s=POSITIVE,
-    reward_s=POSITIVE,
+    **dict.fromkeys(SECONDS, POSITIVE),
 )
 
 
 def rules(n_ranks: int = 8, *, every_steps: int = 5, eta: int = 4) -> PlannerRules:
     splits = {learners: n_ranks - learners for learners in range(1, n_ranks)}
     return PlannerRules(
-        every_steps=every_steps,
-        total_steps=1000,
-        eta=eta,
-        generators_at=splits,
-        slots=RING.slots,
-        change_s=2.0,
+        every_steps=every_steps, total_steps=1000, eta=eta, generators_at=splits, slots=RING.slots, change_s=2.0
     )
 
 
@@ -164,12 +147,16 @@ def play(observer: RingObserver, *, n_updates: int, length: Callable[[int], int]
         observer.published(version, now + 0.3)
 
 
+def measured(observer: RingObserver) -> RingFigures:
+    assert observer.figures is not None
+    return observer.figures
+
+
 def test_the_observer_measures_lengths_speeds_and_pushes() -> None:
     observer = RingObserver(batch_size=2, n_samples=4, slots=8)
     assert RingObserver(batch_size=2, n_samples=4, slots=8).figures is None
     play(observer, n_updates=30, length=lambda version: 100 if version <= 15 else 200)
-    figures = observer.figures
-    assert figures is not None
+    figures = measured(observer)
     assert figures.mean_tokens == pytest.approx(200, rel=0.02)
     assert figures.step_s(4) == pytest.approx(0.018, rel=0.02)  # where it was measured; the slope is a guess here
     assert figures.update_s(2) == pytest.approx(0.8, rel=0.05)
@@ -186,8 +173,7 @@ def test_the_observer_measures_decoding_and_the_number_of_live_samples() -> None
             observer.sampled(version, 10 * (i + 1), now + i + 1)
         observer.taken(1, now + 4)
         observer.updated(version, 100, now + 6)
-    figures = observer.figures
-    assert figures is not None
+    figures = measured(observer)
     live = fmean([4, 7 / 2, 9 / 3, 10 / 4])  # beside each sample, on average over its time
     assert figures.step_s(live) == pytest.approx(0.1, rel=0.01)
 
@@ -195,8 +181,7 @@ def test_the_observer_measures_decoding_and_the_number_of_live_samples() -> None
 def test_lengths_that_double_are_believed_within_two_updates() -> None:
     observer = RingObserver(batch_size=2, n_samples=4, slots=8)
     play(observer, n_updates=17, length=lambda version: 100 if version <= 15 else 200)
-    figures = observer.figures
-    assert figures is not None
+    figures = measured(observer)
     assert figures.mean_tokens == pytest.approx(200, rel=0.08)
     assert figures.longest_tokens == pytest.approx(200, rel=0.08)
 
@@ -237,8 +222,7 @@ def test_a_lost_lease_frees_its_slots() -> None:
     for version in (1, 2, 3):
         observer.updated(version, 40, 7.0 + version)
         observer.taken(1, 7.0 + version)
-    figures = observer.figures
-    assert figures is not None
+    figures = measured(observer)
     assert figures.step_s(4) == pytest.approx(0.2)  # 2 s for 10 tokens, not 7 s
 
 
@@ -262,6 +246,5 @@ def test_a_complete_group_frees_the_slots_of_samples_that_were_not_seen_to_end()
     for version in (1, 2, 3):
         observer.updated(version, 20, 52.0 + version)
         observer.taken(1, 52.0 + version)
-    figures = observer.figures
-    assert figures is not None
+    figures = measured(observer)
     assert figures.step_s(2) == pytest.approx(0.2)  # 2 s for 10 tokens of two live samples

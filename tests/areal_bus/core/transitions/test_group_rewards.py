@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from areal_bus import messages as m
-from areal_bus.core.effects import Record, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, OpenPrompt, revive
@@ -21,6 +20,8 @@ from areal_bus.storage import head_checkpoints
 from areal_lab.staleness.simulator.reward import ranks
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Fault, Scenario, draw
+from tests.areal_bus.core import test_head
+from tests.areal_bus.core.test_head import records, sent
 
 KINDS = ("crash", "cut", "stop", "reset", "deaf")
 
@@ -63,18 +64,11 @@ def test_a_rule_of_group_rewards_that_is_left_out_is_noticed(broken: type[Ledger
             state.ledger = broken(compares=True)
             super().__init__(state, now=now)
 
-    for seed in range(400):
-        outcome = Ring(compared(seed), head_class=Broken).run()
-        if outcome.violations:
-            return
-    raise AssertionError("no schedule noticed it")
+    assert any(Ring(compared(seed), head_class=Broken).run().violations for seed in range(400))
 
 
-def scored(sample: int, reward: float, *, status: str = "value", attempt: int = 0) -> m.Scored:
-    return m.Scored(
-        status, reward, None, "", 0.0, 0, sample, attempt, "", "generator-0.0", "stop", [[1, 1]], [[0, 1]], 0.0, 0,
-        bytes(8), bytes(4), "prompt", "a" * (sample + 1),
-    )  # fmt: skip
+def scored(sample: int, reward: float, *, status: str = "value") -> m.Scored:
+    return replace(test_head.scored(0, sample), status=status, reward=reward, ids=bytes(16), text="a" * (sample + 1))
 
 
 def complete(order: Sequence[int]) -> Ledger:
@@ -151,7 +145,6 @@ def test_a_group_whose_samples_are_made_again_loses_its_verdict() -> None:
 
 def test_a_group_over_the_limit_of_a_message_is_refunded_with_its_size() -> None:
     ring = Ring(replace(compared(3), p_error=0.0, faults=(), calm_s=0.0))
-    records: list[Record] = []
     rewards = ring.head.group_rewards
     ledger = ring.head.state.ledger
     rewards.rows.issue(0, IssuedRow(Row(0, 0, "{}"), 0))
@@ -163,6 +156,5 @@ def test_a_group_over_the_limit_of_a_message_is_refunded_with_its_size() -> None
     ring.head.state.members.ready(member.name, 1)
     rewards.ask()
     effects = rewards.effects.take()
-    records = [effect for effect in effects if isinstance(effect, Record) and effect.event is Event.REFUND]
-    assert "this one has" in records[0].fields["error"]
-    assert not any(isinstance(effect, Send) and isinstance(effect.message, m.Group) for effect in effects)
+    assert "this one has" in records(effects, Event.REFUND)[0]["error"]
+    assert not sent(effects, m.Group)

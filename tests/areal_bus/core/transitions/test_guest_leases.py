@@ -1,15 +1,16 @@
 """Leases of guests time out; those of the job's own generators do not, and are the measure."""
 
+from dataclasses import replace
+
 import pytest
 
 from areal_bus import messages as m
-from areal_bus.core.effects import Effect, Record
+from areal_bus.core.effects import Effect
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.members.lease_failures import LEAST_S, TIMES, LeaseLimit
 from areal_bus.messages import Refund
-from tests.areal_bus.core.test_head import head_with, push_done, scored, sent
-from tests.areal_bus.core.transitions.test_refill import records
+from tests.areal_bus.core.test_head import head_with, joined, push_done, records, scored, sent
 
 G0, GUEST = "generator-0.0", "generator-66.0"
 EVERYBODY = ("learner-0.0", "reward-0.0", G0, GUEST)
@@ -18,8 +19,7 @@ EVERYBODY = ("learner-0.0", "reward-0.0", G0, GUEST)
 def visited(n_generators: int = 1, **changes: object) -> Head:
     """A ring of which a guest holds leases."""
     head, _ = head_with(n_generators, **({"batch_size": 4} | changes))
-    head.on(GUEST, m.Join(GUEST, "generator", 66, 0, "", 1, ""), 0.0)
-    head.on(GUEST, m.Ready(4), 0.0)
+    joined(head, GUEST)
     push_done(head, "learner-0.0", 0)
     push_done(head, GUEST, 0)
     return head
@@ -90,7 +90,7 @@ def test_a_lease_that_timed_out_and_that_no_other_generator_can_take_is_refunded
     head.requeue(G0, 0.0)  # dead until it is heard
     effects = [x for now in range(1, int(LEAST_S) + 50) for x in head.on(GUEST, m.Heartbeat(now, 0, ""), float(now))]
     effects += head.tick(LEAST_S + 50)
-    refunds = [x.fields for x in effects if isinstance(x, Record) and x.event is Event.REFUND]
+    refunds = records(effects, Event.REFUND)
     assert {line["uid"] for line in refunds} >= set(held)
     assert {line["reason"] for line in refunds} == {Refund.SAMPLING_ERROR}
 
@@ -125,8 +125,7 @@ def test_a_problem_that_a_guest_keeps_goes_to_others() -> None:
     head, _ = head_with(1, n_problems=8)
     evaluation = head.state.evaluations.open
     assert evaluation is not None
-    head.on(GUEST, m.Join(GUEST, "generator", 66, 0, "", 1, ""), 0.0)
-    head.on(GUEST, m.Ready(4), 0.0)
+    joined(head, GUEST)
     push_done(head, "learner-0.0", 0)
     push_done(head, GUEST, 0)
     kept = [uid for uid, holder in evaluation.leased.items() if holder == GUEST]
@@ -136,8 +135,7 @@ def test_a_problem_that_a_guest_keeps_goes_to_others() -> None:
         for uid in [uid for uid, holder in evaluation.leased.items() if holder == G0]:
             for sample in evaluation.missing(uid):
                 given = scored(uid, sample, evaluation.attempts[uid])
-                head.on("reward-0.0", m.Scored(**{n: getattr(given, n) for n in m.Scored.__slots__}
-                                               | {"evaluation": evaluation.name}), now)  # fmt: skip
+                head.on("reward-0.0", replace(given, evaluation=evaluation.name), now)
 
     for _ in range(8):
         answer(1.0)
