@@ -138,7 +138,6 @@ def test_sizes_are_those_of_c() -> None:
 
 @pytest.mark.parametrize("n_bytes", [1, MOST + 1])
 def test_the_way_back_is_that_of_the_way_there(n_bytes: int) -> None:
-    """Whatever else would be chosen meanwhile: another number of threads, or rows that are contiguous now."""
     x, weight, scale, angles = torch.randn(5, 8), torch.randn(16, 8), 1 + torch.rand(8), angles_of(5)
     grad = torch.randn(5, 16)
     found = []

@@ -191,7 +191,6 @@ def test_the_comparison_leaves_no_gradients_and_no_changed_weight() -> None:
 
 
 def test_layers_that_compute_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
-    """Such as one whose norm is not the root mean square alone."""
     model = made("llama")
     norm = model.model.layers[1].post_attention_layernorm
     plain = type(norm).forward

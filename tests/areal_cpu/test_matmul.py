@@ -43,7 +43,6 @@ def test_numbers_of_rows_are_few_and_near(n: int) -> None:
 
 
 def test_full_micro_batches_are_of_a_handful_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is what spares compiling: a thousand products are kept."""
     monkeypatch.setattr(module, "IS_FASTER", True)
     assert len({stepped(n, CPU) for n in range(3700, 4097)}) <= 7
     assert len({stepped(n, CPU) for n in range(1, 4097)}) <= 170

@@ -18,7 +18,7 @@ from areal_lab.settings import load
 from areal_lab.sweep import __main__ as sweep
 from areal_lab.sweep import border, report
 from areal_lab.sweep.comparison import summaries
-from areal_lab.sweep.plan import jobs_of, read_sweep, with_seeds
+from areal_lab.sweep.plan import Job, jobs_of, read_sweep, with_seeds
 from areal_lab.sweep.results import Result, ResultFile, area
 from areal_lab.sweep.runner import SweepProgress
 from launch.commands.main import main as launch
@@ -117,16 +117,12 @@ def test_runs_with_the_same_warm_up_share_its_weights(tmp_path: Path) -> None:
 
 def test_an_evaluation_counts_a_failed_reward_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing.py").write_text("def score(prompt, completion, row):\n    raise ValueError('no verdict')\n")
-    loop = ExactLagLoop(
-        load(BASE, options(reward__function="failing:score", reward__on_error=0.5)), tmp_path, tmp_path / "run"
-    )
+    failing = load(BASE, options(reward__function="failing:score", reward__on_error=0.5))
+    loop = ExactLagLoop(failing, tmp_path, tmp_path / "run")
     loop._evaluate("before")
     loop.journal.close()
     (line,) = list((tmp_path / "run" / "journal").glob("*.jsonl"))
-    assert (
-        '"n":12,"n_failed":12,"n_asked":12,"n_missing":12,"accuracy":null,"completed_accuracy":null,"reward":null'
-        in line.read_text()
-    )
+    assert '"n":12,"n_failed":12,"n_asked":12,"n_missing":12,"accuracy":null' in line.read_text()
 
 
 def test_a_ring_refuses_a_given_lag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,6 +130,18 @@ def test_a_ring_refuses_a_given_lag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rollout.exact_lag no longer exists: the lag of a ring follows from its timing" in capsys.readouterr().err
 
 
+def sweep_file(folder: Path, text: str) -> Path:
+    """A sweep beside its config."""
+    (folder / "base.toml").write_text(BASE.read_text())
+    (folder / "sweep.toml").write_text(text)
+    return folder / "sweep.toml"
+
+
+def jobs_in(file: Path) -> list[Job]:
+    return jobs_of(read_sweep(file), file)
+
+
+SMALL_SET = "\n".join(f'"{key}" = {value}' for key, value in SMALL.items())
 HEAD, LAGS = 'config = "base.toml"\n', '[grid]\n"rollout.exact_lag" = [0, 1]'
 
 
@@ -162,20 +170,15 @@ HEAD, LAGS = 'config = "base.toml"\n', '[grid]\n"rollout.exact_lag" = [0, 1]'
     ],
 )
 def test_a_wrong_sweep_is_refused_by_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "base.toml").write_text(BASE.read_text())
-    (tmp_path / "sweep.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        jobs_of(read_sweep(tmp_path / "sweep.toml"), tmp_path / "sweep.toml")
+        jobs_in(sweep_file(tmp_path, text))
     assert sentence in str(caught.value)
 
 
 def test_jobs_with_another_metric_or_number_of_ranks_are_other_jobs(tmp_path: Path) -> None:
-    """A result of another metric would stand under the new name."""
 
     def digests(line: str) -> set[str]:
-        (tmp_path / "base.toml").write_text(BASE.read_text())
-        (tmp_path / "sweep.toml").write_text(f"{HEAD}{line}\n{LAGS}")
-        return {job.digest for job in jobs_of(read_sweep(tmp_path / "sweep.toml"), tmp_path / "sweep.toml")}
+        return {job.digest for job in jobs_in(sweep_file(tmp_path, f"{HEAD}{line}\n{LAGS}"))}
 
     plain, reward, ranks = map(digests, ("", 'metric = "reward"', "ranks = 3"))
     assert plain == digests('metric = "avg_at_k"\nranks = 4')
@@ -186,13 +189,13 @@ def test_jobs_with_another_metric_or_number_of_ranks_are_other_jobs(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["lag", "lag-lr", "algorithms"])
 def test_the_shipped_sweeps_can_run(name: str) -> None:
-    file = BASE.with_name(f"{name}.toml")
-    assert len(jobs_of(read_sweep(file), file)) >= 18
+    assert len(jobs_in(BASE.with_name(f"{name}.toml"))) >= 18
 
 
 def test_blocks_inherit_and_a_job_of_two_blocks_runs_once(tmp_path: Path) -> None:
-    (tmp_path / "base.toml").write_text(BASE.read_text())
-    (tmp_path / "sweep.toml").write_text("""
+    file = sweep_file(
+        tmp_path,
+        """
 config = "base.toml"
 seeds = [3, 5]
 [set]
@@ -205,13 +208,14 @@ grid = { "rollout.exact_lag" = [4, 8] }
 [[block]]
 seeds = 1
 variants = { loss = { naive = { "actor.use_decoupled_loss" = false } } }
-""")
-    jobs = jobs_of(read_sweep(tmp_path / "sweep.toml"), tmp_path / "sweep.toml")
+""",
+    )
+    jobs = jobs_in(file)
     found = [(job.seed, *job.cell.values()) for job in jobs]
     assert found == [(1, "0", "naive"), (1, "4", "naive"), *[(seed, lag) for seed in (3, 5) for lag in ("0", "4", "8")]]
     assert jobs[0].load().actor.lr == 1e-3
     assert not jobs[0].load().actor.use_decoupled_loss
-    fewer = jobs_of(with_seeds(read_sweep(tmp_path / "sweep.toml"), 1), tmp_path / "sweep.toml")
+    fewer = jobs_of(with_seeds(read_sweep(file), 1), file)
     assert {job.seed for job in fewer} == {1}
 
 
@@ -221,7 +225,7 @@ def test_a_dry_run_lists_the_jobs_and_writes_nothing(tmp_path: Path, capsys: pyt
     assert sweep.main(line) == 0
     assert "18 jobs (18 in one process): 0 done, 18 to do" in capsys.readouterr().out
     assert not out.exists()
-    job, other, *_ = jobs_of(read_sweep(BASE.with_name("lag.toml")), BASE.with_name("lag.toml"))
+    job, other, *_ = jobs_in(BASE.with_name("lag.toml"))
     ResultFile(out / "results.jsonl").add(Result(job.digest, dict(job.cell), 1, score=0.5))
     ResultFile(out / "results.jsonl").add(Result(other.digest, dict(other.cell), 1, error="killed by SIGKILL"))
     assert sweep.main(line) == 0
@@ -283,6 +287,8 @@ def test_a_cell_is_compared_with_the_baseline_of_its_other_axes() -> None:
 
     found = summaries([result("0", "a", 0.5), result("4", "a", 0.25), result("4", "b", 0.125)], {"lag": "0"})
     assert [one.is_baseline for one in found] == [True, False, False]
+    assert area([(0, 0.0), (10, 1.0), (30, 1.0)]) == pytest.approx((5 + 20) / 30)  # the mean over versions
+    assert area([(0, 1.0)]) is None
     assert found[1].against is not None
     assert found[1].against.mean == -0.25
     assert found[2].against is None  # its baseline has not run
@@ -290,29 +296,14 @@ def test_a_cell_is_compared_with_the_baseline_of_its_other_axes() -> None:
 
 @pytest.mark.slow
 def test_a_ring_is_a_job_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = "\n".join(f'"{key}" = {value}' for key, value in SMALL.items() if "steps" not in key)
-    (tmp_path / "base.toml").write_text(BASE.read_text())
-    (tmp_path / "sweep.toml").write_text(f"""config = "base.toml"
-seeds = 1
-ranks = 3
-[set]
-{small}
-"run.total_train_steps" = 3
-"learner.warmup.steps" = 2
-"rollout.exact_lag" = []
-[grid]
-"rollout.max_head_offpolicyness" = [1]
-""")
-    assert sweep.main([str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "out"), "--keep"]) == 0
+    few = SMALL_SET.replace('"run.total_train_steps" = 6', '"run.total_train_steps" = 3')
+    grid = '"rollout.exact_lag" = []\n[grid]\n"rollout.max_head_offpolicyness" = [1]\n'
+    file = sweep_file(tmp_path, f"{HEAD}seeds = 1\nranks = 3\n[set]\n{few}\n{grid}")
+    assert sweep.main([str(file), "--out", str(tmp_path / "out"), "--keep"]) == 0
     assert "[1/1] max_head_offpolicyness-1.seed-1-" in capsys.readouterr().out
     (result,) = ResultFile(tmp_path / "out" / "results.jsonl").read().values()
     assert (result.n_updates, result.error) == (3, "")
     assert result.score is not None
-
-
-def test_the_area_is_the_mean_over_versions() -> None:
-    assert area([(0, 0.0), (10, 1.0), (30, 1.0)]) == pytest.approx((5 + 20) / 30)
-    assert area([(0, 1.0)]) is None
 
 
 def test_two_axes_with_the_same_last_part_have_columns_of_their_own(tmp_path: Path) -> None:
@@ -364,26 +355,11 @@ def test_border_names_files_and_filters_that_it_cannot_read(tmp_path: Path) -> N
 def test_a_killed_sweep_goes_on_and_ends_with_table_csv_and_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "base.toml").write_text(BASE.read_text())
-    file = tmp_path / "sweep.toml"
-    small = "\n".join(f'"{key}" = {value}' for key, value in SMALL.items())
-    file.write_text(f"""config = "base.toml"
-seeds = 1
-[set]
-{small}
-[baseline]
-"rollout.exact_lag" = 0
-[grid]
-"rollout.exact_lag" = [0, 2]
-""")
+    axes = '[baseline]\n"rollout.exact_lag" = 0\n[grid]\n"rollout.exact_lag" = [0, 2]\n'
+    file = sweep_file(tmp_path, f"{HEAD}seeds = 1\n[set]\n{SMALL_SET}\n{axes}")
     line = [str(file), "--out", str(tmp_path / "out"), "--cores", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "areal_lab.sweep", *line],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command, pipe = [sys.executable, "-m", "areal_lab.sweep", *line], subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
     assert process.stdout is not None
     assert process.stderr is not None
     with process.stdout, process.stderr:

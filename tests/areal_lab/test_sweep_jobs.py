@@ -15,7 +15,7 @@ from areal_lab.sweep.job_server import JobServer
 from areal_lab.sweep.plan import METRICS, Job
 from areal_lab.sweep.runner import named
 from areal_lab.sweep.starting import JobStart, JobStarter, environment, log_of, loop_of, modules_of, start_of
-from tests.areal_lab.test_sweep import BASE, ROOT, SMALL
+from tests.areal_lab.test_sweep import BASE, HEAD, ROOT, SMALL, SMALL_SET, sweep_file
 from tests.support.polling import wait_until
 from tools.run import Run
 
@@ -111,7 +111,10 @@ def test_a_forked_job_is_a_process_of_its_own_with_the_result_of_a_fresh_one(
 
 
 @pytest.mark.slow
-def test_a_forked_job_that_is_refused_or_killed_ends_as_a_fresh_one(tmp_path: Path, starter: JobStarter) -> None:
+def test_a_forked_job_that_is_refused_or_killed_ends_as_a_fresh_one(
+    tmp_path: Path, starter: JobStarter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Once the server is lost, jobs start by themselves."""
     small, long = job(), job(learner__warmup__steps=100_000)
     (tmp_path / "there").mkdir()
     refused = starter.start(small, FORKED, tmp_path / "there")
@@ -136,29 +139,17 @@ def test_a_forked_job_that_is_refused_or_killed_ends_as_a_fresh_one(tmp_path: Pa
     wait_until(lambda: pid not in processes(os.getpid()))
 
     process, pid = started("server")
-    (server,) = [pid for pid, name in processes(os.getpid()).items() if name.startswith("python") and is_server(pid)]
+    (server,) = filter(is_server, processes(os.getpid()))
     os.kill(server, signal.SIGKILL)
     assert process.wait(PATIENCE_S) == 1
     assert "the fork server of this host is lost" in log_of(tmp_path / "server").read_text()
+    for _ in range(2):  # each is refused, as a fresh process is
+        assert starter.start(small, FORKED, tmp_path / "there").wait(PATIENCE_S) == 2
+    assert capfd.readouterr().err.count("has ended (exit code -9): each further job imports by itself") == 1
 
 
 def is_server(pid: int) -> bool:
     return b"areal_lab.sweep.job_fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-@pytest.mark.slow
-def test_jobs_start_by_themselves_once_the_server_is_lost(
-    tmp_path: Path, starter: JobStarter, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "there").mkdir()
-    lost = starter.start(job(), FORKED, tmp_path / "there")
-    wait_until(lambda: any(is_server(pid) for pid in processes(os.getpid())))
-    (server,) = filter(is_server, processes(os.getpid()))
-    os.kill(server, signal.SIGKILL)
-    assert lost.wait(PATIENCE_S) == 1
-    for _ in range(2):  # each is refused, as a fresh process is
-        assert starter.start(job(), FORKED, tmp_path / "there").wait(PATIENCE_S) == 2
-    assert capfd.readouterr().err.count("has ended (exit code -9): each further job imports by itself") == 1
 
 
 @pytest.mark.slow
@@ -176,15 +167,8 @@ def test_a_server_with_threads_refuses_to_fork() -> None:
 
 @pytest.mark.slow
 def test_no_process_survives_a_killed_sweep(tmp_path: Path) -> None:
-    small = "\n".join(f'"{key}" = {value}' for key, value in SMALL.items())
-    file, out = tmp_path / "sweep.toml", tmp_path / "out"
-    file.write_text(f"""config = "{BASE}"
-seeds = 2
-[set]
-{small}
-[grid]
-"learner.warmup.steps" = [100000]
-""")
+    file = sweep_file(tmp_path, f'{HEAD}seeds = 2\n[set]\n{SMALL_SET}\n[grid]\n"learner.warmup.steps" = [100000]\n')
+    out = tmp_path / "out"
     line = [sys.executable, "-m", "areal_lab.sweep", str(file), "--cores", "2", "--out", str(out)]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL) as sweep:
         try:

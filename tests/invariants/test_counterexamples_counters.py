@@ -126,7 +126,6 @@ def test_a_ring_that_counts_is_flooded_or_shut_after_a_resume(
 
 
 def test_a_variable_batch_leaks_capacity_by_counters() -> None:
-    """Batches smaller than B let the backlog grow without bound; larger ones, and refunds, shut the gate."""
     wrong = Counters(batch_size=4, eta=1)
     live = wrong.fill()
     for _ in range(20):  # batches of one prompt

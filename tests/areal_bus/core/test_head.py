@@ -347,7 +347,6 @@ def test_a_sample_of_an_impossible_version_ends_its_group(version: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_a_batch_needs_every_learner_rank_to_ask(width: int) -> None:
-    """The ranks of a context group get the same share."""
     rules = replace(scenario(n_learners=2, batch_size=1, n_samples=1).rules, context_parallel=width)
     head = Head(HeadState(rules, Numbers(None)), now=0.0)
     joined(head, "learner-1.0")

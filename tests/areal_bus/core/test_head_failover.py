@@ -227,7 +227,6 @@ def test_heads_die_and_the_learners_version_never_goes_back_for_it() -> None:
 
 
 def test_a_savepoint_captured_before_its_batch_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was just handed out would be open, and be trained once more."""
 
     def takes_early(patch: pytest.MonkeyPatch) -> None:
         take_batch, capture, early = Batcher.take, HeadState.checkpoint, dict[int, Any]()
@@ -356,7 +355,6 @@ def test_it_does_not_wait_for_ever_nor_where_nothing_can_be_lost() -> None:
 
 
 def test_all_ranks_are_sent_the_same_end_of_run() -> None:
-    """A request to drain comes between two of their requests."""
     rules = scenario(batch_size=1, eta=2, n_samples=2, n_learners=2, total_steps=5).rules
     head = Head(HeadState(rules, Numbers(0)), now=0.0)
     joined(head, REWARD, GENERATOR, LEARNER, "learner-1.0")

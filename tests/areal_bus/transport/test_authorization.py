@@ -203,7 +203,6 @@ OVER_A_LIMIT = [
 
 @pytest.mark.parametrize("message", OVER_A_LIMIT, ids=lambda message: type(message).__name__)
 def test_a_message_over_a_limit_is_refused_at_the_door_and_in_the_core(message: Message) -> None:
-    """A trajectory without segments ended a reward; no lease was needed."""
     (receiver,) = {role for role in SENDERS[type(message)] if may_send(Role.GENERATOR, role, type(message))}
     with pytest.raises(WireError, match="exceeds a limit"):
         authorise(receiver, "generator-66.0", message)

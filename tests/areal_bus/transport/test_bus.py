@@ -118,7 +118,6 @@ SPANS = [[version, 1] for version in range(300, 2300)]  # versions that Python k
     ids=["Heartbeat", "Ack", "Trajectory", "Trajectory with spans"],
 )  # fmt: skip
 def test_the_inbox_counts_no_less_than_messages_take_in_memory(message: Message) -> None:
-    """256 MiB on the wire were up to 1.2 GiB in memory: a span of 4 bytes is a list of 100."""
     frames = [bytes(frame) for frame in codec.encode(message, job=JOB)]
     n = min(4000, (8 << 20) // size(frames))
     tracemalloc.start()
@@ -198,7 +197,6 @@ def received(n_bytes: int, sender: str = "generator-0.0") -> Received:
 
 
 def test_senders_are_taken_from_in_turn_and_a_flood_of_one_delays_no_report_of_time() -> None:
-    """Another one's message was behind all of the flood, and the time was that of its beginning."""
     inbox = ReceiveQueue(1 << 20)
     inbox.put([received(1, "generator-66.0")] * 1000)
     inbox.put([received(1, "generator-0.0"), received(1, "reward-0.0")])

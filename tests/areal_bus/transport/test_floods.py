@@ -49,7 +49,6 @@ def flood(bus: Bus) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_a_flood_puts_off_neither_reports_of_ended_connections_nor_the_time_that_is_read(tmp_path: Path) -> None:
-    """For as long as bundles of heartbeats came, no death was noticed: neither by its connection nor by silence."""
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/head", options=BusOptions(reports_disconnects=True))
     honest = Bus(HONEST, job=JOB)
     honest.connect("head", head.endpoint)
@@ -108,7 +107,6 @@ def test_a_hog_fills_the_inbox_and_others_still_find_room() -> None:
 
 
 def test_messages_of_a_flooding_peer_are_dropped_while_others_are_read(tmp_path: Path) -> None:
-    """A full inbox was not read at all, whoever had filled it."""
     options = BusOptions(inbox_bytes=BACKLOG_BYTES)
     head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/head", options=options)
     honest = Bus(HONEST, job=JOB)

@@ -76,7 +76,6 @@ FORGERS = {
 
 @pytest.mark.parametrize("forger", FORGERS)
 def test_a_reward_scores_no_trajectory_in_anothers_name(forger: str) -> None:
-    """34 of 35 such samples were trained."""
     name, own, maker, reason = FORGERS[forger]
     with doors("reward-0.0") as reward:
         honest, attacker = reward.caller(G0), reward.caller(name, own)

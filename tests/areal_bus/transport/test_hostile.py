@@ -97,7 +97,6 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
 def test_everything_hostile_is_refused_counted_once_and_without_effect(
     pair: Pair, cases: dict[str, tuple[list[bytes], str]]
 ) -> None:
-    """Each from a connection of its own, so that nobody is struck off."""
     small = {name: case for name, case in cases.items() if case[0] and sum(map(len, case[0])) < 1 << 20}
     with ExitStack() as stack:
         for number, (frames, _) in enumerate(small.values()):
@@ -390,7 +389,6 @@ ANYTHING = st.one_of([of(kind, LIKELY) for kind in codec.KINDS.values()])
 
 @pytest.mark.parametrize("n", [40, pytest.param(3000, marks=pytest.mark.soak)])
 def test_the_head_survives_any_sequence_of_valid_messages(n: int) -> None:
-    """Whatever the wire lets pass, and in whatever order: the head answers with what may be sent, or not at all."""
 
     @settings(max_examples=n, deadline=None)
     @given(
@@ -508,7 +506,6 @@ def test_messages_before_a_join_change_nothing(message: Message) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("keys", [False, True])
 def test_memory_stays_flat_under_a_minute_of_hostility(keys: bool) -> None:
-    """All of it, again and again, from ever new connections."""
     with pair_at("tcp://127.0.0.1:0", keys=keys) as pair:
         until_s = time.monotonic() + 60
         rounds, early = 0, 0

@@ -109,7 +109,6 @@ def test_resendable_messages_are_dropped_beyond_a_bound_in_bytes_and_drops_are_r
 
 @pytest.mark.parametrize("name", ["generator-66.0", "learner-0.0"])
 def test_other_messages_are_bounded_in_bytes_too_except_a_learners_batches(tmp_path: Path, name: str) -> None:
-    """The directory waited for 39 peers that did not read: 1.4 GiB."""
     with deaf_reward(tmp_path, name=name) as deaf:
         deaf.bus.send_queues.max_kept_bytes = 1 << 20
         for _ in range(8 * CLIENT_AHEAD):
@@ -122,7 +121,6 @@ def test_other_messages_are_bounded_in_bytes_too_except_a_learners_batches(tmp_p
 def test_a_reward_takes_nothing_in_while_the_head_does_not_take_its_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And goes on by itself when it does."""
     monkeypatch.setattr(actors.rewards.actor, "ROOM_BYTES", 1 << 20)
     journal = Journal(tmp_path / "journal", role="reward", index=0, incarnation=0)
     with (

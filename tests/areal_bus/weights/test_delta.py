@@ -154,7 +154,6 @@ OPERATIONS = st.lists(
 def test_a_member_holds_the_roots_bits_or_those_of_an_older_version(
     operations: list[tuple[str, object]], seed: int
 ) -> None:
-    """Any sequence of updates, pushes to some members, wrong bytes, damaged memory, deaths and new learners."""
     dice = random.Random(seed)
     root = Root(weights())
     members = [Member(False), Member(False), Member(True)]

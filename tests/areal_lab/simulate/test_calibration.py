@@ -304,7 +304,6 @@ def test_the_command_prints_intervals_and_cores_of_a_run(
 def test_a_journal_without_cpu_times_is_planned_with_enough_cores(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As older versions wrote it."""
     ring = RecordedRing(TRUE, seed=1)
     ring.run(20)
     for lines in ring.lines.values():

@@ -12,8 +12,7 @@ import pytest
 from areal_bus import messages as m
 from areal_bus.core.effects import End
 from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_lab.staleness.simulator.ring import Ring
-from areal_lab.staleness.simulator.scenario import Scenario, ScenarioLengths, Tail, draw
+from areal_lab.staleness.simulator.scenario import ScenarioLengths, Tail, draw
 from areal_lab.staleness.simulator.story import tell
 from areal_lab.staleness.simulator.world import World
 
@@ -22,12 +21,12 @@ FINGERPRINT = """
 import hashlib
 from areal_lab.staleness.simulator.scenario import draw
 from areal_lab.staleness.simulator.story import tell
-print(hashlib.sha256(repr([tell(draw(seed)) for seed in range(40)]).encode()).hexdigest())
+print(hashlib.sha256(repr([tell(draw(seed)) for seed in range(20)]).encode()).hexdigest())
 """
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
-    here = hashlib.sha256(repr([tell(draw(seed)) for seed in range(40)]).encode()).hexdigest()
+    here = hashlib.sha256(repr([tell(draw(seed)) for seed in range(20)]).encode()).hexdigest()
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     done = subprocess.run(
         [sys.executable, "-c", FINGERPRINT], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
@@ -42,12 +41,6 @@ def test_the_story_of_a_prompt_names_its_steps_and_no_other_prompt() -> None:
     assert any("Scored" in line and "uid 2" in line for line in lines)
     assert any("publish: version" in line for line in lines)
     assert not any("uid 1," in line for line in lines)
-
-
-def test_a_violation_has_its_time_and_prompt() -> None:
-    ring = Ring(Scenario(1, StalenessPolicy.MASK, 1, 1, 1, 2))
-    ring.witness.check("I10", False, "reward {} was never given", 1, uid=3)
-    assert str(ring.witness.violations[0]) == "I10 at 0.00 s (prompt 3): reward 1 was never given"
 
 
 class Recorder:
@@ -84,6 +77,11 @@ def test_simulated_links_lose_duplicate_and_reorder_heartbeats() -> None:
     assert 100 < len(set(numbers)) < 180
     assert len(numbers) > len(set(numbers)) + 20
     assert numbers != sorted(numbers)
+    calm, recorder = world_of(p_lost=0.9, p_twice=0.9, calm_s=0.0)
+    for i in range(50):
+        calm.send("a", "b", beat(i))
+    drain(calm)
+    assert len(recorder.got) == 50  # nothing is lost after calm
 
 
 def test_links_keep_the_order_of_everything_else_and_lose_none_of_it() -> None:
@@ -94,14 +92,6 @@ def test_links_keep_the_order_of_everything_else_and_lose_none_of_it() -> None:
     drain(world)
     assert [message.step for message in recorder.got] == list(range(200))  # type: ignore[union-attr]
     assert world.now >= 50.0
-
-
-def test_nothing_is_lost_after_calm() -> None:
-    world, recorder = world_of(p_lost=0.9, p_twice=0.9, calm_s=0.0)
-    for i in range(50):
-        world.send("a", "b", beat(i))
-    drain(world)
-    assert len(recorder.got) == 50
 
 
 def test_a_stopped_process_receives_all_messages_when_continued_and_a_crashed_one_none() -> None:

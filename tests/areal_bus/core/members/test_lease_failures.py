@@ -106,7 +106,6 @@ def test_a_prompt_goes_to_others_before_it_is_refunded() -> None:
 
 
 def test_one_generator_that_fails_at_once_does_not_end_the_job() -> None:
-    """Before, it got each freed credit, and 24 refunds in a row ended the job in 40 ms."""
     head, _ = head_with(n_generators=3)
     for _ in range(200):
         held = [x for x in head.state.ledger.open.values() if x.holder == BAD]
@@ -120,7 +119,6 @@ def test_one_generator_that_fails_at_once_does_not_end_the_job() -> None:
 
 
 def test_prompts_that_the_first_generator_fails_at_wait_for_those_that_still_load() -> None:
-    """Before, it alone ended the job with as many refunds in a row, while the others loaded their model."""
     head, _ = head_with(n_generators=2)
     head.state.members.ready_generators.discard(1)  # it has not been ready yet, and is not there
     head.state.members.remove("generator-1.0")

@@ -154,7 +154,6 @@ def test_the_demand_bound_by_counts_is_that_of_a_scan(batch_size: int, eta: int,
 def test_I1_backlog_of_the_gate(
     policy: StalenessPolicy, batch_size: int, eta: int, acts: list[tuple[str, int]]
 ) -> None:
-    """Any order of calls: the gate keeps eq. 3 or raises."""
     gate = Gate(batch_size=batch_size, eta=eta, policy=policy)
     for act, choice in acts:
         born = max(0, gate.u - choice)

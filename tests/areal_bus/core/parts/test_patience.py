@@ -254,7 +254,6 @@ def test_a_storm_of_deaths_is_one_line_with_its_number() -> None:
 
 
 def test_flapping_is_a_line_now_and_then_and_every_death_is_counted() -> None:
-    """Five thousand deaths of 500 members within 90 s were 5,326 lines."""
     news, told = Deaths(), list[str]()
     for tick in range(900):
         for i in range(6):

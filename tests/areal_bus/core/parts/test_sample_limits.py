@@ -58,7 +58,6 @@ def test_a_sample_at_the_limits_is_accepted(logp: float) -> None:
 
 @pytest.mark.parametrize("logp", [0.5, -1e30, -32.5])
 def test_a_guests_log_probs_are_bounded_with_a_workflow_of_the_user_too(logp: float) -> None:
-    """Its weight ended the learner; what the job's own generators draw there may be as unlikely."""
     limits = SampleLimits(bounds_guests=True)
     limits.check(of([[3, 3], [1, 3]], logp=logp), None)
     limits.check(of([[3, 3], [1, 3]], logp=-31.0), None, is_guests=True)
@@ -82,7 +81,6 @@ def refunds(effects: list[Effect]) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("what", ["no prompt token", "a token id of 2^31 - 1", "a longer prompt"])
 def test_a_sample_over_a_limit_ends_its_own_prompt_where_it_enters(what: str) -> None:
-    """It was trained, and ended the learner."""
     head, _ = head_with(limits=LIMITS)
     effects = head.on(REWARD, OVER[what], 0.0)
     assert refunds(effects) == [(0, Refund.SAMPLING_ERROR)]
@@ -115,14 +113,12 @@ def test_a_report_over_a_limit_is_not_handed_to_another_generator() -> None:
 
 @pytest.mark.parametrize("asked", [2**62, 21, 20, 3])
 def test_a_generator_is_leased_no_more_than_the_configs_capacity_whatever_it_asks_for(asked: int) -> None:
-    """One that asked for 2^62 got every free credit."""
     head, _ = head_with(capacity=20)
     joined(head, GUEST, capacity=asked)
     assert head.state.members.by_name[GUEST].capacity == min(asked, 20)
 
 
 def test_a_lease_of_this_term_is_not_given_back_for_a_lost_timeline() -> None:
-    """One generator gave its leases back, and got them again at once, 4,000 times in 0.2 s."""
     head, _ = head_with()
     lost = m.SampleFailed(0, 0, "", Refund.LOST_TIMELINE, "so it says")
     effects = head.on(G0, lost, 0.0)
@@ -131,7 +127,6 @@ def test_a_lease_of_this_term_is_not_given_back_for_a_lost_timeline() -> None:
 
 
 def test_a_void_sample_that_claims_an_earlier_term_ends_its_prompt() -> None:
-    """It was leased again at once, without end."""
     head, _ = head_with()
     head.rollouts.term, head.rollouts._bases = 2, [(1, 0), (2, 0)]
     head.state.gate.u = 1
@@ -141,7 +136,6 @@ def test_a_void_sample_that_claims_an_earlier_term_ends_its_prompt() -> None:
 
 @pytest.mark.parametrize("reason", sorted(set(Refund) - {"sampling_error", "prompt_too_long", "lost_timeline"}))
 def test_a_generator_gives_no_reason_of_the_head(reason: str) -> None:
-    """`no_signal` acted on the curriculum, `too_old` on the rows that are issued again."""
     head, _ = head_with()
     effects = head.on(G0, m.SampleFailed(0, 0, "", reason, "forged"), 0.0)
     assert "a generator's reasons are" in refused(effects)[0]
@@ -150,7 +144,6 @@ def test_a_generator_gives_no_reason_of_the_head(reason: str) -> None:
 
 
 def test_joins_that_change_no_endpoint_are_answered_to_the_joining_member_alone() -> None:
-    """The directory went to all members each time: 1,500 joins of one filled the memory of the head."""
     head, _ = head_with(n_generators=3)
     for _ in range(50):
         effects = joined(head, GUEST)
@@ -164,7 +157,6 @@ def events(effects: list[Effect]) -> list[Event]:
 
 
 def test_a_guest_that_joins_again_unasked_is_refused_and_keeps_its_leases() -> None:
-    """Each Join wrote lines, gave its leases to others, broke the push that it took part in and began another."""
     head, _ = head_with(n_generators=3, batch_size=8)
     joined(head, GUEST)
     push_done(head, "learner-0.0", 0)
@@ -190,7 +182,6 @@ def test_a_guest_that_was_asked_to_join_again_joins_once() -> None:
 
 
 def test_a_guest_that_left_does_not_come_back_before_its_next_incarnation() -> None:
-    """Each time it had four lines in the journal, and ended a push."""
     head, _ = head_with()
     assert sent(joined(head, GUEST) + head.on(GUEST, m.LeaveRequest(), 0.0), m.Stop)
     effects = [x for n in range(1, 5000) for x in joined(head, GUEST, again=n) + head.on(GUEST, m.LeaveRequest(), 0.0)]
@@ -216,7 +207,6 @@ def test_a_failure_is_recorded_once_of_each_incarnation() -> None:
 
 
 def test_a_generator_that_claims_to_listen_is_not_listed() -> None:
-    """Two endpoints of 40,000 characters ended the head."""
     head, _ = head_with()
     join = m.Join(GUEST, "generator", 66, 0, "tcp://" + "x" * 40_000, 1, "")
     assert "a generator does not listen" in refused(head.on(GUEST, join, 0.0))[0]

@@ -70,7 +70,6 @@ def test_a_lease_of_a_guest_that_never_delivers_goes_to_others(reports: bool) ->
 
 
 def test_a_guest_that_only_reports_sampled_holds_at_most_twice_its_capacity() -> None:
-    """Its slots looked free, so that it got every credit."""
     head = visited(batch_size=64)
     done(head, 1.0)
     for _ in range(100):
