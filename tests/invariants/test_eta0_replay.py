@@ -8,22 +8,14 @@ import pytest
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Numbers, Scenario, ScenarioLengths, Tail
+from tests.areal_bus.core import test_head
 from tests.support.replaying import Differs, Replay, as_line
 
 PARETO = ScenarioLengths(Tail.PARETO, 2.0, 1.2, 200)
 
 
 def scenario(**changes: Any) -> Scenario:
-    standard: dict[str, Any] = {
-        "seed": 1,
-        "policy": StalenessPolicy.MASK,
-        "batch_size": 3,
-        "eta": 1,
-        "n_samples": 2,
-        "total_steps": 12,
-        "lengths": PARETO,
-    }
-    return Scenario(**(standard | changes))
+    return test_head.scenario(**{"batch_size": 3, "total_steps": 12, "lengths": PARETO} | changes)
 
 
 def recorded(plan: Scenario) -> list[dict[str, Any]]:

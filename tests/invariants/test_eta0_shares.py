@@ -10,31 +10,18 @@ from areal_bus.core.events import Event
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.messages import Role
 from areal_lab.staleness.simulator.ring import Ring
-from areal_lab.staleness.simulator.scenario import Fault, Scenario, ScenarioLengths, Tail
-from tests.areal_bus.core.test_head import lines
+from areal_lab.staleness.simulator.scenario import Fault, ScenarioLengths, Tail
+from tests.areal_bus.core.test_head import finish, lines, scenario
 from tests.support.generator_ring import prompt
 from tests.support.generator_ring import ring as around_a_generator
 
 
 def ring_of(**changes: object) -> Ring:
-    standard: dict[str, object] = {
-        "seed": 1,
-        "policy": StalenessPolicy.MASK,
-        "batch_size": 5,
-        "eta": 0,
-        "n_samples": 2,
-        "total_steps": 6,
-        "n_generators": 3,
-        "capacity": 2,
-        "lengths": ScenarioLengths(Tail.PARETO, 2.0, 1.2, 200),
-    }
-    ring = Ring(Scenario(**(standard | changes)), keeps_story=True)  # type: ignore[arg-type]
+    lengths = ScenarioLengths(Tail.PARETO, 2.0, 1.2, 200)
+    standard: dict[str, object] = {"batch_size": 5, "eta": 0, "n_generators": 3, "capacity": 2, "lengths": lengths}
+    ring = Ring(scenario(**standard | changes), keeps_story=True)
     ring.records = []
-    outcome = ring.run()
-    assert not outcome.violations
-    assert outcome.end is not None
-    assert outcome.end.code == 0
-    return ring
+    return finish(ring)
 
 
 def batches(ring: Ring) -> list[list[tuple[object, object]]]:

@@ -33,28 +33,12 @@ def schedule(seed: int) -> Scenario:
     if rng.random() < 0.2:
         faults.append(Fault("crash", Role.HEAD, 0, rng.uniform(40, 110), 2.0))
     return Scenario(
-        seed=seed,
-        policy=tuple(StalenessPolicy)[seed % 4],
-        batch_size=rng.choice((1, 2)),
-        eta=rng.choice((1, 2, 3)),
-        n_samples=2,
-        total_steps=10,
-        lengths=ScenarioLengths(Tail.LOG_NORMAL, 6.0, 1.0, 100),
-        p_error=0.05,
-        update_s=0.5,
-        push_s=0.5,
-        score_s=rng.choice((1.0, 5.0)),
-        link_s=rng.choice((0.2, 1.0)),
-        checkpoint_every=rng.choice((2, 3)),
-        checkpoint_s=0.1,
-        frontier_s=0.1,
-        faults=tuple(faults),
-        calm_s=120.0,
-        tick_s=6.0,
-        heartbeat_s=8.0,
-        silent_s=25.0,
-        report_tokens=rng.choice((0, 1)),
-    )
+        seed=seed, policy=tuple(StalenessPolicy)[seed % 4], batch_size=rng.choice((1, 2)), eta=rng.choice((1, 2, 3)),
+        n_samples=2, total_steps=10, lengths=ScenarioLengths(Tail.LOG_NORMAL, 6.0, 1.0, 100), p_error=0.05,
+        update_s=0.5, push_s=0.5, score_s=rng.choice((1.0, 5.0)), link_s=rng.choice((0.2, 1.0)),
+        checkpoint_every=rng.choice((2, 3)), checkpoint_s=0.1, frontier_s=0.1, faults=tuple(faults), calm_s=120.0,
+        tick_s=6.0, heartbeat_s=8.0, silent_s=25.0, report_tokens=rng.choice((0, 1)),
+    )  # fmt: skip
 
 
 def first_break(

@@ -15,17 +15,7 @@ from actors.models.scratch import write_scratch_folder
 from actors.runtime.context import Context
 from areal_bus.config.capacity import capacity
 from areal_bus.config.sections import Config, ScratchConfig
-from areal_bus.messages import (
-    Heartbeat,
-    Join,
-    Message,
-    PeerList,
-    Prompt,
-    PushBegin,
-    PushDone,
-    Ready,
-    Stop,
-)
+from areal_bus.messages import Heartbeat, Join, Message, PeerList, Prompt, PushBegin, PushDone, Ready, Stop
 from areal_bus.transport.bus import Bus
 from areal_bus.weights.process_group import serve_store
 from areal_bus.weights.sender import WeightSender
@@ -149,23 +139,10 @@ def ring(folder: Path, *, apart: bool = False, is_guest: bool = False, **section
     (folder / "run").mkdir()
     (folder / "run" / "config.json").write_text(config.model_dump_json())
     context = Context(
-        role="generator",
-        index=0,
-        incarnation=0,
-        rank=1,
-        job=JOB,
-        head=f"ipc://{folder}/head",
-        address="127.0.0.1",
-        interface="lo",
-        device="cpu",
-        n_generators=1,
-        n_rewards=1,
-        n_learners=1,
-        run_folder=str(folder / "run"),
-        config_folder=str(folder),
-        model_folder=str(folder / "model"),
-        is_guest=is_guest,
-    )
+        role="generator", index=0, incarnation=0, rank=1, job=JOB, head=f"ipc://{folder}/head", address="127.0.0.1",
+        interface="lo", device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder=str(folder / "run"),
+        config_folder=str(folder), model_folder=str(folder / "model"), is_guest=is_guest,
+    )  # fmt: skip
     running = Ring(folder, context, apart=apart)
     try:
         yield running

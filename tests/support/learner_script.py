@@ -46,22 +46,11 @@ class Script:
 
     def _start(self, index: int) -> subprocess.Popen[str]:
         context = Context(
-            role="learner",
-            index=index,
-            incarnation=self.incarnations[index],
-            rank=index,
-            job="test",
-            head=self.bus.endpoint,
-            address="127.0.0.1",
-            interface="lo",
-            device="cpu",
-            n_generators=1,
-            n_rewards=1,
-            n_learners=self.n_learners,
-            run_folder=str(self.run_folder),
-            config_folder=str(self.folder),
+            role="learner", index=index, incarnation=self.incarnations[index], rank=index, job="test",
+            head=self.bus.endpoint, address="127.0.0.1", interface="lo", device="cpu", n_generators=1, n_rewards=1,
+            n_learners=self.n_learners, run_folder=str(self.run_folder), config_folder=str(self.folder),
             model_folder=str(self.folder / "model"),
-        )
+        )  # fmt: skip
         process = subprocess.Popen(
             [sys.executable, "-m", "actors.runtime.start"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -143,17 +132,12 @@ class Script:
             groups = [g for g in range(2) if g % self.n_learners == index]
             items = [
                 shard_item(
-                    group=g,
-                    sample=s,
-                    reward=float(s == g),
-                    clock=step,
-                    n_groups=2,
-                    sampled=[4 + s, 5, 1],
+                    group=g, sample=s, reward=float(s == g), clock=step, n_groups=2, sampled=[4 + s, 5, 1],
                     logps=[-1e38 if g == broken else -3.0] * 3,
                 )
                 for g in groups
                 for s in range(4)
-            ]
+            ]  # fmt: skip
             for item in items:
                 self.bus.send(self.name(index), item)
             self.bus.send(self.name(index), m.ShardEnd(step, step, len(items), 2, last))

@@ -81,16 +81,9 @@ def tiny_actor(
         frozen_model(policy, seed=2) if uses_teacher(config.actor) else None,
     )
     journal = Journal(folder / "journal", role="learner", index=policy.ranks.index, incarnation=0)
-    critic = None
-    if config.actor.advantage == "gae":
-        critic = ValueModel(
-            tiny_model(7),
-            ranks=policy.ranks,
-            device="cpu",
-            temperature=1.0,
-            dtype=config.model.dtype,
-            offload=config.actor.offload == "all",
-        )
+    offload = config.actor.offload == "all"
+    how: dict[str, Any] = {"ranks": policy.ranks, "device": "cpu", "dtype": config.model.dtype, "offload": offload}
+    critic = ValueModel(tiny_model(7), temperature=1.0, **how) if config.actor.advantage == "gae" else None
     return PPOActor(policy, config, UpdateContext(journal, HeartbeatState(), folder), frozen=frozen, critic=critic)
 
 

@@ -164,26 +164,13 @@ class Replay:
         spans = [[low, n]] if low == high else [[low, 1], [high, n - 1]]
         is_value = line["status"] == m.VerdictStatus.VALUE
         scored = m.Scored(
-            status=line["status"],
-            reward=line["reward"],
-            correct=line["correct"],
-            error="" if is_value else self._errors.get(line["uid"], ""),
-            score_s=0.0,
-            uid=line["uid"],
-            sample=line["sample"],
-            attempt=line["attempt"],
-            evaluation=line.get("evaluation", ""),
-            generator=self._holder(line),
-            finish=line.get("finish", ""),
-            segments=[[1, n]],
+            status=line["status"], reward=line["reward"], correct=line["correct"], score_s=0.0, uid=line["uid"],
+            error="" if is_value else self._errors.get(line["uid"], ""), sample=line["sample"],
+            attempt=line["attempt"], evaluation=line.get("evaluation", ""), generator=self._holder(line),
+            finish=line.get("finish", ""), segments=[[1, n]], seconds=line.get("seconds", 0.0), term=0,
             spans=self._spans.get(key, spans) if n and not line.get("evaluation") else spans if n else [],
-            seconds=line.get("seconds", 0.0),
-            term=0,
-            logps=bytes(4 * n),
-            ids=b"",
-            prompt_text="",
-            text="",
-        )
+            logps=bytes(4 * n), ids=b"", prompt_text="", text="",
+        )  # fmt: skip
         sender = line.get("sender") or self.head.state.members.of(Role.REWARD)[0].name
         return self._say(sender, scored)
 

@@ -87,17 +87,6 @@ def test_the_next_head_goes_on_where_the_learner_is_without_any_checkpoint() -> 
     assert (head.state.gate.u, head.state.gate.v, head.state.gate.w, head.state.gate.live) == (1, 1, 1, 2)
 
 
-def test_prompts_of_an_untrained_batch_are_live_after_a_failover() -> None:
-    before, effects = trained_head(checkpoint_every=0)
-    effects += hold(before, 1) + score(before, 1, [1]) + say(before, LEARNER, m.BatchRequest(1))
-    newest = marks(effects)[-2:]
-    assert [waypoint.checkpoint.version for waypoint in newest] == [1, 2]
-    (term,) = records(go_on(next_head(before, newest), 1), Event.TERM)
-    assert term["open"] == [1, 2]
-    (term,) = records(go_on(next_head(before, newest), 2), Event.TERM)
-    assert term["open"][0] == 2
-
-
 def test_a_head_checkpoint_is_preferred_to_a_savepoint_of_the_same_version() -> None:
     before, effects = trained_head(checkpoint_every=1)
     (frontier,) = saved(effects)

@@ -70,22 +70,6 @@ def is_gone(head: Bus) -> bool:
     return got == (HONEST, Disconnected())
 
 
-def test_a_message_of_another_peer_overtakes_a_flood(tmp_path: Path) -> None:
-    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/head")
-    honest = Bus(HONEST, job=JOB)
-    honest.connect("head", head.endpoint)
-    try:
-        with flood(head):
-            honest.send("head", Heartbeat(7, None, ""))
-            taken = []
-            wait_until(
-                lambda: taken.append(head.receive(0)) or taken[-1] == (HONEST, Heartbeat(7, None, "")), "it is read"
-            )
-    finally:
-        honest.close(0)
-        head.close(0)
-
-
 def of(sender: str, n_bytes: int) -> Received:
     return sender, Stop("for example"), n_bytes
 

@@ -69,8 +69,6 @@ FORGERS = {
     "the guests' key, under the name of a generator of the job": (G0, GUEST, G0, "key"),
     "a generator, in the name of another": (G1, None, G0, "maker"),
     "a generator, in the name of another incarnation of itself": ("generator-0.1", None, G0, "maker"),
-    "a reward, in the name of a generator": ("reward-1.0", None, G0, "role"),
-    "a learner, in the name of a generator": ("learner-0.0", None, G0, "role"),
 }
 
 
@@ -146,16 +144,6 @@ def test_a_sample_is_scored_for_the_holder_of_its_lease_alone(maker: str) -> Non
         it.door.caller("reward-0.0").send("head", of(maker, it.lease()))
         assert refused(it.decides()) == [f"{G0} holds prompt 0; {maker} claims a sample of it"]
         assert not it.entry.scored
-
-
-@pytest.mark.parametrize("name", [G0, G1, GUEST_0, "learner-0.0"])
-def test_a_verdict_is_accepted_only_from_a_reward(name: str) -> None:
-    with court() as it:
-        before = it.state
-        it.door.caller(name).send("head", of(G0, it.lease()))
-        it.door.refuses(name, "role")
-        assert it.door.bus.receive(0) is None
-        assert it.state == before
 
 
 def joined_guest(it: Court, name: str = GUEST_0) -> Bus:

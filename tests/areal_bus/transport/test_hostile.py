@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import msgpack
 import pytest
 import zmq
 from hypothesis import given, settings
@@ -20,7 +19,6 @@ from loguru import logger
 from areal_bus.core.effects import Effect, Progress, Record, Send
 from areal_bus.core.events import Event
 from areal_bus.messages import (
-    PROTOCOL,
     BatchRequest,
     BeginTerm,
     Checkpointed,
@@ -119,14 +117,6 @@ def test_raw_bytes_are_counted_and_without_effect(keys: bool) -> None:
         peers = {peer for peer, _ in pair.head.refused}
         assert peers <= {"127.0.0.1", GONE, NAMELESS}  # GONE: it hung up before it was looked at
         assert len(pair.said) <= len(peers) + 1  # one line a peer, and one for who is struck off
-
-
-def test_another_protocol_is_refused_with_both_versions_in_the_log(pair: Pair) -> None:
-    with dealer(pair.head.endpoint) as stranger:
-        stranger.send(msgpack.packb({"p": PROTOCOL + 1, "something": "new"}))
-        wait_until(lambda: pair.said, "a line is said")
-    assert f"both sides must use protocol {PROTOCOL}; the peer uses {PROTOCOL + 1}" in pair.said[0]
-    assert "generator-66.0" in pair.said[0]
 
 
 @pytest.mark.parametrize(
@@ -239,10 +229,9 @@ def idle(endpoint: str, n: int, stack: ExitStack) -> None:
         stack.enter_context(dial(endpoint))
 
 
-@pytest.mark.parametrize("n", [300, 5000])
-def test_idle_connections_do_not_block_new_peers(n: int) -> None:
+def test_idle_connections_do_not_block_new_peers() -> None:
     with pair_at("tcp://127.0.0.1:0", keys=True) as pair, ExitStack() as stack:
-        idle(pair.head.endpoint, n, stack)
+        idle(pair.head.endpoint, 5000, stack)
         pair.is_well()
         newcomer = Bus("generator-0.1", job=JOB, keys=Keyring(FRIEND, KEYS))
         newcomer.connect("head", pair.head.endpoint)

@@ -167,18 +167,6 @@ def test_bytes_wait_from_the_call_of_send_until_they_go_or_their_peer_is_let_go(
         assert deaf.bus.n_waiting("nobody") == 0
 
 
-def test_messages_reported_as_dropped_leave_the_queue() -> None:
-    box = send_queue.SendQueues("a bus", None, {}, {})
-    waiting: list[int] = []
-    sink = logger.add(lambda _: waiting.append(box.n_bytes("nobody")), level="DEBUG")
-    try:
-        box.enqueue("nobody", [b"four"])()
-        box.flush()
-    finally:
-        logger.remove(sink)
-    assert waiting == [0]
-
-
 def test_a_bundle_that_is_void_counts_as_so_many_messages() -> None:
     box = send_queue.SendQueues("a bus", None, {}, {})
     for _ in range(40):

@@ -73,31 +73,11 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     sleeps.communicate()
 
 
-def test_they_are_there_when_all_have_reported(store: TCPStore) -> None:
-    root = Root(store, BEGIN, {A: os.getpid(), B: os.getpid()})
-    with root as reports:
-        assert not reports.are_there()
-        report(store, BEGIN, A)
-        assert not reports.are_there()
-        assert reports.waits_for() == f"the members' reports: {B}"
-        report(store, BEGIN, B)
-        root.wait()
-
-
 def test_reports_of_another_push_are_none(store: TCPStore) -> None:
     report(store, PushBegin(8, 3, 1, [A], "", 10.0), A)
     with Root(store, BEGIN, {A: os.getpid()}) as reports:
         assert not reports.are_there()
         assert reports.waits_for() == f"the members' reports: {A}, {B}"
-
-
-def test_a_member_that_exits_without_a_report_is_named(store: TCPStore, process: subprocess.Popen[bytes]) -> None:
-    root = Root(store, BEGIN, {A: os.getpid(), B: process.pid})
-    with root as reports:
-        assert not reports.are_there()
-        process.kill()
-        with pytest.raises(PushFailed, match=f"push 7 of version 3 must be reported by each member: {B} ended before"):
-            root.wait()
 
 
 def test_a_member_that_exited_before_the_root_polled_is_named(

@@ -84,22 +84,6 @@ def test_a_batch_with_a_prompt_over_eta_is_impossible_where_ages_are_bounded(pol
         gate.take([-1])
 
 
-def test_hold_keeps_a_later_prompt_waiting_for_one_that_is_due() -> None:
-    gate = Gate(batch_size=1, eta=1, policy=StalenessPolicy.HOLD)
-    gate.admit(0)  # a, slow
-    gate.admit(0)  # b
-    assert gate.may_take(1, {0: 1})
-    step(gate, 0)  # b
-    gate.admit(1)  # c, quick
-    assert not gate.may_take(1, {1: 1})  # c alone would make a too old
-    assert gate.may_take(1, {0: 1, 1: 1})  # with a there, a goes first
-    with pytest.raises(ImpossibleEvent, match="must still be trainable"):
-        gate.take([1])
-    assert gate.live == 2
-    step(gate, 0)
-    step(gate, 1)
-
-
 def test_hold_admits_only_prompts_that_fit_a_batch_within_eta() -> None:
     gate = Gate(batch_size=1, eta=1, policy=StalenessPolicy.HOLD)
     gate.admit(0)

@@ -51,18 +51,6 @@ def test_impossible_results_are_refused_and_change_nothing(event: Scored) -> Non
     assert ledger.counts[PromptState.LEASED] == 1
 
 
-def test_results_of_a_lost_attempt_are_refused() -> None:
-    ledger = ledger_with()
-    ledger.deliver(scored(0, 0))
-    assert [entry.uid for entry in ledger.lose("g")] == [0]
-    ledger.lease(0, "h")
-    assert ledger.open[0].missing == [1]
-    with pytest.raises(ImpossibleEvent, match="attempt 1"):
-        ledger.deliver(scored(0, 1, attempt=0))
-    ledger.deliver(scored(0, 1, attempt=1))
-    assert ledger.open[0].state is PromptState.READY
-
-
 def test_a_ready_group_is_not_lost_with_its_generator() -> None:
     ledger = ledger_with()
     finish(ledger, 0)
@@ -116,25 +104,3 @@ def test_a_group_without_its_failed_samples_is_ready_while_two_are_left() -> Non
     ledger.deliver(scored(0, 1))
     (entry,) = ledger.take(1, batch=0)
     assert (sorted(entry.scored), sorted(entry.failed), list(entry.verdicts)) == ([0, 1], [2, 3], [0, 1, 2, 3])
-
-
-def test_a_group_of_which_one_sample_is_left_is_hopeless_and_never_ready() -> None:
-    ledger = ledger_with(n_samples=3)
-    ledger.fail(scored(0, 0, status="error"))
-    ledger.deliver(scored(0, 2))
-    assert not ledger.open[0].is_hopeless
-    ledger.fail(scored(0, 1, status="error"))
-    assert ledger.open[0].is_hopeless
-    assert not len(ledger.ready)
-    assert ledger.refund(0, Refund.REWARD_ERROR).verdicts.keys() == {0, 1, 2}
-
-
-def test_a_failed_sample_has_its_verdict_once_and_is_not_leased_again() -> None:
-    ledger = ledger_with(n_samples=3)
-    ledger.fail(scored(0, 1, status="error"))
-    for verdict in (ledger.fail, ledger.deliver):
-        with pytest.raises(ImpossibleEvent, match="each sample is scored once"):
-            verdict(scored(0, 1))
-    ledger.lose("g")
-    assert ledger.lease(0, "h").missing == [0, 2]
-    assert ledger.open[0].sampled == {1}

@@ -56,15 +56,6 @@ def test_a_partial_newer_than_the_next_holders_version_is_dropped() -> None:
     assert kept.hand_on(0, [1], attempt=2, version=1) == [partial(0, 1, version=1, attempt=2)]  # once more
 
 
-def test_a_term_keeps_partials_without_a_lost_version() -> None:
-    kept = PartialRollouts(1 << 20)
-    for uid, version in [(0, 1), (1, 2), (2, 0), (3, 0)]:
-        kept.keep(partial(uid, version=version))
-    kept.begin_term(1, {0, 1, 2})
-    left = [uid for uid in range(4) if kept.hand_on(uid, [0], attempt=1000, version=9)]
-    assert left == [0, 2]
-
-
 # the head
 
 
@@ -193,17 +184,6 @@ def test_partials_up_to_the_base_version_are_offered_in_the_next_term() -> None:
         offers.keep([], TermHistory())  # asked again before the term began
         assert offers.take(term, base) == valid
         assert offers.take(term, base) == []
-
-
-def test_a_later_term_takes_no_report_of_versions_that_it_does_not_know() -> None:
-    head, _ = head_with(batch_size=1, n_samples=1, eta=3)
-    head.on("learner-0.0", m.BatchRequest(0), 0.0)
-    head.on("reward-0.0", scored(0, 0), 0.0)
-    head.on("learner-0.0", m.UpdateDone(1, {}, "digest 1"), 0.0)
-    uid = work_of(head, "generator-0.0")[0]
-    assert not refused(head.on("generator-0.0", partial(uid, version=1), 0.0))
-    begin(head, 0)
-    assert len(head.state.partials) == 0
 
 
 # whole rings

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from areal_bus import messages as m
 from areal_bus.core.effects import Divide, Effect
-from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.head_checkpoint import START
 from areal_bus.core.parts.split import RankPool, Split, scheduled
@@ -14,8 +13,8 @@ from areal_bus.core.state import HeadState, Phase
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Role
 from areal_lab.staleness.simulator.scenario import Numbers
-from tests.areal_bus.core.parts.test_terms import LEARNER, leases, saved, say, score, train_one, trained_head
-from tests.areal_bus.core.test_head import end_of, joined, push_done, records, refused, scored, sent
+from tests.areal_bus.core.parts.test_terms import LEARNER, saved, say, score, train_one, trained_head
+from tests.areal_bus.core.test_head import end_of, joined, push_done, refused, scored, sent
 
 SECOND = "generator-1.0"
 
@@ -122,20 +121,6 @@ def test_an_actor_of_another_split_is_sent_back(name: str, split: int) -> None:
 def test_a_message_of_an_actor_of_the_old_split_is_answered_with_an_order_to_restart() -> None:
     effects = committed().on("generator-1.0", m.Heartbeat(0, None, ""), 9.0)
     assert {to for to, _ in sent(effects, m.Reassign)} == {"generator-1.0"}
-
-
-def test_the_learners_of_the_new_split_lose_nothing_that_was_admitted_meanwhile() -> None:
-    head = committed()
-    n_admitted = head.state.ledger.next_uid
-    rejoin(head, "learner-0.1", 1)
-    rejoin(head, "learner-1.1", 1)
-    effects = say(head, "learner-0.1", m.Ready(0)) + say(head, "learner-1.1", m.Ready(0))
-    effects += say(head, "learner-0.1", m.BeginTerm(1, "digest 1", head.state.incarnation, sealed=[1]))
-    (term,) = records(effects, Event.TERM)
-    assert term["version"] == 1
-    assert term["next_uid"] == n_admitted
-    assert not sent(effects, m.Cancel)
-    assert not leases(effects).keys() & set(range(n_admitted))
 
 
 def test_a_head_that_restarts_goes_on_with_the_split_that_is_on_disk() -> None:

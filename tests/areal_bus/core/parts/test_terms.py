@@ -10,7 +10,7 @@ from areal_bus.core.effects import Discard, Effect, End, Record, Save
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, OpenPrompt, revive
-from areal_bus.core.parts.ledger import Ledger, LedgerEntry, PromptState
+from areal_bus.core.parts.ledger import LedgerEntry, PromptState
 from areal_bus.core.parts.terms import Terms
 from areal_bus.core.rows import IssuedRow, Row
 from areal_bus.core.state import HeadState
@@ -161,57 +161,7 @@ def test_verdicts_of_later_versions_go_and_their_lease_with_them(
         assert revived.sampled == {0, 2}
 
 
-def test_revived_prompts_are_ready_when_complete_and_wait_without_a_holder() -> None:
-    ledger = Ledger()
-    ledger.restart(next_uid=9, term=2)
-    whole = revive(
-        open_prompt(), known(PromptState.TRAINING, None, *(verdict(i, 1) for i in range(3))), 5, RULES.reward_of
-    )
-    ledger.reopen(whole)
-    assert whole.state is PromptState.READY
-    lost = replace(open_prompt(verdict(0, 1)), uid=8)
-    ledger.reopen(revive(lost, None, 5, RULES.reward_of))
-    assert ledger.open[8].state is PromptState.QUEUED
-    assert ledger.lease(8, "g").attempt == 2 * ATTEMPTS
-    assert (ledger.n_live, ledger.n_before) == (2, 7)
-
-
 # going back
-
-
-def test_uids_and_rows_go_back_and_attempts_go_on() -> None:
-    head, _ = trained_head()
-    say(head, GENERATOR, m.Sampled(2, 0, 0, "", 3))
-    assert leases(hold(head, 1)) == {3: 0}  # version 1 is published, a credit is back
-    effects = begin(head, 1)
-    (term,) = records(effects, Event.TERM)
-    assert (term["term"], term["version"], term["next_uid"], term["position"]) == (1, 1, 3, 3)
-    assert (term["open"], term["kept"]) == ([1, 2], [[0], []])
-    assert [message for to, message in sent(effects, m.Cancel) if to == GENERATOR] == [m.Cancel(3, 0)]
-    effects = hold(head, 1, learner="learner-0.1")
-    (again,) = records(effects, Event.ADMIT)
-    assert (again["uid"], again["row"]) == (3, 3)
-    assert leases(effects) == {3: ATTEMPTS}
-
-
-def ahead() -> Head:
-    """Version 1 has a checkpoint; prompt 1 was trained after it."""
-    head, _ = trained_head()
-    hold(head, 1)
-    score(head, 1, [1])
-    train_one(head, 1, 1)
-    return head
-
-
-def test_a_new_term_sets_the_gate_to_its_version_and_reopens_prompts_with_the_verdicts_of_then() -> None:
-    head = ahead()
-    assert (head.state.gate.u, head.state.gate.v, head.state.gate.w) == (2, 1, 2)
-    (term,) = records(begin(head, 1), Event.TERM)
-    assert (term["open"], term["kept"]) == ([1, 2], [[0], []])  # sample 1 came after version 1: nobody has it any more
-    assert head.state.ledger.open[1].state is PromptState.QUEUED
-    assert (head.state.gate.u, head.state.gate.v, head.state.gate.w) == (1, 1, 1)
-    assert (head.state.gate.live, head.state.gate.in_training) == (2, 0)
-    assert head.state.ledger.n_live == 2
 
 
 def test_at_version_0_every_prompt_starts_over() -> None:
@@ -258,13 +208,6 @@ def going_back(version: int) -> Head:
     begin(head, version)
     assert head.state.ledger.open[1].holder == GENERATOR
     return head
-
-
-def test_a_sample_of_an_older_term_counts_when_all_its_versions_are_known() -> None:
-    head = going_back(1)
-    effects = score(head, 1, [1], version=1)
-    assert not refused(effects)
-    assert [line["uid"] for line in records(effects, Event.READY)] == [1]
 
 
 def test_a_sample_of_an_older_term_with_a_lost_version_ends_its_lease() -> None:
@@ -401,20 +344,6 @@ def test_the_same_join_twice_is_one_and_a_later_one_of_the_same_member_loses_its
     assert {entry.n_deaths for entry in head.state.ledger.live()} == {0}
     push_done(head, GENERATOR, 0)
     assert {entry.attempt for entry in head.state.ledger.live()} == {1}
-
-
-def test_a_restarted_head_has_no_members_and_begins_its_own_term() -> None:
-    _, effects = trained_head()
-    (frontier,) = saved(effects)
-    checkpoints = {**START, 1: frontier}
-    head = Head(HeadState(scenario().rules, Numbers(None), incarnation=1, term=3, checkpoints=checkpoints), now=0.0)
-    assert sent(say(head, GENERATOR, m.Heartbeat(1, 0, "")), m.Rejoin)
-    directories = [message for _, message in sent(joined(head, GENERATOR, again=1), m.PeerList)]
-    assert {directory.life for directory in directories} == {1}  # type: ignore[union-attr]
-    effects = begin(head, 1)
-    (term,) = records(effects, Event.TERM)
-    assert (term["term"], term["open"], term["kept"]) == (3, [1, 2], [[0], []])
-    assert {entry.state for entry in head.state.ledger.live()} == {PromptState.QUEUED}
 
 
 # silence
@@ -603,7 +532,11 @@ def test_the_head_discards_by_that_rule() -> None:
 
 
 def test_going_back_discards_later_checkpoints() -> None:
-    effects = begin(ahead(), 1)
+    head, _ = trained_head()
+    hold(head, 1)
+    score(head, 1, [1])
+    train_one(head, 1, 1)
+    effects = begin(head, 1)
     (discard,) = [effect for effect in effects if isinstance(effect, Discard)]
     assert discard.versions == (2,)
     is_line = [isinstance(effect, Record) and effect.event is Event.TERM for effect in effects]

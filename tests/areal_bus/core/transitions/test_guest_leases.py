@@ -94,14 +94,6 @@ def test_a_lease_that_timed_out_and_that_no_other_generator_can_take_is_refunded
     assert {line["reason"] for line in refunds} == {Refund.SAMPLING_ERROR}
 
 
-def test_a_lease_of_an_own_generator_has_no_limit() -> None:
-    head = visited()
-    held = held_by(head, G0)
-    assert held
-    pass_time(head, 20 * LEAST_S)
-    assert set(held) <= set(held_by(head, G0))
-
-
 def test_the_limit_follows_the_longest_lease_of_the_jobs_own_generators() -> None:
     head = visited()
     effects = pass_time(head, 2 * LEAST_S)  # those of the own generator last as long
