@@ -1,6 +1,7 @@
 """Who waits for whom: each state in which the ring can stand still, and the sentence about it."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
 
@@ -45,8 +46,18 @@ class Bench:
         self.silent: set[str] = set()
         self.look()
 
-    def say(self, name: str, *messages: m.Message) -> list[Effect]:
-        return [effect for message in messages for effect in self.head.on(name, message, self.now)]
+    def say(self, name: str, message: m.Message) -> Self:
+        self.head.on(name, message, self.now)
+        return self
+
+    def note(self, name: str, note: str) -> Self:
+        """What its heartbeats tell from now on."""
+        self.notes[name] = note
+        return self
+
+    def silence(self, *names: str) -> Self:
+        self.silent |= set(names)
+        return self
 
     def join(self, *names: str) -> Self:
         joined(self.head, *names, now=self.now)
@@ -54,19 +65,18 @@ class Bench:
 
     def assemble(self, *names: str) -> Self:
         """These, by default all, are there and hold version 0."""
-        self.join(*(names or ROLES)).say(LEARNER, m.BeginTerm(0, "digest 0"))
-        self.push(0)
-        return self
+        return self.join(*(names or ROLES)).say(LEARNER, m.BeginTerm(0, "digest 0")).push()
 
-    def push(self, version: int, *names: str) -> None:
+    def push(self, *names: str) -> Self:
         """These, or all, complete the pushes in flight."""
         while (push := self.head.state.pushes.current) is not None:
             awaited = [name for name in (push.root, *push.members) if name not in push.done]
             if not [name for name in awaited if not names or name in names]:
-                return
+                break
             for name in awaited:
                 if not names or name in names:
-                    self.say(name, m.PushDone(push.id, version, f"digest {version}", 0.0, 0.0))
+                    self.say(name, m.PushDone(push.id, push.version, f"digest {push.version}", 0.0, 0.0))
+        return self
 
     def wait(self, seconds: int, *, working: tuple[str, ...] = ()) -> Self:
         """Time goes by, a second at a time; all but the silent send heartbeats, those at work with progress."""
@@ -87,7 +97,7 @@ class Bench:
     def leased(self, name: str) -> list[tuple[str, int, int, int]]:
         return sorted(self.head.state.members.by_name[name].leased)
 
-    def sample(self, name: str, *, keep: int = 0, only: int | None = None, score: bool = True) -> None:
+    def sample(self, name: str, *, keep: int = 0, only: int | None = None, score: bool = True) -> Self:
         """All that this generator holds (`only` of one prompt), but the last `keep`, is sampled, and scored."""
         held = [lease for lease in self.leased(name) if only in (None, lease[1])]
         for evaluation, uid, attempt, sample in held[: len(held) - keep]:
@@ -95,17 +105,15 @@ class Bench:
             if score:
                 held_version = self.head.state.members.by_name[name].version
                 self.say(REWARD, replace(scored(uid, sample, attempt, held_version or 0, name), evaluation=evaluation))
+        return self
 
-    def train(self) -> int:
+    def train(self) -> Self:
         """The update that is under way is finished; its push is not."""
         version = self.head.state.gate.u + 1
-        self.say(LEARNER, m.UpdateDone(version, {}, f"digest {version}"))
-        return version
+        return self.say(LEARNER, m.UpdateDone(version, {}, f"digest {version}"))
 
     def sample_all(self, **more: Any) -> Self:
-        self.sample(G0, **more)
-        self.sample(G1, **more)
-        return self
+        return self.sample(G0, **more).sample(G1, **more)
 
     def verdict(self) -> StallVerdict:
         self.look()
@@ -117,9 +125,13 @@ class Bench:
 
 def asked(**changes: Any) -> Bench:
     """The learner waits for its first batch."""
-    bench = Bench(**changes).assemble()
-    bench.say(LEARNER, m.BatchRequest(0))
-    return bench
+    return Bench(**changes).assemble().say(LEARNER, m.BatchRequest(0))
+
+
+def rejoined(bench: Bench, name: str, role: Role, index: int, incarnation: int) -> Bench:
+    """It joins, and is not ready."""
+    endpoint = "" if role is Role.GENERATOR else "there"
+    return bench.say(name, m.Join(name, role, index, incarnation, endpoint, 1, ""))
 
 
 # the beginning
@@ -127,8 +139,8 @@ def asked(**changes: Any) -> Bench:
 
 def test_wait_graph_names_members_that_have_not_joined() -> None:
     bench = Bench()
-    for name in (LEARNER, G0):  # that join, and are not ready
-        bench.say(name, m.Join(name, ROLES[name], 0, 0, "" if name == G0 else name, 1, ""))
+    for name in (LEARNER, G0):
+        rejoined(bench, name, ROLES[name], 0, 0)
     bench.notes[LEARNER] = "loads the model"
     bench.wait(20)
     found = bench.verdict()
@@ -150,7 +162,7 @@ def test_a_ring_of_eta_0_waits_for_no_generator_that_is_left_out_of_its_shares()
     assert bench.first().on == ("reward-0", G0, G1)
     push = bench.head.state.pushes.current
     assert push is not None
-    bench.push(0, LEARNER, G0)
+    bench.push(LEARNER, G0)
     assert bench.first().on == ("reward-0", G1)
     bench.say(G1, m.PushBroken(push.id, 0, "it is full"))
     assert [x.name for x in bench.head.state.excluded_generators()] == [G1]
@@ -165,77 +177,79 @@ def test_a_ready_learner_that_has_not_begun_is_waited_for() -> None:
     assert bench.verdict().waits[1].on == (LEARNER,)
 
 
-# evaluations
+EVALUATING: dict[str, Any] = {"evaluate_before": True, "evaluation_sets": (EvaluationSet("", 1, ("{}",) * 6),)}
+BUSY = (G0, G1)
+
+
+def two_trained() -> Bench:
+    """Two batches are trained, and neither version is published: no credit is left."""
+    bench = asked()
+    for step in (1, 2):
+        bench.sample_all().train().say(LEARNER, m.BatchRequest(step))
+    return bench
+
+
+def held_up() -> Bench:
+    """Prompt 1 overtook prompt 0, which is due in the next batch."""
+    bench = asked(batch_size=1, policy=StalenessPolicy.HOLD).sample(G0, only=1).train().push()
+    return bench.say(LEARNER, m.BatchRequest(1)).sample(G1)
+
+
+@pytest.mark.parametrize(
+    ("bench", "text", "on", "culprits"),
+    [
+        # a batch
+        (lambda: asked(batch_size=4, silent_s=60.0).sample(G0).sample(G1, keep=3).silence(REWARD)
+         .wait(25, working=BUSY),
+         "learner-0 waits for 3 trajectories of step 0 (prompt 3 and 1 more at generator-1 since 25 s); reward-0 "
+         "silent for 25 s", (G1,), (REWARD,)),
+        (lambda: asked(batch_size=4).sample(G0).note(G1, "samples 4").wait(31, working=(G0,)),
+         "; generator-1 stands still for 31 s (samples 4)", (G1,), (G1,)),
+        (lambda: asked().sample_all(score=False).note(REWARD, "scores 4").wait(40, working=BUSY),
+         "learner-0 waits for 4 trajectories of step 0 (4 samples at the rewards since 40 s)", (REWARD,), (REWARD,)),
+        (lambda: asked().silence(G0, G1).wait(10), "queued since", (G0, G1), (G0, G1)),
+        (lambda: asked().silence(G0, G1).wait(10), "(generator-0 is dead, generator-1 is dead)", (G0, G1), (G0, G1)),
+        (lambda: asked().silence(G0, G1).wait(10), "generator-0 dead, silent for 10 s", (G0, G1), (G0, G1)),
+        (lambda: two_trained().wait(5),
+         "(2 prompts not admitted: the gate is shut, 0 live + 4 in training of 4)", (), ()),
+        (lambda: held_up().wait(7), "learner-0 waits for prompt 0, which must be in batch 1 (", (G0,), ()),
+        (lambda: held_up().wait(7), ", 1 ready)", (G0,), ()),
+        # the learner
+        (lambda: asked().sample_all().note(LEARNER, "trains step 0").wait(20, working=BUSY),
+         "version 1 waits for learner-0 (learner-0 trains step 0)", (LEARNER,), ()),
+        (lambda: asked().sample_all().note(LEARNER, "trains step 0").wait(40, working=BUSY),
+         "learner-0 stands still for 40 s (trains step 0)", (LEARNER,), (LEARNER,)),
+        (lambda: Bench(n_learners=2).assemble(*ROLES, "learner-1.0").say(LEARNER, m.BatchRequest(0))
+         .note("learner-1.0", "meets the others").wait(4),
+         "batch 0 waits for learner-1 to ask for it (learner-1 meets the others)", ("learner-1.0",), ()),
+        (lambda: rejoined(asked().wait(5), "learner-0.1", Role.LEARNER, 0, 1).note("learner-0.1", "loads").wait(8),
+         "the ring waits for learner-0 to begin (learner-0 loads)", ("learner-0.1",), ()),
+        (lambda: asked(total_steps=1).sample_all().train().push().note(LEARNER, "writes the last checkpoint").wait(3),
+         "the end waits for learner-0 (learner-0 writes the last checkpoint)", (LEARNER,), ()),
+        # pushes and rewards
+        (lambda: asked().sample_all().train().push(LEARNER, G1).wait(20, working=BUSY),
+         "push of version 1 waits for generator-0 (no answer for 20 s, deadline in 40 s)", (G0,), ()),
+        (lambda: asked().sample_all().train().silence(LEARNER).wait(12), "learner-0 silent for 12 s", None, (LEARNER,)),
+        (lambda: asked().silence(REWARD).wait(9, working=BUSY),
+         "samples wait for a reward (reward-0 is dead)", (REWARD,), (REWARD,)),
+    ],
+)  # fmt: skip
+def test_a_wait_has_a_sentence_names_its_members_and_who_is_to_blame(
+    bench: Callable[[], Bench], text: str, on: tuple[str, ...] | None, culprits: tuple[str, ...]
+) -> None:
+    found = bench().verdict()
+    assert text in found.sentence
+    assert on is None or on in [wait.on for wait in found.waits]
+    assert found.culprits[: len(culprits)] == culprits
 
 
 def test_an_evaluation_names_where_its_problems_are() -> None:
-    bench = Bench(evaluate_before=True, evaluation_sets=(EvaluationSet("", 1, ("{}",) * 6),)).assemble()
-    bench.sample(G0, score=False)
-    bench.sample(G1, keep=1)
-    found = bench.wait(5, working=(G1,)).verdict()
-    assert found.waits[0].who == "evaluation 'before'"
+    found = Bench(**EVALUATING).assemble().sample(G0, score=False).sample(G1, keep=1).wait(5, working=(G1,)).verdict()
     first = found.sentence.partition(";")[0]
     assert first.startswith("evaluation 'before' waits for ")
     assert "at generator-1" in first
     assert "at the rewards" in first
     assert found.waits[0].on == (G1, REWARD)
-
-
-# a batch
-
-
-def test_a_batch_that_is_not_full_names_its_oldest_prompt_and_silent_holders() -> None:
-    bench = asked(batch_size=4, silent_s=60.0)
-    bench.sample(G0)
-    bench.sample(G1, keep=3)
-    bench.silent = {REWARD}
-    found = bench.wait(25, working=(G0, G1)).verdict()
-    assert found.sentence == (
-        "learner-0 waits for 3 trajectories of step 0 (prompt 3 and 1 more at generator-1 since 25 s); "
-        "reward-0 silent for 25 s"
-    )
-    assert found.culprits == (REWARD,)
-    assert found.waits[0] == Wait(
-        "learner-0", "3 trajectories of step 0", (G1,), 25.0, "prompt 3 and 1 more at generator-1 since 25 s"
-    )
-
-
-def test_a_generator_that_stands_still_with_work_is_to_blame_though_its_heart_beats() -> None:
-    bench = asked(batch_size=4)
-    bench.sample(G0)
-    bench.notes[G1] = "samples 4"
-    found = bench.wait(31, working=(G0,)).verdict()
-    assert found.culprits == (G1,)
-    assert found.sentence.endswith("generator-1 stands still for 31 s (samples 4)")
-
-
-def test_samples_that_no_reward_answers_are_counted_at_the_rewards() -> None:
-    bench = asked().sample_all(score=False)
-    bench.notes[REWARD] = "scores 4"
-    found = bench.wait(40, working=(G0, G1)).verdict()
-    assert "learner-0 waits for 4 trajectories of step 0 (4 samples at the rewards since 40 s)" in found.sentence
-    assert found.waits[0].on == found.culprits == (REWARD,)
-
-
-def test_a_lost_lease_is_queued_and_the_missing_generator_named() -> None:
-    bench = asked()
-    bench.silent = {G0, G1}
-    found = bench.wait(10).verdict()
-    assert "queued since" in found.waits[0].detail
-    lacking = next(wait for wait in found.waits if wait.who == "prompts")
-    assert lacking.on == found.culprits == (G0, G1)
-    assert "generator-0 is dead, generator-1 is dead" in found.sentence
-    assert "generator-0 dead, silent for 10 s" in found.sentence
-
-
-def test_prompts_that_are_not_admitted_have_a_reason() -> None:
-    bench = asked()
-    for step in (1, 2):  # two batches are trained, and neither version is published: no credit is left
-        bench.sample_all()
-        bench.train()
-        bench.say(LEARNER, m.BatchRequest(step))
-    detail = bench.wait(5).first().detail
-    assert detail == "2 prompts not admitted: the gate is shut, 0 live + 4 in training of 4"
 
 
 def test_at_the_end_of_the_data_only_trajectories_of_open_prompts_are_awaited() -> None:
@@ -246,94 +260,12 @@ def test_at_the_end_of_the_data_only_trajectories_of_open_prompts_are_awaited() 
     assert "not admitted" not in first.detail
 
 
-def test_hold_names_the_straggler_that_must_come_first() -> None:
-    bench = asked(batch_size=1, policy=StalenessPolicy.HOLD)
-    bench.sample(G0, only=1)  # it overtakes prompt 0, which is due in the next batch
-    version = bench.train()
-    bench.push(version)
-    bench.say(LEARNER, m.BatchRequest(1))
-    bench.sample(G1)
-    first = bench.wait(7).first()
-    assert first.for_what == "prompt 0, which must be in batch 1"
-    assert first.on == (G0,)
-    assert first.detail.endswith(", 1 ready")
-
-
-# the learner
-
-
-def test_an_update_under_way_names_the_learner_and_whether_it_moves() -> None:
-    bench = asked().sample_all()
-    bench.notes[LEARNER] = "trains step 0"
-    found = bench.wait(20, working=(G0, G1)).verdict()
-    assert found.sentence == "version 1 waits for learner-0 (learner-0 trains step 0)"
-    found = bench.wait(20, working=(G0, G1)).verdict()
-    assert found.sentence.endswith("learner-0 stands still for 40 s (trains step 0)")
-    assert found.culprits == (LEARNER,)
-
-
-def test_a_learner_that_requests_no_batch_is_named_with_its_activity() -> None:
-    bench = Bench(n_learners=2).assemble(*ROLES, "learner-1.0")
-    bench.say(LEARNER, m.BatchRequest(0))
-    bench.notes["learner-1.0"] = "meets the other learners"
-    first = bench.wait(4).first()
-    assert str(first) == "batch 0 waits for learner-1 to ask for it (learner-1 meets the other learners)"
-    assert first.on == ("learner-1.0",)
-
-
-def test_a_new_learner_that_has_not_begun_holds_up_everything() -> None:
-    bench = asked()
-    bench.wait(5)
-    bench.say("learner-0.1", m.Join("learner-0.1", Role.LEARNER, 0, 1, "there", 1, ""))
-    bench.notes["learner-0.1"] = "loads the model"
-    first = bench.wait(8).first()
-    assert str(first) == "the ring waits for learner-0 to begin (learner-0 loads the model)"
-    assert first.since_s == pytest.approx(8)
-
-
-def test_a_run_that_ends_names_members_that_have_not_finished() -> None:
-    bench = asked(total_steps=1).sample_all()
-    bench.push(bench.train())
-    bench.notes[LEARNER] = "writes the last checkpoint"
-    first = bench.wait(3).first()
-    assert str(first) == "the end waits for learner-0 (learner-0 writes the last checkpoint)"
-    bench.say(LEARNER, m.Finished("", ""))
+def test_the_end_waits_for_nobody_once_all_have_finished_and_a_drain_for_the_learner() -> None:
+    bench = asked(total_steps=1).sample_all().train().push().say(LEARNER, m.Finished("", ""))
     assert bench.verdict() == StallVerdict("the job ends", (), ())
-
-
-def test_a_draining_run_is_named_as_draining() -> None:
     bench = asked().sample_all()
     bench.head.drain(bench.now)
     assert bench.wait(2).first().on == (LEARNER,)
-
-
-# pushes
-
-
-def test_a_push_names_members_without_a_report_and_its_deadline() -> None:
-    bench = asked().sample_all()
-    version = bench.train()
-    bench.push(version, LEARNER, G1)
-    found = bench.wait(20, working=(G0, G1)).verdict()
-    push = next(wait for wait in found.waits if wait.who.startswith("push"))
-    assert str(push) == "push of version 1 waits for generator-0 (no answer for 20 s, deadline in 40 s)"
-    assert (push.on, push.since_s) == ((G0,), pytest.approx(20))
-    bench = asked().sample_all()
-    bench.train()
-    bench.silent = {LEARNER}
-    found = bench.wait(12).verdict()
-    assert LEARNER in next(wait for wait in found.waits if wait.who.startswith("push")).on
-    assert found.culprits[0] == LEARNER
-    assert "learner-0 silent for 12 s" in found.sentence
-
-
-def test_no_reward_is_a_wait_of_its_own() -> None:
-    bench = asked()
-    bench.silent = {REWARD}
-    found = bench.wait(9, working=(G0, G1)).verdict()
-    lacking = next(wait for wait in found.waits if wait.who == "samples")
-    assert str(lacking) == "samples wait for a reward (reward-0 is dead)"
-    assert "reward-0 dead, silent for 9 s" in found.sentence
 
 
 # the watch
