@@ -12,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.offline.synchronous_reference import ReferenceStep, SynchronousReference
+from areal_bus.core.head import Head
+from areal_bus.core.parts.gate import Gate
+from areal_bus.core.parts.ledger import Ledger
 from areal_bus.errors import ConfigError
+from areal_bus.transport.bus import Bus
 from areal_lab.loops.exact_lag import ExactLagLoop
 from areal_lab.settings import load
 from areal_lab.sweep import __main__ as sweep
@@ -79,9 +83,14 @@ def test_a_mixture_draws_a_lag_for_each_prompt_and_repeats(tmp_path: Path) -> No
     assert loop.digest == repeated.digest
 
 
-def test_without_lag_it_is_the_synchronous_reference_bit_for_bit(tmp_path: Path) -> None:
+def test_without_lag_it_is_the_synchronous_reference_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which has no head, gate, ledger or bus."""
     steps, _ = train(tmp_path, rollout__exact_lag=0)
     config = load(BASE, options(rollout__max_head_offpolicyness=0))
+    for part in (Head, Gate, Ledger, Bus):
+        monkeypatch.delattr(part, "__init__")
     reference = SynchronousReference(config, BASE.parent, tmp_path / "reference", n_generators=1)
     assert [step.digest for step in reference.run()] == [step.digest for step in steps]
 

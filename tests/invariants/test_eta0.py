@@ -1,8 +1,6 @@
 """eta = 0 is the synchronous algorithm: the ring over real processes and the plain loop, 20 steps, bit for bit."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,15 +42,6 @@ def test_the_ring_of_one_generator_and_the_plain_loop_are_the_same_bits(tmp_path
     likeness = eta0.compare(eta0.ring(tmp_path, 1), eta0.reference(tmp_path, 1), n_generators=1)
     assert likeness.difference is None
     assert likeness.n_same == eta0.STEPS
-
-
-@pytest.mark.slow
-def test_the_plain_loop_takes_part_in_no_ring() -> None:
-    code = "import sys, actors.offline.synchronous_reference; print('\\n'.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "actors.learner.update.ppo" in done.stdout.splitlines()
-    ring = {"head", "gate", "ledger", "membership", "rollouts", "batches", "publishing", "pushes", "supply"}
-    assert not {f"areal_bus.{name}" for name in ring} & set(done.stdout.splitlines())
 
 
 @pytest.mark.parametrize(

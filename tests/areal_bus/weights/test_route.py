@@ -6,7 +6,7 @@ import pytest
 
 from areal_bus.config.sections import Config
 from areal_bus.errors import PushFailed
-from areal_bus.weights.route import home, is_shared
+from areal_bus.weights.route import Route, home, is_shared
 from areal_bus.weights.shared_memory import MemoryPlace
 
 CPU, GPU = MemoryPlace("one", "cpu", "a"), MemoryPlace("one", "GPU-1", "a")
@@ -22,32 +22,26 @@ def config(**sections: dict[str, Any]) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("root", "members", "expected"),
+    ("route", "root", "members", "expected"),
     [
-        (CPU, [CPU, CPU], True),
-        (CPU, [CPU, GPU], False),
-        (CPU, [CPU, OTHER_HOST], False),
-        (CPU, [OTHER_USER], False),
-        (GPU, [GPU, GPU], True),
-        (GPU, [GPU, OTHER_GPU], False),
-        (GPU, [GPU, CPU], False),
-        (None, [GPU], False),
-        (None, [CPU], False),
+        ("auto", CPU, [CPU, CPU], True),
+        ("auto", CPU, [CPU, GPU], False),
+        ("auto", CPU, [CPU, OTHER_HOST], False),
+        ("auto", CPU, [OTHER_USER], False),
+        ("auto", GPU, [GPU, GPU], True),
+        ("auto", GPU, [GPU, OTHER_GPU], False),
+        ("auto", GPU, [GPU, CPU], False),
+        ("auto", None, [GPU], False),
+        ("auto", None, [CPU], False),
+        ("gloo", GPU, [GPU], False),
+        ("shared", CPU, [CPU, MemoryPlace("one", "cpu", "another name")], True),
+        ("shared", GPU, [GPU, MemoryPlace("one", "GPU-1", "another name")], True),
     ],
 )
-def test_auto_shares_exactly_where_all_can_open_the_roots_memory(
-    root: MemoryPlace | None, members: list[MemoryPlace], expected: bool
+def test_weights_are_shared_exactly_where_the_route_and_all_members_allow_it(
+    route: Route, root: MemoryPlace | None, members: list[MemoryPlace], expected: bool
 ) -> None:
-    assert is_shared("auto", root, dict(zip("xyz", members, strict=False))) is expected
-
-
-def test_gloo_never_shares() -> None:
-    assert not is_shared("gloo", GPU, {"x": GPU})
-
-
-@pytest.mark.parametrize("place", [CPU, GPU])
-def test_shared_memory_route_is_for_members_on_the_snapshots_host(place: MemoryPlace) -> None:
-    assert is_shared("shared", place, {"x": place, "y": MemoryPlace(place.realm, place.device, "another name")})
+    assert is_shared(route, root, dict(zip("xyz", members, strict=False))) is expected
 
 
 @pytest.mark.parametrize(("root", "member"), [(CPU, OTHER_HOST), (CPU, OTHER_USER), (GPU, OTHER_GPU), (GPU, CPU)])

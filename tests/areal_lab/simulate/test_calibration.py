@@ -88,11 +88,10 @@ def test_on_one_core_each_half_runs_at_half_speed_while_both_work() -> None:
     assert cores.speeds(generators=1, trains=True, background=False).learner == 0.5
     assert cores.speeds(generators=1, trains=False, background=False).generator == 1.0
     assert cores.speeds(generators=0, trains=True, background=True).learner == 0.5
-
-
-def test_a_generator_that_waits_for_a_gpu_does_not_slow_the_learner() -> None:
-    on_gpu = Cores(1, generator=0.0)
+    on_gpu = Cores(1, generator=0.0)  # a generator that waits for it
     assert on_gpu.speeds(generators=4, trains=True, background=False).learner == 1.0
+    idle = replace(TRUE, cores=Cores(2, generator=0.0, learner=0.0))
+    assert idle.bound == replace(TRUE, cores=None).bound
 
 
 def test_more_processes_than_cores_bring_no_more_than_all_cores_can_do() -> None:
@@ -318,8 +317,3 @@ def test_a_journal_without_cpu_times_is_planned_with_enough_cores(
     assert tool.main([*line, "--cores", "0"]) == 0
     with pytest.raises(ConfigError, match="--cores needs a run whose journal has CPU times"):
         tool.main([*line, "--cores", "4"])
-
-
-def test_actors_that_compute_nothing_on_cores_are_not_bound_by_them() -> None:
-    idle = replace(TRUE, cores=Cores(2, generator=0.0, learner=0.0))
-    assert idle.bound == replace(TRUE, cores=None).bound

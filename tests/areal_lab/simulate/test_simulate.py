@@ -65,47 +65,30 @@ rings = st.builds(
 # any ring
 
 
-@settings(max_examples=40, deadline=None)
-@given(rings)
-def test_no_ring_is_faster_than_its_slower_half(schedule: Schedule) -> None:
-    ring = RingModel(schedule)
-    ring.run(STEPS)
-    n_tokens = sum(batch.n_tokens for batch in ring.batches)
-    full = schedule.n_generators * schedule.speeds.tokens_per_s(schedule.slots)
-    assert n_tokens <= full * ring.now * (1 + 1e-6)
-    alone_s = STEPS * schedule.step_s + n_tokens / schedule.train_tokens_per_s
-    assert ring.now >= alone_s * (1 - 1e-9)
-
-
 @settings(max_examples=80, deadline=None)
 @given(rings)
-def test_all_tokens_and_prompts_are_accounted_for(schedule: Schedule) -> None:
+def test_any_ring_accounts_for_all_within_the_bounds_of_its_halves_and_its_policy(schedule: Schedule) -> None:
     ring = RingModel(schedule)
     ring.run(STEPS)
+    trained = sum(batch.n_tokens for batch in ring.batches)
+    most = schedule.n_generators * schedule.speeds.tokens_per_s(schedule.slots) * ring.now * (1 + 1e-6)
+    assert trained <= most
+    assert ring.now >= (STEPS * schedule.step_s + trained / schedule.train_tokens_per_s) * (1 - 1e-9)
+
     sampled = sum(generator.n_tokens for generator in ring.generators)
-    ready = sum(group.n_tokens for _, _, group in ring._ready)
-    begun = sum(group.n_tokens for group in ring._groups.values())
+    waiting = sum(group.n_tokens for _, _, group in ring._ready) + sum(x.n_tokens for x in ring._groups.values())
     training = sum(group.n_tokens for group in ring._training[1]) if ring._training else 0
     count = ring.count
-    assert sampled == count.trained + count.masked + count.dropped + ready + begun + training
+    assert sampled == count.trained + count.masked + count.dropped + waiting + training
     assert len(ring._groups) + len(ring._ready) == ring.gate.live
-    live = sum(schedule.speeds.tokens_per_s(schedule.slots) for _ in ring.generators) * ring.now
-    assert sampled + sum(generator.live_tokens() for generator in ring.generators) <= live * (1 + 1e-6)
+    assert sampled + sum(generator.live_tokens() for generator in ring.generators) <= most
 
-
-@settings(max_examples=80, deadline=None)
-@given(rings)
-def test_lag_stays_within_eta_and_only_mask_masks_and_only_drop_drops(schedule: Schedule) -> None:
-    ring = RingModel(schedule)
-    ring.run(STEPS)
     if schedule.policy is not StalenessPolicy.PAPER:
         assert max(batch.max_lag for batch in ring.batches) <= schedule.eta
-    if schedule.policy is not StalenessPolicy.MASK:
-        assert ring.count.masked == 0
-    if schedule.policy is not StalenessPolicy.DROP:
-        assert ring.count.dropped == 0
+    assert ring.count.masked == 0 or schedule.policy is StalenessPolicy.MASK
+    assert ring.count.dropped == 0 or schedule.policy is StalenessPolicy.DROP
     if schedule.on_update == "drain":
-        assert all(len(sampled.spans) == 1 for _, _, group in ring._ready for sampled in group.done)
+        assert all(len(one.spans) == 1 for _, _, group in ring._ready for one in group.done)
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,6 +1,5 @@
 """The clock, the credits and the demand bound."""
 
-import contextlib
 from collections import Counter
 
 import pytest
@@ -132,28 +131,6 @@ def test_the_demand_bound_by_counts_is_that_of_a_scan(batch_size: int, eta: int,
         elif act == "publish":
             gate.publish(gate.u)
         assert demand(gate, live, gate.w)
-
-
-@given(st.sampled_from(StalenessPolicy), st.integers(1, 5), st.integers(0, 4), ACTS)
-def test_I1_backlog_of_the_gate(
-    policy: StalenessPolicy, batch_size: int, eta: int, acts: list[tuple[str, int]]
-) -> None:
-    gate = Gate(batch_size=batch_size, eta=eta, policy=policy)
-    for act, choice in acts:
-        born = max(0, gate.u - choice)
-        calls = {
-            "admit": lambda born=born: gate.admit(born),
-            "take": lambda born=born: gate.take([born] * min(gate.live, batch_size)),
-            "update": lambda: gate.finish_update(gate.u + 1),
-            "publish": lambda: gate.publish(gate.u),
-            "refund": lambda born=born: gate.refund(born),
-        }
-        with contextlib.suppress(GateShut, ImpossibleEvent):
-            calls[act]()
-        assert gate.live == sum(gate._born.values()) >= 0
-        assert gate.in_training >= 0
-        assert gate.live + gate.in_training <= (eta + 1) * batch_size
-        assert gate.v <= gate.u <= gate.w <= gate.u + 1
 
 
 def test_data_that_never_fills_a_batch_is_refused_at_the_start() -> None:

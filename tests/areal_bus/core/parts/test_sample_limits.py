@@ -134,15 +134,6 @@ def test_a_void_sample_that_claims_an_earlier_term_ends_its_prompt() -> None:
     assert refunds(effects) == [(0, Refund.SAMPLING_ERROR)]
 
 
-@pytest.mark.parametrize("reason", sorted(set(Refund) - {"sampling_error", "prompt_too_long", "lost_timeline"}))
-def test_a_generator_gives_no_reason_of_the_head(reason: str) -> None:
-    head, _ = head_with()
-    effects = head.on(G0, m.SampleFailed(0, 0, "", reason, "forged"), 0.0)
-    assert "a generator's reasons are" in refused(effects)[0]
-    assert not refunds(effects)
-    assert head.state.ledger.open[0].holder == G0
-
-
 def test_joins_that_change_no_endpoint_are_answered_to_the_joining_member_alone() -> None:
     head, _ = head_with(n_generators=3)
     for _ in range(50):
@@ -204,13 +195,6 @@ def test_a_failure_is_recorded_once_of_each_incarnation() -> None:
     effects = [x for _ in range(5000) for x in head.on(G0, m.Failure("out of memory"), 0.0)]
     assert events(effects).count(Event.FAILED) == 1
     assert len(events(effects)) < ALL_RECORDED + 40
-
-
-def test_a_generator_that_claims_to_listen_is_not_listed() -> None:
-    head, _ = head_with()
-    join = m.Join(GUEST, "generator", 66, 0, "tcp://" + "x" * 40_000, 1, "")
-    assert "a generator does not listen" in refused(head.on(GUEST, join, 0.0))[0]
-    assert GUEST not in head.state.members.by_name
 
 
 def test_a_guest_gets_no_share_at_eta_0_and_no_share_waits_for_it() -> None:
