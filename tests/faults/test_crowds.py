@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.rejections import STRIKES
 from areal_bus.wire import codec
-from tests.areal_bus.transport.test_crowd import PATIENCE_S, crowd
+from tests.areal_bus.transport.test_listener import PATIENCE_S, crowd
 from tests.areal_bus.wire.test_codec import HOSTILE
 from tests.areal_bus.wire.test_codec import JOB as WIRE_JOB
 from tests.support.strangers import JOB, dealer, next_of, word
@@ -124,5 +124,5 @@ def test_row_29_a_peer_that_keeps_sending_garbage_is_banned_and_ignored() -> Non
 @pytest.mark.soak
 @pytest.mark.parametrize("keys", [False, True])
 def test_row_40_512_clients_at_once_are_all_received_within_a_minute(keys: bool) -> None:
-    """No client's first message is lost (tests/areal_bus/transport/test_crowd.py also tests ipc)."""
+    """No client's first message is lost (tests/areal_bus/transport/test_listener.py also tests ipc)."""
     assert crowd(16, 32, listen="tcp://127.0.0.1:0", keys=keys) < PATIENCE_S

@@ -1,7 +1,7 @@
 """Rows 27, 28, 30 and 31: unknown and hostile peers at every socket of a real job, over tcp with keys.
 
-Row 29 is in tests/areal_bus/wire/test_codec.py and tests/areal_bus/transport/test_hostile.py, row 40 in
-tests/areal_bus/transport/test_crowd.py.
+Row 29 is in tests/areal_bus/wire/test_codec.py and tests/areal_bus/transport/test_rejections.py, row 40 in
+tests/areal_bus/transport/test_listener.py.
 """
 
 import json

@@ -19,21 +19,9 @@ from areal_lab.staleness.simulator.scenario import draw
 from areal_lab.staleness.soak import policy_of
 from tests.areal_bus.core import test_head
 from tests.areal_bus.core.parts import test_terms
-from tests.areal_bus.core.parts.test_terms import (
-    GENERATOR,
-    LEARNER,
-    REWARD,
-    begin,
-    end_of,
-    hold,
-    join,
-    leases,
-    lines,
-    say,
-    trained_head,
-)
-from tests.areal_bus.core.test_head import head_with, push_done, refused, scored, sent
-from tests.areal_bus.transport import test_connections, test_hostile
+from tests.areal_bus.core.parts.test_terms import GENERATOR, LEARNER, REWARD, begin, hold, leases, say, trained_head
+from tests.areal_bus.core.test_head import end_of, head_with, joined, push_done, records, refused, scored, sent
+from tests.areal_bus.transport import test_receiver, test_rejections
 from tests.invariants import left_out
 
 # what had no test of its own
@@ -79,7 +67,7 @@ def a_push_that_a_member_has_completed_makes_it_healthy_no_second_time() -> None
     say(head, REWARD, scored(0, 0))
     say(head, LEARNER, m.UpdateDone(1, {}, "digest 1"))
     push_done(head, GENERATOR, 1)
-    join(head, GENERATOR, again=1)
+    joined(head, GENERATOR, again=1)
     assert refused(push_done(head, GENERATOR, 1))
     assert head.state.members.by_name[GENERATOR].standing is MemberState.STALE
 
@@ -93,7 +81,7 @@ def a_push_that_nobody_answers_is_journalled_as_broken() -> None:
         now += 4.0
         for name in (LEARNER, REWARD, GENERATOR):
             head.on(name, m.Heartbeat(0, None, ""), now)
-        broken += lines(head.tick(now), Event.PUSH_BROKEN)
+        broken += records(head.tick(now), Event.PUSH_BROKEN)
         if broken:
             break
     assert [(line["name"], line["version"]) for line in broken] == [(GENERATOR, 1)]
@@ -133,7 +121,7 @@ def failures_of_a_lost_timeline_do_not_end_the_job() -> None:
 def who_left_and_died_is_not_let_go_in_its_next_life() -> None:
     head, _ = head_with()
     say(head, GENERATOR, m.LeaveRequest())
-    assert not sent(join(head, "generator-0.1"), m.Stop)
+    assert not sent(joined(head, "generator-0.1"), m.Stop)
     push_done(head, LEARNER, 0)
     assert leases(push_done(head, "generator-0.1", 0))
 
@@ -172,9 +160,9 @@ PINNED: list[tuple[Callable[[], None], left_out.Sabotage]] = [  # what fails whe
     ),
     (a_push_that_nobody_answers_is_journalled_as_broken, left_out.late_members_are_passed_over_in_silence),
     (no_two_lives_of_a_head_number_a_push_or_a_view_alike, left_out.numbers_begin_at_0_in_every_life),
-    (test_connections.test_a_prompt_is_blamed_for_deaths_alone_not_for_connections, left_out.every_loss_is_a_death),
+    (test_receiver.test_a_prompt_is_blamed_for_deaths_alone_not_for_connections, left_out.every_loss_is_a_death),
     (
-        test_connections.test_a_member_that_does_not_receive_the_heads_heartbeat_is_dead_until_it_does,
+        test_receiver.test_a_member_that_does_not_receive_the_heads_heartbeat_is_dead_until_it_does,
         left_out.a_deaf_member_is_well,
     ),
     (test_terms.test_a_suspended_head_declares_no_member_dead, left_out.the_head_never_stands_still),
@@ -188,11 +176,11 @@ PINNED: list[tuple[Callable[[], None], left_out.Sabotage]] = [  # what fails whe
         left_out.poison_is_never_alone,
     ),
     (test_head.test_a_late_message_is_journalled_without_a_warning, left_out.any_uid_may_be_sampled),
-    (test_hostile.test_a_verdict_of_a_term_of_the_future_is_not_acknowledged, left_out.terms_are_not_looked_at),
+    (test_rejections.test_a_verdict_of_a_term_of_the_future_is_not_acknowledged, left_out.terms_are_not_looked_at),
     (failures_of_a_lost_timeline_do_not_end_the_job, left_out.failures_are_counted_over_terms),
     (weights_of_a_lost_version_count_as_none, left_out.weights_stay_whatever_is_lost),
     (
-        lambda: test_hostile.test_the_head_refuses_messages_that_a_members_role_may_not_send(
+        lambda: test_rejections.test_the_head_refuses_messages_that_a_members_role_may_not_send(
             "a verdict by a generator"
         ),
         left_out.anybody_says_anything,

@@ -24,7 +24,7 @@ from areal_bus.core.parts import reward_parts
 from areal_bus.errors import ConfigError
 from areal_bus.messages import BatchRequest, VerdictStatus
 from tests.areal_bus.core.test_head import head_with, records, scored
-from tests.areal_bus.core.transitions.test_verdict_policies import deliver
+from tests.areal_bus.core.transitions.test_rollouts import deliver
 
 FINITE = st.floats(-1e3, 1e3)
 OWN = """

@@ -1,11 +1,27 @@
-"""A batch shared out among learner ranks."""
+"""A batch shared out among learner ranks; groups without signal that are replaced (data.max_refill)."""
 
 import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_bus.core.transitions.batcher import EVEN, even_out, split
+from areal_bus.core.effects import Effect
+from areal_bus.core.events import Event
+from areal_bus.core.head import Head
+from areal_bus.core.parts.ledger import LedgerEntry
+from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_bus.core.transitions.batcher import EVEN, Refill, even_out, split
+from areal_lab.staleness.simulator.ring import Ring
+from areal_lab.staleness.simulator.scenario import Scenario
+from tests.areal_bus.core.test_head import head_with, lines, records, scored
+from tests.areal_bus.core.transitions.test_rollouts import dying, lines_of_clean
+from tests.tools.audit.test_simulated import Recorded, journal
+from tools.audit.audit import audit, judge
+from tools.run import Run
 
 
 def spread(shares: list[list[int]], weights: list[int]) -> int:
@@ -42,3 +58,89 @@ def test_exchanges_balance_the_split_of_longest_first() -> None:
 
 def test_a_share_may_be_empty() -> None:
     assert split([7], 3) == [[0], [], []]
+
+
+# groups that are replaced
+
+
+def deliver(head: Head, uid: int, *rewards: float) -> list[Effect]:
+    verdicts = [replace(scored(uid, sample), reward=reward) for sample, reward in enumerate(rewards)]
+    return [effect for verdict in verdicts for effect in head.on("reward-0.0", verdict, 0.0)]
+
+
+def test_a_group_without_signal_is_refunded_and_a_new_prompt_is_leased_at_once() -> None:
+    head, _ = head_with(batch_size=1, eta=1, n_samples=2, max_refill=1)
+    effects = deliver(head, 0, 1.0, 1.0)
+    (refund,) = records(effects, Event.REFUND)
+    assert (refund["uid"], refund["reason"], refund["n_scored"], refund["again"]) == (0, "no_signal", 2, False)
+    assert [line["uid"] for line in records(effects, Event.ADMIT)] == [2]
+
+
+def test_a_group_with_signal_stays_and_so_does_one_beyond_the_bound() -> None:
+    head, _ = head_with(batch_size=3, eta=0, n_samples=2, max_refill=1)
+    assert not records(deliver(head, 0, 0.0, 1.0), Event.REFUND)
+    assert not records(deliver(head, 1, 1.0, 1.0), Event.REFUND), "at eta = 0 it waits for the rest of its batch"
+    refunds = records(deliver(head, 2, 0.5, 0.5), Event.REFUND)
+    assert [line["uid"] for line in refunds] == [1]
+
+
+def test_without_max_refill_nothing_is_replaced() -> None:
+    head, _ = head_with(batch_size=1, eta=1, n_samples=2)
+    assert not records(deliver(head, 0, 1.0, 1.0), Event.REFUND)
+
+
+def scenario(seed: int, policy: StalenessPolicy, **more: Any) -> Scenario:
+    """Half of the prompts have no signal."""
+    return dying(seed, policy, **{"p_flat": 0.5, "max_refill": 3, "n_samples": 2 + seed % 3} | more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", StalenessPolicy)
+def test_rings_that_replace_groups_keep_every_invariant_and_the_audit_is_clean(
+    policy: StalenessPolicy, tmp_path: Path
+) -> None:
+    n_replaced = 0
+    for seed in range(6):
+        plan = scenario(seed, policy, n_rows=20 if seed == 5 else None)
+        refunds = lines_of_clean(plan, tmp_path, Event.REFUND)
+        n_replaced += sum(line["reason"] == "no_signal" for line in refunds)
+    assert n_replaced > 30
+
+
+def test_when_no_prompt_has_a_signal_the_run_still_ends() -> None:
+    for seed in range(6):
+        outcome = Ring(scenario(seed, StalenessPolicy.MASK, p_flat=1.0)).run()
+        assert not outcome.violations
+        assert outcome.end is not None
+        assert outcome.end.code == 0
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "noticed"),
+    [
+        (Refill, "next", lambda self: None, "I8 "),
+        (Refill, "next", lambda self: self._ledger.flat.first(), "I3 "),  # without end
+        (LedgerEntry, "has_signal", False, "I3 "),
+    ],
+)
+def test_a_rule_of_the_refill_left_out_is_detected(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, wrong: object, noticed: str
+) -> None:
+    monkeypatch.setattr(owner, name, wrong)
+    outcomes = (Ring(scenario(seed, StalenessPolicy.MASK, max_refill=1)).run() for seed in range(10))
+    assert next(str(x.violations[0]) for x in outcomes if x.violations).startswith(noticed)
+
+
+@pytest.mark.parametrize(
+    ("most", "text"),
+    [(3, "complete and has equal rewards"), (1, "at most data.max_refill = 1 groups are replaced for a batch")],
+)
+def test_the_audit_catches_a_group_that_was_not_to_be_replaced(tmp_path: Path, most: int, text: str) -> None:
+    plan = scenario(2, StalenessPolicy.MASK)
+    ring = Recorded(plan)
+    assert not ring.run().violations
+    replaced = {line["uid"] for line in lines(ring, Event.REFUND)}
+    if most == plan.max_refill:  # one of the equal rewards is another
+        next(line for line in lines(ring, Event.SCORED) if line["uid"] in replaced)["reward"] = 0.25
+    found = judge(audit(Run(journal(tmp_path, replace(plan, max_refill=most), ring))))["I3"]
+    assert any(text in finding.text for finding in found.findings)
