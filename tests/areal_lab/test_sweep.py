@@ -25,6 +25,7 @@ from areal_lab.sweep.comparison import summaries
 from areal_lab.sweep.plan import Job, jobs_of, read_sweep, with_seeds
 from areal_lab.sweep.results import Result, ResultFile, area
 from areal_lab.sweep.runner import SweepProgress
+from areal_lab.sweep.starting import loop_of
 from launch.commands.main import main as launch
 from tools.report.facts.seeds import paired
 
@@ -196,9 +197,13 @@ def test_jobs_with_another_metric_or_number_of_ranks_are_other_jobs(tmp_path: Pa
     assert not reward & ranks
 
 
-@pytest.mark.parametrize("name", ["lag", "lag-lr", "algorithms"])
-def test_the_shipped_sweeps_can_run(name: str) -> None:
-    assert len(jobs_in(BASE.with_name(f"{name}.toml"))) >= 18
+@pytest.mark.parametrize(
+    ("name", "loop"), [("lag", "exact_lag"), ("lag-lr", "exact_lag"), ("algorithms", ""), ("policies", "virtual_time")]
+)
+def test_the_shipped_sweeps_can_run(name: str, loop: str) -> None:
+    jobs = jobs_in(BASE.with_name(f"{name}.toml"))
+    assert len(jobs) >= 12
+    assert not loop or {loop_of(job.load()) for job in jobs if job.seed == 1} == {f"areal_lab.loops.{loop}"}
 
 
 def test_blocks_inherit_and_a_job_of_two_blocks_runs_once(tmp_path: Path) -> None:

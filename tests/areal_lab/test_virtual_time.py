@@ -17,8 +17,6 @@ from areal_lab.loops.exact_lag import ExactLagLoop
 from areal_lab.loops.virtual_ring import Key, Pace, VirtualRing
 from areal_lab.loops.virtual_time import VirtualTimeLoop
 from areal_lab.settings import VirtualTimeConfig, load
-from areal_lab.sweep.plan import jobs_of, read_sweep
-from areal_lab.sweep.starting import loop_of
 from launch.commands.main import main as launch
 from tests.areal_lab.test_sweep import BASE, SMALL
 
@@ -189,10 +187,3 @@ def test_settings_that_virtual_time_cannot_run_are_refused(tmp_path: Path, capsy
         load(BASE, ["virtual_time.window=3"])
     with pytest.raises(ConfigError, match="give the virtual seconds of the run"):
         train(tmp_path, VirtualTimeLoop, virtual_time__seconds=None)
-
-
-def test_the_shipped_sweep_of_policies_runs_in_virtual_time() -> None:
-    file = BASE.with_name("policies.toml")
-    jobs = jobs_of(read_sweep(file), file)
-    assert {loop_of(job.load()) for job in jobs if job.seed == 1} == {"areal_lab.loops.virtual_time"}
-    assert {job.load().rollout.staleness_policy for job in jobs if job.seed == 1} == {"mask", "hold", "drop", "paper"}

@@ -36,22 +36,6 @@ class Counters:
         return self.n_generated - before
 
 
-def test_counters_after_a_resume_flood_the_ring_or_shut_it_for_good() -> None:
-    limit = 4  # (eta + 1) * B
-    forgot_n = Counters(batch_size=2, eta=1)
-    forgot_n.v = 40  # restored; the count of prompts was not
-    assert forgot_n.fill() == 84 > limit
-    kept_n = Counters(batch_size=2, eta=1)
-    kept_n.v = 40
-    kept_n.n_generated = 84  # restored, with the four that died with the job: they never come
-    assert kept_n.fill() == 0
-
-    gate = Gate(batch_size=2, eta=1, clock=40)
-    for _ in range(limit):
-        gate.admit(40)
-    assert not gate.may_admit(40)
-
-
 class ByCount(Gate):
     """Wrong: eq. 3 as it is printed, by a count of prompts."""
 

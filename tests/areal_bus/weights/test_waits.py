@@ -78,12 +78,3 @@ def test_a_value_that_stops_the_push_is_no_value() -> None:
     server.set("a", "stop:the member is full")
     with pytest.raises(PushFailed, match="a push was aborted: the member is full"):
         waits.value("a", str)
-
-
-def test_a_watch_gives_its_connection_to_the_next_one() -> None:
-    server, _ = serve_store("127.0.0.1")
-    connections = StoreConnections(server)
-    first = connections.take()
-    connections.give_back(first)
-    assert connections.take() is first
-    assert connections.take() is not first

@@ -188,13 +188,6 @@ def test_of_a_run_whose_split_changed_only_the_longest_split_is_measured(tmp_pat
         record(where, config(two))
 
 
-def test_without_shared_cores_the_same_ring_would_be_predicted_far_too_fast(run_of: Callable[[Schedule], Run]) -> None:
-    run = run_of(replace(TRUE, n_generators=3, eta=2))
-    seen = measure(run, config_of(run))
-    free = compare_with_run(config_of(run), replace(seen, cores=None), seen, n_steps=40)
-    assert free.error > 0.25
-
-
 def test_a_prefilled_token_takes_the_same_time_in_a_prompt_and_after_an_update() -> None:
     rows = [(3, 0.0), (0, 700.0), (5, 90.0)]
     seen = [Prefill(n, tokens, (n * 24 + tokens) / 5000) for n, tokens in rows]
