@@ -1,13 +1,18 @@
-"""Small real parts for learner tests: a random Llama, trajectories as the head sends them, and an actor."""
+"""Small real parts for learner tests: a random Llama, trajectories as the head sends them, an actor and its updates."""
 
 import array
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from actors.learner.batching import Batch, build
+from actors.learner.checkpoint import checkpoint
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.adapters import Adapters
 from actors.learner.model.critic import ValueModel
@@ -21,6 +26,7 @@ from areal_bus.messages import ShardItem
 from areal_bus.storage.journal import Journal
 
 VOCABULARY = 23
+PLAIN: dict[str, Any] = {"task": "sums", "chat_template": False}  # [data] of a config that `check` accepts
 
 
 def tiny_model(seed: int = 0, *, key_heads: int = 2, tied: bool = False, n_layers: int = 2) -> Any:
@@ -160,3 +166,97 @@ def random_shard(
                 )
             )
     return items
+
+
+def masked_log_probs_lowered(shard: Sequence[ShardItem]) -> list[ShardItem]:
+    """The items with other log-probs for the tokens of their first span."""
+    changed = []
+    for item in shard:
+        logps = torch.frombuffer(bytearray(item.logps), dtype=torch.float32)
+        logps[: item.spans[0][1]] -= 7.0
+        changed.append(replace(item, logps=logps.numpy().tobytes()))
+    return changed
+
+
+def batch_of(shard: Sequence[ShardItem], *, clock: int = 0, eta: int = 1) -> Batch:
+    return build(shard, step=clock, clock=clock, n_groups=shard[0].n_groups if shard else 0, eta=eta)
+
+
+def prepared(actor: PPOActor, shard: Sequence[ShardItem], *, eta: int = 1) -> Batch:
+    """The batch with its advantages; the actor is put at the version that the shard was taken at."""
+    actor.version = shard[0].clock if shard else 0
+    return actor.compute_advantages_and_returns(batch_of(shard, clock=actor.version, eta=eta))
+
+
+def update(actor: PPOActor, shard: Sequence[ShardItem], *, eta: int = 1) -> dict[str, float]:
+    """The figures of one update, at the version that the shard was taken at."""
+    return actor.ppo_update(prepared(actor, shard, eta=eta))
+
+
+def train(actor: PPOActor, versions: range) -> list[dict[str, float]]:
+    """The figures of updates from these versions on, without the time that they took."""
+    made = []
+    for version in versions:
+        batch = batch_of(random_shard(version, clock=version), clock=version)
+        made.append(actor.ppo_update(actor.compute_advantages_and_returns(batch)) | {"update_s": 0.0})
+    return made
+
+
+def watch_gradients(actor: PPOActor) -> list[Tensor]:
+    """Gets those of the next optimizer step of the policy, as the optimizer gets them, and of a critic's."""
+    pairs = [(actor.policy, actor.optimizer)]
+    pairs += [] if actor.critic is None else [(actor.critic.model, actor.critic.optimizer)]
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    for model, optimizer in pairs:
+
+        def look(*_: Any, model: Policy = model) -> None:
+            if id(model) not in seen:
+                seen.add(id(model))
+                found.extend(p.grad.clone() for p in model.parameters().values() if p.grad is not None)
+
+        optimizer.register_step_pre_hook(look)
+    return found
+
+
+def gradients(actor: PPOActor, shard: Sequence[ShardItem]) -> list[Tensor]:
+    """Of the first optimizer step of an update."""
+    found = watch_gradients(actor)
+    update(actor, shard)
+    return found
+
+
+def weights(model: Any) -> dict[str, Tensor]:
+    """Copies, of a policy, a critic's model or a frozen model."""
+    return {name: parameter.detach().clone() for name, parameter in model.parameters().items()}
+
+
+class NoTokenizer:
+    """Stands where a tokenizer does in an export."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "words.json").write_text("{}")
+
+
+def save(actor: PPOActor, folder: Path, *, tokenizer: Any = None, keep: int = 2, **more: Any) -> Path:
+    """FOLDER/step-VERSION."""
+    return checkpoint.save(
+        folder,
+        policy=actor.policy,
+        optimizer=actor.optimizer,
+        version=actor.version,
+        tokenizer=tokenizer or NoTokenizer(),
+        keep=keep,
+        critic=actor.critic,
+        reference=actor.kept_reference,
+        **more,
+    )
+
+
+def resume(actor: PPOActor, folder: Path) -> None:
+    """All of a checkpoint but the weights of a float32 policy, which are in its model folder."""
+    state = checkpoint.load(folder)
+    checkpoint.restore(state, policy=actor.policy, optimizer=actor.optimizer)
+    if actor.critic is not None:
+        checkpoint.restore_critic(folder, actor.critic)
+    actor.version = state.version

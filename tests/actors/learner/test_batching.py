@@ -16,15 +16,7 @@ from areal_bus.core.parts.staleness import trained_runs
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import ShardItem
 from areal_bus.sample_fields import packed
-from tests.support.learner_setup import random_shard, shard_item
-
-
-def test_tokens_older_than_eta_are_not_trained() -> None:
-    assert trained_runs([[3, 12], [4, 7], [6, 1]], clock=6, eta=2) == [(12, False), (7, True), (1, True)]
-
-
-def test_eta_zero_trains_the_current_version_only() -> None:
-    assert trained_runs([[4, 2], [5, 3]], clock=5, eta=0) == [(2, False), (3, True)]
+from tests.support.learner_setup import batch_of, random_shard, shard_item
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9)), max_size=8), st.integers(0, 5), st.integers(0, 20))
@@ -47,13 +39,9 @@ def test_spans_that_no_generator_stamps_are_refused(spans: list[list[int]]) -> N
 
 def test_a_batch_knows_where_its_sampled_tokens_lie() -> None:
     item = shard_item(
-        prompt=[5, 6, 7],
-        sampled=[2, 3, 8, 9, 4, 1],
-        logps=[-1.0] * 4,
-        segments=[[3, 2], [2, 2]],
-        spans=[[1, 1], [3, 3]],
+        sampled=[2, 3, 8, 9, 4, 1], logps=[-1.0] * 4, segments=[[3, 2], [2, 2]], spans=[[1, 1], [3, 3]], clock=3
     )
-    (built,) = build([item], step=3, clock=3, n_groups=1, eta=1).items
+    (built,) = batch_of([item], clock=3).items
     assert built.places_K.tolist() == [3, 4, 7, 8]
     assert built.ids_T[built.places_K].tolist() == [2, 3, 4, 1]
     assert built.trained_K.tolist() == [False, True, True, True]
@@ -70,7 +58,7 @@ def test_a_batch_is_in_group_and_sample_order() -> None:
 
 
 def test_behaviour_log_probs_come_bit_for_bit() -> None:
-    (built,) = build([shard_item(logps=[-0.1, -1 / 3, -7.25, -1e-8])], step=0, clock=0, n_groups=1, eta=0).items
+    (built,) = batch_of([shard_item(logps=[-0.1, -1 / 3, -7.25, -1e-8])]).items
     assert torch.equal(built.behav_K, torch.tensor([-0.1, -1 / 3, -7.25, -1e-8]))
 
 
@@ -92,7 +80,7 @@ def test_a_group_is_whole_by_the_stage_of_its_prompt() -> None:
 )
 def test_an_item_that_contradicts_itself_is_refused(wrong: dict[str, list[list[int]]]) -> None:
     with pytest.raises(ImpossibleEvent):
-        build([shard_item(**wrong)], step=0, clock=0, n_groups=1, eta=0)  # type: ignore[arg-type]
+        batch_of([shard_item(**wrong)])  # type: ignore[arg-type]
 
 
 def test_a_rank_trains_a_short_group_only_by_declared_policy_and_never_one_sample_alone() -> None:
@@ -129,7 +117,7 @@ def interleaved() -> list[ShardItem]:
 
 
 def test_I1_an_episode_of_two_trajectories_has_the_tokens_masks_and_lags_of_both() -> None:
-    whole, *parts = [build([item], step=3, clock=3, n_groups=1, eta=1).items[0] for item in interleaved()]
+    whole, *parts = [batch_of([item], clock=3).items[0] for item in interleaved()]
     for name in ("ids_T", "behav_K", "trained_K", "lags_K"):
         assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts])), name
     assert whole.fields["x"].tolist() == [0.0, 1.0, 4.0, 2.0, 3.0]
@@ -141,7 +129,7 @@ def test_I1_an_episode_of_two_trajectories_has_the_tokens_masks_and_lags_of_both
 
 
 def test_a_trajectory_without_a_trained_token_is_no_piece() -> None:
-    (whole,) = build([replace(interleaved()[0], spans=[[1, 4], [3, 1]])], step=3, clock=3, n_groups=1, eta=1).items
+    (whole,) = batch_of([replace(interleaved()[0], spans=[[1, 4], [3, 1]])], clock=3).items
     (piece,) = whole.pieces(whole.trained_places)
     assert piece.ids_T[piece.places_K].tolist() == [11]
     assert [len(one.places_K) for one in whole.pieces(whole.places_K)] == [3, 2]
@@ -149,7 +137,7 @@ def test_a_trajectory_without_a_trained_token_is_no_piece() -> None:
 
 def test_trajectories_that_contradict_their_segments_are_refused() -> None:
     with pytest.raises(ImpossibleEvent, match="unknown trajectory 2"):
-        build([replace(interleaved()[0], trajectories=[0, 2, 0])], step=3, clock=3, n_groups=1, eta=1)
+        batch_of([replace(interleaved()[0], trajectories=[0, 2, 0])], clock=3)
 
 
 def test_a_saved_batch_is_read_as_it_was_built(tmp_path: Path) -> None:
@@ -214,16 +202,16 @@ def test_no_two_micro_batches_could_be_one(lengths: list[int], capacity: int) ->
     assert len(parts) <= 2 * max(least, 1)
 
 
-def test_a_sequence_over_the_budget_is_alone() -> None:
-    assert sorted(map(sorted, pack([3, 50, 4], capacity=10))) == [[0, 2], [1]]
-
-
-def test_the_fullest_micro_batch_that_holds_it_is_taken() -> None:
-    assert pack([6, 5, 4, 3], capacity=10) == [[0, 2], [1, 3]]
-
-
-def test_two_short_ones_fill_a_room_to_the_last_token() -> None:
-    assert pack([9, 8, 7, 4, 3, 2, 2, 1, 4], capacity=10) == [[0, 7], [1, 5], [2, 4], [3, 8, 6]]
+@pytest.mark.parametrize(
+    ("lengths", "packed"),
+    [
+        ([3, 50, 4], [[0, 2], [1]]),  # one over the budget is alone
+        ([6, 5, 4, 3], [[0, 2], [1, 3]]),  # the fullest that holds it is taken
+        ([9, 8, 7, 4, 3, 2, 2, 1, 4], [[0, 7], [1, 5], [2, 4], [3, 6, 8]]),  # two short ones fill it to the last token
+    ],
+)
+def test_the_fullest_micro_batch_that_holds_a_sequence_is_taken(lengths: list[int], packed: list[list[int]]) -> None:
+    assert sorted(map(sorted, pack(lengths, capacity=10))) == packed
 
 
 def test_many_sequences_take_as_few_micro_batches_as_their_tokens_ask_for() -> None:

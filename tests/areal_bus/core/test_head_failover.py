@@ -1,6 +1,6 @@
 """A learner that outlives its head: what the next head takes from it, and each rule of that left out once.
 
-`tests/actors/learner/link/test_head_failover.py` has the same for the learner's own side.
+`tests/actors/learner/link/test_rollout.py` has the same for the learner's own side.
 """
 
 import random

@@ -1,399 +1,350 @@
-"""Batches as they come over the bus, the inbox and the push thread, within one process."""
+"""Batches as they come over the bus, and a learner that outlives its head: what becomes of a batch that was being
+handed out, and of whom the ranks ask next.
+"""
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
-import torch
 
-from actors.learner.batching import build
-from actors.learner.link.inbox import LearnerInbox, StopRun
-from actors.learner.link.rollout import HeadFailover, Rollout
-from actors.learner.link.weight_pusher import WeightPusher
-from actors.learner.loop import find_loop, train
+from actors.learner.link.inbox import StopRun
 from actors.runtime import process as codes
-from actors.runtime.context import HeartbeatState
 from areal_bus import messages as m
-from areal_bus.errors import ConfigError, ImpossibleEvent, PushFailed, Restart
-from areal_bus.storage.journal import Journal
-from areal_bus.transport.bus import Bus
-from areal_bus.weights import delta as deltas
-from areal_bus.weights.delta import ChangeHistory, Changes
-from areal_bus.weights.shared_memory import SharedMemory
-from areal_bus.weights.snapshot import Snapshot, take_snapshot
-from tests.support.learner_setup import random_shard
+from areal_bus.errors import ConfigError, ImpossibleEvent, Restart
+from tests.actors.learner.link.conftest import WAIT_S, Crew, Rank, dealt, taken
+from tests.support.learner_script import Script, script
 from tests.support.polling import wait_until
 
-
-@dataclass
-class Line:
-    """A learner's end and the head's end of one connection."""
-
-    head: Bus
-    inbox: LearnerInbox
-    rollout: Rollout
-    begun: list[m.PushBegin]
-    version: list[int]  # of the actor
-    said: list[tuple[int, bool]]  # life of each head that was told where this learner is; whether it had outlived one
-    ended: list[int]  # exit codes with which the process would have been ended
-
-    def train(self) -> None:
-        self.version[0] += 1
-
-    def tell(self, *messages: m.Message) -> None:
-        for message in messages:
-            self.head.send("learner-0.0", message)
-
-    def hand_out(self, step: int, *, n_items: int | None = None, last: bool = False) -> None:
-        shard = [replace(item, step=step) for item in random_shard(step, clock=step)]
-        self.tell(*shard, m.ShardEnd(step, step, len(shard) if n_items is None else n_items, 3, last))
+CROWDS = pytest.mark.parametrize("size", [1, 2, 3])
 
 
-@pytest.fixture
-def line(tmp_path: Path) -> Iterator[Line]:
-    head = Bus("head", job="test", listen=f"ipc://{tmp_path}/head")
-    bus = Bus("learner-0.0", job="test")
-    bus.connect("head", head.endpoint)
-    bus.send("head", m.Ready(0))
-    assert head.receive(10.0) is not None  # the head has heard it, so it can answer
-    begun: list[m.PushBegin] = []
-    ended: list[int] = []
-    inbox = LearnerInbox(bus, push_begun=begun.append, overdue=ended.append, rejoin_grace_s=0.05)
-    journal = Journal(tmp_path, role="learner", index=0, incarnation=0)
-    version = [0]
-    head.send("learner-0.0", m.PeerList([], []))
-    said: list[tuple[int, bool]] = []
-    failover = HeadFailover(
-        inbox,
-        lambda message: bus.send("head", message),
-        most=list,
-        begin=lambda life, lives_on: said.append((life, lives_on)),
-    )
-    assert not failover.confirm(False)
-    rollout = Rollout(
-        failover,
-        build=partial(build, eta=1, n_samples=4),
-        journal=journal,
-        heartbeat=HeartbeatState(),
-        version=lambda: version[0],
-    )
-    yield Line(head, inbox, rollout, begun, version, said, ended)
-    inbox.close()
-    bus.close()
-    head.close()
-    journal.close()
-
-
-def test_batches_come_in_order_until_there_are_none(line: Line) -> None:
-    line.hand_out(0)
-    line.hand_out(1)
-    line.tell(m.NoBatch(2, False))
+def test_batches_come_in_order_until_there_are_none(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    begun.hand_out(0)
+    begun.hand_out(1)
+    begun.tell(m.NoBatch(2, False))
     batches = []
-    for batch in line.rollout:
+    for batch in rank.rollout:
         batches.append(batch)
-        line.train()
+        begun.train()
     assert [(b.step, b.clock, len(b.items), b.n_groups) for b in batches] == [(0, 0, 12, 3), (1, 1, 12, 3)]
-    assert line.rollout.ended
-    requests = [line.head.receive(10.0) for _ in range(3)]
+    assert rank.rollout.ended
+    requests = [begun.head.receive(10.0) for _ in range(3)]
     assert [r[1] for r in requests if r] == [m.BatchRequest(0), m.BatchRequest(1), m.BatchRequest(2)]
 
 
-def test_the_last_share_is_not_followed_by_a_request(line: Line) -> None:
-    line.hand_out(0, last=True)
-    assert line.rollout.prepare_batch() is not None
-    line.train()
-    assert line.rollout.prepare_batch() is None
-    assert line.head.receive(10.0) == ("learner-0.0", m.BatchRequest(0))
-    assert line.head.receive(0) is None
+def test_the_last_share_is_not_followed_by_a_request(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    begun.hand_out(0, last=True)
+    assert rank.rollout.prepare_batch() is not None
+    begun.train()
+    assert rank.rollout.prepare_batch() is None
+    assert begun.head.receive(10.0) == ("learner-0.0", m.BatchRequest(0))
+    assert begun.head.receive(0) is None
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_a_batch_that_is_not_trained_is_the_last_one_asked_for(line: Line, last: bool) -> None:
-    line.hand_out(0, last=last)
-    assert line.rollout.prepare_batch() is not None
+def test_a_batch_that_is_not_trained_is_the_last_one_asked_for(begun: Crew, last: bool) -> None:
+    (rank,) = begun.ranks
+    begun.hand_out(0, last=last)
+    assert rank.rollout.prepare_batch() is not None
     with pytest.raises(ConfigError, match=r"untrained batch: .* the batch of step 0 and did not train it"):
-        line.rollout.prepare_batch()
-    assert line.head.receive(10.0) == ("learner-0.0", m.BatchRequest(0))
-    assert line.head.receive(0) is None
+        rank.rollout.prepare_batch()
+    assert begun.head.receive(10.0) == ("learner-0.0", m.BatchRequest(0))
+    assert begun.head.receive(0) is None
 
 
-def test_the_end_of_a_share_wakes_the_loop_and_its_items_do_not(line: Line) -> None:
-    *items, end = [*random_shard(0, clock=0), m.ShardEnd(0, 0, 12, 3, False)]
-    line.tell(m.HeadHeartbeat(term=1, version=0))
-    wait_until(lambda: line.inbox.term == 1)  # what came before it is sorted
-    line.inbox.take_now()  # the directory, where it was known to the failover before it lay there
-    line.inbox.wait(0)
-    line.tell(*items, m.HeadHeartbeat(term=2, version=0))
-    wait_until(lambda: line.inbox.term == 2)
-    assert not line.inbox._changed.is_set()
-    line.tell(end)
-    wait_until(line.inbox._changed.is_set)
-    assert [line.inbox.take() for _ in range(13)] == [*items, end]
-
-
-def test_a_share_that_is_not_whole_is_refused(line: Line) -> None:
-    line.hand_out(0, n_items=13)
+def test_a_share_that_is_not_whole_is_refused(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    begun.hand_out(0, n_items=13)
     with pytest.raises(ImpossibleEvent, match="announced 13 items, 12 came"):
-        line.rollout.prepare_batch()
+        rank.rollout.prepare_batch()
 
 
-def test_a_batch_of_another_step_is_refused(line: Line) -> None:
-    line.hand_out(1)
+def test_a_batch_of_another_step_is_refused(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    begun.hand_out(1)
     with pytest.raises(ImpossibleEvent, match="waited for step 0, got step 1"):
-        line.rollout.prepare_batch()
+        rank.rollout.prepare_batch()
 
 
-def test_stop_ends_a_wait(line: Line) -> None:
-    threading.Thread(target=lambda: line.tell(m.Stop("enough"))).start()
+def test_stop_ends_a_wait(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    threading.Thread(target=lambda: begun.tell(m.Stop("enough"))).start()
     with pytest.raises(StopRun, match="enough"):
-        line.rollout.prepare_batch()
+        rank.rollout.prepare_batch()
     with pytest.raises(StopRun):
-        line.inbox.check()
+        rank.inbox.check()
 
 
-def test_a_drained_run_ends_the_loop_and_logs_it(line: Line) -> None:
-    line.tell(m.NoBatch(0, True))
-    assert line.rollout.prepare_batch() is None
-    assert (line.rollout.ended, line.rollout.drained) == (True, True)
+def test_a_drained_run_ends_the_loop_and_logs_it(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    begun.tell(m.NoBatch(0, True))
+    assert rank.rollout.prepare_batch() is None
+    assert (rank.rollout.ended, rank.rollout.drained) == (True, True)
 
 
-def test_a_rejoin_ends_a_bound_learner_whose_loop_is_stuck(line: Line) -> None:
-    line.inbox.bind()
-    line.tell(m.Rejoin("only a member may speak"))
-    wait_until(lambda: line.ended == [codes.RESTART])
-    with pytest.raises(Restart, match="only a member may speak"):
-        line.rollout.prepare_batch()
+@CROWDS
+def test_without_another_head_a_batch_costs_one_agreement(crew: Crew) -> None:
+    crew.begin()
+    begun = crew.agreement.n_rounds
+    for step in range(2):
+        taking = crew.take_batches()
+        crew.asked(step, 0)
+        crew.is_trained(taking, seed=step, step=step)
+        crew.train()
+    assert crew.agreement.n_rounds == begun + 2
+    assert crew.said == [[(0, False)]] * len(crew.ranks)
+    crew.is_quiet()
 
 
-def test_a_rejoin_before_that_only_asks_for_another_join(line: Line) -> None:
-    line.tell(m.Rejoin("only a member may speak"))
-    wait_until(line.inbox.asked_to_rejoin)
-    assert not line.inbox.asked_to_rejoin()
-    line.inbox.bind()
-    line.inbox.check()
-    assert not line.ended
+@CROWDS
+def test_a_batch_that_all_ranks_hold_is_trained_and_the_next_head_learns_the_new_version(crew: Crew) -> None:
+    taking = crew.begin_a_batch()
+    crew.tell(*crew.share(0, seed=1))
+    crew.is_joined(1)
+    assert taken(taking) == [dealt(0, seed=1)] * len(crew.ranks)
+    assert all(rank.failover.has_new_head for rank in crew.ranks)
+    assert crew.said == [[(0, False)]] * len(crew.ranks)  # in the middle of a step there is nothing to say
+    crew.train()
+    taking = crew.take_batches()
+    crew.asked(1, 1)
+    assert crew.said == [[(0, False), (1, True)]] * len(crew.ranks)
+    crew.is_trained(taking, seed=2, step=1)
+    crew.is_quiet()
 
 
-@pytest.mark.parametrize("later", [3, 5])
-def test_the_term_is_taken_from_pushes_and_not_from_later_heartbeats(line: Line, later: int) -> None:
-    line.tell(
-        m.HeadHeartbeat(3, 10),
-        m.PushBegin(0, 10, 0, [], "", 5.0, term=4),
-        m.HeadHeartbeat(later, 10),
-        m.NoBatch(0, False),
-    )
-    assert line.rollout.prepare_batch() is None
-    assert line.inbox.term == 4
+@CROWDS
+def test_a_share_that_is_there_in_part_is_dropped_and_asked_for_again(crew: Crew) -> None:
+    taking = crew.begin_a_batch()
+    for index in range(len(crew.ranks)):
+        crew.tell(*crew.share(0, seed=1)[: index + 1], to=index)
+    crew.is_joined(1)
+    crew.asked(0, 1)
+    crew.is_trained(taking, seed=2)
+    assert crew.said == [[(0, False), (1, True)]] * len(crew.ranks)
+    crew.is_quiet()
 
 
-def test_before_its_first_push_a_learner_takes_the_term_from_heartbeats(line: Line) -> None:
-    line.tell(m.HeadHeartbeat(3, 10), m.HeadHeartbeat(4, 10), m.NoBatch(0, False))
-    assert line.rollout.prepare_batch() is None
-    assert line.inbox.term == 4
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_share_is_dropped_when_another_rank_has_none(crew: Crew) -> None:
+    taking = crew.begin_a_batch()
+    crew.tell(*crew.share(0, seed=1), to=0)
+    crew.tell(*crew.share(0, seed=1)[:-1], to=1)
+    crew.is_joined(1)
+    crew.asked(0, 1)
+    crew.is_trained(taking, seed=2)
+    crew.is_quiet()
 
 
-def test_a_push_begins_while_the_inbox_is_not_read(line: Line) -> None:
-    begin = m.PushBegin(0, 1, 0, ["generator-0.0"], "127.0.0.1:1", 5.0)
-    line.tell(begin, m.NoBatch(0, False))
-    assert line.rollout.prepare_batch() is None  # read after the push, by the same thread
-    assert line.begun == [begin]
+@pytest.mark.parametrize("size", [2, 3])
+def test_shares_received_before_all_ranks_know_the_new_head_are_dropped(crew: Crew) -> None:
+    """One has its share and knows of no other head yet; its word counts as little as its share."""
+    taking = crew.begin_a_batch()
+    crew.tell(*crew.share(0, seed=1), to=0)
+    for index in range(1, len(crew.ranks)):
+        crew.is_joined(1, of=index)
+    crew.is_joined(1, of=0)
+    crew.asked(0, 1)
+    crew.is_trained(taking, seed=2)
 
 
-def test_an_exception_of_another_thread_is_raised_by_the_loop(line: Line) -> None:
-    line.inbox.fail(OSError("disk is gone"))
-    with pytest.raises(OSError, match="disk is gone"):
-        line.inbox.take()
+@CROWDS
+def test_two_heads_may_die_one_after_the_other_in_one_wait(crew: Crew) -> None:
+    taking = crew.begin_a_batch()
+    crew.tell(*crew.share(0, seed=1)[:3])
+    crew.is_joined(1)
+    crew.asked(0, 1)
+    crew.tell(*crew.share(0, seed=2)[:5])
+    crew.is_joined(2)
+    crew.asked(0, 2)
+    crew.is_trained(taking, seed=3, step=0)
+    assert crew.said == [[(0, False), (1, True), (2, True)]] * len(crew.ranks)
+    crew.is_quiet()
 
 
-def snapshot_of(version: int) -> Snapshot:
-    made = take_snapshot(version, {"w": torch.full((3,), float(version))}, bucket_bytes=1 << 20)
-    assert made is not None
-    return made
+@CROWDS
+def test_only_the_last_of_several_heads_during_a_step_is_sent_a_report(crew: Crew) -> None:
+    taking = crew.begin_a_batch()
+    crew.tell(*crew.share(0, seed=1))
+    taken(taking)
+    for life in (1, 2, 3):
+        crew.tell(m.PeerList(["generator-0.1"], [""], life - 1))  # whenever anybody joins all are told who is there
+        crew.is_joined(life)
+    crew.tell(m.PeerList(["generator-0.1"], [""], 3))
+    crew.train()
+    taking = crew.take_batches()
+    crew.asked(1, 3)
+    crew.is_trained(taking, seed=2, step=1)
+    assert crew.said == [[(0, False), (3, True)]] * len(crew.ranks)
+    crew.is_quiet()
 
 
-def begin_of(push: int, version: int) -> m.PushBegin:
-    return m.PushBegin(push, version, 0, [], "", 5.0)
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_have_joined_different_heads_agree_on_the_newest(crew: Crew) -> None:
+    taking = crew.begin_a_batch()
+    crew.is_joined(1, of=0)
+    for index in range(1, len(crew.ranks)):
+        crew.is_joined(2, of=index)
+    wait_until(lambda: crew.ranks[0].failover.life == 2)  # it is told of no batch before it has joined that one, too
+    wait_until(lambda: crew.said == [[(0, False)], *[[(0, False), (2, True)]] * (len(crew.ranks) - 1)])
+    names = [rank.name for rank in crew.ranks[1:]]
+    heard = [crew.head.receive(WAIT_S) for _ in names]
+    assert sorted(heard, key=str) == [(name, m.BatchRequest(0, 2)) for name in names]
+    crew.is_joined(2, of=0)
+    crew.asked(0, 2, of=0)
+    crew.is_trained(taking, seed=2)
+    assert crew.said == [[(0, False), (2, True)]] * len(crew.ranks)
 
 
-def test_pushes_run_in_order_from_the_newest_two_snapshots(tmp_path: Path) -> None:
-    sent: list[m.Message] = []
-    failures: list[BaseException] = []
-
-    def push(snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
-        if begin.push == 2:
-            raise PushFailed("generator-0.0 is gone")
-        return m.PushDone(begin.push, snapshot.version, snapshot.digest, 0.0, 0.0)
-
-    pusher = WeightPusher(push, send=sent.append, failed=failures.append)
-    for version in (0, 1, 2):
-        assert (pusher.spare() is None) == (version < 2)
-        pusher.keep(snapshot_of(version))
-    for number, version in enumerate([1, 2, 2, 0]):
-        pusher.begin(begin_of(number, version))
-    pusher.close(10.0)
-    assert [type(message).__name__ for message in sent] == ["PushDone", "PushDone", "PushBroken", "PushBroken"]
-    assert sent[2] == m.PushBroken(2, 2, "generator-0.0 is gone")
-    assert sent[3] == m.PushBroken(3, 0, "version 0 is not kept; kept are [1, 2]")
-    assert not failures
-    journal = Journal(tmp_path, role="learner", index=0, incarnation=0)
-    pusher.record(journal)
-    journal.close()
-    text = journal.path.read_text()
-    assert text.count('"pushed"') == 2
-    assert text.count('"push_broken"') == 2
+@CROWDS
+def test_a_stop_ends_ranks_that_wait_for_another_head(crew: Crew) -> None:
+    taking = crew.begin_a_batch()
+    crew.tell(m.Stop("enough"))
+    for ending in taking:
+        with pytest.raises(StopRun, match="enough"):
+            ending.result(WAIT_S)
 
 
-def test_memory_that_is_still_compared_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared, go_on, order = threading.Event(), threading.Event(), list[str]()
-    real = deltas.changes_between
-
-    def changes_between(old: Snapshot, new: Snapshot) -> Changes:
-        compared.set()
-        assert go_on.wait(10.0)
-        order.append(f"{old.version} and {new.version} are compared")
-        return real(old, new)
-
-    monkeypatch.setattr(deltas, "changes_between", changes_between)
-    changes = ChangeHistory(4)
-    changes.start()
-    pusher = WeightPusher(lambda *_: pytest.fail("no push"), send=print, failed=print, changes=changes)
-    pusher.keep(snapshot_of(0))
-    pusher.keep(snapshot_of(1))
-    assert compared.wait(10.0)
-
-    def spare() -> None:
-        snapshot = pusher.spare()
-        assert snapshot is not None
-        order.append(f"{snapshot.version} is free")
-
-    thread = threading.Thread(target=spare)
-    thread.start()
-    go_on.set()
-    thread.join(10.0)
-    assert order == ["0 and 1 are compared", "0 is free"]
-    newest = snapshot_of(1)
-    delta = changes.delta(newest, {snapshot_of(0).digest})
-    assert delta is not None
-    assert delta.version == 0
-    pusher.close(1.0)
+# after the end
 
 
-def slow_pusher() -> tuple[WeightPusher, threading.Event, threading.Event]:
-    """One whose push sets the first event, and lasts until the second is set."""
-    sending, go_on = threading.Event(), threading.Event()
-
-    def push(snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
-        sending.set()
-        go_on.wait(10.0)
-        return m.PushDone(begin.push, snapshot.version, snapshot.digest, 0.0, 0.0)
-
-    return WeightPusher(push, send=lambda _: None, failed=lambda _: None), sending, go_on
+def come_to_the_end(crew: Crew, *, drained: bool = False) -> None:
+    taking = crew.begin_a_batch()
+    crew.tell(m.NoBatch(0, drained))
+    assert [ending.result(WAIT_S) for ending in taking] == [None] * len(crew.ranks)
 
 
-def test_a_snapshot_that_is_being_sent_is_never_spare() -> None:
-    pusher, sending, go_on = slow_pusher()
-    for version in (0, 1):
-        pusher.keep(snapshot_of(version))
-    pusher.begin(begin_of(0, 0))
-    assert sending.wait(10.0)
-    assert pusher.spare() is None
-    go_on.set()
-    pusher.close(10.0)
+@CROWDS
+def test_after_the_end_a_new_head_is_sent_the_completed_state(crew: Crew) -> None:
+    come_to_the_end(crew)
+    for life in (1, 2):
+        crew.is_joined(life)
+        assert all(rank.failover.has_new_head for rank in crew.ranks)
+        outliving = crew.start(lambda rank: rank.rollout.report_end_again())
+        crew.asked(0, life)
+        crew.tell(m.NoBatch(0, False))
+        assert [done.result(WAIT_S) for done in outliving] == [None] * len(crew.ranks)
+        assert crew.said[0][-1] == (life, True)
 
 
-def test_a_gpus_snapshot_that_was_being_sent_comes_back_later() -> None:
-    """torch would never free it: three take turns from then on, and no fourth is made."""
-
-    def on_gpu(version: int) -> Snapshot:
-        snapshot = snapshot_of(version)
-        snapshot.shared = cast(SharedMemory, SimpleNamespace(device=torch.device("cuda")))
-        return snapshot
-
-    pusher, sending, go_on = slow_pusher()
-    first, second, third = map(on_gpu, range(3))
-    pusher.keep(first)
-    pusher.keep(second)
-    pusher.begin(begin_of(0, 0))
-    assert sending.wait(10.0)
-    assert pusher.spare() is None
-    pusher.keep(third)
-    assert pusher.spare() is second, "the first is still being sent"
-    pusher.keep(on_gpu(3))
-    go_on.set()
-    pusher.close(10.0)
-    assert pusher.spare() is first
-    pusher.keep(on_gpu(4))
-    assert pusher.spare() is third
+@CROWDS
+def test_after_the_end_a_head_that_has_another_batch_sends_all_ranks_back(crew: Crew) -> None:
+    come_to_the_end(crew)
+    crew.is_joined(1)
+    outliving = crew.start(lambda rank: rank.rollout.report_end_again())
+    crew.asked(0, 1)
+    crew.tell(*crew.share(0, seed=1))
+    for back in outliving:
+        with pytest.raises(Restart, match="this run had ended at 0"):
+            back.result(WAIT_S)
 
 
-def test_a_push_that_raises_anything_else_reaches_the_loop() -> None:
-    heard, failures = threading.Event(), []
-
-    def push(snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
-        raise KeyError("a mistake")
-
-    def failed(error: BaseException) -> None:
-        failures.append(error)
-        heard.set()
-
-    pusher = WeightPusher(push, send=lambda _: None, failed=failed)
-    pusher.keep(snapshot_of(0))
-    pusher.begin(begin_of(0, 0))
-    assert heard.wait(10.0)
-    assert isinstance(failures[0], KeyError)
-    pusher.close(10.0)
+@CROWDS
+def test_a_drained_run_continues_from_its_checkpoint(crew: Crew) -> None:
+    come_to_the_end(crew, drained=True)
+    crew.is_joined(1)
+    for back in crew.start(lambda rank: rank.rollout.report_end_again()):
+        with pytest.raises(Restart, match="continues from the checkpoint on disk"):
+            back.result(WAIT_S)
+    crew.is_quiet()
 
 
-def test_the_default_loop_is_ours() -> None:
-    assert find_loop("ppo") is train
+# whether a head is outlived at all
+
+
+@contextmanager
+def bound(crew: Crew, *, lives_on: bool) -> Iterator[tuple[Rank, list[int]]]:
+    """A learner that holds weights; lives of heads that it joins."""
+    (rank,) = crew.ranks
+    joined: list[int] = []
+    rank.inbox.bind()
+    if lives_on:
+        rank.inbox.live_on(joined.append)
+    crew.is_joined(0)
+    yield rank, joined
+
+
+def test_a_head_of_another_incarnation_is_joined_while_the_inbox_is_not_read(crew: Crew) -> None:
+    with bound(crew, lives_on=True) as (rank, joined):
+        crew.tell(m.Rejoin("only a member may speak", life=1), m.Rejoin("only a member may speak", life=1))
+        wait_until(lambda: joined == [1, 1])  # the same Join twice is one
+        crew.is_joined(1)
+        rank.inbox.check()
+        assert not rank.ended
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("said", "lives_on"),
     [
-        ("loop_a:train", "raise KeyError('x')", "must import: 'loop_a' does not .KeyError: 'x'."),
-        ("loop_b:train", "trian = 1", "missing function 'train' in module 'loop_b' .learner.loop."),
-        ("loop_c", "", "unknown learner.loop"),
-        ("loop_missing:train", None, "No module named 'loop_missing'"),
+        (m.Rejoin("its connection was broken", life=0), True),
+        (m.Rejoin("no waypoint", life=1, anew=True), True),
+        (m.Rejoin("learner-1.1 begins anew", life=0, anew=True), True),
+        (m.Rejoin("only a member may speak", life=1), False),  # it is loading
     ],
 )
-def test_a_loop_that_cannot_be_found_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | None, said: str
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    if text is not None:
-        (tmp_path / f"{name.partition(':')[0]}.py").write_text(text)
-    with pytest.raises(ConfigError, match=said):
-        find_loop(name)
+def test_a_learner_goes_back_to_its_checkpoint(crew: Crew, said: m.Rejoin, lives_on: bool) -> None:
+    """The same head has lost what nobody repeats; another may not know it; a learner that loads holds nothing."""
+    with bound(crew, lives_on=lives_on) as (rank, joined):
+        crew.tell(said)
+        wait_until(lambda: rank.ended == [codes.RESTART])
+        assert joined == []
+        with pytest.raises(Restart, match=said.reason):
+            rank.inbox.check()
 
 
-def test_a_push_of_a_dead_head_that_was_just_taken_ends_when_it_is_given_up() -> None:
-    """Its thread had taken it and not begun it; one behind it had not been taken."""
-    taken, go_on, given_up = threading.Event(), threading.Event(), list[int]()
-    ended: list[m.Message] = []
+def test_a_learner_that_survived_a_head_can_still_be_sent_back(crew: Crew) -> None:
+    with bound(crew, lives_on=True) as (rank, joined):
+        crew.tell(m.Rejoin("only a member may speak", life=1))
+        wait_until(lambda: joined == [1])
+        crew.is_joined(1)
+        crew.tell(m.Rejoin("no waypoint on disk says what it had", life=1, anew=True))
+        wait_until(lambda: rank.ended == [codes.RESTART])
+        with pytest.raises(Restart, match="no waypoint"):
+            rank.inbox.take()
 
-    def push(snapshot: Snapshot, begin: m.PushBegin) -> m.PushDone:
-        taken.set()
-        assert go_on.wait(10.0)
-        if begin.push in given_up:
-            raise PushFailed(f"push {begin.push} was cancelled before it began")
-        return m.PushDone(begin.push, begin.version, snapshot.digest, 0.0, 0.0)
 
-    pusher = WeightPusher(push, send=ended.append, failed=lambda error: pytest.fail(str(error)))
-    pusher.keep(snapshot_of(1))
-    for number in (7, 8):
-        pusher.begin(m.PushBegin(number, 1, 0, [], "", 5.0))
-    assert taken.wait(10.0)
-    given_up += pusher.drop()
-    assert given_up == [7]
-    pusher.begin(m.PushBegin(1_000_000, 1, 0, [], "", 5.0))
-    go_on.set()
-    wait_until(lambda: len(ended) == 2)
-    assert [type(message) for message in ended] == [m.PushBroken, m.PushDone]
-    assert pusher.drop() == []
-    pusher.close(1.0)
+# real processes, over gloo
+
+
+@pytest.mark.slow
+def test_two_learner_processes_survive_two_heads_and_lose_no_update(tmp_path: Path) -> None:
+    """The first in the middle of a batch that one of them has, the second in the middle of a step."""
+    with script(tmp_path, n_learners=2, checkpoint={"every_steps": 2, "at_end": False}) as head:
+        head.assemble()
+        digests = [update(head, step, life=0) for step in range(3)]
+        assert head.take(m.Checkpointed).version == 2
+        await_requests(head, 3, life=0)
+        head.hand_out(3, last=False, to=[0])
+        begin = head.succeed(1)
+        assert (begin.version, begin.digest, begin.lives_on, begin.sealed) == (3, digests[2], True, [2])
+        digests.append(update(head, 3, life=1))
+        await_requests(head, 4, life=1)
+        head.hand_out(4, last=False)
+        begin = head.succeed(2)
+        assert (begin.version, begin.life, begin.lives_on) in [(4, 2, True), (5, 2, True)]
+        if begin.version == 4:  # the other head came before the share
+            assert begin.digest == digests[3]
+            update(head, 4, life=2)
+        tensors, pushed = head.push(5)
+        assert tensors
+        assert pushed not in digests
+        update(head, 5, life=2, last=True)
+        for _ in range(2):
+            head.take(m.Finished)
+        assert head.end() == [codes.DONE, codes.DONE]
+        assert [line["version"] for line in head.journal("step")] == [1, 2, 3, 4, 5, 6]
+        assert head.incarnations == [0, 0]
+
+
+def update(head: Script, step: int, *, life: int, last: bool = False) -> str:
+    await_requests(head, step, life=life)
+    head.hand_out(step, last=last)
+    return head.take(m.UpdateDone, lambda done: done.version == step + 1).digest
+
+
+def await_requests(head: Script, step: int, *, life: int) -> None:
+    for _ in range(head.n_learners):
+        assert head.take(m.BatchRequest, lambda asked: asked.life == life).step == step

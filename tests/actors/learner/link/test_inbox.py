@@ -1,0 +1,79 @@
+"""The inbox sorts what comes while the loop computes: terms, pushes, the end of a share, and orders to go back."""
+
+import pytest
+
+from actors.runtime import process as codes
+from areal_bus import messages as m
+from areal_bus.errors import Restart
+from tests.actors.learner.link.conftest import Crew
+from tests.support.learner_setup import random_shard
+from tests.support.polling import wait_until
+
+
+def test_the_end_of_a_share_wakes_the_loop_and_its_items_do_not(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    *items, end = [*random_shard(0, clock=0), m.ShardEnd(0, 0, 12, 3, False)]
+    begun.tell(m.HeadHeartbeat(term=1, version=0))
+    wait_until(lambda: rank.inbox.term == 1)  # what came before it is sorted
+    rank.inbox.take_now()  # the directory, where it was known to the failover before it lay there
+    rank.inbox.wait(0)
+    begun.tell(*items, m.HeadHeartbeat(term=2, version=0))
+    wait_until(lambda: rank.inbox.term == 2)
+    assert not rank.inbox._changed.is_set()
+    begun.tell(end)
+    wait_until(rank.inbox._changed.is_set)
+    assert [rank.inbox.take() for _ in range(13)] == [*items, end]
+
+
+def test_a_rejoin_ends_a_bound_learner_whose_loop_is_stuck(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    rank.inbox.bind()
+    begun.tell(m.Rejoin("only a member may speak"))
+    wait_until(lambda: rank.ended == [codes.RESTART])
+    with pytest.raises(Restart, match="only a member may speak"):
+        rank.rollout.prepare_batch()
+
+
+def test_a_rejoin_before_that_only_asks_for_another_join(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    begun.tell(m.Rejoin("only a member may speak"))
+    wait_until(rank.inbox.asked_to_rejoin)
+    assert not rank.inbox.asked_to_rejoin()
+    rank.inbox.bind()
+    rank.inbox.check()
+    assert not rank.ended
+
+
+@pytest.mark.parametrize("later", [3, 5])
+def test_the_term_is_taken_from_pushes_and_not_from_later_heartbeats(begun: Crew, later: int) -> None:
+    (rank,) = begun.ranks
+    begun.tell(
+        m.HeadHeartbeat(3, 10),
+        m.PushBegin(0, 10, 0, [], "", 5.0, term=4),
+        m.HeadHeartbeat(later, 10),
+        m.NoBatch(0, False),
+    )
+    assert rank.rollout.prepare_batch() is None
+    assert rank.inbox.term == 4
+
+
+def test_before_its_first_push_a_learner_takes_the_term_from_heartbeats(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    begun.tell(m.HeadHeartbeat(3, 10), m.HeadHeartbeat(4, 10), m.NoBatch(0, False))
+    assert rank.rollout.prepare_batch() is None
+    assert rank.inbox.term == 4
+
+
+def test_a_push_begins_while_the_inbox_is_not_read(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    begin = m.PushBegin(0, 1, 0, ["generator-0.0"], "127.0.0.1:1", 5.0)
+    begun.tell(begin, m.NoBatch(0, False))
+    assert rank.rollout.prepare_batch() is None  # read after the push, by the same thread
+    assert rank.begun == [begin]
+
+
+def test_an_exception_of_another_thread_is_raised_by_the_loop(begun: Crew) -> None:
+    (rank,) = begun.ranks
+    rank.inbox.fail(OSError("disk is gone"))
+    with pytest.raises(OSError, match="disk is gone"):
+        rank.inbox.take()
