@@ -22,7 +22,7 @@ from areal_bus.config.loader import load
 from areal_bus.config.names import packaged
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.weights.process_group import NAMELESS
-from tests.actors.learner.algorithms.test_actor import example_of
+from tests.actors.learner.algorithms.test_registry import example_of
 from tests.actors.models.test_families import FAMILIES, V, plain, saved
 from tests.faults.ring import History
 from tests.support.listening import of_the_launcher, watched

@@ -100,10 +100,6 @@ def test_every_token_counted_by_the_normalisation_is_normalised(unbiased: bool) 
     assert torch.allclose(result, expected[[0, 3, 4]], atol=1e-6)
 
 
-def test_one_token_alone_has_no_deviation() -> None:
-    assert normalize(torch.tensor([3.0]), torch.ones(1), torch.ones(1, dtype=torch.bool), list).tolist() == [0.0]
-
-
 def test_normalisation_over_two_ranks_is_that_of_one() -> None:
     advantages = torch.randn(6, generator=torch.Generator().manual_seed(1))
     weights, signal = torch.tensor([1.0, 2, 3, 4, 5, 6]), torch.ones(6, dtype=torch.bool)

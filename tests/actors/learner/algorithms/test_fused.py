@@ -47,11 +47,12 @@ def decoupled(theta: Tensor, prox: Tensor, behav: Tensor, advantage: Tensor, cap
 @pytest.mark.parametrize("cap", [None, 1.1])
 def test_decoupled_ppo_is_equation_5(cap: float | None) -> None:
     theta, prox, behav, advantage = tokens(1)
+    prox.requires_grad_()
     terms = decoupled(theta, prox, behav, advantage, cap)
     terms.loss.backward()
     loss, gradient = reference(theta, prox, behav, advantage, cap or math.inf)
     assert float(terms.loss.detach()) == pytest.approx(loss, abs=1e-10)
-    assert theta.grad is not None
+    assert prox.grad is None, "the proximal policy is fixed"
     assert theta.grad.tolist() == pytest.approx(gradient, abs=1e-12)
     assert 10 < float(terms.clipped) == sum(g == 0.0 for g in gradient)
 
@@ -64,14 +65,8 @@ def test_float32_stays_within_a_millionth_of_float64() -> None:
     reference = decoupled(exact[0].requires_grad_(), *exact[1:])
     (reference.loss / 5000).backward()
     assert float(terms.loss.detach()) / 5000 == pytest.approx(float(reference.loss.detach()) / 5000, abs=1e-6)
-    assert theta.grad is not None
     assert exact[0].grad is not None
     assert torch.allclose(theta.grad.double(), exact[0].grad, rtol=1e-6, atol=0)
-
-
-def test_the_gradient_agrees_with_finite_differences() -> None:
-    theta, prox, behav, advantage = tokens(3, n=12)
-    assert torch.autograd.gradcheck(lambda x: decoupled(x, prox, behav, advantage).loss, (theta,))
 
 
 def test_gradients_flow_through_the_source_of_the_log_probs() -> None:
@@ -80,22 +75,7 @@ def test_gradients_flow_through_the_source_of_the_log_probs() -> None:
     (3 * decoupled(scale * theta.detach(), prox, behav, advantage).loss).backward()
     made = (1.5 * theta.detach()).requires_grad_()
     decoupled(made, prox, behav, advantage).loss.backward()
-    assert scale.grad is not None
-    assert made.grad is not None
     assert float(scale.grad) == pytest.approx(3 * float((made.grad * theta.detach()).sum()))
-
-
-def test_the_weight_is_there_even_when_nothing_has_moved() -> None:
-    _, prox, behav, advantage = tokens(4)
-    loss = decoupled(prox.clone(), prox, behav, advantage).loss
-    assert float(loss) == pytest.approx(float(-(torch.exp(prox - behav) * advantage).sum()))
-
-
-def test_no_gradient_flows_into_the_proximal_policy() -> None:
-    theta, prox, behav, advantage = tokens(5)
-    prox.requires_grad_()
-    decoupled(theta, prox, behav, advantage).loss.backward()
-    assert prox.grad is None
 
 
 def test_plain_ppo_is_the_decoupled_one_with_prox_at_the_sampler() -> None:
@@ -152,7 +132,6 @@ def told(
     terms = decoupled_ppo(theta, prox, apart.weight_N, advantage, eps_clip=eps_clip, cap=cap)
     terms.loss.backward()
     seen = mismatch(terms.ratio_N * apart.weight_N, apart)
-    assert theta.grad is not None
     assert [seen.kl, seen.largest] == pytest.approx([float(apart.kl), float(apart.largest)], nan_ok=True)
     spread = torch.tensor([seen.weight, seen.weight_squared], dtype=torch.float64)
     return Told(

@@ -8,22 +8,32 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from actors.learner.batching import build
-from actors.learner.checkpoint import checkpoint
-from actors.learner.link.rendezvous import meet, part
+from actors.learner.link.rendezvous import LearnerRanks, meet, part
+from actors.learner.model.policy import whole
 from actors.learner.update import optimizers
-from actors.learner.update.optimizers import LearningRates, Muon, check_torchao, kept, plain
-from actors.learner.update.ppo import PPOActor
+from actors.learner.update.optimizers import LearningRates, Muon, check_torchao, kept, move_states, offload, plain
 from areal_bus.config.sections import Config
-from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
+from areal_bus.messages import Role
 from areal_bus.weights.process_group import join_store
+from launch.memory import DecoderShape, estimate
 from tests.support.forked_ranks import run_ranks
-from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
+from tests.support.learner_setup import (
+    random_shard,
+    resume,
+    save,
+    settings,
+    tiny_actor,
+    tiny_model,
+    train,
+    update,
+    weights,
+)
 
 LR, OTHER_LR, DECAY = 1e-2, 1e-3, 0.1
 FORMS = [(64, 32), (32, 64), (33, 7), (7, 33), (1, 8), (3, 3)]
@@ -32,16 +42,6 @@ NO_DECAY = [{"match": "norm|bias", "weight_decay": 0.0}]
 
 def config_of(optimizer: str, **more: Any) -> Config:
     return settings(actor={"lr": LR, "optimizer": optimizer, "max_grad_norm": 1e9, "weight_decay": DECAY, **more})
-
-
-def train(actor: PPOActor, versions: range) -> None:
-    for version in versions:
-        batch = build(random_shard(version, clock=version), step=version, clock=version, n_groups=3, eta=0)
-        actor.ppo_update(actor.compute_advantages_and_returns(batch))
-
-
-def held(actor: PPOActor) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in actor.policy.parameters().items()}
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
@@ -57,14 +57,13 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 def test_muon_steps_matrices_by_its_formula_and_the_rest_by_adamw(tmp_path: Path) -> None:
     actor = tiny_actor(tmp_path, config_of("muon", adamw_lr=OTHER_LR))
-    before = held(actor)
+    before = weights(actor.policy)
     momentum = {name: torch.zeros_like(value) for name, value in before.items()}
     others = {name: nn.Parameter(value.clone()) for name, value in before.items() if not is_matrix(name)}
     adamw = torch.optim.AdamW(others.values(), lr=OTHER_LR, betas=(0.9, 0.95), weight_decay=DECAY)
     for version in range(3):
         train(actor, range(version, version + 1))
         for name, parameter in actor.policy.parameters().items():
-            assert parameter.grad is not None
             if not is_matrix(name):
                 others[name].grad = parameter.grad.clone()
                 continue
@@ -73,7 +72,7 @@ def test_muon_steps_matrices_by_its_formula_and_the_rest_by_adamw(tmp_path: Path
             size = 0.2 * max(parameter.shape) ** 0.5
             before[name] = before[name] * (1 - LR * DECAY) - LR * size * direction
         adamw.step()
-    found = held(actor)
+    found = weights(actor.policy)
     assert sum(map(is_matrix, found)) == 14
     for name, value in found.items():
         wanted = before[name] if is_matrix(name) else others[name].detach()
@@ -118,7 +117,7 @@ def test_muon_steps_a_sharded_matrix_as_a_whole_one() -> None:
 def test_adamw_and_sgd_are_torchs_own(tmp_path: Path) -> None:
     for name, make in (("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)):
         actor = tiny_actor(tmp_path / name, config_of(name))
-        copies = [nn.Parameter(value) for value in held(actor).values()]
+        copies = [nn.Parameter(value) for value in weights(actor.policy).values()]
         how: dict[str, Any] = {"lr": LR, "weight_decay": DECAY}
         wanted = make(copies, **how, **({"betas": (0.9, 0.95)} if name == "adamw" else {}))
         for version in range(2):
@@ -126,7 +125,7 @@ def test_adamw_and_sgd_are_torchs_own(tmp_path: Path) -> None:
             for copy, parameter in zip(copies, actor.policy.parameters().values(), strict=True):
                 copy.grad = parameter.grad
             wanted.step()
-        for copy, value in zip(copies, held(actor).values(), strict=True):
+        for copy, value in zip(copies, weights(actor.policy).values(), strict=True):
             torch.testing.assert_close(value, copy.detach(), atol=1e-6, rtol=0)
         assert bool(actor.optimizer.state) == (name == "adamw")
 
@@ -166,24 +165,10 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(tmp_path: Path, more: dict[str,
     folder = save(first, tmp_path / "kept")
     second = tiny_actor(tmp_path / "b", config)
     second.policy.model.load_state_dict(first.policy.model.state_dict())
-    checkpoint.restore(checkpoint.load(folder), policy=second.policy, optimizer=second.optimizer)
-    second.version = first.version
+    resume(second, folder)
     for actor in (first, second):
         train(actor, range(2, 4))
-    for (name, ours), theirs in zip(held(first).items(), held(second).values(), strict=True):
-        assert torch.equal(ours, theirs), name
-
-
-class Words:
-    """Stands where a tokenizer does in an export."""
-
-    def save_pretrained(self, folder: Path) -> None:
-        (folder / "words.json").write_text("{}")
-
-
-def save(actor: PPOActor, folder: Path) -> Path:
-    how: dict[str, Any] = {"version": actor.version, "tokenizer": Words(), "keep": 1}
-    return checkpoint.save(folder, policy=actor.policy, optimizer=actor.optimizer, **how)
+    torch.testing.assert_close(weights(first.policy), weights(second.policy), atol=0, rtol=0)
 
 
 @pytest.fixture
@@ -199,20 +184,21 @@ def test_adamw8bit_is_near_adamw_and_its_states_survive_a_checkpoint(tmp_path: P
     first, exact = (tiny_actor(tmp_path / name, wide(name), model=wide_model()) for name in ("adamw8bit", "adamw"))
     for actor in (first, exact):
         train(actor, range(3))
-    far = max(float((a - b).abs().max()) for a, b in zip(held(first).values(), held(exact).values(), strict=True))
+    wanted = weights(exact.policy)
+    far = max(float((held - wanted[name]).abs().max()) for name, held in weights(first.policy).items())
     assert 0 < far < 2e-3  # of three steps of 1e-3
     parameter = max(first.policy.parameters().values(), key=lambda one: one.numel())
     state = first.optimizer.state[parameter]["exp_avg"]
     assert type(state).__name__ == "OptimState8bit"
     folder = save(first, tmp_path / "kept")
     second = tiny_actor(tmp_path / "b", wide("adamw8bit"), model=wide_model())
-    checkpoint.restore(checkpoint.load(folder), policy=second.policy, optimizer=second.optimizer)
+    resume(second, folder)
     largest = max(second.policy.parameters().values(), key=lambda one: one.numel())
     again = second.optimizer.state[largest]["exp_avg"]
     assert type(again) is type(state)
-    wanted = state.dequantize()
-    assert float((again.dequantize() - wanted).abs().max()) <= 0.02 * float(wanted.abs().max())
-    assert not torch.equal(wanted, torch.zeros_like(wanted))
+    kept_before = state.dequantize()
+    assert float((again.dequantize() - kept_before).abs().max()) <= 0.02 * float(kept_before.abs().max())
+    assert not torch.equal(kept_before, torch.zeros_like(kept_before))
 
 
 def wide_model() -> Any:
@@ -250,10 +236,10 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_an_optimizer_of_ones_own_steps_and_follows_the_schedule(tmp_path: Path, mine: ModuleType) -> None:
     mine.make = lambda parameters, actor: torch.optim.RMSprop(parameters.values(), lr=2 * actor.lr)  # type: ignore[attr-defined]
     actor = tiny_actor(tmp_path, settings(actor={"lr": LR, "optimizer": "mine:make", "lr_warmup_steps": 2}))
-    start = held(actor)
+    start = weights(actor.policy)
     train(actor, range(1))
     assert actor.optimizer.param_groups[0]["lr"] == pytest.approx(LR)  # half of twice
-    assert any(not torch.equal(start[name], value) for name, value in held(actor).items())
+    assert any(not torch.equal(start[name], value) for name, value in weights(actor.policy).items())
 
 
 @pytest.mark.parametrize(
@@ -338,16 +324,85 @@ def test_learning_rates_keep_their_ratios() -> None:
     assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.05, 0.01])
 
 
-@pytest.mark.parametrize(
-    ("actor", "said"),
-    [
-        ({"optimizer": "adam"}, "unknown actor.optimizer 'adam': it is one of adamw, muon, adamw8bit, sgd"),
-        ({"adamw_lr": 1e-3}, "actor.adamw_lr is for actor.optimizer = .muon."),
-        ({"optimizer": "sgd", "adam_eps": 1e-4}, "actor.adam_eps is for AdamW"),
-        ({"optimizer": "m:make", "weight_decay": 0.1}, "actor.weight_decay is for the named optimizers"),
-        ({"group": [{"match": "("}]}, r"wrong match in \[\[actor.group\]\]: '\(' is not a regular expression"),
-    ],
-)
-def test_settings_that_an_optimizer_does_not_read_are_refused(actor: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check(settings(actor=actor, data={"task": "sums", "chat_template": False}))
+# actor.offload, on a CPU that stands for GPU and host
+
+MODELS = {"advantage": "gae", "kl_ctl": 0.3, "ppo_epochs": 2, "lr": 1e-3, "adam_eps": 1e-4}
+WAYS = ("none", "optimizer", "all")
+
+
+def offload_config(way: str) -> Config:
+    return settings(actor=MODELS | {"offload": way}, critic={"lr": 1e-4}, learner={"max_tokens_per_mb": 24})
+
+
+def trained(folder: Path, way: str, ranks: LearnerRanks) -> dict[str, Tensor]:
+    actor = tiny_actor(folder / f"{way}-{ranks.index}", offload_config(way), ranks=ranks)
+    assert actor.policy.sharded == (ranks.size > 1 or way == "all")
+    for version in range(2):
+        drawn = [
+            item for item in random_shard(version, clock=version, n_groups=4) if item.group % ranks.size == ranks.index
+        ]
+        update(actor, drawn)
+    assert all(isinstance(one, DTensor) == actor.policy.sharded for one in actor.policy.parameters().values())
+    named = actor.policy.parameters() | {f"v.{k}": v for k, v in actor.critic.model.parameters().items()}
+    return {name: whole(one).detach().clone() for name, one in named.items()}
+
+
+def offloading_rank(index: int, endpoint: str, folder: str, size: int) -> None:
+    """FSDP2's group is the process's own: a fork has none yet."""
+    ranks = LearnerRanks()
+    if size > 1:
+        store = join_store(endpoint, 60.0)
+        ranks = meet(store, index=index, size=size, interface="lo", device="cpu", timeout_s=60.0)
+    for way in WAYS:
+        held = trained(Path(folder), way, ranks)
+        if index == 0:
+            save_file(held, Path(folder) / f"{way}.safetensors")
+    part()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+def test_offloaded_learners_have_the_same_weights(tmp_path: Path, size: int) -> None:
+    run_ranks(__name__, offloading_rank.__name__, {"folder": str(tmp_path), "size": size})
+    none, optimizer, everything = (load_file(tmp_path / f"{way}.safetensors") for way in WAYS)
+    start = tiny_actor(tmp_path / "start", offload_config("none")).policy.parameters()
+    assert all(not torch.equal(none[name], value) for name, value in start.items())
+    for name, value in none.items():
+        assert torch.equal(optimizer[name], value), name
+        torch.testing.assert_close(everything[name], value, atol=1e-6, rtol=0)
+
+
+def test_states_are_elsewhere_between_steps_and_single_numbers_stay() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer, seen = torch.optim.AdamW([parameter]), []
+    offload(optimizer, torch.device("cpu"))
+    optimizer.register_step_post_hook(lambda *_: seen.append(optimizer.state[parameter]["exp_avg"].device.type))
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    assert seen == ["cpu"]
+    move_states(optimizer, torch.device("meta"))  # stands for another place
+    kinds = {kind: value.device.type for kind, value in optimizer.state[parameter].items()}
+    assert kinds == {"exp_avg": "meta", "exp_avg_sq": "meta", "step": "cpu"}
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_the_plan_shows_both_places(learners: int) -> None:
+    shape = DecoderShape(512, 4, 2048, 8, 8, 64, 1000, True)
+    n, frozen = shape.n_parameters // learners, 0
+
+    def need(way: str, **actor: Any) -> Any:
+        made = settings(
+            actor={"offload": way, **actor},
+            topology={"gpus_per_host": 4, "learners": learners},
+            data={"task": "sums", "batch_size": 2},
+            gconfig={"n_samples": 2, "max_new_tokens": 4},
+        )
+        return estimate(made, shape, Role.LEARNER, 1, n_prompt=2)
+
+    none, states, everything = need("none"), need("optimizer"), need("all")
+    assert states.host - none.host == 8 * n
+    assert none.device - states.device == 0 + frozen, "the peak is the step of the optimizer, which needs the states"
+    assert everything.host - none.host == 16 * n
+    assert everything.device < none.device - 11 * n
+    critic = need("optimizer", advantage="gae")
+    assert critic.host - need("none", advantage="gae").host == 16 * n

@@ -1,4 +1,7 @@
-"""PPOActor: one update is what plain padded PyTorch would do, and what must not be applied is not."""
+"""PPOActor: one update is what plain padded PyTorch would do, and what must not be applied is not.
+
+Several passes over a batch (actor.ppo_epochs) are what a plain loop does, with proximal log-probs that stay fixed.
+"""
 
 import array
 import json
@@ -10,41 +13,40 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from actors.learner.algorithms.advantages import shape_rewards
 from actors.learner.batching import Batch, build
-from actors.learner.update.ppo import PPOActor, learning_rate
+from actors.learner.link.rendezvous import LearnerRanks, meet, part
+from actors.learner.model.policy import whole
+from actors.learner.update.ppo import PPOActor, epoch_order, learning_rate
 from areal_bus.config.learner import ActorConfig
+from areal_bus.config.sections import Config
 from areal_bus.errors import ImpossibleEvent, NonFinite
 from areal_bus.messages import ShardItem
-from tests.support.learner_setup import random_shard, settings, shard_item, tiny_actor, tiny_model
+from areal_bus.weights.process_group import join_store
+from tests.support.forked_ranks import run_ranks
+from tests.support.learner_setup import (
+    batch_of,
+    gradients,
+    prepared,
+    random_shard,
+    settings,
+    shard_item,
+    tiny_actor,
+    tiny_model,
+    train,
+    update,
+    weights,
+)
 
 EPS = 0.2
 
 
-def batch_of(shard: list[ShardItem], *, clock: int = 0, eta: int = 1) -> Batch:
-    return build(shard, step=clock, clock=clock, n_groups=shard[0].n_groups if shard else 0, eta=eta)
-
-
-def at_version(actor: PPOActor, version: int) -> PPOActor:
-    actor.version = version
-    return actor
-
-
-def update(actor: PPOActor, batch: Batch) -> dict[str, float]:
-    return actor.ppo_update(actor.compute_advantages_and_returns(batch))
-
-
-def weights(actor: PPOActor) -> list[Tensor]:
-    return [p.detach().clone() for p in actor.policy.parameters().values()]
-
-
-def padded_gradients(shard: list[ShardItem], *, clock: int, eta: int, decoupled: bool = True) -> list[Tensor]:
+def padded_gradients(shard: list[ShardItem], *, decoupled: bool = True) -> list[Tensor]:
     """Gradients of one update, plainly: one right-padded batch, full logits, RLOO, token mean over what is trained."""
     model = tiny_model().eval()
-    items = batch_of(shard, clock=clock, eta=eta).items
+    items = batch_of(shard, clock=shard[0].clock).items
     longest = max(len(item.ids_T) for item in items)
     ids = torch.stack([torch.nn.functional.pad(item.ids_T, (0, longest - len(item.ids_T))) for item in items])
     mask = torch.stack([torch.arange(longest) < len(item.ids_T) for item in items]).long()
@@ -67,35 +69,22 @@ def padded_gradients(shard: list[ShardItem], *, clock: int, eta: int, decoupled:
     return [p.grad for p in model.parameters()]
 
 
-def gradients(actor: PPOActor, batch: Batch) -> list[Tensor]:
-    """Gradients of one update, before the optimizer would clip or use them."""
-    seen: list[Tensor] = []
-    actor.optimizer.register_step_pre_hook(
-        lambda *_: seen.extend(p.grad.clone() for p in actor.policy.parameters().values() if p.grad is not None)
-    )
-    update(actor, batch)
-    return seen
-
-
 def rloo(**more: Any) -> dict[str, Any]:
     return {"advantage": "rloo", "max_grad_norm": 1e9, **more}
 
 
 @pytest.mark.parametrize("budget", [1, 30, 10_000])
-def test_packed_micro_batches_give_the_gradient_of_one_padded_batch(tmp_path: Path, budget: int) -> None:
-    shard = random_shard(3)
-    actor = tiny_actor(tmp_path, settings(actor=rloo(), learner={"max_tokens_per_mb": budget}))
-    for ours, theirs in zip(gradients(actor, batch_of(shard)), padded_gradients(shard, clock=0, eta=1), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4)
+@pytest.mark.parametrize("loss", ["decoupled", "plain"])
+def test_I2_packed_micro_batches_give_the_gradient_of_one_padded_batch(tmp_path: Path, budget: int, loss: str) -> None:
+    """Of the tokens that are not too old: the others are in neither loss nor denominator."""
+    shard, is_plain = random_shard(3, clock=3, old=True), loss == "plain"
+    keys = rloo(use_decoupled_loss=not is_plain, recompute_logprobs=not is_plain)
+    actor = tiny_actor(tmp_path, settings(actor=keys, learner={"max_tokens_per_mb": budget}))
+    check_near(gradients(actor, shard), padded_gradients(shard, decoupled=not is_plain))
 
 
-def test_plain_ppo_clips_around_the_sampler(tmp_path: Path) -> None:
-    shard = random_shard(4)
-    config = settings(actor=rloo(use_decoupled_loss=False, recompute_logprobs=False))
-    ours = gradients(tiny_actor(tmp_path, config), batch_of(shard))
-    theirs = padded_gradients(shard, clock=0, eta=1, decoupled=False)
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.allclose(a, b, atol=1e-5, rtol=1e-4)
+def check_near(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("n_plain", [0, 2])
@@ -109,70 +98,27 @@ def test_one_pass_of_the_optimizer_is_as_many_small_ones_and_goes_on_with_their_
         assert group["fused"]
         for step in range(4):
             group["fused"] = step >= n
-            update(actor, batch_of(random_shard(step, clock=step), clock=step))
-        found.append(weights(actor))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)  # of 4 steps of 0.01, where a gradient is rounding
-
-
-def test_I2_old_tokens_enter_neither_loss_nor_denominator(tmp_path: Path) -> None:
-    shard = random_shard(5, clock=3, old=True)
-    actor = at_version(tiny_actor(tmp_path, settings(actor=rloo())), 3)
-    ours = gradients(actor, batch_of(shard, clock=3, eta=1))
-    for a, b in zip(ours, padded_gradients(shard, clock=3, eta=1), strict=True):
-        assert torch.allclose(a, b, atol=1e-5, rtol=1e-4)
-
-
-def test_log_probs_of_masked_tokens_change_nothing(tmp_path: Path) -> None:
-    spans = [[0, 2], [3, 2]]
-    shards = [
-        [
-            shard_item(
-                sample=s, reward=float(s), spans=spans, clock=3, logps=[old, old, -3.0, -3.0], sampled=[2, 3 + s, 4, 1]
-            )
-            for s in range(4)
-        ]
-        for old in (-1.0, -20.0)
-    ]
-    results = []
-    for number, shard in enumerate(shards):
-        actor = at_version(tiny_actor(tmp_path / str(number), settings()), 3)
-        stats = update(actor, batch_of(shard, clock=3, eta=1))
-        results.append((weights(actor), stats))
-    assert all(torch.equal(a, b) for a, b in zip(results[0][0], results[1][0], strict=True))
-    assert {k: v for k, v in results[0][1].items() if k != "update_s"} == {
-        k: v for k, v in results[1][1].items() if k != "update_s"
-    }
-    assert results[0][1]["masked_share"] == 0.5
-    assert results[0][1]["lag_max"] == 0
-
-
-def test_a_masked_trajectory_stays_in_its_groups_baseline(tmp_path: Path) -> None:
-    shard = [
-        shard_item(sample=s, reward=r, clock=5, spans=[[0 if s == 3 else 5, 4]]) for s, r in enumerate([0, 0, 0, 4])
-    ]
-    batch = tiny_actor(tmp_path, settings(actor=rloo())).compute_advantages_and_returns(batch_of(shard, clock=5))
-    assert batch.advantages is not None
-    assert batch.advantages.tolist() == pytest.approx([-4 / 3, -4 / 3, -4 / 3, 4])
+            train(actor, range(step, step + 1))
+        found.append(weights(actor.policy))
+    torch.testing.assert_close(*found, atol=2e-4, rtol=0)  # of 4 steps of 0.01, where a gradient is rounding
 
 
 def test_a_separate_proximal_forward_gives_the_same_update(tmp_path: Path) -> None:
     shard = random_shard(6)
     fused, apart = (tiny_actor(tmp_path / name, settings(actor=rloo())) for name in ("fused", "log_ratio"))
-    stats = update(fused, batch_of(shard))
-    batch = apart.compute_advantages_and_returns(batch_of(shard))
+    stats = update(fused, shard)
+    batch = prepared(apart, shard)
     apart._compute_prox(batch)
     again = apart.ppo_update(batch)
     assert set(batch.streams["prox"]) == set(range(len(shard)))
-    for a, b in zip(weights(fused), weights(apart), strict=True):
-        assert torch.allclose(a, b, atol=1e-6)
+    torch.testing.assert_close(weights(fused.policy), weights(apart.policy), atol=1e-6, rtol=1e-5)
     assert again["mismatch_kl"] == pytest.approx(stats["mismatch_kl"], rel=1e-4)
 
 
 def test_minibatches_hold_whole_groups_and_step_once_each(tmp_path: Path) -> None:
     config = settings(actor=rloo(ppo_n_minibatches=2), data={"task": "sums", "batch_size": 5})
     actor = tiny_actor(tmp_path, config)
-    batch = actor.compute_advantages_and_returns(batch_of(random_shard(7, n_groups=5)))
+    batch = prepared(actor, random_shard(7, n_groups=5))
     parts = actor._minibatches(batch)
     groups = [{batch.items[i].group for i in part.members} for part in parts]
     assert sorted(i for part in parts for i in part.members) == list(range(20))
@@ -183,7 +129,7 @@ def test_minibatches_hold_whole_groups_and_step_once_each(tmp_path: Path) -> Non
 
 def test_later_minibatches_are_clipped_around_the_policy_before_the_step(tmp_path: Path) -> None:
     config = settings(actor=rloo(ppo_n_minibatches=2, lr=0.05), data={"task": "sums", "batch_size": 4})
-    stats = update(tiny_actor(tmp_path, config), batch_of(random_shard(8, n_groups=4)))
+    stats = update(tiny_actor(tmp_path, config), random_shard(8, n_groups=4))
     assert stats["clip_share"] > 0  # the second minibatch has moved away from the proximal policy
 
 
@@ -192,11 +138,11 @@ def test_groups_without_signal_are_skipped_and_counted(tmp_path: Path) -> None:
     mixed = [shard_item(group=0, sample=s, reward=float(s), n_groups=2) for s in range(4)]
     config = settings(actor={"loss_denominator": "signal"})
     actor, without = tiny_actor(tmp_path / "a", config), tiny_actor(tmp_path / "b", config)
-    stats = update(actor, batch_of(mixed + flat))
-    update(without, batch_of(mixed))
+    stats = update(actor, mixed + flat)
+    update(without, mixed)
     assert (stats["n_tokens"], stats["n_tokens_trained"], stats["n_tokens_skipped"]) == (32, 16, 16)
     assert stats["zero_advantage_share"] == 0.5
-    assert all(torch.equal(a, b) for a, b in zip(weights(actor), weights(without), strict=True))
+    torch.testing.assert_close(weights(actor.policy), weights(without.policy), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("wanted", ["all", "signal", 40.0])
@@ -204,77 +150,20 @@ def test_groups_without_signal_are_skipped_and_counted(tmp_path: Path) -> None:
 def test_the_loss_is_divided_by_the_denominator_of_its_key(tmp_path: Path, wanted: str | float, budget: int) -> None:
     flat = [replace(item, reward=0.5) if item.group == 2 else item for item in random_shard(5, clock=3, old=True)]
     actor = tiny_actor(tmp_path, settings(actor=rloo(loss_denominator=wanted), learner={"max_tokens_per_mb": budget}))
-    batch = batch_of(flat, clock=3, eta=1)
+    batch = batch_of(flat, clock=3)
     n_all = sum(item.n_trained for item in batch.items)
     n_signal = sum(item.n_trained for item in batch.items if item.group != 2)
     denominator = {"all": n_all, "signal": n_signal}.get(str(wanted), 40.0)
     assert 0 < n_signal < n_all
-    ours = gradients(at_version(actor, 3), batch)
-    for a, b in zip(ours, padded_gradients(flat, clock=3, eta=1), strict=True):  # divides by n_signal
-        assert torch.allclose(a, b * n_signal / denominator, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("over", ["signal", "all"])
-def test_the_normalisation_counts_groups_without_signal_or_not(tmp_path: Path, over: str) -> None:
-    flat = [replace(item, reward=0.5) if item.group == 2 else item for item in random_shard(5)]
-    config = settings(actor=rloo(normalize_batch=True, normalize_batch_over=over, std_unbiased=False))
-    batch = tiny_actor(tmp_path, config).compute_advantages_and_returns(batch_of(flat))
-    assert batch.advantages is not None
-    assert batch.signal is not None
-    tokens = torch.cat(
-        [
-            batch.advantages[i].expand(item.n_trained)
-            for i, item in enumerate(batch.items)
-            if over == "all" or item.group != 2
-        ]
-    )
-    assert float(tokens.mean()) == pytest.approx(0.0, abs=1e-5)
-    assert float(tokens.std(unbiased=False)) == pytest.approx(1.0, abs=1e-4)
-    of_flat = batch.advantages[[item.group == 2 for item in batch.items]]
-    assert bool((of_flat != 0).all()) == (over == "all")
-    assert batch.signal.all() == (over == "all")
-
-
-PAPER = {"advantage": "none", "reward_bias": -0.5, "reward_scaling": 10.0, "normalize_batch": True}
-
-
-@pytest.mark.parametrize("over", ["all", "signal"])
-def test_the_papers_advantages_are_normalised_over_the_batch_without_a_groups_baseline(
-    tmp_path: Path, over: str
-) -> None:
-    rewards = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-    shard = [shard_item(group=i // 4, sample=i % 4, reward=reward, n_groups=2) for i, reward in enumerate(rewards)]
-    actor = tiny_actor(tmp_path, settings(actor=PAPER | {"normalize_batch_over": over}))
-    batch = actor.compute_advantages_and_returns(batch_of(shard))
-    assert batch.advantages is not None
-    counted = torch.tensor([10 * r - 5 for r in rewards if over == "all"] or [5.0, -5.0, -5.0, -5.0])
-    tokens = counted.repeat_interleave(4)
-    expected = (counted - tokens.mean()) / (tokens.std() + 1e-6)
-    assert torch.allclose(batch.advantages[-len(counted) :], expected, atol=1e-5)
-    stats = actor.ppo_update(batch)
-    assert stats["reward"] == 5 / 8, "the journal keeps the reward as it was given"
-    assert stats["zero_advantage_share"] == (0.0 if over == "all" else 0.5)
-    assert stats["n_tokens_trained"] == (32 if over == "all" else 16)
-
-
-@pytest.mark.parametrize("over", ["all", "signal"])
-def test_without_a_baseline_a_batch_of_equal_rewards_trains_nothing(tmp_path: Path, over: str) -> None:
-    shard = [shard_item(group=i // 4, sample=i % 4, reward=0.1, n_groups=2) for i in range(8)]
-    stats = update(tiny_actor(tmp_path, settings(actor=PAPER | {"normalize_batch_over": over})), batch_of(shard))
-    assert (stats["zero_advantage_share"], stats["n_optimizer_steps"], stats["n_tokens_skipped"]) == (1.0, 0, 32)
-
-
-def test_without_any_baseline_only_a_reward_of_nothing_trains_nothing(tmp_path: Path) -> None:
-    shard = [shard_item(group=i // 4, sample=i % 4, reward=float(i < 4), n_groups=2) for i in range(8)]
-    stats = update(tiny_actor(tmp_path, settings(actor={"advantage": "none"})), batch_of(shard))
-    assert (stats["n_tokens_trained"], stats["zero_advantage_share"]) == (16, 0.5)
+    theirs = padded_gradients(flat)  # divided by n_signal
+    check_near(gradients(actor, flat), [gradient * n_signal / denominator for gradient in theirs])
 
 
 def test_I12_every_token_is_trained_masked_or_skipped(tmp_path: Path) -> None:
     shard = random_shard(9, clock=2, old=True) + [
         shard_item(group=3, sample=s, reward=1.0, spans=[[0, 1], [2, 3]], clock=2) for s in range(4)
     ]
-    stats = update(at_version(tiny_actor(tmp_path), 2), batch_of(shard, clock=2, eta=1))
+    stats = update(tiny_actor(tmp_path), shard)
     assert stats["n_tokens"] == stats["n_tokens_trained"] + stats["n_tokens_masked"] + stats["n_tokens_skipped"]
     assert stats["n_tokens_skipped"] == 12
     assert stats["n_tokens_masked"] > 4
@@ -282,18 +171,18 @@ def test_I12_every_token_is_trained_masked_or_skipped(tmp_path: Path) -> None:
 
 def test_a_batch_without_a_token_to_train_counts_a_version_and_steps_no_optimizer(tmp_path: Path) -> None:
     published: list[int] = []
-    actor = at_version(tiny_actor(tmp_path), 9)
+    actor = tiny_actor(tmp_path)
     actor._context = replace(actor._context, publish=lambda version, _: published.append(version))
-    before = weights(actor)
+    before = weights(actor.policy)
     shard = [shard_item(sample=s, reward=float(s), clock=9, spans=[[0, 4]]) for s in range(4)]
-    stats = update(actor, batch_of(shard, clock=9, eta=1))
+    stats = update(actor, shard)
     assert (actor.version, published, stats["n_optimizer_steps"], stats["masked_share"]) == (10, [10], 0, 1.0)
     assert not {"entropy", "mismatch_kl", "grad_norm", "loss"} & set(stats)
-    assert all(torch.equal(a, b) for a, b in zip(before, weights(actor), strict=True))
+    torch.testing.assert_close(weights(actor.policy), before, atol=0, rtol=0)
 
 
 def test_an_empty_share_is_an_update_too(tmp_path: Path) -> None:
-    assert update(tiny_actor(tmp_path), batch_of([]))["n_tokens"] == 0
+    assert update(tiny_actor(tmp_path), [])["n_tokens"] == 0
 
 
 def test_the_figures_of_a_step(tmp_path: Path) -> None:
@@ -301,7 +190,7 @@ def test_the_figures_of_a_step(tmp_path: Path) -> None:
         shard_item(sample=s, reward=float(s), correct=s in (0, 3), finish="length" if s == 0 else "stop")
         for s in range(4)
     ]
-    stats = update(tiny_actor(tmp_path), batch_of(shard))
+    stats = update(tiny_actor(tmp_path), shard)
     assert stats["reward"] == 1.5
     assert (stats["correct"], stats["completed_accuracy"]) == (0.5, 0.25)
     assert stats["truncated_share"] == 0.25
@@ -323,7 +212,7 @@ def test_the_mismatch_vanishes_when_the_sampler_is_the_learner(tmp_path: Path) -
         logp = model(input_ids=torch.tensor([[*prompt, *sampled]])).logits[0].log_softmax(-1)
         logps = [float(logp[2 + k, t].detach()) for k, t in enumerate(sampled)]
         shard.append(shard_item(sample=s, reward=float(s), prompt=prompt, sampled=sampled, logps=logps))
-    stats = update(tiny_actor(tmp_path), batch_of(shard))
+    stats = update(tiny_actor(tmp_path), shard)
     assert stats["mismatch_max"] < 1e-5
     assert stats["mismatch_kl"] < 1e-9
     assert stats["ess"] == pytest.approx(1.0)
@@ -331,7 +220,7 @@ def test_the_mismatch_vanishes_when_the_sampler_is_the_learner(tmp_path: Path) -
 
 def test_a_batch_is_trained_at_the_version_it_was_taken_at(tmp_path: Path) -> None:
     actor = tiny_actor(tmp_path)
-    batch = actor.compute_advantages_and_returns(batch_of(random_shard(1)))
+    batch = prepared(actor, random_shard(1))
     actor.ppo_update(batch)
     with pytest.raises(ImpossibleEvent, match="clock 0, version 1"):
         actor.ppo_update(batch)
@@ -346,10 +235,10 @@ def test_an_update_that_is_not_finite_is_neither_applied_nor_published(tmp_path:
     else:
         shard[1] = shard_item(sample=1, reward=5.0, n_groups=3, logps=[-3.0, -math.inf, -3.0, -3.0])
     actor._context = replace(actor._context, publish=lambda *_: pytest.fail("a broken update was published"))
-    before = weights(actor)
+    before = weights(actor.policy)
     with pytest.raises(NonFinite, match="must be finite"):
-        update(actor, batch_of(shard))
-    assert all(torch.equal(a, b) for a, b in zip(before, weights(actor), strict=True))
+        update(actor, shard)
+    torch.testing.assert_close(weights(actor.policy), before, atol=0, rtol=0)
     assert actor.version == 0
     assert not actor.optimizer.state
     folder = tmp_path / "nonfinite" / "step-000000" / "rank-0"
@@ -368,14 +257,14 @@ def test_an_update_that_fails_halfway_publishes_no_version(tmp_path: Path) -> No
         for g in range(2)
         for s in range(4)
     ]
-    before = weights(actor)
+    before = weights(actor.policy)
     with pytest.raises(
         NonFinite, match="1 of 2 minibatches were applied before it, so these weights are neither pushed"
     ):
-        update(actor, batch_of(shard))
-    assert any(not torch.equal(a, b) for a, b in zip(before, weights(actor), strict=True))
+        update(actor, shard)
+    assert any(not torch.equal(before[name], now) for name, now in weights(actor.policy).items())
     assert actor.version == 0
-    for attempt in (actor.check_whole, lambda: update(actor, batch_of(random_shard(2)))):
+    for attempt in (actor.check_whole, lambda: update(actor, random_shard(2))):
         with pytest.raises(ImpossibleEvent, match="only whole updates are trained on, pushed and kept"):
             attempt()
 
@@ -386,8 +275,7 @@ def test_the_mismatch_is_not_of_the_updates_own_steps(tmp_path: Path, recompute:
     more = {"use_decoupled_loss": False, "recompute_logprobs": recompute, "ppo_n_minibatches": 2, "lr": 0.05}
     actor = tiny_actor(tmp_path, settings(actor=rloo(**more), data={"task": "sums", "batch_size": 4}))
     shard = random_shard(8, n_groups=4)
-    batch = batch_of(shard)
-    actor.compute_advantages_and_returns(batch)
+    batch = prepared(actor, shard)
     actor._compute_prox(batch)
     for index, logps in batch.streams["prox"].items():
         batch.items[index].behav_K.copy_(logps)
@@ -400,37 +288,22 @@ def test_the_mismatch_is_not_of_the_updates_own_steps(tmp_path: Path, recompute:
 
 
 def test_much_masking_names_the_eta_that_would_mend_it(tmp_path: Path) -> None:
-    actor = at_version(tiny_actor(tmp_path), 9)
+    actor = tiny_actor(tmp_path)
     shard = [shard_item(sample=s, reward=float(s), clock=9, spans=[[5, 2], [9, 2]]) for s in range(4)]
-    update(actor, batch_of(shard, clock=9, eta=1))
+    update(actor, shard)
     assert "max_head_offpolicyness = 4 would" in actor._journal.path.read_text()
 
 
-def test_the_gradient_is_clipped_to_its_norm(tmp_path: Path) -> None:
-    actor = tiny_actor(tmp_path, settings(actor={"max_grad_norm": 1e-3}))
-    seen = gradients(actor, batch_of(random_shard(3)))
-    assert float(torch.stack([g.norm() for g in seen]).norm()) == pytest.approx(1e-3, rel=1e-3)
+@pytest.mark.parametrize("limit", [2.0, 1.0005, 1 / 1.0005, 0.5, 1e-3])
+def test_a_gradient_above_the_norm_is_scaled_to_it_and_one_below_stays(tmp_path: Path, limit: float) -> None:
+    def found(most: float) -> list[Tensor]:
+        return gradients(tiny_actor(tmp_path / str(most), settings(actor={"max_grad_norm": most})), random_shard(3))
 
-
-@pytest.mark.parametrize(("limit", "is_scaled"), [(2.0, False), (1.0005, False), (1 / 1.0005, True), (0.5, True)])
-def test_a_gradient_below_the_norm_stays_as_it_is(tmp_path: Path, limit: float, is_scaled: bool) -> None:
-    batch = random_shard(3)
-    free = gradients(tiny_actor(tmp_path, settings(actor={"max_grad_norm": 1e9})), batch_of(batch))
+    free = found(1e9)
     norm = float(torch.stack([g.norm() for g in free]).norm())
-    seen = gradients(tiny_actor(tmp_path, settings(actor={"max_grad_norm": limit * norm})), batch_of(batch))
-    for was, found in zip(free, seen, strict=True):
-        if is_scaled:
-            torch.testing.assert_close(found, was * limit, rtol=1e-4, atol=1e-9)
-        else:
-            assert torch.equal(found, was)
-
-
-def test_a_length_penalty_is_of_the_limit_that_a_prompt_was_admitted_with(tmp_path: Path) -> None:
-    """Prompts of both stages are in one batch, each with the limit in force at `born`."""
-    lengths, truncated = torch.tensor([4, 4, 10]), torch.zeros(3, dtype=torch.bool)
-    settings = ActorConfig(length_penalty=1.0, overlong_tokens=2)
-    shaped = shape_rewards(torch.ones(3), lengths, truncated, settings, max_new_tokens=torch.tensor([5, 10, 10]))
-    assert shaped.tolist() == pytest.approx([1 - 0.5 - 0.8, 1 - 0.4, 1 - 1.0 - 1.0])
+    wanted = [gradient * min(limit, 1.0) for gradient in free]
+    near = {"rtol": 1e-4, "atol": 1e-9} if limit < 1 else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(found(limit * norm), wanted, **near)
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero() -> None:
@@ -441,51 +314,6 @@ def test_the_learning_rate_warms_up_and_falls_to_zero() -> None:
     assert rates[14] == 0
     cosine = ActorConfig(lr=1.0, lr_schedule="cosine")
     assert [learning_rate(cosine, step=s, total=10) for s in (0, 5, 10)] == pytest.approx([1.0, 0.5, 0.0])
-
-
-def test_the_loop_learns_a_trivial_reward(tmp_path: Path) -> None:
-    """On-policy, sampled by the model itself: the reward is the share of token 2."""
-    config = settings(actor={"advantage": "rloo", "lr": 0.02}, run={"total_train_steps": 30})
-    actor = tiny_actor(tmp_path, config)
-    draw = torch.Generator().manual_seed(0)
-    rewards = []
-    for step in range(12):
-        shard = []
-        for group in range(4):
-            ids = torch.full((4, 2), 5 + group)
-            logps = []
-            with torch.no_grad():
-                for _ in range(5):
-                    logp = _next(actor, ids)
-                    token = torch.multinomial(logp.exp(), 1, generator=draw)
-                    logps.append(logp.gather(1, token).squeeze(1))
-                    ids = torch.cat([ids, token], dim=1)
-            for s in range(4):
-                shard.append(
-                    shard_item(
-                        group=group,
-                        sample=s,
-                        n_groups=4,
-                        clock=step,
-                        prompt=ids[s, :2].tolist(),
-                        sampled=ids[s, 2:].tolist(),
-                        logps=[float(column[s]) for column in logps],
-                        reward=float((ids[s, 2:] == 2).float().mean()),
-                    )
-                )
-        stats = update(actor, batch_of(shard, clock=step, eta=0))
-        rewards.append(stats["reward"])
-        assert stats.get("mismatch_max", 0.0) < 1e-4
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.5
-
-
-def _next(actor: PPOActor, ids: Tensor) -> Tensor:
-    """Log-probs of the next token of each row."""
-    model = actor.policy.model
-    model.set_attn_implementation("sdpa")
-    logp: Tensor = model(input_ids=ids, use_cache=False).logits[:, -1].log_softmax(-1)
-    model.set_attn_implementation("areal_bus_packed")
-    return logp
 
 
 def of_two_trajectories(shard: list[ShardItem], seed: int) -> tuple[list[ShardItem], list[ShardItem]]:
@@ -508,8 +336,7 @@ def test_an_episode_of_two_trajectories_has_the_gradient_of_both(tmp_path: Path,
     episodes, alone = of_two_trajectories(random_shard(5), seed=5)
     keys = rloo(episode_weights=weights, aggregation="seq-mean-token-mean" if weights == "trajectory" else "token-mean")
     actor = tiny_actor(tmp_path, settings(actor=keys, learner={"max_tokens_per_mb": budget}))
-    for ours, theirs in zip(gradients(actor, batch_of(episodes)), plain_gradients(alone, weights), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4)
+    check_near(gradients(actor, episodes), plain_gradients(alone, weights))
 
 
 def plain_gradients(alone: list[ShardItem], weights: str) -> list[Tensor]:
@@ -536,6 +363,154 @@ def test_each_trajectory_of_an_episode_ends_with_its_reward(tmp_path: Path) -> N
     found = []
     for shard in (episodes, [replace(item, sample=i) for i, item in enumerate(alone)]):
         actor = tiny_actor(tmp_path / str(len(shard)), settings(actor={"advantage": "gae", "gae_lambda": 0.9}))
-        batch = actor.compute_advantages_and_returns(batch_of(shard))
+        batch = prepared(actor, shard)
         found.append(torch.cat([batch.advantages_of(i) for i in range(len(batch.items))]))
     assert torch.allclose(*found, atol=1e-5)
+
+
+# several passes over a batch
+
+N_GROUPS, VERSIONS, LR, EPS_ADAM = 4, 2, 1e-3, 1e-4
+MODELS = {"advantage": "gae", "gae_lambda": 0.9, "kl_ctl": 0.3, "distill_coef": 0.5, "entropy_coef": 0.02}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"ppo_n_minibatches": 2},
+    "models": MODELS,
+    "reward": {"kl_ctl": 0.3, "kl_in": "reward", "m2_threshold": 0.04},
+    "adapters": {"lora": {"rank": 4}, "kl_ctl": 0.3},
+}
+
+
+def passes_config(kind: str, *, budget: int = 24, n_epochs: int = 3) -> Config:
+    actor = {"advantage": "rloo", "lr": LR, "adam_eps": EPS_ADAM, "max_grad_norm": 1.0, "ppo_epochs": n_epochs}
+    critic = {"lr": 1e-4} if kind == "models" else {}
+    return settings(actor=actor | KINDS[kind], learner={"max_tokens_per_mb": budget}, critic=critic)
+
+
+def epoch_batch(version: int, ranks: LearnerRanks | None = None) -> Batch:
+    drawn = random_shard(version, clock=version, n_groups=N_GROUPS, old=True)
+    if ranks is not None:
+        drawn = [item for item in drawn if item.group % ranks.n_shares == ranks.share]
+    return build(drawn, step=version, clock=version, n_groups=N_GROUPS, eta=0)
+
+
+def trained_in_passes(actor: PPOActor) -> list[dict[str, float]]:
+    found = []
+    for version in range(VERSIONS):
+        batch = actor.compute_advantages_and_returns(epoch_batch(version, actor.policy.ranks))
+        fixed = {name: {i: one.clone() for i, one in stream.items()} for name, stream in batch.streams.items()}
+        found.append(actor.ppo_update(batch))
+        assert "prox" in fixed
+        for name, stream in fixed.items():
+            assert all(torch.equal(batch.streams[name][i], one) for i, one in stream.items()), name
+    return found
+
+
+def by_hand(n_ranks: int) -> dict[str, Tensor]:
+    """The weights after VERSIONS updates: full padded batches, plain autograd, AdamW of torch."""
+    model = tiny_model().eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), eps=EPS_ADAM, weight_decay=0.0)
+    for version in range(VERSIONS):
+        items = epoch_batch(version).items
+        longest = max(len(item.ids_T) for item in items)
+        ids = torch.stack([torch.nn.functional.pad(item.ids_T, (0, longest - len(item.ids_T))) for item in items])
+        mask = torch.stack([torch.arange(longest) < len(item.ids_T) for item in items]).long()
+
+        def tokens(ids: Tensor = ids, mask: Tensor = mask, items: list[Any] = items) -> list[Tensor]:
+            logp = model(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)
+            places = [item.trained_places for item in items]
+            return [logp[row, at - 1, ids[row, at]] for row, at in enumerate(places)]
+
+        with torch.no_grad():
+            prox = tokens()
+        for epoch in range(3):
+            for groups in dealt(version, epoch, n_ranks):
+                now, losses, n = tokens(), [], 0
+                for row, item in enumerate(items):
+                    if item.group not in groups:
+                        continue
+                    others = [o.reward for o in items if o.group == item.group and o.sample != item.sample]
+                    advantage = item.reward - sum(others) / len(others)
+                    u = (now[row] - prox[row]).exp()
+                    w = (prox[row] - item.behav_K[item.trained_K]).exp()
+                    losses.append(-(w * torch.minimum(u * advantage, u.clamp(1 - EPS, 1 + EPS) * advantage)).sum())
+                    n += item.n_trained
+                optimizer.zero_grad()
+                (torch.stack(losses).sum() / n).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def dealt(version: int, epoch: int, n_ranks: int) -> list[set[int]]:
+    """The groups of both minibatches of a pass: each rank deals its own ones in turn, rank 1 from the second on."""
+    order = epoch_order(settings().run.seed, version, epoch, N_GROUPS) if epoch else list(range(N_GROUPS))
+    minibatches: list[set[int]] = [set(), set()]
+    for rank in range(n_ranks):
+        for i, group in enumerate(group for group in order if group % n_ranks == rank):
+            minibatches[(i + rank) % 2].add(group)
+    return minibatches
+
+
+def rank(index: int, endpoint: str, folder: str, size: int) -> None:
+    store = join_store(endpoint, 60.0)
+    ranks = meet(store, index=index, size=size, interface="lo", device="cpu", timeout_s=60.0)
+    for kind in KINDS:
+        actor = tiny_actor(Path(folder) / f"{kind}-{index}", passes_config(kind), ranks=ranks)
+        trained_in_passes(actor)
+        held = {name: whole(p).detach().clone() for name, p in actor.policy.parameters().items()}
+        if index == 0:
+            save_file(held, Path(folder) / f"{kind}.safetensors")
+    part()
+
+
+@pytest.mark.parametrize("budget", [1, 24, 10_000])
+def test_several_passes_are_those_of_a_plain_loop(tmp_path: Path, budget: int) -> None:
+    actor = tiny_actor(tmp_path, passes_config("plain", budget=budget))
+    stats = trained_in_passes(actor)
+    assert [one["n_optimizer_steps"] for one in stats] == [6.0, 6.0]
+    assert stats[0]["clip_share"] > 0
+    assert actor.version == VERSIONS
+    torch.testing.assert_close(weights(actor.policy), by_hand(1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["models", "reward", "adapters"])
+def test_several_passes_do_not_depend_on_how_a_minibatch_is_cut(tmp_path: Path, kind: str) -> None:
+    found = []
+    for budget in (1, 60, 10_000):
+        actor = tiny_actor(tmp_path / str(budget), passes_config(kind, budget=budget))
+        trained_in_passes(actor)
+        found.append(weights(actor.policy))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_several_passes_of_two_ranks_are_those_of_one(tmp_path: Path) -> None:
+    run_ranks(__name__, rank.__name__, {"folder": str(tmp_path), "size": 2})
+    torch.testing.assert_close(load_file(tmp_path / "plain.safetensors"), by_hand(2), atol=1e-6, rtol=0)
+    for kind in ("models", "reward", "adapters"):
+        one = tiny_actor(tmp_path / f"one-{kind}", passes_config(kind))
+        trained_in_passes(one)
+        found = load_file(tmp_path / f"{kind}.safetensors")
+        torch.testing.assert_close(found, weights(one.policy), atol=1e-6, rtol=0)
+
+
+def test_I12_figures_count_a_token_once_and_average_over_the_passes(tmp_path: Path) -> None:
+    config = passes_config("models")
+    low = config.model_copy(update={"actor": config.actor.model_copy(update={"lr": 1e-12})})
+    once = low.model_copy(update={"actor": low.actor.model_copy(update={"ppo_epochs": 1})})
+    ours, plain = (
+        actor.ppo_update(actor.compute_advantages_and_returns(epoch_batch(0)))
+        for actor in (tiny_actor(tmp_path / "a", low), tiny_actor(tmp_path / "b", once))
+    )
+    for name in ("n_tokens", "n_tokens_trained", "n_tokens_masked", "n_tokens_skipped", "loss", "entropy", "kl_ref"):
+        assert ours[name] == pytest.approx(plain[name], rel=1e-5), name
+    assert ours["n_tokens_computed"] == 3 * plain["n_tokens_computed"]
+
+
+def test_each_pass_and_version_has_an_order_of_its_own_that_the_seed_gives_again() -> None:
+    orders = [epoch_order(1, version, epoch, 8) for version in range(3) for epoch in (1, 2)]
+    assert len({tuple(order) for order in orders}) == len(orders)
+    assert all(sorted(order) == list(range(8)) for order in orders)
+    assert orders[-1] == epoch_order(1, 2, 2, 8)
+    assert orders[-1] != epoch_order(2, 2, 2, 8)

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from actors.learner.batching import Batch, Item
-from actors.learner.update.simulated_update import SimulatedUpdate
+from actors.learner.update.simulated_update import SimulatedUpdate, simulated_update
 from areal_bus.config.learner import SimulatedUpdateConfig
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
+from tests.support.learner_setup import batch_of, random_shard, settings
 
 SIMULATED = Path(__file__).parents[4] / "configs" / "sim512.toml"
 
@@ -65,3 +66,12 @@ def test_all_ranks_compute_the_same_weights_and_each_version_other_ones() -> Non
 def test_a_simulated_update_runs_no_model(changes: list[str], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         load(SIMULATED, changes)
+
+
+def test_a_simulated_update_takes_the_time_of_its_passes() -> None:
+    seconds = []
+    for n_epochs in (1, 3):
+        simulated = simulated_update(settings(learner={"simulated": {"update_s": 1.0, "tokens_per_s": 10.0}},
+                                              actor={"ppo_epochs": n_epochs}))  # fmt: skip
+        seconds.append(simulated.seconds(batch_of(random_shard(0))))
+    assert seconds[1] - 1.0 == pytest.approx(3 * (seconds[0] - 1.0))

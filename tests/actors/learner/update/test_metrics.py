@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.learner.batching import build
 from actors.learner.update.metrics import MetricSums, ServerCheck, StepMetrics
 from areal_bus.errors import ConfigError
-from tests.support.learner_setup import random_shard, settings, tiny_actor
+from tests.support.learner_setup import random_shard, settings, tiny_actor, update
 
 
 def metrics(kl: float, *, lag_max: float = 0, measured: float = 100) -> StepMetrics:
@@ -43,7 +42,6 @@ def test_an_update_on_samples_of_another_model_is_refused(tmp_path: Path) -> Non
     shard = random_shard(3)
     wrong = [replace(item, logps=(np.frombuffer(item.logps, "<f4") - 1).astype("<f4").tobytes()) for item in shard]
     actor = tiny_actor(tmp_path, config_of())
-    batch = build(wrong, step=0, clock=0, n_groups=3, eta=1)
     with pytest.raises(ConfigError, match="nothing was published"):
-        actor.ppo_update(actor.compute_advantages_and_returns(batch))
+        update(actor, wrong)
     assert actor.version == 0

@@ -1,0 +1,275 @@
+"""Algorithms by name, shipped or the user's own: what each computes within PPOActor, and settings that are refused."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.learner.algorithms.advantages import ESTIMATORS
+from actors.learner.algorithms.corrections import CORRECTIONS
+from actors.learner.algorithms.losses import AGGREGATIONS, LOSSES
+from actors.learner.algorithms.registry import find_algorithm
+from areal_bus.config import algorithms as names
+from areal_bus.config.learner import ActorConfig
+from areal_bus.config.loader import load
+from areal_bus.config.sections import Config
+from areal_bus.config.validation import check
+from areal_bus.errors import ConfigError
+from tests.support.learner_setup import (
+    PLAIN,
+    gradients,
+    masked_log_probs_lowered,
+    random_shard,
+    settings,
+    tiny_actor,
+    update,
+)
+
+FILES = sorted(Path("configs/algorithms").glob("*.toml"))
+RUN = Path("configs/tiny.toml")
+CLOCK = 3
+VARIANTS: dict[str, dict[str, Any]] = {  # [actor], beside the shipped ones
+    "k2 in the loss": {"kl_ctl": 0.3, "kl_estimator": "k2"},
+    "k3 in the loss": {"kl_ctl": 0.3, "aggregation": "seq-mean-token-mean", "ppo_n_minibatches": 2},
+    "k1 in the reward": {"kl_ctl": 0.3, "kl_in": "reward", "kl_estimator": "k1"},
+    "unset in the reward": {"kl_ctl": 0.3, "kl_in": "reward", "recompute_logprobs": False, "correction": "none"},
+    "distillation beside the reward": {"distill_coef": 0.5, "advantage": "rloo"},
+    "distillation with KL": {"advantage": "distill", "kl_ctl": 0.1},
+}
+
+
+def of_a_file(file: Path) -> dict[str, Any]:
+    words = ["teacher.path=TEACHER"] if file.stem == "distill" else []
+    return load([RUN, file], words, {}).actor.model_dump()
+
+
+@pytest.fixture(params=[*FILES, *VARIANTS], ids=lambda one: one if isinstance(one, str) else one.stem)
+def actor_keys(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """[actor] of each shipped algorithm and of each variant."""
+    keys = VARIANTS[request.param] if isinstance(request.param, str) else of_a_file(request.param)
+    return keys | {"lr": 1e-3, "max_grad_norm": 1e9}
+
+
+def config_of(keys: dict[str, Any], **learner: Any) -> Config:
+    """On the small model of the tests."""
+    return settings(actor=keys, learner=learner, gconfig={"n_samples": 4, "max_new_tokens": 12})
+
+
+def test_how_a_minibatch_is_cut_changes_no_gradient(tmp_path: Path, actor_keys: dict[str, Any]) -> None:
+    """Of the policy and of a critic; half of the tokens are too old."""
+    shard = random_shard(3, clock=CLOCK, old=True, n_groups=4)
+    found = []
+    for budget in (1, 60, 9999):
+        actor = tiny_actor(tmp_path / str(budget), config_of(actor_keys, max_tokens_per_mb=budget))
+        found.append(gradients(actor, shard))
+    assert any(float(g.abs().max()) > 1e-4 for g in found[0])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], atol=1e-6, rtol=1e-4)
+
+
+def check_masked_change_nothing(folder: Path, config: Config, seed: int, *, n_groups: int) -> None:
+    shard = random_shard(seed, clock=CLOCK, old=True, n_groups=n_groups)
+    pair = enumerate((shard, masked_log_probs_lowered(shard)))
+    ours, others = (gradients(tiny_actor(folder / str(i), config), one) for i, one in pair)
+    torch.testing.assert_close(ours, others, rtol=0, atol=0)
+
+
+def test_I2_a_masked_token_has_no_influence_on_a_gradient(tmp_path: Path, actor_keys: dict[str, Any]) -> None:
+    check_masked_change_nothing(tmp_path, config_of(actor_keys), 4, n_groups=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSSES)
+def test_I2_a_masked_token_has_no_influence_under_any_correction_and_aggregation(tmp_path: Path, loss: str) -> None:
+    for i, correction in enumerate(CORRECTIONS if loss != "sapo" else ["none"] * len(AGGREGATIONS)):
+        aggregation = list(AGGREGATIONS)[i % len(AGGREGATIONS)]
+        keys = {"loss": loss, "correction": correction, "aggregation": aggregation, "aggregation_length": 8}
+        config = settings(actor={**keys, "lr": 1e-3, "max_grad_norm": 1e9})
+        check_masked_change_nothing(tmp_path / f"{correction}-{aggregation}", config, 14, n_groups=2)
+
+
+def test_names_of_the_settings_and_of_the_functions_are_the_same() -> None:
+    assert tuple(ESTIMATORS) == names.ADVANTAGES
+    assert tuple(LOSSES) == names.LOSSES
+    assert tuple(CORRECTIONS) == names.CORRECTIONS
+    assert tuple(AGGREGATIONS) == names.AGGREGATIONS
+    assert {name for name, one in ESTIMATORS.items() if one.has_group_baseline} == set(names.GROUP_BASELINES)
+    assert {name for name, one in ESTIMATORS.items() if one.normalization} == set(names.BATCH_BASELINES)
+
+
+# the user's own parts
+
+OWN = '''
+import torch
+
+def halved(trajectories, settings):
+    return (trajectories.rewards_M - trajectories.rewards_M.mean()) / 2
+
+def squared(tokens, settings):
+    """Half the squared advantage-weighted ratio."""
+    losses = -tokens.ratio_N * tokens.advantages_N
+    return losses, {"ratio": tokens.ratio_N.detach()}
+
+def by_lag(tokens, settings):
+    return 1.0 / (1 + tokens.lags_N)
+
+def per_sequence(lengths, totals, settings):
+    return torch.ones(len(lengths)) / totals.n_sequences
+
+def wrong_shape(tokens, settings):
+    return tokens.logprobs_N.sum()
+
+def infinite(tokens, settings):
+    return tokens.logprobs_N / 0.0
+
+def constant(tokens, settings):
+    return torch.zeros(len(tokens.behav_N))
+
+def broken(tokens, settings):
+    return tokens.nothing
+
+def always_five(tokens, settings):
+    return -tokens.ratio_N.new_ones(5) * tokens.ratio_N[:5]
+
+def sometimes(tokens, settings):
+    """On the example the first advantage is 1."""
+    losses = -tokens.ratio_N * tokens.advantages_N
+    return losses, {"first": losses.detach()} if tokens.advantages_N[0] == 1.0 else {"other": losses.detach()}
+
+def two_weights(tokens, settings):
+    return torch.ones(len(tokens.lags_N) if len(tokens.lags_N) == 5 else 2)
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"own_{re.sub('[^a-z0-9]', '_', tmp_path.name)}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return name
+
+
+def test_one_of_each_part_is_the_users_own(tmp_path: Path, own: str) -> None:
+    parts = {"advantage": "halved", "loss": "squared", "correction": "by_lag", "aggregation": "per_sequence"}
+    keys = {key: f"{own}:{function}" for key, function in parts.items()}
+    config = settings(actor=keys, data=PLAIN)
+    check(config)
+    actor = tiny_actor(tmp_path, config)
+    assert actor.algorithm.statistics == ("ratio",)
+    stats = update(actor, random_shard(10))
+    assert stats["loss/ratio"] == pytest.approx(1.0)
+    assert stats["grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("wrong_shape", r"returns shape \(5,\) here: got \(\)"),
+        ("infinite", "returns finite numbers"),
+        ("constant", "has no gradient"),
+        ("broken", r"failed on the example of five tokens: AttributeError: .*own_.*\.py:\d+"),
+        ("missing", "missing function 'missing' in module"),
+    ],
+)
+def test_a_users_loss_that_cannot_be_trained_is_refused_at_the_start(own: str, function: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        find_algorithm(ActorConfig(loss=f"{own}:{function}"))
+
+
+@pytest.mark.parametrize(
+    ("key", "function", "said"),
+    [
+        ("loss", "always_five", r"returns shape \(\d\d+,\) here: got \(5,\)"),
+        ("loss", "sometimes", r"same statistics each time: \['first'\] on the example, \['other'\] on a batch"),
+        ("correction", "two_weights", r"returns shape \(\d\d+,\) here: got \(2,\)"),
+    ],
+)
+def test_a_users_part_that_changes_its_form_in_the_run_ends_it(
+    tmp_path: Path, own: str, key: str, function: str, said: str
+) -> None:
+    actor = tiny_actor(tmp_path, settings(actor={key: f"{own}:{function}"}, data=PLAIN))
+    with pytest.raises(ConfigError, match=said):
+        update(actor, random_shard(10))
+
+
+def example_of(section: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The settings that a section of docs/algorithms.md shows; its module is importable."""
+    page = (Path("docs") / "algorithms.md").read_text().partition(f"## {section}")[2]
+    keys = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
+    code = re.search(r"```python(?: title=\"mine/(\w+)\.py\")?\n(.*?)```", page, re.DOTALL)
+    module = code[1] or "mine"
+    (folder / f"{module}.py").write_text(code[2])
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    return tomllib.loads(keys[1])
+
+
+def test_the_example_of_the_docs_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(**example_of("Your own parts", tmp_path, monkeypatch), data=PLAIN)
+    check(config)
+    assert update(tiny_actor(tmp_path, config), random_shard(11))["loss/ratio"] == pytest.approx(1.0)
+
+
+# settings without meaning
+
+TEACHER = {"teacher": {"path": "t"}}
+
+
+@pytest.mark.parametrize(
+    ("actor", "said"),
+    [
+        ({"loss": "gpso"}, "the nearest is 'gspo'"),
+        ({"loss": "sapo"}, 'set actor.correction = "none"'),
+        ({"loss": "sapo", "correction": "none", "c_clip": 3.0}, "actor.c_clip is for ppo and gspo"),
+        ({"correction": "tis", "recompute_logprobs": False}, "needs the proximal log-probs"),
+        ({"correction_upper": 2.0}, "behav_imp_weight_cap bounds its weight"),
+        ({"m2_threshold": 0.04, "recompute_logprobs": False, "correction": "none"}, "over the whole minibatch"),
+        ({"aggregation": "seq-mean-token-sum-norm"}, "set actor.aggregation_length (for example 256"),
+        ({"aggregation": "seq-mean-token-sum", "loss_denominator": 7.0}, "a fixed number for token-mean only"),
+        ({"advantage": "reinforce", "normalize_batch": True}, "set actor.normalize_batch = false"),
+        ({"correction": "kpop", "correction_action": "clamp"}, "a divergence, not the weight"),
+        ({"correction": "tis", "correction_metric": "k3"}, 'set actor.correction_action = "mask"'),
+        ({"prox_logp_method": "loglinear", "correction": "none"}, "is for a correction"),
+        ({"overlong_tokens": 999}, "is at most gconfig.max_new_tokens"),
+        ({"min_lr_ratio": 0.1}, "for a schedule that falls"),
+        ({"behav_imp_weight_mode": "mask"}, "set actor.behav_imp_weight_cap"),
+        ({"kl_ctl": 0.1, "kl_estimator": "k1"}, 'set "k2"'),
+        ({"kl_estimator": "k2"}, "set actor.kl_ctl (it is 0)"),
+        ({"kl_ctl": 0.1, "kl_in": "reward", "kl_estimator": "k2"}, "refused in the reward"),
+        ({"kl_ctl": 0.1, "kl_in": "reward", "kl_estimator": "k3"}, "refused in the reward"),
+        ({"reference": {"update_every": 5}}, "set actor.kl_ctl (it is 0), or remove the section"),
+        ({"advantage": "distill"}, "set teacher.path"),
+        ({"distill_coef": 0.1}, "set teacher.path"),
+        (TEACHER, "names a model that nothing uses"),
+        ({"advantage": "distill", "distill_coef": 0.1, **TEACHER}, "remove one of them"),
+        ({"advantage": "distill", "reward_clip": 1.0, **TEACHER}, "remove actor.reward_clip"),
+        ({"advantage": "distill", "kl_ctl": 0.1, "kl_in": "reward", **TEACHER}, "remove actor.kl_in"),
+        ({"critic": {"lr": 1e-3}}, '[critic] is for actor.advantage = "gae": it is "grpo"; remove critic.lr'),
+        ({"gae_lambda": 0.9}, "are for actor.advantage"),
+        ({"ppo_epochs": 2, "loss": "reinforce"}, "actor.ppo_epochs > 1 needs a ratio"),
+        ({"ppo_epochs": 2, "prox_logp_method": "loglinear"}, "actor.ppo_epochs > 1 needs a ratio"),
+        ({"optimizer": "adam"}, "unknown actor.optimizer 'adam': it is one of adamw, muon, adamw8bit, sgd"),
+        ({"adamw_lr": 1e-3}, 'actor.adamw_lr is for actor.optimizer = "muon"'),
+        ({"optimizer": "sgd", "adam_eps": 1e-4}, "actor.adam_eps is for AdamW"),
+        ({"optimizer": "m:make", "weight_decay": 0.1}, "actor.weight_decay is for the named optimizers"),
+        ({"group": [{"match": "("}]}, "wrong match in [[actor.group]]: '(' is not a regular expression"),
+        ({"offload": "all"}, "without topology.gpus_per_host all of it is there"),
+        (
+            {"offload": "optimizer", "optimizer": "sgd", "topology": {"gpus_per_host": 2}},
+            'actor.optimizer = "sgd" has none',
+        ),
+    ],
+)
+def test_a_combination_without_meaning_is_refused_in_a_sentence(actor: dict[str, Any], said: str) -> None:
+    """A key that is a section is one; the others are of [actor]."""
+    sections = {key: actor[key] for key in ("reference", "teacher", "critic", "topology") if key in actor}
+    keys = {key: value for key, value in actor.items() if key not in sections}
+    with pytest.raises(ConfigError) as refused:
+        check(settings(actor=keys, **sections, data=PLAIN))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,216 @@
+"""The advantages of a batch: rewards as they are shaped, baselines, normalisation, KL divergence and distillation."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.learner.algorithms.advantages import shape_rewards
+from actors.learner.batching import minibatches
+from actors.learner.model.frozen_model import FrozenModels
+from actors.learner.update.advantage_stage import longest_turn
+from areal_bus.config.learner import ActorConfig
+from areal_bus.config.validation import check
+from tests.support.learner_setup import (
+    PLAIN,
+    frozen_model,
+    gradients,
+    prepared,
+    random_shard,
+    settings,
+    shard_item,
+    tiny_actor,
+    update,
+    watch_gradients,
+)
+
+CLOCK = 3
+PAPER = {"advantage": "none", "reward_bias": -0.5, "reward_scaling": 10.0, "normalize_batch": True}
+
+
+def test_truncated_samples_are_trained_masked_or_worth_nothing(tmp_path: Path) -> None:
+    shard = [replace(item, finish="length") if item.sample == 0 else item for item in random_shard(5)]
+    batches = {}
+    for way in ("train", "mask", "zero"):
+        actor = tiny_actor(tmp_path / way, settings(actor={"advantage": "dr_grpo", "truncated_samples": way}))
+        batches[way] = prepared(actor, shard)
+    is_cut = torch.tensor([item.finish == "length" for item in batches["train"].items])
+    for way, batch in batches.items():
+        assert batch.computed[is_cut].any() == (way != "mask")
+        assert batch.computed[~is_cut].all()
+    advantages = {way: batch.advantages for way, batch in batches.items()}
+    assert advantages["train"] is not None
+    assert torch.equal(advantages["train"], advantages["mask"]), "their rewards stay in the baseline"  # type: ignore[arg-type]
+    assert (advantages["zero"] != advantages["train"]).any()  # type: ignore[union-attr]
+    parts = {way: minibatches(batch, 1, first=0)[0] for way, batch in batches.items()}
+    whole, rest = batches["train"].items, [item for item in batches["train"].items if item.finish != "length"]
+    for way, counted in (("train", whole), ("zero", whole), ("mask", rest)):  # by token and by sequence
+        found = (parts[way].n_tokens, parts[way].n_sequences)
+        assert found == (sum(item.n_trained for item in counted), sum(item.n_trained > 0 for item in counted)), way
+
+
+@pytest.mark.parametrize(("turns", "longest"), [([6], 6), ([3, 5, 4], 5), ([2, 2], 2), ([], 0)])
+def test_the_overlong_penalty_reads_the_longest_turn(turns: list[int], longest: int) -> None:
+    places, at = [], 0
+    for n in turns:
+        places += range(at + 4, at + 4 + n)  # a turn follows 4 given tokens
+        at += 4 + n
+    assert longest_turn(torch.tensor(places, dtype=torch.int64)) == longest
+    actor, n = ActorConfig(overlong_tokens=2), torch.tensor([sum(turns)])
+    shaped = shape_rewards(
+        torch.ones(1), n, torch.tensor([False]), actor, max_new_tokens=6, longest_M=torch.tensor([longest])
+    )
+    assert float(shaped) == pytest.approx(1 - min(max(longest - 4, 0) / 2, 1))
+
+
+def test_rewards_are_clipped_and_long_answers_lose_some(tmp_path: Path) -> None:
+    actor = {"advantage": "none", "reward_clip": 0.5, "overlong_tokens": 4, "length_penalty": 0.1}
+    config = settings(actor=actor, gconfig={"n_samples": 4, "max_new_tokens": 12})
+    shard = random_shard(6)
+    batch = prepared(tiny_actor(tmp_path, config), shard)
+    advantages = batch.advantages
+    expected = [
+        min(item.reward, 0.5) - min(max((item.n_sampled - 8) / 4, 0), 1) - 0.1 * item.n_sampled / 12
+        for item in batch.items
+    ]
+    assert advantages.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_group_of_one_trains_under_a_batch_baseline(tmp_path: Path) -> None:
+    config = settings(actor={"advantage": "reinforce"}, gconfig={"n_samples": 1}, data=PLAIN)
+    check(config)
+    shard = [item for item in random_shard(7, n_groups=6) if item.sample == 0]
+    batch = prepared(tiny_actor(tmp_path, config), shard)
+    weights = torch.tensor([float(item.n_trained) for item in batch.items])
+    rewards = torch.tensor([item.reward for item in batch.items])
+    mean = (weights * rewards).sum() / weights.sum()
+    assert torch.allclose(batch.advantages, rewards - mean, atol=1e-6)
+
+
+def test_a_masked_trajectory_stays_in_its_groups_baseline(tmp_path: Path) -> None:
+    shard = [
+        shard_item(sample=s, reward=r, clock=5, spans=[[0 if s == 3 else 5, 4]]) for s, r in enumerate([0, 0, 0, 4])
+    ]
+    batch = prepared(tiny_actor(tmp_path, settings(actor={"advantage": "rloo"})), shard)
+    assert batch.advantages.tolist() == pytest.approx([-4 / 3, -4 / 3, -4 / 3, 4])
+
+
+@pytest.mark.parametrize("over", ["signal", "all"])
+def test_the_normalisation_counts_groups_without_signal_or_not(tmp_path: Path, over: str) -> None:
+    flat = [replace(item, reward=0.5) if item.group == 2 else item for item in random_shard(5)]
+    config = settings(actor={**PAPER, "advantage": "rloo", "normalize_batch_over": over, "std_unbiased": False})
+    batch = prepared(tiny_actor(tmp_path, config), flat)
+    tokens = torch.cat(
+        [
+            batch.advantages[i].expand(item.n_trained)
+            for i, item in enumerate(batch.items)
+            if over == "all" or item.group != 2
+        ]
+    )
+    assert float(tokens.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(tokens.std(unbiased=False)) == pytest.approx(1.0, abs=1e-4)
+    of_flat = batch.advantages[[item.group == 2 for item in batch.items]]
+    assert bool((of_flat != 0).all()) == (over == "all")
+    assert batch.signal.all() == (over == "all")
+
+
+@pytest.mark.parametrize("over", ["all", "signal"])
+def test_the_papers_advantages_are_normalised_over_the_batch_without_a_groups_baseline(
+    tmp_path: Path, over: str
+) -> None:
+    rewards = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    shard = [shard_item(group=i // 4, sample=i % 4, reward=reward, n_groups=2) for i, reward in enumerate(rewards)]
+    actor = tiny_actor(tmp_path, settings(actor=PAPER | {"normalize_batch_over": over}))
+    batch = prepared(actor, shard)
+    counted = torch.tensor([10 * r - 5 for r in rewards if over == "all"] or [5.0, -5.0, -5.0, -5.0])
+    tokens = counted.repeat_interleave(4)
+    expected = (counted - tokens.mean()) / (tokens.std() + 1e-6)
+    assert torch.allclose(batch.advantages[-len(counted) :], expected, atol=1e-5)
+    stats = actor.ppo_update(batch)
+    assert stats["reward"] == 5 / 8, "the journal keeps the reward as it was given"
+    assert stats["zero_advantage_share"] == (0.0 if over == "all" else 0.5)
+    assert stats["n_tokens_trained"] == (32 if over == "all" else 16)
+
+
+@pytest.mark.parametrize("over", ["all", "signal"])
+def test_without_a_baseline_a_batch_of_equal_rewards_trains_nothing(tmp_path: Path, over: str) -> None:
+    shard = [shard_item(group=i // 4, sample=i % 4, reward=0.1, n_groups=2) for i in range(8)]
+    stats = update(tiny_actor(tmp_path, settings(actor=PAPER | {"normalize_batch_over": over})), shard)
+    assert (stats["zero_advantage_share"], stats["n_optimizer_steps"], stats["n_tokens_skipped"]) == (1.0, 0, 32)
+
+
+def test_without_any_baseline_only_a_reward_of_nothing_trains_nothing(tmp_path: Path) -> None:
+    shard = [shard_item(group=i // 4, sample=i % 4, reward=float(i < 4), n_groups=2) for i in range(8)]
+    stats = update(tiny_actor(tmp_path, settings(actor={"advantage": "none"})), shard)
+    assert (stats["n_tokens_trained"], stats["zero_advantage_share"]) == (16, 0.5)
+
+
+def test_a_length_penalty_is_of_the_limit_that_a_prompt_was_admitted_with(tmp_path: Path) -> None:
+    """Prompts of both stages are in one batch, each with the limit in force at `born`."""
+    lengths, truncated = torch.tensor([4, 4, 10]), torch.zeros(3, dtype=torch.bool)
+    settings = ActorConfig(length_penalty=1.0, overlong_tokens=2)
+    shaped = shape_rewards(torch.ones(3), lengths, truncated, settings, max_new_tokens=torch.tensor([5, 10, 10]))
+    assert shaped.tolist() == pytest.approx([1 - 0.5 - 0.8, 1 - 0.4, 1 - 1.0 - 1.0])
+
+
+def test_the_reward_loses_the_sum_of_the_KL_over_the_trained_tokens(tmp_path: Path) -> None:
+    shard = random_shard(5, clock=CLOCK, old=True)
+    actor = {"kl_ctl": 0.2, "kl_in": "reward", "advantage": "none", "reward_scaling": 2.0}
+    batch = prepared(tiny_actor(tmp_path, settings(actor=actor)), shard)
+    for i, item in enumerate(batch.items):
+        assert len(batch.streams["reference"][i]) == item.n_trained < item.n_sampled
+        gap = batch.streams["prox"][i].double() - batch.streams["reference"][i].double()
+        wanted = 2.0 * item.reward - 0.2 * float(gap.sum())  # k1
+        assert float(batch.advantages[i]) == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "actor",
+    [
+        {"loss": "gspo", "kl_ctl": 0.5, "kl_estimator": "k2"},
+        {"loss": "gspo", "kl_ctl": 0.5},
+        {"loss": "gspo", "kl_ctl": 0.5, "kl_in": "reward", "kl_estimator": "k1"},
+        {"advantage": "distill"},
+    ],
+)
+def test_a_policy_that_is_the_reference_or_the_teacher_has_a_divergence_of_exactly_zero(
+    tmp_path: Path, actor: dict[str, Any]
+) -> None:
+    """Its gradient is that without the term; by distillation alone exactly zero."""
+    shard = random_shard(6, clock=CLOCK)
+    one = tiny_actor(tmp_path / "one", settings(actor=actor | {"max_grad_norm": 1e9}))
+    model = frozen_model(one.policy, seed=0)
+    one.frozen = FrozenModels(model if "kl_ctl" in actor else None, None if "kl_ctl" in actor else model)
+    found, stats = watch_gradients(one), update(one, shard)
+    assert stats["kl_ref" if "kl_ctl" in actor else "kl_teacher"] == 0.0
+    assert stats["n_tokens_skipped"] == 0
+    if "kl_ctl" in actor:
+        plain = tiny_actor(tmp_path / "plain", settings(actor={"loss": "gspo", "max_grad_norm": 1e9}))
+        torch.testing.assert_close(found, gradients(plain, shard), atol=1e-7, rtol=1e-5)
+    else:
+        assert not any(bool(g.any()) for g in found)
+
+
+def test_distillation_is_the_log_ratio_to_the_teacher_with_or_without_the_reward(tmp_path: Path) -> None:
+    shard = random_shard(9, clock=CLOCK, old=True)
+    ways: list[dict[str, Any]] = [{"advantage": "rloo"}, {"advantage": "distill"}]
+    ways.append({"advantage": "rloo", "distill_coef": 0.25})
+    plain, alone, both = (
+        prepared(tiny_actor(tmp_path / str(i), settings(actor=way)), shard) for i, way in enumerate(ways)
+    )
+    for i in range(len(shard)):
+        ratio = alone.streams["teacher"][i] - alone.streams["prox"][i]
+        assert float(ratio.abs().max()) > 0.01
+        assert torch.equal(alone.advantages_of(i), ratio)
+        assert torch.allclose(both.advantages_of(i), plain.advantages_of(i) + 0.25 * ratio, atol=1e-6)
+
+
+def test_a_group_of_one_is_distilled_whatever_its_reward(tmp_path: Path) -> None:
+    config = settings(actor={"advantage": "distill"}, gconfig={"n_samples": 1}, data=PLAIN, teacher={"path": "t"})
+    check(config)
+    shard = [item for item in random_shard(10, clock=CLOCK, n_groups=6) if item.sample == 0]
+    rewarded = [replace(item, reward=item.reward + 5.0) for item in shard]
+    pair = (gradients(tiny_actor(tmp_path / str(i), config), one) for i, one in enumerate((shard, rewarded)))
+    torch.testing.assert_close(*pair, rtol=0, atol=0)
