@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.learner.batching import build
 from actors.learner.checkpoint import checkpoint
 from actors.learner.update.ppo import PPOActor
 from actors.models.loading import load_model, load_tokenizer
@@ -26,46 +25,15 @@ from actors.offline.save_hf import save_hf as offline_save_hf
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.storage import versioned_dirs
-from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
+from tests.support.learner_setup import resume, settings, tiny_actor, tiny_model, train, weights
+from tests.support.learner_setup import save as save_actor
 from tests.support.old_checkpoint import write_whole
 from tools import save_hf
 
 
-def train(actor: PPOActor, steps: range) -> None:
-    for step in steps:
-        batch = build(random_shard(step, clock=step), step=step, clock=step, n_groups=3, eta=0)
-        actor.ppo_update(actor.compute_advantages_and_returns(batch))
-
-
-def save(actor: PPOActor, folder: Path, *, keep: int = 2, counts: Callable[[int], bool] = lambda version: True) -> Path:
+def save(actor: PPOActor, folder: Path, **how: Any) -> Path:
     write_scratch_folder(folder / "scratch", ScratchConfig())
-    return checkpoint.save(
-        folder / "checkpoints",
-        policy=actor.policy,
-        optimizer=actor.optimizer,
-        version=actor.version,
-        tokenizer=load_tokenizer(str(folder / "scratch")),
-        keep=keep,
-        counts=counts,
-    )
-
-
-def test_a_restored_actor_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    config = settings(actor={"lr": 1e-2})
-    first = tiny_actor(tmp_path / "a", config)
-    train(first, range(2))
-    folder = save(first, tmp_path)
-    state = checkpoint.load(folder)
-    second = tiny_actor(tmp_path / "b", config, model=AutoModelForCausalLM.from_pretrained(folder / "model"))
-    checkpoint.restore(state, policy=second.policy, optimizer=second.optimizer)
-    second.version = state.version
-    train(first, range(2, 4))
-    train(second, range(2, 4))
-    assert second.version == 4
-    for (name, ours), theirs in zip(
-        first.policy.parameters().items(), second.policy.parameters().values(), strict=True
-    ):
-        assert torch.equal(ours, theirs), name
+    return save_actor(actor, folder / "checkpoints", tokenizer=load_tokenizer(str(folder / "scratch")), **how)
 
 
 def test_the_model_loads_in_plain_transformers(tmp_path: Path) -> None:
@@ -117,12 +85,22 @@ def test_save_hf_refuses(tmp_path: Path, words: list[str], why: str, monkeypatch
     assert not Path("new").exists()
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("versions", "resumable", "kept"),
+    [
+        ((1, 2, 10), range(99), [2, 10]),
+        ((1, 2, 3, 4, 5), (1, 2), [1, 2, 4, 5]),  # the two newest with a head's savepoint, and the two newest of all
+        ((10, 999_999, 1_000_000, 5), range(10**7), [5, 1_000_000]),  # a run that went back keeps its newest
+    ],
+)
+def test_the_newest_checkpoints_are_kept(
+    tmp_path: Path, versions: Sequence[int], resumable: Sequence[int], kept: list[int]
+) -> None:
     actor = tiny_actor(tmp_path)
-    for version in (1, 2, 10):
+    for version in versions:
         actor.version = version
-        save(actor, tmp_path)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-000002", "step-000010"]
+        save(actor, tmp_path, counts=lambda version: version in resumable)
+    assert names(tmp_path) == [f"step-{version:06d}" for version in kept]
 
 
 def die(*_: Any, **__: Any) -> NoReturn:
@@ -184,7 +162,6 @@ def test_partial_checkpoints_of_dead_writers_are_removed_and_of_live_writers_kep
     place = str(tmp_path / "checkpoints" / "step-000008")
     words = [sys.executable, "-c", code, place]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as living:
-        assert living.stdout is not None
         written = living.stdout.readline().strip()
         save(tiny_actor(tmp_path), tmp_path)
         assert names(tmp_path) == [written, "step-000000"]
@@ -211,22 +188,6 @@ def test_a_start_does_not_fail_where_a_rank_still_writes_for_a_dead_one(
     assert not left.exists()
 
 
-def test_checkpoints_without_a_head_savepoint_do_not_displace_resumable_ones(tmp_path: Path) -> None:
-    actor = tiny_actor(tmp_path)
-    for version in (1, 2, 3, 4, 5):
-        actor.version = version
-        save(actor, tmp_path, counts=lambda version: version in (1, 2))
-    assert names(tmp_path) == ["step-000001", "step-000002", "step-000004", "step-000005"]
-
-
-def test_a_run_that_went_back_keeps_its_newest_checkpoint(tmp_path: Path) -> None:
-    actor = tiny_actor(tmp_path)
-    for version in (10, 999_999, 1_000_000, 5):
-        actor.version = version
-        save(actor, tmp_path, keep=2)
-    assert names(tmp_path) == ["step-000005", "step-1000000"]
-
-
 @pytest.mark.parametrize("name", ["shards/shard-00001-of-00001.safetensors", "model/model.safetensors", "state.json"])
 def test_one_wrong_byte_is_refused(tmp_path: Path, name: str) -> None:
     actor = tiny_actor(tmp_path)
@@ -241,21 +202,14 @@ def test_one_wrong_byte_is_refused(tmp_path: Path, name: str) -> None:
         checkpoint.load(folder)
 
 
-def test_a_missing_file_or_manifest_is_refused(tmp_path: Path) -> None:
-    folder = save(tiny_actor(tmp_path), tmp_path)
-    (folder / "model" / "config.json").unlink()
-    with pytest.raises(CheckpointError, match="must be readable"):
-        checkpoint.load(folder)
-    (folder / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="readable manifest"):
-        checkpoint.load(folder)
-
-
-def test_the_manifest_names_every_other_file(tmp_path: Path) -> None:
+def test_the_manifest_names_every_other_file_and_one_that_is_missing_is_refused(tmp_path: Path) -> None:
     folder = save(tiny_actor(tmp_path), tmp_path)
     named = set(json.loads((folder / "manifest.json").read_text())["files"])
-    there = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
-    assert there == named | {"manifest.json"}
+    assert {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} == named | {"manifest.json"}
+    for name, said in (("model/config.json", "must be readable"), ("manifest.json", "readable manifest")):
+        (folder / name).unlink()
+        with pytest.raises(CheckpointError, match=said):
+            checkpoint.load(folder)
 
 
 def test_a_write_that_breaks_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
@@ -265,15 +219,9 @@ def test_a_write_that_breaks_leaves_nothing_under_the_final_name(tmp_path: Path)
 
     actor = tiny_actor(tmp_path)
     kept = save(actor, tmp_path)
+    actor.version = 1
     with pytest.raises(CheckpointError, match=r"step-000001 could not be \(no space left"):
-        checkpoint.save(
-            tmp_path / "checkpoints",
-            policy=actor.policy,
-            optimizer=actor.optimizer,
-            version=1,
-            tokenizer=Full(),
-            keep=1,
-        )
+        save_actor(actor, tmp_path / "checkpoints", tokenizer=Full(), keep=1)
     assert names(tmp_path) == [kept.name]
     checkpoint.verify(kept)
 
@@ -303,16 +251,11 @@ def test_a_checkpoint_of_one_file_still_loads_and_goes_on_bit_for_bit(tmp_path: 
     folder = write_whole(first, tmp_path)
     drawn = torch.rand(3)
     second = tiny_actor(tmp_path / "b", config, model=load_model(str(folder / "model"), "float32", "cpu"))
-    state = checkpoint.load(folder)
-    checkpoint.restore(state, policy=second.policy, optimizer=second.optimizer)
-    assert second.critic is not None
-    checkpoint.restore_critic(folder, second.critic)
-    second.version = state.version
+    resume(second, folder)
     assert torch.equal(torch.rand(3), drawn)
     for actor in (first, second):
         train(actor, range(2, 4))
-    pairs = zip(first.policy.parameters().values(), second.policy.parameters().values(), strict=True)
-    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    torch.testing.assert_close(weights(first.policy), weights(second.policy), atol=0, rtol=0)
     offline_save_hf(SaveOrder(str(folder), str(tmp_path / "exact"), "float32", shard_gb=5))
     assert load_model(str(tmp_path / "exact"), "float32", "cpu") is not None
 

@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from actors.learner.batching import build
 from actors.learner.checkpoint import checkpoint, shards
 from actors.learner.checkpoint.checkpoint import PendingCheckpoint
 from actors.learner.checkpoint.model_part import ModelPart
@@ -35,18 +34,20 @@ from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
 from areal_bus.weights.process_group import join_store
 from tests.support.forked_ranks import run_ranks
-from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
+from tests.support.learner_setup import (
+    NoTokenizer,
+    random_shard,
+    resume,
+    save,
+    settings,
+    tiny_actor,
+    tiny_model,
+    update,
+)
 
-CHAIN = ((2, 1), (1, 1), (4, 2), (3, 1), (2, 2), (1, 1))  # (ranks, copies of the model)
+CHAIN = ((2, 1), (4, 2), (3, 1), (1, 1))  # (ranks, copies of the model)
 MASTERS, LORA, MUON = "masters", "lora", "muon"
 KINDS = (MASTERS, LORA, MUON)
-
-
-class Words:
-    """Stands where a tokenizer does in an export."""
-
-    def save_pretrained(self, folder: Path) -> None:
-        (folder / "words.json").write_text("{}")
 
 
 def config_of(kind: str) -> Config:
@@ -73,17 +74,9 @@ def link_of_the_chain(index: int, endpoint: str, size: int, replicas: int, numbe
         actor = restored(home / f"{number}-{index}", config_of(kind), ranks, before)
         begun = fingerprint(actor)
         drawn = [item for item in random_shard(number, clock=number, n_groups=4) if item.group % size == index]
-        batch = build(drawn, step=number, clock=number, n_groups=4, eta=0)
-        actor.ppo_update(actor.compute_advantages_and_returns(batch))
-        checkpoint.save(
-            home / "checkpoints",
-            policy=actor.policy,
-            optimizer=actor.optimizer,
-            version=actor.version,
-            tokenizer=load_tokenizer(str(Path(folder) / "scratch")),
-            keep=len(CHAIN),
-            critic=actor.critic,
-        )
+        update(actor, drawn)
+        words = load_tokenizer(str(Path(folder) / "scratch"))
+        save(actor, home / "checkpoints", tokenizer=words, keep=len(CHAIN))
         found[kind] = [begun, fingerprint(actor)]
     if index == 0:
         (Path(folder) / f"{number}.json").write_text(json.dumps(found))
@@ -96,11 +89,7 @@ def restored(folder: Path, config: Config, ranks: LearnerRanks, before: Path | N
     held = before / "model" if before is not None and has_lora else None
     actor = tiny_actor(folder, config, model=model, ranks=ranks, adapters_from=held)
     if before is not None:
-        state = checkpoint.load(before)
-        checkpoint.restore(state, policy=actor.policy, optimizer=actor.optimizer)
-        if actor.critic is not None:
-            checkpoint.restore_critic(before, actor.critic)
-        actor.version = state.version
+        resume(actor, before)
     return actor
 
 
@@ -120,8 +109,8 @@ def fingerprint(actor: PPOActor) -> str:
 
 @pytest.mark.slow
 def test_a_checkpoint_loads_bit_for_bit_at_another_number_of_ranks_and_copies(tmp_path: Path) -> None:
-    """2 -> 1 -> 4 (two copies) -> 3, which do not divide the rows -> 2 copies -> 1; weights, adapters, a critic,
-    two optimizers in one.
+    """2 -> 4 (two copies) -> 3, which do not divide the rows -> 1; weights, adapters, a critic, two optimizers in
+    one.
     """
     write_scratch_folder(tmp_path / "scratch", ScratchConfig())
     links = [
@@ -209,7 +198,7 @@ def pending(folder: Path, version: int, index: int, store: HashStore, policy: An
         building=versioned_dirs.temporary_of(final),
         shard=shards.Shard({key: torch.full((2, 4), version)}, {key: [2 * index, 0]}, f"shards/{index}.safetensors"),
         models=[ModelPart("model", policy, index == 0, file, weights)],
-        tokenizer=Words(),
+        tokenizer=NoTokenizer(),
         prune=lambda: versioned_dirs.prune(folder, 1, newest=final, counts=lambda _: True),
     )
 

@@ -179,7 +179,6 @@ def test_a_target_that_hangs_delays_nothing_and_its_checkpoint_is_not_removed(tm
     fsspec.register_implementation("slow", SlowFileSystem, clobber=True)
     SlowFileSystem.goes_on.clear()
     manager = manager_of(tmp_path, CheckpointConfig(upload=f"slow://{tmp_path}/target", keep_every=5))
-    assert manager._uploads is not None
     manager._uploads.add(sealed(tmp_path, 3))
     assert manager._is_leaving(3)
     assert [manager._is_kept(version) for version in (3, 5, 10, 11)] == [False, True, True, False]

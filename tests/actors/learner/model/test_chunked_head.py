@@ -14,8 +14,6 @@ def test_a_bfloat16_head_gets_the_whole_gradient_of_many_chunks() -> None:
     true_bias = bias.double().requires_grad_()
     logits = hidden.double() @ true.t() + true_bias
     logits.log_softmax(-1)[:, 0].sum().backward()  # type: ignore[no-untyped-call]
-    assert true.grad is not None
-    assert true_bias.grad is not None
     for n_chunk in (512, 1):
         ours, our_bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
         found = _ChunkedLogProbs.apply(hidden, ours, our_bias, HeadTask(targets, 1.0, n_chunk))  # type: ignore[no-untyped-call]

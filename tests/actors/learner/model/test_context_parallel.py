@@ -122,7 +122,6 @@ def peak_of(index: int, width: int, endpoint: str, checkpoints: bool) -> int:
 def status(name: str) -> int:
     """Bytes of a line of /proc/self/status."""
     found = re.search(rf"^{name}:\s+([0-9]+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
-    assert found is not None
     return int(found[1]) * 1024
 
 

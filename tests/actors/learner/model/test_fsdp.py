@@ -1,9 +1,6 @@
 """Several learner ranks, as real processes with FSDP2 (or HSDP) over gloo, are one learner."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,24 +17,17 @@ from actors.learner.link.rendezvous import meet, part
 from actors.learner.model.policy import whole
 from actors.learner.model.startup import Demonstration, warm_up
 from actors.learner.update.ppo import PPOActor
-from actors.runtime.process import leave
 from areal_bus.config.learner import WarmupConfig
 from areal_bus.config.sections import Config
 from areal_bus.messages import ShardItem
-from areal_bus.weights.process_group import join_store, serve_store
+from areal_bus.weights.process_group import join_store
 from areal_bus.weights.snapshot import digest_of, take_snapshot
-from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
+from tests.support.forked_ranks import run_ranks
+from tests.support.learner_setup import random_shard, save, settings, tiny_actor, tiny_model
 
 STEPS = 3
 CHUNKED = "chunked"  # a file by which a test asks for the head in chunks
 FEW_MIB = 23 * 4 * 9 / 2**20  # a logits matrix of nine tokens
-
-
-class Words:
-    """Stands where a tokenizer does in an export."""
-
-    def save_pretrained(self, folder: Path) -> None:
-        (folder / "words.json").write_text("{}")
 
 
 def life(actor: PPOActor, *, index: int, size: int, steps: int = STEPS) -> list[dict[str, float]]:
@@ -57,8 +47,8 @@ def life(actor: PPOActor, *, index: int, size: int, steps: int = STEPS) -> list[
         drawn = random_shard(step, clock=step, n_groups=4)
         drawn = [replace(i, reward=1.0) if i.group == 3 else i for i in drawn]  # no signal: one rank's denominator only
         shard = [i for i in drawn if _mine(i, step, index, size)]
-        batch = build(shard, step=step, clock=step, n_groups=4, eta=1)
-        stats.append(actor.ppo_update(actor.compute_advantages_and_returns(batch)))
+        batch = build(shard, step=step, clock=step, n_groups=4, eta=1)  # a rank may have no item
+        stats.append(actor.ppo_update(actor.compute_advantages_and_returns(batch)) | {"update_s": 0.0})
     return stats
 
 
@@ -98,83 +88,59 @@ def config_of(kind: str = "float32") -> Config:
     )
 
 
-def rank(folder: Path, index: int, endpoint: str, kind: str, size: int, replicas: int, width: int, steps: int) -> None:
+def rank(index: int, endpoint: str, folder: str, kind: str, size: int, replicas: int, width: int, steps: int) -> None:
     """Body of one process. `width`: ranks that share each sequence."""
-    torch.set_num_threads(1)
-    store = join_store(endpoint, 60.0)
+    store, home = join_store(endpoint, 60.0), Path(folder)
     both = {"replicas": replicas, "context_parallel": width}
     ranks = meet(store, index=index, size=size, interface="lo", device="cpu", timeout_s=60.0, **both)
-    actor = tiny_actor(folder / f"rank-{index}", config_of(kind), ranks=ranks)
-    if (folder / CHUNKED).exists():
+    actor = tiny_actor(home / f"rank-{index}", config_of(kind), ranks=ranks)
+    if (home / CHUNKED).exists():
         actor.policy._max_logits_mib = FEW_MIB
     stats = life(actor, index=ranks.share, size=ranks.n_shares, steps=steps)
-    gradients = {name: whole(p.grad).contiguous() for name, p in _named(actor) if p.grad is not None}
+    named = actor.policy.parameters()
+    gradients = {name: whole(p.grad).contiguous() for name, p in named.items() if p.grad is not None}
     if index == 0:
-        save_file(gradients, folder / "gradients.safetensors")
-    saved = checkpoint.save(
-        folder / "checkpoints",
-        policy=actor.policy,
-        optimizer=actor.optimizer,
-        version=actor.version,
-        tokenizer=Words(),
-        keep=1,
-        reference=actor.kept_reference,
-        critic=actor.critic,
-    )
+        save_file(gradients, home / "gradients.safetensors")
+    saved = save(actor, home / "checkpoints")
     snapshot = take_snapshot(
         steps, actor.policy.pushed(), is_root=index == 0, bucket_bytes=1 << 20, dtype=actor.policy.push_dtype
     )
-    state = checkpoint.load(saved)
-    before = {name: {k: whole(v) for k, v in actor.optimizer.state[p].items()} for name, p in _named(actor)}
-    held = {name: whole(p).detach().clone() for name, p in _named(actor)}
+    before = state_of(actor)
     if actor.policy.dtype is not torch.float32:  # else the weights come from the model's folder
         with torch.no_grad():
-            for _, parameter in _named(actor):
+            for parameter in named.values():
                 parameter.zero_()
-    checkpoint.restore(state, policy=actor.policy, optimizer=actor.optimizer)
-    same = all(
-        torch.equal(whole(value), before[name][kind])
-        for name, p in _named(actor)
-        for kind, value in actor.optimizer.state[p].items()
-    ) and all(torch.equal(whole(p), held[name]) for name, p in _named(actor))
+    checkpoint.restore(checkpoint.load(saved), policy=actor.policy, optimizer=actor.optimizer)
+    after = state_of(actor)
+    same = after.keys() == before.keys() and all(torch.equal(after[name], value) for name, value in before.items())
     digest = snapshot.digest if snapshot is not None else None
-    (folder / f"{index}.json").write_text(json.dumps({"stats": stats, "digest": digest, "restored": same}))
+    (home / f"{index}.json").write_text(json.dumps({"stats": stats, "digest": digest, "restored": same}))
     part()
 
 
-def _named(actor: PPOActor) -> list[tuple[str, torch.nn.Parameter]]:
-    return list(actor.policy.parameters().items())
+def state_of(actor: PPOActor) -> dict[str, torch.Tensor]:
+    """Whole weights and optimizer states. A collective."""
+    found = {}
+    for name, parameter in actor.policy.parameters().items():
+        for kind, value in {"": parameter, **actor.optimizer.state[parameter]}.items():
+            found[f"{name} {kind}"] = whole(value).detach().clone()
+    return found
 
 
 def several_ranks(
     folder: Path, kind: str, size: int = 2, replicas: int = 1, *, width: int = 1, steps: int = STEPS
 ) -> list[dict[str, Any]]:
     """What each rank wrote down."""
-    _, endpoint = store = serve_store("127.0.0.1")
-    counts = [str(n) for n in (size, replicas, width, steps)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.actors.learner.model.test_fsdp",
-                str(folder),
-                str(index),
-                endpoint,
-                kind,
-                *counts,
-            ],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(size)
-    ]
-    errors = [process.communicate(timeout=120)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * size, "\n".join(errors)
-    assert store
+    stage = {"folder": str(folder), "kind": kind, "size": size, "replicas": replicas, "width": width, "steps": steps}
+    run_ranks(__name__, rank.__name__, stage)
     return [json.loads((folder / f"{index}.json").read_text()) for index in range(size)]
+
+
+def check_figures(several: list[dict[str, Any]], expected: list[dict[str, float]]) -> None:
+    for step, figures in enumerate(expected):
+        wanted = {name: pytest.approx(value, abs=1e-5, rel=1e-4) for name, value in figures.items()}
+        assert [result["stats"][step] for result in several] == [wanted] * len(several)
+    assert [result["restored"] for result in several] == [True] * len(several)
 
 
 @pytest.mark.slow
@@ -188,14 +154,10 @@ def test_several_ranks_equal_one(tmp_path: Path, kind: str, size: int, replicas:
     several = several_ranks(tmp_path, kind, size, replicas)
     one = tiny_actor(tmp_path / "one", config_of(kind))
     expected = life(one, index=0, size=1)
-    for step in range(STEPS):
-        wanted = {name: pytest.approx(value, abs=1e-5, rel=1e-4) for name, value in expected[step].items()}
-        for result in several:
-            assert {**result["stats"][step], "update_s": 0} == {**wanted, "update_s": 0}
+    check_figures(several, expected)
     model = checkpoint_model(tmp_path)
     for name, value in one.policy.parameters().items():
         assert torch.allclose(model[name], value, atol=1e-5), name
-    assert [result["restored"] for result in several] == [True] * size
     held = tiny_model()
     held.load_state_dict(model)
     assert several[0]["digest"] == digest_of(dict(held.named_parameters()))
@@ -206,7 +168,6 @@ def test_several_ranks_equal_one(tmp_path: Path, kind: str, size: int, replicas:
 
 def check_reference(folder: Path, one: PPOActor) -> None:
     """The checkpoint holds the reference model, which is the policy of version 2."""
-    assert one.frozen.reference is not None
     saved = weights_in(folder / "checkpoints" / f"step-{STEPS:06d}" / "reference")
     for name, value in one.frozen.reference.parameters().items():
         assert torch.allclose(saved[name], value, atol=1e-5), name
@@ -233,7 +194,7 @@ def test_ranks_that_share_each_sequence_equal_one(
     one rank whose sequences are cut into other micro-batches differs by up to 1.4e-6, too.
     """
     (tmp_path / CHUNKED).touch()
-    steps = 5
+    steps = 3
     several = several_ranks(tmp_path, kind, size, replicas, width=2, steps=steps)
     one = tiny_actor(tmp_path / "one", config_of(kind))
     expected = life(one, index=0, size=1, steps=steps)
@@ -242,13 +203,11 @@ def test_ranks_that_share_each_sequence_equal_one(
             found = result["stats"][step]
             assert found["loss"] == pytest.approx(expected[step]["loss"], rel=near)
             assert found["grad_norm"] == pytest.approx(expected[step]["grad_norm"], rel=near)
-            wanted = {name: pytest.approx(value, abs=1e-5, rel=1e-5) for name, value in expected[step].items()}
-            assert {**found, "update_s": 0} == {**wanted, "update_s": 0}
     model = weights_in(tmp_path / "checkpoints" / f"step-{steps:06d}" / "model")
     assert far(model, {name: p.detach() for name, p in one.policy.parameters().items()}) < near
     gradients = {name: p.grad for name, p in one.policy.parameters().items() if p.grad is not None}
     assert far(load_file(str(tmp_path / "gradients.safetensors")), gradients) < 2 * near
-    assert [result["restored"] for result in several] == [True] * size
+    check_figures(several, expected)
 
 
 @pytest.mark.slow
@@ -257,15 +216,11 @@ def test_two_ranks_with_adapters_equal_one(tmp_path: Path) -> None:
     one = tiny_actor(tmp_path / "one", config_of(LORA))
     expected = life(one, index=0, size=1)
     assert expected[0]["kl_ref"] > 0  # of the warm-up
-    for step in range(STEPS):
-        wanted = {name: pytest.approx(value, abs=1e-5, rel=1e-4) for name, value in expected[step].items()}
-        for result in two:
-            assert {**result["stats"][step], "update_s": 0} == {**wanted, "update_s": 0}
+    check_figures(two, expected)
     saved = tmp_path / "checkpoints" / f"step-{STEPS:06d}" / "model" / "adapter_model.safetensors"
     held = {name.removeprefix("base_model.model."): value for name, value in load_file(str(saved)).items()}
     for name, value in one.policy.parameters().items():
         assert torch.allclose(held[name], value, atol=1e-5), name
-    assert [result["restored"] for result in two] == [True, True]
     assert two[0]["digest"] == digest_of(held | one.policy.adapters.digest())  # type: ignore[union-attr]
 
 
@@ -301,8 +256,3 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
     found = [load_file(folder / name) for name in files]
     assert len(found) > 1
     return {name: tensor for one in found for name, tensor in one.items()}
-
-
-if __name__ == "__main__":
-    rank(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5], *map(int, sys.argv[5:]))
-    leave(0)

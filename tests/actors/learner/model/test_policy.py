@@ -1,20 +1,26 @@
 """The packed forward: log-probs, gradients and entropy are those of sequences read alone."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model import policy as module
 from actors.learner.model.policy import Policy
+from actors.learner.update.ppo import PPOActor
 from actors.models import packed_attention
 from actors.models.packed_row import SequencePiece, lay_out, n_rows
-from tests.support.learner_setup import VOCABULARY, tiny_model
+from areal_bus.config.sections import Config
+from areal_bus.weights.snapshot import Snapshot, digest_of, take_snapshot
+from tests.support.learner_setup import VOCABULARY, resume, save, settings, tiny_actor, tiny_model, train, weights
 
 TEMPERATURE = 0.7
 
@@ -42,43 +48,27 @@ def alone(model: torch.nn.Module, piece: SequencePiece) -> tuple[Tensor, Tensor]
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_packed_log_probs_are_those_of_each_sequence_alone(key_heads: int) -> None:
-    policy = policy_of(tiny_model(key_heads=key_heads))
+@pytest.mark.parametrize("way", ["packed", "shared prompts", "transformers"])
+def test_packed_log_probs_and_gradients_are_those_of_each_sequence_alone(key_heads: int, way: str) -> None:
+    policy, plain = policy_of(tiny_model(key_heads=key_heads)), tiny_model(key_heads=key_heads).eval()
+    given = families() if way == "shared prompts" else pieces()
     assert policy.packed
-    logp, entropy = policy.logprobs(pieces(), entropy=True)
-    plain = tiny_model(key_heads=key_heads).eval()
-    expected = [alone(plain, piece) for piece in pieces()]
-    assert torch.allclose(logp, torch.cat([x for x, _ in expected]), atol=1e-5)
-    assert entropy is not None
-    assert torch.allclose(entropy, torch.cat([x for _, x in expected]), atol=1e-5)
+    if way == "transformers":  # its own packed mask
+        policy.model.set_attn_implementation("sdpa")
+        policy.packed = False
+    logp, entropy = policy.logprobs(given, entropy=True)
     assert not entropy.requires_grad
+    theirs, entropies = (torch.cat(column) for column in zip(*(alone(plain, piece) for piece in given), strict=True))
+    torch.testing.assert_close((logp, entropy), (theirs, entropies), atol=1e-5, rtol=1e-5)
+    torch.autograd.backward([logp.square().sum()])
+    torch.autograd.backward([theirs.square().sum()])
+    check_gradients(policy.parameters().values(), plain.parameters())
 
 
-def test_the_models_own_packed_mask_gives_the_same() -> None:
-    policy = policy_of(tiny_model())
-    fast, _ = policy.logprobs(pieces())
-    policy.model.set_attn_implementation("sdpa")
-    policy.packed = False
-    slow, _ = policy.logprobs(pieces())
-    assert torch.allclose(fast, slow, atol=1e-5)
-
-
-def test_packed_gradients_are_those_of_the_sequences_alone() -> None:
-    policy, plain = policy_of(tiny_model()), tiny_model().eval()
-    policy.logprobs(pieces())[0].square().sum().backward()
-    sum(alone(plain, piece)[0].square().sum() for piece in pieces()).backward()  # type: ignore[union-attr]
-    for (name, ours), theirs in zip(policy.parameters().items(), plain.parameters(), strict=True):
-        assert ours.grad is not None
-        assert torch.allclose(ours.grad, theirs.grad, atol=1e-5 * float(theirs.grad.abs().max()), rtol=1e-4), name
-
-
-def test_no_token_sees_another_sequence() -> None:
-    policy = policy_of(tiny_model())
-    first, *others = pieces()
-    before, _ = policy.logprobs([first, *others])
-    changed = [SequencePiece(ids_T=(piece.ids_T + 1) % VOCABULARY, places_K=piece.places_K) for piece in others]
-    after, _ = policy.logprobs([first, *changed])
-    assert torch.equal(before[: len(first.places_K)], after[: len(first.places_K)])
+def check_gradients(ours: Iterable[Tensor], theirs: Iterable[Tensor], within: float = 1e-5) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.grad is not None
+        assert torch.allclose(a.grad, b.grad, atol=within * float(b.grad.abs().max()) + 1e-9, rtol=max(within, 1e-4))
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:
@@ -124,25 +114,10 @@ def test_a_shared_prompt_is_read_once() -> None:
     first, second = ([p for p in families() if p.family == f] for f in (0, 1))
     assert len(row.ids_S) == n_rows(first) + n_rows(second) + 2
     assert len(row.ids_S) < sum(row.lengths) == sum(p.n_read for p in families())
-    assert row.expand_E is not None
-    assert row.keep_S is not None
     whole = torch.cat([p.ids_T[: p.n_read] for p in sorted(families(), key=lambda p: p.n_read)])
     assert list(row.lengths) == sorted(row.lengths)  # equal lengths go through attention in one call
     assert torch.equal(row.ids_S[row.expand_E], whole)
     assert torch.equal(row.expand_E[row.keep_S], torch.arange(len(row.ids_S)))
-
-
-def test_a_prompt_read_once_gives_the_log_probs_and_gradients_of_each_sequence_alone() -> None:
-    policy, plain = policy_of(tiny_model()), tiny_model().eval()
-    ours, _ = policy.logprobs(families())
-    theirs = torch.cat([alone(plain, piece)[0] for piece in families()])
-    assert torch.allclose(ours, theirs, atol=1e-5)
-    torch.autograd.backward([ours.square().sum()])
-    torch.autograd.backward([theirs.square().sum()])
-    for (name, a), b in zip(policy.parameters().items(), plain.parameters(), strict=True):
-        assert a.grad is not None
-        assert b.grad is not None
-        assert torch.allclose(a.grad, b.grad, atol=1e-5 * float(b.grad.abs().max()), rtol=1e-4), name
 
 
 def told(sizes: list[int], _embedding: torch.nn.Module, given: tuple[Tensor]) -> None:
@@ -163,18 +138,13 @@ def test_rows_that_are_filled_up_change_nothing(
         policy.model.model.embed_tokens.register_forward_pre_hook(partial(told, sizes))
         logp, entropy = policy.logprobs(given(), entropy=True)
         assert sizes == [len(lay_out(given(), share=True).ids_S) + more]
-        assert entropy is not None
         logp.square().sum().backward()
-        found.append((logp, entropy, [p.grad for p in policy.parameters().values()]))
-    (logp, entropy, gradients), *others = found
+        found.append((logp, entropy, policy.parameters().values()))
+    (logp, entropy, parameters), *others = found
     assert len(logp) == sum(len(piece.places_K) for piece in given()) == len(entropy)
-    for other, other_entropy, other_grads in others:
-        torch.testing.assert_close(other, logp, atol=1e-5, rtol=0)
-        torch.testing.assert_close(other_entropy, entropy, atol=1e-5, rtol=0)
-        for ours, theirs in zip(other_grads, gradients, strict=True):
-            assert ours is not None
-            assert theirs is not None
-            assert torch.allclose(ours, theirs, atol=1e-5 * float(theirs.abs().max()), rtol=1e-4)
+    for other, other_entropy, others_own in others:
+        torch.testing.assert_close((other, other_entropy), (logp, entropy), atol=1e-5, rtol=0)
+        check_gradients(others_own, parameters)
 
 
 @pytest.mark.parametrize("more", [0, 3, 40])
@@ -189,8 +159,6 @@ def test_a_row_that_is_filled_up_is_as_well_formed(more: int) -> None:
     assert packing.sequences is not None, "kernels can follow it"
     assert packing.sequences.n_rows == len(full.ids_S)
     assert sum(full.lengths) == sum(row.lengths) + more
-    assert full.expand_E is not None
-    assert full.keep_S is not None
     assert torch.equal(full.expand_E[full.keep_S], torch.arange(len(full.ids_S)))
 
 
@@ -235,25 +203,19 @@ def test_chunks_of_the_head_give_the_log_probs_entropies_and_gradients_of_the_wh
         )
         cap = getattr(policy.model.config, "final_logit_softcapping", None)
         logp, entropy = policy.logprobs(pieces(), entropy=True, entropy_grad=True)
-        assert entropy is not None
         (logp.square().sum() + 0.3 * entropy.sum()).backward()  # type: ignore[no-untyped-call]
         assert getattr(policy.model.config, "final_logit_softcapping", None) == cap
-        found.append((logp.detach(), entropy.detach(), [p.grad for p in policy.parameters().values()]))
+        found.append((logp.detach(), entropy.detach(), policy.parameters().values()))
     within = 1e-5 if dtype == "float32" else 3e-2
-    for logp, entropy, grads in found[1:]:
-        assert torch.allclose(logp, found[0][0], atol=within)
-        assert torch.allclose(entropy, found[0][1], atol=within)
-        for ours, theirs in zip(grads, found[0][2], strict=True):
-            assert ours is not None
-            assert theirs is not None
-            assert torch.allclose(ours, theirs, atol=within * float(theirs.abs().max()) + 1e-7, rtol=within)
+    for *figures, parameters in found[1:]:
+        torch.testing.assert_close(figures, list(found[0][:2]), atol=within, rtol=0)
+        check_gradients(parameters, found[0][2], within)
 
 
 def test_an_entropy_that_is_only_a_figure_has_no_gradient_in_chunks() -> None:
     policy = policy_of(tiny_model())
     policy._max_logits_mib = FEW_MIB
     logp, entropy = policy.logprobs(pieces(), entropy=True)
-    assert entropy is not None
     assert logp.requires_grad
     assert not entropy.requires_grad
 
@@ -262,3 +224,72 @@ def test_a_model_that_scales_its_logits_itself_keeps_its_head() -> None:
     model = tiny_model()
     model.config.logits_scaling = 8.0
     assert policy_of(model)._head is None
+
+
+# model.dtype = "bfloat16": what is trained stays float32, what leaves is bfloat16
+
+
+def bfloat16_config(**actor: Any) -> Config:
+    return settings(model={"scratch": {}, "dtype": "bfloat16"}, actor={"lr": 1e-5, "lr_warmup_steps": 0, **actor})
+
+
+def pushed(actor: PPOActor) -> Snapshot:
+    return take_snapshot(actor.version, actor.policy.parameters(), bucket_bytes=1 << 20, dtype=actor.policy.dtype)
+
+
+def test_small_updates_are_kept_until_the_pushed_weights_show_them(tmp_path: Path) -> None:
+    actor = tiny_actor(tmp_path, bfloat16_config())
+    first = pushed(actor).tensors()
+    for step in range(6):
+        before = weights(actor.policy)
+        train(actor, range(step, step + 1))
+        moved = [float((before[name] != now).float().mean()) for name, now in weights(actor.policy).items()]
+        assert min(moved) > 0.5, "a step of the optimizer moves the weights, however small it is"
+    now = pushed(actor).tensors()
+    assert {tensor.dtype for tensor in now.values()} == {torch.bfloat16}
+    shown = torch.cat([(first[name] != now[name]).flatten() for name in now]).float().mean()
+    assert 0 < shown < 0.5, "six steps of 1e-5: below half a step of bfloat16 for most, over it for some"
+    state = actor.optimizer.state.values()
+    assert {value.dtype for kinds in state for value in kinds.values()} == {torch.float32}
+
+
+def test_compute_is_of_the_type_that_is_sampled_with() -> None:
+    exact, rounded = (
+        Policy(
+            tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=1.0, dtype=dtype, gradient_checkpointing=True
+        )
+        for dtype in ("float32", "bfloat16")
+    )
+    pieces = [SequencePiece(torch.arange(2, 2 + n), torch.arange(1, n), family=0) for n in (5, 9, 9)]
+    seen: list[torch.dtype] = []
+    rounded.model.model.layers[0].mlp.down_proj.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+    for policy in (exact, rounded):
+        torch.autograd.backward([policy.logprobs(pieces)[0].sum()])
+    assert set(seen) == {torch.bfloat16}
+    for ours, theirs in zip(rounded.parameters().values(), exact.parameters().values(), strict=True):
+        assert ours.grad is not None
+        assert ours.grad.dtype is torch.float32
+        assert torch.nn.functional.cosine_similarity(ours.grad.flatten(), theirs.grad.flatten(), dim=0) > 0.99
+    logp_N = rounded.logprobs(pieces)[0]
+    assert logp_N.dtype is torch.float32
+    assert torch.allclose(logp_N, exact.logprobs(pieces)[0], atol=0.1)
+
+
+def test_a_checkpoint_exports_the_pushed_weights_and_restores_the_masters_bit_for_bit(tmp_path: Path) -> None:
+    first = tiny_actor(tmp_path / "a", bfloat16_config())
+    train(first, range(2))
+    folder = save(first, tmp_path / "checkpoints")
+    assert json.loads((folder / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+    exported: Any = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert digest_of(dict(exported.named_parameters())) == pushed(first).digest
+    second = tiny_actor(tmp_path / "b", bfloat16_config(), model=exported.float())
+    resume(second, folder)
+    torch.testing.assert_close(weights(first.policy), weights(second.policy), atol=0, rtol=0)
+    train(first, range(2, 4))
+    train(second, range(2, 4))
+    torch.testing.assert_close(weights(first.policy), weights(second.policy), atol=0, rtol=0)
+
+
+def test_float32_weights_are_kept_once(tmp_path: Path) -> None:
+    folder = save(tiny_actor(tmp_path), tmp_path / "checkpoints")
+    assert set(load_file(str(folder / "shards" / "shard-00001-of-00001.safetensors"))) == {"rng/0"}

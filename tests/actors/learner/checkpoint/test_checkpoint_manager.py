@@ -18,7 +18,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.learner.batching import build
 from actors.learner.checkpoint import checkpoint
 from actors.learner.checkpoint.checkpoint import PendingCheckpoint
 from actors.learner.checkpoint.checkpoint_manager import CheckpointHooks, CheckpointManager, StartPoint, choose
@@ -34,7 +33,7 @@ from areal_bus.storage import head_checkpoints, versioned_dirs
 from areal_bus.weights.snapshot import take_snapshot
 from tests.faults.ring import INSIDE
 from tests.support.learner_script import PATIENCE_S, Script, script
-from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
+from tests.support.learner_setup import settings, tiny_actor, tiny_model, train, weights
 
 
 @dataclass
@@ -73,12 +72,8 @@ def tear(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
-def test_a_run_without_checkpoints_begins_at_version_0(disk: Shelf) -> None:
+def test_the_newest_version_is_chosen_by_number_and_version_0_without_any(disk: Shelf) -> None:
     assert disk.choose() == StartPoint(0, "")
-    assert not disk.said
-
-
-def test_the_newest_version_is_chosen_by_number(disk: Shelf) -> None:
     disk.seal(999_990, 1_000_000, 20)
     assert disk.choose() == StartPoint(1_000_000, str(disk.folder(1_000_000)))
     assert not disk.said
@@ -136,15 +131,9 @@ def test_a_checkpoint_that_stood_aside_when_its_writer_died_is_found(disk: Shelf
     assert disk.choose().version == 10
 
 
-def keeper_of(run: Path, actor: PPOActor, config: Config) -> CheckpointManager:
-    sealed: list[int] = []
-    return CheckpointManager(
-        run,
-        config.checkpoint,
-        journal=actor._journal,
-        is_root=True,
-        hooks=CheckpointHooks(lambda version, _: sealed.append(version)),
-    )
+def keeper_of(run: Path, actor: PPOActor, config: Config, **hooks: Any) -> CheckpointManager:
+    made = CheckpointHooks(hooks.pop("sealed", lambda version, folder: None), **hooks)
+    return CheckpointManager(run, config.checkpoint, journal=actor._journal, is_root=True, hooks=made)
 
 
 def test_a_folder_in_the_place_of_the_models_link_leaves_the_model_in_its_checkpoint(tmp_path: Path) -> None:
@@ -157,12 +146,6 @@ def test_a_folder_in_the_place_of_the_models_link_leaves_the_model_in_its_checkp
     assert keeper.export() == str(tmp_path / "model")
     assert (tmp_path / "model").readlink() == Path("checkpoints/step-000004/model")
     assert not list(tmp_path.glob(".model*"))
-
-
-def timed_keeper(run: Path, actor: PPOActor, config: Config, clock: list[float]) -> CheckpointManager:
-    """Its clock stands still unless the test moves it."""
-    hooks = CheckpointHooks(lambda version, folder: None, now=lambda: clock[0])
-    return CheckpointManager(run, config.checkpoint, journal=actor._journal, is_root=True, hooks=hooks)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +164,7 @@ def test_checkpoints_by_time_follow_their_measured_cost(
     clock = [1000.0]
     config = settings()
     actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
-    keeper = timed_keeper(tmp_path, actor, config, clock)
+    keeper = keeper_of(tmp_path, actor, config, now=lambda: clock[0])
 
     def is_due_after(seconds: float) -> bool:
         clock[0] += seconds
@@ -205,14 +188,13 @@ def test_checkpoints_by_time_measure_their_cost_and_zero_turns_them_off(tmp_path
     config = settings(checkpoint={"async_save": False})
     actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
     train(actor, range(1))
-    hooks = CheckpointHooks(lambda version, folder: None, now=lambda: clock.append(clock.pop() + 1.0) or clock[0])
-    keeper = CheckpointManager(tmp_path, config.checkpoint, journal=actor._journal, is_root=True, hooks=hooks)
+    keeper = keeper_of(tmp_path, actor, config, now=lambda: clock.append(clock.pop() + 1.0) or clock[0])
     keeper.keep(actor, words)
     assert keeper._took_s == keeper._waited_s >= 1.0
-    off = timed_keeper(tmp_path, actor, settings(checkpoint={"every_s": 0.0}), [1e9])
+    off = keeper_of(tmp_path, actor, settings(checkpoint={"every_s": 0.0}), now=lambda: 1e9)
     assert not off.is_due(actor)
     assert off.describe() == "checkpoints: none before the end"
-    both = timed_keeper(tmp_path, actor, settings(checkpoint={"every_steps": 20}), clock)
+    both = keeper_of(tmp_path, actor, settings(checkpoint={"every_steps": 20}))
     assert both.describe() == (
         "checkpoints: every 20 steps and after 60 s, then as often as takes under 2% of the time, at least every 600 s"
     )
@@ -234,7 +216,7 @@ def test_the_schedule_of_checkpoints_continues_in_the_next_incarnation_of_a_lear
         newest = Shelf(tmp_path).folder(1)
     for age_s, is_due in ((40.0, False), (70.0, True), (-1000.0, False)):  # the wall clock may be set back
         os.utime(newest, (time.time() - age_s,) * 2)
-        assert timed_keeper(tmp_path, actor, config, clock).is_due(actor) is is_due
+        assert keeper_of(tmp_path, actor, config, now=lambda: clock[0]).is_due(actor) is is_due
 
 
 def test_the_only_checkpoint_of_a_run_by_time_that_the_head_did_not_finish_counts_as_none(disk: Shelf) -> None:
@@ -263,17 +245,8 @@ def test_checkpoints_of_a_discarded_timeline_are_removed_before_a_term_begins(tm
     assert len(notes(actor)) == 4
 
 
-def train(actor: PPOActor, steps: range) -> list[dict[str, float]]:
-    made = []
-    for step in steps:
-        batch = build(random_shard(step, clock=step), step=step, clock=step, n_groups=3, eta=0)
-        made.append(actor.ppo_update(actor.compute_advantages_and_returns(batch)) | {"update_s": 0.0})
-    return made
-
-
 def digest(actor: PPOActor) -> str:
     snapshot = take_snapshot(0, actor.policy.parameters(), bucket_bytes=1 << 20, dtype=actor.policy.dtype)
-    assert snapshot is not None
     return snapshot.digest
 
 
@@ -366,19 +339,16 @@ def test_a_checkpoint_holds_the_state_at_its_version_while_training_goes_on(
     actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
     sealed: list[int] = []
     clock = [0.0]
-    keeper = CheckpointManager(
+    keeper = keeper_of(
         tmp_path,
-        config.checkpoint,
-        journal=actor._journal,
-        is_root=True,
-        hooks=CheckpointHooks(
-            lambda version, _: sealed.append(version),
-            tick=may_write.set,  # training waits: only then
-            now=lambda: clock[0],
-        ),
+        actor,
+        config,
+        sealed=lambda version, _: sealed.append(version),
+        tick=may_write.set,  # training waits: only then
+        now=lambda: clock[0],
     )
     train(actor, range(1))
-    held = [p.detach().clone() for p in actor.policy.parameters().values()]
+    held = weights(actor.policy)
     keeper.keep(actor, words)
     clock[0] = 1e6
     train(actor, range(1, 3))
@@ -388,19 +358,13 @@ def test_a_checkpoint_holds_the_state_at_its_version_while_training_goes_on(
     keeper.keep(actor, words)
     assert (sealed, keeper.folder[-6:]) == ([1], "000001")
     again = tiny_actor(tmp_path / "again", config, model=tiny_model(5))
-    assert again.critic is not None
     keeper.restore(again, StartPoint(1, keeper.folder))
-    assert all(torch.equal(p, was) for p, was in zip(again.policy.parameters().values(), held, strict=True))
+    torch.testing.assert_close(weights(again.policy), held, atol=0, rtol=0)
     keeper.settle()
     assert sealed == [1, 3]
     train(again, range(1, 3))
-    for ours, theirs in ((actor, again), (actor.critic.model, again.critic.model)):  # type: ignore[union-attr]
-        pairs = zip(weights_of(ours), weights_of(theirs), strict=True)
-        assert all(torch.equal(a, b) for a, b in pairs)
-
-
-def weights_of(owner: Any) -> list[torch.Tensor]:
-    return list((owner.policy if isinstance(owner, PPOActor) else owner).parameters().values())
+    for ours, theirs in ((actor.policy, again.policy), (actor.critic.model, again.critic.model)):
+        torch.testing.assert_close(weights(ours), weights(theirs), atol=0, rtol=0)
 
 
 @pytest.mark.slow
@@ -452,7 +416,6 @@ def test_learners_come_back_together_and_make_the_same_bits_again(tmp_path: Path
         gone.wait()
         head.hand_out(3, last=False)
         assert left.wait(PATIENCE_S) == codes.RESTART
-        assert left.stderr is not None
         said = left.stderr.read().splitlines()[-1]
         assert re.fullmatch(r"rank 0 .*: learners compute together: learner-0.0 lost touch .* \([^()]{1,200}\)", said)
         old = head.store

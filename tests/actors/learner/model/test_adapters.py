@@ -13,8 +13,6 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from actors.engines.adapter_engine import AdapterEngine
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
-from actors.learner.batching import build
-from actors.learner.checkpoint import checkpoint
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.adapters import Adapters
 from actors.learner.model.policy import Policy
@@ -30,7 +28,7 @@ from areal_bus.config.learner import LoraConfig
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import CheckpointError, ConfigError, EngineError
 from launch.checks.model_checks import check_lora
-from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
+from tests.support.learner_setup import resume, save, settings, tiny_actor, tiny_model, train, weights
 
 LORA = {"rank": 4, "alpha": 6}
 IDS = torch.tensor([[5, 6, 7, 2, 3, 4, 9]])
@@ -42,24 +40,9 @@ def lora_config(**actor: Any) -> Config:
     return settings(actor={"lr": 1e-2, "lora": LORA, **actor})
 
 
-def train(actor: PPOActor, steps: range) -> list[dict[str, float]]:
-    stats = []
-    for step in steps:
-        batch = build(random_shard(step, clock=step), step=step, clock=step, n_groups=3, eta=0)
-        stats.append(actor.ppo_update(actor.compute_advantages_and_returns(batch)))
-    return stats
-
-
-def save(actor: PPOActor, folder: Path) -> Path:
+def save_run(actor: PPOActor, folder: Path) -> Path:
     write_scratch_folder(folder / "scratch", ScratchConfig())
-    return checkpoint.save(
-        folder / "checkpoints",
-        policy=actor.policy,
-        optimizer=actor.optimizer,
-        version=actor.version,
-        tokenizer=load_tokenizer(str(folder / "scratch")),
-        keep=2,
-    )
+    return save(actor, folder / "checkpoints", tokenizer=load_tokenizer(str(folder / "scratch")))
 
 
 def base(folder: Path) -> str:
@@ -93,7 +76,6 @@ def test_only_adapters_are_trained_and_pushed(tmp_path: Path) -> None:
     assert names == {f"{layer}.lora_{x}.weight" for layer in adapted_layers(tiny_model(), ()) for x in "AB"}
     assert set(actor.policy.pushed()) == names | {"base.digest"}
     plain = dict(tiny_model().named_parameters())
-    assert actor.policy.adapters is not None
     assert all(torch.equal(weight, plain[name]) for name, weight in actor.policy.adapters.base().items())
     assert all(parameter.abs().max() > 0 for parameter in actor.policy.parameters().values())
 
@@ -116,7 +98,7 @@ def test_the_engine_merges_as_peft_does_from_the_base_each_time(tmp_path: Path) 
         train(actor, range(version, version + 1))
     tensors = {name: tensor.detach().clone() for name, tensor in actor.policy.pushed().items()}
     engine.update(3, tensors)
-    plain = PeftModel.from_pretrained(tiny_model(), save(actor, tmp_path) / "model")
+    plain = PeftModel.from_pretrained(tiny_model(), save_run(actor, tmp_path) / "model")
     assert torch.allclose(logprobs(actor.policy), plain_logprobs(plain), atol=1e-5)
     expected = dict(plain.merge_and_unload().named_parameters())
     live = inner.parameters()
@@ -154,21 +136,16 @@ def test_a_restored_run_goes_on_bit_for_bit_and_its_model_loads(tmp_path: Path, 
     stats = train(first, range(2))
     assert stats[0]["kl_ref"] == pytest.approx(0, abs=1e-6)  # the reference is the model without adapters
     assert stats[1]["kl_ref"] > 1e-6
-    folder = save(first, tmp_path)
+    folder = save_run(first, tmp_path)
     second = tiny_actor(tmp_path / "b", config, model=load_model(model, dtype, "cpu"))
-    assert second.policy.adapters is not None
     second.policy.adapters.read(folder / "model")
-    checkpoint.restore(checkpoint.load(folder), policy=second.policy, optimizer=second.optimizer)
-    second.version = 2
+    resume(second, folder)
     after = train(second, range(2, 4))  # dropout draws what it would have drawn
-    checkpoint.restore(checkpoint.load(folder), policy=first.policy, optimizer=first.optimizer)
+    resume(first, folder)
     uninterrupted = train(first, range(2, 4))
-    assert [line["grad_norm"] for line in after] == [line["grad_norm"] for line in uninterrupted]
-    for (name, ours), theirs in zip(
-        first.policy.parameters().items(), second.policy.parameters().values(), strict=True
-    ):
-        assert ours.dtype is torch.float32
-        assert torch.equal(ours, theirs), name
+    assert after == uninterrupted
+    assert {weight.dtype for weight in weights(first.policy).values()} == {torch.float32}
+    torch.testing.assert_close(weights(first.policy), weights(second.policy), atol=0, rtol=0)
 
 
 def test_equal_runs_draw_equal_dropout_and_other_seeds_another(tmp_path: Path) -> None:
@@ -186,7 +163,7 @@ def test_an_adapter_folder_is_a_model_folder(tmp_path: Path) -> None:
     actor = tiny_actor(tmp_path, lora_config(), model=load_model(base(tmp_path), "float32", "cpu"))
     train(actor, range(1))
     actor.policy.adapters.config.base_model_name_or_path = str(tmp_path / "base")  # type: ignore[union-attr]
-    folder = str(save(actor, tmp_path) / "model")
+    folder = str(save_run(actor, tmp_path) / "model")
     assert check_model_path(folder, tmp_path) == str(Path(folder).resolve())
     found = load_model(folder, "float32", "cpu")
     assert torch.allclose(plain_logprobs(found), logprobs(actor.policy), atol=1e-5)
@@ -227,7 +204,7 @@ def test_impossible_adapter_settings_are_refused(tmp_path: Path) -> None:
         assert [text for broken, text in refusals(make()) if broken and sentence in text], sentence
     whole = tiny_actor(tmp_path / "whole", model=load_model(model, "float32", "cpu"))
     train(whole, range(1))
-    of_whole, own = save(whole, tmp_path / "w"), save(tiny_actor(tmp_path / "l", config), tmp_path / "l")
+    of_whole, own = save_run(whole, tmp_path / "w"), save_run(tiny_actor(tmp_path / "l", config), tmp_path / "l")
     with pytest.raises(CheckpointError, match="holds a whole model; remove"):
         policy_of(config, model, str(of_whole))
     with pytest.raises(CheckpointError, match="holds adapters; set"):
