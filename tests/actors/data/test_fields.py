@@ -1,9 +1,6 @@
 """Values of rows in each form of a file: read, left out, or refused by file, row and column."""
 
-import bz2
-import gzip
 import json
-import lzma
 import math
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -121,72 +118,11 @@ def test_dates_that_python_does_not_have_are_left_out(tmp_path: Path) -> None:
         load_rows(config_of(data={"path": "rows.parquet", "answer_key": "far"}), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("rows.jsonl", b'\xef\xbb\xbf{"question": "q", "answer": "1"}\r\n'),
-        ("rows.json", b'\xef\xbb\xbf[{"question": "q", "answer": 1}]'),
-        ("rows.csv", b"\xef\xbb\xbfquestion,answer\r\nq,1\r\n"),
-        ("rows.csv", b"question;answer\nq;1\n"),
-        ("rows.csv", b"question\tanswer\nq\t1\n"),
-        ("rows.csv", b'question;answer;"a, b"\nq;1;2\n'),
-        ("rows.tsv", b"question\tanswer\nq\t1\n"),
-        ("rows.jsonl.gz", gzip.compress(b'{"question": "q", "answer": "1"}\n', mtime=0)),
-        ("rows.json.xz", lzma.compress(b'[{"question": "q", "answer": "1"}]')),
-        ("rows.csv.bz2", bz2.compress(b"question,answer\nq,1\n")),
-        ("rows.tsv.gz", gzip.compress(b"question\tanswer\nq\t1\n", mtime=0)),
-        ("rows.csv", b'question,answer,long\nq,1,"' + b"x" * 200_000 + b'"\n'),
-        ("rows.jsonl", b'{"question": "q", "answer": "1", "long": ' + b"9" * 5000 + b"}"),
-        ("rows.jsonl", b'{"question": "q", "answer": "1", "deep": ' + b"[" * 300 + b"]" * 300 + b"}"),
-        ("rows.jsonl", b'{"question": "q", "answer": "1", "half": "\\ud83d", "far": [Infinity]}'),
-    ],
-)
-def test_a_file_is_read_in_each_of_its_forms(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    (row,) = load_rows(config_of(data={"path": name}), tmp_path)
-    assert (row["question"], row["answer"]) == ("q", "1")
-    assert json.loads(json.dumps(row, ensure_ascii=False).encode()) == row
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("rows.jsonl.gz", b"no gzip", "unreadable data file: .*rows.jsonl.gz"),
-        (
-            "rows.jsonl.gz",
-            gzip.compress(b'{"question": "q", "answer": "1"}\n', mtime=0)[:-9],
-            "unreadable data file: .*rows.jsonl.gz",
-        ),
-        ("rows.csv", b"question,answer,answer\nq,1,2\n", "duplicate column 'answer'"),
-        ("rows.jsonl", '{"question": "q"}'.encode("utf-16"), "unreadable data file: .*rows.jsonl"),
-        ("rows.arrow", b"ARROW1??", "an .arrow file must be valid: .*rows.arrow"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, name: str, content: bytes, said: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=said):
-        load_rows(config_of(data={"path": name}), tmp_path)
-
-
 def test_a_map_is_a_list_of_pairs_with_the_digits_that_they_have(tmp_path: Path) -> None:
     shares = pa.array([[("a", 0.1)]], pa.map_(pa.string(), pa.float32()))
     pq.write_table(pa.table({"question": ["q"], "answer": ["1"], "shares": shares}), tmp_path / "rows.parquet")
     (row,) = load_rows(config_of(data={"path": "rows.parquet"}), tmp_path)
     assert row["shares"] == [["a", 0.1]]
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_two_columns_of_one_name_are_refused(tmp_path: Path, suffix: str) -> None:
-    columns = [pa.array(["q"]), pa.array(["1"]), pa.array(["2"])]
-    table = pa.Table.from_arrays(columns, names=["question", "answer", "answer"])
-    file = tmp_path / f"rows{suffix}"
-    if suffix == ".parquet":
-        pq.write_table(table, file)
-    else:
-        with pa.ipc.new_file(str(file), table.schema) as writer:
-            writer.write_table(table)
-    with pytest.raises(ConfigError, match=f"duplicate column 'answer': .*rows{suffix}"):
-        load_rows(config_of(data={"path": file.name}), tmp_path)
 
 
 def test_values_of_numpy_and_torch_in_a_row_are_plain() -> None:

@@ -1,21 +1,15 @@
-import csv
-import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from actors.data.loading import check_data, load_problems, load_rows, read_rows, task_with_origins
-from areal_bus.config.data import DataConfig
+from actors.data.loading import check_data, load_problems, load_rows, task_with_origins
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import MAX_ROW_BYTES, Prompt
 from areal_bus.wire import codec
-
-GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k"
 
 
 def config_of(**sections: dict) -> Config:
@@ -193,74 +187,3 @@ def test_problems_are_the_held_out_ones_unless_a_file_is_given_and_limits_hold(t
     own = config_of(data={"task": "sums"}, evaluate={"path": "own.jsonl", "limit": 4})
     assert [row["answer"] for row in load_problems(own, tmp_path)] == ["0", "1", "2", "3"]
     assert load_problems(config_of(data={"path": "own.jsonl"}), tmp_path) == []
-
-
-def test_gsm8k_loads_whole_and_keeps_its_worked_answers(tmp_path):
-    if not GSM8K.is_dir():
-        pytest.skip("GSM8K is not beside this checkout")
-    rows = load_rows(config_of(data={"path": str(GSM8K / "train.jsonl")}), tmp_path)
-    assert len(rows) == 7473
-    assert all("####" in row["answer"] for row in rows)
-
-
-def test_loading_data_needs_no_torch():
-    code = "import sys, actors.data.loading, actors.data.source; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-
-
-ROWS = [{"question": 'a "b", c\nd', "answer": "1"}, {"question": "ü\u2028x", "answer": "2,5"}]
-
-
-def saved_as(kind: str, folder: Path) -> Path:
-    """ROWS as a file of this kind, or as a folder of `datasets`."""
-    if kind == "saved":
-        datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
-        datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(str(folder / "saved"))
-        return folder / "saved"
-    file = folder / f"rows.{kind}"
-    if kind == "json":
-        file.write_text(json.dumps(ROWS))
-    elif kind == "csv":
-        with file.open("w", newline="", encoding="utf-8") as out:
-            writer = csv.DictWriter(out, ["question", "answer"])
-            writer.writeheader()
-            writer.writerows(ROWS)
-    else:
-        pyarrow = pytest.importorskip("pyarrow", reason="the extra hf is not installed")
-        importlib.import_module("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(ROWS), file)
-    return file
-
-
-@pytest.mark.parametrize("kind", ["json", "csv", "parquet", "saved"])
-def test_the_same_rows_come_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
-    path = saved_as(kind, tmp_path)
-    found = read_rows(path.name, DataConfig(path=path.name), tmp_path, split="train")
-    assert [{key: row[key] for key in ("question", "answer")} for row in found] == ROWS
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "parts"),
-    [
-        ("a.json", "{}", ["must hold one list of rows", "a.json holds a dict"]),
-        ("a.json", '{"question": 1}\n{"question": 2}', ["JSON lines have the suffix .jsonl"]),
-        ("a.json", '[{"question": "q", "answer": ""}]', ["a.json[0] has ''"]),
-        ("a.csv", "question,answer\nq,1\nq\n", ["must have its 2 fields", "a.csv:3 has more or fewer"]),
-        ("a.csv", "question,answer\nq,1,2\n", ["a.csv:2 has more or fewer"]),
-        ("a.csv", 'question,answer\n"q,1\n', ["invalid table", "a.csv:"]),
-        ("a.csv", "question,answer\nq,\n", ["a.csv:2 has ''"]),
-        ("a.parquet", "no parquet", ["a .parquet file must be valid", "a.parquet"]),
-    ],
-)
-def test_a_bad_file_of_another_kind_is_refused_with_its_place(
-    tmp_path: Path, name: str, text: str, parts: list[str]
-) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        read_rows(name, DataConfig(path=name), tmp_path, split="train")
-    assert [part for part in parts if part not in str(caught.value)] == []
-
-
-def test_a_saved_folder_without_the_split_names_those_it_has(tmp_path: Path) -> None:
-    path = saved_as("saved", tmp_path)
-    with pytest.raises(ConfigError, match=r"has the splits train: data.split is 'test'"):
-        read_rows(path.name, DataConfig(path=path.name), tmp_path, split="test")

@@ -1,42 +1,96 @@
+"""[[data.source]]: rows, prompts, rewards and evaluations of each source."""
+
+import json
+from pathlib import Path
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from areal_bus.core.rows import RowOrder
+from actors.data.loading import load_rows, load_sets
+from actors.data.source import make_source
+from actors.rewards.loading import load_reward, reward_name, reward_options
+from actors.workflows.prompts import prompt_of
+from areal_bus.config.loader import load
+from areal_bus.config.sections import Config
+from areal_bus.errors import ConfigError
 
-
-@given(n_rows=st.integers(1, 60), seed=st.integers(0, 10**6), passes=st.integers(1, 4), shuffle=st.booleans())
-def test_each_pass_visits_every_row_exactly_once(n_rows, seed, passes, shuffle):
-    order = RowOrder(n_rows, seed=seed, shuffle=shuffle, passes=passes)
-    draws = [order.row(k) for k in range(order.total)]
-    assert [pass_ for pass_, _ in draws] == [k // n_rows for k in range(passes * n_rows)]
-    for pass_ in range(passes):
-        assert sorted(row for p, row in draws if p == pass_) == list(range(n_rows))
-
-
-@given(n_rows=st.integers(1, 60), seed=st.integers(0, 10**6), start=st.integers(0, 200))
-def test_an_order_that_is_resumed_goes_on_as_if_it_had_never_stopped(n_rows, seed, start):
-    whole = [RowOrder(n_rows, seed=seed).row(k) for k in range(start + 20)]
-    resumed = RowOrder(n_rows, seed=seed)
-    assert [resumed.row(k) for k in range(start, start + 20)] == whole[start:]
-
-
-def test_passes_and_seeds_have_orders_of_their_own_and_without_shuffle_there_is_one():
-    order = RowOrder(50, seed=1)
-    first, second = ([order.row(k)[1] for k in range(start, start + 50)] for start in (0, 50))
-    assert first != second
-    assert first != [RowOrder(50, seed=2).row(k)[1] for k in range(50)]
-    assert [RowOrder(50, seed=1, shuffle=False).row(k) for k in (0, 49, 50)] == [(0, 0), (0, 49), (1, 0)]
-
-
-def test_an_order_ends_after_its_passes_and_one_without_number_never():
-    assert RowOrder(5, seed=1, passes=2).total == 10
-    with pytest.raises(IndexError, match="asked for 10"):
-        RowOrder(5, seed=1, passes=2).row(10)
-    assert RowOrder(5, seed=1).total is None
-    assert RowOrder(5, seed=1).row(10**9)[0] == 2 * 10**8
+SETTINGS = """
+[model]
+path = "m"
+[data]
+prompt = "Q: {question}"
+[reward]
+function = "exact"
+[evaluate]
+after = true
+[[data.source]]
+task = "sums"
+weight = 3
+prompt = "{a} plus {b}"
+reward = "sums"
+largest = 3
+held_out = 4
+[[data.source]]
+name = "capitals"
+path = "capitals.jsonl"
+weight = 1
+evaluate_path = "capitals.jsonl"
+"""
 
 
-def test_an_order_of_no_rows_is_refused():
-    with pytest.raises(ValueError, match="at least one row"):
-        RowOrder(0, seed=1)
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    (tmp_path / "c.toml").write_text(SETTINGS)
+    rows = [{"question": f"capital {i}", "answer": str(i)} for i in range(3)]
+    (tmp_path / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load(tmp_path / "c.toml", (), {})
+
+
+def test_rows_are_mixed_by_weight_and_each_has_the_prompt_and_the_reward_of_its_source(
+    config: Config, tmp_path: Path
+) -> None:
+    source = make_source(config, tmp_path)
+    drawn = [row for _ in range(8) if (row := source.draw()) is not None]
+    assert [row.source for row in drawn].count("sums") == 6
+    rows = {row.source: json.loads(row.text) for row in drawn}
+    sums, capital = rows["sums"], rows["capitals"]
+    assert prompt_of(sums, config.data).text == f"{sums['a']} plus {sums['b']}"
+    assert prompt_of(capital, config.data).text == f"Q: {capital['question']}"
+    score = load_reward(reward_name(config), tmp_path, options=reward_options(config.reward, data=config.data))
+    right = score("", capital["answer"], capital)
+    assert right.parts == {"capitals": 1.0, "capitals/accuracy": 1.0}  # type: ignore[union-attr]
+    assert score("", sums["answer"], sums).parts["sums"] == score("", sums["answer"], sums).reward  # type: ignore[union-attr]
+    assert score("", "x", {"question": "?", "answer": "x"}).parts == {}  # type: ignore[union-attr]
+
+
+def test_each_source_with_problems_is_a_set_of_the_evaluation(config: Config, tmp_path: Path) -> None:
+    sets = load_sets(config, tmp_path)
+    assert {name: len(rows) for name, rows in sets.items()} == {"sums": 4, "capitals": 3}
+    assert not {row["question"] for row in sets["sums"]} & {row["question"] for row in load_rows(config, tmp_path)}
+    assert {row["source_name"] for row in sets["sums"]} == {"sums"}
+
+
+def test_a_row_that_brings_the_field_of_the_source_is_refused(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "capitals.jsonl").write_text('{"question": "q", "answer": "a", "source_name": "mine"}\n')
+    with pytest.raises(ConfigError, match=r"may not have the field source_name.*capitals.jsonl:1"):
+        load_rows(config, tmp_path)
+
+
+def test_a_named_task_fills_in_its_source_and_the_keys_that_all_share(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(
+        '[model]\npath = "m"\n[[data.source]]\ntask = "gsm8k"\npath = "g.jsonl"\nweight = 1\n'
+        '[[data.source]]\ntask = "humaneval"\nweight = 1\nprompt = "{question}!"\n'
+    )
+    config = load(tmp_path / "c.toml", (), {})
+    gsm8k, humaneval = config.data.source
+    assert (gsm8k.path, gsm8k.reward, humaneval.path, humaneval.reward) == (
+        "g.jsonl",
+        "math",
+        "openai/openai_humaneval",
+        "code",
+    )
+    assert (humaneval.split, humaneval.prompt, config.data.of("humaneval").prompt) == (
+        "test",
+        "{question}!",
+        "{question}!",
+    )
+    assert (config.reward.timeout_s, config.gconfig.max_new_tokens) == (30.0, 1024)

@@ -3,6 +3,7 @@
 import copy
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,3 +104,27 @@ def test_a_group_without_a_judged_sample_changes_nothing() -> None:
     for _ in range(3):
         order.learn(order.draw() or (0, 0), 0, 0)
     assert sorted(order.draw() or () for _ in range(3)) == [(1, 0), (1, 1), (1, 2)]
+
+
+@given(n_rows=st.integers(1, 60), seed=st.integers(0, 10**6), passes=st.integers(1, 4), shuffle=st.booleans())
+def test_each_pass_visits_every_row_exactly_once(n_rows: int, seed: int, passes: int, shuffle: bool) -> None:
+    order = RowOrder(n_rows, seed=seed, shuffle=shuffle, passes=passes)
+    draws = [order.row(k) for k in range(order.total or 0)]
+    assert [pass_ for pass_, _ in draws] == [k // n_rows for k in range(passes * n_rows)]
+    for pass_ in range(passes):
+        assert sorted(row for p, row in draws if p == pass_) == list(range(n_rows))
+    with pytest.raises(IndexError, match=f"asked for {passes * n_rows}"):
+        order.row(passes * n_rows)
+    resumed = RowOrder(n_rows, seed=seed, shuffle=shuffle)  # without a number of passes: as far as one asks
+    assert resumed.total is None
+    assert [resumed.row(k) for k in reversed(range(len(draws)))] == draws[::-1]
+
+
+def test_passes_and_seeds_have_orders_of_their_own_and_without_shuffle_there_is_one() -> None:
+    order = RowOrder(50, seed=1)
+    first, second = ([order.row(k)[1] for k in range(start, start + 50)] for start in (0, 50))
+    assert first != second
+    assert first != [RowOrder(50, seed=2).row(k)[1] for k in range(50)]
+    assert [RowOrder(50, seed=1, shuffle=False).row(k) for k in (0, 49, 50)] == [(0, 0), (0, 49), (1, 0)]
+    with pytest.raises(ValueError, match="at least one row"):
+        RowOrder(0, seed=1)

@@ -3,6 +3,7 @@
 Without the package torchdata (extra "data") the tests of its StatefulDataLoader are skipped.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tests.actors.endpoint.test_http_server import alive
 from tests.support.polling import wait_until
+
+Opening = Callable[..., LoaderSource]
 
 OWN = """
 class Loader:
@@ -91,65 +94,63 @@ def fails(config):
 """
 
 
-def source_of(folder: Path, function: str, *, passes: int | None = None) -> LoaderSource:
-    (folder / "own_loader.py").write_text(OWN)
-    return LoaderSource(Config(data=DataConfig(function=function, total_train_epochs=passes)), folder, name="")
+@pytest.fixture
+def open_source(tmp_path: Path) -> Iterator[Opening]:
+    (tmp_path / "own_loader.py").write_text(OWN)
+    with contextlib.ExitStack() as closing:
+
+        def opened(function: str, *, passes: int | None = None) -> LoaderSource:
+            data = DataConfig(function=f"own_loader:{function}", total_train_epochs=passes)
+            source = LoaderSource(Config(data=data), tmp_path, name="")
+            closing.callback(source.close)
+            return source
+
+        yield opened
 
 
-def test_rows_come_pass_after_pass_and_go_on_after_any_state(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "own_loader:three", passes=2)
-    try:
-        states, rows = [source.state()], []
-        while (row := source.draw()) is not None:
-            rows.append(row)
-            states.append(source.state())
-        assert [(row.epoch, row.row) for row in rows] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-        assert (source.draw(), source.position) == (None, 6)
-        for position in (6, 2, 0, 5):
-            source.go_to(position, states[position])
-            assert [source.draw() for _ in range(6 - position)] == rows[position:]
-            assert source.draw() is None
-    finally:
-        source.close()
+def test_rows_come_pass_after_pass_and_go_on_after_any_state(open_source: Opening) -> None:
+    source = open_source("three", passes=2)
+    states, rows = [source.state()], []
+    while (row := source.draw()) is not None:
+        rows.append(row)
+        states.append(source.state())
+    assert [(row.epoch, row.row) for row in rows] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert (source.draw(), source.position) == (None, 6)
+    for position in (6, 2, 0, 5):
+        source.go_to(position, states[position])
+        assert [source.draw() for _ in range(6 - position)] == rows[position:]
+        assert source.draw() is None
 
 
 @pytest.mark.slow
-def test_loader_continues_from_a_state_of_many_mib(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "own_loader:large")
-    try:
-        first, state, second = source.draw(), source.state(), source.draw()
-        assert first is not None
-        assert len(state) > 16 << 20
-        source.go_to(1, state)
-        assert source.draw() == second
-    finally:
-        source.close()
+def test_loader_continues_from_a_state_of_many_mib(open_source: Opening) -> None:
+    source = open_source("large")
+    first, state, second = source.draw(), source.state(), source.draw()
+    assert first is not None
+    assert len(state) > 16 << 20
+    source.go_to(1, state)
+    assert source.draw() == second
 
 
 def test_loader_ends_with_all_that_it_started_when_it_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_source: Opening
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source = source_of(tmp_path, "own_loader:starts_a_process")
-    try:
-        assert source.draw() is not None
-        started = int((tmp_path / "started").read_text())
-    finally:
-        source.close()
+    source = open_source("starts_a_process")
+    assert source.draw() is not None
+    started = int((tmp_path / "started").read_text())
+    source.close()
     wait_until(lambda: not alive(started), "what the loader started is gone")
 
 
-def test_a_loader_that_holds_its_shuffle_buffer_passes_the_check_of_the_start(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "own_loader:shuffles")
-    try:
-        texts = source.first_rows()
-        assert len(texts) == len(set(texts)) == 32
-        source.go_to(0, "")
-        drawn = [source.draw() for _ in range(3)]
-        assert [row.text for row in drawn if row] == texts[:3]
-        assert len({row.digest for row in drawn if row}) == 3
-    finally:
-        source.close()
+def test_a_loader_that_holds_its_shuffle_buffer_passes_the_check_of_the_start(open_source: Opening) -> None:
+    source = open_source("shuffles")
+    texts = source.first_rows()
+    assert len(texts) == len(set(texts)) == 32
+    source.go_to(0, "")
+    drawn = [source.draw() for _ in range(3)]
+    assert [row.text for row in drawn if row] == texts[:3]
+    assert len({row.digest for row in drawn if row}) == 3
 
 
 @pytest.mark.slow
@@ -173,13 +174,9 @@ def test_a_loader_that_holds_its_shuffle_buffer_passes_the_check_of_the_start(tm
         ("absent", "data.function must import: 'own_loader:absent': AttributeError"),
     ],
 )
-def test_a_loader_that_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path, function: str, says: str) -> None:
-    source = source_of(tmp_path, f"own_loader:{function}")
-    try:
-        with pytest.raises(ConfigError, match=says):
-            source.first_rows()
-    finally:
-        source.close()
+def test_a_loader_that_cannot_be_used_is_refused(open_source: Opening, function: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        open_source(function).first_rows()
 
 
 def loaders(kind: str, n: int, seed: int) -> Callable[[], Any]:
