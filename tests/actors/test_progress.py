@@ -18,7 +18,7 @@ from areal_bus.core.effects import Record
 from areal_bus.core.events import Event
 from areal_bus.core.state import Phase
 from areal_bus.storage.journal import Journal
-from tests.actors.generator.test_gathers import a_generator
+from tests.actors.generator.test_delivery import a_generator
 from tests.actors.head.test_shell import Wire, shell  # noqa: F401 (a fixture)
 from tests.actors.rewards.test_actor import folder, trajectory  # noqa: F401 (a fixture)
 from tests.faults.test_swaps import Mail

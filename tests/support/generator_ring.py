@@ -158,6 +158,15 @@ def ring(folder: Path, *, apart: bool = False, is_guest: bool = False, **section
         running.reward.close(0.1)
 
 
+@contextmanager
+def joined(folder: Path, *, version: int = 0, **sections: Any) -> Iterator[Ring]:
+    """A generator that has joined and holds weights of this version."""
+    with ring(folder, **sections) as around:
+        around.join()
+        around.push(version)
+        yield around
+
+
 def prompt(uid: int, question: str = "abc", *, samples: tuple[int, ...] = (0, 1), evaluation: str = "") -> Prompt:
     row = json.dumps({"question": question, "answer": question[::-1]})
     return Prompt(uid, 0, 0, list(samples), evaluation, row)

@@ -1,6 +1,11 @@
 """The generator actor over a real bus and real pushes: the test speaks for the head, a reward and the learner."""
 
 import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,19 +14,23 @@ import pytest
 import torch
 
 from actors.models.loading import load_tokenizer
-from areal_bus.errors import ConfigError
+from actors.runtime import process
+from actors.runtime.head_session import HeadSession
+from areal_bus.errors import ActorFailed, ConfigError
 from areal_bus.messages import (
     Ack,
     Cancel,
     Failure,
+    HeadHeartbeat,
     Join,
     PushBroken,
+    Rejoin,
     Sampled,
     SampleFailed,
     Trajectory,
 )
 from areal_bus.weights.snapshot import take_snapshot
-from tests.support.generator_ring import WAIT_S, prompt, ring
+from tests.support.generator_ring import WAIT_S, Ring, joined, prompt, ring
 
 
 def test_prompts_become_trajectories_whose_log_probs_a_fresh_forward_confirms(tmp_path: Path) -> None:
@@ -56,9 +65,7 @@ def test_a_prompt_has_the_limit_of_the_stage_it_was_admitted_in(tmp_path: Path, 
     """Whatever version samples it; a problem of an evaluation that of the version that it evaluates."""
     run = {"stage": [{"from_step": 2, "gconfig": {"max_new_tokens": 3}}]}
     gconfig = {"n_samples": 1, "max_new_tokens": 6, "ignore_eos": True}
-    with ring(tmp_path, run=run, gconfig=gconfig) as around:
-        around.join()
-        around.push(3)
+    with joined(tmp_path, run=run, gconfig=gconfig, version=3) as around:
         for born, most in ((1, 6), (2, 3), (3, 3)):
             around.tell(replace(prompt(uid + born), born=born, samples=[0], evaluation=evaluation))
             t: Trajectory = around.heard(Trajectory, around.reward)
@@ -66,6 +73,16 @@ def test_a_prompt_has_the_limit_of_the_stage_it_was_admitted_in(tmp_path: Path, 
             around.heard(Sampled)
         around.stop()
         assert not around.failed
+
+
+Flow = Callable[[str, str], None]
+
+
+@pytest.fixture
+def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flow:
+    """Makes a module of a workflow importable."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return lambda text, name: (tmp_path / f"{name}.py").write_text(text, encoding="utf-8") and None
 
 
 ASKS_FOR_MORE = """
@@ -82,16 +99,11 @@ class Flow:
 """
 
 
-def test_a_least_length_that_a_workflow_asks_for_yields_to_the_limit_of_the_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "asking_flow.py").write_text(ASKS_FOR_MORE)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_least_length_that_a_workflow_asks_for_yields_to_the_limit_of_the_stage(tmp_path: Path, flow: Flow) -> None:
+    flow(ASKS_FOR_MORE, "asking_flow")
     run = {"stage": [{"from_step": 2, "gconfig": {"max_new_tokens": 9}}]}
     gconfig = {"n_samples": 1, "max_new_tokens": 3}
-    with ring(tmp_path, run=run, gconfig=gconfig, workflow={"function": "asking_flow:Flow"}) as around:
-        around.join()
-        around.push(3)
+    with joined(tmp_path, run=run, gconfig=gconfig, workflow={"function": "asking_flow:Flow"}, version=3) as around:
         for born, n in ((1, 3), (2, 6)):
             around.tell(replace(prompt(born), born=born, samples=[0]))
             assert around.heard(Trajectory, around.reward).segments[0][1] == n
@@ -117,12 +129,9 @@ class Flow:
 """
 
 
-def test_an_update_in_mid_generation_is_stamped_and_journalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "endless_flow.py").write_text(ENDLESS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with ring(tmp_path, workflow={"function": "endless_flow:Flow"}) as around:
-        around.join()
-        around.push(0)
+def test_an_update_in_mid_generation_is_stamped_and_journalled(tmp_path: Path, flow: Flow) -> None:
+    flow(ENDLESS, "endless_flow")
+    with joined(tmp_path, workflow={"function": "endless_flow:Flow"}) as around:
         row = json.dumps({"question": "abc", "answer": str(tmp_path / "enough")})
         around.tell(replace(prompt(0, samples=(0,)), row=row))
         around.beat_until(lambda beat: beat.progress > 0)
@@ -159,34 +168,37 @@ def test_trajectories_are_held_without_a_reward_and_sent_again_without_an_ack(tm
         assert around.heard(Sampled).uid == 1
 
 
-def test_a_group_that_cannot_be_sampled_is_reported_once_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "fussy_flow.py").write_text(
-        "from actors.workflows.protocol import Episode\n"
-        "class Flow:\n"
-        "    def __init__(self, config): self.n = 0\n"
-        "    async def episode(self, row, ask):\n"
-        "        turn = await ask(ask.tokenizer(row['question'])['input_ids'])\n"
-        "        self.n += 1\n"
-        "        if row['question'] == 'bad' and self.n == 2: raise KeyError('lost')\n"
-        "        return Episode(text=turn.text, row={'n': self.n})\n"
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(tmp_path))
-        with ring(tmp_path, workflow={"function": "fussy_flow:Flow"}) as around:
-            around.join(with_reward=False)
-            around.push(0)
-            around.tell(prompt(0, "bad", samples=(0, 1, 2, 3)))
-            failed: SampleFailed = around.heard(SampleFailed)
-            where = f"{tmp_path / 'fussy_flow.py'}:7"
-            assert (failed.uid, failed.reason) == (0, "sampling_error")
-            error = f"KeyError: 'lost' ({where}); the row has no field 'lost', it has answer, question"
-            assert failed.error == error
-            kept = (tmp_path / "run" / "logs" / "generator-0.0.failures.txt").read_text()  # item 15
-            assert kept.startswith(f"uid 0 sample 1 attempt 0: {error}\nTraceback")
-            around.list_reward()
-            around.tell(prompt(1, "good", samples=(0,)))
-            assert around.heard(Trajectory, around.reward).uid == 1  # nothing of the failed group is sent
-            assert around.heard(Sampled).uid == 1
+FUSSY = """
+from actors.workflows.protocol import Episode
+
+class Flow:
+    def __init__(self, config): self.n = 0
+
+    async def episode(self, row, ask):
+        turn = await ask(ask.tokenizer(row["question"])["input_ids"])
+        self.n += 1
+        if row["question"] == "bad" and self.n == 2: raise KeyError("lost")
+        return Episode(text=turn.text, row={"n": self.n})
+"""
+
+
+def test_a_group_that_cannot_be_sampled_is_reported_once_with_the_reason(tmp_path: Path, flow: Flow) -> None:
+    flow(FUSSY, "fussy_flow")
+    with ring(tmp_path, workflow={"function": "fussy_flow:Flow"}) as around:
+        around.join(with_reward=False)
+        around.push(0)
+        around.tell(prompt(0, "bad", samples=(0, 1, 2, 3)))
+        failed: SampleFailed = around.heard(SampleFailed)
+        where = f"{tmp_path / 'fussy_flow.py'}:10"
+        assert (failed.uid, failed.reason) == (0, "sampling_error")
+        error = f"KeyError: 'lost' ({where}); the row has no field 'lost', it has answer, question"
+        assert failed.error == error
+        kept = (tmp_path / "run" / "logs" / "generator-0.0.failures.txt").read_text()  # item 15
+        assert kept.startswith(f"uid 0 sample 1 attempt 0: {error}\nTraceback")
+        around.list_reward()
+        around.tell(prompt(1, "good", samples=(0,)))
+        assert around.heard(Trajectory, around.reward).uid == 1  # nothing of the failed group is sent
+        assert around.heard(Sampled).uid == 1
 
 
 OUTSIZE = """
@@ -209,14 +221,11 @@ class Flow:
     ("what", "error"), [("large text", "bytes"), ("large row", "bytes"), ("no JSON", "set is not JSON serializable")]
 )
 def test_an_episode_that_no_message_holds_fails_its_prompt_and_the_generator_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, error: str
+    tmp_path: Path, flow: Flow, what: str, error: str
 ) -> None:
     """Its completion was journalled before its row was written, and its episode stayed open."""
-    (tmp_path / "outsize_flow.py").write_text(OUTSIZE, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with ring(tmp_path, workflow={"function": "outsize_flow:Flow"}) as around:
-        around.join()
-        around.push(0)
+    flow(OUTSIZE, "outsize_flow")
+    with joined(tmp_path, workflow={"function": "outsize_flow:Flow"}) as around:
         around.tell(replace(prompt(0, samples=(0, 1)), row=json.dumps({"question": "abc", "answer": what})))
         failed: SampleFailed = around.heard(SampleFailed)
         assert (failed.uid, failed.attempt, failed.reason) == (0, 0, "sampling_error")
@@ -232,9 +241,7 @@ def test_an_episode_that_no_message_holds_fails_its_prompt_and_the_generator_goe
 
 
 def test_a_prompt_over_the_limit_is_refused(tmp_path: Path) -> None:
-    with ring(tmp_path) as around:
-        around.join()
-        around.push(0)
+    with joined(tmp_path) as around:
         around.tell(prompt(5, "a" * 13, evaluation="before"))
         failed: SampleFailed = around.heard(SampleFailed)
         assert (failed.uid, failed.evaluation, failed.reason) == (5, "before", "prompt_too_long")
@@ -242,9 +249,7 @@ def test_a_prompt_over_the_limit_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_with_a_training_uid_draws_its_own_samples(tmp_path: Path) -> None:
-    with ring(tmp_path, evaluate={"temperature": 2.0}) as around:
-        around.join()
-        around.push(0)
+    with joined(tmp_path, evaluate={"temperature": 2.0}) as around:
         for evaluation in ("", "before", "after"):
             around.tell(prompt(0, samples=(0,), evaluation=evaluation))
         made = [around.heard(Trajectory, around.reward) for _ in range(3)]
@@ -267,7 +272,6 @@ def test_a_push_of_another_model_is_refused_and_the_next_one_works(tmp_path: Pat
     with ring(tmp_path) as around:
         around.join()
         other = take_snapshot(7, {"weight": torch.zeros(3)}, bucket_bytes=1 << 14)
-        assert other is not None
         begin = around.begin(7)
         with pytest.raises(Exception, match="must send the model"):
             around.root.push(other, begin)
@@ -296,3 +300,78 @@ def test_the_same_prompts_give_the_same_samples_in_another_incarnation(tmp_path:
             made = [around.heard(Trajectory, around.reward) for _ in range(6)]
             lives.append({(t.uid, t.sample): t.ids for t in made})
     assert lives[0] == lives[1]
+
+
+# a guest ends without its head: nobody else would end it when the job was killed
+
+PATIENCE_S = 1.5  # launch.timeout_s, above bus.silent_s
+
+
+@contextmanager
+def guest(folder: Path, **launch: float) -> Iterator[Ring]:
+    with ring(folder, is_guest=True, launch=launch, bus={"silent_s": 0.5}) as around:
+        yield around
+        around.thread.join(WAIT_S)
+        assert not around.thread.is_alive()
+
+
+def test_a_guest_without_an_answer_from_a_head_ends_and_names_the_endpoint(tmp_path: Path) -> None:
+    with guest(tmp_path, timeout_s=PATIENCE_S) as around:
+        pass
+    (error,) = around.failed
+    assert isinstance(error, ActorFailed)
+    assert re.search(rf"within launch.timeout_s = 1.5: {re.escape(around.context.head)} did not", str(error))
+
+
+@pytest.mark.slow
+def test_a_guest_whose_head_falls_silent_ends_after_the_time_that_a_head_may_take_to_come_back(tmp_path: Path) -> None:
+    with guest(tmp_path, timeout_s=PATIENCE_S) as around:
+        around.join()
+        began = time.monotonic()
+        while time.monotonic() - began < 1.5 * PATIENCE_S:
+            around.tell(HeadHeartbeat(0, 0))
+            around.next_beat()
+        assert around.thread.is_alive()
+        silent = time.monotonic()
+    assert time.monotonic() - silent > PATIENCE_S - 0.5
+    assert f"timed out: the head at {around.context.head} was silent" in str(around.failed[0])
+
+
+def test_a_guest_that_is_asked_to_leave_with_no_head_there_leaves_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+    monkeypatch.setattr(process, "_drain_requested", asked)
+    asked.set()
+    with guest(tmp_path, timeout_s=600.0) as around:
+        pass
+    assert around.failed == []
+    assert around.journal()[-1]["reason"] == "asked to leave, with no head there"
+
+
+class Line:
+    """What Presence needs of a bus: how long the head has been silent."""
+
+    def __init__(self) -> None:
+        self.silent_s = 0.0
+
+    def silence_s(self, peer: str) -> float:
+        assert peer == "head"
+        return self.silent_s
+
+
+def test_a_guest_that_stood_still_itself_does_not_blame_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    line = Line()
+    presence = HeadSession(line, silent_s=3.0)  # type: ignore[arg-type]
+    presence.observe("head", Rejoin("who are you"))
+    presence.give_up_after(10.0, "here")
+    now, line.silent_s = 400.0, 300.0  # SIGSTOP, SIGCONT: heartbeats come in a moment
+    presence.give_up_after(10.0, "here")
+    for _ in range(5):
+        now += 2.0
+        presence.give_up_after(10.0, "here")
+    now += 2.0
+    with pytest.raises(ActorFailed, match="timed out: the head at here was silent"):
+        presence.give_up_after(10.0, "here")

@@ -30,6 +30,13 @@ class Requests:
         """It ends none."""
 
 
+def runner_of(folder: Path, workflow: Any, engine: Any = None) -> RolloutRunner:
+    journal = Journal(folder, role="generator", index=0, incarnation=0)
+    failures = Failures(folder / "logs", "generator-0.0", "workflow.function")
+    log = RolloutLog("generator-0.0", journal, failures)
+    return RolloutRunner(engine or Requests(), workflow, None, Config(), log)
+
+
 class Changing:
     """A workflow that changes its row, also deep inside."""
 
@@ -44,9 +51,8 @@ class Changing:
 
 
 def test_a_samples_change_of_its_row_is_not_seen_by_the_next_sample(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, role="generator", index=0, incarnation=0)
     workflow, engine = Changing(), Requests()
-    runner = RolloutRunner(engine, workflow, None, Config(), RolloutLog("generator-0.0", journal))  # type: ignore[arg-type]
+    runner = runner_of(tmp_path, workflow, engine)
     assert list(runner.begin(Prompt(0, 0, 0, [0, 1, 2], "", '{"question": "q", "hints": []}'))) == []
     assert workflow.seen == [("q", [])] * 3
     assert len(engine.requests) == 3
@@ -67,9 +73,7 @@ def test_only_first_tries_of_a_prompt_in_its_term_count_as_failures_of_the_workf
     (tmp_path / f"raising_{term}.py").write_text(RAISING, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     workflow = importlib.import_module(f"raising_{term}").Flow()
-    journal = Journal(tmp_path, role="generator", index=0, incarnation=0)
-    log = RolloutLog("generator-0.0", journal, Failures(tmp_path / "logs", "generator-0.0", "workflow.function"))
-    runner = RolloutRunner(Requests(), workflow, None, Config(), log)  # type: ignore[arg-type]
+    runner = runner_of(tmp_path, workflow)
 
     def fail(uid: int, attempt: int) -> None:
         (outcome,) = runner.begin(Prompt(uid, term * ATTEMPTS + attempt, 0, [0], "", "{}"))
@@ -99,9 +103,7 @@ class Asking:
 
 def test_an_engine_that_fails_is_no_failure_of_the_workflow_and_ends_no_job(tmp_path: Path) -> None:
     """Alone at the start, while other generators still load: the head pauses it when others succeed."""
-    failures = Failures(tmp_path / "logs", "generator-0.0", "workflow.function")
-    log = RolloutLog("generator-0.0", Journal(tmp_path, role="generator", index=0, incarnation=0), failures)
-    runner = RolloutRunner(Broken(), Asking(), None, Config(), log)  # type: ignore[arg-type]
+    runner = runner_of(tmp_path, Asking(), Broken())
     for uid in range(5 * MIN_FAILURES):
         (outcome,) = runner.begin(Prompt(uid, 0, 0, [0], "", "{}"))
         assert isinstance(outcome, SampleFailed)
@@ -123,23 +125,17 @@ class Ending:
             raise self.error
 
 
-ENDS = [SystemExit(2), asyncio.CancelledError(), RuntimeError("\ud83d")]
-
-
-@pytest.mark.parametrize("error", ENDS, ids=repr)
-def test_a_workflow_that_exits_fails_its_sample_and_not_its_generator(tmp_path: Path, error: BaseException) -> None:
-    log = RolloutLog("generator-0.0", Journal(tmp_path, role="generator", index=0, incarnation=0))
-    runner = RolloutRunner(Requests(), Ending(error, at_once=True), None, Config(), log)  # type: ignore[arg-type]
-    (outcome,) = runner.begin(Prompt(0, 0, 0, [0, 1], "", "{}"))
-    assert isinstance(outcome, SampleFailed)
-    assert outcome.error.startswith(type(error).__name__)
-    assert runner.n_live == 0
-
-
-@pytest.mark.parametrize("error", ENDS, ids=repr)
-def test_a_workflow_that_raises_while_it_is_cancelled_ends_nothing(tmp_path: Path, error: BaseException) -> None:
-    log = RolloutLog("generator-0.0", Journal(tmp_path, role="generator", index=0, incarnation=0))
-    runner = RolloutRunner(Requests(), Ending(error, at_once=False), None, Config(), log)  # type: ignore[arg-type]
-    assert list(runner.begin(Prompt(0, 0, 0, [0, 1], "", "{}"))) == []
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("error", [SystemExit(2), asyncio.CancelledError(), RuntimeError("\ud83d")], ids=repr)
+def test_a_workflow_that_exits_fails_its_sample_and_not_its_generator(
+    tmp_path: Path, error: BaseException, at_once: bool
+) -> None:
+    """At once, or while it is cancelled."""
+    runner = runner_of(tmp_path, Ending(error, at_once=at_once))
+    outcomes = list(runner.begin(Prompt(0, 0, 0, [0, 1], "", "{}")))
+    assert len(outcomes) == int(at_once)
+    for outcome in outcomes:
+        assert isinstance(outcome, SampleFailed)
+        assert outcome.error.startswith(type(error).__name__)
     runner.cancel("", 0, 0)
     assert runner.n_live == 0

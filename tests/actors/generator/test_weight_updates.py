@@ -45,7 +45,6 @@ class Side:
 
     def send(self, begin: PushBegin) -> None:
         snapshot = take_snapshot(begin.version, WEIGHTS, bucket_bytes=64)
-        assert snapshot is not None
         self.root.push(snapshot, begin)
 
     def outcome(self) -> ReceivedWeights | BrokenPush | None:
@@ -72,7 +71,6 @@ def test_weights_of_an_ended_term_become_the_spare_receive_buffer() -> None:
         side.receiving.drop()
         assert side.outcome() is None
         spare = side.receiving.spare
-        assert spare is not None
         side.send(side.begin(1))
         received = side.outcome()
         assert isinstance(received, ReceivedWeights)
@@ -142,7 +140,6 @@ def test_a_delta_starts_from_the_version_of_the_engine(copies: bool) -> None:
         for version in range(4):
             weights["weight"][version] += 1
             taken = take_snapshot(version, weights, bucket_bytes=64)
-            assert taken is not None
             if snapshots:
                 side.changes.follow(snapshots[-1], taken)
             snapshots.append(taken)
