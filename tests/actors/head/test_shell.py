@@ -1,17 +1,13 @@
 """The head's shell: in which order the world learns what the pure head has decided."""
 
-import contextlib
 import errno
 import io
 import json
 import os
-import pty
-import re
 import socket
 import subprocess
 import sys
-import termios
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -56,29 +52,39 @@ class Wire:
             self.send(*letter)
 
 
+def context_of(run: Path, **others: Any) -> Context:
+    where: dict[str, Any] = {"job": "j", "head": "ipc:///nowhere", "address": "127.0.0.1", "interface": "lo"}
+    counts = dict.fromkeys(("n_generators", "n_rewards", "n_learners"), 1)
+    folders = {"run_folder": str(run), "config_folder": str(run), "model_folder": ""}
+    return Context("head", 0, rank=0, device="cpu", **{"incarnation": 0, **where, **counts, **folders, **others})
+
+
+def carry_out(shell: Shell, wire: Wire, effects: Sequence[Effect]) -> None:
+    shell._carry_out(cast(Any, wire), effects)
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
     config: Config = resolve(TREE, "test", (), {})
-    context = Context(
-        role="head", index=0, incarnation=0, rank=0, job="j", head="ipc:///nowhere", address="127.0.0.1",
-        interface="lo", device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder=str(tmp_path),
-        config_folder=str(tmp_path), model_folder="",
-    )  # fmt: skip
-    return Shell(context, config, Journal(tmp_path / "journal", role="head", index=0, incarnation=0))
+    journal = Journal(tmp_path / "journal", role="head", index=0, incarnation=0)
+    return Shell(context_of(tmp_path), config, journal)
 
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_the_end_is_on_disk_before_stop_is_sent(tmp_path: Path, shell: Shell, code: int) -> None:
     """A head that dies between the two is not brought back to wait for actors that are gone."""
     wire, stop = Wire(tmp_path), Stop("over")
+    carry_out(shell, wire, [Send("generator-1.0", Stop("replaced"))])
+    assert shell.end is None
     effects = [
         Send("generator-0.0", Term(1, 0)),
         Send("learner-0.0", stop),
         Send("reward-0.0", stop),
         End(code, "over"),
     ]
-    shell._carry_out(wire, effects)  # type: ignore[arg-type]
+    carry_out(shell, wire, effects)
     assert wire.sent == [
+        ("generator-1.0", Stop("replaced"), False),
         ("generator-0.0", Term(1, 0), False),
         ("learner-0.0", stop, True),
         ("reward-0.0", stop, True),
@@ -103,24 +109,11 @@ def test_all_are_stopped_and_the_run_keeps_its_code_when_the_summary_cannot_be_w
     waypoint.parent.mkdir(exist_ok=True)
     waypoint.write_bytes(b"a savepoint")
     wire = Wire(tmp_path)
-    shell._carry_out(cast(Any, wire), [Send("learner-0.0", Stop("done")), End(0, "done")])
+    carry_out(shell, wire, [Send("learner-0.0", Stop("done")), End(0, "done")])
     assert [(to, message) for to, message, _ in wire.sent] == [("learner-0.0", Stop("done"))]
     assert (tried[0], tried[-1]) == (True, False)
     assert len(tried) > 1
-    assert shell.end is not None
     assert shell.end.code == 0
-
-
-@pytest.mark.parametrize("stream", ["full", "no reader"])
-def test_a_console_loses_lines_and_goes_on_when_its_stream_takes_nothing(stream: str) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    out = open("/dev/full" if stream == "full" else write, "w", encoding="utf-8")  # noqa: SIM115
-    console = Console(total_steps=10, out=out)
-    for kind, fields in (("warning", {"text": "x" * 10_000}), ("note", {"name": "a", "text": "loads"})):
-        console.on(kind, fields)
-    with contextlib.suppress(OSError):
-        out.close()
 
 
 def test_a_restarted_head_waits_for_its_port_and_the_first_one_is_refused(
@@ -130,11 +123,7 @@ def test_a_restarted_head_waits_for_its_port_and_the_first_one_is_refused(
         other.bind(("127.0.0.1", 0))
         other.listen()
         endpoint = f"tcp://127.0.0.1:{other.getsockname()[1]}"
-        first = Context(
-            role="head", index=0, incarnation=0, rank=0, job="j", head=endpoint, address="127.0.0.1", interface="lo",
-            device="cpu", n_generators=1, n_rewards=1, n_learners=1, run_folder=str(tmp_path),
-            config_folder=str(tmp_path), model_folder="",
-        )  # fmt: skip
+        first = context_of(tmp_path, head=endpoint)
         with pytest.raises(ConfigError, match=r"Address already in use .*; start the job again"):
             of_head.open_bus(first, shell.config, shell)
         tries: list[float] = []
@@ -148,13 +137,6 @@ def test_a_restarted_head_waits_for_its_port_and_the_first_one_is_refused(
         bus = of_head.open_bus(replace(first, incarnation=1), shell.config, shell)
         bus.close()
     assert len(tries) == 2
-
-
-def test_a_replaced_actor_is_sent_stop_and_the_run_goes_on(tmp_path: Path, shell: Shell) -> None:
-    wire = Wire(tmp_path)
-    shell._carry_out(wire, [Send("generator-0.0", Stop("replaced"))])  # type: ignore[arg-type]
-    assert wire.sent == [("generator-0.0", Stop("replaced"), False)]
-    assert shell.end is None
 
 
 class Reading(Wire):
@@ -175,7 +157,7 @@ def test_decisions_are_journalled_before_their_messages_are_sent(tmp_path: Path,
     wire = Reading(tmp_path)
     acks = [Ack(uid, 0, 0, "") for uid in range(3)]
     effects = [x for ack in acks for x in (Send("generator-0.0", ack), Record(Event.SCORED, {"uid": ack.uid}))]
-    shell._carry_out(wire, effects)  # type: ignore[arg-type]
+    carry_out(shell, wire, effects)
     assert [message for _, message, _ in wire.sent] == acks
     assert wire.written == [[0, 1, 2]] * 3
 
@@ -190,7 +172,7 @@ def test_messages_that_never_end_do_not_keep_the_head_from_its_deadlines(tmp_pat
             return "generator-0.0", Heartbeat(progress=0, version=None, note="")
 
     wire = Endless(tmp_path)
-    shell._decide(wire, wire.receive(0))  # type: ignore[arg-type]
+    shell._decide(cast(Any, wire), wire.receive(0))
     assert wire.n_taken > 1
 
 
@@ -199,7 +181,7 @@ def test_messages_before_a_savepoint_are_sent_before_it_is_written(tmp_path: Pat
     ack, waypoint = Ack(0, 0, 0, ""), HeadSavepoint("learner-0.0", HeadCheckpoint(3))
     before: list[Effect] = [Send("generator-0.0", ack), Record(Event.SCORED, {"uid": 0})]
     after: list[Effect] = [Record(Event.SCORED, {"uid": 1}), Send("generator-0.0", ack)]
-    shell._carry_out(wire, [*before, Mark(waypoint), *after])  # type: ignore[arg-type]
+    carry_out(shell, wire, [*before, Mark(waypoint), *after])
     assert wire.written == [[0], [0, 1]]
     assert [found.checkpoint.version for found in shell.checkpoints.waypoints()] == [3]
 
@@ -208,14 +190,15 @@ def test_warnings_are_logged_journalled_and_repeated_at_the_end(tmp_path: Path, 
     shell.console = Console(total_steps=3, out=(out := io.StringIO()))
     figures = {"reward": 0.0, "zero_advantage_share": 1.0, "truncated_share": 0.0}
     for step in range(3):
-        shell._carry_out(
-            Wire(tmp_path),  # type: ignore[arg-type]
+        carry_out(
+            shell,
+            Wire(tmp_path),
             [kept(step, step), Progress("step", {"version": step + 1, "v": step, **figures})],
         )
     assert "\nwarning: no group had a signal in 3 batches in a row" in out.getvalue()
     (note,) = lines(tmp_path / "journal" / "head-0.0.jsonl", "note")
     assert note["level"] == "warning"
-    shell._carry_out(Wire(tmp_path), [End(0, "done")])  # type: ignore[arg-type]
+    carry_out(shell, Wire(tmp_path), [End(0, "done")])
     assert json.loads((tmp_path / "summary.json").read_text())["batches_without_signal"] == 3
     shell._print_report()
     assert "\nwarning: none of 3 batches had a group with a signal" in out.getvalue()
@@ -225,8 +208,9 @@ def test_the_console_prints_steps_evaluations_and_warnings_after_an_actor_failed
     """Its supervisor starts it again, and the run goes on."""
     shell.console = Console(total_steps=3, out=(out := io.StringIO()))
     figures = {"name": "step-2", "version": 2, "version_last": 2, "accuracy": None, "k": 1, "n": 4, "n_failed": 0}
-    shell._carry_out(
-        Wire(tmp_path),  # type: ignore[arg-type]
+    carry_out(
+        shell,
+        Wire(tmp_path),
         [
             Record(Event.FAILED, {"name": "generator-0.0", "error": "RuntimeError: out of memory"}),
             Progress("step", {"version": 1, "v": 0, "reward": 0.25}),
@@ -251,7 +235,7 @@ def test_the_next_head_of_a_start_knows_who_is_evicted_for_good_and_a_later_star
 
     assert evicted_for_good(tmp_path, "j") == []
     orders = Send("generator-1.2", Evict("no", for_good=True))
-    shell._carry_out(Noted(tmp_path), [EvictForGood((1,)), orders])  # type: ignore[arg-type]
+    carry_out(shell, Noted(tmp_path), [EvictForGood((1,)), orders])
     assert known == [[1]], "it is on disk before the order is sent"
     assert evicted_for_good(tmp_path, "the next start") == []
 
@@ -259,19 +243,16 @@ def test_the_next_head_of_a_start_knows_who_is_evicted_for_good_and_a_later_star
 def test_a_disk_that_does_not_take_an_eviction_for_good_is_a_warning(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "evicted.json").mkdir()
     wire = Wire(tmp_path)
-    shell._carry_out(wire, [EvictForGood((1,)), Send("generator-1.2", Evict("no", for_good=True))])  # type: ignore[arg-type]
+    carry_out(shell, wire, [EvictForGood((1,)), Send("generator-1.2", Evict("no", for_good=True))])
     assert [to for to, _, _ in wire.sent] == ["generator-1.2"]
     assert evicted_for_good(tmp_path, "j") == []
 
 
-def test_terms_go_on_where_the_last_head_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", '{"ter', "[]", "{}", "7", '{"term": "4"}', '{"term": null}', '{"term": -1}'])
+def test_terms_go_on_where_the_last_head_was_and_a_torn_file_ends_the_job(tmp_path: Path, text: str) -> None:
     assert next_term(tmp_path) == 0
     write_atomic(tmp_path / TERM_FILE, json.dumps({"term": 4}))
     assert next_term(tmp_path) == 5
-
-
-@pytest.mark.parametrize("text", ["", '{"ter', "[]", "{}", "7", '{"term": "4"}', '{"term": null}', '{"term": -1}'])
-def test_a_torn_term_file_ends_the_job_with_the_remedy(tmp_path: Path, text: str) -> None:
     (tmp_path / TERM_FILE).write_text(text)
     with pytest.raises(CheckpointError, match=r"term\.json must hold .* write it with the largest") as caught:
         next_term(tmp_path)
@@ -313,7 +294,7 @@ def test_the_end_of_a_drained_run_names_the_checkpoint_with_a_head_checkpoint(
     shell.head.state.gate.u = 4
     shell.head.state.terms.finished[0] = Finished(str(tmp_path / "checkpoints" / "step-000004"), "")
     wire = Wire(tmp_path)
-    shell._carry_out(wire, [Save(HeadCheckpoint(4)), End(0, "drained at version 4")])  # type: ignore[arg-type]
+    carry_out(shell, wire, [Save(HeadCheckpoint(4)), End(0, "drained at version 4")])
     summary = json.loads((tmp_path / "summary.json").read_text())
     version = 4 if how == "it is written" else 2
     folder = str(tmp_path / "checkpoints" / f"step-{version:06d}")
@@ -324,58 +305,6 @@ def test_the_end_of_a_drained_run_names_the_checkpoint_with_a_head_checkpoint(
     )
     if how == "the disk hangs":
         os.close(os.open(stuck, os.O_RDONLY))  # its thread goes on
-
-
-@pytest.mark.parametrize("correct", [None, 0.5])
-def test_the_table_has_accuracy_only_where_the_reward_returns_it(correct: float | None) -> None:
-    """A column of dashes for rewards of one's own."""
-    out = io.StringIO()
-    progress = Console(total_steps=2, out=out)
-    progress.on("step", {"version": 1, "v": 0, "reward": 1.0} | ({} if correct is None else {"correct": correct}))
-    heading, line = out.getvalue().splitlines()
-    assert ("accuracy" in heading) is ("completed" in heading) is (correct is not None)
-    assert ("0.500" in line) is (correct is not None)
-
-
-def rows_on(width: int | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Heading and row on a terminal of this width; None: in a pipe."""
-    for name in ("COLUMNS", "AREAL_BUS_COLUMNS", "AREAL_BUS_STYLED"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_COLOR", "1")
-    reader, writer = os.pipe() if width is None else pty.openpty()
-    if width:
-        termios.tcsetwinsize(writer, (24, width))
-    step = {"version": 149, "v": 147, "reward": 0.5, "correct": 0.25, "completed_accuracy": 0.125, "lag_mean": 1.25,
-            "lag_max": 3, "n_tokens": 4000}  # fmt: skip
-    printed = b""
-    with open(writer, "w", encoding="utf-8") as out, open(reader, "rb", buffering=0) as shown:
-        Console(total_steps=150, out=out).on("step", step)
-        while printed.count(b"\n") < 2:
-            printed += shown.read(4096)
-    return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in printed.decode().splitlines()]
-
-
-@pytest.mark.parametrize("width", range(30, 120, 5))
-def test_a_row_of_the_table_fits_the_terminal_by_leaving_columns_out(
-    monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
-    lines = rows_on(width, monkeypatch)
-    assert [len(line) for line in lines] == [len(lines[0])] * 2
-    assert 26 <= len(lines[0]) <= max(width, 30)
-    assert lines[0].split()[:2] == ["step", "version" if width >= 101 else "reward"]
-    assert ("time left" in lines[0]) is (width >= 40)
-    assert ("lag" in lines[0]) is (width >= 72)
-    assert ("completed" in lines[0]) is (width >= 48)
-
-
-def test_a_pipe_gets_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    heading, line = rows_on(None, monkeypatch)
-    assert heading == (
-        "  step  version   reward  accuracy  completed  lag mean/max  masked   KL(mism.)   tokens/s  time left"
-    )
-    assert line.split()[:7] == ["149", "147", "0.500", "0.250", "0.125", "1.25/3", "0.0%"]
-    monkeypatch.setenv("COLUMNS", "70")
-    assert rows_on(None, monkeypatch)[0] == heading
 
 
 def test_the_head_imports_nothing_large() -> None:

@@ -168,5 +168,4 @@ def test_a_loop_that_returns_early_ends_with_a_sentence(tmp_path: Path) -> None:
         assert head.take(m.Failure).error == said
         assert head.processes[0].wait(PATIENCE_S) == codes.BAD_INPUT
         stderr = head.processes[0].stderr
-        assert stderr is not None
         assert f"rank 0 (learner-0): {said}" in stderr.read()
