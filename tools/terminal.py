@@ -56,7 +56,9 @@ def width() -> int:
 
 
 def end(main: Callable[[], int]) -> None:
-    """Run a tool's main and exit with its code; 2 and an error line for invalid input."""
+    """Run a tool's main and exit with its code; 2 and an error line for invalid input, and for a file or disk that
+    refuses: 1 is a finding.
+    """
     standard_streams.open_missing()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding, a lone surrogate
@@ -72,6 +74,9 @@ def end(main: Callable[[], int]) -> None:
     except BrokenPipeError:  # the reader (head, less) closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:  # a full disk, a folder that cannot be made
+        print(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", file=sys.stderr)
+        code = 2
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)

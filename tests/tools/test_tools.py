@@ -189,14 +189,24 @@ def test_every_tool_has_help(capsys: Out) -> None:
         assert re.match(usage, capsys.readouterr().out)
 
 
-def test_an_unreadable_file_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            PermissionError(13, "Permission denied", "a/b"),
+            "the files must be readable by this user: a/b: Permission denied",
+        ),
+        (OSError(28, "No space left on device", "a/b"), "a/b: No space left on device"),
+        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+    ],
+)
+def test_a_file_or_disk_that_refuses_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], error: OSError, said: str
+) -> None:
     def main() -> int:
-        raise PermissionError(13, "Permission denied", "runs/demo/journal")
+        raise error
 
     with pytest.raises(SystemExit) as ended:
         terminal.end(main)
     assert ended.value.code == 2
-    assert (
-        capsys.readouterr().err
-        == "error: the files must be readable by this user: runs/demo/journal: Permission denied\n"
-    )
+    assert capsys.readouterr().err == f"error: {said}\n"
