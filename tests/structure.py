@@ -18,7 +18,7 @@ from typing import Any
 
 PRODUCTION = ("areal_bus", "actors", "launch")  # the ring
 PRODUCT = (*PRODUCTION, "tools")  # and what reads its runs
-OWN = ("areal_cpu", "areal_math", "areal_convert")  # packages of their own that the product calls
+OWN = ("areal_cpu", "areal_math", "areal_code", "areal_convert")  # packages of their own that the product calls
 PACKAGES = (*PRODUCT, *OWN, "areal_lab", "areal_serve", "benchmarks")
 PLACES = (*PRODUCT, "areal_bus.core", "actors.learner", "actors.rewards")
 SMALL = 80  # lines

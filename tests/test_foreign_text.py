@@ -13,7 +13,6 @@ from actors.data.tasks import boxed
 from actors.endpoint.tool_calls import FORMS, MOST_CALLS, read_calls
 from actors.engines.stop_strings import before_stop
 from actors.head import alerts
-from actors.rewards.code import scoring as code
 from actors.rewards.functions import formats, reasoning
 from actors.rewards.judge import grade_of
 from actors.runtime.context import Context
@@ -25,6 +24,7 @@ from areal_bus.core.members.console_reports import VARIES
 from areal_bus.errors import UserCodeFailed
 from areal_bus.foreign_text import cut, described, printable, valid, valid_json
 from areal_bus.weights.process_group import brief
+from areal_code import scoring as code
 from areal_math import plain_numbers
 from areal_math.verdict import is_right
 from tools import terminal

@@ -18,10 +18,11 @@ MAY = {  # package -> what it imports of ours
     "tools": {"areal_bus", "tools"},
     "areal_cpu": {"areal_bus", "areal_cpu"},
     "areal_math": {"areal_math"},
+    "areal_code": {"areal_bus", "actors", "areal_code"},  # the reward "code", found by its name
     "areal_convert": {"areal_bus", "tools", "areal_convert"},
     "areal_lab": {"areal_bus", "actors", "launch", "tools", "areal_lab"},
     "areal_serve": {"areal_bus", "actors", "launch", "areal_serve"},
-    "benchmarks": {"areal_bus", "areal_math", "actors", "launch", "tools", "areal_lab", "benchmarks"},
+    "benchmarks": {"areal_bus", "areal_math", "areal_code", "actors", "launch", "tools", "areal_lab", "benchmarks"},
 }
 TORCH = ("areal_bus.weights", "areal_cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
          "actors.offline", "actors.rewards.functions.model",

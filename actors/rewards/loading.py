@@ -85,8 +85,8 @@ BUILT_IN = {
     "reverse": "actors.rewards.functions.builtin:reverse_score",
     "math": "actors.rewards.functions.mathematics:score",
     "math_verify": "actors.rewards.functions.verified:score",
-    "code": "actors.rewards.code:score",
-    "code_share": "actors.rewards.code:score_share",
+    "code": "areal_code:score",
+    "code_share": "areal_code:score_share",
     "url": "actors.rewards.by_url:score",
     "model": "actors.rewards.functions.model:score",
     "format": "actors.rewards.functions.formats:score",
@@ -214,7 +214,7 @@ def configure(name: str, options: Mapping[str, Any], fields: Collection[str] | N
         by_url = importlib.import_module("actors.rewards.by_url")
         by_url.configure(by_url.JudgeOptions(**options["url"]))
     if name in ("code", "code_share"):
-        scoring = importlib.import_module("actors.rewards.code.scoring")
+        scoring = importlib.import_module("areal_code.scoring")
         scoring.configure(scoring.CodeOptions(**options["code"]))
     elif name == "model":
         model = importlib.import_module("actors.rewards.functions.model")

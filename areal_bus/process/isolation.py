@@ -12,7 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of our packages
-PACKAGES = ("actors", "launch", "tools", "areal_cpu", "areal_math", "areal_convert", "areal_lab", "areal_serve")
+PACKAGES = (
+    "actors",
+    "launch",
+    "tools",
+    "areal_cpu",
+    "areal_math",
+    "areal_code",
+    "areal_convert",
+    "areal_lab",
+    "areal_serve",
+)
 CHILD = (sys.executable, "-P", "-m")  # a Python process without the working directory on its path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.rewards import sandbox
-from actors.rewards.code.scoring import CodeOptions, run_tests
+from areal_code.scoring import CodeOptions, run_tests
 from benchmarks.harness.worker_main import serve
 
 PR_SET_CHILD_SUBREAPER = 36

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from actors.rewards import sandbox
-from actors.rewards.code.row_tests import FunctionTests, StdinTest, closed, read_tests
 from actors.rewards.protocol import Score
 from actors.rewards.sandbox import Level, Outcome, SandboxLimits
 from areal_bus.errors import ConfigError
+from areal_code.row_tests import FunctionTests, StdinTest, closed, read_tests
 
 OPENING = re.compile(r"(?P<before>[^`~\n]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)")
 LISTED = re.compile(r"[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t]+")
@@ -155,7 +155,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,9})?", re.ASCII)  # as printed: not 1_0, not nan
 CLOSE = 1e-6  # of a printed number with decimals
 NEAR_ZERO = 1e-8
-FOLDER = "actors.rewards.code"
+FOLDER = "areal_code"
 
 ProgramRunner = Callable[[str, bytes, SandboxLimits], Outcome]
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TextIO
 
-from actors.rewards.code.plain_values import decode, encode
-from actors.rewards.code.small_numpy import install
+from areal_code.plain_values import decode, encode
+from areal_code.small_numpy import install
 
 REASON_CHARACTERS = 200
 PLAIN = (int, float, complex, str, bytes, list, tuple, set, frozenset, dict, type(None))
@@ -78,7 +78,7 @@ class Solution:
 
 
 def main(text: str) -> None:
-    """`text`: the tests as JSON (actors/rewards/code/row_tests.py)."""
+    """`text`: the tests as JSON (areal_code/row_tests.py)."""
     spec: Spec = json.loads(text)
     solution = Solution(spec["call_s"])
     results = sys.stderr

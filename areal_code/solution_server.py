@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from actors.rewards.code.plain_values import decode, encode
+from areal_code.plain_values import decode, encode
 
 ERROR_CHARACTERS = 300
 

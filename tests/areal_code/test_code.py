@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from actors.data.loading import load_rows
 from actors.rewards import sandbox
-from actors.rewards.code import score, score_share, scoring
-from actors.rewards.code.plain_values import Other, decode, encode
-from actors.rewards.code.row_tests import read_tests, unpacked
-from actors.rewards.code.scoring import CodeOptions, configure, program_in, run_tests, same_output
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
+from areal_code import score, score_share, scoring
+from areal_code.plain_values import Other, decode, encode
+from areal_code.row_tests import read_tests, unpacked
+from areal_code.scoring import CodeOptions, configure, program_in, run_tests, same_output
 
-CONFIGS = Path(__file__).parents[4] / "configs"
-DATA = Path(__file__).parents[4] / ".." / "shared" / "data"
+CONFIGS = Path(__file__).parents[2] / "configs"
+DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 needs_bubblewrap = pytest.mark.skipif(
     sandbox.find_level() != "bubblewrap", reason="bubblewrap is not installed, or namespaces are not allowed here"
 )
