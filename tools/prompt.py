@@ -94,7 +94,6 @@ def is_trained(step: int | None, version: int) -> bool:
 
 
 def prompts_of(where: Run, evaluation: str) -> str:
-    """Which prompts there are, in words."""
     lines = (line for line in where.events("admit", "request") if line.get("evaluation", "") == evaluation)
     uids = [line["uid"] for line in lines if "uid" in line]
     what = f"problems of the evaluation {evaluation!r}" if evaluation else "prompts"

@@ -73,7 +73,6 @@ class WhyReport:
 
 
 def make_report(where: Run, now: float) -> WhyReport:
-    """The report on a run at `now` (wall time)."""
     status = RunStatus(where)
     for line in where.events(*HEAD_EVENTS):
         status.take(line)
@@ -229,7 +228,6 @@ def _last_lines(path: Path) -> list[Line]:
 
 
 def _restarts(starts_of: dict[str, list[Start]]) -> list[str]:
-    """The last restarts."""
     later = [start for starts in starts_of.values() for start in starts[1:]]
     return [
         f"{_format_time({'wall': wall})} {name}" for name, wall, *_ in sorted(later, key=lambda x: x[1])[-MAX_SHOWN:]
@@ -255,7 +253,6 @@ def _format_seconds(s: float) -> str:
 
 
 def report_lines(report: WhyReport) -> list[str]:
-    """The report as lines of text."""
     versions = "no update yet" if report.version is None else f"version {report.version}"
     out = [f"{report.run}: {report.sentence}", f"term {report.term}, {versions}, published {report.published}"]
     if report.verdict:

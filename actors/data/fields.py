@@ -94,7 +94,6 @@ def check_calls(calls: Any) -> None:
 
 
 def last_user(messages: list[Message]) -> int:
-    """Index of the last user message."""
     return max(i for i, message in enumerate(messages) if message["role"] == "user")
 
 
@@ -173,7 +172,6 @@ def shown_key(key: Any) -> str:
 
 
 def plain_other(value: Any, depth: int) -> Any:
-    """A value of a type that JSON does not have."""
     if isinstance(value, Decimal):
         return plain_decimal(value)
     if isinstance(value, datetime.date | datetime.time):

@@ -75,7 +75,6 @@ def read_lines(file: Path) -> Found:
 
 
 def read_json(file: Path) -> Found:
-    """One list of objects."""
     try:
         found = read_json_text(read_text(file))
     except ValueError as error:
@@ -146,7 +145,6 @@ def read_arrow(file: Path) -> Found:
 
 
 def rows_of_table(table: Any) -> Iterator[dict[str, Any]]:
-    """The rows of an Arrow table or batch."""
     columns = [column_values(column) for column in table.columns]
     names = list(table.schema.names)
     for values in zip(*columns, strict=True):

@@ -177,7 +177,6 @@ def encode(value: Any, path: str = "state") -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The value that was encoded."""
     if isinstance(value, list):
         return [decode(one) for one in value]
     if not isinstance(value, dict):

@@ -50,7 +50,6 @@ def rows_with_origins(config: Config, config_folder: str | Path) -> list[RowWith
 
 
 def rows_of_source(config: Config, data: DataConfig, config_folder: str | Path, *, name: str) -> list[RowWithOrigin]:
-    """The rows of one source, with its settings `data`. Those of a [[data.source]] carry its name."""
     if data.function:
         return []
     if data.is_generated:
@@ -66,7 +65,6 @@ def named(rows: list[RowWithOrigin], name: str) -> list[RowWithOrigin]:
 
 
 def named_row(row: Row, name: str, where: str) -> Row:
-    """The row with the name of its source, if that has one."""
     if not name:
         return row
     if SOURCE in row:
@@ -75,7 +73,6 @@ def named_row(row: Row, name: str, where: str) -> Row:
 
 
 def problems_with_origins(config: Config, config_folder: str | Path) -> list[RowWithOrigin]:
-    """The problems of load_problems with their origins."""
     data = config.data
     if config.evaluate.path:
         rows = read_with_origins(
@@ -108,7 +105,6 @@ def load_sets(config: Config, config_folder: str | Path) -> dict[str, list[Row]]
 
 
 def sets_with_origins(config: Config, config_folder: str | Path) -> dict[str, list[RowWithOrigin]]:
-    """The rows of load_sets with their origins."""
     if not config.evaluate.is_on:
         return {}
     main = problems_with_origins(config, config_folder)
@@ -161,7 +157,6 @@ def read_rows(path: str, data: DataConfig, config_folder: str | Path, *, split: 
 
 
 def read_with_origins(path: str, data: DataConfig, config_folder: str | Path, *, split: str) -> list[RowWithOrigin]:
-    """The rows of read_rows with their origins."""
     file = find_file(path, config_folder)
     raw = read_file(file, split=split) if file else read_hub(path, split=split)
     rows = [RowWithOrigin(where, complete_row(row, data, where)) for where, row in raw]

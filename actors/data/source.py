@@ -104,7 +104,6 @@ class LoaderSource:
                 )
 
     def _wait(self) -> None:
-        """Until each request has its answer."""
         while self._asked:
             self._read()
 

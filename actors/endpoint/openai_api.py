@@ -235,7 +235,6 @@ def read_controls(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_arguments(value: Any) -> dict[str, Any]:
-    """Arguments of the chat template."""
     if not isinstance(value, dict) or value.keys() & set(OURS):
         raise RequestRejected(f"chat_template_kwargs must hold arguments of the template: it is {shown(value)}")
     return value
@@ -362,5 +361,4 @@ def as_bytes(record: dict[str, Any]) -> bytes:
 
 
 def as_event(record: dict[str, Any]) -> bytes:
-    """One server-sent event."""
     return b"data: " + as_bytes(record) + b"\n\n"

@@ -89,7 +89,6 @@ class Delivery:
         return self._pending.pop(key, None) is not None
 
     def drop(self, evaluation: str, uid: int, attempt: int) -> None:
-        """Drop the trajectories of a group."""
         for key in [key for key in self._pending if key[:3] == (evaluation, uid, attempt)]:
             del self._pending[key]
 
@@ -105,7 +104,6 @@ class Delivery:
             yield Partial(t.uid, t.sample, t.attempt, t.term, segments, spans, t.ids[:-4], t.logps[:-4], t.lease)
 
     def drop_all(self) -> None:
-        """Drop all trajectories."""
         self._pending.clear()
 
     def lost(self, keeps: Callable[[int | None], bool]) -> set[Group]:

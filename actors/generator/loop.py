@@ -231,7 +231,6 @@ class Generator:
         self._heartbeat.version = None
 
     def _drop(self, evaluation: str, uid: int, attempt: int) -> None:
-        """Cancel a group."""
         self._runner.cancel(evaluation, uid, attempt)
         self._delivery.drop(evaluation, uid, attempt)
 

@@ -173,7 +173,6 @@ class RolloutRunner:
                     yield outcome
 
     def cancel(self, evaluation: str, uid: int, attempt: int) -> None:
-        """Cancel all samples of a group."""
         for key in [key for key in self._live if key[:3] == (evaluation, uid, attempt)]:
             live = self._live.pop(key)
             if live.run.n_turns:
@@ -181,7 +180,6 @@ class RolloutRunner:
             live.run.close()
 
     def cancel_all(self) -> None:
-        """Cancel all samples."""
         for group in {key[:3] for key in self._live}:
             self.cancel(*group)
 

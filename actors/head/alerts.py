@@ -114,7 +114,6 @@ class Alerts:
         return f"rewards from {min(self._rewards, default=0.0):g} to {max(self._rewards, default=0.0):g}"
 
     def _answers(self) -> str:
-        """One line for each answer."""
         return "".join(f"\n  reward {s.reward:g}: {_short(s.prompt_text)} -> {_short(s.text)}" for s in self._samples)
 
     def _truncated(self, share: float) -> str:

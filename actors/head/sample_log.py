@@ -47,7 +47,6 @@ class SampleLog:
 
 
 def as_line(effect: Keep) -> dict[str, Any]:
-    """The line of samples.jsonl."""
     s = effect.scored
     has_reward = s.status == "value" or not s.evaluation  # a trained sample has one: its value, or the configured one
     return {
@@ -78,7 +77,6 @@ def as_line(effect: Keep) -> dict[str, Any]:
 
 
 def answer_of(row: str) -> str:
-    """The answer of a row as text; "" without one."""
     fields = json.loads(row) if row else None
     answer = fields.get("answer") if isinstance(fields, dict) else None
     return answer if isinstance(answer, str) else "" if answer is None else json.dumps(answer, ensure_ascii=False)

@@ -47,7 +47,6 @@ from areal_bus.transport.bus import Bus, BusOptions, Heartbeats
 
 
 def rules_of(context: Context, config: Config, sets: Mapping[str, list[dict[str, Any]]]) -> HeadRules:
-    """The head's rules from the config and the topology."""
     return HeadRules(
         batch_size=config.data.batch_size,
         eta=config.rollout.max_head_offpolicyness,
@@ -119,7 +118,6 @@ def with_planner(rules: HeadRules, config: Config) -> HeadRules:
 
 
 def evaluation_sets(config: Config, sets: Mapping[str, list[dict[str, Any]]]) -> tuple[EvaluationSet, ...]:
-    """The problems by set, with the samples of each."""
     n_samples = {problems.name: problems.n_samples for problems in config.evaluate.sets}
     return tuple(
         EvaluationSet(name, n_samples.get(name) or config.evaluate.n_samples, tuple(map(dump, rows)))

@@ -256,7 +256,6 @@ def _places(segments: Sequence[Sequence[int]]) -> Numbers:
 
 
 def _repeated(runs: Sequence[tuple[int, int]], kind: type[np.generic]) -> Numbers:
-    """Each value repeated by its count."""
     made, at = np.empty(sum(n for _, n in runs), dtype=kind), 0
     for value, n in runs:
         made[at : at + n] = value

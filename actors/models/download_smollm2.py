@@ -55,7 +55,6 @@ def convert(folder: Path, source: Path | None = None) -> bool:
 
 
 def is_whole(folder: Path) -> bool:
-    """Everything that the folder needs is in it."""
     names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     return all((folder / name).is_file() for name in names)
 

@@ -211,7 +211,6 @@ class EvaluateProgress:
 
 
 def report(results: Results, failed: dict[int, str]) -> list[str]:
-    """The results as lines of text."""
     width = max(len(key) for key in results)
     lines = []
     for key, value in results.items():

@@ -91,7 +91,6 @@ class OfflineLearner:
         )
 
     def _weights(self) -> dict[str, Tensor]:
-        """A copy of the tensors of a push."""
         to = self._policy.push_dtype
         return {
             name: weight.detach().to(to if weight.is_floating_point() else weight.dtype, copy=True)

@@ -242,7 +242,6 @@ class RewardLoop:
             self._pool.submit_group(key, prompt=prompt, samples=samples, row=row, sender=HEAD)
 
     def _end(self, key: Key) -> Trajectory:
-        """The trajectory is no longer in progress."""
         trajectory = self._in_progress.pop(key)
         self._n_bytes[trajectory.generator] -= size_of(trajectory)
         if not self._n_bytes[trajectory.generator]:

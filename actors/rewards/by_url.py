@@ -52,7 +52,6 @@ def post(samples: list[dict[str, Any]]) -> list[Score]:
 
 
 def server(path: str) -> JudgeOfProcess:
-    """The server at `path` below reward.url."""
     if _options is None:
         raise RuntimeError("the reward by URL must be configured: it has no URL")
     if path not in _servers:

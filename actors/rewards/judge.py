@@ -107,7 +107,6 @@ class JudgeStore:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """One transaction."""
         with closing(sqlite3.connect(self._file, timeout=BUSY_S)) as database, database:
             yield database
 
@@ -338,7 +337,6 @@ def whole(reply: JudgeReply, options: JudgeOptions) -> str:
 
 
 def judge_of_process() -> JudgeOfProcess:
-    """The judge."""
     global _judge
     if _options is None:
         raise RuntimeError("the reward judge must be configured: it has no URL")

@@ -228,7 +228,6 @@ def configure(name: str, options: Mapping[str, Any], fields: Collection[str] | N
 
 
 def load_weighted(folder: str | Path, fields: Collection[str] | None, options: Mapping[str, Any]) -> WeightedReward:
-    """The sum of options["terms"]."""
     terms = options.get("terms", [])
     functions = [load_reward(term["function"], folder, fields, options=options) for term in terms]
     return WeightedReward(

@@ -70,7 +70,6 @@ class Turns(Generic[Task]):
             self._used_s = {x: s for x, s in self._used_s.items() if x in self._waiting}
 
     def drop(self, is_unwanted: Callable[[Task], bool]) -> list[Task]:
-        """Remove these tasks and return them."""
         dropped = [task for tasks in self._waiting.values() for task in tasks if is_unwanted(task)]
         kept = {x: deque(task for task in tasks if not is_unwanted(task)) for x, tasks in self._waiting.items()}
         self._waiting = {x: tasks for x, tasks in kept.items() if tasks}
@@ -78,7 +77,6 @@ class Turns(Generic[Task]):
         return dropped
 
     def clear(self) -> None:
-        """Remove all tasks."""
         self._waiting.clear()
         self._n = 0
 

@@ -45,7 +45,6 @@ class GenerationHyperparameters:
     frequency_penalty: float = 0.0
 
     def new(self, **changed: Any) -> "GenerationHyperparameters":
-        """A copy with changes."""
         return replace(copy.deepcopy(self), **changed)
 
     def new_with_stop_and_pad_token_ids(self, tokenizer: Any) -> "GenerationHyperparameters":

@@ -198,7 +198,6 @@ def journal_pushed(journal: Journal, done: PushDone) -> None:
 
 
 def journal_undelivered(bus: Bus, journal: Journal) -> None:
-    """Write undelivered messages to the journal."""
     for void in bus.send_queues.take_undelivered():
         text = f"messages to {void.peer} were dropped, {void.n} so far: {void.why}"
         journal.write(Event.NOTE, text=text, peer=void.peer, n=void.n)

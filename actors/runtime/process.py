@@ -30,7 +30,6 @@ RESTART = 75  # restart as a new incarnation; not a failure, not counted
 
 
 def code_of(error: Exception) -> int:
-    """The exit code for an error."""
     if isinstance(error, ConfigError):
         return BAD_INPUT
     if isinstance(error, ActorFailed | NonFinite | CheckpointError | UserCodeFailed):

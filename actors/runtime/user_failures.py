@@ -52,7 +52,6 @@ class Failures:
         self._has_succeeded = False
 
     def note_success(self) -> None:
-        """Note a success."""
         self._has_succeeded = True
 
     def note(self, *, group: Hashable, about: str, place: str, error: str, trace: str, counts: bool = True) -> None:

@@ -55,7 +55,6 @@ class SourceConfig(Section):
 
     @property
     def label(self) -> str:
-        """The name, given or derived."""
         return self.name or self.task.rpartition(":")[2] or PurePath(self.path).stem or self.function.rpartition(":")[2]
 
 

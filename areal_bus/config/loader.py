@@ -235,7 +235,6 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section class of an annotation, which may be optional."""
     for one in alternatives(annotation):
         if isinstance(one, type) and issubclass(one, BaseModel):
             return one
@@ -316,7 +315,6 @@ def key_at(place: Sequence[int | str]) -> str:
 
 
 def rule(key: str, fault: Any) -> str:
-    """The rule for a value, in words."""
     field = fields().get(key)
     if field is None:
         return "a section" if fault["type"] == "model_type" else str(fault["msg"])
@@ -325,7 +323,6 @@ def rule(key: str, fault: Any) -> str:
 
 
 def kind(annotation: Any) -> str:
-    """A type in words."""
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path (string)"}
     words = []
     for one in alternatives(annotation):

@@ -136,6 +136,5 @@ class Effects:
         self._out.append(End(code, sentence))
 
     def take(self) -> list[Effect]:
-        """Return and clear all effects."""
         out, self._out = self._out, []
         return out

@@ -20,7 +20,6 @@ from areal_bus.messages import MAX_TEXT_BYTES
 
 
 def permuted(n_rows: int, *, seed: int | str, pass_: int, shuffle: bool) -> list[int]:
-    """The rows of one pass in their order."""
     rows = list(range(n_rows))
     if shuffle:
         random.Random(f"{seed}:{pass_}").shuffle(rows)
@@ -223,7 +222,6 @@ class DataCursor:
 
     @property
     def waiting(self) -> tuple[IssuedRow, ...]:
-        """Rows to be issued again."""
         return tuple(self._again)
 
     @property
@@ -290,7 +288,6 @@ class Mixture:
 
     @property
     def position(self) -> int:
-        """Rows drawn from all sources."""
         return sum(part.source.position for part in self._parts.values())
 
     def draw(self) -> Row | None:

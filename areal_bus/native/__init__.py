@@ -76,7 +76,6 @@ def _log_no_compiler() -> None:
 
 
 def compiler() -> list[str] | None:
-    """The compiler as a command line."""
     if chosen := os.environ.get("CC"):
         return shlex.split(chosen)
     found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -118,7 +117,6 @@ def _key(files: list[Path], compiler: list[str], flags: tuple[str, ...]) -> str:
 
 
 def _processor() -> str:
-    """Model and features of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -101,5 +101,4 @@ def home() -> str:
 
 
 def shell_line(variables: Mapping[str, str], command: str) -> str:
-    """A quoted command with its variables, as it can be pasted into a shell."""
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), command])

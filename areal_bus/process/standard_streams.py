@@ -21,7 +21,6 @@ class LossyFile(io.FileIO):
     """A descriptor whose unwritable bytes are lost: no space, no reader, or one that would block."""
 
     def write(self, data: Any) -> int:
-        """Write them, or lose them."""
         try:
             return super().write(data) or memoryview(data).nbytes
         except OSError:

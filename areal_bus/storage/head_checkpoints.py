@@ -57,7 +57,6 @@ def mark(folder: Path, waypoint: HeadSavepoint) -> None:
 
 
 def waypoints(folder: Path) -> list[HeadSavepoint]:
-    """All complete savepoints."""
     found = []
     for path in sorted(folder.glob(WAYPOINTS)):
         try:

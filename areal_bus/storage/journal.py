@@ -72,7 +72,6 @@ class LoopSchedstat:
             return None
 
     def close(self) -> None:
-        """`wait_s` is None from here on."""
         if self._descriptor is not None:
             self._descriptor = None
             self._closing()

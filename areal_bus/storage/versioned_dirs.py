@@ -39,7 +39,6 @@ def versions(parent: Path) -> dict[int, Path]:
 
 
 def version_of(path: Path) -> int:
-    """The version of a folder that `versions` has found."""
     return int(path.name.removeprefix("step-"))
 
 

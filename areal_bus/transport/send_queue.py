@@ -73,7 +73,6 @@ class SendQueues:
         return lambda: self._post(peer, frames, n_bytes, is_resent=is_resent)
 
     def n_bytes(self, peer: str) -> int:
-        """Bytes queued for this peer."""
         return self._n_bytes.get(peer, 0)
 
     def take_undelivered(self) -> list[Undelivered]:

@@ -86,7 +86,6 @@ class Checksum:
         return torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(self._lanes.device)
 
     def _fold(self, words: Tensor) -> None:
-        """Add words to their lanes."""
         first = self._n_words % N_LANES
         head = min(-first % N_LANES, len(words))  # to the end of the current row
         self._n_words += len(words)

@@ -120,7 +120,6 @@ def union(links: Sequence[Changes], entries: Sequence[TensorEntry]) -> Changes:
 
 
 def payload_bytes(changes: Changes, entries: Sequence[TensorEntry]) -> int:
-    """Size of the payload of these changes."""
     table = 2 * TABLE.itemsize * len(changes)
     parts = (len(one.positions) + one.n * block.size for block, one in zip(blocks(entries), changes, strict=True))
     return table + sum(parts)

@@ -38,7 +38,6 @@ class TensorEntry:
         return self.start + self.n_bytes
 
     def view(self, flat: Tensor) -> Tensor:
-        """This tensor, as a view of the flat buffer."""
         return flat[self.start : self.stop].view(dtype_of(self.dtype)).view(self.shape)
 
 

@@ -45,7 +45,6 @@ class MemoryPlace:
 
 
 def place_of(device: torch.device) -> MemoryPlace:
-    """Place of this process's memory on that device."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     realm = f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
     name = "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)

@@ -252,7 +252,6 @@ def _check_turns(turns: bytes) -> None:
 
 
 def _bad_array(n: int) -> WireError:
-    """The error for an array of n bytes."""
     if n > MAX_ARRAY_BYTES:
         return WireError(f"an array frame is at most {MAX_ARRAY_BYTES} bytes; this one has {n}", "size")
     return WireError(f"an array frame has whole 4-byte numbers; this one has {n} bytes", "frames")

@@ -154,7 +154,6 @@ def _is_short(pairs: Any) -> bool:
 
 
 def _types(hint: Any) -> list[type]:
-    """Types of valid values."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return [one for arg in args for one in _types(arg)]

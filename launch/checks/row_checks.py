@@ -133,7 +133,6 @@ def render_prompt(config: Config, row: RowWithOrigin) -> Question:
 
 
 def count_tokens(prompts: Sequence[Question], config: Config, model: str) -> list[int]:
-    """Tokens of each prompt, with the generators' tokenizer."""
     if config.model.scratch is not None:
         return [
             len(encoding.ids)

@@ -208,7 +208,6 @@ def longest_prompt(config: Config, folder: Path) -> int:
 
 
 def bytes_per_token_lines(config: Config, shape: DecoderShape | None, n_prompt: int) -> list[str]:
-    """Memory per token of this model, as lines."""
     if shape is None:
         return []
     one, batch = BYTES[config.model.dtype], MicroBatch.of(config, n_prompt)

@@ -153,7 +153,6 @@ def main() -> int:
 
 
 def import_once(modules: Iterable[str]) -> None:
-    """Import what all children share."""
     for name in modules:
         importlib.import_module(name)
     gc.collect()

@@ -90,7 +90,6 @@ def host_memory(config: Config) -> tuple[int, str]:
 
 
 def gpu_loads(proposal: Proposal) -> list[Load]:
-    """One load for each combination of roles on a GPU."""
     groups = ranks_by_gpu(proposal.places()).values()
     return merge_alike(
         [Load(tuple(ranks), 1, sum(device_bytes(proposal, place) for place in ranks)) for ranks in groups]
@@ -121,7 +120,6 @@ def merge_alike(every: Sequence[Load]) -> list[Load]:
 
 
 def device_bytes(proposal: Proposal, place: RankPlan) -> int:
-    """Bytes on the GPU of this rank."""
     return rank_need(proposal.config, place, proposal.shape, proposal.n_prompt).device + gpu_overhead(
         proposal.config, place, proposal.shape
     )
@@ -169,7 +167,6 @@ def is_served(config: Config, load: Load) -> bool:
 
 
 def roles(place: RankPlan) -> list[Role]:
-    """Roles that compute on the GPU of this rank."""
     actors = place.actors if place.member_of is None else (place.member_of,)
     return [actor.role for actor in actors if actor.role in (Role.LEARNER, Role.GENERATOR)]
 

@@ -98,7 +98,6 @@ def last_layer(config: Config, shape: DecoderShape, batch: "MicroBatch") -> int:
 
 
 def learner_activation_numbers(config: Config, shape: DecoderShape) -> tuple[int, int]:
-    """`DecoderShape.activation_numbers` for the learner of these settings."""
     topology = config.topology
     is_plain = config.model.dtype == "float32" and topology.learners == 1 and topology.gpus_per_host == 0
     row, seen = shape.activation_numbers(by_us=shape.is_ours and is_plain and config.actor.lora is None)

@@ -55,7 +55,6 @@ class DecoderShape:
 
     @property
     def kv_per_token(self) -> int:
-        """Numbers of one token in the KV cache."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def activation_numbers(self, *, by_us: bool) -> tuple[int, int]:

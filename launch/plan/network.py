@@ -196,7 +196,6 @@ def peer_keys(actor: ActorId, places: Sequence[RankPlan], facts: Sequence[HostFa
 
 
 def open_endpoint(bus: BusConfig, facts: Sequence[HostFacts], address: str) -> HeadEndpoint:
-    """An endpoint for the head's ROUTER."""
     if transport(bus, facts) == "tcp":
         return HeadEndpoint(url=f"tcp://{address}:{free_port(address)}", folder="")
     folder = made_folder("areal-bus-")

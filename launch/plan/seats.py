@@ -42,7 +42,6 @@ class Seat:
         return ActorId(Role.LEARNER, self.learner) if is_empty and self.learner is not None else None
 
     def gpus(self, role: Role) -> tuple[int, ...]:
-        """GPUs of the actor of this role."""
         return self.learner_gpus if role is Role.LEARNER else self.generator_gpus
 
 
@@ -99,7 +98,6 @@ def most_generators(topology: TopologyConfig, n_ranks: int) -> int:
 
 
 def smallest_plan(topology: TopologyConfig, hosts: Sequence[str]) -> tuple[RankPlan, ...]:
-    """The plan with the fewest learners."""
     return plan(with_learners(topology, learner_counts(topology)[0]), hosts)
 
 

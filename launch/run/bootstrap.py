@@ -82,7 +82,6 @@ def rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
 
 
 def open_bootstrap(config: LaunchConfig, environ: Mapping[str, str] = os.environ) -> Bootstrap:
-    """The implementation that `launch.bootstrap` selects."""
     if config.bootstrap == "env":
         return EnvBootstrap(config.rendezvous, config.timeout_s, environ)
     return MpiBootstrap(config.timeout_s)

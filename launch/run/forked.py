@@ -22,7 +22,6 @@ RESET = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.S
 
 
 def n_threads() -> int:
-    """Threads of this process."""
     return len(os.listdir("/proc/self/task"))
 
 

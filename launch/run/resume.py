@@ -209,7 +209,6 @@ def is_named(run: Path, name: str) -> bool:
 
 
 def changed_settings(old: Config, new: Config) -> list[Change]:
-    """All settings that differ, in order."""
     before, after = flatten(old.model_dump(mode="json")), flatten(new.model_dump(mode="json"))
     return [
         Change(key, toml_value(before.get(key)), toml_value(after.get(key)), reason_fixed(key))
@@ -287,7 +286,6 @@ def next_start(run: Path) -> int:
 
 
 def resume_lines(run: Path, found: list[Change]) -> list[str]:
-    """The lines that are printed when a run is resumed."""
     n = f"{len(found)} changed setting{'s' if len(found) != 1 else ''}" + (":" if found else "")
     folders = [path.name for path in checkpoints(run)]
     kept = f"checkpoints {', '.join(folders)}" if folders else "no checkpoint yet: from version 0"

@@ -204,7 +204,6 @@ def is_finished(run: Path) -> bool:
 
 
 def n_updates(run: Path) -> int:
-    """Number of updates of a run that has ended."""
     return int(read_object(run / SUMMARY).get("versions", 0))
 
 

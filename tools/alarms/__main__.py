@@ -84,7 +84,6 @@ def headline(folder: Path, finding: Finding) -> str:
 
 
 def render(where: Run, reader: AlarmReader, width: int) -> Iterator[str]:
-    """All alarms of a run as lines."""
     found = reader.findings()
     n = f"{len(found)} alarm{'' if len(found) == 1 else 's'}" if found else "no alarm"
     yield f"{where.folder} ({where.name}): {n} in {reader.version} versions"

@@ -280,7 +280,6 @@ def settings_of(where: Run) -> WatchConfig:
 
 
 def read(where: Run) -> AlarmReader:
-    """The alarms of the journal as it is now."""
     reader, series = AlarmReader(where), SeriesReader()
     for line in JournalFollower(where, EVENTS).read():
         if line["event"] == "spans":
@@ -291,7 +290,6 @@ def read(where: Run) -> AlarmReader:
 
 
 def findings(where: Run) -> list[Finding]:
-    """All alarms that a run has raised."""
     return read(where).findings()
 
 

@@ -40,7 +40,6 @@ class Window:
 
     @property
     def variance(self) -> float:
-        """Of the mean."""
         return stdev(self.values) ** 2 / len(self.values)
 
     def __str__(self) -> str:
@@ -101,7 +100,6 @@ class History:
             self.points.setdefault(name, []).append((self.version, value))
 
     def evaluate(self, row: Row) -> None:
-        """Add the row of an evaluation."""
         problems = row.key.partition(":")[2]
         prefix = f"eval/{problems}/" if problems else "eval/"
         for metric in ("accuracy", "reward"):

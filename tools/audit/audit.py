@@ -133,7 +133,6 @@ def is_drained(head: HeadReplay) -> bool:
 
 
 def judge(found: Audit) -> dict[str, Judgement]:
-    """A verdict for each invariant."""
     seen = Coverage()
     n = found.n_lines
     seen.counts["journal"] = f"{n:,} lines in {len(found.files)} files"

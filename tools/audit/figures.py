@@ -84,7 +84,6 @@ def trained_part(batch: Sequence[TrainedSample], setup: RunSettings) -> list[Tra
 
 
 def groups_with_signal(batch: Sequence[TrainedSample]) -> set[int]:
-    """Groups whose rewards differ."""
     rewards: dict[int, set[float]] = {}
     for one in batch:
         rewards.setdefault(one.uid, set()).add(one.reward)

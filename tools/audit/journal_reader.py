@@ -47,7 +47,6 @@ class JournalFile:
         self.findings.add(invariant, self.where(), text, **ids)
 
     def lines(self) -> Iterator[Line]:
-        """Whole lines in order."""
         expected = 0
         broken = 0
         for number, raw in enumerate(raw_lines(self.path), start=1):

@@ -43,7 +43,6 @@ class Utilisation:
 
     @property
     def rate(self) -> float:
-        """FLOP/s of one process."""
         return self.n_flops / self.seconds if self.seconds else 0.0
 
     @property
@@ -104,7 +103,6 @@ def n_ranks(actors: Sequence[Incarnation], split: Line | None) -> int:
 
 
 def flop_lines(found: Sequence[Utilisation]) -> list[str]:
-    """The utilisation as lines, with the formula."""
     if not found:
         return ["not known: the journal has no model line (a run of an older version)"]
     rows = [

@@ -76,7 +76,6 @@ def read_incarnations(path: Path) -> list[Incarnation]:
 
 
 def add_line(actor: Incarnation, line: Line) -> None:
-    """Add one journal line to its incarnation."""
     if line["event"] == "spans":
         actor.marked = line["t"]
         actor.term = max(actor.term, line.get("term", 0))
@@ -101,7 +100,6 @@ def add_seconds(totals: dict[str, float], line: Line, prefix: str) -> None:
 
 
 def by_role(found: Iterable[Incarnation]) -> dict[str, list[Incarnation]]:
-    """The incarnations that have a labelled second, by role."""
     roles: dict[str, list[Incarnation]] = {}
     for actor in found:
         if actor.spans:
@@ -203,7 +201,6 @@ def _rate(actor: Incarnation) -> float:
 
 
 def role_lines(found: Sequence[Incarnation]) -> list[str]:
-    """The table by role, as lines."""
     shares = label_shares(found)
     if not shares:
         return ["no labelled second yet"]
@@ -219,7 +216,6 @@ def role_lines(found: Sequence[Incarnation]) -> list[str]:
 
 
 def straggler_lines(found: Sequence[Incarnation]) -> list[str]:
-    """The slowest stragglers, as lines."""
     slow = stragglers(found)
     if not slow:
         return [f"none: every process works at {SLOW:.0%} of the median rate of its role or more"]

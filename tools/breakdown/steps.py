@@ -31,7 +31,6 @@ class Step:
 
     @property
     def wait_s(self) -> float | None:
-        """The learner's wait for the batch."""
         return None if self.asked is None else max(self.taken - self.asked, 0.0)
 
     @property
@@ -60,7 +59,6 @@ class Step:
 
     @property
     def step_s(self) -> float | None:
-        """From one update to the next."""
         return None if self.updated is None or self.asked is None else self.updated - self.asked
 
 
@@ -156,7 +154,6 @@ COLUMNS = {  # heading -> attribute
 
 
 def values(steps: Iterable[Step], attribute: str) -> list[float]:
-    """The known values of one figure."""
     return [value for step in steps if (value := getattr(step, attribute)) is not None]
 
 

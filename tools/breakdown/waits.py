@@ -87,7 +87,6 @@ def _longest(actors: Sequence[Incarnation]) -> float:
 
 
 def push_cost(where: Run, found: Sequence[Incarnation], steps: Sequence[Step]) -> PushCost:
-    """The cost of all pushes of a run."""
     published = values(steps, "pushed_s")
     cost = PushCost(len(published), sum(published))
     for path in where.journals("generator"):
@@ -110,7 +109,6 @@ def push_cost(where: Run, found: Sequence[Incarnation], steps: Sequence[Step]) -
 
 
 def wait_lines(found: Sequence[Wait]) -> list[str]:
-    """The waits as lines."""
     if not found:
         return ["none recorded"]
     rows = [
@@ -120,7 +118,6 @@ def wait_lines(found: Sequence[Wait]) -> list[str]:
 
 
 def push_lines(cost: PushCost) -> list[str]:
-    """The cost of pushes as lines."""
     if not cost.n:
         return ["none published"]
     rows = [

@@ -79,7 +79,6 @@ class Clocks:
 
 
 def read_clocks(where: Run) -> Clocks:
-    """The clocks of a run."""
     clocks = Clocks()
     hosts = {line["name"]: str(line["host"]) for path in where.journals("head") for line in run.lines(path, "joined")}
     bases: dict[str, list[tuple[float, Clock]]] = {}  # boot and host -> (wall - t, clock)

@@ -55,7 +55,6 @@ class RingFlow:
     _n_trained: dict[int, int] = field(default_factory=dict)  # step -> prompts
 
     def counts(self) -> dict[Stage, int]:
-        """The number of prompts at each stage."""
         found = dict.fromkeys(Stage, 0)
         for prompt in self._live.values():
             found[prompt.stage] += 1

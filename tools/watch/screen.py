@@ -53,7 +53,6 @@ def _left(frame: Frame) -> str:
 
 
 def _alarms(frame: Frame) -> Iterator[Text]:
-    """A line for each alarm."""
     for alarm in frame.alarms:
         yield Text(_alarm_line(alarm), "bold red" if alarm.is_active else "dim")
 

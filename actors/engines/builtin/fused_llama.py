@@ -37,7 +37,6 @@ class MergedLinear:
         self.bind()
 
     def bind(self) -> None:
-        """Merge the current weights."""
         biases = [part.bias for part in self._parts if part.bias is not None]
         self._weight_FE = together([part.weight for part in self._parts])
         self._bias_F = together(biases) if biases else None
@@ -133,7 +132,6 @@ class FusedLayer:
 
     @property
     def scale(self) -> float:
-        """Scale of the attention scores."""
         return float(self._scale)
 
     def weights(self, *, copied: bool) -> LayerWeights:
@@ -176,7 +174,6 @@ class FusedLayer:
 
 
 def norm(module: Any, x: Tensor) -> Tensor:
-    """RMSNorm."""
     return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 
@@ -249,7 +246,6 @@ class FusedLlama:
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
         device: torch.device = self._embedding.weight.device
         return device
 

@@ -135,7 +135,6 @@ def rules_of_done(request: Request, vocabulary: int) -> list[tuple[bool, str]]:
 
 
 def are_words(ids: Sequence[int], vocabulary: int) -> bool:
-    """Whether all ids are within the vocabulary."""
     return not ids or (min(ids) >= 0 and max(ids) < vocabulary)
 
 

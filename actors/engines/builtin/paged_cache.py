@@ -44,7 +44,6 @@ class BlockPool:
         return self._layers[index]
 
     def layers(self) -> list[tuple[int, Tensor]]:
-        """The allocated layers."""
         return list(self._layers.items())
 
     def add(self, rows: Sequence[int]) -> int:

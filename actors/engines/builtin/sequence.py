@@ -82,7 +82,6 @@ class Sequence:
 
     @property
     def n_left(self) -> int:
-        """TokenIds left of its budget."""
         return self.request.max_new_tokens - len(self.sampled)
 
     @property

@@ -27,7 +27,6 @@ class ModelSpec:
 
     @property
     def n_bytes(self) -> int:
-        """Of all weights."""
         return sum(tensor.nbytes for tensor in self.parameters.values())
 
     def check_request(self, request: Request, tokenizer: Any) -> None:

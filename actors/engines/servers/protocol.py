@@ -161,6 +161,5 @@ def seed(run_seed: int, context: Context) -> int:
 
 
 def number(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version string."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, found.group().split("."))) if found else ()

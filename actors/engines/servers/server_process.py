@@ -148,7 +148,6 @@ def interpreter(python: str, folder: Path) -> str:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

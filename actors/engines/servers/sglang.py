@@ -291,7 +291,6 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
 
 
 def environment(context: Context, config: Config) -> dict[str, str]:
-    """Environment variables of the server."""
     more = {
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",

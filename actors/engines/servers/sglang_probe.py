@@ -140,7 +140,6 @@ def replicas(settings: Mapping[str, Any]) -> int:
 
 
 def pause_modes(routes: Mapping[str, Any]) -> set[str]:
-    """Its pause modes, from its API description."""
     if not {PAUSE, RESUME} <= set(routes["paths"]):
         return set()
     schemas = routes.get("components", {}).get("schemas", {})

@@ -250,7 +250,6 @@ def needs_raw(config: Config) -> bool:
 
 
 def environment(context: Context, config: Config) -> dict[str, str]:
-    """Environment variables of the server."""
     return {
         **cores(context, config),
         "VLLM_SERVER_DEV_MODE": "1",  # enables the routes for new weights

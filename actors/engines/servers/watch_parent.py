@@ -57,7 +57,6 @@ def _die_with_parent() -> None:
 
 
 def _end(server: "subprocess.Popen[bytes]") -> None:
-    """End the server, then what is left of its processes."""
     server.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(TERM_S)

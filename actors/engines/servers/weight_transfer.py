@@ -74,7 +74,6 @@ class WeightFiles:
             (folder / file).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove the folders."""
         for folder, lock in self._folders.values():
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)

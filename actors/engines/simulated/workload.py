@@ -22,7 +22,6 @@ class LengthLaw:
     sigma: float
 
     def survives(self, n: int) -> float:
-        """P(length > n)."""
         if n < 1:
             return 1.0
         if not self.sigma:

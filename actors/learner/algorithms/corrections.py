@@ -35,7 +35,6 @@ RULES = {
 
 
 def rule_of(settings: ActorConfig, name: str) -> Rule:
-    """The rule of that name, with what the settings change."""
     rule = RULES[name]
     if name == "decoupled":
         return replace(rule, action=settings.behav_imp_weight_mode, upper=settings.behav_imp_weight_cap)

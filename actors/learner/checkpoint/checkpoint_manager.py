@@ -346,7 +346,6 @@ class CheckpointManager:
         self.record()
 
     def sealed(self) -> list[int]:
-        """Versions with a checkpoint on disk."""
         return sorted(versioned_dirs.versions(self._run / "checkpoints"))
 
     def export(self) -> str:

@@ -88,7 +88,6 @@ class LearnerInbox:
             return None
 
     def wait(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for a message."""
         self._changed.wait(timeout_s)
         self._changed.clear()
 

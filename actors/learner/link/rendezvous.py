@@ -139,7 +139,6 @@ class LearnerRanks:
 
     @property
     def n_shares(self) -> int:
-        """Shares of a batch."""
         return self.size // (self.context.size if self.context else 1)
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -148,11 +147,9 @@ class LearnerRanks:
         return self._reduce(values if counts else [0.0] * len(values), dist.ReduceOp.SUM)
 
     def max(self, values: Sequence[float]) -> list[float]:
-        """Maximum of each value over the ranks."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def wait(self) -> None:
-        """Barrier over all ranks."""
         self.sum([0.0])
 
     def _reduce(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:

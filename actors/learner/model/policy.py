@@ -52,7 +52,6 @@ class ModelSettings(TypedDict, total=False):
 
 
 def model_settings(config: Config, ranks: LearnerRanks, device: str) -> ModelSettings:
-    """Those of the policy."""
     return {
         "ranks": ranks,
         "device": device,

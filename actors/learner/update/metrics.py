@@ -63,7 +63,6 @@ class StepMetrics:
     user: dict[str, float] = field(default_factory=dict)  # sums of the statistics of a user's loss
 
     def add(self, mismatch: Mismatch) -> None:
-        """Add the mismatch of one micro-batch."""
         self.mismatch_max = max(self.mismatch_max, mismatch.largest)
         self.sums.measured += mismatch.n
         self.sums.kl += mismatch.kl

@@ -193,7 +193,6 @@ class PPOActor:
         return stats
 
     def _take_steps(self, batch: Batch, metrics: StepMetrics, lr: float) -> list[_OptimizerStep]:
-        """The optimizer steps of an update; none if it is simulated."""
         torch.manual_seed(update_seed(self._config.run.seed, self.version, self._ranks.index))  # of adapters' dropout
         if self._simulated is None:
             parts = (part for epoch in range(self._settings.ppo_epochs) for part in self._minibatches(batch, epoch))

@@ -248,7 +248,6 @@ def bound(
 
 
 def run_to_end(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A coroutine function as a plain one."""
     if not inspect.iscoroutinefunction(function):
         return function
 

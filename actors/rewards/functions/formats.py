@@ -59,7 +59,6 @@ _options = FormatOptions()
 
 
 def configure(options: FormatOptions) -> None:
-    """Set the options of this process."""
     global _options
     _options = options
 

@@ -86,7 +86,6 @@ _model: RewardModel | None = None
 
 
 def configure(options: ModelOptions) -> None:
-    """Load the model of this process, once."""
     global _model
     if _model is None or _model.options != options:
         _model = RewardModel(options)

@@ -51,7 +51,6 @@ class NamedTask:
     memory_mib: int | None = None  # of a program
 
     def keys(self) -> dict[Key, Any]:
-        """The settings that it stands for."""
         memory = {} if self.memory_mib is None else {"reward.code.memory_mib": self.memory_mib}
         return {
             **memory,

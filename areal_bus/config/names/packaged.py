@@ -29,7 +29,6 @@ def find_config(name: str) -> Path:
 
 
 def find_installed(name: str) -> Path | None:
-    """The packaged config of that name, if there is one."""
     short = name.removeprefix("configs/")
     for file in (FOLDER / short, FOLDER / f"{short}.toml"):
         if file.suffix == ".toml" and os.path.isfile(file) and file.resolve().is_relative_to(FOLDER):

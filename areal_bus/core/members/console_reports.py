@@ -102,7 +102,6 @@ class ScoreFailures:
         return self.n_by_status.total()
 
     def add(self, scored: Scored) -> None:
-        """One more score."""
         self.n += 1
         if scored.status == VerdictStatus.VALUE:
             return

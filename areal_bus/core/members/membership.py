@@ -121,7 +121,6 @@ class Membership:
         return member
 
     def remove(self, name: str) -> None:
-        """Remove a member."""
         member = self.by_name.pop(name)
         self._n_standing[member.role, member.standing] -= 1
         self._of_role[member.role].remove(member)
@@ -185,7 +184,6 @@ class Membership:
         return member
 
     def mark_dead(self, member: Member) -> None:
-        """Mark a member as dead until it is heard again."""
         self._stand(member, MemberState.DEAD)
 
     def silent(self, until: float) -> list[tuple[Member, float]]:

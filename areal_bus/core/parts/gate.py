@@ -44,7 +44,6 @@ class Gate:
 
     @property
     def free(self) -> int:
-        """Credits left."""
         return self.limit - self.live - self.in_training
 
     @property

@@ -105,7 +105,6 @@ class LedgerEntry:
 
     @property
     def has_signal(self) -> bool:
-        """Its rewards differ."""
         return len({scored.reward for scored in self.scored.values()}) > 1
 
     @property
@@ -162,7 +161,6 @@ class Oldest:
         return entry
 
     def discard(self, uid: int) -> LedgerEntry | None:
-        """Remove this entry, if it is present."""
         entry = self._entries.pop(uid, None)
         if entry is not None:
             self.born[entry.born] -= 1

@@ -36,7 +36,6 @@ def checked(parts: object) -> dict[str, float]:
 
 
 def dumped(parts: Mapping[str, float]) -> str:
-    """As in a message."""
     return json.dumps(parts, ensure_ascii=False, separators=(",", ":")) if parts else ""
 
 
@@ -57,7 +56,6 @@ def with_group_reward(scored: Scored, reward: float) -> Scored:
 
 
 def as_fields(parts: Mapping[str, float]) -> dict[str, float]:
-    """Fields of a journal line."""
     return {f"{PREFIX}{name}": value for name, value in parts.items()}
 
 

@@ -27,5 +27,4 @@ def in_force(starts: Sequence[int], version: int) -> int:
 
 
 def stage_at(stages: Sequence[Stage], version: int) -> Stage:
-    """The stage in force at `version`."""
     return stages[in_force([stage.from_step for stage in stages], version)]

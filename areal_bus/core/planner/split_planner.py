@@ -47,7 +47,6 @@ class RingFigures:
 
     @property
     def batch_tokens(self) -> float:
-        """Sampled tokens of a batch."""
         return self.batch_size * self.n_samples * self.mean_tokens
 
     def step_s(self, n_live: float) -> float:
@@ -55,7 +54,6 @@ class RingFigures:
         return self.decode_s + self.decode_sample_s * n_live
 
     def update_s(self, learners: int) -> float:
-        """Time of an update."""
         return self.train_s + self.train_token_s * self.batch_tokens / learners
 
 

@@ -336,7 +336,6 @@ class Rollouts:
             self.effects.progress("warning", text=f"prompt {entry.uid} ended untrained, {why}{times}")
 
     def refund_all(self, reason: Refund) -> None:
-        """Refund all live prompts."""
         for entry in self.ledger.live():
             self.refund(entry, reason)
 

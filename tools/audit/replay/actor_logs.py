@@ -130,7 +130,6 @@ class Evidence:
 
 
 def key(uid: int, sample: int, attempt: int) -> int:
-    """The ids of one sample of one attempt as a number."""
     return uid << 44 | sample << 28 | attempt
 
 

@@ -36,7 +36,6 @@ class Members:
         self.version.clear()
 
     def begin_life(self) -> None:
-        """A new head has no members."""
         self.state.clear()
         self.version.clear()
         self.gone.clear()  # it may be of another start, with all generators

@@ -62,7 +62,6 @@ class NotableSamples:
             self._worse = [one for one in self._worse if one.step < version]
 
     def _add_check(self, line: Line) -> None:
-        """A grade of `reward.check`."""
         self.n_checked += line["status"] == "value"
         self.n_unchecked += line["status"] != "value"
         if line.get("agrees") is False:
@@ -79,7 +78,6 @@ class NotableSamples:
             self._group.append((key, float(line["reward"])))
 
     def end_group(self) -> None:
-        """Compare each sample of the group with the mean of the others."""
         n, total = len(self._group), sum(reward for _, reward in self._group)
         for key, reward in self._group if n > 1 else ():
             gap = reward - (total - reward) / (n - 1)

@@ -37,7 +37,6 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """The conclusion from the interval."""
         if self.low is None or self.high is None:
             return "one seed only"
         if self.low > 0:

@@ -73,7 +73,6 @@ def number(value: float) -> str:
 
 
 def place(value: float) -> str:
-    """A coordinate with one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
 

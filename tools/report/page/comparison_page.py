@@ -99,7 +99,6 @@ def faster_remark(groups: Sequence[SeedGroup]) -> Remark:
 
 
 def verdicts_section(runs: Sequence[RunFacts], verdicts: Sequence[Verdict]) -> Section:
-    """The verdict on each run."""
     rows = [
         [one.name, str(one.n_versions), seconds(one.wall_s), of.limit.sentence, of.learning.sentence,
          of.health_summary.sentence] for one, of in zip(runs, verdicts, strict=True)
@@ -166,7 +165,6 @@ def times_section(runs: Sequence[RunFacts]) -> Section:
 
 
 def differences_section(groups: Sequence[SeedGroup], differing: Mapping[str, Sequence[str]]) -> Section:
-    """The settings in which the groups differ."""
     section = Section("settings", "Settings that differ")
     if differing:
         rows = [[key, *values] for key, values in differing.items()]

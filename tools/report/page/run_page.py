@@ -81,7 +81,6 @@ def subtitle(facts: RunFacts) -> str:
 
 
 def figures(facts: RunFacts) -> list[tuple[str, str]]:
-    """The figures below the verdict."""
     found = [("updates", str(facts.n_versions)), ("duration", seconds(facts.wall_s))]
     reward = facts.curve("rollout/reward").values
     if reward:
@@ -122,7 +121,6 @@ def curves_section(facts: RunFacts) -> Section:
 
 
 def ages_section(facts: RunFacts) -> Section:
-    """Histograms of lags."""
     section = Section("ages", "Ages of the trained data", "How many versions older than the batch's clock.")
     trained, masked = facts.ages.tokens()
     trajectories = facts.ages.trajectories()
@@ -167,7 +165,6 @@ def refunds_section(facts: RunFacts) -> Section:
 
 
 def incidents_section(facts: RunFacts) -> Section:
-    """Restarts and other incidents."""
     section = Section("incidents", "Restarts and other incidents")
     found = facts.incidents
     rows = [[f"+{seconds(one.wall - facts.first_wall)}", one.kind, one.who, one.text[:MAX_TEXT]] for one in found.kept]
@@ -181,7 +178,6 @@ def incidents_section(facts: RunFacts) -> Section:
 
 
 def samples_section(facts: RunFacts) -> Section:
-    """Samples to read."""
     section = Section("samples", "Samples to read")
     each = (
         ("Slowest", "sampled in {:.3g} s", facts.notable.slowest()),

@@ -122,7 +122,6 @@ def step_table(found: Breakdown) -> PageTable:
 
 
 def wait_table(found: Breakdown) -> PageTable:
-    """Who waited for what."""
     rows = [
         [wait.role, wait.cause, number(wait.seconds), f"{wait.share:.1%}", MEANING.get(wait.cause, "")]
         for wait in found.waits
@@ -132,7 +131,6 @@ def wait_table(found: Breakdown) -> PageTable:
 
 
 def push_section(facts: RunFacts) -> Section:
-    """What the weight pushes cost."""
     section = Section("push", "Weight pushes")
     plots = (
         Plot("From begin to publish", [("perf/push_s", "seconds")], note="Seconds. The next update runs meanwhile."),

@@ -93,7 +93,6 @@ def _error(facts: RunFacts, name: str, place: int) -> float | None:
 
 
 def whether_it_learns(facts: RunFacts) -> Remark:
-    """The remark on learning."""
     reward, held_out = reward_change(facts.curve("rollout/reward")), held_out_change(facts)
     told = [f"Mean reward went {reward.figures}, first against last fifth of the updates."] if reward else []
     if held_out:

@@ -40,7 +40,6 @@ def step_shares(steps: list[Step]) -> StepShares | None:
 
 
 def what_limits(facts: RunFacts) -> Remark:
-    """The remark on what limits the run."""
     found = facts.breakdown
     if found is None:
         return Remark(Grade.NOTE, "What limits the run is not known.", facts.gap)
