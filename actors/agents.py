@@ -1,8 +1,6 @@
-"""Built-in agents: conversations of several turns, and of tool calls, in worker processes as a user's agent.
+"""Built-in agents ("multi_turn", "tools") in worker processes, as a user's agent.
 
-"multi_turn" answers a wrong answer, and the model tries again; with "tools" the model calls functions until it answers
-without a call. Each answer is a request to the endpoint. The run's own reward functions score the answer that ends a
-conversation. `load_builtin` builds an agent from workflow.arguments.
+Each answer is a request to the endpoint; the run's own reward scores the last one. Begin with `load_builtin`.
 """
 
 import ast

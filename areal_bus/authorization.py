@@ -177,11 +177,9 @@ ID_BYTES = 8
 
 
 class LeaseIds:
-    """The lease ids of one job: unguessable, and the same for all incarnations of its head.
+    """The lease ids of one job: unguessable, derived from a secret, the same for all incarnations of its head.
 
-    The head derives the ids from a secret and stores none. It sends an id to the holder of the lease only, in the
-    Prompt. The holder sends it to a reward with each sample, and the verdict returns it. So a reward can score only
-    samples that it received, and a generator can report only samples of prompts that it holds.
+    It goes to the lease's holder, with a sample to a reward, and back with the verdict; no other process has it.
     """
 
     def __init__(self, secret: bytes) -> None:

@@ -1,8 +1,4 @@
-"""All messages: the records that processes send to each other.
-
-Arrays are raw little-endian bytes: token ids are int32, log-probs float32. A field marked `frame()` is sent as its own
-frame; all other fields are sent in the small header.
-"""
+"""All messages between processes. Arrays are raw little-endian bytes: ids int32, log-probs float32; see `frame()`."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Fields of a trajectory: numbers by name that a workflow adds, one for each sampled token.
-
-In a message they are one frame: a line of names with a space between them, then float32 numbers, all of the first name,
-all of the second, ... At the learners each field is a stream of the batch (docs/algorithms.md). Pure.
-"""
+"""Fields of a trajectory: numbers by name that a workflow adds for each sampled token, sent as one frame. Pure."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,4 @@
-"""Reads a run's growing journal: each call returns the lines that were appended since the last call.
-
-Lines of several files are merged by wall time. A file is read up to `HOLD_S` before now, so that a line of another
-process with an earlier time is never late. An incomplete last line waits until it is complete.
-"""
+"""Reads a run's growing journal, merged by wall time, up to `HOLD_S` before now, so that no line is late."""
 
 import gzip
 import heapq

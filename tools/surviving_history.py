@@ -1,8 +1,4 @@
-"""Finds logged samples whose training was rolled back by a later term, and computes the lag of trained tokens.
-
-The head logs a sample when it is trained, and once more if its batch is undone and trained again. So the last line
-about a sample counts, if its batch was not undone.
-"""
+"""Finds logged samples whose training was rolled back by a later term, and the lag of trained tokens."""
 
 from collections.abc import Iterable, Sequence
 

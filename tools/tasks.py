@@ -1,7 +1,4 @@
-"""Lists the named tasks, and checks a file of one with the task's own reward before a run is paid for.
-
-`check` scores each gold answer in its usual forms, and another row's answer. It starts `actors/offline/check_task.py`.
-"""
+"""Lists the named tasks, and checks a file of one by `actors/offline/check_task.py`: gold and wrong answers."""
 
 import argparse
 import json

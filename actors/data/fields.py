@@ -1,8 +1,6 @@
-"""Reads fields of a row by key, prompts that are chat messages, and values as JSON has them.
+"""Reads fields of a row by key, chat prompts, and values as JSON has them.
 
-A column that cannot be read is left out; only its use refuses a row. Dates become ISO text, decimals numbers (text
-where a float would lose digits), bytes text where they are UTF-8, scalars and arrays of numpy plain numbers. NaN and
-infinity stay: Python's JSON has them, and tests of programs use them.
+An unreadable column is left out; only its use refuses a row. Dates become ISO text, decimals numbers or text.
 """
 
 import datetime

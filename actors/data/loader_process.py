@@ -1,8 +1,6 @@
-"""The process of a user's data loader: `python -m actors.data.loader_process`. It keeps torch and slow reads out of the
-head.
+"""The process of a user's data loader: `python -m actors.data.loader_process`.
 
-The first frame is the order; each further one asks for a row, or for another state to continue from. The state of a
-loader is sent as JSON, without pickle: `encode` and `decode`.
+First the order; then requests for a row or a state. A state is sent as JSON, without pickle (`encode`, `decode`).
 """
 
 import base64

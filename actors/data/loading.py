@@ -1,8 +1,4 @@
-"""Loads rows from a generated task, an environment, a local file (files.py) or a Hugging Face data set.
-
-Each loaded row is JSON-serialisable and has "question" and "answer" as text, taken from the configured fields.
-For `learner.warmup` rows have a third one, "demonstration": a right answer in full.
-"""
+"""Loads rows of a generated task, an environment, a file (files.py) or a data set: "question" and "answer" as text."""
 
 import importlib
 import json

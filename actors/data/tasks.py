@@ -1,8 +1,6 @@
-"""Rows of the named tasks: generated ones ("sums", "reverse", "reasoning-gym:NAME"), and those of published data.
+"""Rows of the named tasks, generated or published: "question" and "answer", and other fields for the reward.
 
-Every row has "question" and "answer", and those of "sums" and "reverse" "demonstration" (a correct completion, for a
-supervised warm-up), all strings. The other fields of a published row stay for the reward. Problems that are held out do
-not occur in training.
+"sums" and "reverse" have "demonstration", too. Problems that are held out do not occur in training.
 """
 
 import difflib

@@ -1,8 +1,6 @@
 """A pool of worker processes that run agents, each conversation with a deadline.
 
-Each process has a thread, which takes the next conversation, sends it to the process and waits for the first of: the
-agent's return value, the deadline, the end of the process, the end of the session. In all cases but the first it kills
-the process with everything the process started.
+Each process has a thread, which kills it with all that it started unless the agent's return value comes first.
 """
 
 import json

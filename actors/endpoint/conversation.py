@@ -1,8 +1,6 @@
 """The tokens of one conversation. Sampled tokens are kept and never tokenized again from text.
 
-The chat template renders the first call. A later call appends the tokens that the template writes after the model's
-last answer, and leaves all tokens before it unchanged. To find this text, the template is rendered with a marker in
-place of the last answer, and the text after the marker is taken.
+The template renders the first call. Later calls append what it writes after a marker in place of the last answer.
 """
 
 import json

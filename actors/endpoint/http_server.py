@@ -1,7 +1,4 @@
-"""The endpoint's HTTP server: listens on loopback, authenticates requests by API key, waits for the loop's answers.
-
-A request without the key of an open session gets 401. The number of connections and the size of bodies are limited.
-"""
+"""The endpoint's HTTP server, on loopback: one API key a session (else 401), limits on connections and bodies."""
 
 import asyncio
 import select

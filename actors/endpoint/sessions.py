@@ -1,8 +1,4 @@
-"""Sessions: hand calls from the HTTP server's thread to the generator's loop, and completions back.
-
-Each session has an API key, valid until the session closes. One call is in progress at a time, because the tokens of a
-conversation have one order.
-"""
+"""Sessions: pass calls from the HTTP server's thread to the generator's loop, one at a time each, and answers back."""
 
 import asyncio
 import queue

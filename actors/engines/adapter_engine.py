@@ -1,7 +1,4 @@
-"""An `Engine` that receives adapters: it merges them into base weights, and an engine without adapters samples.
-
-Each merge starts from the base, so no rounding adds up. The sum is float32, rounded once to the weights' own type.
-"""
+"""An `Engine` that merges adapters into base weights (always from the base, in float32) for an engine without them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -59,11 +56,7 @@ class AdapterEngine:
 
     @torch.no_grad()
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
-        """Merge new adapters and swap the result in. Returns `tensors`: they are free.
-
-        Raises EngineError, with nothing changed, for other forms or an older (term, version); ConfigError for adapters
-        of another base.
-        """
+        """Merge new adapters and swap them in; returns `tensors`. Raises EngineError (nothing changed), ConfigError."""
         if self._held is not None and (term, version) < self._held:  # I6
             raise EngineError(
                 f"versions never go back within a term: version {version} of term {term} comes after version "

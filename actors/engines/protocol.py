@@ -16,10 +16,9 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class SamplingControls:
-    """What changes the distribution that tokens are drawn from, or ends a completion. No log-prob depends on it.
+    """What changes the distribution that tokens are drawn from, or ends a completion (docs/engines.md).
 
-    Definitions are vLLM's (docs/engines.md). The order: logit_bias, min_new_tokens, penalties, temperature, min_p,
-    top_k, top_p.
+    No log-prob depends on it. Order: logit_bias, min_new_tokens, penalties, temperature, min_p, top_k, top_p.
     """
 
     top_k: int = 0  # draw from so many likeliest tokens, and those that are equal to the last; 0: from all

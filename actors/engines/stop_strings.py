@@ -20,11 +20,7 @@ class StopStrings:
         self._text = ""  # of the window
 
     def end(self, ids: Sequence[int]) -> int | None:
-        """Number of tokens up to the one that completes a stop string, its own included; None without one.
-
-        `ids`: the completion so far; it must begin with those of the call before. A string that is complete within the
-        first min_new_tokens tokens does not count.
-        """
+        """Tokens up to the end of a stop string (after min_new_tokens), or None; `ids` extend those of before."""
         for n in range(self._n_read + 1, len(ids) + 1):
             before, self._n_read = self._text, n
             self._text = text = self._decode(ids)

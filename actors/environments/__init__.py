@@ -1,4 +1,1 @@
-"""Environments of the package verifiers, each loaded in a process of its own: rows, conversation and reward.
-
-Imports `runtime` and `areal_bus`; only `hosted.py` imports the package. Begin with `loading.py`.
-"""
+"""Environments of the package verifiers, each in a process; only `hosted.py` imports it. Begin with `loading.py`."""

@@ -1,8 +1,4 @@
-"""A taskset of verifiers.v1 in this process: its tasks, and one episode of its environment at a time.
-
-The package's chat loop for tasksets without a program of their own (the harness "null") runs with this Python instead
-of an environment that uv makes: its packages are those of the extra.
-"""
+"""A taskset of verifiers.v1 in this process: its tasks, and one episode at a time, with this Python (not uv's)."""
 
 import asyncio
 import hashlib

@@ -1,8 +1,4 @@
-"""The generator actor: consumes prompts, versions and weights; waits for a prompt or a slot; produces trajectories.
-
-This module assembles its parts; `loop.py` runs them. On SIGUSR1 the generator sends LeaveRequest, finishes its samples
-and ends at the head's Stop. Without a head it ends at once.
-"""
+"""The generator actor: assembles the parts that `loop.py` runs; on SIGUSR1 it asks to leave and ends at Stop."""
 
 from functools import partial
 from typing import Any

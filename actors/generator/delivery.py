@@ -1,8 +1,6 @@
-"""Delivers trajectories to rewards: chooses the reward, resends, keeps each until the head acknowledges it. Pure.
+"""Delivers trajectories to rewards, and keeps each until the head acknowledges it. Pure.
 
-A trajectory is resent when its reward is gone or the head has not acknowledged it for a while: reward actors are
-stateless, and the head takes each sample once (I4). A reward whose socket is full receives no more trajectories; they
-wait here (I9).
+A lost or unacknowledged one is sent again: the head takes each sample once (I4). A full reward's ones wait here (I9).
 """
 
 from collections.abc import Callable, Iterator

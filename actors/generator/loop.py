@@ -1,8 +1,6 @@
-"""The generator's loop: receives messages, swaps weights, runs decode steps and sends trajectories to rewards.
+"""The generator's loop: receives messages, swaps weights, runs decode steps, sends trajectories to rewards.
 
-New weights arrive on a thread and are swapped in between two decode steps. At a new term the loop drops groups that
-were sampled with lost weights. While the head is silent it continues with its prompts, and it offers the unfinished
-samples to a restarted head.
+Weights arrive on a thread and are swapped in between two steps. It continues without a head, and offers it its samples.
 """
 
 import time

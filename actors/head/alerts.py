@@ -1,7 +1,4 @@
-"""Training alerts: checks the metrics and samples of each step and writes a warning when training goes wrong. Pure.
-
-A metric past its threshold for several batches raises an alert, and again at the end (docs/journal.md, "Warnings").
-"""
+"""Training alerts: warn when a metric is past its threshold for several batches (docs/journal.md, "Warnings"). Pure."""
 
 from collections import deque
 from collections.abc import Mapping

@@ -1,8 +1,4 @@
-"""The head actor: runs the state machine of `areal_bus.core.head` and carries out its effects.
-
-Consumes scored trajectories and finished updates; waits for messages; produces prompts, batch shards and versions.
-It imports no torch, so it stays responsive while the learner computes.
-"""
+"""The head actor: runs `areal_bus.core.head` and carries out its effects. No torch, so that it stays responsive."""
 
 import json
 import secrets

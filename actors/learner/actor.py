@@ -1,8 +1,4 @@
-"""The learner actor: trains batches from the head and publishes versions.
-
-Consumes its share of each batch; waits for that share; unblocked by the head; produces an update and, on rank 0, the
-snapshot that the push thread sends during the next update.
-"""
+"""The learner actor: consumes its share of each batch, produces an update and, on rank 0, the snapshot to push."""
 
 import os
 import socket

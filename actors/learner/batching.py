@@ -1,6 +1,4 @@
-"""One rank's share of a batch: builds its tensors, applies the staleness mask, divides it into minibatches, saves it.
-
-Sequences are packed into micro-batches under a token budget.
+"""One rank's share of a batch: tensors, staleness mask, minibatches, micro-batches under a token budget.
 
 Shapes: T tokens of a trajectory (given and sampled), K of them sampled.
 """

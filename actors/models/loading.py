@@ -160,11 +160,7 @@ def max_positions(path: str) -> int | None:
 
 
 def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = None) -> Any:
-    """The causal LM with its weights (adapters merged), in eval mode.
-
-    `random_seed`: random weights instead, the same for the same seed. `dtype` is a name ("float32", "bfloat16"). Tied
-    weights are one parameter: `named_parameters()` has it once. Raises ConfigError when the model does not load.
-    """
+    """The causal LM with merged adapters in eval mode, tied weights once; or random ones. Raises ConfigError."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,8 +1,4 @@
-"""Attention in torch: chooses the kernel and the layout; over packed sequences, at the cost of each sequence alone.
-
-transformers' own packed mask is dense: S x S for all sequences together. Here each sequence attends to itself only, so
-the cost is that of the sequences alone. Runs of equal lengths go through one call.
-"""
+"""Attention in torch over packed sequences, at the cost of each alone: runs of equal lengths go through one call."""
 
 from dataclasses import dataclass
 from itertools import groupby

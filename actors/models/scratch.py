@@ -1,8 +1,4 @@
-"""Writes a small character-level model as a transformers folder without weights. Imports no torch.
-
-The folder holds what `AutoConfig` and `AutoTokenizer` need. Weights are random by the run's seed
-(`loading.load_model`), so there is nothing to store; SCRATCH_FILE says that this is meant.
-"""
+"""Writes a small character-level model as a transformers folder without weights (random by seed). No torch."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Evaluates a model on a file of problems without a ring: `python -m actors.offline.evaluate`.
-
-Reads an EvaluateOrder as one JSON line; `tools/evaluate.py` is its command line. Uses the ring's engine, workflow and
-reward workers with the same seeds: the same weights give the same answers.
-"""
+"""Evaluates a model without a ring: `python -m actors.offline.evaluate`, for `tools/evaluate.py`."""
 
 import json
 import sys

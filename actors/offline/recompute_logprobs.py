@@ -1,8 +1,6 @@
-"""Recomputes log-probs with the weights of each token's version (I5): `python -m actors.offline.recompute_logprobs`.
+"""Recomputes log-probs by transformers with each token's version (I5): `python -m actors.offline.recompute_logprobs`.
 
-Reads a RecomputeOrder as one JSON line and writes one JSON object as the last line. Needs RUN/samples/tokens.jsonl
-(journal.tokens = true) and RUN/checkpoints/step-*/model of every version (checkpoint.every_steps = 1, a large keep).
-Uses the forward pass of transformers and no code of the engine.
+A RecomputeOrder as a JSON line in, a JSON object as the last line out. Needs journal.tokens and all checkpoints.
 """
 
 import json

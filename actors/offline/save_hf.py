@@ -1,8 +1,4 @@
-"""Converts the model of a checkpoint to a Hugging Face folder: `python -m actors.offline.save_hf`.
-
-Reads a SaveOrder as one JSON line; `tools/save_hf.py` is its command line. Weights are read with transformers, so it
-needs host memory for the model once (twice for float32 of a rounded one). Adapters are merged.
-"""
+"""Converts a checkpoint to a Hugging Face folder: `python -m actors.offline.save_hf`, for `tools/save_hf.py`."""
 
 import json
 import sys

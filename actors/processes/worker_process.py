@@ -1,7 +1,4 @@
-"""A worker process in its own session, with pipes: reward functions, agents, environments and loaders run in such.
-
-Killing it kills all processes that it started: its process group, and those that carry its mark in their environment.
-"""
+"""A worker process in its own session, with pipes; killing it kills all that it started, by group and by mark."""
 
 import contextlib
 import os

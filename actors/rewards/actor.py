@@ -1,8 +1,4 @@
-"""The reward actor: consumes trajectories, waits for one, produces scored trajectories.
-
-Its only state is the scores in progress: a generator resends a trajectory that is lost with its reward, and the head
-drops duplicates. Imports no torch.
-"""
+"""The reward actor: scores trajectories. Its only state is the scores in progress; lost ones are sent again."""
 
 import time
 from collections import Counter

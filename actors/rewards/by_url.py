@@ -1,8 +1,4 @@
-"""The reward "url": a server of yours gets samples in a POST and answers with their rewards (docs/judge.md).
-
-Also programs for a sandbox server with the requests of SandboxFusion (`reward.function = "code"` with `reward.url`).
-Retries, limits and cache are those of the judge.
-"""
+"""The reward "url": your server answers samples with rewards (docs/judge.md); also code for a sandbox server."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,4 @@
-"""The reward `judge`: a language model behind an OpenAI-compatible URL grades the completion.
-
-It fills the prompt and reads the grade. The client makes the calls and holds what the workers of a host share: cache,
-budget and concurrency. docs/judge.md.
-"""
+"""The reward `judge`: a language model behind an OpenAI-compatible URL grades the completion (docs/judge.md)."""
 
 import fcntl
 import hashlib

@@ -1,8 +1,6 @@
-"""Runs an untrusted Python program in a process of its own, and returns its output and how it ended.
+"""Runs an untrusted Python program in a process of its own: its output, and how it ended (docs/sandbox.md).
 
-Two levels. "bubblewrap": namespaces without network and without the host's files and processes. "rlimits": limits of
-memory, time and files only; the program can read all files of this user. The caller compares the output: no verdict
-of the program counts. docs/sandbox.md lists the attacks that tests try.
+"bubblewrap": namespaces without network or the host's files; "rlimits": limits only. No verdict of a program counts.
 """
 
 import contextlib

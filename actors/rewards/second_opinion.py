@@ -1,8 +1,4 @@
-"""A second opinion (`reward.check`): another grader scores a share of the training answers.
-
-The reward stays that of the first one. Which samples it is asked for depends on their ids alone, so that a sample that
-is sent again is chosen again.
-"""
+"""A second opinion (`reward.check`): another grader scores a share of the training answers, chosen by their ids."""
 
 from typing import Any, NamedTuple
 from zlib import crc32

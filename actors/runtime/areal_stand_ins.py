@@ -1,8 +1,4 @@
-"""AReaL's request types, and stand-ins for its modules: a workflow or a reward that imports them runs without AReaL.
-
-They hold what such a file needs to run in a generator or a reward process. Trackers and tracers record nothing: the
-journal has the figures. An installed AReaL is never replaced.
-"""
+"""AReaL's request types and modules as stand-ins, so that a workflow or reward runs without AReaL; never over it."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,4 @@
-"""An actor's process: exit codes, signals, the requests to drain (SIGUSR1) and to record a profile (SIGUSR2), the exit.
-
-An actor starts with both signals blocked: one that arrives before its handler is installed stays pending instead of
-killing the process.
-"""
+"""An actor's process: exit codes, signals (SIGUSR1 drains, SIGUSR2 profiles; blocked until handled), the exit."""
 
 import contextlib
 import os

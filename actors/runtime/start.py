@@ -1,8 +1,4 @@
-"""Entry point of an actor process: `python -m actors.runtime.start`, with the Context as one JSON line on stdin.
-
-No actor outlives its supervisor: when the supervisor ends, the kernel kills the actor, even a stopped one (SIGSTOP).
-The end of standard input means the same. Exit codes: actors/runtime/process.py.
-"""
+"""Entry point of an actor: `python -m actors.runtime.start`, its Context as JSON on stdin, whose end ends it."""
 
 import contextlib
 import importlib

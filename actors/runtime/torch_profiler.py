@@ -1,8 +1,4 @@
-"""Records what a learner or a generator computes with torch.profiler, as a trace in RUN/profiles.
-
-A recording begins and ends between two turns of the actor's loop: an update of a learner, a decode step of a generator.
-It is for the steps of [profile], or on demand (SIGUSR2) for a number of seconds.
-"""
+"""Records a learner or generator with torch.profiler to RUN/profiles: steps of [profile], or by SIGUSR2."""
 
 import os
 import time

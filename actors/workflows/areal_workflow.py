@@ -1,8 +1,4 @@
-"""Runs workflows of AReaL: classes with `async def arun_episode(self, engine, data)`.
-
-The workflow runs on an asyncio loop in a thread of its own, as it may await anything. Its calls of `engine.agenerate`
-come to the generator's loop, which samples. The tokens are those recorded here: what the workflow returns must agree.
-"""
+"""Runs AReaL's workflows on an asyncio loop in a thread; `engine.agenerate` is answered by the generator's loop."""
 
 import asyncio
 import inspect

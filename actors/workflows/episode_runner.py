@@ -1,8 +1,4 @@
-"""Runs one episode step by step, without an event loop: the workflow requests completions, the caller supplies them.
-
-An EpisodeRun records the content of a trajectory: all tokens in order, and log-probs and version spans of the sampled
-tokens.
-"""
+"""Runs one episode step by step: the workflow requests completions, the caller supplies and records them."""
 
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence

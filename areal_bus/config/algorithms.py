@@ -1,8 +1,4 @@
-"""Names of the parts of an algorithm, and which of them go together. Imports without torch.
-
-`actors/learner/algorithms/` has the functions by the same names (a test compares); docs/algorithms.md prints the table
-of combinations from `refusals`.
-"""
+"""Names of the parts of an algorithm, and which go together (docs/algorithms.md). Imports without torch."""
 
 import difflib
 import re

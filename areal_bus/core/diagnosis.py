@@ -1,8 +1,6 @@
 """Explains a stall: when each part last made progress, and who waits for whom (the wait-for graph).
 
-Reads the head's state about once a second and changes nothing. A lost lease, a broken push or a change of a member's
-state is not progress. The graph says which actor waits for which, for what, since when, and which one blocks the
-others.
+Reads the head's state, changes nothing. A lost lease, a broken push and a member's state are no progress.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence

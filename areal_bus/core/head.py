@@ -1,7 +1,6 @@
 """The head as a state machine: messages and ticks go in, ordered effects come out.
 
-Dispatches each event to the module that handles it, then does everything that the rules now allow. `HeadState` holds
-the state; Training, Rollouts, Scheduler, Publisher, MemberLifecycle and Phases change it.
+Dispatches each event to its module, then does everything that the rules now allow.
 """
 
 from collections import Counter

@@ -1,8 +1,4 @@
-"""The state of the head: one object that holds everything its modules share, and the phases of a run.
-
-The modules that change it take `(state, effects)`: rollouts, scheduler, batcher, publisher, member_lifecycle, training
-and phases. Each part checks its own transitions.
-"""
+"""The state of the head, shared by the modules that change it (`transitions/`), and the phases of a run."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Compiles the C sources of a folder into one shared library and loads it.
-
-The library is cached in the user's cache folder by sources, flags, compiler and processor. Without a compiler there is
-no library, and torch operations are used, which are slower.
-"""
+"""Compiles a folder's C sources into one cached shared library. Without a compiler torch operations are used."""
 
 import ctypes
 import hashlib

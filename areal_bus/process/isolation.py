@@ -1,8 +1,4 @@
-"""What a process of ours sets up first: its import path, and its limit of open files (ulimit -n).
-
-Our top-level packages are those beside this one, whatever the working directory or PYTHONPATH holds: a user's folder
-may have its own `tools`, `launch` or `actors`. Standard library only.
-"""
+"""What a process of ours sets up first: its import path (our packages before a user's), its limit of open files."""
 
 import importlib.util
 import os

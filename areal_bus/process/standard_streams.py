@@ -1,8 +1,4 @@
-"""Standard streams that never fail, and UTF-8 mode: the first calls of each process of a job.
-
-A full disk, a pipe without a reader, a closed descriptor or a terminal of another encoding cost the process a line,
-never its work.
-"""
+"""Standard streams that never fail, and UTF-8 mode: a broken stream costs a line, never the process's work."""
 
 import io
 import locale

@@ -1,8 +1,6 @@
-"""The journal: one flat JSON line per event, appended to the files of this process.
+"""The journal: one flat JSON line per event, in whole lines, so that kill -9 loses none written (docs/journal.md).
 
-Each write appends whole lines, so written events survive kill -9 of the process. docs/journal.md has the schema. Events
-carry the CPU time of this process and the time that its loop waited for a core (Linux; elsewhere only its own CPU
-time): a loop's time less its waits is the time that it would take on an idle machine.
+Events carry this process's CPU time and (Linux) the time that its loop waited for a core.
 """
 
 import contextlib

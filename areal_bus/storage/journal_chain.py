@@ -1,8 +1,6 @@
-"""The hash chain of a journal: each line ends with a hash of itself and of the hash before it, over restarts too.
+"""The hash chain of a journal: each line ends with a hash of itself and of the hash before it.
 
-The first line of a process continues from the last one of its incarnation before (`follows`), and the head's first line
-names the ends of all journals of the run at that time (`seals`). So a line that is removed, added or changed later
-breaks the chain after it, or a name of its end.
+`follows` continues the incarnation before; the head's `seals` names all journals' ends. Any later change breaks it.
 """
 
 import contextlib

@@ -1,8 +1,4 @@
-"""The files of one process's journal: a new one at a given size, the finished ones compressed by gzip.
-
-The first file is ROLE-RANK.INC.jsonl, the next ones ROLE-RANK.INC.1.jsonl, ROLE-RANK.INC.2.jsonl, ... A finished file
-becomes NAME.gz with the same lines. The path of the first file names the journal, also when that file is compressed.
-"""
+"""The files of one process's journal: ROLE-RANK.INC.jsonl, ROLE-RANK.INC.1.jsonl, ...; finished ones are gzipped."""
 
 import contextlib
 import gzip

@@ -1,8 +1,6 @@
-"""Accepts connections: authenticates them by CURVE key and enforces the connection limit.
+"""Accepts connections: authenticates them by CURVE key (ZAP, RFC 27) and enforces the connection limit.
 
-ZeroMQ itself closes connections that do not use ZMTP, have no key or do not finish the handshake in time. The listener
-answers the key requests (ZAP, RFC 27), counts connections that ended before their first message, and closes new
-connections above the limit.
+ZeroMQ closes those without ZMTP or key; this counts those that end before their first message.
 """
 
 import socket

@@ -1,7 +1,4 @@
-"""Counts rejected input by peer and reason, logs each peer once, and bans connections after repeated rejections.
-
-All tables are bounded: peers beyond `NAMED` share one entry, and only the newest `WATCHED` connections are remembered.
-"""
+"""Counts rejected input by peer and reason, logs peers once, bans repeated offenders. All tables are bounded."""
 
 import threading
 from collections import Counter

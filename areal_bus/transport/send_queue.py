@@ -1,8 +1,6 @@
-"""Per-peer send queues: ordered, bounded in bytes, flushed in bundles when the socket is writable.
+"""Per-peer send queues: ordered, bounded in bytes, flushed in bundles when the socket is writable (I9).
 
-Messages that ZeroMQ does not accept yet wait here, within limits (I9). A sender that can wait checks `n_bytes` first.
-Messages beyond the limits, or to a disconnected peer, are dropped and counted; each doubling of the count is logged and
-journalled.
+A sender that can wait checks `n_bytes`. Messages over a limit, or to a disconnected peer, are dropped and counted.
 """
 
 import threading

@@ -1,8 +1,6 @@
-"""Manifest of a push: names, shapes, dtypes and checksums of the tensors, and their places in one flat buffer.
+"""Manifest of a push: names, shapes, dtypes, checksums; the tensors' places (64-byte steps) in one flat buffer.
 
-Tensors start at multiples of 64 bytes, in the order of the source mapping. The layout follows from names, shapes and
-dtypes, so each member computes it itself. The digest is a hash over names, shapes, dtypes and checksums sorted by name.
-It does not depend on layout or bucket size.
+Each member computes the layout itself. The digest does not depend on layout or bucket size.
 """
 
 import hashlib

@@ -1,8 +1,6 @@
 """torch.distributed for pushes: a store on one address, and groups without a default world.
 
-Gloo does not always detect a dead peer: an operation that was half sent when the peer died is stuck until its own time
-limit (seen with torch 2.13). So no thread blocks on an operation. The end of each operation wakes the thread of the
-push (`waits.py`), and a failed group is retired together with its stuck operations.
+No thread blocks on an operation: gloo may not detect a dead peer. Failed groups are retired with stuck operations.
 """
 
 import atexit

@@ -1,8 +1,4 @@
-"""The receiving side of a push: verifies every byte and writes it into the generator's spare weights.
-
-Target tensors are written from buckets or from a delta, and verified tensor by tensor. Weights arrive in a side thread
-while the engine decodes with the live ones. `sender.py` describes the phases.
-"""
+"""The receiving side of a push (`sender.py`): writes and verifies every tensor in spare weights, in a side thread."""
 
 import os
 import threading

@@ -1,8 +1,4 @@
-"""Route of a push: "gloo" broadcasts the bytes; "shared" lets each member copy from the root's memory. No torch.
-
-The settings decide where a snapshot is stored. The route of a push is decided when all members have reported their
-places.
-"""
+"""Route of a push: "gloo" broadcasts the bytes; "shared" lets each member copy from the root's memory. No torch."""
 
 from collections.abc import Mapping
 from typing import Literal, Protocol

@@ -1,8 +1,6 @@
-"""Memory that other processes can open, on the same host or the same CUDA device.
+"""Memory that other processes can open, on the same host (memfd, /proc/PID/fd/N) or CUDA device (torch's IPC).
 
-On the host it is anonymous memory (memfd). Processes of the same user open it by `/proc/PID/fd/N`. The kernel frees it
-when the last process that maps it has ended, and its size is sealed. On a device it is torch's CUDA IPC. A handle is
-plain JSON, no pickle.
+A handle is plain JSON, no pickle. The kernel frees host memory with the last process that maps it.
 """
 
 import base64

@@ -1,8 +1,4 @@
-"""Waits of one side of a push. They end by an event: a value in the store, an operation of gloo, a cancellation.
-
-Nothing here polls. A blocked request to the store occupies its connection, so `StoreWatch` has a thread and a
-connection of its own for the values that the other side sets.
-"""
+"""Waits of one side of a push, ended by events: a value in the store, an operation of gloo, a cancellation."""
 
 import os
 import select

@@ -1,8 +1,4 @@
-"""Packs and unpacks message headers: one small msgpack map, with bounded memory for hostile input.
-
-msgpack itself builds 70 MiB of objects from one MiB of empty lists and accepts 1,000 levels, duplicate keys and NaN.
-This module rejects such input before unpacking. `codec.py` checks the content of the map.
-"""
+"""Packs and unpacks message headers (one small msgpack map), and rejects hostile input before unpacking."""
 
 from typing import Any
 

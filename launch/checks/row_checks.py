@@ -1,9 +1,4 @@
-"""Checks the rows of a run before it starts.
-
-Refuses prompts that cannot be rendered or that exceed data.max_prompt_tokens or the model's context length. Notes, but
-does not refuse, long prompts, tokens that the vocabulary does not have, and problems of an evaluation that are training
-rows.
-"""
+"""Checks the rows of a run before it starts: refuses prompts not rendered or too long; notes doubtful ones."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,6 @@
-"""Calls the user's workflow and reward once on a row, before an actor starts.
+"""Calls the user's workflow and reward once on a row before a start: wrong names and missing fields cost a line.
 
-A wrong name, a missing field or a plain `def episode` then costs one line instead of a start. No model is loaded: the
-completions are the row's own answer and a number, so code that only fails for some completions passes. Agents are not
-called: they may have effects outside the run.
+No model is loaded: the completions are the row's own answer and a number. Agents are not called.
 """
 
 import array

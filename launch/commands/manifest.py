@@ -1,7 +1,4 @@
-"""`areal-bus manifest CONFIG.toml --to k8s|skypilot|slurm`: the file that starts a job there. It starts nothing.
-
-A pod or a node is a host: one shell script starts its ranks, which meet over ZeroMQ (launch.bootstrap = "env").
-"""
+"""`areal-bus manifest CONFIG.toml --to k8s|skypilot|slurm`: the file that starts a job there, a pod a host."""
 
 import argparse
 import re

@@ -1,8 +1,4 @@
-"""Memory of a learner and of a generator rank.
-
-A learner: weights, optimizer state, a step (its largest micro-batch), checkpoints and what it pushes. A generator: live
-and received weights, keys and values, and the logits of sampling.
-"""
+"""Memory of a learner (weights, optimizer, step, checkpoints, pushes) and of a generator (weights, cache, logits)."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,4 @@
-"""The sizes of a model, from its config.json or of a known Hugging Face id, and what its parameters need in bytes.
-
-Parameters of the policy are counted by how a learner keeps them, and by what a push sends of them. Needs are on the
-device and in host memory; those of processes do not depend on the model.
-"""
+"""The sizes of a model, by its config.json or a known id, and what its parameters need in bytes."""
 
 import json
 from dataclasses import dataclass, replace

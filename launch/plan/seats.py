@@ -1,7 +1,4 @@
-"""Which actor a rank runs in each split of ranks, where the split may change (topology.adapt).
-
-`first_split` and `present_context` read the split that a start begins with, and that holds now; the rest is pure.
-"""
+"""Which actor a rank runs in each split of ranks (topology.adapt). Pure, but for `first_split`, `present_context`."""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
-"""Rendezvous of the ranks: rank, size and an allgather of bytes, over MPI or over ZeroMQ.
+"""Rendezvous of the ranks: rank, size and an allgather of bytes, over MPI or over ZeroMQ (launcher's environment).
 
-`MpiBootstrap` uses MPI only for these exchanges. `EnvBootstrap` reads rank and size from the environment that the
-launcher (mpirun, srun, torchrun) sets, and exchanges over ZeroMQ without MPI_Init. MPI_Init holds the GIL,
-so a forked process enforces its time limit.
+MPI_Init holds the GIL, so a forked process enforces its time limit.
 """
 
 import contextlib

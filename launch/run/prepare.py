@@ -1,10 +1,6 @@
 """Checks model, data, prompts, reward and workflow before a run starts, then creates the run's folder.
 
-For a resumed run it also compares the settings with the saved ones, and renames the files of the last start.
-
-It runs in a subprocess (`python -m launch.run.prepare`, JSON on stdin and stdout), so that the supervisor never
-imports the
-user's modules. All checks come before the first file is written.
+A subprocess (`python -m launch.run.prepare`, JSON in and out), so that no user's module is imported here.
 """
 
 import hashlib

@@ -1,8 +1,6 @@
 """Starts an actor as a child process, receives signals, and prints a rank's final message.
 
-The child's standard input stays open as long as the supervisor lives: end of file ends the actor, however the
-supervisor ended (mpirun kills its ranks 0.25 s after SIGTERM). The actor reports its first progress as a byte on a
-pipe; the head also counts its loop iterations in an eventfd.
+Its standard input ends with the supervisor, and it with that; its first progress is a byte on a pipe.
 """
 
 import contextlib

@@ -341,11 +341,7 @@ ALARMS = "alarms"
 
 @dataclass(slots=True)
 class Followers:
-    """Processes beside a job that read its journal: trackers (`tools.export`) and alarms (`tools.alarms`).
-
-    No actor waits for them. The end of their standard input ends them, however the rank ended. The death of one is
-    reported and changes nothing else.
-    """
+    """Processes beside a job that read its journal (trackers, alarms). Their end or death changes nothing else."""
 
     run: Path = Path("/nowhere")
     command: Sequence[str] = (*CHILD, "tools.export")  # of a tracker

@@ -1,9 +1,4 @@
-"""One actor of a rank, as its supervisor sees it, and when it is restarted after a crash.
-
-Also decides when a stalled head is reported or ends the job.
-
-A stall timer ignores long gaps between two checks: then the supervisor itself was stopped.
-"""
+"""One actor of a rank as its supervisor sees it, its restarts after crashes, and the stall timer of a head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

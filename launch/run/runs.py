@@ -1,8 +1,4 @@
-"""Run folders: their names, the lock, the pid file and atomic file replacement.
-
-Rank 0's supervisor holds the lock; the kernel releases it when that process ends, however it ends. The pid file names
-the same process; it is removed at the end of the job, unless that process was killed.
-"""
+"""Run folders: names, the lock (freed with rank 0's supervisor), the pid file and atomic file replacement."""
 
 import contextlib
 import fcntl

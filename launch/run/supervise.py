@@ -1,8 +1,6 @@
 """Supervises the actors of one rank: starts them, restarts dead ones after a pause, ends them with the job.
 
-A crashed actor is restarted as its next incarnation until it has crashed `launch.max_restarts` times in a row without
-progress; mpirun does not notice. The job is over when RUN/summary.json exists: then no actor is restarted. Exit codes:
-actors/runtime/process.py.
+launch.max_restarts crashes in a row without progress end it. The job is over when RUN/summary.json exists.
 """
 
 import contextlib

@@ -1,8 +1,4 @@
-"""Applies the rules to each update of a run, and keeps what was raised, with samples to read.
-
-A step's samples stand together in RUN/samples/samples.jsonl. A step that was undone and trained again stands there
-twice: the later block counts.
-"""
+"""Applies the rules to each update of a run, and keeps what was raised with samples to read (the latest block)."""
 
 import random
 import re

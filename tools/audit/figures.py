@@ -1,8 +1,4 @@
-"""Recomputes the figures of an update from the trajectories of its batch, as far as the journal determines them (I12).
-
-The mean lag is over the trained tokens. Which groups train follows from the rewards where the advantage has a group
-baseline and nothing else moves rewards (`RunSettings.trains`). Elsewhere the figures are held to their bounds.
-"""
+"""Recomputes an update's figures from its batch's trajectories, as far as the journal determines them (I12)."""
 
 import math
 from collections.abc import Mapping, Sequence

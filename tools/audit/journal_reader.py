@@ -1,8 +1,4 @@
-"""The journal of one process, line by line with its numbers, over all its files. Knows no rule of the ring.
-
-A torn last line is what a killed writer leaves and is passed over. A broken line before others, or a gap in `seq`,
-means that lines are lost: that is a finding.
-"""
+"""The journal of one process, line by line, over all its files. A torn last line is skipped; gaps are findings."""
 
 import json
 from collections.abc import Callable, Iterator

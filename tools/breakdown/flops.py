@@ -1,8 +1,6 @@
-"""Model FLOP utilisation (MFU): FLOPs of the model over the peak FLOPs of its devices in the same time.
+"""Model FLOP utilisation (MFU): the model's FLOPs over the peak of its devices in the same time.
 
-N parameters need 2 N FLOPs a token forward and 4 N backward (Kaplan et al. 2020, appendix B; attention scores are left
-out): 2 N for the gradients of inputs and 2 P for those of the P trained parameters. The learner's time is that of its
-updates, the generators' that of `generate`.
+N parameters: 2 N a token forward, 4 N backward (Kaplan et al. 2020, appendix B), 2 N + 2 P for P trained ones.
 """
 
 from collections.abc import Sequence

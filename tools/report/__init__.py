@@ -1,4 +1,1 @@
-"""The report of a run, of several runs or of a sweep: one HTML file that explains itself to a reader.
-
-Reads the journal through `tools`. facts/ gathers, verdict/ judges, page/ draws. Begin with `__main__.py`.
-"""
+"""The report: one HTML file that explains itself. facts/ gathers, verdict/ judges, page/ draws. See `__main__.py`."""

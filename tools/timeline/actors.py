@@ -1,8 +1,6 @@
 """The lines of one process as slices: its labels, and its samples, scores, updates or pushes on lanes.
 
-The sums of the labels are those of `tools.breakdown`. Spans of 20 ms or more are at their place. Shorter ones, and all
-of a journal without their times, fill the rest of their window: one span a label in each gap, with the label's part of
-it.
+Spans of 20 ms or more are at their place; the others fill the rest of their window, one a label.
 """
 
 from bisect import bisect_left

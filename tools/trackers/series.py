@@ -1,8 +1,4 @@
-"""Scalar series of a run, computed from its journal lines, under the names that the field uses.
-
-Pure: lines go in, rows come out. The x-axis of every series is the version: the number of updates. docs/trackers.md
-has the table of all names.
-"""
+"""Scalar series of a run by version, under the field's names (docs/trackers.md). Pure: lines in, rows out."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

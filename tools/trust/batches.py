@@ -1,8 +1,4 @@
-"""Compares two trainings step by step: trained batches (journal.replay), figures of updates, digests of weights.
-
-A step is compared in the order in which it is made: prompts, tokens, log-probs, rewards, advantages, gradient norm, the
-other figures of the update, weights.
-"""
+"""Compares two trainings step by step, in the order in which a step is made: first difference, weights last."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

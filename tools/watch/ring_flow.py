@@ -1,8 +1,4 @@
-"""Counts the prompts at each stage of the ring from the head's journal lines.
-
-Pure: lines go in, counts come out. A prompt is live from its admission until its batch is taken, and in training until
-the version of its batch is published.
-"""
+"""Counts the prompts at each stage of the ring from the head's journal lines. Pure: lines in, counts out."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field

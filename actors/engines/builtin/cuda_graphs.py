@@ -109,10 +109,7 @@ class CudaGraphs:
         self._is_broken = False
 
     def decode(self, ids: Sequence[int], positions: Sequence[int], weights: int) -> Tensor | None:
-        """(n, V) logits of rows 0 .. n-1, valid until the next call; None: not recorded, use the plain forward.
-
-        `weights` stands for where the weights are: the same number, the same memory. Keys and values are written once.
-        """
+        """(n, V) logits of rows 0 .. n-1, valid until the next call; None: not recorded. `weights`: where they are."""
         if self._is_broken or not self._slots.n_made:
             return None
         width = next(w for w in self._widths if w >= len(ids))

@@ -1,8 +1,4 @@
-"""Tests with the first weights whether the engine computes what the model computes by itself.
-
-The engine calls the model's class with masks, positions and a KV cache of its own. A class that ignores one of them, or
-keeps another state, would sample from other probabilities than the learner trains.
-"""
+"""Tests with the first weights whether the engine's use of the model's class computes what the model computes."""
 
 from typing import Any, Protocol
 

@@ -1,8 +1,4 @@
-"""Plans prefill: which sequences go into one packed forward pass, and which prompts they share.
-
-Sequences are packed behind one another without padding. Those with the same prompt form a tree: the prompt once, then
-the sampled part of each, which attends to the prompt and to itself. A new group is such a tree without branches' tails.
-"""
+"""Plans prefill: which sequences share one packed forward pass, and which prompts they share (trees)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

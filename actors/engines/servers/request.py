@@ -1,7 +1,6 @@
 """One request at a server: its tokens with known versions, and the piece in progress.
 
-The tokens of a piece arrive in parts, their versions only at its end. Until then, only the versions of tokens that
-arrived before the first update are known: the version under which the piece was sent. Others are not reported (I5).
+Versions of a piece are known at its end; before, only those of tokens before the first update (I5).
 """
 
 from collections.abc import Mapping
@@ -57,11 +56,7 @@ class ServerRequest:
         return self.n_sure is None
 
     def find_end(self) -> bool:
-        """Whether the sample has ended where the server does not end it.
-
-        Servers have no tokenizer, so they find no stop strings. SGLang with ignore_eos ends at no token at all. Tokens
-        after the end are dropped: now, if their versions are known, else when the piece ends.
-        """
+        """Whether the sample ended where a server does not end it (stop strings, ignore_eos); drops the rest."""
         if self.n_kept is not None or self.request.controls == PLAIN:
             return self.n_kept is not None
         ids = self.ids + self.new_ids

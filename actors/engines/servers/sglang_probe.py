@@ -1,8 +1,4 @@
-"""Asks an SGLang server once what it can do, and checks whether it can serve a run.
-
-It reads the server's list of routes (/openapi.json), its settings (/server_info), its model (/model_info) and samples
-one token. The version number is used only to refuse unsafe releases.
-"""
+"""Asks an SGLang server once for its routes, settings, model and one token, and checks whether it can serve a run."""
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress

@@ -1,8 +1,6 @@
-"""Advantage estimators: from the rewards of groups to one number a trajectory. Pure: no I/O.
+"""Advantage estimators: from the rewards of groups to one number a trajectory. Pure. M trajectories, G groups.
 
-A reward may be shaped before; samples, figures and the journal keep the reward as it was.
-
-Shapes: M trajectories, G groups. A trajectory whose tokens are all masked still counts in its group's baseline.
+The journal has rewards before shaping. A trajectory whose tokens are all masked counts in its group's baseline.
 """
 
 from collections.abc import Callable
@@ -158,10 +156,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def group_advantages(trajectories: Trajectories, estimator: Estimator, settings: ActorConfig) -> tuple[Tensor, Tensor]:
-    """(advantages_M float32, signal_M bool) before any normalization. Raises ValueError for a value that is not finite.
-
-    `signal_M`: the rewards of the group differ. Without it a group baseline leaves exactly 0.
-    """
+    """(advantages_M float32, signal_M bool: rewards of a group differ) before normalization. Raises ValueError."""
     if not bool(torch.isfinite(trajectories.rewards_M).all()):
         raise ValueError("rewards are finite numbers: a NaN or infinite one reached the advantages")
     if not len(trajectories.rewards_M):

@@ -1,8 +1,4 @@
-"""What the parts of an algorithm receive and return.
-
-Shapes: N trained tokens, M trajectories. A masked token (older than eta) is in none of these tensors, so no loss,
-correction or aggregation can depend on it.
-"""
+"""What the parts of an algorithm receive and return: N trained tokens (without masked ones), M trajectories."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

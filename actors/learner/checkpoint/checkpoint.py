@@ -76,11 +76,7 @@ class PendingCheckpoint:
     prune: Callable[[], None] = field(repr=False)
 
     def write(self) -> Path:
-        """Write this rank's part and return the folder once all ranks have. On any thread; no collective.
-
-        Raises CheckpointError, on every rank, when the disk of one does not take it (full, or broken): then all that
-        was there before still is.
-        """
+        """Write this rank's part; the folder once all have. Raises CheckpointError on every rank, with nothing lost."""
         files: dict[str, Any] = {}
         broken: Exception | None = None
         try:

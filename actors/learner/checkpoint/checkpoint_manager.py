@@ -148,11 +148,7 @@ class CheckpointHooks:
 
 
 class CheckpointManager:
-    """When this rank checkpoints and where it resumes. Every rank writes its part; only rank 0 (`is_root`) chooses.
-
-    Training waits while the state is copied, not while the copy is written (checkpoint.async_save); one checkpoint is
-    written at a time.
-    """
+    """When this rank checkpoints and where it resumes; rank 0 chooses. Training waits while the state is copied."""
 
     def __init__(
         self,

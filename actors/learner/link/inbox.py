@@ -1,8 +1,4 @@
-"""Receives the messages of a learner: pushes go to the push thread, all others to the training loop.
-
-A thread reads the bus. So a push can begin during an update, and an order to stop takes effect even if the loop is
-stuck in a collective whose other side is gone.
-"""
+"""Receives a learner's messages on a thread: pushes go to the push thread, others to the loop, Stop acts at once."""
 
 import queue
 import threading

@@ -1,8 +1,6 @@
-"""Log-probs of the targets from hidden states, in chunks of tokens, so that no (tokens, vocabulary) matrix is kept.
+"""Log-probs of the targets from hidden states, in chunks of tokens: no (tokens, vocabulary) matrix is kept.
 
-The backward pass computes the logits of each chunk again: one more product of the head.
-
-Shapes: N tokens, H hidden size, V vocabulary, C tokens of a chunk.
+Shapes: N tokens, H hidden size, V vocabulary, C tokens of a chunk, whose logits the backward pass computes again.
 """
 
 from collections.abc import Iterator

@@ -304,9 +304,7 @@ class _SelectedLogProbs(torch.autograd.Function):
 class Policy(PackedModel):
     """The model that is trained: all of its parameters, or adapters beside frozen ones.
 
-    Trained parameters, gradients and optimizer state are float32, because most updates are smaller than half a step of
-    bfloat16. `dtype` is the type of compute and of the weights that are pushed and exported. Frozen weights have the
-    type that they were loaded in. Adapters are pushed and exported as they are.
+    What is trained is float32, since updates are below a step of bfloat16; `dtype`: of compute, pushes and exports.
     """
 
     def __init__(self, model: Any, adapters: Adapters | None = None, **settings: Unpack[ModelSettings]) -> None:

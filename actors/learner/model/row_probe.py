@@ -1,8 +1,4 @@
-"""Tests at load whether a model keeps the sequences of a packed row apart.
-
-Classes of transformers differ: some let a sequence attend to its neighbours, carry a recurrent state over them, or
-scale rotary positions by the longest sequence of the row. No list of names is kept: short sequences are read alone and
-together.
+"""Tests at load whether a model keeps the sequences of a packed row apart: short ones are read alone and together.
 
 Shapes: S tokens of a row, N wanted tokens of it, V outputs of the head.
 """

@@ -1,8 +1,4 @@
-"""Metrics of a training step: collected, reduced over ranks, and watched for values that need a warning.
-
-A metric without a value (an entropy when no token was trained) is left out. On the first batch they show whether a
-server, or a user's engine, computes the log-probs that the learner computes.
-"""
+"""Metrics of a training step, reduced over ranks and watched; without a value a metric is left out."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields

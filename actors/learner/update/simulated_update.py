@@ -1,8 +1,4 @@
-"""The update of [learner.simulated]: takes a configured time and moves the weights, without any pass of the model.
-
-Everything around it is real: batches and shards, advantages, metrics over all ranks, versions, snapshots, pushes,
-checkpoints. The new weights depend on the version and the seed only, so all ranks compute the same.
-"""
+"""The update of [learner.simulated]: takes a configured time and moves the weights by version and seed only."""
 
 import time
 from collections.abc import Callable, Iterable

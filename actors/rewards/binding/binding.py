@@ -1,8 +1,6 @@
-"""Binds the parameters of a reward function to prompt, completion and fields of the data row.
+"""Binds a reward function's parameters to prompt, completion and row: ours, verl's, TRL's, AReaL's (docs/rewards.md).
 
-A function has our signature or verl's (bound by name), TRL's (lists) or AReaL's (with token ids); docs/rewards.md. TRL
-passes lists of prompts and completions and one list for each column, and takes a list of rewards. Scores are computed
-one at a time (each has its deadline and verdict), so every list has one item.
+TRL's lists have one item here: scores are computed one at a time, each with its deadline and verdict.
 """
 
 import asyncio

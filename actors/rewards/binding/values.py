@@ -1,8 +1,6 @@
 """Values of a reward function: the columns of a row that it gets, and what it returned.
 
-A row has fields that loading and workers add: "question" and "answer" as text, the messages of a question, the values
-that this text replaced, columns that were left out, and token ids for functions that take them. A function returns a
-number, a yes or no, a Score, or verl's dict.
+Rows have fields of loading and workers, too. Returned: a number, a yes or no, a Score, or verl's dict.
 """
 
 import base64

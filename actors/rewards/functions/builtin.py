@@ -1,8 +1,4 @@
-"""Built-in reward functions: "agent", "exact", and those of the tasks "reverse" and "sums".
-
-The two tasks give half of the reward for partly right answers: a strict reward is 0 for nearly every first answer of a
-small model, and a group of equal rewards trains nothing.
-"""
+"""Built-in rewards: "agent", "exact", "reverse", "sums"; the last two pay half for partly right answers."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,4 @@
-"""The reward "reasoning_gym": the task's own scorer, strictly. 1 for an answer that it calls right, else 0.
-
-The scorers give partial credit, some of it for anything, so only a full score counts. The raw score is reported as the
-part "score". An exception of a scorer is an error of the score, never a 0.
-"""
+"""The reward "reasoning_gym": 1 if the task's scorer gives a full score, else 0 (raw: part "score")."""
 
 import json
 import re

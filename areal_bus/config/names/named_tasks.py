@@ -1,8 +1,6 @@
-"""Published data sets by name (data.task = "gsm8k"): the settings that a name stands for.
+"""Published data sets by name (data.task = "gsm8k"): the settings that a name stands for, where they are not set.
 
-A named task fills in keys that are not set: file or Hugging Face id, prompt, reward, lengths, and the protocol of an
-evaluation. `actors/data/tasks.py` reads its rows. Tasks of the package reasoning-gym have a prefix; nothing of the
-package is imported here.
+`actors/data/tasks.py` reads the rows. Tasks of reasoning-gym have a prefix; the package is not imported here.
 """
 
 import difflib

@@ -1,8 +1,4 @@
-"""Workflows by name that run in worker processes: built-in agents, and environments of the package verifiers.
-
-They return their reward, and the name of an environment also stands for its rows: so a name fills in keys that are not
-set.
-"""
+"""Workflows by name that run in worker processes (agents, environments): a name fills in keys that are not set."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,4 @@
-"""Parts of a reward: numbers by name that one score reports beside its reward. Pure.
-
-A weighted reward reports its terms, before their weights. In a message they are a JSON object; in the journal each is
-a field of its own, "reward:NAME".
-"""
+"""Parts of a reward: numbers by name that one score reports beside its reward ("reward:NAME" in the journal). Pure."""
 
 import json
 import math

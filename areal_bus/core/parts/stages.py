@@ -1,8 +1,6 @@
 """Stages of a run: settings that change at given versions, such as the context length. Pure: no I/O.
 
-One rule decides everywhere: a prompt belongs to the stage in force at the version `born` that its generator held when
-the prompt was first leased. `born` never changes, so all samples of a group have the limits of one stage, also after a
-lost lease or a resumed run.
+A prompt belongs to the stage in force at the version `born`, which its generator held at the first lease.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""Forms batches of complete groups and splits each batch over the learner ranks.
-
-A batch is the B oldest complete groups (I8), if the staleness policy permits it (I2): `hold` may wait for older
-groups, `drop` refunds groups that are too old.
-"""
+"""Forms batches of the B oldest complete groups (I8), as the staleness policy permits (I2), and shards them."""
 
 import heapq
 from collections.abc import Sequence

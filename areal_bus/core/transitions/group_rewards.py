@@ -1,8 +1,4 @@
-"""Group rewards (`reward.group`): complete groups go to reward actors, whose verdict gives each sample its reward.
-
-A group waits in the ledger until a reward has room. If its reward is lost, the next one is asked. The verdict counts
-once, before the group may enter a batch. A failed one refunds the prompt.
-"""
+"""Group rewards (`reward.group`): a complete group's verdict gives each sample its reward, once; failed: a refund."""
 
 import json
 

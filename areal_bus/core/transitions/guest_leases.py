@@ -1,8 +1,4 @@
-"""Leases of guests time out: a guest that never delivers keeps no credit for ever.
-
-The job's own generators have no such limit, because their supervisors and the watchdog see them. What they need is the
-measure of it, so that long answers, slow rewards and a slow machine extend the limit. Pure: no I/O.
-"""
+"""Leases of guests time out, in the measure of what the job's own generators need. Pure: no I/O."""
 
 from areal_bus.core.parts.ledger import PromptState
 from areal_bus.core.state import HeadState

@@ -1,8 +1,4 @@
-"""Tracks each prompt from admission to its end, and checks the reason of each refund.
-
-It keeps full records of open prompts, and of those that a later term has open again. For other prompts it keeps a byte
-(how the prompt ended) and a number (when).
-"""
+"""Tracks each prompt from admission to its end and checks each refund: records of open ones, a byte of others."""
 
 from array import array
 from collections import Counter

@@ -1,8 +1,4 @@
-"""Recounts pushes from the head's lines: which members completed one, and what may be published (I6).
-
-A `push` line has the number of its members, not their names. Each of them completes the push, breaks it or dies, and
-each of these has a line. A missed push counts until the member completes a later one, or until the next term.
-"""
+"""Recounts pushes from the head's lines: which members completed one, and what may be published (I6)."""
 
 from dataclasses import dataclass, field
 

@@ -1,8 +1,4 @@
-"""Charts as inline SVG: lines with bands, stacked areas, histograms and bars.
-
-Every chart has one size of viewBox, so that its text has one size on a page. Colours are classes of page.css. The
-values under the pointer are shown by page.js, which reads `data-hover`; bars have a <title>.
-"""
+"""Charts as inline SVG of one size: lines with bands, areas, histograms, bars; page.css and page.js go with them."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
