@@ -29,6 +29,8 @@ from areal_bus.weights.process_group import print_numeric_peers
 from areal_bus.weights.receiver import WeightReceiver
 from areal_bus.weights.snapshot import forms_of
 
+RESEND_S = 120.0  # a trajectory without acknowledgement is sent again, to another reward actor if there is one
+
 
 def run(context: Context) -> None:
     """Sample until the head sends Stop. Raises ConfigError when model, tokenizer or workflow do not load."""
@@ -70,7 +72,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, heartb
         RolloutLog(context.name, journal, Failures(logs, context.name, what, ends=context.incarnation == 0)),
     )
     weight_updates = WeightUpdates(partial(make_member, context, config), forms_of(engine.parameters()), bus.wake)
-    delivery = Delivery(config.bus.resend_s, gather=together(config))
+    delivery = Delivery(RESEND_S, gather=together(config))
     reports = config.rollout.max_head_offpolicyness > 0 and continues(workflow)
     generator = Generator(
         ActorRuntime(bus, session, journal, heartbeat),

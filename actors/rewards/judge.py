@@ -1,6 +1,5 @@
 """The reward `judge`: a language model behind an OpenAI-compatible URL grades the completion (docs/judge.md)."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +21,6 @@ from actors.rewards.protocol import Score
 from areal_bus.errors import ConfigError
 
 BUSY_S = 30.0  # longest wait for another process's transaction
-POLL_S = 0.02  # between two looks for a free slot
 TABLES = """
 CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS spent (id INTEGER PRIMARY KEY, calls INTEGER NOT NULL, tokens INTEGER NOT NULL);
@@ -32,10 +30,6 @@ INSERT OR IGNORE INTO spent VALUES (0, 0, 0);
 
 class BudgetSpent(Exception):
     """The budget of judge calls of this run is spent."""
-
-
-class NoSlot(Exception):
-    """Other calls held all slots until the deadline of the score."""
 
 
 class JudgeStore:
@@ -85,23 +79,6 @@ class JudgeStore:
         return int(calls), int(tokens)
 
     @contextmanager
-    def slot(self, n_slots: int, *, deadline: float) -> Iterator[None]:
-        """Hold one of the slots. Raises NoSlot when none is free before `deadline` (time.monotonic)."""
-        paths = [self._folder / f"slot-{i}" for i in range(n_slots)]
-        while True:
-            for path in random.sample(paths, len(paths)):
-                with path.open("ab") as file:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        continue
-                    yield
-                    return
-            if time.monotonic() >= deadline:
-                raise NoSlot(f"reward.judge.max_concurrent = {n_slots} calls were in flight until the score's deadline")
-            time.sleep(POLL_S)
-
-    @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(self._file, timeout=BUSY_S)) as database, database:
             yield database
@@ -119,7 +96,6 @@ class JudgeOptions:
     correct_from: float | None = None
     temperature: float = 0.0
     max_tokens: int = 512
-    max_concurrent: int = 8
     max_calls: int | None = None
     score_s: float = 8.0  # for one score: all calls and pauses
     folder: str = ""  # of the store; "": one of this process
@@ -176,7 +152,7 @@ class JudgeClient:
         self._url = url
 
     def ask(self, body: dict[str, Any], *, deadline: float) -> JudgeReply:
-        """The reply to a request. Raises JudgeAway, JudgeRejects, BudgetSpent or NoSlot."""
+        """The reply to a request. Raises JudgeAway, JudgeRejects or BudgetSpent."""
         for n in range(1, MAX_RETRIES + 2):
             try:
                 return self._call(body, deadline)
@@ -188,18 +164,16 @@ class JudgeClient:
         raise JudgeAway(f"no answer from the judge at {self._url} in {n} calls; the last: {last}") from last
 
     def _call(self, body: dict[str, Any], deadline: float) -> JudgeReply:
-        """One call, which holds a slot and is paid for only when it is answered."""
-        options, store = self._options, self._store
-        with store.slot(options.max_concurrent, deadline=deadline):
-            store.reserve(max_calls=options.max_calls)
-            try:
-                response = self._post(body, deadline)
-            except BaseException:
-                store.give_back()
-                raise
-            reply = self._read(response)
-            store.add_tokens(reply.n_tokens)
-            return reply
+        """One call, paid for only when it is answered."""
+        self._store.reserve(max_calls=self._options.max_calls)
+        try:
+            response = self._post(body, deadline)
+        except BaseException:
+            self._store.give_back()
+            raise
+        reply = self._read(response)
+        self._store.add_tokens(reply.n_tokens)
+        return reply
 
     def _post(self, body: dict[str, Any], deadline: float) -> httpx2.Response:
         """Raises NotNow or JudgeRejects for anything but an answer with status 200."""

@@ -61,8 +61,6 @@ class JudgeRewardConfig(Section):
     """Sampling temperature of the judge."""
     max_tokens: int = Field(512, ge=1)
     """Longest reply of the judge."""
-    max_concurrent: int = Field(8, ge=1)
-    """Calls in flight from one host; each of reward.workers has one."""
     max_calls: int | None = Field(None, ge=1)
     """Answered calls of a host in the run; later scores are errors."""
 

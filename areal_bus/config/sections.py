@@ -128,8 +128,6 @@ class BusConfig(Section):
     """Interval of heartbeats."""
     silent_s: float = Field(3.0, gt=0)
     """Silence after which a generator or reward is dead; up to ten times longer on a busy machine."""
-    resend_s: float = Field(120.0, gt=0)
-    """An unacknowledged trajectory is sent again after this, to another reward if there is one."""
 
 
 class ScratchConfig(Section):

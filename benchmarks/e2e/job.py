@@ -71,7 +71,7 @@ def changes(folder: Path, row: str) -> tuple[str, ...]:
         f"actor.eps_clip={setting.CLIP_RATIO}",
         "learner.max_tokens_per_mb=8192",
         "checkpoint.at_end=false",
-        *(f"{key}={FOREVER}" for key in ("bus.silent_s", "bus.resend_s", "weights.timeout_s", "reward.timeout_s")),
+        *(f"{key}={FOREVER}" for key in ("bus.silent_s", "weights.timeout_s", "reward.timeout_s")),
         *(f"watchdog.{key}={FOREVER}" for key in ("stall_s", "progress_s", "act_s")),
     )
 

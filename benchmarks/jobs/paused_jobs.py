@@ -19,7 +19,6 @@ from tools.run import Line
 
 PATIENT = (
     "bus.silent_s=36000.0",
-    "bus.resend_s=36000.0",
     "reward.timeout_s=36000.0",
     "weights.timeout_s=3600.0",
     "watchdog.stall_s=36000.0",

@@ -116,7 +116,7 @@ def actor_of(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-LEAST_S = 300.0  # longer than `bus.resend_s` and than the first request of a cold engine
+LEAST_S = 300.0  # longer than RESEND_S of a generator and than the first request of a cold engine
 TIMES = 4.0  # a guest may have slower hardware
 
 

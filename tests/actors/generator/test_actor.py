@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from actors.generator import actor
 from actors.models.loading import load_tokenizer
 from actors.runtime import process
 from actors.runtime.head_session import HeadSession
@@ -151,8 +152,11 @@ def test_an_update_in_mid_generation_is_stamped_and_journalled(tmp_path: Path, f
         assert abs(labelled - lines[-1]["wall_s"]) <= 0.01 * lines[-1]["wall_s"] + 0.01  # I12
 
 
-def test_trajectories_are_held_without_a_reward_and_sent_again_without_an_ack(tmp_path: Path) -> None:
-    with ring(tmp_path, bus={"resend_s": 0.2}) as around:
+def test_trajectories_are_held_without_a_reward_and_sent_again_without_an_ack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "RESEND_S", 0.2)
+    with ring(tmp_path) as around:
         around.join(with_reward=False)
         around.push(0)
         around.tell(prompt(0, samples=(0,)))

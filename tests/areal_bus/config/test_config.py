@@ -131,7 +131,7 @@ def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
         ("reward.judge.prompt=grade it", "{completion} is missing"),
         ("reward.judge.prompt={completion} {", "must be a template with {completion}"),
         ("reward.judge.prompt={completion} {}", "{} has no name"),
-        ("reward.judge.max_concurrent=0", "reward.judge.max_concurrent must be a whole number, at least 1"),
+        ("reward.judge.max_calls=0", "reward.judge.max_calls must be a whole number, at least 1"),
         ("reward.format.pattern=(", "reward.format.pattern must be a regular expression: '(': missing )"),
         ("reward.format.template=box", "reward.format.template must be one of"),
         ('journal.tracker=["csv", "csv"]', "journal.tracker names each tracker once"),
