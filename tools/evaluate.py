@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             f"note: the builtin engine samples here, not rollout.engine = {engine!r} of the settings", file=sys.stderr
         )
-    line = [*CHILD, "actors.offline.evaluate"]
-    child = subprocess.run(
-        line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False, encoding="utf-8"
-    )
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    return run_offline("evaluate", order)
+
+
+def run_offline(program: str, order: Mapping[str, Any]) -> int:
+    """The exit code of `actors.offline.PROGRAM` in a process of its own, which imports torch; its input is `order`."""
+    line, text = [*CHILD, f"actors.offline.{program}"], json.dumps(order) + "\n"
+    code = subprocess.run(line, input=text, env=child_environment(), check=False, encoding="utf-8").returncode
+    return code if code >= 0 else 128 - code
 
 
 def child_environment() -> dict[str, str]:

@@ -1,17 +1,14 @@
 """Writes a checkpoint's model as a Hugging Face folder: verified here, converted by `actors/offline/save_hf.py`."""
 
 import argparse
-import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.process.commands import as_here
-from areal_bus.process.isolation import CHILD
 from areal_bus.storage import versioned_dirs
 from tools import run, terminal
-from tools.evaluate import child_environment
+from tools.evaluate import run_offline
 
 EPILOG = """\
 The folder loads in plain transformers, SGLang and vLLM. It is written whole or not at all.
@@ -56,11 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "dtype": args.dtype or "",
         "shard_gb": args.shard_gb,
     }
-    line = [*CHILD, "actors.offline.save_hf"]
-    child = subprocess.run(
-        line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False, encoding="utf-8"
-    )
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    return run_offline("save_hf", order)
 
 
 def find_checkpoint(argument: str) -> Path:

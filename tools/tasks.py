@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import subprocess
 from collections.abc import Sequence
 
 from areal_bus.config.names.named_tasks import (
@@ -16,9 +15,8 @@ from areal_bus.config.names.named_tasks import (
 )
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
-from areal_bus.process.isolation import CHILD
 from tools import terminal
-from tools.evaluate import child_environment
+from tools.evaluate import run_offline
 
 EPILOG = """\
 A task is used by data.task = "NAME" in a config, with data.path for a local file, or by tools.evaluate --task NAME.
@@ -61,11 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.name in GENERATED or (gym_task(args.name) and args.data):
         raise ConfigError(f"the task {args.name} is generated and has no file to check")
     order = {"task": args.name, "data": args.data, "limit": args.limit, "json": args.json}
-    line = [*CHILD, "actors.offline.check_task"]
-    child = subprocess.run(
-        line, input=json.dumps(order) + "\n", text=True, env=child_environment(), check=False, encoding="utf-8"
-    )
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    return run_offline("check_task", order)
 
 
 def list_tasks(*, as_json: bool) -> int:

@@ -11,15 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from actors.learner.batching import Batch, as_batch, batch_shares, read_batch
 from actors.learner.checkpoint import checkpoint as checkpoints
 from actors.offline.offline_learner import OfflineLearner
-from actors.offline.synchronous_reference import ReferenceStep, write_lines
+from actors.offline.synchronous_reference import ReferenceStep, exit_code, write_lines
 from actors.runtime.process import leave
 from areal_bus.config import loader, removed
-from areal_bus.errors import ArealBusError, CheckpointError, ConfigError
+from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.storage import versioned_dirs
 
 SECTIONS = ("actor", "critic", "reference", "teacher", "learner")  # of a learner; the batches decide the rest
@@ -79,16 +77,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="a new folder")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # as every actor on CPU
-    try:
+
+    def train() -> None:
         args.out.mkdir(parents=True)
         replay = Replay(args.run, args.out, before=args.first, overrides=args.set)
         write_lines(replay, replay.run(args.to), args.out)
         replay.journal.close()
-    except (ArealBusError, FileExistsError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError | FileExistsError) else 1
-    return 0
+
+    return exit_code(train)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -285,6 +285,17 @@ def write_lines(learner: OfflineLearner, steps: Iterable[ReferenceStep], out: Pa
             print(f"version {step.version}", flush=True)
 
 
+def exit_code(train: Callable[[], None]) -> int:
+    """Of a program that trains on one thread, as every actor on CPU: 0, 2 for invalid input, or 1."""
+    torch.set_num_threads(1)
+    try:
+        train()
+    except (ArealBusError, FileExistsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError | FileExistsError) else 1
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         "python -m actors.offline.synchronous_reference", description=(__doc__ or "").partition("\n")[0]
@@ -294,17 +305,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="a new folder")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as of a launch")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # as every actor on CPU
-    try:
+
+    def train() -> None:
         config = load(args.config, args.set)
         args.out.mkdir(parents=True)
         reference = SynchronousReference(config, args.config.resolve().parent, args.out, n_generators=args.generators)
         write_lines(reference, reference.run(), args.out)
         reference.close()
-    except (ArealBusError, FileExistsError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError | FileExistsError) else 1
-    return 0
+
+    return exit_code(train)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The tables of docs/algorithms.md: algorithms, their parts, and which parts go together."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -7,7 +8,6 @@ from pathlib import Path
 from actors.learner.algorithms.advantages import ESTIMATORS
 from actors.learner.algorithms.corrections import CORRECTIONS
 from actors.learner.algorithms.losses import AGGREGATIONS, LOSSES
-from actors.learner.algorithms.registry import first_line
 from areal_bus.config.algorithms import refusals
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
@@ -35,7 +35,8 @@ def parts() -> str:
     known += [("correction", *item) for item in CORRECTIONS.items()]
     known += [("aggregation", *item) for item in AGGREGATIONS.items()]
     for kind, name, function in known:
-        rows.append(f"| `actor.{kind}` | `{name}` | {cell(first_line(function) + note(kind, name))} |")
+        first_line = (inspect.getdoc(function) or "").partition("\n")[0]
+        rows.append(f"| `actor.{kind}` | `{name}` | {cell(first_line + note(kind, name))} |")
     return "\n".join(rows)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from areal_bus.errors import EngineLost
+from areal_bus.errors import ConfigError, EngineLost
 from areal_bus.process.loop_thread import LoopThread
 
 SLACK_S = 1.0  # that the thread waits beyond the deadline of a call
@@ -151,6 +151,28 @@ def done(answer: Any) -> Mapping[str, Any]:
     if not isinstance(answer, Mapping) or answer.get("success") is False:
         raise ServerRejected(200, str(answer)[:TEXT])
     return answer
+
+
+def perform(
+    link: HttpClient, path: str, body: Mapping[str, Any], *, timeout_s: float, reports_success: bool = True
+) -> None:
+    """One call of the server. Raises EngineLost if it is rejected or, where the answer says so, has failed."""
+    try:
+        answer = link.call("POST", path, body, timeout_s=timeout_s)
+        if reports_success:
+            done(answer)
+    except ServerRejected as error:
+        raise EngineLost(f"{link.url} must do {path}: {error}") from None
+
+
+def weights_rejected(link: HttpClient, label: str, error: ServerRejected, *, is_known: bool) -> Exception:
+    """The error of a rejected load: ConfigError for the first weights (another model), EngineLost later."""
+    if is_known:
+        return EngineLost(f"{link.url} must take weights {label}: {error}")
+    return ConfigError(
+        f"the server must serve the model of this run: {link.url} did not take its weights ({error}); start "
+        "it with the folder of model.path"
+    )
 
 
 def ping(link: HttpClient, path: str, *, timeout_s: float) -> None:

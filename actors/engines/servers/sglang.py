@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import SamplingControls
-from actors.engines.servers.http_client import ServerRejected, done, ping
+from actors.engines.servers.http_client import ServerRejected, done, perform, ping, weights_rejected
 from actors.engines.servers.protocol import (
     LOOPBACK,
     AdapterRoutes,
@@ -33,7 +33,7 @@ from actors.engines.servers.sglang_probe import (
 from actors.engines.servers.weight_transfer import WeightBroadcast
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
-from areal_bus.errors import ConfigError, EngineLost, SettingRefused
+from areal_bus.errors import EngineLost, SettingRefused
 from areal_bus.messages import Finish
 
 CHANGED_LOGITS = (
@@ -95,13 +95,15 @@ class SGLang:
         self._link.begin("POST", ABORT, {"rid": rid}, timeout_s=self._call_timeout_s)
 
     def abort_all(self) -> None:
-        self._call(ABORT, {"rid": "", "abort_all": True}, is_told=False)
+        body = {"rid": "", "abort_all": True}
+        perform(self._link, ABORT, body, timeout_s=self._call_timeout_s, reports_success=False)
 
     def pause(self, *, keep: bool) -> None:
-        self._call(PAUSE, {"mode": "in_place" if keep else "retract"})
+        body = {"mode": "in_place" if keep else "retract"}
+        perform(self._link, PAUSE, body, timeout_s=self._call_timeout_s)
 
     def resume(self) -> None:
-        self._call(RESUME, {})
+        perform(self._link, RESUME, {}, timeout_s=self._call_timeout_s)
 
     def load(self, label: str, tensors: Mapping[str, Any], *, flush: bool) -> None:
         """Send weights in parts of at most `bucket_bytes`, one broadcast a tensor. The last part carries the label."""
@@ -121,7 +123,7 @@ class SGLang:
             if self._abilities.sessions:
                 done(self._link.call("POST", END, {}, timeout_s=self._call_timeout_s))
         except ServerRejected as error:
-            raise self._refused(label, error) from None
+            raise weights_rejected(self._link, label, error, is_known=self._is_known) from None
         self._label, self._is_known = label, True
 
     def ping(self) -> None:
@@ -135,15 +137,6 @@ class SGLang:
         self._relay.close()
         if self._process is not None:
             self._process.close()
-
-    def _refused(self, label: str, error: ServerRejected) -> Exception:
-        """The error of a refused load: ConfigError for the first weights (another model), EngineLost later."""
-        if self._is_known:
-            return EngineLost(f"{self._link.url} must take weights {label}: {error}")
-        return ConfigError(
-            f"the server must serve the model of this run: {self._link.url} did not take its weights ({error}); start "
-            "it with the folder of model.path"
-        )
 
     def _join(self) -> None:
         size = 1 + self._abilities.n_ranks
@@ -160,15 +153,6 @@ class SGLang:
             self._relay.meet(self._group, size, call, timeout_s=self._call_timeout_s)
         except ServerRejected as error:
             raise EngineLost(f"{self._link.url} must join the group that brings its weights: {error}") from None
-
-    def _call(self, path: str, body: Mapping[str, Any], *, is_told: bool = True) -> None:
-        """`is_told`: the answer reports success."""
-        try:
-            answer = self._link.call("POST", path, body, timeout_s=self._call_timeout_s)
-            if is_told:
-                done(answer)
-        except ServerRejected as error:
-            raise EngineLost(f"{self._link.url} must do {path}: {error}") from None
 
 
 def request_body(piece: RequestPiece) -> dict[str, Any]:

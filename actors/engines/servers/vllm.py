@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import PLAIN, SamplingControls
-from actors.engines.servers.http_client import ServerRejected, done, ping
+from actors.engines.servers.http_client import ServerRejected, done, perform, ping, weights_rejected
 from actors.engines.servers.protocol import (
     LOOPBACK,
     AdapterRoutes,
@@ -99,7 +99,7 @@ class VLLM:
             try:
                 done(self._link.call("POST", RPC, body, timeout_s=left_s))
             except ServerRejected as error:
-                raise self._refused(label, error) from None
+                raise weights_rejected(self._link, label, error, is_known=self._is_known) from None
         if flush:
             self._call(CACHE, {})
         self._call(LABEL, {"new_version": label})
@@ -117,20 +117,8 @@ class VLLM:
             self._process.close()
         self._handover.close()
 
-    def _refused(self, label: str, error: ServerRejected) -> Exception:
-        """The error of a refused load: ConfigError for the first weights (another model), EngineLost later."""
-        if self._is_known:
-            return EngineLost(f"{self._link.url} must take weights {label}: {error}")
-        return ConfigError(
-            f"the server must serve the model of this run: {self._link.url} did not take its weights ({error}); start "
-            "it with the folder of model.path"
-        )
-
     def _call(self, path: str, body: Mapping[str, Any]) -> None:
-        try:
-            done(self._link.call("POST", path, body, timeout_s=self._call_timeout_s))
-        except ServerRejected as error:
-            raise EngineLost(f"{self._link.url} must do {path}: {error}") from None
+        perform(self._link, path, body, timeout_s=self._call_timeout_s)
 
 
 def sampling_rule(logprobs_mode: str, *, temperature: float, top_p: float, controls: SamplingControls = PLAIN) -> str:

@@ -1,6 +1,5 @@
 """Finds the parts that the settings name, and tries the user's own on a small example before the run begins."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -257,8 +256,3 @@ def checked_loss(algorithm: Algorithm, tokens: Tokens) -> tuple[Tensor, Statisti
 def split(result: Tensor | tuple[Tensor, Statistics]) -> tuple[Tensor, Statistics]:
     """(losses_N, statistics) of either form that a loss may return."""
     return result if isinstance(result, tuple) else (result, {})
-
-
-def first_line(function: object) -> str:
-    """First line of a part's docstring, for tables."""
-    return (inspect.getdoc(function) or "").partition("\n")[0]
