@@ -201,11 +201,7 @@ def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
 
 
 def complete_row(row: Any, data: DataConfig, where: str, *, most_bytes: int | None = MAX_ROW_BYTES) -> Row:
-    """The row with "question" and "answer" as text, from data.question_key and data.answer_key.
-
-    For chat messages, "question" is the last user message; the messages stay in the row. `most_bytes`: of the row as
-    JSON; None for a loader, whose row is refunded when it is too large.
-    """
+    """The row with "question" and "answer" as text. `most_bytes`: of its JSON; None: of a loader."""
     if not isinstance(row, dict):
         raise ConfigError(f"invalid line of data: {where} is a {type(row).__name__}; each line must be one JSON object")
     row, unread = plain_row(row)

@@ -38,11 +38,7 @@ class AdapterEngine:
         base_on: torch.device,
         is_live: bool,
     ) -> None:
-        """`weights`: all base weights. Those of the adapted `layers` are copied to `base_on`.
-
-        `is_live`: the engine computes with its own `parameters`, so a merge writes into them; else the engine takes
-        copies, and merges go to `weights`.
-        """
+        """`weights`: all base weights; `layers` are copied to `base_on`. `is_live`: merges write into `parameters`."""
         self._engine, self._lora, self._layers, self._is_live = engine, lora, layers, is_live
         self._weights = weights
         self._digest = base_digest(weights)

@@ -1,7 +1,6 @@
-"""An environment of verifiers (its API of `load_environment`) in this process: its rows, and its conversations.
+"""An environment of verifiers in this process: its rows and conversations, through this generator's endpoint.
 
-The package turns an exception of a reward function into a reward of 0. Here each function is wrapped, so that such a
-sample has no reward: its verdict is an error (I10). The chat client of an environment calls this generator's endpoint.
+Each reward function is wrapped: its exception is an error of the verdict (I10), not the package's reward of 0.
 """
 
 import asyncio

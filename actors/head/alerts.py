@@ -8,13 +8,12 @@ from actors.runtime.stages import stages_of
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Keep
 from areal_bus.core.parts.stages import stage_at
+from areal_bus.limits import FEW_SIGNALS_SHARE, LEAST_ESS, TRUNCATED_SHARE
 from areal_bus.messages import Scored
 
 MIN_STREAK = 3  # consecutive batches before an alert: one odd batch raises none
 REPEAT_AFTER = 20  # batches between two alerts of one kind
 N_RECENT = 10  # last batches that the final alerts cover
-MAX_SHARE = 0.5  # of groups without a signal, and of truncated answers
-MIN_ESS = 0.5  # effective sample share
 N_SAMPLES = 3  # answers that an alert quotes
 HEAD, TAIL = 60, 90  # characters of a quoted text
 
@@ -61,11 +60,11 @@ class Alerts:
         alerts = []
         if self._is_due("signal", is_without_signal):
             alerts.append(Alert("warning", self._without_signal(self._streaks["signal"])))
-        if self._is_due("zero", not is_without_signal and metrics.get("zero_advantage_share", 0.0) > MAX_SHARE):
+        if self._is_due("zero", not is_without_signal and metrics.get("zero_advantage_share", 0.0) > FEW_SIGNALS_SHARE):
             alerts.append(Alert("note", _few_signals(metrics["zero_advantage_share"])))
-        if self._is_due("truncated", metrics.get("truncated_share", 0.0) > MAX_SHARE):
+        if self._is_due("truncated", metrics.get("truncated_share", 0.0) > TRUNCATED_SHARE):
             alerts.append(Alert("note", self._truncated(metrics["truncated_share"])))
-        if self._is_due("ess", metrics.get("ess", 1.0) < MIN_ESS, at=1):
+        if self._is_due("ess", metrics.get("ess", 1.0) < LEAST_ESS, at=1):
             alerts.append(Alert("warning", self._low_ess(metrics["ess"])))
         return alerts
 
@@ -76,9 +75,9 @@ class Alerts:
             alerts.append(Alert("warning", self._never_a_signal()))
         zero, truncated = self._mean("zero_advantage_share"), self._mean("truncated_share")
         when = f"in the last {len(self._recent)} batches"
-        if MAX_SHARE < zero < 1.0:
+        if FEW_SIGNALS_SHARE < zero < 1.0:
             alerts.append(Alert("note", f"{when} {_few_signals(zero)}"))
-        if truncated > MAX_SHARE:
+        if truncated > TRUNCATED_SHARE:
             alerts.append(Alert("note", f"{when} {self._truncated(truncated)}"))
         return alerts
 
@@ -127,7 +126,7 @@ class Alerts:
         else:
             advice = f"actor.behav_imp_weight_cap = {self._cap:g} bounds each weight; {advice} if this continues"
         return (
-            f"the effective sample share is {share:.2f}, below {MIN_ESS:g}: a few tokens with large weights (learner "
+            f"the effective sample share is {share:.2f}, below {LEAST_ESS:g}: a few tokens with large weights (learner "
             f"over sampler) dominate the update; {advice}"
         )
 

@@ -79,11 +79,7 @@ class HeadCheckpointWriter:
             raise CheckpointError(f"a change of the split needs a head checkpoint: {path}: {error}") from error
 
     def settle(self, timeout_s: float, *, version: int) -> None:
-        """Finish all writes and delete checkpoints after `version`. Raises CheckpointError on failure or timeout.
-
-        A term that begins at `version` waits for this: no checkpoint of the lost timeline may remain beside a new
-        checkpoint of the same version.
-        """
+        """Finish all writes and delete checkpoints after `version`, for a term there. Raises CheckpointError."""
         if lost := tuple(other for other in versions(self._folder) if other > version):
             self._work.put(Discard(lost))
         done = threading.Event()

@@ -191,11 +191,7 @@ def load_base(config: Config, path: str, device: str) -> Any:
 
 
 def aligned(model: Any) -> Any:
-    """The model, each weight on a CPU from the beginning of a cache line on.
-
-    A file's weights begin behind its header, wherever that ends, and torch leaves them where they are read: each vector
-    of such a weight is half in one line and half in the next, for as long as the process lives.
-    """
+    """The model, each CPU weight from a cache line on: as read from a file, each vector would span two lines."""
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % LINE:
             parameter.data = parameter.data.clone()

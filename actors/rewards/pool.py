@@ -249,11 +249,7 @@ class WorkerPool:
             self._replace(worker)
 
     def poll(self, timeout_s: float) -> list[Verdict]:
-        """Return new verdicts, possibly none, after waiting at most `timeout_s` for an event.
-
-        Raises when workers fail to start several times in a row: ConfigError, or RuntimeError if the function loaded
-        before.
-        """
+        """New verdicts after at most `timeout_s`. Raises ConfigError or RuntimeError when workers fail to start."""
         for selected, events in self._selector.select(self._wait_s(timeout_s)):
             worker: Worker = selected.data
             if worker not in self._workers:  # replaced in this call

@@ -143,11 +143,7 @@ def run(
 def run_connected(
     program: str, server: str, limits: SandboxLimits | None = None, *, level: Level | None = None
 ) -> Outcome:
-    """Run two programs, each in a sandbox of its own. The standard output of each is the standard input of the other.
-
-    Returns the outcome of `program`, whose standard error is all that comes out; `server` ends with it. Raises OSError
-    when a sandbox cannot start.
-    """
+    """Run two programs, sandboxed, joined by their standard streams; the outcome of `program`. Raises OSError."""
     if _is_shut:
         return KILLER
     limits, level = limits or SandboxLimits(), level or find_level()

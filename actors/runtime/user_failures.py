@@ -55,11 +55,7 @@ class Failures:
         self._has_succeeded = True
 
     def note(self, *, group: Hashable, about: str, place: str, error: str, trace: str, counts: bool = True) -> None:
-        """Note a failure at `place`. Raises UserCodeFailed when there are enough and nothing has succeeded yet.
-
-        `group`: the prompt. `about`: the sample. `error` names the place. Not every failure `counts`: of a
-        prompt that failed elsewhere before the row may be the cause, and of an engine's own error the code is none.
-        """
+        """Note a failure at `place`. Raises UserCodeFailed when enough `counts` and nothing succeeded."""
         if place not in self._places:
             if len(self._places) == MAX_PLACES:
                 return

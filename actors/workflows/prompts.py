@@ -23,11 +23,7 @@ class Question:
 
 
 def prompt_of(row: Row, data: DataConfig) -> Question:
-    """data.prompt, or that of the row's source, filled with the row's fields. If the row holds chat messages, it
-    replaces the last user message.
-
-    Raises ConfigError as `fill` does, and for chat messages without data.chat_template.
-    """
+    """data.prompt (or of the row's source), filled; in chat rows it is the last user message. Raises ConfigError."""
     data = data.of(row.get(SOURCE, ""))
     text = fill(data.prompt, row, data.question_key)
     messages = messages_of(row, data.question_key)
@@ -48,11 +44,7 @@ def said(message: Message) -> str:
 
 
 def fill(template: str, row: Row, question_key: str, *, setting: str = "data.prompt") -> str:
-    """The template of `setting` with the row's fields. {question} is the field `question_key`, or the last user message
-    of it.
-
-    Raises ConfigError for an invalid template, or one with a field that the row lacks.
-    """
+    """The template of `setting` with the row's fields; {question}: `question_key`. Raises ConfigError as `fill`."""
     value = lookup(row, question_key)
     fields = {**row, "question": row.get("question") if value is MISSING or isinstance(value, list) else value}
     try:
@@ -101,11 +93,7 @@ def full_text(asked: Question, data: DataConfig, tokenizer: Any) -> str:
 
 
 def chat(messages: Sequence[Message], system: str | None, tokenizer: Any, **arguments: Any) -> str:
-    """Render the messages with the chat template, up to the start of the assistant's turn.
-
-    `system` applies to messages without a system message: None keeps the template's default, "" means none.
-    `arguments`: of the template.
-    """
+    """Render the messages up to the assistant's turn. `system`: None keeps the template's default, "" means none."""
     if not tokenizer.chat_template:
         raise ConfigError("data.chat_template = true needs a tokenizer with a template: set data.chat_template = false")
     has_system = any(message["role"] == "system" for message in messages)

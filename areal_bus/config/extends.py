@@ -14,11 +14,7 @@ MOST_LEVELS = 50
 
 
 def files_of(given: Sequence[Path]) -> list[Path]:
-    """Lowest precedence first: the files that each one extends, in their order, then the file itself.
-
-    A file that is reached twice counts once, where it is reached first, so that a shared base undoes nothing that was
-    set above it. Raises ConfigError for a missing file, a wrong `extends` and a cycle.
-    """
+    """Lowest precedence first: what each file extends, then itself; once, where first reached. Raises ConfigError."""
     found: dict[Path, Path] = {}
     for path in given:
         _add(path, [], found)

@@ -149,11 +149,7 @@ def pass_at(k: int, rows: Sequence[Row]) -> float | None:
 
 
 def majority(rows: Sequence[Voters]) -> float | None:
-    """maj@k: the share of rows whose most frequent final answer is right.
-
-    Of n answers that are equally frequent, each counts 1/n. When the task judged equal answers differently, the share
-    of right ones counts.
-    """
+    """maj@k: the share of rows whose most frequent answer is right; n equally frequent ones count 1/n each."""
     found = [_majority(row) for row in rows if row]
     return math.fsum(found) / len(found) if found else None
 

@@ -6,6 +6,7 @@ from math import sqrt
 from typing import Any
 
 from areal_bus.config.sections import AlarmName
+from areal_bus.limits import MASKED_SHARE, NO_SIGNAL_SHARE
 from tools.alarms.history import REPEATED, Evaluated, History, Window, summed
 from tools.run import Line, is_number
 
@@ -20,8 +21,6 @@ UNENDED_SHARE = 0.5  # of right answers that no accepted stop ended
 LEAST_ACCURACY = 0.05  # fewer right answers raise nothing
 ENTROPY_RATIO = 0.35  # to the entropy before
 MISMATCH_KL = 0.1  # between sampler and learner
-MASKED_SHARE = 0.1  # of sampled tokens that are too old to train
-NO_SIGNAL_SHARE = 0.8  # of groups whose rewards are all equal
 LEARNER_WAIT_SHARE = 0.9  # of its time that a learner waits for batches
 GENERATOR_WAIT_SHARE = 0.75  # higher than a clean ring on a busy host has
 MISMATCH_RISE = 3.0  # the factor by which the mismatch rises

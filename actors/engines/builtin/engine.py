@@ -1,9 +1,6 @@
 """The built-in engine: continuous batching over a Hugging Face causal LM, in the caller's thread.
 
-Every live request has a row of the KV cache. A step samples one or several tokens per row: cached rows decode their
-last token, the others (new ones and, after `recompute`, all) are prefilled. Cached rows come first. A token gets its
-version
-where it is sampled (I5).
+A live request has a row of the KV cache: cached rows decode, others are prefilled. Versions are of sampling (I5).
 """
 
 import math

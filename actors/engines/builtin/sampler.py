@@ -117,11 +117,7 @@ def _tempered(logits_nV: Tensor, temperatures: Sequence[float]) -> Tensor:
 
 
 def invert(weight_nV: Tensor, uniform_n: Tensor) -> Tensor:
-    """Inverse transform sampling: index of the token whose share of the total weight holds the uniform. Never a token
-    of weight 0.
-
-    A large vocabulary is searched by part, then by token: running sums over whole rows would take most of the time.
-    """
+    """Inverse transform sampling: the token whose share holds the uniform, by part for a large vocabulary."""
     if weight_nV.shape[-1] <= FEW:
         cdf_nV = weight_nV.cumsum(-1, dtype=torch.float64)
         return _passing(cdf_nV, uniform_n[:, None] * cdf_nV[:, -1:])[:, 0]

@@ -1,8 +1,6 @@
 """From settings to a server and the engine over it: starts the server, or attaches to one that runs.
 
-A server that samples with LoRA adapters loads each version under its label and unloads the one before. Servers do not
-report which adapter made a token. So each request names the adapter of its version, and all requests are ended before
-an update.
+With LoRA each version is loaded under its label, requests name it, and all of them end before an update.
 """
 
 import json

@@ -222,11 +222,7 @@ class SimulatedEngine:
         """Nothing was started."""
 
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
-        """Take the key of new weights; running requests go on by `on_update`. Returns `tensors`: they are free.
-
-        Raises EngineError, with nothing changed, when names or shapes differ or (term, version) is older than what is
-        held.
-        """
+        """Take the key of new weights; returns `tensors`. Raises EngineError, with nothing changed, for other forms."""
         if self._held is not None and (term, version) < self._held:  # I6
             raise EngineError(
                 f"versions never go back within a term: version {version} of term {term} comes after version "

@@ -45,11 +45,7 @@ def rule_of(settings: ActorConfig, name: str) -> Rule:
 
 @torch.no_grad()
 def bounded_weight(tokens: Tokens, rule: Rule) -> Tensor:
-    """(N,) weights.
-
-    "ratio" at sequence level has one weight exp(aggregate of d) for all tokens of a trajectory; the other metrics
-    decide about tokens or whole trajectories and leave each token its own w.
-    """
+    """(N,) weights. "ratio" at sequence level: exp(aggregate of d) for a whole trajectory; else each token's own w."""
     d_N = tokens.prox_N - tokens.behav_N
     measured_N = METRICS[rule.metric](tokens)
     if rule.level == "sequence":

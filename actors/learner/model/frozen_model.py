@@ -78,11 +78,7 @@ def _local(tensor: Tensor) -> Tensor:
 def load_frozen_models(
     config: Config, policy: Policy, *, model: str, config_folder: Path, checkpoint: str = ""
 ) -> FrozenModels:
-    """Load the models that the algorithm needs. `policy` is at its start point, warmed up; `checkpoint` is the folder
-    of that point, "" for version 0. `model` is the folder of the model the run starts from.
-
-    Raises ConfigError.
-    """
+    """Load the models that the algorithm needs. `checkpoint`: folder of the warm `policy` or "". Raises ConfigError."""
     reference = teacher = None
     if uses_reference(config.actor):
         reference = _load_reference(config, policy, model, config_folder, checkpoint)

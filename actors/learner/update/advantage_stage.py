@@ -178,11 +178,7 @@ def needs_gradient(batch: Batch, signal: Tensor, settings: ActorConfig) -> Tenso
 def normalized(
     batch: Batch, advantages: Tensor, signal: Tensor, counted: Tensor, algorithm: Algorithm, total: Total
 ) -> Tensor:
-    """Normalise over the global batch.
-
-    With `normalize_batch_over = "all"`, groups without signal count, too; so they do where the batch is the only
-    baseline. Items that are not `counted` get a value and enter no statistic.
-    """
+    """Normalise over the global batch; items not `counted` get a value and enter no statistic."""
     settings, estimator = algorithm.settings, algorithm.estimator
     is_only_baseline = bool(estimator.normalization) and not estimator.has_group_baseline
     over_signal = settings.normalize_batch_over == "signal" and not is_only_baseline

@@ -26,11 +26,7 @@ class ForwardPasses:
     def micro_batches(
         self, batch: Batch, members: list[int], version: int, *, model: PackedModel | None = None
     ) -> list[list[int]]:
-        """Item indices by micro-batch, equally many on every rank; an empty one is an idle pass. `model`: that reads
-        them, by default the policy.
-
-        A group stays together, so that its prompt is computed once, unless it exceeds the token budget.
-        """
+        """Item indices by micro-batch, as many on every rank (some empty), groups together; `model` reads them."""
         reader = self._policy if model is None else model
         capacity = reader.row_tokens(stage_at(self._stages, version).max_tokens_per_mb)
         units: list[tuple[list[int], int]] = []  # (items, tokens)

@@ -13,6 +13,7 @@ from actors.learner.link.rendezvous import LearnerRanks
 from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_bus.limits import MASKED_SHARE
 from areal_bus.messages import Finish
 
 
@@ -151,9 +152,6 @@ def count(batch: Batch) -> StepMetrics:
     s.groups = len(batch.groups)
     s.zero_groups = s.groups - len(with_signal)
     return metrics
-
-
-MASKED_SHARE = 0.1
 
 
 class SignalWarnings:

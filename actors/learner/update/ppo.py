@@ -138,11 +138,7 @@ class PPOActor:
         return batch
 
     def _fill_streams(self, batch: Batch) -> None:
-        """Log-probs of all trained tokens by the frozen models; and by the policy, if advantages need them. Then what
-        the algorithm makes of them.
-
-        The same micro-batches pass through each model, so equal models give equal numbers.
-        """
+        """Log-probs of all trained tokens by the frozen models and, if needed, the policy, in equal micro-batches."""
         trained = [i for i, item in enumerate(batch.items) if item.n_trained]
         for name, model in self.frozen.by_stream.items():
             batch.streams[name] = self._passes.logprobs(model, batch, trained, self.version)

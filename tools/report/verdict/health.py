@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from statistics import fmean
 
+from areal_bus.limits import LEAST_ESS, TRUNCATED_SHARE
 from tools.alarms.alarm_reader import Finding
 from tools.report.facts.run_facts import RunFacts
 from tools.report.verdict.learning import MIN_UPDATES, parts
 from tools.report.verdict.remarks import Grade, Remark, as_sentence, counted, percent
 
-CUT = 0.5  # share of answers
-ESS = 0.5
 REFUNDED = 0.05  # share of admitted prompts
 INCIDENTS = "Read the incidents below, and the tracebacks in RUN/logs."
 ORDERLY = ("end_of_run", "end_of_data", "no_signal")  # refunds that are no fault
@@ -75,7 +74,7 @@ def _not_finite(facts: RunFacts) -> Remark | None:
 
 def _cut(facts: RunFacts) -> Remark | None:
     late = _late(facts, "rollout/truncated_share")
-    if late is None or late <= CUT:
+    if late is None or late <= TRUNCATED_SHARE:
         return None
     sentence = f"{percent(late)} of the answers are cut at gconfig.max_new_tokens in the last fifth of the updates."
     return Remark(Grade.NOTE, sentence, "", ("Raise gconfig.max_new_tokens, or penalise long answers.",))
@@ -83,7 +82,7 @@ def _cut(facts: RunFacts) -> Remark | None:
 
 def _few_tokens_dominate(facts: RunFacts) -> Remark | None:
     late = _late(facts, "train/ess")
-    if late is None or late >= ESS:
+    if late is None or late >= LEAST_ESS:
         return None
     sentence = f"A few tokens with large weights dominate the update: the effective sample size is {percent(late)}."
     advice = ("Lower actor.lr or rollout.max_head_offpolicyness, or use a correction (actor.correction).",)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
+from areal_bus.limits import FEW_SIGNALS_SHARE
 from tools.report.facts.curves import Curve
 from tools.report.facts.run_facts import RunFacts
 from tools.report.verdict.remarks import Grade, Remark, percent
@@ -126,7 +127,7 @@ def _judge(facts: RunFacts, reward: Change | None, held_out: Change | None, evid
 
 def _why_not(facts: RunFacts) -> tuple[str, ...]:
     silent = facts.curve("rollout/zero_advantage_share").values
-    if silent and fmean(silent) > 0.5:
+    if silent and fmean(silent) > FEW_SIGNALS_SHARE:
         share = percent(fmean(silent))
         return (f"In {share} of the groups all rewards are equal: choose problems of medium difficulty.",)
     if reason := early_stop(facts):
