@@ -28,7 +28,7 @@ def text(given: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def whole(given: Mapping[str, Any], name: str, low: int = 0, high: int = 1 << 53) -> int:
+def whole(given: Mapping[str, Any], name: str, low: int = 0, high: int = (1 << 63) - 1) -> int:
     value = given.get(name)
     if not is_whole(value, low, high):
         raise Rejected(f"missing {name}: it must be a whole number from {low} to {high}, got {cut(value)}")

@@ -125,7 +125,7 @@ def test_model_is_trained_saved_and_sampled(tmp_path: Path) -> None:
         sampler = (await result(call, promise["request_id"]))["sampling_session_id"]
         asked = {
             "sampling_session_id": sampler,
-            "seq_id": 0,
+            "seq_id": 625_717_909_000_000_000,  # of a copy of a sampling client
             "num_samples": 2,
             "prompt": {"chunks": [{"tokens": [5, 6]}]},
         }
