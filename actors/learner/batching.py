@@ -398,11 +398,7 @@ def _best_fit(order: Sequence[int], lengths: Sequence[int], capacity: int, k_min
 
 
 def _fill(bins: list[list[int]], short: Sequence[int], lengths: Sequence[int], capacity: int) -> None:
-    """All of `short` into the rooms of `bins` and, when these are full, into new ones, in place.
-
-    Into a room go two that fill it, or else the longest that fits, again and again. Of two the shorter one is as long
-    as can be: the shortest fill best and are kept for the end.
-    """
+    """All of `short` into the rooms of `bins`, then new ones, in place: two that fill one, or the longest that fits."""
     shelf = _Shelf(short, lengths)
     rooms = [capacity - sum([lengths[index] for index in part]) for part in bins]  # noqa: C419  a list is faster
     place = 0

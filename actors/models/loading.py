@@ -33,12 +33,7 @@ PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # transform
 
 
 def check_model_path(path: str, search: Path, *, key: str = "model.path") -> str:
-    """The model as an absolute folder, or the Hugging Face id that it is.
-
-    A relative folder is looked for in the working directory, then in `search` (the config's folder). Raises ConfigError
-    when there is no such folder, or no configuration or whole weights in it (a scratch folder needs no weights). A
-    folder of adapters (peft) and its base make a model, too.
-    """
+    """The model as an absolute folder (relative to here or `search`), or the Hugging Face id. Raises ConfigError."""
     given = Path(path).expanduser()
     places = [given] if given.is_absolute() else [Path.cwd() / given, search / given]
     folder = next((place for place in places if place.is_dir()), None)
@@ -199,11 +194,7 @@ def aligned(model: Any) -> Any:
 
 
 def empty_model(path: str, dtype: str, device: str) -> Any:
-    """The structure with memory for the weights and nothing in it: for a generator, whose weights all come by push.
-
-    For a GPU it is made on the CPU, as a learner's is, so that both have the same frequencies of positions, to the last
-    digit. Memory that was never written takes none of a host's, though it is copied.
-    """
+    """The structure with empty memory for weights that come by push, made on the CPU as a learner's is."""
     import torch
     from transformers.initialization import no_init_weights
 

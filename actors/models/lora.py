@@ -30,11 +30,7 @@ def check_peft() -> None:
 
 
 def adapted_layers(model: Any, wanted: Sequence[str]) -> dict[str, nn.Linear]:
-    """Name -> linear layer that gets an adapter; `wanted`: last parts of names, none means all.
-
-    Layers outside the decoder layers (head, embeddings, an image encoder) get none. Raises ConfigError for a name
-    without a layer, and for a model without linear layers.
-    """
+    """Name -> linear layer of the decoder that gets an adapter; `wanted`: none means all. Raises ConfigError."""
     found = dict(_linear_layers(model))
     if not found:
         raise ConfigError(

@@ -118,11 +118,7 @@ def reward_name(config: "Config") -> str:
 def reward_options(
     reward: "RewardConfig", run_folder: Path | None = None, *, data: "DataConfig | None" = None
 ) -> dict[str, Any]:
-    """Settings of the built-in functions, for workers: "code" (fields of CodeOptions), "format", "judge", "terms",
-    "signature" of the user's functions, and with `data` "sources": the function of each source by name, "" for none.
-
-    `run_folder`: where a judge keeps its replies and its budget; without one each worker has its own.
-    """
+    """Settings of the built-in functions, for workers, by name; `run_folder`: of a judge's replies and budget."""
     sources = {source.label: source.reward or reward.function for source in data.source} if data else {}
     has_store = run_folder and (reward.judge.url or reward.url)
     folder = str(machine_folder(run_folder.resolve() / "judge")) if run_folder and has_store else ""
@@ -158,12 +154,7 @@ def load_reward(
     options: Mapping[str, Any] | None = None,
     key: str = KEY,
 ) -> RewardFunction:
-    """The reward function of that name: a built-in one, or "module:function", with `folder` last on sys.path.
-
-    Its parameters are bound by name; `fields`: the fields that every row has, if known. `options`: of reward_options;
-    without them built-in functions have their defaults. `key`: that names it. Raises ConfigError with the module, the
-    attribute and the cause. The user's module is imported in this process.
-    """
+    """The reward function: built-in, or "module:function", with `folder` last on sys.path. Raises ConfigError."""
     if name == WEIGHTED:
         return load_weighted(folder, fields, options or {})
     if name == BY_SOURCE:

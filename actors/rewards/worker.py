@@ -1,8 +1,6 @@
 """The worker process of a reward function: `python -m actors.rewards.worker PARENT_PID`.
 
-Its first frame names the function and the file for its output; it replies {"ready": true, "needs_ids": whether it
-takes token ids, "exposed": whether its programs could kill it} or {"broken": reason}. Then each frame is one score and
-each reply a verdict. The pool enforces deadlines by killing the process.
+First frame: the order; reply "ready" or "broken". Then a score a frame, a verdict a reply; the pool has the deadlines.
 """
 
 import contextlib

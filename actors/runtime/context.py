@@ -98,11 +98,7 @@ class Context:
 
 
 class HeartbeatState:
-    """Content of the next heartbeat. The actor's loop sets it, the bus thread reads it.
-
-    `progress` counts work of any kind, which may be lost with the actor. Work that its death does not undo is also
-    reported to the supervisor, once in an incarnation: crashes before and after it do not count as consecutive.
-    """
+    """Content of the next heartbeat: set by the loop, read by the bus thread. `progress` counts work of any kind."""
 
     def __init__(self) -> None:
         self.version: int | None = None

@@ -72,12 +72,7 @@ def take_profile_request() -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """Flush the standard streams and exit with `code`, without the interpreter's shutdown.
-
-    During that shutdown a gloo or torch thread that asks for the GIL is unwound through C++ frames, and the process
-    aborts (SIGABRT, "terminate called without an active exception") after its work is done. Close and write everything
-    before this call.
-    """
+    """Flush the streams and exit with `code`, without the interpreter's shutdown, in which gloo may abort."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -67,11 +67,7 @@ class Asker:
 
 
 class EpisodeRun:
-    """One sample in progress: call `start`, then `answer` with each completion, until `episode` is set.
-
-    `start`, `answer` and `go_on` (after an Awaited) return the next request, or None when the episode has ended. They
-    raise the workflow's exceptions, and WorkflowError when the workflow breaks a rule.
-    """
+    """One sample in progress: `start`, `answer`, `go_on` return the next request, or None at the end of `episode`."""
 
     def __init__(
         self, workflow: Workflow, row: Row, tokenizer: Any, *, name: str = "", temperature: float = 1.0

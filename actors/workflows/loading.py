@@ -16,12 +16,7 @@ from areal_bus.errors import ConfigError
 
 
 def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prints: Prints | None = None) -> Workflow:
-    """Build workflow.function with the config, of stages the largest. User modules are imported from sys.path.
-
-    `wake` is called from any thread when an episode that waits for an event outside the engine can continue. `prints`
-    receives the agents' output. The caller calls `close_workflow` at the end. Raises ConfigError with the module, the
-    name and the cause.
-    """
+    """Build workflow.function; `wake`: an episode may continue; `prints`: agents' output. Raises ConfigError."""
     config = largest(config)
     function = config.workflow.function
     if function == "single_turn":

@@ -19,12 +19,7 @@ def slots(config: Config) -> int:
 
 
 def groups_waiting(config: Config) -> int:
-    """Groups that a generator queues in addition to its slots.
-
-    Leases are whole groups. Without a queued group, free slots stay empty until there are enough for the next group.
-    With two, a whole group of trajectories can be sent together while another group waits. One for agents, because
-    another generator may have a free process, and for servers, which have their own queue.
-    """
+    """Groups that a generator queues beyond its slots, so that none idles: two; one for agents and servers."""
     queues_here = not kind_of(config.rollout.engine).is_server
     return 2 if queues_here and not config.workflow.uses_endpoint else 1
 

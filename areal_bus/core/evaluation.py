@@ -48,11 +48,7 @@ def first_missing(when: str, sets: tuple[EvaluationSet, ...], figures: Figures) 
 def due(
     version: int, *, every: int, sets: tuple[EvaluationSet, ...], figures: Figures
 ) -> tuple[str, EvaluationSet] | None:
-    """The evaluation that is due at this published version: its moment and its set. None: all are done.
-
-    Moments are multiples of `every`, without version 0. The set that was evaluated longest ago is first, so that a
-    slow set does not displace the others. Of several moments that have passed, only the last one is evaluated.
-    """
+    """The evaluation due at this version (moment and set), of the set that waits longest; None: all are done."""
     step = version - version % every if every else 0
     when = f"{STEP}{step}"
     waiting = [problems for problems in sets if name_of(when, problems) not in figures]
@@ -66,11 +62,7 @@ def due(
 
 
 def history(set_name: str, metric: str, figures: Figures, *, with_ends: bool = False) -> list[tuple[int, float]]:
-    """(version, metric) of the evaluations of a set in training, oldest first; without those that have no value or
-    decide nothing.
-
-    `with_ends`: also those before and after training; the one after replaces an earlier one of the same version.
-    """
+    """(version, metric) of a set's evaluations that decide, oldest first. `with_ends`: before and after, too."""
     figures = {name: found for name, found in figures.items() if decides(found)}
     found = sorted(_values(set_name, metric, figures, of_step=True))
     if not with_ends:

@@ -277,11 +277,7 @@ class WeightedSource:
 
 
 class Mixture:
-    """A data source of several; its rows carry the name of theirs. A draw takes the source furthest behind its weight.
-
-    After any number of draws each source has its share, to within about one row, so batches are mixed evenly. When a
-    source has ended, the others share the following draws. The run's data ends with the last of them.
-    """
+    """A data source of several: draws from the one furthest behind its weight, until the last has ended."""
 
     def __init__(self, parts: Sequence[WeightedSource]) -> None:
         self._parts = {part.name: part for part in parts}

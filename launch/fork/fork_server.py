@@ -85,11 +85,7 @@ def fill_slots() -> list[object]:
 
 
 def _fill(make: Callable[[], object], size: int) -> list[object]:
-    """Objects of one size until a whole pool has them side by side: then all older pools are full.
-
-    Slots of the size of an integer are filled up to MOST_BYTES: the addresses themselves take some of them.
-    With another allocator (PYTHONMALLOC, -X dev) objects never lie side by side, and each size takes MOST_BYTES.
-    """
+    """Objects of one size until a whole pool has them side by side (or MOST_BYTES): older pools are full."""
     held: list[object] = []
     n_adjacent = last = 0
     while n_adjacent < POOL_BYTES // size - 1 and len(held) * size < MOST_BYTES:

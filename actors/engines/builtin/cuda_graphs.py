@@ -69,11 +69,7 @@ class CudaRecorder:
         return again
 
     def _recover(self, before: torch.cuda.Stream) -> None:
-        """From a recording that broke off.
-
-        torch then leaves its stream the current one, its pool being filled, and the device's random generator in the
-        middle of a recording (seen with torch 2.11). What recordings took stays reserved.
-        """
+        """From a recording that broke off: torch leaves its stream current and its random generator mid-way (2.11)."""
         torch.cuda.set_stream(before)
         device = torch.cuda.current_device()
         with suppress(RuntimeError):  # of a pool that is not being filled

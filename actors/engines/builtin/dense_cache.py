@@ -1,7 +1,6 @@
-"""Dense KV cache: one row per live sequence, all rows of one length.
+"""Dense KV cache: one row per live sequence, all of one length; rows 0 .. n-1 are live.
 
-Shapes: S slots, H key-value heads, C capacity (positions), D head width. Rows 0 .. n-1 are the live ones. The two views
-are what a transformers model gets as `past_key_values`: one writes whole packed sequences, the other one token a row.
+Shapes: S slots, H key-value heads, C capacity (positions), D head width. Two views serve as `past_key_values`.
 """
 
 from collections.abc import Sequence

@@ -169,11 +169,7 @@ class BuiltinEngine:
         return {name: parameter.data for name, parameter in self._parameters.items()}
 
     def update(self, version: int, tensors: Mapping[str, Tensor], *, term: int = 0) -> Mapping[str, Tensor]:
-        """Replace all weights: by pointer if they are on the device of the model, else by copy.
-
-        Returns tensors that the next push may overwrite. Raises EngineError and changes nothing if names or shapes
-        differ or (term, version) is older than the current one.
-        """
+        """Replace all weights, by pointer if on the device; returns reusable tensors. Raises EngineError, unchanged."""
         if self._version is not None and (term, version) < (self._term, self._version):  # I6
             raise EngineError(
                 f"versions never go back within a term: version {version} of term {term} comes after version "

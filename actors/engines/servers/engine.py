@@ -146,11 +146,7 @@ class ServerEngine:
             )
 
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
-        """Send new weights to the server; running requests continue as `on_update` says. Returns `tensors` for reuse.
-
-        Raises EngineError, with nothing changed, if names or shapes differ or (term, version) is older than the current
-        one; EngineLost if the server does not load them; ConfigError if it serves another model.
-        """
+        """Send new weights; returns `tensors` for reuse. Raises EngineError (unchanged), EngineLost, ConfigError."""
         if self._held is not None and (term, version) < self._held:  # I6
             raise EngineError(
                 f"versions never go back within a term: version {version} of term {term} comes after version "

@@ -40,12 +40,7 @@ def probe(
     longest: int,
     timeout_s: float,
 ) -> SGLangCapabilities:
-    """The capabilities of the server. Leaves it idle.
-
-    `names`: of the model's weights, if it may serve another model, or in another `dtype`. `longest`: tokens of a
-    sample. `keep`: the run keeps KV caches across updates. Raises ConfigError if it cannot serve the run, EngineLost
-    for no answer.
-    """
+    """Its capabilities; leaves it idle. `names`, `dtype`: to compare; `keep`: KV caches. Raises ConfigError."""
     try:
         routes = link.call("GET", "/openapi.json", timeout_s=timeout_s)
         paths, modes = set(routes["paths"]), pause_modes(routes)

@@ -35,12 +35,7 @@ def probe(
     longest: int,
     timeout_s: float,
 ) -> VLLMCapabilities:
-    """The settings of the server. Leaves it idle, and set to read weights from folders.
-
-    `names`: of the model's weights, if it may serve another model, or in another `dtype`. `longest`: tokens of a
-    sample. `keep`: the run keeps KV caches across updates. Raises ConfigError if it cannot serve the run, EngineLost
-    for no answer.
-    """
+    """Its settings; leaves it idle. `names`, `dtype`: to compare; `keep`: KV caches. Raises ConfigError, EngineLost."""
     host = urlsplit(link.url).hostname
     if host not in HERE:
         raise ConfigError(

@@ -178,10 +178,9 @@ def normalize(
     eps: float = 1e-6,
     divide: bool = True,
 ) -> Tensor:
-    """Advantages with mean 0 and (`divide`) standard deviation 1 over all trained tokens of the global batch.
+    """Advantages with mean 0 and (`divide`) deviation 1 over the batch's trained tokens.
 
-    `weights_M`: trained tokens of each trajectory, so that masked tokens enter no statistic (I2). `counted_M`:
-    trajectories that take part; the others get 0. If all values are equal, all get 0. `total` sums over the ranks.
+    `weights_M`: trained tokens (I2); `counted_M`: who takes part, others get 0; `total` sums over the ranks.
     """
     weights = weights_M.double() * counted_M
     values = advantages_M.double()

@@ -142,9 +142,7 @@ def loglinear_prox(logprobs_N: Tensor, behav_N: Tensor, lags_N: Tensor) -> Tenso
 def second_moment_threshold(squared_N: Tensor, limit: float, total: Callable[[list[float]], list[float]]) -> float:
     """Largest t so that the mean of the values <= t, over all ranks, is at most `limit` (M2PO, arXiv 2510.01161).
 
-    `squared_N`: (log-ratio)^2 of the trained tokens of this rank's minibatch. `total` sums over the ranks. Tokens above
-    t are masked: those with the largest values, until the second moment keeps the limit. The mean of the values <= t
-    grows with t, so t is found by bisection, alike on every rank.
+    `squared_N`: (log-ratio)^2 of this rank's trained tokens; `total` sums over ranks. Tokens above are masked.
     """
     values_N = squared_N.double()
 

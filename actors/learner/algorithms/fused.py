@@ -1,9 +1,6 @@
-"""PPO and decoupled PPO by an analytic gradient, and the statistics of log-ratios. `losses.ppo` is the definition.
+"""PPO and decoupled PPO by an analytic gradient, and statistics of log-ratios. `losses.ppo` is the definition.
 
-The gradient with respect to the log-probs is computed analytically, without autograd, and attached to the loss.
-
-Shapes: N trained tokens. `theta` = log-probs of the current parameters, `prox` = log-probs of the parameters just
-before the update, `behav` = log-probs that the sampler recorded.
+N trained tokens; log-probs: `theta` current, `prox` just before the update, `behav` recorded by the sampler.
 """
 
 from dataclasses import dataclass

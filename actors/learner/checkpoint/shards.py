@@ -106,11 +106,9 @@ class Shard:
 
 
 def stage_shard(state: Mapping[str, Tensor], *, index: int, size: int, replicas: int, copies: bool) -> Shard:
-    """The pieces of rank `index` of `size` on the host; `replicas` copies of the model. With `copies`
-    no memory is shared with `state`.
+    """The pieces of rank `index` of `size` on the host; `replicas` copies; `copies`: no memory shared with `state`.
 
-    A piece that several ranks hold is written by one of them: a plain tensor by rank 0, a piece of a sharded one by the
-    copies of the model in turn, in the order of the names: that of `state` may differ between ranks after a resume.
+    A shared piece is written by one rank: plain tensors by rank 0, sharded ones in turn, in the order of names.
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     mine = {key: state[key] for i, key in enumerate(sorted(state)) if _is_mine(key, state[key], i, index, replicas)}

@@ -58,11 +58,7 @@ class WeightPusher:
                 del self._kept[version]
 
     def spare(self) -> Snapshot | None:
-        """The oldest kept snapshot, forgotten here, once as many are kept as may be: its memory is free to be reused.
-
-        None while there are fewer, or while it is being sent. One on a GPU that was sent then comes at a later call:
-        torch never frees memory there that another process has opened more than once.
-        """
+        """The oldest kept snapshot, forgotten, if enough are kept and it is not being sent: its memory is free."""
         if self._changes is not None:
             self._changes.settle()  # it may still be compared
         with self._lock:

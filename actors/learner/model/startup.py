@@ -76,11 +76,7 @@ def warm_up(
     heartbeat: HeartbeatState,
     tick: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """`settings.steps` AdamW steps on the mean log-prob of the completions' tokens; returns the loss of each.
-
-    Every rank draws the same batches by `seed` and takes its share of each. `tick` is called every step. Raises
-    NonFinite for a loss that is not finite, ConfigError without demonstrations.
-    """
+    """`settings.steps` AdamW steps on the demonstrations, with their losses. Raises NonFinite, ConfigError."""
     if not demonstrations:
         raise ConfigError("missing demonstrations in the data: learner.warmup needs them; set learner.warmup.steps = 0")
     draw = random.Random(f"warmup {seed}")
@@ -126,11 +122,7 @@ def _gradient(policy: Policy, pieces: list[SequencePiece], *, capacity: int) -> 
 
 
 def load_policy(config: Config, model: str, settings: ModelSettings, *, checkpoint: str = "") -> Policy:
-    """The weights of the checkpoint, or those of the folder `model` the run starts from. With actor.lora that folder's
-    weights in model.dtype, and the adapters of the checkpoint or new ones.
-
-    Raises ConfigError, and CheckpointError for a checkpoint that does not fit actor.lora.
-    """
+    """The weights of the checkpoint, or of `model` with actor.lora's adapters. Raises ConfigError, CheckpointError."""
     lora, seed = config.actor.lora, config.run.seed
     is_scratch = config.model.scratch is not None
     held = Path(checkpoint) / "model"

@@ -124,11 +124,7 @@ class PPOActor:
         self._rates = LearningRates(self.optimizer, config.actor.lr)
 
     def compute_advantages_and_returns(self, batch: Batch) -> Batch:
-        """Fill in advantages, signals and, if needed, proximal log-probs; returns the same batch.
-
-        Proximal log-probs belong to the parameters just before the update. With one minibatch the forward pass of the
-        update has these parameters, so no extra forward pass runs here, unless the advantages depend on them.
-        """
+        """Advantages, signals and, unless the update's first pass gives them, proximal log-probs; the same batch."""
         with self._journal.span("prox"):
             self._fill_streams(batch)
             values = None if self.critic is None else self._passes.values(self.critic, batch, self.version)

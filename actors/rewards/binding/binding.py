@@ -171,12 +171,9 @@ NAMES |= {several: listed(NAMES[one]) for several, one in LISTS.items()}
 def bind(
     function: Callable[..., Any], name: str, fields: Collection[str] | None = None, *, signature: str = AUTO
 ) -> RewardFunction:
-    """Wrap the function as (prompt, completion, row). `fields`: the fields that every row has, if known. `signature`:
-    as reward.signature.
+    """Wrap the function as (prompt, completion, row); `fields`: of every row; `signature`: as reward.signature.
 
-    Raises ConfigError for a parameter that has no default and cannot be bound. A function without a signature (some C
-    functions), or with `*args` only, is called with (prompt, completion, row) by position. A coroutine function is run
-    to its end.
+    Without a signature it is called by position; a coroutine function runs to its end. Raises ConfigError.
     """
     function = run_to_end(function)
     try:

@@ -187,11 +187,7 @@ class Membership:
         self._stand(member, MemberState.DEAD)
 
     def silent(self, until: float) -> list[tuple[Member, float]]:
-        """Generators and rewards that have just become dead by silence, each with the limit that it exceeded.
-
-        `until`: all messages that arrived before this time have been handled. A message that waits to be read does not
-        count as silence. Learners have no limit: only a next incarnation replaces one.
-        """
+        """Generators and rewards that just died by silence, with its limit; `until`: messages before it are handled."""
         least_s = self.patience.least_s
         lost = []
         quiet = [m for m in self.by_name.values() if m.can_be_lost and until - m.heard > least_s]

@@ -57,11 +57,7 @@ START: Mapping[int, HeadCheckpoint] = {0: HeadCheckpoint(0)}  # before the first
 
 
 def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, reward_of: RewardOf) -> LedgerEntry:
-    """The ledger entry of a saved prompt in a term that begins at `version`. `known`: the head's entry until now.
-
-    Verdicts whose tokens are all of versions <= `version` are kept. If all are kept, the lease is kept, too: the rest
-    of the group may be valid at its holder, which reports it if not.
-    """
+    """The ledger entry of a saved prompt in a term at `version`: with its verdicts up to it. `known`: until now."""
     entry = LedgerEntry(
         prompt.uid, prompt.born, prompt.n_samples, None, attempt=prompt.attempt, n_deaths=prompt.n_deaths
     )

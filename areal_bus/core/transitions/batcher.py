@@ -232,11 +232,7 @@ class Refill:
         self._n_replaced = 0
 
     def next(self) -> LedgerEntry | None:
-        """The oldest complete group without signal, if one may be replaced now; the caller refunds it.
-
-        At eta = 0 only when every live group is complete, so that the order of verdicts decides nothing. When the data
-        has ended, nothing could take the place.
-        """
+        """The oldest complete group without signal that may be replaced now (eta = 0: once all are complete)."""
         if self._n_replaced >= self._rules.max_refill or not len(self._ledger.flat) or self._rows.is_exhausted:
             return None
         if self._rules.eta == 0 and self._ledger.n_live != len(self._ledger.ready):

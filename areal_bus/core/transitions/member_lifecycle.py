@@ -221,11 +221,7 @@ class MemberLifecycle:
         return None
 
     def _evict(self, member: Member, why: str) -> str | None:
-        """Evict a generator: its supervisor restarts it. If restarts have not helped it while others of the job work,
-        it is evicted for good. Returns why the job cannot go on, if no other generator of it is left.
-
-        Where the split of ranks may change, a rank that is given up could learn no more: there it is always restarted.
-        """
+        """Evict a generator; one that no restart helps for good. Returns why the job cannot go on, if so."""
         state = self.state
         n, most = state.lease_failures.evicted(member.name), min(EVICTIONS, state.rules.max_restarts)
         is_last_time = n > most and state.rules.pool is None and not state.is_guest(member)
