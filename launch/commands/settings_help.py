@@ -1,5 +1,6 @@
 """Documentation of the settings: `--explain KEY`, and the text of docs/config.md."""
 
+import re
 from typing import Any
 
 from pydantic import BaseModel
@@ -23,7 +24,8 @@ for. The resolved settings are saved as `config.json` of the run.
 `extends = "base.toml"` or `extends = ["gpus-8.toml", "algorithms/dapo.toml"]`: the last wins. A name is a path from the
 file's folder, else an installed config. A file that is reached twice counts once, where it is reached first.
 
-`--explain KEY` prints one entry; with files, `--explain actor.lr my.toml`, also the value and where it comes from.
+Where no type is shown, it is that of the default. `--explain KEY` prints one entry; with files (`--explain actor.lr
+my.toml`) also the value and where it comes from.
 """
 
 
@@ -82,13 +84,13 @@ def page() -> str:
     return "\n".join(parts)
 
 
-SHORT = {
+SIGNS = {
     "a whole number": "int",
     "a number": "float",
-    "true or false": "bool",
-    "a path (string)": "path",
-    "a string": "str",
-    "one of ": "",
+    "true or false": "",
+    "a path (string)": "",
+    "a string": "",
+    "one of ": "of ",
     "a list, each item a table with": "tables of",
     "a list, each item ": "list of ",
     "a table, each value ": "table of ",
@@ -101,18 +103,24 @@ SHORT = {
 }
 
 
-def short_type(field: Any) -> str:
-    """Type and limits in signs, as the table has them."""
+def limits_of(field: Any) -> str:
+    """Type and limits in signs, as the table has them; what the default shows is left out."""
     limits = bounds(field)
     text = f"{kind(field.annotation)}{', ' + limits if limits else ''}"
-    for words, sign in SHORT.items():
+    for words, sign in SIGNS.items():
         text = text.replace(words, sign)
-    return text
+    return (text if field.default in (None, "") else re.sub(r"^(int|float) (?=[≥>])", "", text)).lstrip(", ")
+
+
+def short_default(field: Any) -> str:
+    shown = default(field)
+    return shown if len(shown) < 60 else '"..."'
 
 
 def table(name: str, section: type[BaseModel]) -> str:
-    lines = [f"## [{name}]", "", "| key | type | default | what |", "|---|---|---|---|"]
+    lines = [f"## [{name}]", "", "| key | default, limits | what |", "|---|---|---|"]
     for key, field in fields(section).items():
-        cells = (f"`{key}`", short_type(field), f"`{default(field)}`", " ".join((field.description or "").split()))
+        value = ", ".join(filter(None, [f"`{short_default(field)}`", limits_of(field)]))
+        cells = (f"`{key}`", value, " ".join((field.description or "").split()))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
