@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).with_name("ring.toml")
 INSIDE = Path(__file__).with_name("inside")  # sitecustomize.py, for every process of a job
 FOLDER = "AREAL_FAULTS"  # in the environment of every process of a job: the folder of its test
+SPAWN = ('launch.start="spawn"', 'launch.bootstrap="mpi"')
 POLL_S = 0.02
 PATIENCE_S = 120.0  # a loaded machine with two cores starts a ring in less
 GONE_S = 15.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.faults.ring import Fault, History, Ring
+from tests.faults.ring import SPAWN, Fault, History, Ring
 from tools import run as runs
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ class Deaths:
 
 @pytest.fixture(scope="module")
 def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
-    ring = Ring(tmp_path_factory.mktemp("deaths"), *SETTINGS)
+    ring = Ring(tmp_path_factory.mktemp("deaths"), *SETTINGS, *SPAWN)
     ring.hold_learner(2)
     with ring.started():
         ring.wait_for_version(2, "generator-0.0", "generator-1.0")

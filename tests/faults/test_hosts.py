@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ring import Ring
+from tests.faults.ring import SPAWN, Ring
 from tests.support.hosts import INTERFACE, Hosts, hosts
 
 LEARNER, REWARD, LOST, SLOW = range(4)  # ranks of the ring, one a host; the head is beside the learner
@@ -13,7 +13,7 @@ LEARNER, REWARD, LOST, SLOW = range(4)  # ranks of the ring, one a host; the hea
 
 def ring_over(four: Hosts, folder: Path, *changes: str) -> Ring:
     network = (f"bus.interface='{INTERFACE}'", f"launch.rendezvous='tcp://{four.address(0)}:7077'")
-    return Ring(folder, *network, *changes, bootstrap="env", before=four.words)
+    return Ring(folder, *SPAWN, *network, *changes, bootstrap="env", before=four.words)
 
 
 @pytest.mark.slow
