@@ -172,6 +172,7 @@ class Machine(RuleBasedStateMachine):
                 while (entry := self.pick(0, PromptState.LEASED)) is not None:
                     self.ledger.deliver(self.scored(entry, entry.missing[0]))
             self.take()
+            self.gate.publish(self.gate.u)  # of the version before: the batch in training keeps its credits
             self.the_counts_add_up()
             assert self.gate.w == before + 1, "somebody must be able to go on"
 

@@ -133,6 +133,15 @@ def test_a_run_stops_early_when_its_metric_does_not_improve(eta: int) -> None:
     assert len(ring.witness.samples_trained) == gate.u * 2 * 2
 
 
+@pytest.mark.parametrize("kind", ["crash", "cut"])
+def test_problems_of_a_lost_generator_are_evaluated_by_another(kind: str) -> None:
+    for seed in range(6):
+        faults = tuple(Fault(kind, Role.GENERATOR, i, 20.0 + 9 * i + 3 * seed, 60.0) for i in (0, 1))
+        sizes = {"n_problems": 6, "evaluate_every": 1, "n_generators": 3, "eta": 2}
+        ring = finish(ring_of(seed=seed, faults=faults, calm_s=120.0, **sizes))
+        assert all(len(e.scored) + len(e.failed) >= len(e.rows) for e in ring.head.state.results.values())
+
+
 def test_a_killed_job_that_is_resumed_evaluates_no_version_twice() -> None:
     for seed in range(8):
         faults = (Fault("kill", Role.HEAD, 0, 25.0 + 4 * seed, 5.0), Fault("crash", Role.HEAD, 0, 70.0 + seed, 2.0))

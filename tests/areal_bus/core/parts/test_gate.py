@@ -83,6 +83,20 @@ def test_a_batch_with_a_prompt_over_eta_is_impossible_where_ages_are_bounded(pol
         gate.take([-1])
 
 
+def test_hold_keeps_a_later_prompt_waiting_for_one_that_is_due() -> None:
+    gate = Gate(batch_size=1, eta=1, policy=StalenessPolicy.HOLD)
+    gate.admit(0)  # a, slow
+    gate.admit(0)  # b
+    step(gate, 0)  # b
+    gate.admit(1)  # c, quick
+    with pytest.raises(ImpossibleEvent, match="must still be trainable"):
+        gate.take([1])  # c alone would make a too old
+    gate.take([0])
+    with pytest.raises(ImpossibleEvent, match="batch 2 is taken when update 2 is next"):
+        gate.take([1])
+    assert (gate.live, gate.publish(1), gate.in_training) == (1, 0, 1)  # batch 1 keeps its credit until version 2
+
+
 def test_hold_admits_only_prompts_that_fit_a_batch_within_eta() -> None:
     gate = Gate(batch_size=1, eta=1, policy=StalenessPolicy.HOLD)
     gate.admit(0)
