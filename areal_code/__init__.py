@@ -3,7 +3,3 @@
 The program answers with plain values only. Another process, which never sees the program, runs the tests on these
 values (docs/code-rewards.md). Begin with `scoring.py`; `actors.rewards.loading` finds the rewards by name.
 """
-
-from areal_code.scoring import score, score_share
-
-__all__ = ["score", "score_share"]

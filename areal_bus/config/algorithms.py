@@ -295,8 +295,8 @@ def _critic(c: Config) -> list[Rule]:
             f'"{c.actor.advantage}")',
         ),
         (
-            is_gae and c.critic.warmup_steps >= c.run.total_train_steps,
-            f"critic.warmup_steps ({c.critic.warmup_steps}) must be below run.total_train_steps "
+            is_gae and c.critic.warmup_updates >= c.run.total_train_steps,
+            f"critic.warmup_updates ({c.critic.warmup_updates}) must be below run.total_train_steps "
             f"({c.run.total_train_steps}): the policy would never be trained",
         ),
         (

@@ -192,7 +192,7 @@ class CriticConfig(Section):
     """Learning rate of the critic's AdamW; the rest as [actor]."""
     eps_clip: float | None = Field(None, gt=0)
     """Value clipping range."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_updates: int = Field(0, ge=0)
     """First updates that train the critic alone: 10 to 50 for a value head of zeros."""
 
 

@@ -17,10 +17,10 @@ from actors.data.loading import load_rows
 from actors.rewards import sandbox
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
-from areal_code import score, score_share, scoring
+from areal_code import scoring
 from areal_code.plain_values import Other, decode, encode
 from areal_code.row_tests import read_tests, unpacked
-from areal_code.scoring import CodeOptions, configure, program_in, run_tests, same_output
+from areal_code.scoring import CodeOptions, configure, program_in, run_tests, same_output, score, score_share
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"

@@ -253,7 +253,7 @@ class PPOActor:
             if norm + CLIP_EPSILON > self._settings.max_grad_norm:  # else every gradient would be multiplied by 1
                 clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
             self._n_applied += 1
-            if self.version >= self._config.critic.warmup_steps:
+            if self.version >= self._config.critic.warmup_updates:
                 self.optimizer.step()
         value_loss, critic_norm = (0.0, 0.0) if self.critic is None else self._critic_step(batch, part, self.critic)
         is_by_token = self._settings.aggregation == "token-mean"

@@ -31,6 +31,7 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "actor.discount": "gamma discount_factor",
     "critic.lr": "critic_lr critic_learning_rate value_lr",
     "critic.eps_clip": "value_clip cliprange_value value_clip_range eps_clip_value",
+    "critic.warmup_updates": "critic_warmup critic_warmup_steps",
     "critic.path": "critic_path critic_model critic_pretrain value_model reward_model_path",
     "checkpoint.every_steps": "save_steps save_freq save_interval checkpoint_interval ckpt_interval",
     "checkpoint.keep": "save_total_limit max_ckpt_num max_actor_ckpt_to_keep keep_last",

@@ -252,7 +252,7 @@ TEACHER = {"teacher": {"path": "t"}}
         ({"critic": {"lr": 1e-3}}, '[critic] is for actor.advantage = "gae": it is "grpo"; remove critic.lr'),
         ({"gae_lambda": 0.9}, "are for actor.advantage"),
         ({"truncated_samples": "bootstrap"}, "needs the values of a critic"),
-        ({"advantage": "gae", "critic": {"warmup_steps": 10**6}}, "the policy would never be trained"),
+        ({"advantage": "gae", "critic": {"warmup_updates": 10**6}}, "the policy would never be trained"),
         ({"ppo_epochs": 2, "loss": "reinforce"}, "actor.ppo_epochs > 1 needs a ratio"),
         ({"ppo_epochs": 2, "prox_logp_method": "loglinear"}, "actor.ppo_epochs > 1 needs a ratio"),
         ({"optimizer": "adam"}, "unknown actor.optimizer 'adam': it is one of adamw, muon, adamw8bit, sgd"),

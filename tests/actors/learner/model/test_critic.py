@@ -106,7 +106,7 @@ def test_a_truncated_answer_is_bootstrapped_by_the_value_of_the_next_state(tmp_p
 
 
 def test_the_first_updates_may_train_the_critic_alone(tmp_path: Path) -> None:
-    actor = tiny_actor(tmp_path, config_of(critic={"warmup_steps": 2}))
+    actor = tiny_actor(tmp_path, config_of(critic={"warmup_updates": 2}))
     assert actor.critic is not None
     moved = []
     for clock in range(3):
