@@ -37,7 +37,12 @@ CORRECTIONS = {  # vllm_importance_sampling_mode -> (correction, action)
     "sequence_truncate": ("tis_sequence", "clamp"),
     "sequence_mask": ("tis_sequence", "mask"),
 }
-REWARDS = {"accuracy_reward": "math", "reasoning_accuracy_reward": "math", "think_format_reward": "format"}
+REWARDS = {
+    "accuracy_reward": "math",
+    "reasoning_accuracy_reward": "math",
+    "think_format_reward": "format",
+    "model": "model",
+}
 THINK_FORMAT = "<think>(?!.*<think>).*</think>.*"  # one opening tag at the start, a closing tag, any text around it
 PRECISION = {"bfloat16": "bfloat16", "float32": "float32", "auto": "bfloat16"}
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
@@ -97,6 +102,8 @@ def reference(value: Any, foreign: Foreign) -> Ours:
 
 def rewards(value: Any, foreign: Foreign) -> Ours:
     names = [value] if isinstance(value, str) else [str(name) for name in value]
+    if foreign.get("reward_model_name_or_path") is not None:
+        names = ["model", *names]  # `trl grpo` has it first
     known = {name: REWARDS.get(name) or as_function(name) for name in names}
     if lost := [name for name in names if not known[name]]:
         foreign.lose("reward_funcs", f"{', '.join(lost)}: no such reward here")
@@ -110,6 +117,12 @@ def rewards(value: Any, foreign: Foreign) -> Ours:
         for name, ours in found
     ]
     return settings | {"reward.function": "weighted", "reward.terms": terms} if terms else {}
+
+
+def reward_model(value: Any, foreign: Foreign) -> Ours:
+    """With reward_funcs it is one of the terms."""
+    alone: Ours = {} if foreign.get("reward_funcs") else {"reward.function": "model"}
+    return {"reward.model.path": str(value)} | alone
 
 
 def as_function(name: str) -> str:
@@ -228,7 +241,8 @@ KEYS = (
     Key("reward_funcs", "reward.function, reward.terms", "module.function is module:function; several are weighted",
         None, rewards),
     Key("reward_weights", "reward.terms", "", None, skip),
-    Key("reward_model_name_or_path", "", "no reward model", None, skip),
+    Key("reward_model_name_or_path", "reward.function, reward.model.path", "model; beside reward_funcs a term", None,
+        reward_model),
     Key("learning_rate", "actor.lr", "", 1e-6, as_number("actor.lr")),
     Key("lr_scheduler_type", "actor.lr_schedule", "constant, linear (GRPO's default), cosine", None, schedule),
     Key("warmup_steps", "actor.lr_warmup_steps", "optimizer steps there, updates here", None,
@@ -342,16 +356,9 @@ ABSENT = (
 
 
 def reward(ours: Ours, foreign: Foreign) -> None:
-    """Where something is named that is not there, a placeholder that a start refuses."""
-    model = foreign.get("reward_model_name_or_path")
-    if model is not None:
-        foreign.lose(
-            "reward_model_name_or_path", 'no reward model here; a model behind a URL can grade: reward "judge"'
-        )
+    """Where a function is named that is not there, a placeholder that a start refuses."""
     if foreign.get("reward_funcs") is not None and "reward_funcs" in foreign.lost:
         why = "a function of reward_funcs has no counterpart"
-    elif model is not None and "reward.function" not in ours:
-        why = "a reward model has no counterpart"
     elif "reward.function" not in ours:
         ours["reward.function"], foreign.to_set["reward.function"] = "math", "the file names none"
         return

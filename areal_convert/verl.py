@@ -189,7 +189,7 @@ KEYS = (
     *(Key(f"{base}path", "reward.function", "the file's module and `name`; put the file beside the TOML", None, skip)
       for base in verl_reward.FUNCTIONS),
     *(Key(f"{base}name", "reward.function", "", None, skip) for base in verl_reward.FUNCTIONS),
-    *(Key(key, "", "no reward model", None, skip) for key in verl_reward.MODELS),
+    *(Key(key, "", "set reward.model.path", None, skip) for key in verl_reward.MODELS),
     *(Key(key, "reward.function", "naive, batch, prime, dapo: those that call the function", None, skip)
       for key in verl_reward.MANAGERS),
     *(Key(f"{base}url", "reward.function", "code, where no function is named", None, skip)

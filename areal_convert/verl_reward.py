@@ -49,7 +49,9 @@ def models(foreign: Foreign) -> list[str]:
     """Reward models that are switched on."""
     found = [key for key in MODELS if truth(foreign.get(key, False))]
     for key in found:
-        foreign.lose(key, 'no reward model here; a model behind a URL can grade: reward.function = "judge"')
+        foreign.lose(
+            key, 'set reward.function = "model" and reward.model.path (a classifier), or "judge" (behind a URL)'
+        )
     return found
 
 

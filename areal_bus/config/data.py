@@ -81,13 +81,13 @@ class DataConfig(Section):
     task_options: dict[str, bool | int | float | str] = Field({})
     """Options of a reasoning-gym task: { max_terms = 2 }."""
     size: int = Field(2000, ge=1)
-    """Problems of a reasoning-gym task, without those held out."""
+    """Problems of a reasoning-gym task to train."""
     path: str = ""
     """File (.jsonl, .json, .csv, .parquet), folder of datasets.save_to_disk, or Hugging Face id."""
     function: str = ""
-    """A loader of your own, "module:factory" beside the config, that returns a StatefulDataLoader (docs/data.md)."""
+    """Your loader, "module:factory": it returns a StatefulDataLoader (docs/data.md)."""
     source: tuple[SourceConfig, ...] = ()
-    """Several sources, tables [[data.source]] with weight, and path, task or function; unset keys are those of [data]
+    """Several sources, tables [[data.source]] with weight, and path, task or function; other keys as in [data]
     (docs/data.md)."""
     curriculum: CurriculumConfig | None = None
     """Visit rows less often that the policy always or never solves: add [data.curriculum]."""
@@ -108,20 +108,19 @@ class DataConfig(Section):
     batch_size: int = Field(8, ge=1)
     """B: prompts (groups) per batch."""
     total_train_epochs: int | None = Field(None, ge=1)
-    """Passes through the data after which the run ends."""
+    """Passes through the data that end the run."""
     max_refill: int = Field(0, ge=0)
-    """Dynamic sampling (DAPO): groups with equal rewards that new prompts replace, at most, per batch; 0: they are
-    skipped."""
+    """Dynamic sampling (DAPO): most groups of equal rewards that new prompts replace per batch; 0: they are skipped."""
     drop_last: bool = False
-    """Refund the last remainder below B instead of training a short batch."""
+    """Refund a last remainder below B instead of training it."""
     shuffle: bool = True
-    """Shuffle each pass with a new seeded order."""
+    """A new seeded order for each pass."""
     limit: int | None = Field(None, ge=1)
     """Use only the first rows."""
     max_prompt_tokens: int = Field(512, ge=1)
-    """Longer rows are refused at the start, longer prompts of a workflow refunded; none is truncated."""
+    """Longer rows are refused at the start, a workflow's longer prompts refunded; none is truncated."""
     long_prompts: Literal["refuse", "drop"] = "refuse"
-    """"drop": rows over max_prompt_tokens are named at the start and refunded untrained."""
+    """"drop": longer rows are named at the start and not trained."""
     largest: int = Field(9, ge=1)
     """"sums": largest summand; "reverse": most letters."""
     held_out: int = Field(20, ge=0)

@@ -16,16 +16,16 @@ class SimulatedUpdateConfig(Section):
 
 class LoraConfig(Section):
     rank: int = Field(16, ge=1)
-    """R: a layer of F outputs and E inputs trains R (F + E) numbers."""
+    """Rank."""
     alpha: float = Field(32.0, gt=0)
     """The adapters are multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ()
-    """Linear layers with adapters, as ["q_proj", "v_proj"]; empty: all in decoder layers."""
+    """Layers with adapters, as ["q_proj"]; empty: all linear ones in decoder layers."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout before the adapters, with a gradient only."""
+    """Dropout before the adapters."""
 
     offload: bool = False
-    """Keep adapted layers' weights in host memory until used; for one learner, with learner.gradient_checkpointing."""
+    """Keep adapted layers' weights in host memory until used (docs/lora.md)."""
 
     @property
     def scale(self) -> float:
@@ -44,54 +44,54 @@ class ParameterGroup(Section):
 
 class ActorConfig(Section):
     reward_scaling: float = Field(1.0, gt=0)
-    """Advantages use (reward + reward_bias) * reward_scaling; the journal keeps the raw reward."""
+    """Advantages use (reward + reward_bias) * reward_scaling."""
     reward_bias: float = 0.0
-    """Added before scaling: -0.5, scaled by 10, maps 0 and 1 to -5 and +5 (paper)."""
+    """Added before scaling (paper: -0.5, scaled by 10)."""
     reward_clip: float | None = Field(None, gt=0)
-    """Bound of the absolute reward after bias and scaling."""
+    """Bound of the absolute reward after these."""
     overlong_tokens: int = Field(0, ge=0)
-    """DAPO's soft penalty: the reward falls over these last tokens before gconfig.max_new_tokens; 0: off."""
+    """DAPO's soft penalty over these last tokens before gconfig.max_new_tokens; 0: off."""
     overlong_penalty_factor: float = Field(1.0, gt=0)
     """Largest overlong penalty."""
     length_penalty: float = Field(0.0, ge=0)
-    """This times length / gconfig.max_new_tokens is subtracted from the reward."""
+    """Subtracts this times length / gconfig.max_new_tokens."""
     truncated_samples: Literal["train", "mask", "zero", "bootstrap"] = "train"
-    """Samples cut at the length limit: "train" them, "mask" their tokens (their reward stays in the baseline), reward
-    "zero", or with "gae" "bootstrap" them: the critic's value goes on after the last token."""
+    """Samples cut at the length limit: "train", "mask" their tokens, reward "zero", or with "gae" "bootstrap" from
+    the critic (docs/algorithms.md)."""
     algorithm: str = ""
-    """Sets the keys of configs/algorithms/NAME.toml ("dapo", "gspo") that you do not set."""
+    """Takes unset keys from configs/algorithms/NAME.toml ("dapo", "gspo")."""
     advantage: str = "grpo"
     """Estimator: "grpo", "dr_grpo", "rloo", "opo", "reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline",
     "gae" (with [critic]), "none" (the reward), "distill" (the teacher), "module:function" (docs/algorithms.md)."""
     discount: float = Field(1.0, gt=0, le=1)
     """For "gae": discount by token."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
-    """For "gae": 1 is returns minus values; less relies more on values."""
+    """For "gae"."""
     normalize_batch: bool = False
-    """Normalise advantages over the whole batch, too (paper)."""
+    """Normalise advantages over the batch, too (paper)."""
     normalize_batch_over: Literal["signal", "all"] = "signal"
-    """Groups that normalize_batch uses: "signal" (rewards differ) or "all"."""
+    """Groups for normalize_batch: "signal" (rewards differ) or "all"."""
     std_unbiased: bool = True
     """Divide variances by n - 1, as verl, TRL and AReaL; false: by n."""
     std_eps: float = Field(1e-6, gt=0)
     """Epsilon added to these standard deviations."""
     loss_denominator: Literal["all", "signal"] | Annotated[float, Field(gt=0)] = "all"
-    """Divisor of the sum of token losses: "all" fresh tokens of the minibatch, those of groups with "signal", or a
-    number (docs/loss.md)."""
+    """Divisor of the summed token losses: "all" fresh tokens, those of groups with "signal", or a number
+    (docs/loss.md)."""
     aggregation: str = "token-mean"
     """Weights of token losses: "token-mean", "seq-mean-token-mean", "seq-mean-token-sum" (paper),
     "seq-mean-token-sum-norm" (Dr. GRPO), "module:function"."""
     episode_weights: Literal["token", "trajectory"] = "token"
-    """Shares of an episode's trajectories in its loss: by tokens, or alike (docs/agents.md)."""
+    """Shares of an episode's trajectories: by tokens, or alike (docs/agents.md)."""
     aggregation_length: int | None = Field(None, ge=1)
-    """For "seq-mean-token-sum-norm": constant instead of the length."""
+    """Constant of "seq-mean-token-sum-norm"."""
     loss: str = "ppo"
     """Loss of a token: "ppo", "gspo", "gmpo", "cispo", "sapo", "reinforce", "module:function"."""
     correction: str = ""
     """Weight for the gap to the sampler: "decoupled", "tis", "tis_sequence", "icepop", "kpop", "none",
     "module:function"; empty: by use_decoupled_loss."""
     use_decoupled_loss: bool = True
-    """Decoupled PPO (paper, eq. 5): clip around the proximal policy, weight by prox/behav."""
+    """Decoupled PPO (docs/loss.md)."""
     recompute_logprobs: bool = True
     """Compute proximal log-probs just before the update."""
     prox_logp_method: Literal["recompute", "loglinear"] = "recompute"
@@ -101,12 +101,11 @@ class ActorConfig(Section):
     behav_imp_weight_mode: Literal["clamp", "mask"] = "clamp"
     """Weights above behav_imp_weight_cap: "clamp" them or "mask" their tokens."""
     correction_action: Literal["clamp", "mask"] | None = None
-    """Outside of the bounds: "clamp" the weight or "mask" the tokens; unset, as for the next four keys: the
-    correction's own."""
+    """Outside of the bounds: "clamp" or "mask"; unset, as the next four keys: the correction's own."""
     correction_metric: Literal["ratio", "k1", "k2", "k3", "binary_kl"] | None = None
-    """What the bounds apply to: the ratio prox/behav or an estimate of the KL."""
+    """What the bounds apply to."""
     correction_aggregate: Literal["mean", "sum", "max"] | None = None
-    """For "tis_sequence": aggregation over the sequence."""
+    """For "tis_sequence"."""
     correction_lower: float | None = Field(None, ge=0)
     """Lower bound."""
     correction_upper: float | None = Field(None, gt=0)
@@ -126,26 +125,24 @@ class ActorConfig(Section):
     kl_ctl: float = Field(0.0, ge=0)
     """Coefficient of the KL from the [reference] model; 0: none is loaded."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
-    """Estimator of the KL from the reference (Schulman 2020); unset: "k3" in the loss, "k1" in the reward."""
+    """Unset: "k3" in the loss, "k1" in the reward."""
     kl_in: Literal["reward", "loss"] = "loss"
-    """Add the KL from the reference to the "loss", or subtract it from the "reward" before the baseline."""
+    """Add the KL to the "loss", or subtract it from the "reward"."""
     distill_coef: float = Field(0.0, ge=0)
-    """On-policy distillation beside the reward: weight of log(teacher/pi), see [teacher]."""
+    """Distillation beside the reward: weight of log(teacher/pi)."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
     ppo_n_minibatches: int = Field(1, ge=1)
     """Optimizer steps per pass over the batch."""
     ppo_epochs: int = Field(1, ge=1)
-    """Passes over the batch, in another order each; an update stays one version (docs/algorithms.md)."""
+    """Passes over the batch (docs/algorithms.md)."""
     optimizer: str = "adamw"
     """"adamw", "muon" (matrices; the rest by AdamW), "adamw8bit" (package torchao), "sgd" (no momentum), "module:make"
     (docs/optimizers.md)."""
     group: tuple[ParameterGroup, ...] = ()
-    """Tables [[actor.group]] for parameters that match: lr_scale, weight_decay. No decay of norms and biases: match =
-    "norm|bias", weight_decay = 0."""
+    """Tables [[actor.group]] for parameters that match (docs/optimizers.md)."""
     offload: Literal["none", "optimizer", "all"] = "none"
-    """What GPU learners keep in host memory: the "optimizer"'s states, or "all" (then it computes there)
-    (docs/optimizers.md)."""
+    """What GPU learners keep in host memory (docs/optimizers.md)."""
     lr: float = Field(2e-5, gt=0)
     """Peak learning rate."""
     adamw_lr: float | None = Field(None, gt=0)
@@ -167,22 +164,21 @@ class ActorConfig(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping: maximum norm."""
     context_parallel: int = Field(1, ge=1)
-    """Learner ranks that share the tokens of each micro-batch, for long sequences; it divides topology.learners
-    (docs/models.md)."""
+    """Learner ranks that share each micro-batch, for long sequences (docs/models.md)."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of the model's own weights (docs/lora.md)."""
 
 
 class ReferenceConfig(Section):
     path: str = ""
-    """Folder or Hugging Face id for actor.kl_ctl; empty: version 0, with actor.lora the model without adapters."""
+    """Folder or Hugging Face id; empty: version 0."""
     update_every: int = Field(0, ge=0)
-    """Versions after which a copy of the policy replaces the reference; 0: fixed."""
+    """Versions after which the policy replaces the reference; 0: fixed."""
 
 
 class TeacherConfig(Section):
     path: str = ""
-    """Folder or Hugging Face id, for actor.advantage = "distill" or distill_coef."""
+    """Folder or Hugging Face id."""
 
 
 class CriticConfig(Section):
@@ -193,7 +189,7 @@ class CriticConfig(Section):
     eps_clip: float | None = Field(None, gt=0)
     """Value clipping range."""
     warmup_updates: int = Field(0, ge=0)
-    """First updates that train the critic alone: 10 to 50 for a value head of zeros."""
+    """First updates that train the critic alone (docs/algorithms.md)."""
 
 
 class WarmupConfig(Section):
@@ -207,7 +203,7 @@ class LearnerConfig(Section):
     loop: str = "ppo"
     """Training loop: "ppo", or "module:function" beside the config (docs/loop.md)."""
     max_tokens_per_mb: int = Field(4096, ge=1)
-    """Token budget of a packed micro-batch (on AVX-512 up to 1/32 more)."""
+    """Token budget of a packed micro-batch."""
     gradient_checkpointing: bool = False
     """Recompute activations to save memory."""
     warmup: WarmupConfig = WarmupConfig()

@@ -41,7 +41,7 @@ class FormatRewardConfig(Section):
     """"think_answer": <think>...</think> <answer>...</answer>; "think": thoughts, </think>, answer; "boxed":
     \\boxed{...}; "code": one ``` block."""
     pattern: str = ""
-    """Regular expression for the whole stripped completion, instead of template (. matches newlines)."""
+    """Regular expression for the whole stripped completion, instead of template."""
 
 
 class JudgeRewardConfig(Section):
@@ -50,19 +50,19 @@ class JudgeRewardConfig(Section):
     model: str = ""
     """Name of the model there."""
     api_key_env: str = ""
-    """Environment variable with the API key, on hosts with rewards; empty: no key."""
+    """Environment variable with the API key; empty: no key."""
     prompt: str = JUDGE_PROMPT
-    """Request, with {prompt}, {completion}, {max_score} and fields of the row. The reply must end with "Score: N"."""
+    """Request, with {prompt}, {completion}, {max_score} and fields of the row; the reply ends with "Score: N"."""
     max_score: float = Field(1.0, gt=0)
     """The reward is N / max_score; other N are errors."""
     correct_from: float | None = Field(None, ge=0, le=1)
-    """Reward from which an answer is correct; unset: not decided."""
+    """Reward from which an answer is correct."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of the judge."""
     max_tokens: int = Field(512, ge=1)
     """Longest reply of the judge."""
     max_calls: int | None = Field(None, ge=1)
-    """Answered calls of a host in the run; later scores are errors."""
+    """Calls of a host in the run; later scores are errors."""
 
 
 class RewardModelConfig(Section):
@@ -89,9 +89,9 @@ class RewardTerm(Section):
 
 class CheckRewardConfig(Section):
     function: str = ""
-    """A second grader, as reward.function ("math_verify" beside "math")."""
+    """A second grader, as "math_verify" beside "math"."""
     share: float = Field(0.05, gt=0, le=1)
-    """Share of the training samples that it scores, too; rewards do not change."""
+    """Share of the training samples that it scores; rewards do not change."""
 
 
 class RewardConfig(Section):
@@ -100,19 +100,15 @@ class RewardConfig(Section):
     "format", "reasoning_gym", "judge", "url" (your server), "model" (a reward model), "weighted" (sum of reward.terms),
     "agent" (it returns its reward), or "module:function" beside the config (docs/rewards.md)."""
     signature: Literal["auto", "named", "trl", "trl_text", "trl_chat", "areal"] = "auto"
-    """How your function is called: by our and verl's names, as TRL's or AReaL's; "auto": by its parameters' names
-    (docs/rewards.md)."""
+    """How your function is called; "auto": by its parameters' names (docs/rewards.md)."""
     url: str = ""
-    """Server of the reward "url", or sandbox server of "code" and "code_share"; [reward.judge] has key and limits
-    (docs/judge.md)."""
+    """Server of the reward "url", or sandbox of "code" and "code_share" (docs/judge.md)."""
     group: str = Field("", pattern=r"^$|^url$|^model$|^[^:]+:[^:]+$")
-    """"module:function", "url" or "model" that gets all samples of a prompt with their rewards and returns the reward
-    of each (docs/rewards.md)."""
+    """"module:function", "url" or "model" that scores all samples of a prompt together (docs/rewards.md)."""
     check: CheckRewardConfig = CheckRewardConfig()
     """A second opinion on some of the samples: disagreements are shown with their texts (docs/rewards.md)."""
     terms: tuple[RewardTerm, ...] = ()
-    """For "weighted": tables [[reward.terms]] with function, weight, name; each is reported
-    (docs/rewards.md)."""
+    """For "weighted": tables [[reward.terms]] (docs/rewards.md)."""
     format: FormatRewardConfig = FormatRewardConfig()
     """What "format" asks for: 1 for a completion of that form, else 0."""
     judge: JudgeRewardConfig = JudgeRewardConfig()
@@ -122,19 +118,19 @@ class RewardConfig(Section):
     code: CodeRewardConfig = CodeRewardConfig()
     """Limits of the functions "code" and "code_share" (docs/code-rewards.md)."""
     sandbox: Literal["auto", "required"] = "auto"
-    """Without bubblewrap "code" uses a weaker sandbox ("auto"), or the start is refused ("required")."""
+    """Without bubblewrap: "auto" uses a weaker sandbox, "required" refuses the start."""
     fresh_process: bool = False
-    """Run each score in a fork of the worker: for a function that runs text of the model."""
+    """Each score in a fork of the worker, for a function that runs the model's text."""
     timeout_s: float = Field(10.0, gt=0)
-    """Time limit of one score; a later one is a timeout, never a 0."""
+    """Time limit of one score."""
     workers: int = Field(1, ge=1)
     """Worker processes per reward actor."""
     on_timeout: Literal["refund"] | float = "refund"
-    """After a timeout in training: "refund", or a number, the reward of the sample."""
+    """After a timeout in training: "refund", or the sample's reward."""
     on_error: Literal["refund"] | float = "refund"
-    """After an error in training: "refund", or a number, the reward of the sample."""
+    """After an error in training: "refund", or the sample's reward."""
     partial_groups: bool = False
-    """With "refund": train the other samples if at least two have a reward, instead of refunding the prompt."""
+    """With "refund": train the other samples if at least two have a reward."""
 
 
 WEIGHTED, JUDGE = "weighted", "judge"

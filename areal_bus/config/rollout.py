@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 class RolloutConfig(Section):
     engine: str = "builtin"
-    """Inference engine: "builtin" (CPU or one GPU), "sglang", "vllm" (servers), "simulated" (no model),
-    "module:function" (docs/engines.md)."""
+    """"builtin" (CPU or one GPU), "sglang", "vllm" (servers), "simulated" (no model), "module:function"
+    (docs/engines.md)."""
     max_head_offpolicyness: int = Field(1, ge=0, le=1024)
     """eta: maximum staleness of a trained token, in versions; 0: synchronous."""
     staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"
@@ -26,7 +26,7 @@ class RolloutConfig(Section):
     on_update: Literal["recompute", "keep", "drain"] = "recompute"
     """In-flight samples on a weight update: "recompute" or "keep" their KV cache, or "drain" (finish first)."""
     report_tokens: int = Field(64, ge=0)
-    """New tokens from which a sample is reported on a weight update, for others to continue; 0: off."""
+    """On a weight update, samples with this many new tokens are reported, for others to continue; 0: off."""
 
 
 class SimulatedConfig(Section):
@@ -48,15 +48,15 @@ class SimulatedConfig(Section):
 
 class EngineConfig(Section):
     urls: tuple[str, ...] = ()
-    """Running servers, "http://HOST:PORT", one per generator; empty: each generator starts its own."""
+    """Running servers, "http://HOST:PORT", one per generator; empty: they are started."""
     python: str = ""
     """Python of the server's environment; empty: this one."""
     arguments: tuple[str, ...] = ()
-    """Extra command-line arguments of the server."""
+    """Further arguments of the server."""
     start_timeout_s: float = Field(240.0, gt=0)
-    """Time limit for a server to become ready; below launch.timeout_s."""
+    """Time limit of a server's start; below launch.timeout_s."""
     call_timeout_s: float = Field(60.0, gt=0)
-    """Time limit of one server call but weight updates."""
+    """Time limit of a server call, but not of weight updates."""
     silent_s: float = Field(120.0, gt=0)
     """Silence after which a server with running samples is dead."""
     simulated: SimulatedConfig = SimulatedConfig()
@@ -75,27 +75,27 @@ class GenerationConfig(Section):
     max_new_tokens: int = Field(256, ge=1)
     """Maximum sampled tokens per completion."""
     temperature: float = Field(1.0, ge=0)
-    """Sampling temperature, of the learner's log-probs too; 0: greedy, with log-probs at 1."""
+    """Temperature of sampling and log-probs; 0: greedy, with log-probs at 1."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; log-probs are those of the full distribution."""
+    """Nucleus sampling."""
     top_k: int = Field(0, ge=0, le=MOST_TOP_K)
     """Sample from this many likeliest tokens; 0: all."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Sample from tokens of at least this share of the largest probability."""
+    """Least share of the largest probability; 0: off."""
     min_new_tokens: int = Field(0, ge=0)
     """No stop before this many sampled tokens."""
     repetition_penalty: float = Field(1.0, ge=1 / MOST_RATE, le=MOST_RATE)
-    """Divides positive, multiplies negative logits of earlier tokens; 1: off."""
+    """For tokens of prompt and completion; 1: off."""
     presence_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
-    """Subtracted from the logits of tokens in the completion; 0: off."""
+    """For tokens in the completion; 0: off."""
     frequency_penalty: float = Field(0.0, ge=-MOST_PENALTY, le=MOST_PENALTY)
-    """Subtracted from the logits for each occurrence in the completion; 0: off."""
+    """For each occurrence in the completion; 0: off."""
     logit_bias: dict[int, float] = Field({})
     """Added to logits of token ids: { 50256 = -100 }."""
     stop: tuple[str, ...] = ()
-    """Texts that end a completion; they stay in it."""
+    """Texts that end a completion, and stay in it."""
     stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end a completion, besides the model's own."""
+    """Further token ids that end a completion."""
     ignore_eos: bool = False
     """The model's own stop tokens end nothing."""
 

@@ -43,30 +43,28 @@ class WatchConfig(Section):
 
 class ProfileConfig(Section):
     actor: str = Field("", pattern=r"^((learner|generator)-\d+(\.\d+)?)?$")
-    """Actor that torch.profiler records at `steps`: "learner-0.0", or "learner-0" for each incarnation
-    (docs/profiling.md)."""
+    """Actor that torch.profiler records at `steps`, as "learner-0.0" (docs/profiling.md)."""
     steps: tuple[int, int] | None = None
     """First and last step; a generator takes part in step N while it holds version N."""
 
 
 class ServeConfig(Section):
     save_every: int = Field(20, ge=1)
-    """Optimizer steps between two whole states that `areal-bus serve` writes of a model; a restart repeats the calls
-    since the last (docs/tinker.md)."""
+    """Optimizer steps between two whole states that `areal-bus serve` writes of a model (docs/tinker.md)."""
 
 
 class RunConfig(Section):
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")
-    """Name of the run folder, numbered if it exists; empty: the name of the config file."""
+    """Name of the run folder, numbered if it exists; empty: the config's."""
     folder: Path = Path("runs")
-    """Folder that holds the run folders, relative to the working directory."""
+    """Folder of the run folders."""
     seed: int = Field(1, ge=0, lt=2**63)
     """Seed of all random draws."""
     total_train_steps: int = Field(10, ge=1)
-    """Training steps of the whole run, one version each."""
+    """Training steps, one version each."""
     stage: tuple[StageConfig, ...] = ()
-    """Tables [[run.stage]] with from_step and the gconfig.max_new_tokens, gconfig.n_samples or
-    learner.max_tokens_per_mb that hold from there (docs/stages.md)."""
+    """Tables [[run.stage]]: from_step, and gconfig.max_new_tokens, gconfig.n_samples or learner.max_tokens_per_mb
+    from there (docs/stages.md)."""
     resume: str = ""
     """Run folder to resume, or "auto": the newest unfinished run of this name, else a new one."""
 
@@ -80,11 +78,11 @@ class LaunchConfig(Section):
     rendezvous: str = ""
     """For "env": where rank 0 listens, "tcp://HOST:PORT" or "ipc://PATH"; empty: an ipc path of this job."""
     timeout_s: float = Field(300.0, gt=0)
-    """Time limit of MPI_Init, of each exchange between ranks, and until all actors have joined."""
+    """Time limit of MPI_Init, of each exchange between ranks, and of the joining of all actors."""
     max_restarts: int = Field(5, ge=0)
-    """Consecutive crashes of one actor without progress that are survived."""
+    """Restarts of one actor without progress between them."""
     drain_s: float = Field(600.0, gt=0)
-    """Time limit of a drain (SIGUSR1); then the job exits at once."""
+    """Time limit of a drain (SIGUSR1)."""
 
 
 class TopologyConfig(Section):
@@ -107,9 +105,9 @@ class TopologyConfig(Section):
     gpus_per_host: int = Field(0, ge=0)
     """GPUs per host; 0: all on CPU."""
     gpu_memory_gib: float | str = ""
-    """Memory of a GPU for --dry-run: GiB or a card's name ("H100"); empty: the GPUs of this host."""
+    """For --dry-run: GiB or a card's name ("H100"); empty: this host's GPUs."""
     host_memory_gib: float | None = Field(None, gt=0)
-    """Memory of a host in GiB for --dry-run; unset: this machine's, for one host without GPUs."""
+    """For --dry-run; unset: this machine's, for one host without GPUs."""
     ranks_per_gpu: int = Field(1, ge=1)
     """Ranks per GPU; not two learners, nor two ranks of one generator."""
     adapt: AdaptSettings = AdaptSettings()
@@ -120,14 +118,13 @@ class BusConfig(Section):
     transport: Literal["auto", "ipc", "tcp"] = "auto"
     """"ipc" on one host, "tcp" between hosts; "auto" chooses."""
     interface: str = ""
-    """Network interface for tcp and collectives; empty: loopback on one host, else the only network that all hosts
-    share."""
+    """Interface for tcp and collectives; empty: loopback on one host, else the only network that all hosts share."""
     curve: Literal["auto", "on", "off"] = "auto"
     """CURVE encryption, one key per rank; "auto": on for tcp, off on loopback and ipc."""
     heartbeat_s: float = Field(1.0, gt=0)
     """Interval of heartbeats."""
     silent_s: float = Field(3.0, gt=0)
-    """Silence after which a generator or reward is dead; up to ten times longer on a busy machine."""
+    """Silence after which a generator or reward is dead; up to tenfold on a busy machine."""
 
 
 class ScratchConfig(Section):
@@ -149,7 +146,7 @@ class ModelConfig(Section):
     path: str = ""
     """Folder or Hugging Face id; empty with [model.scratch]."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of compute, sampling and export; learners keep float32 weights. Float32 is faster on CPU."""
+    """Type of compute, sampling and export; learners keep float32 weights."""
     scratch: ScratchConfig | None = None
     """A small Llama-style character model with random weights, instead of a folder."""
 
@@ -158,16 +155,15 @@ class AgentConfig(Section):
     function: str = ""
     """The agent, "module:function", called with (row, base_url, api_key) (docs/agents.md)."""
     workers: int = Field(8, ge=1)
-    """Worker processes, so concurrent conversations, per generator."""
+    """Concurrent conversations, a process each, per generator."""
     timeout_s: float = Field(60.0, gt=0)
-    """Time limit of the agent's own code per conversation, without waits for the model."""
+    """Time limit of the agent's own code per conversation."""
     max_calls: int = Field(64, ge=1)
-    """Maximum calls per conversation, rejected ones included."""
+    """Maximum calls per conversation."""
     max_tokens: int | None = Field(None, ge=2)
-    """Maximum tokens per conversation, context included; unset: the engine's."""
+    """Maximum tokens per conversation; unset: the engine's."""
     rewritten: Literal["refuse", "new_trajectory", "restart"] = "refuse"
-    """A call that does not continue the messages before: "refuse" it, begin a "new_trajectory", or "restart" and forget
-    the earlier calls."""
+    """A call that does not continue the conversation: "refuse", "new_trajectory", or "restart" (docs/agents.md)."""
 
     @field_validator("rewritten", mode="before")
     @classmethod
@@ -177,15 +173,15 @@ class AgentConfig(Section):
     chat_template: str = ""
     """Jinja chat template; empty: the tokenizer's."""
     tool_calls: Literal["auto", "none", "hermes", "llama3_json", "qwen3_xml", "mistral", "pythonic"] = "auto"
-    """Form of tool calls; "auto": that of the chat template, "none" rejects tools (docs/agents.md)."""
+    """Form of tool calls; "auto": the chat template's (docs/agents.md)."""
 
 
 class WorkflowConfig(Section):
     function: str = "single_turn"
-    """Turns a row into an episode: "single_turn", "multi_turn", "tools", "agent", "verifiers:NAME", or "module:Class"
-    beside the config, AReaL's too (docs/environments.md, docs/agents.md, docs/from-areal.md)."""
+    """"single_turn", "multi_turn", "tools", "agent", "verifiers:NAME", or "module:Class" beside the config, AReaL's
+    too (docs/environments.md, docs/agents.md, docs/from-areal.md)."""
     arguments: dict[str, bool | int | float | str] = Field({})
-    """Arguments by name of that workflow; reward_fn is a reward function's name or "module:function"."""
+    """Its arguments; reward_fn is the name of a reward or "module:function"."""
     agent: AgentConfig = AgentConfig()
     """An agent or an environment that calls the model through an OpenAI-compatible endpoint."""
 
@@ -204,27 +200,26 @@ class WeightsConfig(Section):
     bucket_mib: int = Field(64, ge=1)
     """Size of one broadcast."""
     timeout_s: float = Field(60.0, gt=0)
-    """Time limit of a push; a member that misses it gets a catch-up push."""
+    """Time limit of a push."""
     staging: Literal["auto", "host", "device"] = "auto"
     """Where a generator receives weights; "auto": the engine's device, else host memory."""
     route: Literal["auto", "gloo", "shared"] = "auto"
     """"gloo" broadcasts, "shared" copies learner 0's memory; "auto": "shared" on one host (CPU) or GPU."""
     delta_push: Literal["off", "auto"] = "off"
-    """"auto": a broadcast sends only changed numbers, where that is at most half of all bytes (docs/weights.md)."""
+    """"auto": send only changed numbers where these are few (docs/weights.md)."""
 
 
 class CheckpointConfig(Section):
     every_s: float = Field(600.0, ge=0)
-    """Longest interval by time: the first after a minute, then as often as takes under 2 % of the time. 0: none by
-    time."""
+    """Longest interval by time; 0: none (docs/resume.md)."""
     every_steps: int = Field(0, ge=0)
-    """Interval in steps, in addition; 0: none by steps."""
+    """Interval in steps, in addition; 0: none."""
     keep: int = Field(2, ge=1)
     """Checkpoints kept."""
     keep_best: int = Field(0, ge=0)
-    """Best checkpoints by evaluate.metric that stay, too; RUN/best is the best model. 0: none."""
+    """Best checkpoints by evaluate.metric that stay, too."""
     keep_every: int = Field(0, ge=0)
-    """Multiples of this are checkpointed and stay for ever; 0: none."""
+    """Multiples of this are checkpointed and stay; 0: none."""
     at_end: bool = True
     """Checkpoint and export the final model."""
     upload: str = ""
@@ -232,7 +227,7 @@ class CheckpointConfig(Section):
     push_to_hub: str = ""
     """Repository "USER/NAME" of the Hugging Face hub for the final model; a new one is private."""
     async_save: bool = True
-    """Write checkpoints beside training, from a copy in host memory; false: training waits for the disk."""
+    """Write checkpoints beside training, from a copy in host memory."""
 
 
 class EvaluateSet(Section):
@@ -257,15 +252,15 @@ class EvaluateConfig(Section):
     after: bool = False
     """Evaluate the final version on the held-out problems."""
     every_steps: int = Field(0, ge=0)
-    """Evaluate when a multiple of this is published (docs/evaluation.md); 0: never."""
+    """Evaluate multiples of this (docs/evaluation.md); 0: never."""
     sets: tuple[EvaluateSet, ...] = ()
-    """Further sets, tables [[evaluate.sets]] with name, and path or task, with the prompt and reward of the run."""
+    """Further sets, tables [[evaluate.sets]] (docs/evaluation.md)."""
     metric: Literal["avg_at_k", "maj_at_k", "pass_at_k", "accuracy", "reward"] = "avg_at_k"
     """Metric of early_stop_patience and checkpoint.keep_best."""
     metric_set: str = ""
     """Name of the set of `metric`; empty: the problems of `path`."""
     early_stop_patience: int = Field(0, ge=0)
-    """End the run after this many evaluations in a row without a better `metric`; 0: never."""
+    """Evaluations without a better `metric` that end the run; 0: never."""
     path: str = ""
     """File of problems, as data.path; empty: the held-out ones of the generated task."""
     limit: int | None = Field(None, ge=1)
@@ -288,12 +283,11 @@ class EvaluateConfig(Section):
 
 class WatchdogConfig(Section):
     stall_s: float = Field(300.0, gt=0)
-    """Time without any progress until the log says who waits for whom; again after 2x, 4x, ..."""
+    """Time without any progress until the log names who waits for whom."""
     progress_s: float = Field(120.0, gt=0)
     """Time until an actor with work and no progress is named in a warning."""
     action: Literal["warn", "requeue", "abort"] = "warn"
-    """After act_s: "warn" logs, "requeue" gives the blocking actors' work to others, "abort" ends the job. A job
-    without any reward or generator ends anyway."""
+    """After act_s: "warn" logs, "requeue" gives the blocking actors' work to others, "abort" ends the job."""
     act_s: float = Field(1800.0, gt=0)
     """Time without progress until the action."""
 
@@ -304,11 +298,11 @@ class JournalConfig(Section):
     samples: bool = True
     """Keep every trained and evaluated sample."""
     tokens: bool = False
-    """Keep their token ids and log-probs, for `tools.audit --recompute`."""
+    """Keep their token ids and log-probs, for `areal-bus audit --recompute`."""
     replay: bool = False
     """Keep every trained batch, for `areal-bus replay`."""
     segment_mib: int = Field(8, ge=0)
-    """Size at which a process's file is compressed and a new one begins; 0: one file."""
+    """Size of a process's file before it is compressed and a new one begins; 0: one file."""
     tracker: tuple[str, ...] = ()
     """Trackers fed from the journal: "tensorboard", "wandb", "trackio", "mlflow", "swanlab", "csv", "parquet",
     "module:Writer" (docs/trackers.md)."""

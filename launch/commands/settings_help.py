@@ -19,13 +19,13 @@ Generated from `areal_bus/config/` by `python -m tests.generated_docs`; do not e
 
 Precedence, highest first: `--set actor.lr=1e-5`, the environment (`AREAL_BUS_ACTOR__LR=1e-5`), the TOML file (of
 several the last), the files that it `extends`, and what `actor.algorithm`, `data.task` and `workflow.function` stand
-for. The resolved settings are saved as `config.json` of the run.
+for. `config.json` of the run has the result.
 
 `extends = "base.toml"` or `extends = ["gpus-8.toml", "algorithms/dapo.toml"]`: the last wins. A name is a path from the
 file's folder, else an installed config. A file that is reached twice counts once, where it is reached first.
 
-Where no type is shown, it is that of the default. `--explain KEY` prints one entry; with files (`--explain actor.lr
-my.toml`) also the value and where it comes from.
+`key=default`: a key without a default is unset or empty. A type is shown where the default does not show it. `--explain
+KEY` prints one entry; with files (`--explain actor.lr my.toml`) also the value and where it comes from.
 """
 
 
@@ -112,15 +112,14 @@ def limits_of(field: Any) -> str:
     return (text if field.default in (None, "") else re.sub(r"^(int|float) (?=[≥>])", "", text)).lstrip(", ")
 
 
-def short_default(field: Any) -> str:
-    shown = default(field)
-    return shown if len(shown) < 60 else '"..."'
-
-
 def table(name: str, section: type[BaseModel]) -> str:
-    lines = [f"## [{name}]", "", "| key | default, limits | what |", "|---|---|---|"]
+    lines = [f"## [{name}]", ""]
     for key, field in fields(section).items():
-        value = ", ".join(filter(None, [f"`{short_default(field)}`", limits_of(field)]))
-        cells = (f"`{key}`", value, " ".join((field.description or "").split()))
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        text = " ".join((field.description or "").split())
+        shown = default(field) if len(default(field)) < 60 else '"..."'
+        value = "" if field.default in (None, "") else f"={shown}"
+        limits = limits_of(field)
+        if limits.startswith("of ") and all(choice in text for choice in re.findall(r'"[^"]+"', limits)):
+            limits = ""  # the text names each choice
+        lines.append(f"- `{key}{value}`{f' ({limits})' if limits else ''}: {text}")
     return "\n".join(lines) + "\n"

@@ -495,9 +495,24 @@ MAPPED = [  # system, its settings, ours, what is lost
             "rollout.engine": "vllm",
         },
     ),
-    *(
-        case("trl", {key: value}, {"reward.function": "SET_THIS:reward"}, {key})
-        for key, value in (("reward_funcs", ["get_soft_overlong_punishment"]), ("reward_model_name_or_path", "m"))
+    case(
+        "trl",
+        {"reward_funcs": ["get_soft_overlong_punishment"]},
+        {"reward.function": "SET_THIS:reward"},
+        {"reward_funcs"},
+    ),
+    case("trl", {"reward_model_name_or_path": "m"}, {"reward.function": "model", "reward.model.path": "m"}),
+    case(
+        "trl",
+        {"reward_model_name_or_path": "m", "reward_funcs": ["accuracy_reward"], "reward_weights": [0.2, 1.0]},
+        {
+            "reward.function": "weighted",
+            "reward.model.path": "m",
+            "reward.terms": [
+                {"function": "model", "weight": 0.2, "name": "model"},
+                {"function": "math", "weight": 1.0, "name": "accuracy_reward"},
+            ],
+        },
     ),
     # AReaL: norms are an estimator
     *(

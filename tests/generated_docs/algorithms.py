@@ -1,4 +1,4 @@
-"""The tables of docs/algorithms.md: algorithms, their parts, and which parts go together."""
+"""The generated parts of docs/algorithms.md: algorithms, their parts, and which parts go together."""
 
 import inspect
 import json
@@ -29,15 +29,19 @@ COMMON = {
 
 def parts() -> str:
     """Each part with the first line of its docstring."""
-    rows = ["| part | name | what |", "|---|---|---|"]
-    known: list[tuple[str, str, object]] = [("advantage", name, one.estimate) for name, one in ESTIMATORS.items()]
-    known += [("loss", *item) for item in LOSSES.items()]
-    known += [("correction", *item) for item in CORRECTIONS.items()]
-    known += [("aggregation", *item) for item in AGGREGATIONS.items()]
-    for kind, name, function in known:
-        first_line = (inspect.getdoc(function) or "").partition("\n")[0]
-        rows.append(f"| `actor.{kind}` | `{name}` | {cell(first_line + note(kind, name))} |")
-    return "\n".join(rows)
+    known: dict[str, dict[str, object]] = {
+        "advantage": {name: one.estimate for name, one in ESTIMATORS.items()},
+        "loss": dict(LOSSES),
+        "correction": dict(CORRECTIONS),
+        "aggregation": dict(AGGREGATIONS),
+    }
+    lines = []
+    for kind, functions in known.items():
+        lines.append(f"\n`actor.{kind}`:\n")
+        for name, function in functions.items():
+            first_line = (inspect.getdoc(function) or "").partition("\n")[0]
+            lines.append(f"- `{name}`: {first_line}{note(kind, name)}")
+    return "\n".join(lines).strip()
 
 
 def note(kind: str, name: str) -> str:
@@ -46,8 +50,8 @@ def note(kind: str, name: str) -> str:
         return ""
     return {
         "": "",
-        "mean": " Then minus the mean over the batch's trained tokens.",
-        "std": " Then normalised to mean 0 and deviation 1 over the batch's trained tokens.",
+        "mean": " Then minus the mean over the batch's tokens.",
+        "std": " Then normalised over the batch's tokens.",
     }[ESTIMATORS[name].normalization]
 
 
@@ -69,16 +73,16 @@ def is_accepted(loss: str, correction: str) -> bool:
 
 def algorithms() -> str:
     """Each shipped config: its paper, its parts and its other settings."""
-    rows = ["| config | paper | advantage | loss | correction | aggregation | also |", "|---" * 7 + "|"]
+    rows = ["| config, paper | advantage | loss | correction | aggregation | also |", "|---" * 6 + "|"]
     base = load([RUN, CONFIGS / "grpo.toml"], (), {})
     for file in sorted(CONFIGS.glob("*.toml")):
         config = load([RUN, file], ["teacher.path=TEACHER"] if file.stem == "distill" else (), {})
         actor = config.actor
         paper = re.search(r"arXiv ([0-9.]+[0-9])", file.read_text(encoding="utf-8").partition("\n")[0])
-        link = f"[{paper[1]}](https://arxiv.org/abs/{paper[1]})" if paper else ""
+        link = f"[{file.stem}](https://arxiv.org/abs/{paper[1]})" if paper else file.stem
         columns = [actor.advantage, actor.loss, actor.correction or "decoupled", actor.aggregation]
         parts_ = " | ".join(f"`{column}`" for column in columns)
-        rows.append(f"| {file.stem} | {link} | {parts_} | {', '.join(others(config, base))} |")
+        rows.append(f"| {link} | {parts_} | {', '.join(others(config, base))} |")
     return "\n".join(rows)
 
 
@@ -91,7 +95,3 @@ def others(config: Config, base: Config) -> list[str]:
             if value != before[key] and key not in COMMON:
                 found.append(f"`{key} = {json.dumps(value)}`")
     return found
-
-
-def cell(text: str) -> str:
-    return text.replace("|", "\\|")

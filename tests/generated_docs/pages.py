@@ -24,9 +24,9 @@ PAGES: Mapping[str, Parts] = {
         "parts": algorithms.parts,
         "combinations": algorithms.combinations,
     },
-    "from-verl.md": {"keys": lambda: converted_keys.table_of(VERL)},
-    "from-trl.md": {"keys": lambda: converted_keys.table_of(TRL)},
-    "from-areal.md": {"keys": lambda: converted_keys.table_of(AREAL)},
+    "from-verl.md": {"keys": lambda: converted_keys.list_of(VERL)},
+    "from-trl.md": {"keys": lambda: converted_keys.list_of(TRL)},
+    "from-areal.md": {"keys": lambda: converted_keys.list_of(AREAL)},
     "glossary.md": {
         "prompt states": lambda: states.page_of(PROMPT_STATES),
         "member states": lambda: states.page_of(MEMBER_STATES),

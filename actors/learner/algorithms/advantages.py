@@ -118,7 +118,7 @@ def opo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
 
 
 def none(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
-    """r, without a baseline (REINFORCE). With normalize_batch: the advantages of the AReaL paper."""
+    """r, without a baseline (REINFORCE); with normalize_batch as in the AReaL paper."""
     return trajectories.rewards_M
 
 
