@@ -48,7 +48,10 @@ def first_missing(when: str, sets: tuple[EvaluationSet, ...], figures: Figures) 
 def due(
     version: int, *, every: int, sets: tuple[EvaluationSet, ...], figures: Figures
 ) -> tuple[str, EvaluationSet] | None:
-    """The evaluation due at this version (moment and set), of the set that waits longest; None: all are done."""
+    """The evaluation due at this version (moment and set), of the set evaluated longest ago. None: all are done.
+
+    Moments are multiples of `every` above 0; of several that have passed, only the last one is evaluated.
+    """
     step = version - version % every if every else 0
     when = f"{STEP}{step}"
     waiting = [problems for problems in sets if name_of(when, problems) not in figures]
@@ -62,7 +65,7 @@ def due(
 
 
 def history(set_name: str, metric: str, figures: Figures, *, with_ends: bool = False) -> list[tuple[int, float]]:
-    """(version, metric) of a set's evaluations that decide, oldest first. `with_ends`: before and after, too."""
+    """(version, metric) of a set's evaluations that decide, oldest first. `with_ends`: those around training, too."""
     figures = {name: found for name, found in figures.items() if decides(found)}
     found = sorted(_values(set_name, metric, figures, of_step=True))
     if not with_ends:

@@ -124,7 +124,7 @@ class Head:
         return self._settle(now)
 
     def _check_gap(self, now: float) -> None:
-        """Time in which the head stood still counts little as silence; a head always late still finds deaths."""
+        """Time in which the head stood still counts little as silence; but a head always late still detects deaths."""
         gap_s, self._last_event = now - self._last_event, now
         self.state.now = now
         if self.adaptation is not None:

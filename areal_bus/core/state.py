@@ -117,7 +117,7 @@ class HeadState:
         return [x for x in there if not x.leaving and not paused(x.name) and actor_of(x.name) not in failed_at]
 
     def others_still_load(self, failed_at: set[str]) -> bool:
-        """Whether the job's other generators were never ready yet, in the time a ring takes to assemble."""
+        """Whether others than `failed_at` were never ready yet; false after the time a ring takes to assemble."""
         self.first_failure = self.now if self.first_failure is None else self.first_failure
         if self.now - self.first_failure > self.rules.assemble_s:
             return False

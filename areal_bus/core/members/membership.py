@@ -100,7 +100,7 @@ class Membership:
         self._n_standing: Counter[tuple[Role, MemberState]] = Counter()
 
     def join(self, message: Join, now: float) -> Member:
-        """Add a member; only a learner keeps its state. Raises ImpossibleEvent for an older incarnation (I6)."""
+        """Add a member; joining again starts anew, except a learner. Raises ImpossibleEvent: older incarnation (I6)."""
         role = Role(message.role)
         if message.name != f"{role}-{message.index}.{message.incarnation}":
             raise ImpossibleEvent(f"a name is ROLE-INDEX.INCARNATION; got {message.name!r}")
@@ -187,7 +187,10 @@ class Membership:
         self._stand(member, MemberState.DEAD)
 
     def silent(self, until: float) -> list[tuple[Member, float]]:
-        """Generators and rewards that just died by silence, with its limit; `until`: messages before it are handled."""
+        """Generators and rewards that just died by silence, each with the limit exceeded; learners have no limit.
+
+        `until`: all messages that arrived before are handled, so that a message not yet read is no silence.
+        """
         least_s = self.patience.least_s
         lost = []
         quiet = [m for m in self.by_name.values() if m.can_be_lost and until - m.heard > least_s]

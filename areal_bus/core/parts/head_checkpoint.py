@@ -47,7 +47,7 @@ class HeadCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class HeadSavepoint:
-    """The state after learner 0 (`root`) has trained the batch being sent, without verdicts (most bytes)."""
+    """The state after learner 0 (`root`) has trained the batch being sent, at `checkpoint.version`; no verdicts."""
 
     root: str
     checkpoint: HeadCheckpoint
@@ -57,7 +57,10 @@ START: Mapping[int, HeadCheckpoint] = {0: HeadCheckpoint(0)}  # before the first
 
 
 def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, reward_of: RewardOf) -> LedgerEntry:
-    """The ledger entry of a saved prompt in a term at `version`: with its verdicts up to it. `known`: until now."""
+    """The ledger entry of a saved prompt in a term that begins at `version`. `known`: the head's entry until now.
+
+    Verdicts whose tokens are all of versions <= `version` are kept; the lease only if all verdicts are.
+    """
     entry = LedgerEntry(
         prompt.uid, prompt.born, prompt.n_samples, None, attempt=prompt.attempt, n_deaths=prompt.n_deaths
     )

@@ -1,6 +1,7 @@
 """The ledger: the state of every admitted prompt, with leases, attempts and verdicts. Pure: no I/O.
 
-One state each (PROMPT_STATES, I3). A result counts once, for the open attempt (I4, I6). Groups train whole (I8).
+A prompt is in one state (PROMPT_STATES, I3). A result counts once, for the attempt that is open (I4, I6).
+A group is trained whole, or without its failed samples if at least two are left (I8).
 """
 
 from collections import Counter

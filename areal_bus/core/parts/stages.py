@@ -1,6 +1,7 @@
 """Stages of a run: settings that change at given versions, such as the context length. Pure: no I/O.
 
-A prompt belongs to the stage in force at the version `born`, which its generator held at the first lease.
+A prompt belongs to the stage in force at the version `born`, which its generator held at the first lease. `born` never
+changes: all samples of a group have the limits of one stage, also after a lost lease or a resumed run.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ class Stage:
 
 
 def in_force(starts: Sequence[int], version: int) -> int:
-    """Index of the last stage begun at `version`. `starts` ascends from 0. Raises ValueError otherwise."""
+    """Index of the last stage begun at `version` (>= 0). `starts` ascends from 0. Raises ValueError otherwise."""
     if version < 0 or not starts or starts[0] != 0:
         raise ValueError(f"stages begin at version 0, and versions count from 0; got {list(starts)} and {version}")
     return max(index for index, start in enumerate(starts) if start <= version)

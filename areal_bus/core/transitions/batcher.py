@@ -58,7 +58,7 @@ def even_out(shares: list[list[int]], weights: Sequence[int]) -> None:
 
 
 def _closest_pair(heavy: Sequence[int], light: Sequence[int], wish: float) -> tuple[int, int] | None:
-    """Indices of the exchange whose difference is closest to `wish`; past `light`: nothing in return; or None."""
+    """Indices of the items whose exchange is closest to `wish`; len(light): nothing in exchange; None: none helps."""
     found, off = None, wish
     i = j = 0
     while i < len(heavy) and j <= len(light):
@@ -232,7 +232,7 @@ class Refill:
         self._n_replaced = 0
 
     def next(self) -> LedgerEntry | None:
-        """The oldest complete group without signal that may be replaced now (eta = 0: once all are complete)."""
+        """The oldest complete group without signal that the caller may refund now (eta = 0: once all are complete)."""
         if self._n_replaced >= self._rules.max_refill or not len(self._ledger.flat) or self._rows.is_exhausted:
             return None
         if self._rules.eta == 0 and self._ledger.n_live != len(self._ledger.ready):

@@ -1,4 +1,4 @@
-"""Group rewards (`reward.group`): a complete group's verdict gives each sample its reward, once; failed: a refund."""
+"""Group rewards (`reward.group`): a reward actor scores each complete group once; a failed score refunds it."""
 
 import json
 

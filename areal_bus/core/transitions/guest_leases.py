@@ -1,4 +1,4 @@
-"""Leases of guests time out, in the measure of what the job's own generators need. Pure: no I/O."""
+"""Leases of guests time out; the limit grows with what the job's own generators need. Pure: no I/O."""
 
 from areal_bus.core.parts.ledger import PromptState
 from areal_bus.core.state import HeadState

@@ -221,7 +221,7 @@ class MemberLifecycle:
         return None
 
     def _evict(self, member: Member, why: str) -> str | None:
-        """Evict a generator; one that no restart helps for good. Returns why the job cannot go on, if so."""
+        """Evict a generator; for good if no restart has helped it. Returns why the job cannot go on, if so."""
         state = self.state
         n, most = state.lease_failures.evicted(member.name), min(EVICTIONS, state.rules.max_restarts)
         is_last_time = n > most and state.rules.pool is None and not state.is_guest(member)
