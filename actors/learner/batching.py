@@ -105,7 +105,10 @@ class Batch:
     streams: defaultdict[str, Stream] = field(default_factory=lambda: defaultdict(dict))
 
     def add(self, name: str, values: Mapping[int, Tensor | float]) -> None:
-        """Add a user's stream: item index -> a number of each trained token, or one for all. Raises ConfigError."""
+        """Add a user's stream: item index -> a number of each trained token, or one for all of them.
+
+        Raises ConfigError for a name that is taken, numbers that are not finite, and a wrong count.
+        """
         if name in TAKEN:
             raise ConfigError(f"a stream {name!r} exists: the learner makes it; choose another name")
         for i, value in values.items():

@@ -156,7 +156,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def group_advantages(trajectories: Trajectories, estimator: Estimator, settings: ActorConfig) -> tuple[Tensor, Tensor]:
-    """(advantages_M float32, signal_M bool: rewards of a group differ) before normalization. Raises ValueError."""
+    """(advantages_M float32, signal_M: a group's rewards differ), before normalization. ValueError: not finite."""
     if not bool(torch.isfinite(trajectories.rewards_M).all()):
         raise ValueError("rewards are finite numbers: a NaN or infinite one reached the advantages")
     if not len(trajectories.rewards_M):
@@ -180,7 +180,7 @@ def normalize(
 ) -> Tensor:
     """Advantages with mean 0 and (`divide`) deviation 1 over the batch's trained tokens.
 
-    `weights_M`: trained tokens (I2); `counted_M`: who takes part, others get 0; `total` sums over the ranks.
+    `weights_M`: trained tokens (I2); `counted_M`: others get 0; `total` sums over the ranks. Equal values all get 0.
     """
     weights = weights_M.double() * counted_M
     values = advantages_M.double()

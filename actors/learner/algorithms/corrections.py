@@ -134,7 +134,7 @@ CORRECTIONS: dict[str, Correction] = {
 
 @torch.no_grad()
 def loglinear_prox(logprobs_N: Tensor, behav_N: Tensor, lags_N: Tensor) -> Tensor:
-    """Proximal log-probs without a forward pass (A-3PO, arXiv 2512.06547): behav / lag + current (1 - 1 / lag)."""
+    """Proximal log-probs without a pass (A-3PO, arXiv 2512.06547): behav/lag + current (1 - 1/lag); lag 0: current."""
     alpha_N = torch.where(lags_N > 0, 1.0 / lags_N.clamp(min=1).to(behav_N.dtype), 0.0)
     return torch.lerp(logprobs_N.detach(), behav_N, alpha_N)
 

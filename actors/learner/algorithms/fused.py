@@ -92,7 +92,10 @@ def decoupled_ppo(
     cap: float | None,
     eps_clip_higher: float | None = None,
 ) -> LossTerms:
-    """Decoupled PPO (paper, eq. 5): -(prox/behav) * min(u A, clip(u) A), u = theta / prox; `cap` clamps the weight."""
+    """Decoupled PPO (AReaL paper, eq. 5): -(prox/behav) * min(u A, clip(u) A), u = theta / prox.
+
+    The weight prox/behav carries no gradient; `cap` clamps it from above.
+    """
     if cap is not None:
         weight_N = weight_N.clamp(max=cap)
     return ppo(theta_N, prox_N, advantage_N, eps_clip=eps_clip, eps_clip_higher=eps_clip_higher, weight_N=weight_N)

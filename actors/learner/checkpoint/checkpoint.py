@@ -76,7 +76,10 @@ class PendingCheckpoint:
     prune: Callable[[], None] = field(repr=False)
 
     def write(self) -> Path:
-        """Write this rank's part; the folder once all have. Raises CheckpointError on every rank, with nothing lost."""
+        """Write this rank's part; returns the folder once all ranks have. On any thread; no collective.
+
+        Raises CheckpointError, on every rank, when the disk of one is full or broken; what was there stays.
+        """
         files: dict[str, Any] = {}
         broken: Exception | None = None
         try:
@@ -251,7 +254,7 @@ def _about(folder: Path) -> tuple[int, int]:
 
 
 def restore(state: TrainingState, *, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Restore optimizer, RNG and rounded parameters, whatever ranks wrote them. Raises CheckpointError."""
+    """Restore optimizer, RNG and rounded parameters of any number of ranks. CheckpointError: state of another model."""
     if state.tensors is not None:
         _restore_whole(state.tensors, policy, optimizer)
         return

@@ -148,7 +148,7 @@ class CheckpointHooks:
 
 
 class CheckpointManager:
-    """When this rank checkpoints and where it resumes; rank 0 chooses. Training waits while the state is copied."""
+    """When this rank checkpoints and where it resumes; rank 0 chooses. Training waits for the copy, not its writing."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class CheckpointManager:
 
     @property
     def interval_s(self) -> float:
-        """Seconds from one checkpoint by time to the next: SHARE of the time, and checkpoint.every_s at least."""
+        """Seconds between checkpoints by time: such that they take SHARE of the time, at most checkpoint.every_s."""
         if self._took_s is None:
             return min(self._settings.every_s, FIRST_S)
         interval_s = max(LEAST_S, self._took_s / SHARE)
@@ -232,7 +232,7 @@ class CheckpointManager:
         return f"checkpoints: {' and '.join(times) or 'none before the end'}"
 
     def keep(self, actor: PPOActor, tokenizer: Any) -> None:
-        """Write a due checkpoint beside training; a disk error only warns. A collective when sharded, as `finish`."""
+        """Write a due checkpoint once the last one is written; disk errors only warn. A collective when sharded."""
         try:
             self.settle()
             if actor.version != self._version:

@@ -67,7 +67,7 @@ class LearnerInbox:
         self._thread.start()
 
     def take(self, *, look: Callable[[], None] = lambda: None) -> Message:
-        """Wait for the loop's next message; `look` runs every second. Raises as `check` does."""
+        """The loop's next message (a share's item: up to 1 s late); `look` runs every second. Raises as `check`."""
         while True:
             self.check()
             message = self.take_now()

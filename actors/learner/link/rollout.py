@@ -111,7 +111,7 @@ class Rollout:
             yield batch
 
     def prepare_batch(self) -> Batch | None:
-        """Wait for the next batch; None: no more. Raises StopRun, ImpossibleEvent, or ConfigError."""
+        """Wait for the next batch; None: no more. Raises StopRun, ImpossibleEvent; ConfigError: last one untrained."""
         self.check_trained()
         self._turn(self._step)
         if self.ended:

@@ -58,7 +58,7 @@ class WeightPusher:
                 del self._kept[version]
 
     def spare(self) -> Snapshot | None:
-        """The oldest kept snapshot, forgotten, if enough are kept and it is not being sent: its memory is free."""
+        """The oldest kept snapshot, forgotten here: its memory is free. None: too few are kept, or it is being sent."""
         if self._changes is not None:
             self._changes.settle()  # it may still be compared
         with self._lock:

@@ -37,7 +37,7 @@ class Adapters:
     """The adapters of one model. They are float32 and random by a seed; B is zero, so they change nothing at first."""
 
     def __init__(self, model: Any, lora: LoraConfig, *, seed: int, base: str) -> None:
-        """Adds adapters to the frozen model. `base`: its folder or id, for the files. Raises ConfigError."""
+        """Adds adapters to the frozen model. `base`: its folder or id. ConfigError: unknown targets; peft refuses."""
         check_peft()
         from peft import LoraConfig as PeftConfig  # optional
         from peft import inject_adapter_in_model
@@ -92,7 +92,7 @@ class Adapters:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The model computes without adapters: scale 0. peft's own switch changes `requires_grad`."""
+        """The model computes without adapters: scale 0, as FSDP2 reads `requires_grad` (peft's switch) only once."""
         from peft.helpers import rescale_adapter_scale
 
         with rescale_adapter_scale(self._model, 0.0):

@@ -78,7 +78,9 @@ def _local(tensor: Tensor) -> Tensor:
 def load_frozen_models(
     config: Config, policy: Policy, *, model: str, config_folder: Path, checkpoint: str = ""
 ) -> FrozenModels:
-    """Load the models that the algorithm needs. `checkpoint`: folder of the warm `policy` or "". Raises ConfigError."""
+    """Load the algorithm's frozen models. `policy` is warm; `checkpoint`: the folder of its start point, "" for version
+    0; `model`: the folder that the run starts from. Raises ConfigError.
+    """
     reference = teacher = None
     if uses_reference(config.actor):
         reference = _load_reference(config, policy, model, config_folder, checkpoint)
@@ -92,7 +94,7 @@ def load_frozen_models(
 def _load_reference(
     config: Config, policy: Policy, model: str, config_folder: Path, checkpoint: str
 ) -> FrozenModel | PolicyBase:
-    """From this run's checkpoints if they hold it, else from reference.path, else the run's first model."""
+    """From this run's checkpoints if they hold it, else reference.path, else the first model (adapters off, if any)."""
     if checkpoint and keeps_reference(config):
         return _load(config, policy, "reference", kept_in(checkpoint))
     if config.reference.path:

@@ -304,7 +304,8 @@ class _SelectedLogProbs(torch.autograd.Function):
 class Policy(PackedModel):
     """The model that is trained: all of its parameters, or adapters beside frozen ones.
 
-    What is trained is float32, since updates are below a step of bfloat16; `dtype`: of compute, pushes and exports.
+    Trained parameters are float32, as most updates are below a step of bfloat16; `dtype`: of compute, push, export.
+    Frozen weights keep the type they were loaded in. Adapters are pushed and exported as they are.
     """
 
     def __init__(self, model: Any, adapters: Adapters | None = None, **settings: Unpack[ModelSettings]) -> None:

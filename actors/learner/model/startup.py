@@ -76,7 +76,10 @@ def warm_up(
     heartbeat: HeartbeatState,
     tick: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """`settings.steps` AdamW steps on the demonstrations, with their losses. Raises NonFinite, ConfigError."""
+    """`settings.steps` AdamW steps on the mean log-prob of the completions; returns the losses. `tick`: at every step.
+
+    Each rank takes its share of the same batches (`seed`). Raises NonFinite, and ConfigError without demonstrations.
+    """
     if not demonstrations:
         raise ConfigError("missing demonstrations in the data: learner.warmup needs them; set learner.warmup.steps = 0")
     draw = random.Random(f"warmup {seed}")
@@ -122,7 +125,9 @@ def _gradient(policy: Policy, pieces: list[SequencePiece], *, capacity: int) -> 
 
 
 def load_policy(config: Config, model: str, settings: ModelSettings, *, checkpoint: str = "") -> Policy:
-    """The weights of the checkpoint, or of `model` with actor.lora's adapters. Raises ConfigError, CheckpointError."""
+    """The weights of the checkpoint, else of the folder `model`. With actor.lora: the weights of `model`, and adapters
+    of the checkpoint or new ones. Raises ConfigError, and CheckpointError if the checkpoint does not fit actor.lora.
+    """
     lora, seed = config.actor.lora, config.run.seed
     is_scratch = config.model.scratch is not None
     held = Path(checkpoint) / "model"

@@ -26,7 +26,10 @@ Total = Callable[[list[float]], list[float]]  # sums over the learner ranks
 def fill_advantages(
     batch: Batch, algorithm: Algorithm, config: Config, total: Total, values: Mapping[int, Tensor] | None = None
 ) -> None:
-    """Set `advantages`, `signal` and `computed` of this rank's share, with `values` also by token."""
+    """Set `advantages`, `signal` and `computed` of this rank's share, with a critic's `values` also by token.
+
+    The log-probs that the reward's KL or distillation needs (proximal, frozen models) must be there.
+    """
     settings, estimator = config.actor, algorithm.estimator
     fill_token_rewards(batch, settings)
     if values is not None:
@@ -157,7 +160,7 @@ def trajectories_of(batch: Batch, config: Config) -> Trajectories:
 
 
 def means(batch: Batch, name: str) -> Tensor:
-    """(n_items,) float64: mean of a stream over trained tokens, of a workflow's field over sampled ones."""
+    """(n_items,) float64: mean of a stream over trained tokens, of a workflow's field over sampled ones; 0 for none."""
     stream, nothing = batch.streams[name], torch.zeros(1)
     by_item = (item.fields.get(name, stream.get(i, nothing)) for i, item in enumerate(batch.items))
     return torch.tensor([float(x.double().mean()) if len(x) else 0.0 for x in by_item], dtype=torch.float64)
@@ -178,7 +181,9 @@ def needs_gradient(batch: Batch, signal: Tensor, settings: ActorConfig) -> Tenso
 def normalized(
     batch: Batch, advantages: Tensor, signal: Tensor, counted: Tensor, algorithm: Algorithm, total: Total
 ) -> Tensor:
-    """Normalise over the global batch; items not `counted` get a value and enter no statistic."""
+    """Normalise over the global batch; items not `counted` get a value and enter no statistic. Groups without signal
+    count only with `normalize_batch_over = "all"`, or where the batch is the only baseline.
+    """
     settings, estimator = algorithm.settings, algorithm.estimator
     is_only_baseline = bool(estimator.normalization) and not estimator.has_group_baseline
     over_signal = settings.normalize_batch_over == "signal" and not is_only_baseline

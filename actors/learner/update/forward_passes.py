@@ -26,7 +26,7 @@ class ForwardPasses:
     def micro_batches(
         self, batch: Batch, members: list[int], version: int, *, model: PackedModel | None = None
     ) -> list[list[int]]:
-        """Item indices by micro-batch, as many on every rank (some empty), groups together; `model` reads them."""
+        """Item indices by micro-batch, equally many on each rank (some empty); a group stays together if it fits."""
         reader = self._policy if model is None else model
         capacity = reader.row_tokens(stage_at(self._stages, version).max_tokens_per_mb)
         units: list[tuple[list[int], int]] = []  # (items, tokens)

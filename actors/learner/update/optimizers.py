@@ -1,4 +1,4 @@
-"""The optimizer of the policy: AdamW, Muon, SGD (torch), 8-bit AdamW (torchao), or the user's own."""
+"""The optimizer of the policy: AdamW, Muon, SGD (torch), 8-bit AdamW (torchao), the user's own. A critic: AdamW."""
 
 import re
 from collections.abc import Mapping

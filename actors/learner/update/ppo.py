@@ -124,7 +124,7 @@ class PPOActor:
         self._rates = LearningRates(self.optimizer, config.actor.lr)
 
     def compute_advantages_and_returns(self, batch: Batch) -> Batch:
-        """Advantages, signals and, unless the update's first pass gives them, proximal log-probs; the same batch."""
+        """Fill in advantages, signals and (unless the first pass gives them) proximal log-probs; returns the batch."""
         with self._journal.span("prox"):
             self._fill_streams(batch)
             values = None if self.critic is None else self._passes.values(self.critic, batch, self.version)
