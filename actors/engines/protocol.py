@@ -120,7 +120,7 @@ class Engine(Protocol):
         """
 
     def so_far(self, key: tuple[str, int, int, int, int]) -> Done | None:
-        """A copy of the tokens whose versions are known of a live request; None if it has none or is not live."""
+        """A copy of a live request's tokens whose versions are known; None if there are none or it is not live."""
 
     def parameters(self) -> Mapping[str, Any]:
         """Name -> tensor of the live weights (shapes and dtypes are those a push must bring)."""
@@ -140,9 +140,9 @@ class Engine(Protocol):
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
         """Replace all weights; running requests continue as `on_update` says (recompute or keep).
 
-        Versions are compared as (term, version) and never go back: EngineError, with nothing changed (I6). EngineLost
-        if the engine does not know what has changed. With the first weights of a newer term, `on_update` has no effect:
-        all KV caches are recomputed, because lost weights may have made them.
+        Versions are compared as (term, version) and never go back: EngineError, with nothing changed (I6), as for other
+        names or shapes. EngineLost if the engine does not know what has changed. At the first weights of a newer term,
+        `on_update` has no effect: all KV caches are recomputed, because lost weights may have made them.
         Returns the former weights, into which the next push may be received.
         """
 

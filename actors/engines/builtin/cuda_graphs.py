@@ -105,7 +105,7 @@ class CudaGraphs:
         self._is_broken = False
 
     def decode(self, ids: Sequence[int], positions: Sequence[int], weights: int) -> Tensor | None:
-        """(n, V) logits of rows 0 .. n-1, valid until the next call; None: not recorded. `weights`: where they are."""
+        """(n, V) logits of rows 0..n-1 until the next call; None: not recorded. `weights`: same number, same memory."""
         if self._is_broken or not self._slots.n_made:
             return None
         width = next(w for w in self._widths if w >= len(ids))

@@ -320,7 +320,7 @@ class FusedLlama:
         keep: Tensor | None = None,
         where: Sequences | None = None,
     ) -> Tensor:
-        """(N, V) logits, or those of the tokens `keep`; `where` stands for the mask that kernels compute."""
+        """(N, V) logits, or those of the tokens `keep`; positions < `length`; `where` stands for the kernels' mask."""
         self.reserve(length)
         cos_BTD, sin_BTD = self._cos_LD[position_BT], self._sin_LD[position_BT]
         if where is None and not isinstance(view, DecodeBlocks):

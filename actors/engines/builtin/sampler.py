@@ -117,7 +117,7 @@ def _tempered(logits_nV: Tensor, temperatures: Sequence[float]) -> Tensor:
 
 
 def invert(weight_nV: Tensor, uniform_n: Tensor) -> Tensor:
-    """Inverse transform sampling: the token whose share holds the uniform, by part for a large vocabulary."""
+    """Inverse transform sampling: the token whose share holds the uniform, never of weight 0; large rows by part."""
     if weight_nV.shape[-1] <= FEW:
         cdf_nV = weight_nV.cumsum(-1, dtype=torch.float64)
         return _passing(cdf_nV, uniform_n[:, None] * cdf_nV[:, -1:])[:, 0]

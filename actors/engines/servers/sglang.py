@@ -178,7 +178,7 @@ def request_body(piece: RequestPiece) -> dict[str, Any]:
 
 
 def read_event(event: Mapping[str, Any], n_known: int, *, is_incremental: bool) -> PieceUpdate:
-    """`n_known`: known tokens of the piece; without `is_incremental` the event begins with them."""
+    """`n_known`: known tokens; without `is_incremental` the event begins with them. Raises KeyError, TypeError, ..."""
     if "error" in event:
         return PieceUpdate(finish=Finish.ABORT, error=str(event["error"]))
     about, n_before = event["meta_info"], 0 if is_incremental else n_known

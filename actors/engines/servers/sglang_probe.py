@@ -40,7 +40,9 @@ def probe(
     longest: int,
     timeout_s: float,
 ) -> SGLangCapabilities:
-    """Its capabilities; leaves it idle. `names`, `dtype`: to compare; `keep`: KV caches. Raises ConfigError."""
+    """Its capabilities; leaves it idle. `names`, `dtype`: to compare, if it may differ; `longest`: tokens of a sample;
+    `keep`: KV caches stay across updates. Raises ConfigError if it cannot serve the run, EngineLost for no answer.
+    """
     try:
         routes = link.call("GET", "/openapi.json", timeout_s=timeout_s)
         paths, modes = set(routes["paths"]), pause_modes(routes)

@@ -35,7 +35,9 @@ def probe(
     longest: int,
     timeout_s: float,
 ) -> VLLMCapabilities:
-    """Its settings; leaves it idle. `names`, `dtype`: to compare; `keep`: KV caches. Raises ConfigError, EngineLost."""
+    """Its settings; leaves it idle. `names`, `dtype`: to compare, if it may differ; `longest`: tokens of a sample;
+    `keep`: KV caches stay across updates. Raises ConfigError if it cannot serve the run, EngineLost for no answer.
+    """
     host = urlsplit(link.url).hostname
     if host not in HERE:
         raise ConfigError(
