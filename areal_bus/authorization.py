@@ -179,7 +179,7 @@ ID_BYTES = 8
 class LeaseIds:
     """The lease ids of one job: unguessable, derived from a secret, the same for all incarnations of its head.
 
-    It goes to the lease's holder, with a sample to a reward, and back with the verdict; no other process has it.
+    An id goes to the lease's holder, with each sample to a reward, and back in the verdict; no other process has it.
     """
 
     def __init__(self, secret: bytes) -> None:

@@ -128,7 +128,7 @@ class Disconnected:
 
 @record
 class HeadHeartbeat:
-    """Heartbeat of the head, with the published version. An actor of another incarnation acts as on Rejoin."""
+    """Heartbeat of the head, with the published version. An actor that joined another incarnation acts as on Rejoin."""
 
     term: int
     version: int

@@ -1,4 +1,7 @@
-"""Fields of a trajectory: numbers by name that a workflow adds for each sampled token, sent as one frame. Pure."""
+"""Fields of a trajectory: numbers by name that a workflow adds for each sampled token, sent as one frame. Pure.
+
+The frame: a line of names with a space between them, then float32 numbers: all of the first name, of the second, ...
+"""
 
 import re
 from collections.abc import Mapping

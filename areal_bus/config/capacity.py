@@ -30,7 +30,7 @@ def capacity(config: Config) -> int:
 
 
 def together(config: Config) -> int:
-    """Trajectories sent together while all slots are busy: enough to lease the next group; half of the only one."""
+    """Trajectories sent together while all slots are busy: enough to lease the next group (one queued: half of it)."""
     n_samples = smallest_group(config)
     return n_samples if groups_waiting(config) > 1 else n_samples // 2
 

@@ -14,7 +14,9 @@ MOST_LEVELS = 50
 
 
 def files_of(given: Sequence[Path]) -> list[Path]:
-    """Lowest precedence first: what each file extends, then itself; once, where first reached. Raises ConfigError."""
+    """Lowest precedence first: the files that each file extends, then the file itself. A file counts once, where it is
+    reached first. Raises ConfigError for a missing file, a wrong `extends` and a cycle.
+    """
     found: dict[Path, Path] = {}
     for path in given:
         _add(path, [], found)

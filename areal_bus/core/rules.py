@@ -76,6 +76,7 @@ class HeadRules:
 
     @property
     def split(self) -> Split:
+        """The split that this head starts with."""
         return Split(self.n_learners, self.n_generators, self.split_number, self.split_since)
 
     def in_split(self, split: Split) -> "HeadRules":

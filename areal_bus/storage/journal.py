@@ -36,7 +36,7 @@ class CpuTimes:
         self._children = children_cpu_s()
 
     def since_last(self) -> dict[str, float]:
-        """`cpu_s`: of all threads and direct children. `cpu_wait_s`: runnable without a core, where counted."""
+        """`cpu_s`: CPU seconds of threads and direct children. `cpu_wait_s`: runnable without a core, where counted."""
         own_s, children, waited_s = process_time(), children_cpu_s(), self._schedstat.wait_s()
         of_children_s = sum(max(0.0, cpu_s - self._children.get(pid, 0.0)) for pid, cpu_s in children.items())
         found = {"cpu_s": round(own_s - self._own_s + of_children_s, 6)}
@@ -131,7 +131,7 @@ class Journal:
         term: int = 0,
         sizes: FileSizes = ONE_FILE,
     ) -> None:
-        """Open its newest file and write the start line. Raises OSError in the first incarnation only."""
+        """Open its newest file and write the start line. OSError: first incarnation only; others may lack a file."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{role}-{index}.{incarnation}.jsonl"
         self.term = term
@@ -194,7 +194,7 @@ class Journal:
         return self._file.n_lost
 
     def mark(self, label: str) -> None:
-        """Time from now counts as `label`, one per second (I12). LABEL:CAUSE: LABEL, waiting for this cause."""
+        """Time from now on counts as `label`: each second has one (I12). LABEL:CAUSE: LABEL, waiting for this cause."""
         now = time.monotonic()
         self._spans[self._label] = self._spans.get(self._label, 0.0) + now - self._marked
         is_over = now - self._flushed >= WINDOW_S

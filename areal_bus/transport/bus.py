@@ -189,7 +189,7 @@ class Bus:
     def receive(
         self, timeout_s: float | None = None, *, skips: Callable[[str], bool] | None = None
     ) -> tuple[str, Message] | None:
-        """Next sender and message, each in turn; None after `timeout_s` (0: at once; None: never). `skips`: whom."""
+        """Next sender and message, in turn; None after `timeout_s` (None: no limit). `skips`: senders that wait."""
         received = self.receive_queue.take(timeout_s, skips=skips)
         if self._error is not None:
             raise self._error

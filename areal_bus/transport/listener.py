@@ -98,7 +98,7 @@ class Listener:
                     self._left.append((fd, self._new.pop(fd)))
 
     def note_message(self, message: zmq.Frame, connection: bytes) -> bool:
-        """Record a message of the ROUTER by its first frame. Returns whether the peer has reconnected."""
+        """Record a message by its first frame. Returns whether its peer reconnected: messages in flight are lost."""
         fd = property_of(message, zmq.SRCFD)
         if fd is None or self._active.get(fd) == connection:
             return False

@@ -186,7 +186,9 @@ def keys_of_members(begin: PushBegin) -> list[str]:
 
 
 def arrive(store: TCPStore, begin: PushBegin, phase: Phase, text: str) -> None:
-    """Add a member's one-line report; the last of the phase wakes the root. Raises RuntimeError: no store."""
+    """Add a member's one-line report; the last one of the phase wakes the root. Returns when the store has it, so that
+    the member may end. Raises RuntimeError when the store is lost.
+    """
     store.append(key(begin, phase), f"{text}\n")  # type: ignore[attr-defined]  # not in torch's stubs
     if store.add(key(begin, f"{phase}/n"), 1) == len(begin.members):
         store.set(all_of(begin, phase), ALL)

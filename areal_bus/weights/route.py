@@ -37,7 +37,7 @@ def home(config: Config, *, on_gpu: bool) -> Home:
 
 
 def is_shared(route: Route, root: Place | None, members: Mapping[str, Place]) -> bool:
-    """Whether members copy from the root's memory (`root`: None if closed). Raises PushFailed if "shared" fails."""
+    """Whether members copy from the root's memory (`root` None: private). Raises PushFailed if "shared" cannot."""
     if route == "gloo" or (route == "auto" and root is None):
         return False
     elsewhere = {name: place for name, place in members.items() if place != root}

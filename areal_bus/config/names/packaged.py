@@ -80,7 +80,9 @@ def algorithm_names() -> list[str]:
 
 
 def fill_algorithm(tree: dict[str, Any], defaults: Callable[[str], Any], is_below: Callable[[str], bool]) -> list[str]:
-    """Set the keys of actor.algorithm unless set or `is_below`; returns those. Raises ConfigError: unknown name."""
+    """Set the keys of actor.algorithm that the tree lacks, or whose value `is_below` the algorithm's; returns those.
+    `defaults`: of a key that neither sets. Raises ConfigError for an unknown name.
+    """
     actor = tree.get("actor")
     name = actor.get("algorithm") if isinstance(actor, dict) else None
     if not name or not isinstance(name, str):

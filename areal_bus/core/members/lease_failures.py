@@ -99,6 +99,7 @@ class LeaseFailures:
         return LeasePause(known.name, why if evicts else f"paused for {known.pause_s:g} s: {why}", evicts)
 
     def is_failing(self, name: str) -> bool:
+        """Whether its last lease failed."""
         return actor_of(name) in self._failing
 
     def is_paused(self, name: str) -> bool:

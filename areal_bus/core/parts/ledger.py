@@ -104,6 +104,7 @@ class LedgerEntry:
 
     @property
     def has_signal(self) -> bool:
+        """Whether its rewards differ."""
         return len({scored.reward for scored in self.scored.values()}) > 1
 
     @property
