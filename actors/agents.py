@@ -93,7 +93,9 @@ class MultiTurn:
     def __init__(
         self, reward_fn: RewardFunction, *, max_turns: int = 2, discount: float = 1.0, retry: str = RETRY
     ) -> None:
-        """`discount`: of the reward, per answer. `retry`: message with {fields} of the row. Raises ConfigError."""
+        """`discount`: of the reward, for each answer after the first. `retry`: the message after a wrong answer, with
+        {fields} of the row. Raises ConfigError.
+        """
         if max_turns < 1:
             raise ConfigError(f"workflow.arguments.max_turns must be at least 1: it is {max_turns}")
         try:

@@ -1,4 +1,4 @@
-"""Reads the rows of a local file: JSON lines, JSON, CSV, Parquet, Arrow, or a `datasets` folder; text also .gz, .xz."""
+"""Reads the rows of a local file: JSON lines, JSON, CSV (also .gz, .bz2, .xz), Parquet, Arrow, `datasets` folder."""
 
 import bz2
 import csv

@@ -201,7 +201,7 @@ def read_hub(path: str, *, split: str) -> Iterator[tuple[str, Any]]:
 
 
 def complete_row(row: Any, data: DataConfig, where: str, *, most_bytes: int | None = MAX_ROW_BYTES) -> Row:
-    """The row with "question" and "answer" as text. `most_bytes`: of its JSON; None: of a loader."""
+    """The row with "question" (of a chat: last user message) and "answer" as text. `most_bytes`: of JSON; None: any."""
     if not isinstance(row, dict):
         raise ConfigError(f"invalid line of data: {where} is a {type(row).__name__}; each line must be one JSON object")
     row, unread = plain_row(row)

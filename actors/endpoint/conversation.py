@@ -34,7 +34,7 @@ class Conversation:
         self._tokenizer, self._template, self._arguments = tokenizer, template or None, arguments
 
     def extend(self, messages: Sequence[Message], tools: Tools, arguments: Mapping[str, Any] = NONE) -> list[int]:
-        """The tokens to complete; `arguments`: of the template. Raises RequestRejected, HistoryRewritten."""
+        """The tokens to complete; changes no state. `arguments`: of the template. RequestRejected, HistoryRewritten."""
         if not self.messages:
             text = self._render(messages, tools, arguments)
             missing = [name for tool in tools if (name := tool["function"]["name"]) not in text]

@@ -65,7 +65,7 @@ class Delivery:
         return n_new < self._gather and now < self._waits_since + COALESCE_S
 
     def due(self, now: float, n_waiting: Callable[[str], int]) -> Iterator[tuple[str, Trajectory, bool]]:
-        """The trajectories to send now: (reward, trajectory, first send). `n_waiting`: bytes in a send queue."""
+        """Yields (reward, trajectory, first send): send each at once. `n_waiting`: bytes in a reward's send queue."""
         self._waits_since = None
         names = sorted(self._rewards)
         idle = {name for name in names if not n_waiting(name)}

@@ -50,7 +50,9 @@ class HeadCheckpointWriter:
         return waypoints(self._folder)
 
     def mark(self, waypoint: HeadSavepoint) -> None:
-        """Write a savepoint to disk. Raises CheckpointError when an older one still occupies the same slot."""
+        """Write a savepoint before returning. If that fails, a restarted head goes back to a checkpoint; where an older
+        savepoint has the slot, CheckpointError is raised.
+        """
         version = waypoint.checkpoint.version
         try:
             mark(self._folder, waypoint)
@@ -79,7 +81,9 @@ class HeadCheckpointWriter:
             raise CheckpointError(f"a change of the split needs a head checkpoint: {path}: {error}") from error
 
     def settle(self, timeout_s: float, *, version: int) -> None:
-        """Finish all writes and delete checkpoints after `version`, for a term there. Raises CheckpointError."""
+        """Finish all writes and delete checkpoints after `version`, at which a term begins. Raises CheckpointError on
+        failure or timeout.
+        """
         if lost := tuple(other for other in versions(self._folder) if other > version):
             self._work.put(Discard(lost))
         done = threading.Event()

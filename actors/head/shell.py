@@ -154,7 +154,9 @@ def run(context: Context) -> None:
 
 
 def open_bus(context: Context, config: Config, shell: "Shell") -> Bus:
-    """The head's bus; a taken port is tried again for launch.timeout_s. Raises ConfigError or EndpointTaken."""
+    """The head's bus. A taken port is tried again for launch.timeout_s; then it raises ConfigError at the first start,
+    later EndpointTaken.
+    """
     deadline = time.monotonic() + (config.launch.timeout_s if context.incarnation else 0.0)
     while True:
         try:

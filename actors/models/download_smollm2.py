@@ -32,7 +32,7 @@ ENDS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": 
 
 
 def convert(folder: Path, source: Path | None = None) -> bool:
-    """Make the model folder; False when it is there. Raises ConfigError: no wheel, or another folder."""
+    """Make the model folder, whole or not at all; False when it is there. ConfigError: no wheel, or another folder."""
     if is_whole(folder):
         return False
     if folder.exists():

@@ -155,7 +155,10 @@ def max_positions(path: str) -> int | None:
 
 
 def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = None) -> Any:
-    """The causal LM with merged adapters in eval mode, tied weights once; or random ones. Raises ConfigError."""
+    """The causal LM in eval mode, adapters merged; a tied weight is one parameter. `dtype`: "float32", "bfloat16", ...
+
+    `random_seed`: random weights instead, the same for the same seed. Raises ConfigError when it does not load.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -194,7 +197,7 @@ def aligned(model: Any) -> Any:
 
 
 def empty_model(path: str, dtype: str, device: str) -> Any:
-    """The structure with empty memory for weights that come by push, made on the CPU as a learner's is."""
+    """The structure with empty memory for pushed weights, made on the CPU as a learner's is (for equal RoPE tables)."""
     import torch
     from transformers.initialization import no_init_weights
 

@@ -30,7 +30,9 @@ def check_peft() -> None:
 
 
 def adapted_layers(model: Any, wanted: Sequence[str]) -> dict[str, nn.Linear]:
-    """Name -> linear layer of the decoder that gets an adapter; `wanted`: none means all. Raises ConfigError."""
+    """Name -> linear layer of the decoder that gets an adapter; `wanted`: last parts of names, none means all. Raises
+    ConfigError for a name without a layer, and for a model without linear layers.
+    """
     found = dict(_linear_layers(model))
     if not found:
         raise ConfigError(

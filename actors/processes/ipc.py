@@ -1,4 +1,4 @@
-"""Frames between a process and its worker: length (4 bytes, little-endian), one JSON object; both limit sizes."""
+"""Frames between a process and its worker: length (4 bytes, little-endian), a JSON object; too long: ValueError."""
 
 import contextlib
 import io

@@ -154,7 +154,10 @@ def load_reward(
     options: Mapping[str, Any] | None = None,
     key: str = KEY,
 ) -> RewardFunction:
-    """The reward function: built-in, or "module:function", with `folder` last on sys.path. Raises ConfigError."""
+    """The reward function: built-in, or "module:function" imported in this process, with `folder` last on sys.path.
+
+    `fields`: of every row, if known; `options`: of `reward_options`, else defaults. Raises ConfigError.
+    """
     if name == WEIGHTED:
         return load_weighted(folder, fields, options or {})
     if name == BY_SOURCE:

@@ -1,6 +1,7 @@
 """Runs an untrusted Python program in a process of its own: its output, and how it ended (docs/sandbox.md).
 
-"bubblewrap": namespaces without network or the host's files; "rlimits": limits only. No verdict of a program counts.
+"bubblewrap": namespaces without network or the host's files; "rlimits": limits only, and it can read all files of
+this user. No verdict of a program counts.
 """
 
 import contextlib
@@ -130,7 +131,9 @@ def shut() -> Iterator[None]:
 def run(
     program: str, stdin: bytes = b"", limits: SandboxLimits | None = None, *, level: Level | None = None
 ) -> Outcome:
-    """Run the text as `__main__`; no process of it is left. Raises OSError when the sandbox cannot start."""
+    """Run the text as `__main__`. No process of it is left ("rlimits": none that kept its environment). Raises OSError
+    when the sandbox cannot start.
+    """
     if _is_shut:
         return KILLER
     limits = limits or SandboxLimits()
@@ -143,7 +146,7 @@ def run(
 def run_connected(
     program: str, server: str, limits: SandboxLimits | None = None, *, level: Level | None = None
 ) -> Outcome:
-    """Run two programs, sandboxed, joined by their standard streams; the outcome of `program`. Raises OSError."""
+    """Run two sandboxed programs, joined by stdin and stdout. The outcome of `program`, stderr only. Raises OSError."""
     if _is_shut:
         return KILLER
     limits, level = limits or SandboxLimits(), level or find_level()

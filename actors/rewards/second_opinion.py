@@ -1,4 +1,4 @@
-"""A second opinion (`reward.check`): another grader scores a share of the training answers, chosen by their ids."""
+"""A second opinion (`reward.check`): a grader scores a share of the answers, by ids; the reward stays the first's."""
 
 from typing import Any, NamedTuple
 from zlib import crc32

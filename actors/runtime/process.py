@@ -72,7 +72,7 @@ def take_profile_request() -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """Flush the streams and exit with `code`, without the interpreter's shutdown, in which gloo may abort."""
+    """Flush the streams and exit with `code`, without the interpreter's shutdown (gloo may abort): close all before."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

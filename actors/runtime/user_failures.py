@@ -55,7 +55,7 @@ class Failures:
         self._has_succeeded = True
 
     def note(self, *, group: Hashable, about: str, place: str, error: str, trace: str, counts: bool = True) -> None:
-        """Note a failure at `place`. Raises UserCodeFailed when enough `counts` and nothing succeeded."""
+        """Note a failure at `place` (`group`: prompt, `about`: sample). UserCodeFailed: enough `counts`, no success."""
         if place not in self._places:
             if len(self._places) == MAX_PLACES:
                 return

@@ -67,7 +67,11 @@ class Asker:
 
 
 class EpisodeRun:
-    """One sample in progress: `start`, `answer`, `go_on` return the next request, or None at the end of `episode`."""
+    """One sample in progress: call `start`, then `answer` with each completion, until `episode` is set.
+
+    These and `go_on` (after an Awaited) return the next request or None. They raise the workflow's exceptions, and
+    WorkflowError when it breaks a rule.
+    """
 
     def __init__(
         self, workflow: Workflow, row: Row, tokenizer: Any, *, name: str = "", temperature: float = 1.0

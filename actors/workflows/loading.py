@@ -16,7 +16,10 @@ from areal_bus.errors import ConfigError
 
 
 def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prints: Prints | None = None) -> Workflow:
-    """Build workflow.function; `wake`: an episode may continue; `prints`: agents' output. Raises ConfigError."""
+    """Build workflow.function, from sys.path; end it by `close_workflow`. `prints`: receives the agents' output.
+
+    `wake`: called from any thread when an episode that waited may continue. Raises ConfigError.
+    """
     config = largest(config)
     function = config.workflow.function
     if function == "single_turn":

@@ -44,7 +44,9 @@ def said(message: Message) -> str:
 
 
 def fill(template: str, row: Row, question_key: str, *, setting: str = "data.prompt") -> str:
-    """The template of `setting` with the row's fields; {question}: `question_key`. Raises ConfigError as `fill`."""
+    """The template of `setting` with the row's fields; {question}: the field `question_key`, or its last user message.
+    Raises ConfigError for an invalid template, or one with a field that the row lacks.
+    """
     value = lookup(row, question_key)
     fields = {**row, "question": row.get("question") if value is MISSING or isinstance(value, list) else value}
     try:

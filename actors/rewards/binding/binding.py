@@ -173,7 +173,7 @@ def bind(
 ) -> RewardFunction:
     """Wrap the function as (prompt, completion, row); `fields`: of every row; `signature`: as reward.signature.
 
-    Without a signature it is called by position; a coroutine function runs to its end. Raises ConfigError.
+    Without a signature it is called by position; coroutines run to their end. ConfigError: a parameter stays unbound.
     """
     function = run_to_end(function)
     try:

@@ -14,7 +14,7 @@ GroupFunction = Callable[[str, Sequence[Mapping[str, Any]], Mapping[str, Any]], 
 
 
 def bind_group(function: Callable[..., Any], name: str) -> GroupFunction:
-    """The function as (prompt, samples, row) -> rewards, parameters bound by name. Raises ConfigError."""
+    """The function as (prompt, samples, row) -> rewards (samples: `messages.Group`), bound by name. ConfigError."""
     called = run_to_end(function)
     named = [p for p in inspect.signature(called).parameters.values() if p.kind not in REST]
     unknown = [p.name for p in named if p.name not in GROUP_NAMES and p.default is p.empty]
