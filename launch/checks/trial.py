@@ -154,7 +154,9 @@ def check_reward(
     *,
     trials: Iterable[TrialScore] = (),
 ) -> None:
-    """Score the `trials` up to the first success in a worker. Raises ConfigError: does not load, fields, all fail."""
+    """Score the `trials` in a worker up to the first success. Raises ConfigError when the function does not load, needs
+    fields that the rows (`fields`) lack, or fails in all trials.
+    """
     with WorkerPool(
         WorkerOrder(
             config.reward.function,

@@ -56,7 +56,7 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 
 
 def sbatch_file(config: Config, files: Sequence[Path], overrides: Sequence[str], *, name: str) -> str:
-    """The file's text; `overrides` as after --set; `name`: of the run. Raises ConfigError without an interface."""
+    """The file's text; `overrides` as after --set; `name`: of the run. ConfigError: no interface for several nodes."""
     topology = config.topology
     ranks, per_node, nodes = layout(topology)
     if nodes > 1 and not config.bus.interface:

@@ -68,7 +68,7 @@ def interfaces(request_code: int = SIOCGIFADDR) -> dict[str, str]:
 
 
 def choose_interfaces(interface: str, facts: Sequence[HostFacts]) -> list[tuple[str, str]]:
-    """(name, address) of each rank's interface: `interface`, or the only shared one. Raises ConfigError."""
+    """(name, address) of each rank's interface: `interface`, or the only shared one. ConfigError: unconnected hosts."""
     one_host = len({fact.host for fact in facts}) == 1
     if not interface:
         return [LOOPBACK] * len(facts) if one_host else only_shared(facts)

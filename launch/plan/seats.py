@@ -69,7 +69,7 @@ def seats(places: Sequence[RankPlan], pool: RankPool) -> list[Seat | None]:
 
 
 def plan_ranks(topology: TopologyConfig, hosts: Sequence[str], *, learners: int | None = None) -> tuple[RankPlan, ...]:
-    """The plan of each rank by hosts, with this many learners (None: as set). Raises ConfigError."""
+    """The plan of each rank by hosts, with this many learners (None: as set). Raises ConfigError if it does not fit."""
     if not is_adaptive(topology):
         return plan(topology, hosts)
     check_count(topology, len(hosts))
@@ -121,7 +121,9 @@ def _seated(place: RankPlan, seat: Seat | None, split: Split) -> RankPlan:
 
 
 def first_split(config: Config, run: Path, n_ranks: int) -> dict[str, Any]:
-    """The fields of the split at the job's start: of the settings, or of a resumed run. Raises CheckpointError."""
+    """The fields of the split at the job's start: of the settings, or of a resumed run with the same ranks. If it may
+    change, RUN/split.json has it afterwards. Raises CheckpointError.
+    """
     counts = count_actors(config.topology, n_ranks)
     split = Split(counts.learners, counts.generators)
     if not is_adaptive(config.topology):

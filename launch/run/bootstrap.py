@@ -282,7 +282,9 @@ def unpack(data: bytes) -> list[bytes]:
 
 @contextlib.contextmanager
 def bounded(rank: int, timeout_s: float) -> Iterator[None]:
-    """Kill this process, with a line, unless the block ends within `timeout_s`. Forks: before MPI_Init and threads."""
+    """Kill this process, with a line that names the rank, unless the block ends within `timeout_s`. It forks: enter it
+    before MPI_Init, and before this process has threads or sockets.
+    """
     read, write = os.pipe()
     ours = os.getpid()
     watcher = os.fork()

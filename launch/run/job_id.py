@@ -11,7 +11,7 @@ SLURM_JOB = "slurm_job"  # in RUN/origin.json
 
 
 def job_id(environ: Mapping[str, str], *, alone: str) -> str:
-    """An id that all ranks of a launch on this host share. `alone`: for a launch without a launcher's variables."""
+    """A unique id of a launch, the same for its ranks on this host. `alone`: its name if no launcher names it."""
     names = [name for name in LAUNCHERS if name in environ]
     run = environ.get(TORCHRUN[0], NO_RUN_ID)
     if run != NO_RUN_ID or (TORCHRUN[0] in environ and "MASTER_PORT" in environ):

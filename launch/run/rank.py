@@ -303,7 +303,7 @@ def with_keys(
 
 
 def report_error(rank: int, error: Exception, folder: Path = Path(), *, wait_s: float = RANK_0_FIRST_S) -> int:
-    """Print the error on rank 0. Exit code: 2 for invalid input, else 1. `folder`: for an unexpected traceback."""
+    """Print the error on rank 0; others wait. Exit code: 2 for invalid input, else 1. `folder`: for its traceback."""
     if rank == 0:
         print(f"error: {sentence_of(error, folder)}", file=sys.stderr, flush=True)
     elif isinstance(error, RanksMissing):  # without mpirun; the missing rank may be rank 0

@@ -22,7 +22,9 @@ class RestartBackoff:
         self._n_starts = 0  # in a row without progress, requested restarts included
 
     def next_delay_s(self, *, crashed: bool, progressed: bool) -> float | None:
-        """Seconds before the restart; None: too many crashes. `progressed`: whether the last incarnation did."""
+        """Seconds before the restart; None: too many crashes. `crashed`: false when the actor asked for the restart;
+        `progressed`: whether its last incarnation made progress.
+        """
         if progressed:
             self.n_crashes = self._n_starts = 0
         self.n_crashes += crashed
