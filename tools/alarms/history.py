@@ -40,6 +40,7 @@ class Window:
 
     @property
     def variance(self) -> float:
+        """The variance of the mean."""
         return stdev(self.values) ** 2 / len(self.values)
 
     def __str__(self) -> str:

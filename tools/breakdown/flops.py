@@ -1,6 +1,7 @@
 """Model FLOP utilisation (MFU): the model's FLOPs over the peak of its devices in the same time.
 
-N parameters: 2 N a token forward, 4 N backward (Kaplan et al. 2020, appendix B), 2 N + 2 P for P trained ones.
+FLOPs a token: 2 N forward, 2 N + 2 P backward, for N parameters, P of them trained; attention scores are left out
+(Kaplan et al. 2020, appendix B). Time: of updates (learner), of `generate` (generator).
 """
 
 from collections.abc import Sequence

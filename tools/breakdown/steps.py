@@ -59,6 +59,7 @@ class Step:
 
     @property
     def step_s(self) -> float | None:
+        """Seconds from the request for its batch to its update."""
         return None if self.updated is None or self.asked is None else self.updated - self.asked
 
 

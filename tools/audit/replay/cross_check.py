@@ -177,7 +177,7 @@ class Agreement:
                 self.file.findings.add("I6", work.where, text, uid=uid, attempt=attempt)
 
     def lost_verdicts(self, prompts: Prompts, *, before: float) -> None:
-        """A reward's verdict on a prompt that was not refunded is accepted or rejected, never lost (I9)."""
+        """A reward's verdict on a prompt not refunded is accepted or rejected, never lost (I9), but in older terms."""
         state = prompts.state
         for known, score in self.evidence.scores.items():
             uid, attempt = uid_of(known), attempt_of(known)
