@@ -157,39 +157,38 @@ def test_tool_results_and_tool_errors_are_returned_to_the_model(folder: Path) ->
         assert (endless["reward"], endless["parts"]["n_tool_calls"]) == (0.0, 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("function", "arguments", "why"),
-    [
-        ("multi_turn", {}, "needs reward_fn: set workflow.arguments.reward_fn"),
-        ("multi_turn", {"reward_fn": "exact", "max_turn": 2}, "takes no argument max_turn: the nearest is max_turns"),
-        ("multi_turn", {"reward_fn": "exact", "max_turns": "2"}, "max_turns of 'multi_turn' must be a whole number"),
-        ("multi_turn", {"reward_fn": "exact", "max_turns": 0}, "max_turns must be at least 1"),
-        ("multi_turn", {"reward_fn": "exact", "retry": "{"}, "retry must be a template"),
+EXACT = {"reward_fn": "exact"}
+UNFIT: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "multi_turn": [
+        ({}, "needs reward_fn: set workflow.arguments.reward_fn"),
+        (EXACT | {"max_turn": 2}, "takes no argument max_turn: the nearest is max_turns"),
+        (EXACT | {"max_turns": "2"}, "max_turns of 'multi_turn' must be a whole number"),
+        (EXACT | {"max_turns": 0}, "max_turns must be at least 1"),
+        (EXACT | {"retry": "{"}, "retry must be a template"),
+        ({"reward_fn": "mine:nothing"}, "workflow.arguments.reward_fn 'mine:nothing' must name a function"),
+        ({"reward_fn": "agent"}, "reward_fn must score an answer: 'agent' is what 'multi_turn' returns"),
+        ({"reward_fn": "judge"}, 'the reward "judge" needs reward.judge.url'),
+        ({"reward_fn": "weighted"}, "add a table"),
+    ],
+    "tools": [
+        (EXACT | {"tools": "abacus"}, 'must list calculator or "module:function"'),
         (
-            "multi_turn",
-            {"reward_fn": "mine:nothing"},
-            "workflow.arguments.reward_fn 'mine:nothing' must name a function",
-        ),
-        ("tools", {"reward_fn": "exact", "tools": "abacus"}, 'must list calculator or "module:function"'),
-        (
-            "tools",
-            {"reward_fn": "exact", "tools": "mine:nothing"},
+            EXACT | {"tools": "mine:nothing"},
             r"missing function 'nothing' in module 'mine' \(workflow.arguments.tools\)",
         ),
-        ("multi_turn", {"reward_fn": "agent"}, "reward_fn must score an answer: 'agent' is what 'multi_turn' returns"),
-        ("multi_turn", {"reward_fn": "judge"}, 'the reward "judge" needs reward.judge.url'),
-        ("multi_turn", {"reward_fn": "weighted"}, "add a table"),
-        ("tools", {"reward_fn": "exact", "tools": "mine:nameless"}, "must be a function with a name"),
-        ("tools", {"reward_fn": "exact", "tools": "mine:lookup, mine:lookup"}, "'lookup' occurs twice"),
-        ("tools", {"reward_fn": "exact", "tools": "mine:takes_list"}, "must be of type str, int, float or bool"),
+        (EXACT | {"tools": "mine:nameless"}, "must be a function with a name"),
+        (EXACT | {"tools": "mine:lookup, mine:lookup"}, "'lookup' occurs twice"),
+        (EXACT | {"tools": "mine:takes_list"}, "must be of type str, int, float or bool"),
     ],
-)
-def test_arguments_that_do_not_fit_are_a_sentence(
-    folder: Path, function: str, arguments: dict[str, Any], why: str
-) -> None:
-    with pytest.raises(ConfigError, match=why):
-        check_workflow(settings(function, **arguments))
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", UNFIT)
+def test_arguments_that_do_not_fit_are_a_sentence(folder: Path, function: str) -> None:
+    for arguments, why in UNFIT[function]:
+        with pytest.raises(ConfigError, match=why):
+            check_workflow(settings(function, **arguments))
 
 
 def test_a_tool_is_described_by_its_signature() -> None:

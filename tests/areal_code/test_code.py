@@ -158,7 +158,7 @@ def test_the_program_that_continues_or_defines_the_function_is_found(completion:
 @pytest.mark.parametrize("text", ["```", "~~~", "```python\n", "`", "~", "```\n", "<think>", "(", 'x = """'])
 def test_a_program_is_looked_for_in_linear_time(text: str) -> None:
     began = time.process_time()
-    program_in(text * (300_000 // len(text)))
+    program_in(text * (100_000 // len(text)))
     assert time.process_time() - began < 5.0  # a quadratic scan takes minutes
 
 
@@ -353,9 +353,9 @@ def test_a_program_wins_by_right_values_only(program: str) -> None:
 
 @pytest.mark.slow
 @needs_bubblewrap
-@pytest.mark.parametrize("program", ["print('x' * (1 << 30))", "import time\ntime.sleep(60)", "raise SystemExit(3)"])
-def test_a_program_on_stdin_is_bounded(program: str) -> None:
-    assert run_tests(program, STDIN, QUICK) == [False, False]
+def test_a_program_on_stdin_is_bounded() -> None:
+    for program in ("print('x' * (1 << 30))", "import time\ntime.sleep(60)", "raise SystemExit(3)"):
+        assert run_tests(program, STDIN, QUICK) == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -397,31 +397,19 @@ def test_the_weaker_sandbox_scores_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert score("", ADD, STDIN).reward == 1.0
 
 
-@pytest.mark.parametrize(
-    ("printed", "expected", "is_same"),
-    [
-        ("1 2 \n\n", "1 2", True),
-        ("1.0\n2", "1\n2.00", True),
-        ("1\n2", "1 2", True),
-        ("yes", "YES", False),
-        ("1 2", "1 2 3", False),
-        ("", "0", False),
-        ("nan", "inf", False),
-        ("nan", "nan ", True),  # the same text
-        ("1_0", "10", False),
-        ("١", "1", False),
-        ("0.3333333333", "0.33333333333333331", True),
-        ("0.30000000000000004", "0.3", True),
-        ("2.718", "2.71828", False),
-        ("3.0000001", "3", False),
-        ("1e400", "1.5", False),
-        ("-1.5", "1.5", False),
-        ("0.0000001", "0.0", False),
-        ("-1.2e-17", "0.0", True),
-    ],
-)
-def test_outputs_are_compared_by_words(printed: str, expected: str, is_same: bool) -> None:
-    assert same_output(printed, expected) is is_same
+SAME = [
+    *(("1 2 \n\n", "1 2"), ("1.0\n2", "1\n2.00"), ("1\n2", "1 2"), ("nan", "nan "), ("-1.2e-17", "0.0")),
+    *(("0.3333333333", "0.33333333333333331"), ("0.30000000000000004", "0.3")),
+]
+OTHER = [
+    *(("yes", "YES"), ("1 2", "1 2 3"), ("", "0"), ("nan", "inf"), ("1_0", "10"), ("١", "1"), ("2.718", "2.71828")),
+    *(("3.0000001", "3"), ("1e400", "1.5"), ("-1.5", "1.5"), ("0.0000001", "0.0")),
+]
+
+
+@pytest.mark.parametrize(("printed", "expected"), SAME + OTHER)
+def test_outputs_are_compared_by_words(printed: str, expected: str) -> None:
+    assert same_output(printed, expected) is ((printed, expected) in SAME)
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -464,7 +452,7 @@ def test_canonical_solutions_pass(file: str, n: int) -> None:
 @pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data holds the published files")
 @pytest.mark.parametrize("file", ["humaneval/HumanEval.jsonl", "mbppplus/test.jsonl"])
 def test_some_canonical_solutions_pass_and_those_of_other_rows_do_not(file: str) -> None:
-    rows = [json.loads(line) for line in (DATA / file).read_text().splitlines()][:6]
+    rows = [json.loads(line) for line in (DATA / file).read_text().splitlines()][:3]
     for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
         assert score("", row["canonical_solution"], row).reward == 1.0
         assert score("", other["canonical_solution"], row).reward == 0.0

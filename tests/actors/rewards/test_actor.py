@@ -1,10 +1,14 @@
+"""A reward actor as a process under a head and generators: verdicts, its queue, hostile samples, its end."""
+
 import json
+import os
+import select
 import subprocess
 import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +19,7 @@ import actors.rewards.actor
 from actors.rewards.actor import RewardLoop, listen_endpoint, size_of
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.rewards.second_opinion import is_chosen
-from actors.runtime.context import Context, HeartbeatState
+from actors.runtime.context import PROGRESS_FD, Context, HeartbeatState
 from actors.runtime.head_session import ActorRuntime, HeadSession
 from actors.runtime.process import OVER
 from areal_bus.config.sections import Config
@@ -104,12 +108,11 @@ class Ring:
                 return received[1]
         raise AssertionError(f"no {kind.__name__} came")
 
-    def up(self) -> Join:
+    def up(self) -> None:
         """Wait until it is ready, and connect the generator to it."""
-        join = self.next(Join)
+        self.join = self.next(Join)
         self.next(Ready)
-        self.generator.connect(join.name, join.endpoint)
-        return join
+        self.generator.connect(self.join.name, self.join.endpoint)
 
     def score(self, *trajectories: Trajectory) -> None:
         for one in trajectories:
@@ -131,6 +134,7 @@ def ring_of(
     function: str = "own_actor_rewards:score",
     timeout_s: float = 1.0,
     tcp: bool = False,
+    starts: bool = True,
     **others: object,
 ) -> Iterator[Ring]:
     reward = {"function": function, "timeout_s": timeout_s, **others}
@@ -154,6 +158,8 @@ def ring_of(
         process.stdin.write(context.to_json().encode() + b"\n")
         process.stdin.flush()
         rings.append(Ring(folder, context, head, generator, process))
+        if starts:
+            rings[0].up()
         yield rings[0]
     finally:
         process.kill()
@@ -162,10 +168,12 @@ def ring_of(
         head.close()
 
 
-def test_trajectories_come_back_scored_whole_and_without_their_row(folder):
-    with ring_of(folder) as ring:
-        join = ring.up()
+@pytest.mark.parametrize("tcp", [False, True])
+def test_trajectories_come_back_scored_whole_and_without_their_row(folder, tcp):
+    with ring_of(folder, tcp=tcp) as ring:
+        join = ring.join
         assert (join.role, join.index, join.pid) == ("reward", 0, ring.process.pid)
+        assert join.endpoint.startswith("tcp://127.0.0.1:" if tcp else "ipc://")  # the named interface only
         sent = trajectory(7, "fine", attempt=1)
         ring.score(sent)
         scored = ring.next(Scored)
@@ -174,19 +182,25 @@ def test_trajectories_come_back_scored_whole_and_without_their_row(folder):
             assert getattr(scored, field) == getattr(sent, field), field
 
 
-def test_a_hang_and_a_crash_are_reported_by_status_and_journalled(folder):
+def test_a_hang_and_a_crash_are_reported_by_status_and_journalled_and_every_second_has_one_label(folder):
     with ring_of(folder) as ring:
-        ring.up()
-        ring.score(trajectory(1, "hangs"), trajectory(2, "raises"), trajectory(3, "fine"))
+        ring.score(trajectory(1, "hangs"), trajectory(2, "raises"), trajectory(3, "slow"))
         verdicts = {scored.uid: scored for scored in (ring.next(Scored) for _ in range(3))}
         assert {uid: scored.status for uid, scored in verdicts.items()} == {1: "timeout", 2: "error", 3: "value"}
         assert "RuntimeError: no" in verdicts[2].error
+        assert ring.next(Heartbeat).version is None
+        while ring.next(Heartbeat).progress < 3:
+            pass
         assert ring.stop() == 0
         lines = ring.journal()
     scores = {line["uid"]: line for line in lines if line["event"] == "score"}
     assert {uid: line["status"] for uid, line in scores.items()} == {1: "timeout", 2: "error", 3: "value"}
     assert [uid for uid, line in scores.items() if "reward" in line] == [3]
     assert scores[1]["score_s"] >= 1.0
+    spans = [line for line in lines if line["event"] == "spans"]
+    seconds = {key: sum(line.get(key, 0.0) for line in spans) for key in ("s_start", "s_idle", "s_score", "s_bus")}
+    assert seconds["s_score"] >= 1.0
+    assert sum(seconds.values()) == pytest.approx(lines[-1]["wall_s"], rel=0.01)  # I12
 
 
 def group(uid: int, *completions: str) -> Group:
@@ -196,7 +210,7 @@ def group(uid: int, *completions: str) -> Group:
 
 def test_groups_are_compared_with_a_deadline_and_journalled(folder):
     with ring_of(folder, group="own_actor_rewards:ranks") as ring:
-        name = ring.up().name
+        name = ring.join.name
         sent = [group(1, "aa", "a", "aaaa", "aaa"), group(2, "hangs", ""), group(3, "raises", ""), group(4, "b", "")]
         for one in sent:
             ring.head.send(name, one)
@@ -227,7 +241,6 @@ def test_a_second_grader_finds_one_wrong_grade_in_a_hundred_and_changes_no_rewar
     (folder / "own_planted.py").write_text(PLANTED)
     check = {"function": "own_planted:other", "share": 1}
     with ring_of(folder, function="own_planted:score", check=check, timeout_s=60) as ring:
-        ring.up()
         ring.score(*(trajectory(uid, str(uid)) for uid in range(1, 101)))
         rewards = {one.uid: one.reward for one in (ring.next(Scored) for _ in range(100))}
         assert rewards == {uid: float(uid != 100) for uid in range(1, 101)}
@@ -252,7 +265,7 @@ def test_samples_are_chosen_by_their_ids_and_as_often_as_the_share_says():
 def test_a_reward_ignores_control_messages_of_a_generator(folder):
     """One Stop of any generator, or by the guest key, ended a reward for ever."""
     with ring_of(folder) as ring:
-        endpoint = ring.up().endpoint
+        endpoint = ring.join.endpoint
         orders = [
             Stop("forged"),
             Evict("forged"),
@@ -275,17 +288,18 @@ def test_a_reward_ignores_control_messages_of_a_generator(folder):
 
 
 class Watched(OpenBus):
-    """Notes, as each verdict is sent, which ones the journal has."""
+    """Notes, as each verdict is sent, which ones the journal has and whether progress was reported."""
 
-    def __init__(self, name: str, journal: Journal) -> None:
+    def __init__(self, name: str, journal: Journal, reported: Callable[[], bool]) -> None:
         super().__init__(name, job=JOB)
-        self.journal = journal
-        self.seen: list[tuple[int, list[int]]] = []
+        self.journal, self.reported = journal, reported
+        self.seen: list[tuple[int, list[int], bool]] = []
 
     def send(self, to: str, message: Message) -> None:
         if isinstance(message, Scored):
             lines = [json.loads(line) for line in self.journal.path.read_text().splitlines()]
-            self.seen.append((message.uid, [line["uid"] for line in lines if line["event"] == "score"]))
+            scores = [line["uid"] for line in lines if line["event"] == "score"]
+            self.seen.append((message.uid, scores, self.reported()))
         super().send(to, message)
 
     def send_all(self, letters: Iterable[tuple[str, Message]]) -> None:
@@ -293,16 +307,25 @@ class Watched(OpenBus):
             self.send(*letter)
 
 
-def test_a_verdict_is_in_the_journal_before_it_is_sent(folder):
+@contextmanager
+def loop_of(folder: Path, bus: Bus, journal: Journal, *, timeout_s: float) -> Iterator[RewardLoop]:
+    """The loop of an actor, turned by the test."""
+    order = WorkerOrder("own_actor_rewards:score", str(folder))
+    with WorkerPool(order, n_workers=1, timeout_s=timeout_s) as pool:
+        runtime = ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState())
+        yield RewardLoop(runtime, pool, capacity=1, n_generators=1)
+
+
+def test_a_verdict_is_in_the_journal_before_it_is_sent_and_progress_is_reported_after_it(folder, monkeypatch):
     """So that a reward that dies between the two leaves no verdict at the head that it never wrote down (I10)."""
+    read, write = os.pipe()
+    monkeypatch.setenv(PROGRESS_FD, str(write))
     journal = Journal(folder / "journal", role="reward", index=0, incarnation=0)
-    bus = Watched("reward-0.0", journal)
+    bus = Watched("reward-0.0", journal, lambda: bool(select.select([read], [], [], 0)[0]))
     head = Bus("head", job=JOB, listen=f"ipc://{folder}/head")
     try:
         bus.connect("head", head.endpoint)
-        with WorkerPool(WorkerOrder("own_actor_rewards:score", str(folder)), n_workers=1, timeout_s=1.0) as pool:
-            runtime = ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState())
-            loop = RewardLoop(runtime, pool, capacity=1, n_generators=1)
+        with loop_of(folder, bus, journal, timeout_s=1.0) as loop:
             deadline = time.monotonic() + 60
             while len(bus.seen) < 2 and time.monotonic() < deadline:
                 loop.turn()
@@ -310,17 +333,19 @@ def test_a_verdict_is_in_the_journal_before_it_is_sent(folder):
                 if received and isinstance(received[1], Ready):  # so the head knows where it is
                     for uid, text in enumerate(("fine", "raises")):
                         head.send("reward-0.0", trajectory(uid, text))
+        assert bus.reported()
     finally:
         bus.close()
         head.close()
-    assert [uid for uid, _ in bus.seen] == [0, 1]
-    assert all(uid in written for uid, written in bus.seen)
+        os.close(read)
+    assert [uid for uid, _, _ in bus.seen] == [0, 1]
+    assert all(uid in written for uid, written, _ in bus.seen)
+    assert not bus.seen[0][2]
 
 
 @pytest.mark.slow
 def test_a_trajectory_sent_again_while_it_is_scored_is_scored_once_and_later_again(folder):
     with ring_of(folder) as ring:
-        ring.up()
         ring.score(
             trajectory(1, "slow"), trajectory(1, "slow"), trajectory(1, "slow", attempt=1), trajectory(2, "fine")
         )
@@ -336,9 +361,9 @@ GUEST = "generator-66.0"
 
 
 @contextmanager
-def guest_of(ring: Ring, endpoint: str) -> Iterator[Bus]:
+def guest_of(ring: Ring) -> Iterator[Bus]:
     guest = Bus(GUEST, job=JOB)
-    guest.connect(ring.context.name, endpoint)
+    guest.connect(ring.context.name, ring.join.endpoint)
     try:
         yield guest
     finally:
@@ -348,7 +373,7 @@ def guest_of(ring: Ring, endpoint: str) -> Iterator[Bus]:
 @pytest.mark.slow
 def test_garbage_for_prompts_to_come_takes_the_place_of_no_honest_sample(folder):
     """The honest one was taken for a second copy and dropped; it was sent again after 120 s."""
-    with ring_of(folder, timeout_s=60.0) as ring, guest_of(ring, ring.up().endpoint) as guest:
+    with ring_of(folder, timeout_s=60.0) as ring, guest_of(ring) as guest:
         for uid in range(4):
             guest.send(ring.context.name, replace(trajectory(uid, "slow"), generator=GUEST, lease="forged"))
         while ring.next(Heartbeat).note != "scores 4":
@@ -363,7 +388,7 @@ def test_garbage_for_prompts_to_come_takes_the_place_of_no_honest_sample(folder)
 def test_a_trajectory_without_segments_is_refused_and_the_reward_lives(folder):
     """Its actor ended; no lease was needed."""
     empty = replace(trajectory(1, "x"), generator=GUEST, segments=[], spans=[], ids=b"", logps=b"")
-    with ring_of(folder) as ring, guest_of(ring, ring.up().endpoint) as guest:
+    with ring_of(folder) as ring, guest_of(ring) as guest:
         guest.send(ring.context.name, empty)
         ring.score(trajectory(1, "slow"))
         assert ring.next(Scored).status == "value"
@@ -374,8 +399,8 @@ def test_a_trajectory_without_segments_is_refused_and_the_reward_lives(folder):
 @pytest.mark.slow
 def test_a_flood_of_samples_that_hang_leaves_the_workers_to_others_in_turn(folder):
     """500 of them were scored before the first honest one: 500 s."""
-    with ring_of(folder, timeout_s=1.0) as ring, guest_of(ring, ring.up().endpoint) as guest:
-        for uid in range(500):
+    with ring_of(folder, timeout_s=1.0) as ring, guest_of(ring) as guest:
+        for uid in range(100):
             guest.send(ring.context.name, replace(trajectory(uid, "hangs"), generator=GUEST))
         while not ring.next(Heartbeat).note.startswith("scores"):
             pass
@@ -393,13 +418,7 @@ def test_a_backlog_of_one_generator_fills_its_share_and_another_ones_is_taken(fo
     journal = Journal(folder / "journal", role="reward", index=0, incarnation=0)
     bus = OpenBus("reward-0.0", job=JOB, listen=f"ipc://{folder}/reward")
     honest, guest = Bus("generator-0.0", job=JOB), Bus(GUEST, job=JOB)
-    with WorkerPool(WorkerOrder("own_actor_rewards:score", folder), n_workers=1, timeout_s=60.0) as pool:
-        loop = RewardLoop(
-            ActorRuntime(bus, HeadSession(bus, silent_s=60.0), journal, HeartbeatState()),
-            pool,
-            capacity=1,
-            n_generators=1,
-        )
+    with loop_of(folder, bus, journal, timeout_s=60.0) as loop:
         for one in (honest, guest):
             one.connect("reward-0.0", bus.endpoint)
         for uid in range(100):
@@ -425,7 +444,6 @@ def test_a_backlog_counts_the_objects_of_small_trajectories():
 
 def test_queued_trajectories_of_a_refunded_group_are_not_scored(folder):
     with ring_of(folder) as ring:
-        ring.up()
         ring.score(trajectory(1, "hangs"), *(replace(trajectory(1, "hangs"), sample=i) for i in range(3, 60)))
         assert ring.next(Scored).status == "timeout"
         ring.head.send(ring.context.name, Cancel(uid=1, attempt=0))
@@ -439,7 +457,7 @@ def test_queued_trajectories_of_a_refunded_group_are_not_scored(folder):
 @pytest.mark.parametrize("says_so", [True, False])
 def test_a_reward_drops_its_queue_and_rejoins_for_a_new_head(folder, says_so):
     with ring_of(folder, timeout_s=60.0) as ring:
-        first = ring.up()
+        first = ring.join
         ring.score(trajectory(1, "fine"))
         ring.next(Scored)
         ring.score(*(replace(trajectory(1, "hangs"), sample=i) for i in range(3, 9)))
@@ -461,35 +479,11 @@ def test_a_reward_drops_its_queue_and_rejoins_for_a_new_head(folder, says_so):
             pass
 
 
-def test_every_second_of_a_reward_actor_has_one_label_and_heartbeats_move(folder):
-    with ring_of(folder) as ring:
-        ring.up()
-        ring.score(trajectory(1, "slow"))
-        ring.next(Scored)
-        assert ring.next(Heartbeat).version is None
-        while ring.next(Heartbeat).progress < 1:
-            pass
-        assert ring.stop() == 0
-        lines = ring.journal()
-    spans = [line for line in lines if line["event"] == "spans"]
-    seconds = {key: sum(line.get(key, 0.0) for line in spans) for key in ("s_start", "s_idle", "s_score", "s_bus")}
-    assert seconds["s_score"] >= 0.45
-    assert sum(seconds.values()) == pytest.approx(lines[-1]["wall_s"], rel=0.01)  # I12
-
-
 def test_a_function_that_does_not_load_ends_the_actor_with_a_sentence_and_code_2(folder):
-    with ring_of(folder, function="own_actor_rewards:missing") as ring:
+    with ring_of(folder, function="own_actor_rewards:missing", starts=False) as ring:
         assert "no such name" in ring.next(Failure).error
         assert ring.process.wait(20) == 2
         assert b"reward-0" in ring.process.stderr.read()
-
-
-def test_over_tcp_it_listens_on_the_named_interface_only(folder):
-    with ring_of(folder, tcp=True) as ring:
-        assert ring.up().endpoint.startswith("tcp://127.0.0.1:")
-        ring.score(trajectory(5, "fine"))
-        assert ring.next(Scored).reward == 0.5
-        assert ring.stop() == 0
 
 
 def test_every_incarnation_listens_at_a_path_of_its_own(folder):
@@ -500,7 +494,6 @@ def test_every_incarnation_listens_at_a_path_of_its_own(folder):
 def test_the_first_failure_is_logged_with_its_place_and_eight_before_any_score_end_the_actor(folder):
     """A row that cannot be scored, in the first two prompts, ends nothing; a typo ends the job within four prompts."""
     with ring_of(folder) as ring:
-        ring.up()
         for uid in (1, 2, 3):
             samples = [replace(trajectory(uid, "raises"), sample=n) for n in range(4)]
             ring.score(*samples)
@@ -521,7 +514,7 @@ def test_the_first_failure_is_logged_with_its_place_and_eight_before_any_score_e
 
 def test_failures_of_a_guests_samples_do_not_end_the_actor(folder):
     """It sent rows of its own, before any sample of the job was scored."""
-    with ring_of(folder) as ring, guest_of(ring, ring.up().endpoint) as guest:
+    with ring_of(folder) as ring, guest_of(ring) as guest:
         for uid in range(12):
             guest.send("reward-0.0", replace(trajectory(uid, "fine"), generator=GUEST, row="{}"))
         assert [ring.next(Scored).status for _ in range(12)] == ["error"] * 12
@@ -532,7 +525,6 @@ def test_failures_of_a_guests_samples_do_not_end_the_actor(folder):
 def test_failures_after_a_score_do_not_end_the_actor_and_the_output_file_is_named(folder):
     (folder / "own_actor_rewards.py").write_text(USER_MODULE.replace("return row", "print(completion)\n    return row"))
     with ring_of(folder) as ring:
-        ring.up()
         ring.score(trajectory(1, "fine"), *(trajectory(uid, "raises") for uid in range(2, 12)))
         assert [ring.next(Scored).status for _ in range(11)] == ["value"] + ["error"] * 10
         assert ring.stop() == 0

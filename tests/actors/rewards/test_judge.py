@@ -27,6 +27,7 @@ pytest.importorskip("httpx2")
 from actors.rewards import by_url
 from actors.rewards import judge as module
 from actors.rewards.judge import BudgetSpent, JudgeAway, JudgeRejects, JudgeStore
+from areal_code import scoring
 
 ROOT = Path(__file__).parents[3]
 ROW = {"question": "1+1?", "answer": "2"}
@@ -64,6 +65,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(module, "_options", None)
     monkeypatch.setattr(module, "_judge", None)
     monkeypatch.setattr(by_url, "_servers", {})
+    monkeypatch.setattr(scoring, "_options", scoring.CodeOptions())
     judge = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -145,19 +147,16 @@ def test_a_busy_judge_is_asked_again_and_after_the_time_it_wants(server: Server,
     assert spent(tmp_path) == (1, 10)  # what was not answered costs nothing
 
 
-def test_a_pause_that_ends_after_the_deadline_is_not_waited_for(server: Server, tmp_path: Path) -> None:
-    server.answers.append((429, {"Retry-After": "3600"}, "tomorrow"))
-    with pytest.raises(JudgeAway, match=r"no answer from the judge at .* in 1 calls; the last: status 429: tomorrow"):
-        judge_of(server, tmp_path)("", "3", ROW)
-    assert len(server.bodies) == 1
-
-
-def test_retries_end(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_end_and_a_pause_over_the_deadline_is_not_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_RETRIES", 2)
-    server.answers += [(503, {}, "busy")] * 9
-    with pytest.raises(JudgeAway, match=r"no answer from the judge at .* in 3 calls"):
-        judge_of(server, tmp_path)("", "3", ROW)
-    assert len(server.bodies) == 3
+    for answer, n_calls in ((429, {"Retry-After": "3600"}, "tomorrow"), 1), ((503, {}, "busy"), 3):
+        server.answers.extend([answer] * n_calls)
+        with pytest.raises(JudgeAway, match=rf"no answer from the judge at .* in {n_calls} calls; .* {answer[0]}: "):
+            judge_of(server, tmp_path)("", "3", ROW)
+        assert not server.answers
+    assert len(server.bodies) == 4
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 404])
@@ -265,7 +264,7 @@ def url_options(server: Server, folder: Path, function: str = "url", **judge: ob
 
 
 def test_a_reward_by_url_gets_the_sample_and_answers_with_its_reward(server: Server, tmp_path: Path) -> None:
-    score = load_reward("url", tmp_path, options=url_options(server, tmp_path))
+    score = load_reward("url", tmp_path, options=url_options(server, tmp_path, max_calls=1))
     server.answers += [(503, {"Retry-After": "0"}, ""), (200, {}, {"rewards": [{"reward": 0.25, "correct": False}]})]
     value = score("1+1?", "3", ROW)
     assert (value.reward, value.correct) == (0.25, False)
@@ -276,6 +275,8 @@ def test_a_reward_by_url_gets_the_sample_and_answers_with_its_reward(server: Ser
     assert score("1+1?", "3", ROW) == value  # kept: no further call
     assert len(server.bodies) == 2
     assert spent(tmp_path)[0] == 1
+    with pytest.raises(BudgetSpent):
+        score("1+1?", "4", ROW)
 
 
 @pytest.mark.parametrize("answer", [{"rewards": []}, {"rewards": [1, 2]}, {"rewards": ["1"]}, {"reward": 1}, [1], "no"])
@@ -287,14 +288,6 @@ def test_an_answer_of_a_url_without_the_reward_is_an_error_and_not_kept(
     with pytest.raises((ValueError, TypeError)):
         score("1+1?", "2", ROW)
     assert score("1+1?", "2", ROW).reward == 1.0
-
-
-def test_the_budget_of_the_judge_holds_for_a_url(server: Server, tmp_path: Path) -> None:
-    score = load_reward("url", tmp_path, options=url_options(server, tmp_path, max_calls=1))
-    server.answers += [(200, {}, {"rewards": [1]}), (200, {}, {"rewards": [1]})]
-    score("1+1?", "2", ROW)
-    with pytest.raises(BudgetSpent):
-        score("1+1?", "3", ROW)
 
 
 def test_a_group_by_url_is_one_call_with_all_samples(server: Server, tmp_path: Path) -> None:
@@ -318,18 +311,13 @@ def ran(stdout: str, status: str = "Finished", code: int = 0) -> tuple[int, dict
 
 def test_programs_run_on_a_sandbox_server(server: Server, tmp_path: Path) -> None:
     score = load_reward("code_share", tmp_path, options=url_options(server, tmp_path, "code_share"))
-    server.answers += [ran("2\n"), ran("7\n")]
-    assert score("", PRINTS, ADDS_ONE).reward == 0.5
+    server.answers += [ran("2\n"), ran("7\n"), ran("2\n", "TimeLimitExceeded"), ran("6\n", code=1)]
+    other = PRINTS.replace("+ 1", "+ 2")  # the same one is not run again
+    assert [score("", program, ADDS_ONE).reward for program in (PRINTS, other)] == [0.5, 0.0]
     body = server.bodies[0]
     assert (server.paths[0], body["language"], body["stdin"]) == ("/v1/run_code", "python", "1")
     assert (body["memory_limit_MB"], body["run_timeout"]) == (1024, 6.0)
     assert "print(int(input()) + 1)" in body["code"]
-
-
-def test_a_program_that_fails_or_is_late_on_a_sandbox_server_fails_its_test(server: Server, tmp_path: Path) -> None:
-    score = load_reward("code_share", tmp_path, options=url_options(server, tmp_path, "code_share"))
-    server.answers += [ran("2\n", "TimeLimitExceeded"), ran("6\n", code=1)]
-    assert score("", PRINTS, ADDS_ONE).reward == 0.0
 
 
 def test_a_sandbox_server_that_fails_itself_is_an_error(server: Server, tmp_path: Path) -> None:

@@ -1,3 +1,7 @@
+"""Rewards by name and by module: how they are found, bound to their arguments, weighted and refused."""
+
+import json
+import re
 import struct
 import sys
 from pathlib import Path
@@ -6,13 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.rewards.binding.values import read_value
-from actors.rewards.loading import BUILT_IN, load_group, load_reward, reward_options
-from actors.rewards.pool import WorkerOrder, WorkerPool
+from actors.rewards.loading import (
+    BUILT_IN,
+    TermFailed,
+    WeightedReward,
+    WeightedTerm,
+    load_group,
+    load_reward,
+    reward_options,
+)
+from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from actors.rewards.protocol import NotApplicable, Score
+from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_bus.messages import VerdictStatus
 from launch.checks.trial import TrialScore, check_reward
 
 ELSEWHERE = {"judge", "url", "model", "reasoning_gym"}  # test_judge.py, functions/test_model.py, test_tasks.py
@@ -32,11 +48,6 @@ def test_every_built_in_reward_loads_and_scores(name, folder):
     assert load_reward(name, folder)("1+1", completion, row).reward == 1.0
 
 
-def test_a_function_of_the_users_own_is_found_in_the_configs_folder(folder):
-    (folder / "own_found.py").write_text("def score(prompt, completion, row): return len(completion)")
-    assert load_reward("own_found:score", folder)("", "four", {}) == 4
-
-
 @pytest.mark.parametrize(
     ("module", "source", "name", "parts"),
     [
@@ -54,6 +65,7 @@ def test_a_function_of_the_users_own_is_found_in_the_configs_folder(folder):
         ),
         ("own_h", "", "perfect", ["perfect", '"exact"', "module:function"]),
         ("own_i", "", "own_i:", ["module:function"]),
+        ("own_j", "", "formt", ["'formt'"]),
     ],
 )
 def test_a_reward_that_does_not_load_is_refused_with_module_attribute_and_cause(folder, module, source, name, parts):
@@ -215,6 +227,88 @@ def test_a_term_that_does_not_apply_is_left_out_of_a_sum(folder):
         score("", "", {"task": "code"})
 
 
+FINITE = st.floats(-1e3, 1e3)
+OWN = """
+def brevity(completion):
+    if completion == "raises":
+        raise KeyError("no such word")
+    return -len(completion)
+"""
+TERMS = [
+    {"function": "exact", "name": "answer"},
+    {"function": "own_terms:brevity", "weight": 0.5},
+    {"function": "format", "weight": 0},
+]
+
+
+def verdicts_of(folder: Path, reward: RewardConfig, completions: list[str], **options: bool) -> list[Verdict]:
+    """Of worker processes, as in a run."""
+    found: dict[int, Verdict] = {}
+    order = WorkerOrder(reward.function, folder, options=reward_options(reward), **options)
+    with WorkerPool(order, n_workers=1, timeout_s=20.0) as pool:
+        for key, completion in enumerate(completions):
+            pool.submit(key, prompt="", completion=completion, row=json.dumps({"answer": "2"}))
+        while len(found) < len(completions):
+            found |= {verdict.key: verdict for verdict in pool.poll(1.0)}
+    return [found[key] for key in range(len(completions))]
+
+
+@pytest.mark.parametrize("fresh_process", [False, True])
+def test_weighted_terms_are_added_and_reported_by_name(tmp_path: Path, fresh_process: bool) -> None:
+    (tmp_path / "own_terms.py").write_text(OWN)
+    reward = RewardConfig.model_validate({"function": "weighted", "terms": TERMS, "format": {"template": "boxed"}})
+    right, boxed, failed = verdicts_of(tmp_path, reward, ["2", "\\boxed{2}", "raises"], fresh_process=fresh_process)
+    assert (right.reward, right.correct, right.parts) == (0.5, True, {"answer": 1.0, "brevity": -1.0, "format": 0.0})
+    assert (boxed.reward, boxed.correct, boxed.parts) == (-4.5, False, {"answer": 0.0, "brevity": -9.0, "format": 1.0})
+    assert (failed.status, failed.parts) == (VerdictStatus.ERROR, {})
+    assert re.match(r"TermFailed: reward 'brevity': KeyError: 'no such word' \(.*own_terms.py:4\)", failed.error)
+    assert failed.place.endswith("own_terms.py:4")
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.tuples(FINITE, FINITE), min_size=1, max_size=5))
+def test_the_sum_is_of_weight_times_reward(terms: dict[str, tuple[float, float]]) -> None:
+    made = [WeightedTerm(name, weight, lambda *_, value=value: value) for name, (weight, value) in terms.items()]
+    score = WeightedReward(made)("", "", {})
+    assert score.reward == pytest.approx(sum(weight * value for weight, value in terms.values()))
+    assert score.parts == {name: value for name, (_, value) in terms.items()}
+
+
+def test_the_first_term_that_judges_decides_whether_the_answer_is_correct_and_its_parts_are_kept() -> None:
+    scores = {"style": 0.5, "judge": Score(1.0, False, {"tone": 3}), "exact": True}
+    score = WeightedReward(WeightedTerm(name, 1.0, lambda *_, value=value: value) for name, value in scores.items())(
+        "", "", {}
+    )
+    assert (score.reward, score.correct) == (2.5, False)
+    assert score.parts == {"style": 0.5, "judge": 1.0, "judge/tone": 3.0, "exact": 1.0}
+
+
+@pytest.mark.parametrize("value", [Score(1.0, None, {"a": "1"}), Score(1.0, None, {"": 1}), "1", float("nan")])
+def test_a_term_without_a_valid_value_has_no_sum(value: object) -> None:
+    with pytest.raises(TermFailed, match="reward 'only': "):
+        WeightedReward([WeightedTerm("only", 0.0, lambda *_: value)])("", "", {})  # type: ignore[arg-type, return-value]
+
+
+def test_parts_of_a_function_are_numbers_by_name() -> None:
+    assert read_value(Score(1, True, {"a": 1, "b": False})) == {
+        "reward": 1.0,
+        "correct": True,
+        "parts": {"a": 1.0, "b": 0.0},
+    }
+    with pytest.raises(ValueError, match="at most 32 names"):
+        read_value(Score(1.0, None, {str(n): 0.0 for n in range(33)}))
+
+
+def test_a_terms_change_of_its_row_is_not_seen_by_the_next_term() -> None:
+    def changes(prompt: str, completion: str, row: Any) -> float:
+        row["hints"].append("used")
+        return float(len(row["hints"]))
+
+    terms = [WeightedTerm(name, 1.0, changes) for name in ("a", "b")]
+    row = {"hints": []}
+    assert WeightedReward(terms)("", "", row).reward == 2.0
+    assert row == {"hints": []}
+
+
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
@@ -303,15 +397,20 @@ def test_an_array_result_of_a_trl_function_keeps_its_correctness(folder: Path) -
 SAMPLES = [{"completion": text, "reward": 0.5, "correct": None} for text in ("aa", "", "aaa")]
 
 
-def test_a_group_reward_is_bound_by_name(folder):
-    (folder / "own_group.py").write_text("def f(row, rewards, completions, k=2): return [row['a'] + k, *rewards[1:]]")
-    assert load_group("own_group:f", folder)("asked", SAMPLES, {"a": 1}) == [3.0, 0.5, 0.5]
-
-
-def test_a_group_reward_may_return_an_array_and_be_a_coroutine(folder):
-    source = "import numpy\nasync def f(completions): return numpy.array([len(one) for one in completions])"
-    (folder / "own_group_array.py").write_text(source)
-    assert load_group("own_group_array:f", folder)("asked", SAMPLES, {}) == [2.0, 0.0, 3.0]
+@pytest.mark.parametrize(
+    ("source", "rewards"),
+    [
+        ("def f(row, rewards, completions, k=2): return [row['a'] + k, *rewards[1:]]", [3.0, 0.5, 0.5]),
+        (
+            "import numpy\nasync def f(completions): return numpy.array([len(one) for one in completions])",
+            [2.0, 0.0, 3.0],
+        ),
+    ],
+)
+def test_a_group_reward_is_bound_by_name_and_may_be_a_coroutine(folder, source, rewards):
+    (folder / "own_group.py").write_text(source)
+    sys.modules.pop("own_group", None)
+    assert load_group("own_group:f", folder)("asked", SAMPLES, {"a": 1}) == rewards
 
 
 @pytest.mark.parametrize(

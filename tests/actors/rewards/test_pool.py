@@ -1,3 +1,5 @@
+"""Workers of a reward: values, timeouts and errors of user code, what ends with a worker, whose turn it is."""
+
 import json
 import os
 import select
@@ -8,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.processes.ipc import LENGTH, PRINTED_BYTES, pack, unpack
-from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
+from actors.processes.ipc import PRINTED_BYTES
+from actors.rewards.pool import MOST_SENDERS, Turns, Verdict, WorkerOrder, WorkerPool
 from areal_bus.errors import ConfigError
 from areal_bus.messages import VerdictStatus
 
@@ -141,17 +143,16 @@ def test_an_error_has_its_place_in_the_users_code_and_its_traceback(pool, folder
     assert returned.place == f"{file}:{1 + lines.index('def score(prompt, completion, row):')}"
 
 
-@pytest.mark.parametrize(
-    "row", ["[1]", "5", "null", '{"_unread_columns": 5}', "[" * 100_000, json.dumps({"\u4e00" * 30_000: 1})]
-)
-def test_a_row_of_a_guest_that_is_no_row_is_an_error_and_its_worker_lives(pool, row):
+def test_a_row_of_a_guest_that_is_no_row_is_an_error_and_its_worker_lives(pool):
     """It ended the worker process, each time."""
     before = pool.pids
-    pool.submit(0, prompt="", completion="no_such_name", row=row)
-    [verdict] = finish(pool)
-    assert verdict.status == ERROR
-    assert "lost" not in verdict.error
-    assert len(verdict.error) <= 2000
+    rows = ["[1]", "5", "null", '{"_unread_columns": 5}', "[" * 100_000, json.dumps({"\u4e00" * 30_000: 1})]
+    for row in rows:
+        pool.submit(0, prompt="", completion="no_such_name", row=row)
+        [verdict] = finish(pool)
+        assert verdict.status == ERROR
+        assert "lost" not in verdict.error
+        assert len(verdict.error) <= 2000
     assert pool.pids == before
 
 
@@ -181,60 +182,67 @@ def verdict_of(pool: WorkerPool, completion: str, value: object = None) -> Verdi
     return verdict
 
 
-@pytest.mark.parametrize(
-    ("completion", "reward", "correct"),
-    [("right", 1.0, True), ("number", 0.25, None), ("yes", 1.0, True), ("decimal", 0.5, None)],
-)
-def test_numbers_scores_and_booleans_are_values(pool, completion, reward, correct):
-    verdict = verdict_of(pool, completion)
-    assert (verdict.status, verdict.reward, verdict.correct, verdict.error) == (VALUE, reward, correct, "")
-    assert verdict.score_s > 0
+VALUES = [
+    ("right", 1.0, True),
+    ("number", 0.25, None),
+    ("yes", 1.0, True),
+    ("decimal", 0.5, None),
+    ("prints", 1.0, None),  # standard input and output do not touch the channel
+    ("floods", 1.0, None),
+    ("reads", 0.0, None),
+    ("core", 0.0, None),
+    ("threads", 1.0, None),
+]
+
+
+def test_numbers_scores_and_booleans_are_values_and_a_worker_has_a_group_of_its_own(pool):
+    for completion, reward, correct in VALUES:
+        verdict = verdict_of(pool, completion)
+        found = (verdict.status, verdict.reward, verdict.correct, verdict.error)
+        assert found == (VALUE, reward, correct, ""), completion
+        assert verdict.score_s > 0
+    assert [os.getpgid(pid) for pid in pool.pids] == pool.pids
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("completion", ["busy", "sleeps", "regex", "power", "stops", "stubborn"])
-def test_a_score_that_hangs_is_a_timeout_and_the_next_one_works(pool, completion):
-    hung = verdict_of(pool, completion)
-    assert (hung.status, hung.correct) == (TIMEOUT, None)
-    assert "0.4 s" in hung.error
-    assert 0.4 <= hung.score_s < 5
-    assert verdict_of(pool, "number").reward == 0.25
+def test_a_score_that_hangs_is_a_timeout_and_the_next_one_works(pool):
+    for completion in ("busy", "sleeps", "regex", "power", "stops", "stubborn"):
+        hung = verdict_of(pool, completion)
+        assert (hung.status, hung.correct) == (TIMEOUT, None), completion
+        assert "0.4 s" in hung.error
+        assert 0.4 <= hung.score_s < 60
+        assert verdict_of(pool, "number").reward == 0.25
+
+
+ERRORS = {
+    "leaves": "exit code 0",
+    "crashes": "SIGSEGV",
+    "exits": "SystemExit: 3",
+    "raises": "RuntimeError: the user's own words \ufffd",
+    "recurses": "RecursionError",
+    "nan": "finite",
+    "infinite": "finite",
+    "huge": "at most 1e+09",
+    "astronomic": "OverflowError",
+    "killed": "SIGKILL",
+    "forges": "an invalid verdict",
+    "none": "NoneType",
+    "text": "returned a str",
+    "no_such_name": "KeyError",
+    "complains": "ValueError: yyy",
+    "closes": "lost",
+    "fills": "too large",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("completion", "part"),
-    [
-        ("leaves", "exit code 0"),
-        ("crashes", "SIGSEGV"),
-        ("exits", "SystemExit: 3"),
-        ("raises", "RuntimeError: the user's own words \ufffd"),
-        ("recurses", "RecursionError"),
-        ("nan", "finite"),
-        ("infinite", "finite"),
-        ("huge", "at most 1e+09"),
-        ("astronomic", "OverflowError"),
-        ("killed", "SIGKILL"),
-        ("forges", "an invalid verdict"),
-        ("none", "NoneType"),
-        ("text", "returned a str"),
-        ("no_such_name", "KeyError"),
-        ("complains", "ValueError: yyy"),
-        ("closes", "lost"),
-    ],
-)
-def test_a_result_that_is_not_a_number_is_an_error_and_the_next_call_works(pool, completion, part):
-    verdict = verdict_of(pool, completion)
-    assert verdict.status == ERROR
-    assert part in verdict.error
-    assert len(verdict.error) < 3000
-    assert verdict_of(pool, "number").reward == 0.25
-
-
-@pytest.mark.parametrize(("completion", "reward"), [("prints", 1.0), ("floods", 1.0), ("reads", 0.0)])
-def test_stdin_and_stdout_of_the_function_do_not_touch_the_channel(pool, completion, reward):
-    assert verdict_of(pool, completion).reward == reward
-    assert verdict_of(pool, "number").reward == 0.25
+def test_a_result_that_is_not_a_number_is_an_error_and_the_next_call_works(pool, tmp_path):
+    for completion, part in ERRORS.items():
+        verdict = verdict_of(pool, completion, str(tmp_path / "endless") if completion == "fills" else None)
+        assert verdict.status == ERROR, completion
+        assert part in verdict.error
+        assert len(verdict.error) < 3000
+        assert verdict_of(pool, "number").reward == 0.25, f"after {completion}"
 
 
 def test_a_killed_worker_gives_no_verdict_and_another_one_scores(pool, tmp_path):
@@ -246,30 +254,23 @@ def test_output_of_a_forked_child_is_not_taken_as_the_verdict(pool):
     assert verdicts == [0.5, 0.25, 0.5, 0.25]
 
 
+FORGED = [
+    '{"id":0,"status":"value","reward":' + "9" * 400 + "}",
+    '{"id":0,"status":"value","reward":1,"correct":"yes"}',
+    '{"id":0,"status":"value","reward":1,"parts":{"a":' + "9" * 400 + "}}",
+    '{"id":0,"status":"value","reward":1,"parts":[]}',
+    '{"id":0,"status":"none"}',
+    '{"a":' * 30_000 + "1" + "}" * 30_000,
+    "9" * 5000,
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "body",
-    [
-        '{"id":0,"status":"value","reward":' + "9" * 400 + "}",
-        '{"id":0,"status":"value","reward":1,"correct":"yes"}',
-        '{"id":0,"status":"value","reward":1,"parts":{"a":' + "9" * 400 + "}}",
-        '{"id":0,"status":"value","reward":1,"parts":[]}',
-        '{"id":0,"status":"none"}',
-        '{"a":' * 30_000 + "1" + "}" * 30_000,
-        "9" * 5000,
-    ],
-)
-def test_a_pool_lives_on_whatever_its_worker_writes(pool, body):
-    verdict = verdict_of(pool, "forges", body)
-    assert (verdict.status, verdict.error[:29]) == (ERROR, "the worker process is lost: i")
-    assert verdict_of(pool, "number").reward == 0.25
-
-
-def test_a_file_that_would_fill_the_disk_is_an_error(pool, tmp_path):
-    verdict = verdict_of(pool, "fills", str(tmp_path / "endless"))
-    assert verdict.status == ERROR
-    assert "too large" in verdict.error
-    assert verdict_of(pool, "number").reward == 0.25
+def test_a_pool_lives_on_whatever_its_worker_writes(pool):
+    for body in FORGED:
+        verdict = verdict_of(pool, "forges", body)
+        assert (verdict.status, verdict.error[:29]) == (ERROR, "the worker process is lost: i"), body[:60]
+        assert verdict_of(pool, "number").reward == 0.25
 
 
 def test_cleared_scores_get_no_verdict_and_their_workers_are_free_at_once(folder):
@@ -292,37 +293,17 @@ def test_a_text_far_longer_than_a_pipe_arrives_whole_and_one_over_the_limit_is_a
     assert (over.status, "at most" in over.error) == (ERROR, True)
 
 
-def test_a_worker_has_one_thread_leaves_no_core_file_and_a_group_of_its_own(pool):
-    assert verdict_of(pool, "core").reward == 0
-    assert verdict_of(pool, "threads").reward == 1
-    assert [os.getpgid(pid) for pid in pool.pids] == pool.pids
-
-
-@pytest.mark.slow
-def test_fifty_mixed_scores_all_get_their_own_verdict(folder):
-    kinds = ["right", "answer", "raises", "leaves", "busy", "answer", "prints", "nan", "answer", "crashes"]
-    expected = {"right": VALUE, "answer": VALUE, "prints": VALUE, "busy": TIMEOUT}
-    with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=2, timeout_s=0.4) as pool:
-        for n in range(50):
-            submit(pool, kinds[n % len(kinds)], n, key=n)
-        verdicts = {verdict.key: verdict for verdict in finish(pool, within_s=120)}
-    assert sorted(verdicts) == list(range(50))
-    for n, verdict in verdicts.items():
-        kind = kinds[n % len(kinds)]
-        assert verdict.status == expected.get(kind, ERROR), (kind, verdict)
-        if kind == "answer":
-            assert verdict.reward == n
-
-
 @pytest.mark.slow
 def test_a_slow_score_does_not_hold_up_those_of_other_workers(folder):
-    with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=2, timeout_s=2.0) as pool:
+    with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=2, timeout_s=1.0) as pool:
         while not pool.ready:
             pool.poll(1.0)
         submit(pool, "sleeps", key="slow")
         for n in range(20):
             submit(pool, "answer", n, key=n)
-        assert [verdict.key for verdict in finish(pool)] == [*range(20), "slow"]
+        found = [(verdict.key, verdict.status, verdict.reward) for verdict in finish(pool)]
+        assert found[:-1] == [(n, VALUE, n) for n in range(20)]
+        assert found[-1][:2] == ("slow", TIMEOUT)
 
 
 def test_the_time_a_worker_takes_to_start_does_not_count_as_time_of_a_score(tmp_path):
@@ -353,18 +334,6 @@ def test_a_function_that_never_loads_ends_in_a_sentence_not_in_a_loop(tmp_path):
             finish(pool)
 
 
-def test_a_tower_of_powers_is_a_wrong_answer_of_the_mathematics_reward(tmp_path):  # item 2
-    with WorkerPool(WorkerOrder("math", tmp_path), n_workers=1, timeout_s=20.0) as pool:
-        for text in (r"\boxed{9^{9^{9^9}}}", r"$10^{10^{10}}$", r"\boxed{(10^9)!}", "\uff15", "9" * 5000, "5 " * 16000):
-            pool.submit(text, prompt="", completion=text, row='{"answer": "2"}')
-        pool.submit("no answer in the row", prompt="", completion="2", row='{"answer": ""}')
-        verdicts = {verdict.key: verdict for verdict in finish(pool)}
-    assert verdicts.pop("no answer in the row").status == ERROR
-    assert [(verdict.status, verdict.reward, verdict.correct) for verdict in verdicts.values()] == [
-        (VALUE, 0.0, False)
-    ] * 6
-
-
 def is_alive(pid: int) -> bool:
     """A zombie is dead: whoever is its parent now has only not asked yet."""
     try:
@@ -383,10 +352,10 @@ def await_end(pid: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("completion", ["child", "escapes", "forks_and_leaves"])
-def test_processes_started_by_the_function_are_killed_at_its_deadline(pool, tmp_path, completion):
-    assert verdict_of(pool, completion, str(tmp_path / "pid")).status == TIMEOUT
-    await_end(int((tmp_path / "pid").read_text()))
+def test_processes_started_by_the_function_are_killed_at_its_deadline(pool, tmp_path):
+    for completion in ("child", "escapes", "forks_and_leaves"):
+        assert verdict_of(pool, completion, str(tmp_path / completion)).status == TIMEOUT
+        await_end(int((tmp_path / completion).read_text()))
 
 
 def test_closing_the_pool_leaves_no_process_even_in_the_middle_of_a_score(folder):
@@ -417,27 +386,6 @@ def test_workers_die_with_the_process_that_made_them(folder):
         await_end(pid)
 
 
-def test_frames_come_out_as_they_went_in_however_they_are_cut():
-    frames = pack({"a": 1}, cap_bytes=100) + pack({"b": "é"}, cap_bytes=100)
-    buffer, records = bytearray(), []
-    for byte in frames:
-        buffer.append(byte)
-        while (record := unpack(buffer, cap_bytes=100)) is not None:
-            records.append(record)
-    assert records == [{"a": 1}, {"b": "é"}]
-
-
-def test_frames_over_the_cap_or_without_an_object_are_refused_on_both_sides():
-    with pytest.raises(ValueError, match="at most 10 bytes"):
-        pack({"a": "x" * 20}, cap_bytes=10)
-    with pytest.raises(ValueError, match="claims 1000"):
-        unpack(bytearray(LENGTH.pack(1000)), cap_bytes=10)
-    with pytest.raises(ValueError, match="one JSON object"):
-        unpack(bytearray(LENGTH.pack(2) + b"[]"), cap_bytes=10)
-    with pytest.raises(ValueError, match="nested too deep"):
-        unpack(bytearray(LENGTH.pack(60_000) + b'{"a":' * 12_000), cap_bytes=60_000)
-
-
 SPOILING = """
 import __main__, os
 
@@ -454,24 +402,18 @@ def score(completion):
 """
 
 
-@pytest.mark.parametrize("completion", ["spoil", "exit"])
-def test_in_a_fresh_process_a_score_changes_no_later_one(tmp_path: Path, completion: str) -> None:
+def test_in_a_fresh_process_a_score_changes_no_later_one(tmp_path: Path) -> None:
     (tmp_path / "own_spoiling.py").write_text(SPOILING)
-    with WorkerPool(
-        WorkerOrder("own_spoiling:score", tmp_path, fresh_process=True), n_workers=1, timeout_s=20.0
-    ) as pool:
+    order = WorkerOrder("own_spoiling:score", tmp_path, fresh_process=True)
+    with WorkerPool(order, n_workers=1, timeout_s=20.0) as pool:
         pids = pool.pids
-        for key, text in enumerate([completion, "plain", "plain"]):
-            pool.submit(key, prompt="", completion=text, row="{}")
-        verdicts = {}
-        while len(verdicts) < 3:
-            verdicts |= {verdict.key: verdict for verdict in pool.poll(1.0)}
-        assert pool.pids == pids  # one worker, forked three times
-    assert [verdicts[key].status for key in (1, 2)] == [VerdictStatus.VALUE] * 2
-    assert [verdicts[key].reward for key in (1, 2)] == [0.0, 0.0]
-    if completion == "exit":
-        assert verdicts[0].status == VerdictStatus.ERROR
-        assert "gave no verdict: it ended by exit code 0" in verdicts[0].error
+        for key, text in enumerate(["spoil", "plain", "exit", "plain"]):
+            submit(pool, text, key=key)
+        verdicts = {verdict.key: verdict for verdict in finish(pool)}
+        assert pool.pids == pids  # one worker, forked four times
+    assert [(verdicts[key].status, verdicts[key].reward) for key in (1, 3)] == [(VALUE, 0.0)] * 2
+    assert verdicts[2].status == ERROR
+    assert "gave no verdict: it ended by exit code 0" in verdicts[2].error
 
 
 KILLS_WORKER = """
@@ -484,8 +426,7 @@ while True: pass
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
-@pytest.mark.parametrize("fresh_process", [False, True])
+@pytest.mark.parametrize(("number", "fresh_process"), [("SIGKILL", False), ("SIGTERM", True)])
 def test_a_program_that_kills_its_worker_scores_zero_where_the_sandbox_has_no_namespaces(
     number: str, fresh_process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -497,3 +438,63 @@ def test_a_program_that_kills_its_worker_scores_zero_where_the_sandbox_has_no_na
         killer, honest = sorted(finish(pool), key=lambda verdict: verdict.key)
     assert (killer.status, killer.reward, killer.correct) == (VALUE, 0.0, False)
     assert (honest.status, honest.reward, honest.correct) == (VALUE, 1.0, True)
+
+
+# whose turn it is
+
+
+def served(turns: Turns[str], n: int, seconds: dict[str, float]) -> list[str]:
+    """The senders of the next n tasks, each charged for its time."""
+    found = []
+    for _ in range(n):
+        sender = turns.next().rstrip("0123456789")
+        turns.charge(sender, seconds[sender])
+        found.append(sender)
+    return found
+
+
+def test_senders_share_the_time_of_the_workers_whatever_each_task_takes() -> None:
+    turns: Turns[str] = Turns()
+    for i in range(1000):
+        turns.add("a", f"a{i}")
+    for i in range(50):
+        turns.add("b", f"b{i}")
+        turns.add("c", f"c{i}")
+    order = served(turns, 60, {"a": 10.0, "b": 1.0, "c": 1.0})
+    assert order.count("a") <= 4
+    assert abs(order.count("b") - order.count("c")) <= 1
+
+
+def test_a_sender_that_comes_back_has_saved_no_time() -> None:
+    turns: Turns[str] = Turns()
+    turns.add("a", "a0")
+    served(turns, 1, {"a": 100.0})
+    for i in range(20):
+        turns.add("b", f"b{i}")
+    served(turns, 10, {"b": 10.0})
+    turns.add("late", "late0")
+    turns.add("late", "late1")
+    assert served(turns, 3, {"b": 10.0, "late": 10.0}).count("late") <= 2
+    assert len(turns) == 9
+
+
+def test_tasks_of_a_sender_keep_their_order_and_one_that_is_repeated_comes_first() -> None:
+    turns: Turns[str] = Turns()
+    for task in ("a0", "a1", "a2"):
+        turns.add("a", task)
+    turns.add("a", "again", first=True)
+    assert turns.drop(lambda task: task == "a1") == ["a1"]
+    assert [turns.next() for _ in range(len(turns))] == ["again", "a0", "a2"]
+    turns.add("a", "a3")
+    turns.clear()
+    assert len(turns) == 0
+
+
+def test_senders_without_tasks_are_forgotten() -> None:
+    turns: Turns[str] = Turns()
+    for i in range(3 * MOST_SENDERS):
+        turns.add(f"s{i}", f"s{i}")
+        turns.charge(turns.next(), 0.001)
+    turns.add("x", "x")
+    assert turns.next() == "x"
+    assert len(turns._used_s) <= MOST_SENDERS + 1

@@ -90,16 +90,13 @@ def test_a_text_that_ends_with_the_end_token_has_transformers_own_number(folder:
 
 
 def test_a_long_text_loses_its_beginning(folder: Path, tmp_path: Path) -> None:
+    whole_model = load_reward("model", tmp_path, options=options(folder))
+    assert abs(whole_model("asked", "b" * 300, ROW) - own(folder, "b" * 64)) < 1e-5  # its own limit
     score = load_reward("model", tmp_path, options=options(folder, max_tokens=16))
     completion = "a long way to 2"
     whole = own(folder, f"<user>What is 1+1?<assistant>{completion}")
     assert abs(score("asked", completion, ROW) - own(folder, completion.rjust(16, ">"))) < 1e-5
     assert abs(score("asked", completion, ROW) - whole) > 1e-4
-
-
-def test_the_models_own_limit_holds(folder: Path, tmp_path: Path) -> None:
-    score = load_reward("model", tmp_path, options=options(folder))
-    assert abs(score("asked", "b" * 300, ROW) - own(folder, "b" * 64)) < 1e-5
 
 
 def test_without_a_chat_template_the_texts_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,12 +106,8 @@ def test_without_a_chat_template_the_texts_are_joined(tmp_path: Path, monkeypatc
     assert abs(score("asked: ", "2", ROW) - own(plain, "asked: 2")) < 1e-5
 
 
-def test_a_model_with_another_head_is_refused(tmp_path: Path) -> None:
-    wrong = make(tmp_path / "wrong", n_labels=3)
+def test_a_model_that_is_missing_or_has_another_head_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its head has 3 labels"):
-        load_reward("model", tmp_path, options=options(wrong))
-
-
-def test_a_missing_model_is_refused(tmp_path: Path) -> None:
+        load_reward("model", tmp_path, options=options(make(tmp_path / "wrong", n_labels=3)))
     with pytest.raises(ConfigError, match="missing or unreadable reward model"):
         load_reward("model", tmp_path, options=options(tmp_path / "nothing"))
