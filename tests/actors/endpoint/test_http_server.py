@@ -19,13 +19,11 @@ from actors.endpoint.http_server import SILENT_S, EndpointServer
 from actors.endpoint.openai_api import read_call
 from actors.endpoint.sessions import AgentEnded, Sessions
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
-from actors.engines.protocol import Completion
 from actors.generator.rollout_runner import Outcome, RolloutLog, RolloutRunner
 from actors.learner.batching import Batch, build
 from actors.models.loading import load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward
-from actors.workflows.episode_runner import Asked, EpisodeRun
 from actors.workflows.loading import check_workflow, close_workflow, load_workflow
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError
@@ -34,6 +32,7 @@ from areal_bus.storage.journal import Journal
 from areal_bus.wire import codec
 from tests.actors.endpoint.endpoint_agents import post
 from tests.support.polling import wait_until
+from tests.support.talking import talking
 
 WAIT_S = 60.0  # for anything to happen, on a loaded machine
 TEMPLATE = (
@@ -106,6 +105,12 @@ class Stage:
         (outcome,) = self.run()
         assert isinstance(outcome, Trajectory), outcome
         return outcome
+
+    def hold(self, **row: Any) -> tuple[Trajectory, dict[str, Any]]:
+        """One conversation: its trajectory, and the fields that the agent returned."""
+        self.begin(**row)
+        t = self.trajectory()
+        return t, returned(t)
 
     def unsampled(self) -> SampleFailed:
         (outcome,) = self.run()
@@ -200,11 +205,8 @@ def test_conversations_at_once_have_keys_and_tokens_of_their_own(stage: Callable
     assert texts[0, 0] != texts[0, 1]
 
 
-@pytest.mark.slow
 def test_the_number_that_an_agent_returns_is_its_reward(stage: Callable[..., Stage], tmp_path: Path) -> None:
-    s = stage("reward_later")
-    s.begin()
-    t = s.trajectory()
+    t, _ = stage("reward_later").hold()
     score: Any = load_reward("agent", tmp_path)(t.prompt_text, t.text, json.loads(t.row))
     assert (score.reward, score.correct) == (0.25, None)
     with pytest.raises(ValueError, match="must return its reward"):
@@ -213,28 +215,18 @@ def test_the_number_that_an_agent_returns_is_its_reward(stage: Callable[..., Sta
 
 @pytest.mark.slow
 def test_strangers_and_nonsense_are_refused_and_change_nothing(stage: Callable[..., Stage]) -> None:
-    s = stage("stranger")
-    s.begin()
-    t = s.trajectory()
-    said = returned(t)["said"]
-    statuses = {name: status for name, (status, _) in said.items()}
-    assert statuses == {
-        "no key": 401,
-        "wrong key": 401,
-        "models": 200,
-        "no such thing": 404,
-        "not to get": 404,
-        "no json": 400,
-        "too long": 413,
-        "no length": 400,
-        "temperature": 400,
-        "top_p": 400,
-        "least": 400,
-        "min_p": 400,
-        "tools": 400,
-        "over the model": 400,
-        "well": 200,
-        "again": 400,
+    t, row = stage("stranger").hold()
+    said = row["said"]
+    by_status: dict[int, set[str]] = {}
+    for name, (status, _) in said.items():
+        by_status.setdefault(status, set()).add(name)
+    assert by_status.pop(400) == {"no json", "no length", "temperature", "top_p", "least", "min_p", "tools",
+                                  "over the model", "again"}  # fmt: skip
+    assert by_status == {
+        200: {"models", "well"},
+        401: {"no key", "wrong key"},
+        404: {"no such thing", "not to get"},
+        413: {"too long"},
     }
     assert said["models"][1]["data"][0]["id"] == "scratch"
     assert "leave temperature out" in said["temperature"][1]["error"]["message"]
@@ -263,10 +255,16 @@ def test_an_agent_may_change_how_a_call_is_sampled_and_gets_the_text_before_a_st
     assert min(np.frombuffer(t.logps, "<f4")) < -1.0  # the model's own: the bias would have made two tokens likely
 
 
-def test_a_key_is_of_no_use_when_its_conversation_has_ended(stage: Callable[..., Stage]) -> None:
-    s = stage("once")
+def test_an_agent_finds_its_endpoint_past_a_proxy_and_its_key_is_of_no_use_afterwards(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # a closed port
+    monkeypatch.delenv("no_proxy", raising=False)
+    s = stage("proxied")
     s.begin()
-    key = returned(s.trajectory())["key"]
+    row = returned(s.trajectory())
+    assert row["models"]["data"][0]["id"] == "scratch"
+    key = row["key"]
     status, answer = post(s.workflow._serve(), key, {"messages": [{"role": "user", "content": "x"}]})
     assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
 
@@ -316,19 +314,9 @@ def test_connections_that_an_agent_forgets_end_with_its_conversation(stage: Call
     assert [returned(t)["status"] for t in s.run() if isinstance(t, Trajectory)] == [200] * 4
 
 
-def test_an_agent_finds_its_endpoint_past_a_proxy(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # a closed port
-    monkeypatch.delenv("no_proxy", raising=False)
-    s = stage("proxied")
-    s.begin()
-    assert returned(s.trajectory())["models"]["data"][0]["id"] == "scratch"
-
-
 def test_a_stream_is_the_answer_in_one_piece(stage: Callable[..., Stage]) -> None:
-    s = stage("once")
-    s.begin(fields={"stream": True, "stream_options": {"include_usage": True}})
-    t = s.trajectory()
-    events = returned(t)["answer"].removesuffix("\n\n").split("\n\n")
+    t, row = stage("once").hold(fields={"stream": True, "stream_options": {"include_usage": True}})
+    events = row["answer"].removesuffix("\n\n").split("\n\n")
     assert events.pop() == "data: [DONE]"
     piece, end, usage = (json.loads(event.removeprefix("data: ")) for event in events)
     assert piece["choices"][0]["delta"] == {"role": "assistant", "content": t.text}
@@ -336,42 +324,33 @@ def test_a_stream_is_the_answer_in_one_piece(stage: Callable[..., Stage]) -> Non
     assert usage["usage"]["completion_tokens"] == len(t.logps) // 4
 
 
-def test_rewritten_messages_are_refused(stage: Callable[..., Stage]) -> None:
-    s = stage("rewrites")
-    s.begin()
-    t = s.trajectory()
-    assert returned(t)["statuses"] == [200, 400, 400]
-    assert t.prompt_text == "user>one<eos>assistant>"
-
-
-def test_rewritten_messages_restart_the_conversation_where_configured(stage: Callable[..., Stage]) -> None:
-    s = stage("rewrites", rewritten="restart")
-    s.begin()
-    t = s.trajectory()
-    assert returned(t)["statuses"] == [200, 200, 200]
-    assert (t.prompt_text, len(t.segments), returned(t)["n_anew"]) == ("user>three<eos>assistant>", 1, 2)
+@pytest.mark.parametrize(
+    ("rewritten", "statuses", "trajectories"),
+    [("refuse", [200, 400, 400], []), ("restart", [200] * 3, []), ("new_trajectory", [200] * 3, [0, 1, 2])],
+)
+def test_rewritten_messages_are_refused_or_begin_anew_or_are_a_trajectory_of_their_own(
+    stage: Callable[..., Stage], rewritten: str, statuses: list[int], trajectories: list[int]
+) -> None:
+    s = stage("rewrites", rewritten=rewritten)
+    t, row = s.hold()
+    n_kept = len(t.logps) // 4
+    assert (row["statuses"], t.trajectories) == (statuses, trajectories)
     lines = map(json.loads, s.journal.path.read_text().splitlines())
     (completion,) = [line for line in lines if line["event"] == "completion"]
-    assert completion["n_tokens"] == len(t.logps) // 4
-    assert s.engine.n_tokens == completion["n_tokens"] + completion["n_forgotten"]
-
-
-def test_a_rewritten_history_is_a_trajectory_of_its_own_where_configured(stage: Callable[..., Stage]) -> None:
-    s = stage("rewrites", rewritten="new_trajectory")
-    s.begin()
-    t = s.trajectory()
-    assert returned(t)["statuses"] == [200, 200, 200]
-    assert (t.trajectories, returned(t)["n_trajectories"], returned(t)["n_anew"]) == ([0, 1, 2], 3, 0)
-    assert s.engine.n_tokens == len(t.logps) // 4  # none is forgotten
-    assert codec.decode(codec.encode(t, job="j"), job="j") == t
+    assert s.engine.n_tokens == n_kept + completion.get("n_forgotten", 0)
+    if rewritten == "restart":
+        assert (t.prompt_text, len(t.segments), row["n_anew"]) == ("user>three<eos>assistant>", 1, 2)
+        assert completion["n_tokens"] == n_kept < s.engine.n_tokens
+    if rewritten == "new_trajectory":
+        assert (row["n_trajectories"], row["n_anew"]) == (3, 0)
+        assert codec.decode(codec.encode(t, job="j"), job="j") == t
 
 
 def test_each_sampled_token_of_an_episode_with_sub_agents_is_trained_in_its_context(
     stage: Callable[..., Stage],
 ) -> None:
     s = stage("delegates", rewritten="new_trajectory")
-    s.begin()
-    t = s.trajectory()
+    t, _ = s.hold()
     assert t.trajectories == [0, 1, 0, 2]
     (item,) = batch_of(t).items
     pieces = item.pieces(item.trained_places)
@@ -392,11 +371,15 @@ def test_each_sampled_token_of_an_episode_with_sub_agents_is_trained_in_its_cont
 
 def test_a_refused_call_keeps_the_conversation_that_a_rewrite_would_restart(stage: Callable[..., Stage]) -> None:
     s = stage("outgrows", rewritten="restart")
-    s.begin()
-    t = s.trajectory()
-    assert (returned(t)["statuses"], returned(t)["n_anew"]) == ([400, 200], 0)
+    t, row = s.hold()
+    assert (row["statuses"], row["n_anew"]) == ([400, 200], 0)
     assert len(t.segments) == 2
     assert sum(n for _, n in t.spans) == len(t.logps) // 4 == sum(n for _, n in t.segments) == s.engine.n_tokens
+
+
+def head_of(url: SplitResult, key: str, more: str) -> bytes:
+    line = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: me\r\nAuthorization: Bearer {key}"
+    return f"{line}\r\n{more}\r\n\r\n".encode()
 
 
 def test_a_request_that_comes_bit_by_bit_has_a_deadline() -> None:
@@ -413,8 +396,7 @@ def test_a_connection_that_waits_for_its_answer_has_no_such_deadline() -> None:
     with serving(silent_s=0.1) as (url, sessions), socket.create_connection((url.hostname, url.port)) as connection:
         session = sessions.open("x")
         body = b'{"messages": [{"role": "user", "content": "x"}]}'
-        head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: me\r\nAuthorization: Bearer {session.key}\r\n"
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.sendall(head_of(url, session.key, f"Content-Length: {len(body)}") + body)
         wait_until(session.has_event)
         assert not select.select([connection], [], [], 0.5)[0]
         sessions.close(session)
@@ -423,9 +405,7 @@ def test_a_connection_that_waits_for_its_answer_has_no_such_deadline() -> None:
 
 def test_expect_100_continue_is_answered_before_the_body() -> None:
     with serving() as (url, sessions), socket.create_connection((url.hostname, url.port), SILENT_S / 2) as connection:
-        key = sessions.open("x").key
-        head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: me\r\nAuthorization: Bearer {key}\r\n"
-        connection.sendall(f"{head}Expect: 100-continue\r\nContent-Length: 1\r\n\r\n".encode())
+        connection.sendall(head_of(url, sessions.open("x").key, "Expect: 100-continue\r\nContent-Length: 1"))
         assert connection.recv(12) == b"HTTP/1.1 100"
 
 
@@ -449,9 +429,8 @@ def serving(silent_s: float = 30.0) -> Iterator[tuple[SplitResult, Sessions]]:
 
 def test_a_conversation_keeps_to_its_budgets(stage: Callable[..., Stage]) -> None:
     s = stage("talk", max_tokens=26)
-    s.begin()
-    t = s.trajectory()
-    assert returned(t)["second"]["error"]["code"] == "context_length_exceeded"
+    t, row = s.hold()
+    assert row["second"]["error"]["code"] == "context_length_exceeded"
     assert len(t.ids) // 4 <= 26
     s = stage("talk", max_calls=1)
     s.begin()
@@ -475,40 +454,29 @@ def test_an_agent_that_hangs_is_ended_with_all_it_started_and_the_next_one_goes_
     assert not s.engine.n_live
 
 
+FAILURES = {
+    "raises": "ZeroDivisionError",
+    "exits": "exit code 3",
+    "leaves": "SystemExit",
+    "is killed": "SIGKILL",
+    "no json": "not JSON serializable",
+    "no number": "must be finite",
+    "half a character": "surrogates",
+    "long": "at most 65536 bytes",
+    "text": "a number, a Score, a dict or None: it returned str",
+    "no call": "without a call",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [
-        ("raises", "ZeroDivisionError"),
-        ("exits", "exit code 3"),
-        ("leaves", "SystemExit"),
-        ("is killed", "SIGKILL"),
-        ("no json", "not JSON serializable"),
-        ("no number", "must be finite"),
-        ("half a character", "surrogates"),
-        ("long", "at most 65536 bytes"),
-        ("text", "a number, a Score, a dict or None: it returned str"),
-        ("no call", "without a call"),
-    ],
-)
-def test_a_failing_agent_ends_its_sample_and_nothing_else(stage: Callable[..., Stage], how: str, why: str) -> None:
+def test_a_failing_agent_ends_its_sample_and_nothing_else(stage: Callable[..., Stage]) -> None:
     s = stage("fails", workers=1)
-    s.begin(how=how)
-    s.begin(1, how="raises")  # by the same process, or the one after it
-    mine, other = sorted((o for o in s.run() if isinstance(o, SampleFailed)), key=lambda o: o.uid)
-    assert why in mine.error, mine.error
-    assert "ZeroDivisionError" in other.error
-
-
-def test_a_cancelled_conversation_ends_its_agent_at_once(stage: Callable[..., Stage], tmp_path: Path) -> None:
-    s = stage("hangs", timeout_s=1000.0)
-    s.begin(pids=str(tmp_path / "pids"))
-    s.run_until((tmp_path / "pids").exists)
-    wait_until(lambda: len((tmp_path / "pids").read_text().split()) == 2)
-    s.sampling.cancel("", 0, 0)
-    assert s.sampling.n_live == 0
-    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    wait_until(lambda: not any(map(alive, pids)))
+    for uid, how in enumerate([*FAILURES, "raises"]):  # each by the process of the one before, or the next
+        s.begin(uid, how=how)
+    failed = {outcome.uid: outcome.error for outcome in s.run() if isinstance(outcome, SampleFailed)}
+    assert len(failed) == len(FAILURES) + 1
+    for uid, why in enumerate([*FAILURES.values(), "ZeroDivisionError"]):
+        assert why in failed[uid]
 
 
 def test_an_agent_that_does_not_load_is_a_config_error(stage: Callable[..., Stage]) -> None:
@@ -540,32 +508,17 @@ TOOLS = (
 
 def test_a_tool_call_is_text_of_the_model_and_its_result_is_given(tmp_path: Path) -> None:
     """The completions are written here: what a small model samples is no call."""
-    letters = "".join(map(chr, range(32, 127)))
-    write_scratch_folder(tmp_path, ScratchConfig(characters=letters, hidden_size=32, layers=1, heads=4))
-    tokenizer = load_tokenizer(str(tmp_path))
-    fields = {
+    agent = {
         "function": "tests.actors.endpoint.endpoint_agents:uses_tools",
         "chat_template": TOOLS,
         "tool_calls": "hermes",
     }
-    config = Config.model_validate({"workflow": {"function": "agent", "agent": fields}})
-    workflow = load_workflow(config)
-    run = EpisodeRun(workflow, {"question": "1+2"}, tokenizer)
-    says = iter(['<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><eos>', "3<eos>"])
-    wish = run.start()
-    while wish is not None:
-        if isinstance(wish, Asked):
-            ids = tokenizer(next(says))["input_ids"]
-            wish = run.answer(Completion(("", 0, 0, 0, 0), ids, [-1.0] * len(ids), [[0, len(ids)]], "stop"))
-        else:
-            wait_until(wish.ready)
-            wish = run.go_on()
-    close_workflow(workflow)
     call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
-    assert tokenizer.decode(run.ids) == (f"tool add;user>1+2<eos>assistant>{call}<eos>tool>3<eos>assistant>3<eos>")
-    assert [n for n, _ in run.segments] == [len("tool add;user>1+2$assistant>"), len("tool>3$assistant>")]
-    assert run.episode is not None
-    row = run.episode.row["agent"]
+    config = Config.model_validate({"workflow": {"function": "agent", "agent": agent}})
+    with talking(tmp_path, config) as talk:
+        row = talk.hold({"question": "1+2"}, [f"{call}<eos>", "3<eos>"])
+        assert talk.text == f"tool add;user>1+2<eos>assistant>{call}<eos>tool>3<eos>assistant>3<eos>"
+        assert [n for n, _ in talk.run.segments] == [len("tool add;user>1+2$assistant>"), len("tool>3$assistant>")]
     assert row["first"]["choices"][0]["finish_reason"] == "tool_calls"
     assert row["first"]["choices"][0]["message"]["content"] is None
-    assert row["second"]["choices"][0]["message"]["content"] == run.episode.text == "3"
+    assert row["second"]["choices"][0]["message"]["content"] == "3"

@@ -46,14 +46,11 @@ def tokenizer() -> Any:
     return letters()
 
 
-def test_a_call_is_parsed_to_a_sampling_request() -> None:
+def test_a_call_is_parsed_to_a_sampling_request_with_its_parameters() -> None:
     read = call(max_tokens=9, max_completion_tokens=7, temperature=1, stream=True, logprobs=True, user="me", n=1)
     assert (read.max_tokens, read.temperature, read.stream, read.logprobs) == (7, 1.0, True, True)
     assert read.messages == ({"role": "user", "content": "hello"},)
     assert call(stop=None, seed=None, tools=[]).tools == ()
-
-
-def test_a_call_sets_its_sampling_parameters() -> None:
     assert call(stop=None, logit_bias={}).controls == {"logit_bias": ()}
     fields = {"stop": "x", "top_k": -1, "min_tokens": 3, "stop_token_ids": [4], "ignore_eos": True, "min_p": 0.1}
     read = call(**fields, logit_bias={"7": -2}, presence_penalty=1, chat_template_kwargs={"enable_thinking": False})

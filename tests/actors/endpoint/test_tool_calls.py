@@ -23,6 +23,12 @@ TOOLS = [
     ("form", "text", "content", "calls"),
     [
         ("hermes", 'so <tool_call>{"name": "f", "arguments": {"a": [1]}}</tool_call>', "so ", [("f", {"a": [1]})]),
+        (
+            "hermes",
+            'so <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><tool_call>{"name": "g"}</tool_call>',
+            "so ",
+            [("f", {"a": 1}), ("g", {})],
+        ),
         ("llama3_json", ' {"name": "f", "parameters": {"a": "x"}} ', "", [("f", {"a": "x"})]),
         ("llama3_json", 'I look.<|python_tag|>{"name": "f", "arguments": {}}', "I look.", [("f", {})]),
         ("llama3_json", '{"type": "function", "name": "f", "parameters": {}}', "", [("f", {})]),
@@ -65,42 +71,46 @@ def test_a_call_of_each_form_is_read(form: str, text: str, content: str, calls: 
     assert len(set(ids)) == len(ids)
 
 
-@pytest.mark.parametrize(
-    ("form", "text"),
-    [
-        ("llama3_json", '{"name": "f", "parameters": {"a": NaN}}'),
-        ("llama3_json", '{"name": "f", "parameters": {}, "arguments": {}}'),
-        ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'),
-        ("llama3_json", '{"answer": 5}'),
-        ("llama3_json", "5"),
-        ("qwen3_xml", "<tool_call>{}</tool_call>"),
-        ("qwen3_xml", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
-        ("qwen3_xml", "<tool_call><function=f>1</function></tool_call>"),
-        (
-            "qwen3_xml",
-            "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
+NO_CALLS = {
+    "hermes": [
+        "no call",
+        *(
+            f"<tool_call>{call}</tool_call>"
+            for call in (
+                *('{"name": "f", "parameters": {"a": 1}}', '{"name": "f", "arguments": "a"}', '{"name": 1}', "{"),
+                *(f'{{"name": "f", "arguments": {{"a": {value}}}}}' for value in ("NaN", "[-Infinity]", "1e999")),
+                '{"name": "f"}</tool_call><tool_call>[]',  # only where all are valid
+            )
         ),
-        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": [1]}]'),
-        ("mistral", "[TOOL_CALLS][1]"),
-        ("mistral", "[TOOL_CALLS]3"),
-        ("mistral", '[TOOL_CALLS]{"a": 1}'),
-        ("mistral", "[TOOL_CALLS]f[ARGS]{"),
-        ("pythonic", "[f(1)]"),
-        ("pythonic", "[f(a=g())]"),
-        ("pythonic", "[f(a={1, 2})]"),
-        ("pythonic", "[f(**{'a': 1})]"),
-        ("pythonic", "[(lambda: 1)()]"),
-        ("pythonic", "[f(a=1e999)]"),
-        ("pythonic", "[f(a=b'x')]"),
-        ("pythonic", "[f(a=" + "9" * 5000 + ")]"),
-        ("pythonic", "[f(a=" + "(" * 1000 + ")]"),
-        ("pythonic", "[f(a=" + "-" * (MOST_PYTHON - 10) + "1)]"),
-        ("pythonic", "[f(a='" + "x" * MOST_PYTHON + "')]"),
-        ("pythonic", "The list [1, 2] has f(x)"),
     ],
-)
-def test_an_answer_without_a_valid_call_is_text(form: str, text: str) -> None:
-    assert read_calls(text, FORMS[form], 0, TOOLS) == (text, [])
+    "llama3_json": [
+        '{"name": "f", "parameters": {"a": NaN}}',
+        '{"name": "f", "parameters": {}, "arguments": {}}',
+        '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}',
+        *('{"answer": 5}', "5"),
+    ],
+    "qwen3_xml": [
+        "<tool_call>{}</tool_call>",
+        "<tool_call><function=f><parameter=a>1</function></tool_call>",
+        "<tool_call><function=f>1</function></tool_call>",
+        "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
+    ],
+    "mistral": [
+        *('[TOOL_CALLS][{"name": "f", "arguments": [1]}]', "[TOOL_CALLS][1]", "[TOOL_CALLS]3"),
+        *('[TOOL_CALLS]{"a": 1}', "[TOOL_CALLS]f[ARGS]{"),
+    ],
+    "pythonic": [
+        *("[f(1)]", "[f(a=g())]", "[f(a={1, 2})]", "[f(**{'a': 1})]", "[(lambda: 1)()]", "[f(a=1e999)]", "[f(a=b'x')]"),
+        *("[f(a=" + "9" * 5000 + ")]", "[f(a=" + "(" * 1000 + ")]", "[f(a=" + "-" * (MOST_PYTHON - 10) + "1)]"),
+        *("[f(a='" + "x" * MOST_PYTHON + "')]", "The list [1, 2] has f(x)"),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", NO_CALLS)
+def test_an_answer_without_a_valid_call_is_text(form: str) -> None:
+    for text in NO_CALLS[form]:
+        assert read_calls(text, FORMS[form], 0, TOOLS) == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -126,34 +136,6 @@ def test_marks_that_are_special_tokens_are_read_and_other_special_tokens_are_not
         decode=lambda ids, skip_special_tokens: "".join(names[i] for i in ids),
     )
     assert text_with_marks(tokenizer, [0, 2, 1]) == '[TOOL_CALLS][{"name": "f"}]'
-
-
-def test_tool_calls_are_parsed_only_where_all_are_valid() -> None:
-    text = 'so <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><tool_call>{"name": "g"}</tool_call>'
-    content, calls = read_calls(text, FORMS["hermes"], 3)
-    assert content == "so "
-    assert [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in calls] == [
-        ("call_3", "f", '{"a": 1}'),
-        ("call_4", "g", "{}"),
-    ]
-    for broken in ("no call", "<tool_call>{</tool_call>", text + "<tool_call>[]</tool_call>"):
-        assert read_calls(broken, FORMS["hermes"], 0) == (broken, [])
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        '{"name": "f", "parameters": {"a": 1}}',
-        '{"name": "f", "arguments": {"a": NaN}}',
-        '{"name": "f", "arguments": {"a": [-Infinity]}}',
-        '{"name": "f", "arguments": {"a": 1e999}}',
-        '{"name": "f", "arguments": "a"}',
-        '{"name": 1}',
-    ],
-)
-def test_a_malformed_call_is_text_and_no_call(call: str) -> None:
-    text = f"<tool_call>{call}</tool_call>"
-    assert read_calls(text, FORMS["hermes"], 0) == (text, [])
 
 
 @pytest.mark.parametrize(

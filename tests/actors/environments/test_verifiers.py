@@ -181,23 +181,17 @@ def test_a_rubric_that_raises_gives_an_error_and_never_a_reward(folder: Path) ->
 
 @pytest.mark.slow
 @needs_package
-def test_a_conversation_that_cannot_go_on_fails_its_sample_and_one_at_its_limit_ends(
+def test_a_conversation_that_cannot_go_on_fails_its_sample_and_one_whose_process_is_killed_is_restarted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "the user's own")
-    with talking(folder, settings("odd_environment", agent={"max_tokens": 80})) as talk:
+    with talking(folder, settings("odd_environment", agent={"max_tokens": 100})) as talk:
         with pytest.raises(WorkflowError, match="SandboxError: the sandbox is gone"):
             talk.hold(row_of("word", "breaks", info={"number": 1}), ["no<eos>"] * 3)
         long = talk.hold(row_of("word", "yes", info={"number": 40}), ["yes<eos>"] * 3)
         assert (long["reward"], long["stop_condition"], long["is_truncated"]) == (1.0, "prompt_too_long", True)
         talk.hold(row_of("word", "tells its key", info={"number": 1}), ["yes<eos>"] * 3)
         assert "user>the user's own<eos>" in talk.text  # so that a judge of the environment is not this policy
-
-
-@needs_package
-@pytest.mark.slow
-def test_a_conversation_is_restarted_when_its_process_is_killed(folder: Path) -> None:
-    with talking(folder, settings("odd_environment")) as talk:
         row = row_of("word", "dies once", info={"number": 1, "died": str(folder / "died")})
         fields = talk.hold(row, ["before<eos>", "dies once<eos>", "no<eos>", "dies once<eos>"])
         assert (fields["reward"], fields["n_killed"], fields["stop_condition"]) == (1.0, 1, "max_turns_reached")

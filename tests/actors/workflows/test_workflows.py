@@ -71,26 +71,27 @@ def test_an_end_that_the_tokenizer_puts_behind_every_text_is_no_part_of_a_prompt
     assert prompt_ids(asked("abc<eos>"), config().data, tokenizer) == [*plain, end, end]  # the row's own stays
 
 
-def test_a_prompt_is_filled_with_the_fields_of_the_row() -> None:
+def test_a_prompt_is_filled_with_the_fields_of_the_row_or_refused() -> None:
     row = {"problem": "3 + 4", "unit": "cm", "answer": "7"}
     assert fill("{question} in {unit}? {{x}}", row, "problem") == "3 + 4 in cm? {x}"
     assert fill("{question}", {"question": "q"}, "question") == "q"
+    for template, why in (("{nowhere}", "nowhere"), ("{question", "template"), ("{}", r"unknown field \{\}")):
+        with pytest.raises(ConfigError, match=why):
+            fill(template, {"question": "q"}, "question")
 
 
-@pytest.mark.parametrize(
-    ("template", "why"), [("{nowhere}", "nowhere"), ("{question", "template"), ("{}", r"unknown field \{\}")]
-)
-def test_a_prompt_template_that_cannot_be_filled_is_a_config_error(template: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        fill(template, {"question": "q"}, "question")
-
-
-def test_the_chat_template_wraps_the_prompt_with_the_system_message_asked_for(tokenizer: Any) -> None:
+def test_the_chat_template_wraps_the_prompt_with_the_system_message_asked_for_or_none(tokenizer: Any) -> None:
     tokenizer.chat_template = SMOLLM2
     user = "<s>user\nhi</s>\n<s>assistant\n"
     assert chat(HI, None, tokenizer) == "<s>system\nYou are helpful</s>\n" + user
     assert chat(HI, "be brief", tokenizer) == "<s>system\nbe brief</s>\n" + user
     assert chat(HI, "", tokenizer) == user
+    tokenizer.bos_token = "<b>"  # which stays
+    tokenizer.chat_template = GEMMA
+    assert chat(HI, "", tokenizer) == chat(HI, None, tokenizer) == "<b><t>userhi"
+    tokenizer.chat_template = LLAMA
+    assert chat(HI, None, tokenizer) == "<b><h>systemtoday<h>userhi"
+    assert chat(HI, "", tokenizer) == "<b><h>userhi"
 
 
 def test_arguments_reach_the_chat_template_of_prompts_and_of_conversations(tokenizer: Any) -> None:
@@ -105,15 +106,6 @@ def test_arguments_reach_the_chat_template_of_prompts_and_of_conversations(token
     conversation = Conversation(tokenizer, arguments=data.chat_template_kwargs)
     assert tokenizer.decode(conversation.extend(HI, [])) == "user>hia>none>"
     assert tokenizer.decode(conversation.extend(HI, [], {"enable_thinking": True})) == "user>hia>"
-
-
-def test_no_system_message_keeps_the_begin_token_and_templates_that_have_none(tokenizer: Any) -> None:
-    tokenizer.bos_token = "<b>"
-    tokenizer.chat_template = GEMMA
-    assert chat(HI, "", tokenizer) == chat(HI, None, tokenizer) == "<b><t>userhi"
-    tokenizer.chat_template = LLAMA
-    assert chat(HI, None, tokenizer) == "<b><h>systemtoday<h>userhi"
-    assert chat(HI, "", tokenizer) == "<b><h>userhi"
 
 
 def test_a_row_of_chat_messages_is_rendered_as_it_is(tokenizer: Any) -> None:
@@ -183,7 +175,12 @@ class TwoTurns:
 
 
 def test_an_episode_of_several_turns_records_inputs_and_samples(tokenizer: Any) -> None:
-    run = EpisodeRun(TwoTurns(config()), {"ids": [3, 4]}, tokenizer)
+    workflow = TwoTurns(config())
+    cancelled = EpisodeRun(workflow, {"ids": [3]}, tokenizer)
+    cancelled.start()
+    cancelled.close()
+    assert workflow.closed == ["end"]  # its finally ran
+    run = EpisodeRun(workflow, {"ids": [3, 4]}, tokenizer)
     assert run.start() is not None
     asked = run.answer(completion([5, 6], version=1))
     assert asked is not None
@@ -198,14 +195,6 @@ def test_an_episode_of_several_turns_records_inputs_and_samples(tokenizer: Any) 
     assert run.prompt_text() == tokenizer.decode([3, 4])
     said = [tokenizer.decode(ids) for ids in ([3, 4], [5, 6], [7, 8], [9, 9])]
     assert run.turns() == [said[:2], said[2:]]
-
-
-def test_a_cancelled_episode_runs_its_finally(tokenizer: Any) -> None:
-    workflow = TwoTurns(config())
-    run = EpisodeRun(workflow, {"ids": [3]}, tokenizer)
-    run.start()
-    run.close()
-    assert workflow.closed == ["end"]
 
 
 class TwoTries:
@@ -285,22 +274,18 @@ def test_fields_of_an_episode_are_one_number_a_sampled_token(tokenizer: Any) -> 
     assert {name: values.tolist() for name, values in run.fields.items()} == {"each": [0.5, 2.0], "whole": [3.0, 3.0]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"x": [1.0]}, r"mismatch in Episode.fields\['x'\]: 2 finite numbers"),
-        ({"x": [[1.0, 2.0]]}, "mismatch"),
-        ({"x": [1.0, float("nan")]}, "mismatch"),
-        ({"x": 1e39}, "mismatch"),
-        ({"x": "text"}, "must be numbers"),
-        ({"x": None}, "mismatch"),
-        ({"x": [1.0, None]}, "mismatch"),
-        ({"prox": 1.0}, "is taken"),
-        ({"two words": 1.0}, "letters, digits"),
-        ({f"x{i}": 1.0 for i in range(17)}, "at most 16 fields"),
-        ([1.0, 2.0], "must be a mapping"),
-    ],
-)
+UNFIT: list[tuple[Any, str]] = [
+    ({"x": [1.0]}, r"mismatch in Episode.fields\['x'\]: 2 finite numbers"),
+    *(({"x": value}, "mismatch") for value in ([[1.0, 2.0]], [1.0, float("nan")], 1e39, None, [1.0, None])),
+    ({"x": "text"}, "must be numbers"),
+    ({"prox": 1.0}, "is taken"),
+    ({"two words": 1.0}, "letters, digits"),
+    ({f"x{i}": 1.0 for i in range(17)}, "at most 16 fields"),
+    ([1.0, 2.0], "must be a mapping"),
+]
+
+
+@pytest.mark.parametrize(("fields", "why"), UNFIT)
 def test_fields_that_do_not_fit_the_tokens_are_refused(tokenizer: Any, fields: Any, why: str) -> None:
     with pytest.raises(WorkflowError, match=why):
         drive(EpisodeRun(WithFields(fields), {}, tokenizer))
