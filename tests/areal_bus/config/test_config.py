@@ -22,6 +22,7 @@ from launch.plan.settings_text import as_toml
 
 CONFIGS = sorted(p for p in (Path(__file__).parents[3] / "configs").glob("*.toml") if p.name != "paper.toml")
 SMALL = '[model]\npath = "m"\n[data]\ntask = "sums"\n'
+LOADER = '[model]\npath = "m"\n[data]\nfunction = "my:loader"\n'
 SOURCES = '[model]\npath = "m"\n[[data.source]]\npath = "one.jsonl"\nweight = 1\n[[data.source]]\n{}\n'
 TERMS = SMALL + "[[reward.terms]]\n{}\n"
 WEIGHTED = '[reward]\nfunction = "weighted"\n'
@@ -39,8 +40,10 @@ def refusal(file: Path, *overrides: str, **environ: str) -> str:
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda p: p.name)
-def test_every_config_that_we_ship_loads(file: Path) -> None:
-    load(file, (), {})
+def test_every_config_that_we_ship_loads_and_prints_as_toml_that_loads_to_the_same(tmp_path: Path, file: Path) -> None:
+    config = load(file, (), {})
+    assert load(write(tmp_path, as_toml(config)), (), {}) == config
+    assert set(tomllib.loads(file.read_text(encoding="utf-8"))) <= {"extends", *Config.model_fields}
 
 
 @pytest.mark.parametrize(
@@ -79,68 +82,116 @@ def test_a_bare_word_is_text_where_text_is_wanted_even_if_it_looks_like_a_number
     assert (config.run.name, config.reward.function, config.data.system) == ("007", "my:score", "x y")
 
 
-def test_a_section_three_deep_can_be_set(tmp_path: Path) -> None:
-    assert load(write(tmp_path, SMALL), [], {"AREAL_BUS_LEARNER__WARMUP__STEPS": "7"}).learner.warmup.steps == 7
+ADAPT = "topology.adapt.every_steps=5"
+REFUSED = [  # options, apart by blanks; what the sentence says
+    ("actor.lrr=1", "unknown key actor.lrr (--set actor.lrr=1): the nearest is actor.lr"),
+    ("gconfig.batch_size=1", "the nearest is data.batch_size"),
+    ("optim.lr=1", "the nearest is actor.lr"),
+    ("rollout.top_k=1", "the nearest is gconfig.top_k"),
+    ("lora.rank=8", "the nearest is actor.lora.rank"),
+    ("gconfig.stop_words=['a']", "here it is gconfig.stop"),
+    ("settings.clip_eps=0.2", "here it is actor.eps_clip"),
+    ("actr.lr=1", "the nearest is actor.lr"),
+    ("actor.lr=-1", "actor.lr must be a number, above 0: it is -1 (--set actor.lr=-1)"),
+    ("actor.lr=inf", "actor.lr must be a number, above 0"),
+    ("actor.adam_beta1=1.0", "at least 0 and below 1: it is 1.0"),
+    ("rollout.max_head_offpolicyness=1025", "at least 0 and at most 1024: it is 1025"),
+    ("data.batch_size=2.5", "data.batch_size must be a whole number, at least 1: it is 2.5"),
+    ("data.batch_size=four", 'must be a whole number, at least 1: it is "four"'),
+    ("data.shuffle=1", "data.shuffle must be true or false: it is 1"),
+    ("actor.advantage=rlo", "or \"module:function\": 'rlo' is neither; the nearest is 'rloo'"),
+    ("actor.loss_denominator=mean", 'must be one of "all", "signal" or a number, above 0: it is "mean" (--set'),
+    ("actor.loss_denominator=0", '"signal" or a number, above 0: it is 0 (--set actor.loss_denominator=0)'),
+    ("run.name=a/b", "run.name must be a string, matching"),
+    ("run.name=..", "run.name must be a folder's name of its own"),
+    ("model=7", "--set takes section.key=value"),
+    ("bus.interface=*", "bus.interface must name one interface"),
+    ("bus.silent_s=1.5", "bus.silent_s (1.5) must span at least three heartbeats"),
+    ("launch.rendezvous=tcp://*:5", "launch.rendezvous must name one interface"),
+    ("launch.rendezvous=foo", 'launch.rendezvous must be "tcp://HOST:PORT"'),
+    ("launch.rendezvous=tcp://host", "or \"ipc://PATH\": it is 'tcp://host'"),
+    ("launch.rendezvous=tcp://host:70000", "a port from 1 to 65535"),
+    ("launch.rendezvous=ipc://", 'launch.rendezvous must be "tcp://HOST:PORT"'),
+    ("actor.recompute_logprobs=false", 'actor.correction = "decoupled" needs the proximal log-probs'),
+    ("actor.context_parallel=2", "actor.context_parallel divides topology.learners: 1 learners are no groups of 2"),
+    ("actor.algorithm=dap", "unknown actor.algorithm 'dap': it is one of"),
+    ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
+    ("gconfig.n_samples=1 actor.advantage=none actor.normalize_batch=true", "needs at least 2 samples"),
+    ("run.stage=[{from_step=5,gconfig={n_samples=3}},{from_step=5,gconfig={n_samples=4}}]", "in the order of"),
+    ("run.stage=[{from_step=5}]", "a stage changes one of gconfig.n_samples, "),
+    ("run.stage=[{from_step=10,gconfig={n_samples=3}}]", "from_step = [10] is not below run.total_train_steps"),
+    ("run.stage=[{from_step=5,gconfig={n_samples=1}}]", "n_samples is 1; set it higher, or actor.advantage"),
+    ("run.stage=[{from_step=5,gconfig={n_samples=1}}]", '"all") (from step 5, [[run.stage]])'),
+    ("run.stage=[{from_step=5,gconfig={top_p=0.5}}]", "unknown key run.stage[0].gconfig.top_p (--set "),
+    ("run.stage=[{gconfig={n_samples=3}}]", "field required: run.stage[0].from_step"),
+    ("reward.function=weighted", "add a table [[reward.terms]]"),
+    ("reward.function=judge", "needs reward.judge.url = \"https://HOST/v1\": it is ''"),
+    ("reward.judge.prompt=grade", "{completion} is missing"),
+    ("reward.judge.prompt={completion}{", "must be a template with {completion}"),
+    ("reward.judge.prompt={completion}{}", "{} has no name"),
+    ("reward.judge.max_calls=0", "reward.judge.max_calls must be a whole number, at least 1"),
+    ("reward.format.pattern=(", "reward.format.pattern must be a regular expression: '(': missing )"),
+    ("reward.format.template=box", "reward.format.template must be one of"),
+    ("reward.on_error=perhaps", 'reward.on_error must be one of "refund" or a number: it is "perhaps"'),
+    ("reward.on_timeout=true", 'reward.on_timeout must be one of "refund" or a number: it is true'),
+    ("reward.on_error=1e12", "a reward must be at most 1e9 in size: reward.on_error is 1e+12"),
+    ("reward.on_error=0 reward.on_timeout=0 reward.partial_groups=true", "leaves out samples without a"),
+    ("reward.partial_groups=true gconfig.n_samples=2", "set gconfig.n_samples to 3 or more"),
+    ('journal.tracker=["csv","csv"]', "journal.tracker names each tracker once"),
+    ('journal.tracker=["tensorbord"]', "journal.tracker"),
+    ("profile.actor=head-0.0", "profile.actor must"),
+    ("profile.actor=learner-0.0", "a recording needs both keys"),
+    ("profile.steps=[1,2]", "a recording needs both keys"),
+    ("profile.actor=learner-0.0 profile.steps=[3,2]", "of steps 0 to 9: [3, 2]"),
+    ("profile.actor=learner-0.0 profile.steps=[3,10]", "of steps 0 to 9: [3, 10]"),
+    ("profile.actor=learner-1.0 profile.steps=[3,4]", "learner-1.0 is none of its 1 learners"),
+    ('watch.off=["length"]', "watch.off"),
+    # generation
+    ("gconfig.repetition_penalty=1e-5", "gconfig.repetition_penalty"),
+    ("gconfig.top_k=4294967296", "gconfig.top_k"),
+    ("gconfig.temperature=0", "greedy samples of one prompt are all the same"),
+    ("gconfig.min_new_tokens=9 gconfig.max_new_tokens=8", "must not exceed gconfig.max_new_tokens (8)"),
+    ('gconfig.stop=["a",""]', "at least one character"),
+    ("gconfig.stop_token_ids=[3,-1]", "token ids of gconfig are 0 or more: [-1]"),
+    ('gconfig.logit_bias={"7"=101}', "from -100 to 100: that of token [7]"),
+    ('gconfig.logit_bias={"x"=1}', "gconfig.logit_bias"),
+    ("gconfig.min_p=1.5", "gconfig.min_p must be a number, at least 0 and at most 1"),
+    ('rollout.engine="sglang" gconfig.presence_penalty=0.5', "SGLang's log-probs are of logits after"),
+    ('rollout.engine="vllm" gconfig.top_k=20 gconfig.temperature=0.6', "at temperature 1 only"),
+    ("data.chat_template=false data.chat_template_kwargs={think=false}", "set data.chat_template = true"),
+    ("data.chat_template_kwargs={tokenize=true}", "may not set ['tokenize']"),
+    # the split
+    (f"{ADAPT} topology.learners=3 topology.ranks=4", "at least one generator must be left; 3 learners leave none: 2"),
+    (
+        f"{ADAPT} topology.gpus_per_host=4 actor.lora.offload=true learner.gradient_checkpointing=true",
+        "actor.lora.offload is for one learner on a GPU",
+    ),
+    (f"{ADAPT} topology.adapt.schedule=[[3,2]]", "either topology.adapt.schedule or the planner"),
+    ("topology.adapt.schedule=[[3,2],[2,1]]", "with ascending steps from 1 to 9: its steps are [3, 2]"),
+    ("topology.adapt.schedule=[[0,2]]", "with ascending steps from 1 to 9: its steps are [0]"),
+    ("topology.adapt.schedule=[[10,2]]", "with ascending steps from 1 to 9: its steps are [10]"),
+    ("topology.adapt.schedule=[[3,0]]", "at least one rank learns; it has 0 learners"),
+    ("topology.adapt.schedule=[[3,3]] topology.generators=2", "at least one generator must be left; 3"),
+    (
+        "topology.adapt.schedule=[[3,4]] topology.tensor_parallel=2 rollout.engine=vllm",
+        "differ by multiples of it, and 4, 1 do not",
+    ),
+    ("topology.adapt.schedule=[[3,3]] topology.learners=2 topology.replicas=2", "(with 3 learners, topology"),
+    (
+        "topology.adapt.schedule=[[3,3]] topology.learners=2 actor.context_parallel=2",
+        "3 learners are no groups of 2 ranks that share a sequence (with 3 learners, topology.adapt)",
+    ),
+    (
+        "topology.adapt.schedule=[[3,2]] rollout.engine=vllm engine.urls=['http://a:1','http://b:1']",
+        "servers of engine.urls do not end with a rank",
+    ),
+    ("topology.adapt.schedule=[[3,2]] topology.gpus_per_host=1 topology.ranks_per_gpu=3", "a GPU holds one role at"),
+]
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("actor.lrr=1", "unknown key actor.lrr (--set actor.lrr=1): the nearest is actor.lr"),
-        ("gconfig.batch_size=1", "the nearest is data.batch_size"),
-        ("optim.lr=1", "the nearest is actor.lr"),
-        ("rollout.top_k=1", "the nearest is gconfig.top_k"),
-        ("lora.rank=8", "the nearest is actor.lora.rank"),
-        ("gconfig.stop_words=['a']", "here it is gconfig.stop"),
-        ("settings.clip_eps=0.2", "here it is actor.eps_clip"),
-        ("actr.lr=1", "the nearest is actor.lr"),
-        ("actor.lr=-1", "actor.lr must be a number, above 0: it is -1 (--set actor.lr=-1)"),
-        ("actor.lr=inf", "actor.lr must be a number, above 0"),
-        ("actor.adam_beta1=1.0", "at least 0 and below 1: it is 1.0"),
-        ("rollout.max_head_offpolicyness=1025", "at least 0 and at most 1024: it is 1025"),
-        ("data.batch_size=2.5", "data.batch_size must be a whole number, at least 1: it is 2.5"),
-        ("data.batch_size=four", 'must be a whole number, at least 1: it is "four"'),
-        ("data.shuffle=1", "data.shuffle must be true or false: it is 1"),
-        ("actor.advantage=rlo", "or \"module:function\": 'rlo' is neither; the nearest is 'rloo'"),
-        (
-            "actor.loss_denominator=mean",
-            'actor.loss_denominator must be one of "all", "signal" or a number, above 0: it is "mean" (--set',
-        ),
-        ("actor.loss_denominator=0", '"signal" or a number, above 0: it is 0 (--set actor.loss_denominator=0)'),
-        ("run.name=a/b", "run.name must be a string, matching"),
-        ("run.name=..", "run.name must be a folder's name of its own"),
-        ("model=7", "--set takes section.key=value"),
-        ("bus.interface=*", "bus.interface must name one interface"),
-        ("launch.rendezvous=tcp://*:5", "launch.rendezvous must name one interface"),
-        ("launch.rendezvous=foo", 'launch.rendezvous must be "tcp://HOST:PORT"'),
-        ("launch.rendezvous=tcp://host", "or \"ipc://PATH\": it is 'tcp://host'"),
-        ("launch.rendezvous=tcp://host:70000", "a port from 1 to 65535"),
-        ("launch.rendezvous=ipc://", 'launch.rendezvous must be "tcp://HOST:PORT"'),
-        ("actor.recompute_logprobs=false", 'actor.correction = "decoupled" needs the proximal log-probs'),
-        ("gconfig.n_samples=1", "needs at least 2 samples: gconfig.n_samples is 1"),
-        ("run.stage=[{from_step=5, gconfig={n_samples=3}}, {from_step=5, gconfig={n_samples=4}}]", "in the order of"),
-        ("actor.context_parallel=2", "actor.context_parallel divides topology.learners: 1 learners are no groups of 2"),
-        ("run.stage=[{from_step=5}]", "a stage changes one of gconfig.n_samples, "),
-        ("run.stage=[{from_step=10, gconfig={n_samples=3}}]", "from_step = [10] is not below run.total_train_steps"),
-        ("run.stage=[{from_step=5, gconfig={n_samples=1}}]", "n_samples is 1; set it higher, or actor.advantage"),
-        ("run.stage=[{from_step=5, gconfig={n_samples=1}}]", '"all") (from step 5, [[run.stage]])'),
-        ("run.stage=[{from_step=5, gconfig={top_p=0.5}}]", "unknown key run.stage[0].gconfig.top_p (--set "),
-        ("run.stage=[{gconfig={n_samples=3}}]", "field required: run.stage[0].from_step"),
-        ("reward.function=weighted", "add a table [[reward.terms]]"),
-        ("reward.function=judge", "needs reward.judge.url = \"https://HOST/v1\": it is ''"),
-        ("reward.judge.prompt=grade it", "{completion} is missing"),
-        ("reward.judge.prompt={completion} {", "must be a template with {completion}"),
-        ("reward.judge.prompt={completion} {}", "{} has no name"),
-        ("reward.judge.max_calls=0", "reward.judge.max_calls must be a whole number, at least 1"),
-        ("reward.format.pattern=(", "reward.format.pattern must be a regular expression: '(': missing )"),
-        ("reward.format.template=box", "reward.format.template must be one of"),
-        ('journal.tracker=["csv", "csv"]', "journal.tracker names each tracker once"),
-        ('journal.tracker=["tensorbord"]', "journal.tracker"),
-        ("bus.silent_s=1.5", "bus.silent_s (1.5) must span at least three heartbeats"),
-    ],
-)
-def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, override: str, said: str) -> None:
-    sentence = refusal(write(tmp_path, SMALL), override)
+@pytest.mark.parametrize(("options", "said"), REFUSED)
+def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, options: str, said: str) -> None:
+    sentence = refusal(write(tmp_path, SMALL), *options.split())
     assert said in sentence
     assert "\n" not in sentence
 
@@ -154,10 +205,7 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
         ('[modle]\npath = "m"\n', "unknown key modle"),
         ('[data]\ntask = "sums"\n', "a model is needed"),
         ('[model]\npath = "m"\n', "data is needed"),
-        (
-            SOURCES.format('task = "sums"'),
-            "needs a weight above 0, its share of the prompts: that of source 'sums' is 0",
-        ),
+        (SOURCES.format('task = "sums"'), "needs a weight above 0, its share of the prompts: that of source 'sums' is"),
         (SOURCES.format('task = "sums"\nweight = -1'), "that of source 'sums' is -1"),
         (SOURCES.format("weight = 1"), "needs one of path, task and function: source number 2 has none of them"),
         (SOURCES.format('task = "sums"\npath = "x.csv"\nweight = 1'), "source 'sums' has path and task"),
@@ -166,19 +214,19 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
         (SOURCES.format('task = "gsm8"\nweight = 1'), "the nearest is 'gsm8k'"),
         (SOURCES.format('task = "sums"\nweight = 1\n[data]\npath = "x"'), "remove ['path'] of [data], or the tables"),
         (SMALL + "[data.curriculum]\nlow = 0.5\nhigh = 0.5\n", "data.curriculum.low (0.5) must be below"),
-        (
-            '[model]\npath = "m"\n[data]\nfunction = "my:loader"\n[data.curriculum]\nlow = 0.1\n',
-            "a loader decides its order itself",
-        ),
+        (LOADER + "[data.curriculum]\nlow = 0.1\n", "a loader decides its order itself"),
+        ("[train]\nbatch_size = 8", "unknown key train.batch_size ("),
+        ("[train]\nbatch_size = 8", "the nearest is data.batch_size"),
+        ("[settings]\nclip_eps = 0.2", "here it is actor.eps_clip"),
+        ("[trainer.optim]\nlr = 1", "unknown key trainer.optim.lr"),
+        ("[nothing]", "unknown key nothing"),
+        (SMALL + "lr = = 3\n", "at line 5"),
         (TERMS.format('function = "math"'), "read by reward.function = \"weighted\" only: it is 'exact'"),
         (TERMS.format('function = "math"\n[[reward.terms]]\nfunction = "my:math"') + WEIGHTED, "['math'] occurs again"),
         (TERMS.format('function = "math"\nweight = 0') + WEIGHTED, "all weights are 0"),
         (TERMS.format('function = "weighted"') + WEIGHTED, 'cannot be "weighted" itself'),
         (TERMS.format('function = "judge"') + WEIGHTED + 'judge.url = "http://x/v1"\n', "needs reward.judge.model"),
         (TERMS.format('functoin = "math"') + WEIGHTED, "functoin"),
-        ('extends = "none.toml"\n', "extends 'none.toml', which is not there"),
-        ('extends = "."\n', "is a folder"),
-        ('extends = "a\\u0000b"\n', "cannot be opened (embedded null byte)"),
         ("extends = 3\n", "extends must be the name of a TOML file, or a list of names"),
     ],
 )
@@ -202,10 +250,6 @@ def test_a_scratch_model_has_no_chat_template(tmp_path: Path) -> None:
     load(file, ["workflow.function=mine:Flow"], {})
 
 
-def test_malformed_toml_is_refused_with_its_line(tmp_path: Path) -> None:
-    assert "at line 5" in refusal(write(tmp_path, SMALL + "lr = = 3\n"))
-
-
 def test_a_config_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     file = write(tmp_path, "\ufeff" + SMALL)
     assert load(file, [], {}) == load(write(tmp_path, SMALL, "plain.toml"), [], {})
@@ -227,8 +271,6 @@ def test_a_base_config_alone_is_refused_with_the_files_to_start() -> None:
 def test_without_a_baseline_a_group_may_be_one_sample(tmp_path: Path) -> None:
     file = write(tmp_path, SMALL)
     assert load(file, ["gconfig.n_samples=1", "actor.advantage=none"], {}).gconfig.n_samples == 1
-    said = refusal(file, "gconfig.n_samples=1", "actor.advantage=none", "actor.normalize_batch=true")
-    assert "needs at least 2 samples" in said
 
 
 def test_extends_takes_several_files_at_several_levels_and_the_later_wins(tmp_path: Path) -> None:
@@ -267,19 +309,13 @@ def test_a_base_that_is_missing_is_refused_with_the_file_that_extends_it(tmp_pat
     assert found.endswith(f", which {said.format(tmp_path)}")
 
 
-def test_a_config_of_a_name_that_is_too_long_is_refused() -> None:
+@pytest.mark.parametrize("text", ["a = " + "[" * 2000 + "]" * 2000, "[a" + ".a" * 2000 + "]\nb = 1\n"])
+def test_a_config_of_too_long_a_name_too_many_levels_or_too_deep_tables_is_refused(tmp_path: Path, text: str) -> None:
     assert refusal(Path("x" * 300)).endswith(" cannot be opened (File name too long)")
     assert find_config("x" * 300) == Path("x" * 300)
-
-
-def test_extends_over_too_many_levels_is_refused(tmp_path: Path) -> None:
-    for n in range(1200):
+    for n in range(60):
         write(tmp_path, f'extends = "{n + 1}.toml"\n', f"{n}.toml")
     assert refusal(tmp_path / "0.toml").startswith("too many levels of extends: more than 50 from ")
-
-
-@pytest.mark.parametrize("text", ["a = " + "[" * 2000 + "]" * 2000, "[a" + ".a" * 2000 + "]\nb = 1\n"])
-def test_tables_and_lists_that_are_nested_too_deep_are_refused(tmp_path: Path, text: str) -> None:
     file = write(tmp_path, text)
     assert refusal(file) == f"lists or tables are nested too deep in {file}"
 
@@ -333,7 +369,6 @@ def test_keys_of_an_algorithm_follow_from_the_lengths_of_the_run(tmp_path: Path)
     config = load(file, ["actor.algorithm=dapo", "gconfig.max_new_tokens=20480", "data.batch_size=48"], {})
     assert (config.actor.overlong_tokens, config.data.max_refill) == (4096, 48)
     assert load(file, ["actor.algorithm=dr-grpo"], {}).actor.aggregation_length == Config().gconfig.max_new_tokens
-    assert "unknown actor.algorithm 'dap': it is one of" in refusal(file, "actor.algorithm=dap")
 
 
 def test_the_origin_of_a_value_is_its_file_its_option_or_its_name(tmp_path: Path) -> None:
@@ -347,37 +382,20 @@ def test_the_origin_of_a_value_is_its_file_its_option_or_its_name(tmp_path: Path
     assert origins["actor.c_clip"] == "AREAL_BUS_ACTOR__C_CLIP"
 
 
-def test_a_variable_with_one_underscore_of_two_is_not_ignored(tmp_path: Path) -> None:
-    said = refusal(write(tmp_path, SMALL), AREAL_BUS_ACTOR_LR="1e-5")
-    assert "AREAL_BUS_ACTOR_LR is AREAL_BUS_ACTOR__LR" in said
-
-
-@pytest.mark.parametrize("by", ["--set", "environment"])
-def test_a_value_that_the_locale_has_mangled_is_refused_with_its_key(tmp_path: Path, by: str) -> None:
+def test_a_value_that_the_locale_has_mangled_is_refused_with_its_key(tmp_path: Path) -> None:
     """Bytes of another encoding, which Python reads as half surrogates: "für" in Latin-1."""
     file, given = write(tmp_path, SMALL), "{question} f\udcfcr"
-    options = [f"data.prompt={given}"] if by == "--set" else []
-    environ = {"AREAL_BUS_DATA__PROMPT": given} if by == "environment" else {}
-    said = refusal(file, *options, **environ)
-    assert said.startswith("data.prompt must be UTF-8 text: the locale (")
-    assert r"'{question} f\udcfcr'" in said
-    assert "LC_ALL=C.UTF-8" in said
+    for said in (refusal(file, f"data.prompt={given}"), refusal(file, AREAL_BUS_DATA__PROMPT=given)):
+        assert said.startswith("data.prompt must be UTF-8 text: the locale (")
+        assert r"'{question} f\udcfcr'" in said
+        assert "LC_ALL=C.UTF-8" in said
 
 
 def test_the_environment_is_checked_like_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, SMALL)
     assert "(AREAL_BUS_ACTOR__LRR): the nearest is actor.lr" in refusal(file, AREAL_BUS_ACTOR__LRR="1")
-
-
-def test_the_saved_config_is_the_config(tmp_path: Path) -> None:
-    config = load(write(tmp_path, SMALL), ["topology.generators=3"], {})
-    assert Config.model_validate_json(config.model_dump_json()) == config
-
-
-def test_the_printed_config_is_toml_that_loads_to_the_same(tmp_path: Path) -> None:
-    for file in CONFIGS:
-        config = load(file, (), {})
-        assert load(write(tmp_path, as_toml(config)), (), {}) == config
+    assert "AREAL_BUS_ACTOR_LR is AREAL_BUS_ACTOR__LR" in refusal(file, AREAL_BUS_ACTOR_LR="1e-5")
+    assert load(file, [], {"AREAL_BUS_LEARNER__WARMUP__STEPS": "7"}).learner.warmup.steps == 7
 
 
 STAGED = """
@@ -413,38 +431,21 @@ def test_every_key_explains_itself() -> None:
     for key, field in fields().items():
         assert field.description, f"{key} has no doc line"
         assert key in explain(key)
-
-
-def test_explain_gives_type_limits_default_and_meaning() -> None:
     assert explain("actor.lr") == "actor.lr: a number, above 0; default 2e-05\n    Peak learning rate."
+    with pytest.raises(ConfigError, match=r"the nearest is actor\.lr"):
+        explain("actor.lrr")
 
 
-@pytest.mark.parametrize(
-    ("text", "right"),
-    [
-        ("[train]\nbatch_size = 8", "unknown key train.batch_size"),
-        ("[settings]\nclip_eps = 0.2", "here it is actor.eps_clip"),
-        ("[trainer.optim]\nlr = 1", "unknown key trainer.optim.lr"),
-        ("[nothing]", "unknown key nothing"),
-    ],
-)
-def test_a_section_that_is_unknown_is_named_with_its_first_key(tmp_path: Path, text: str, right: str) -> None:
-    (tmp_path / "c.toml").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load(tmp_path / "c.toml", (), {})
-    assert right in str(caught.value)
-    assert ("the nearest is data.batch_size" in str(caught.value)) == ("batch_size" in text)
-
-
-def test_explain_with_files_gives_the_value_and_its_origin(tmp_path: Path) -> None:
+def test_explain_with_files_or_options_gives_the_value_and_its_origin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.main(["--explain", "actor.lr", "--set", "actor.lr=1e-5"]) == 0
+    assert capsys.readouterr().out.endswith("\n    here: 1e-05 (--set actor.lr=1e-5)\n")
     write(tmp_path, SMALL + "[actor]\nlr = 0.1\n", "base.toml")
     given = read([write(tmp_path, 'extends = "base.toml"\n')], ["workflow.arguments.n=2"], {})
     assert explain("actor.lr", given).endswith(f"\n    here: 0.1 ({tmp_path / 'base.toml'})")
     assert explain("actor.eps_clip", given).endswith("\n    here: the default")
     assert explain("workflow.arguments", given).endswith(" (--set workflow.arguments.n=2)")
-
-
-def test_explain_names_the_key_that_stands_for_a_value(tmp_path: Path) -> None:
     given = read([write(tmp_path, 'extends = "tiny.toml"\n')], ["actor.algorithm=dapo"], {})
     assert explain("actor.advantage", given).endswith('\n    here: "grpo" (actor.algorithm = "dapo")'), "over tiny's"
     assert explain("data.max_refill", given).endswith('\n    here: 32 (actor.algorithm = "dapo")')
@@ -454,11 +455,6 @@ def test_explain_names_the_key_that_stands_for_a_value(tmp_path: Path) -> None:
     assert explain("reward.function", built_in).endswith('\n    here: "agent" (workflow.function = "multi_turn")')
 
 
-def test_explain_takes_options_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(["--explain", "actor.lr", "--set", "actor.lr=1e-5"]) == 0
-    assert capsys.readouterr().out.endswith("\n    here: 1e-05 (--set actor.lr=1e-5)\n")
-
-
 @pytest.mark.parametrize(("text", "section"), [("actor = 3\n", "actor"), ("[actor]\nlora = 3\n", "actor.lora")])
 def test_explain_refuses_a_value_in_the_place_of_a_section(tmp_path: Path, text: str, section: str) -> None:
     file = write(tmp_path, text)
@@ -466,19 +462,9 @@ def test_explain_refuses_a_value_in_the_place_of_a_section(tmp_path: Path, text:
         explain("actor.lora.rank", read([file], (), {}))
 
 
-def test_explain_names_the_nearest_key() -> None:
-    with pytest.raises(ConfigError, match=r"the nearest is actor\.lr"):
-        explain("actor.lrr")
-
-
 def test_settings_load_without_torch() -> None:
     code = "import sys, launch.commands.main, launch.run.rank; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False).returncode == 0
-
-
-def test_installed_configs_set_only_existing_keys() -> None:
-    for file in CONFIGS:
-        assert set(tomllib.loads(file.read_text())) <= {"extends", *Config.model_fields}
 
 
 @pytest.mark.parametrize(
@@ -490,10 +476,6 @@ def test_installed_configs_set_only_existing_keys() -> None:
         ("data.rollout_batch_size", "here it is data.batch_size"),
         ("trainer.max-steps", "here it is run.total_train_steps"),
         ("actor.kl_coef", "here it is actor.kl_ctl"),
-        ("actor.beta", "here it is actor.kl_ctl"),
-        ("actor.ref_model_path", "here it is reference.path"),
-        ("actor.num_iterations", "here it is actor.ppo_epochs"),
-        ("actor.lrr", "the nearest is actor.lr"),
         ("actor.lr_warmup", "the nearest is actor.lr_warmup_steps"),
     ],
 )
@@ -510,49 +492,6 @@ def test_names_of_other_systems_lead_to_keys_that_there_are_and_are_none_themsel
     assert set(theirs) & {key.rpartition(".")[2] for key in ours} == set()
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (["gconfig.repetition_penalty=1e-5"], "gconfig.repetition_penalty"),
-        (["gconfig.top_k=4294967296"], "gconfig.top_k"),
-        (["gconfig.temperature=0"], "greedy samples of one prompt are all the same"),
-        (["gconfig.min_new_tokens=9", "gconfig.max_new_tokens=8"], "must not exceed gconfig.max_new_tokens (8)"),
-        (['gconfig.stop=["a", ""]'], "at least one character"),
-        (["gconfig.stop_token_ids=[3, -1]"], "token ids of gconfig are 0 or more: [-1]"),
-        (['gconfig.logit_bias={ "7" = 101 }'], "from -100 to 100: that of token [7]"),
-        (['gconfig.logit_bias={ "x" = 1 }'], "gconfig.logit_bias"),
-        (["gconfig.min_p=1.5"], "gconfig.min_p must be a number, at least 0 and at most 1"),
-        (['rollout.engine="sglang"', "gconfig.presence_penalty=0.5"], "SGLang's log-probs are of logits after"),
-        (['rollout.engine="vllm"', "gconfig.top_k=20", "gconfig.temperature=0.6"], "at temperature 1 only"),
-        (
-            ["data.chat_template=false", "data.chat_template_kwargs={ enable_thinking = false }"],
-            "set data.chat_template = true",
-        ),
-        (["data.chat_template_kwargs={ tokenize = true }"], "may not set ['tokenize']"),
-    ],
-)
-def test_contradictory_generation_settings_are_refused(changes: list[str], sentence: str, tmp_path: Path) -> None:
-    assert sentence in refusal(write(tmp_path, SMALL), *changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (["profile.actor=head-0.0"], "profile.actor must"),
-        (["profile.actor=learner-0.0"], "a recording needs both keys"),
-        (["profile.steps=[1, 2]"], "a recording needs both keys"),
-        (["profile.actor=learner-0.0", "profile.steps=[3, 2]"], "of steps 0 to 9: [3, 2]"),
-        (["profile.actor=learner-0.0", "profile.steps=[3, 10]"], "of steps 0 to 9: [3, 10]"),
-        (["profile.actor=learner-1.0", "profile.steps=[3, 4]"], "learner-1.0 is none of its 1 learners"),
-        (['watch.off=["length"]'], "watch.off"),
-    ],
-)
-def test_contradictory_settings_of_profiles_and_alarms_are_refused(
-    changes: list[str], sentence: str, tmp_path: Path
-) -> None:
-    assert sentence in refusal(write(tmp_path, SMALL), *changes)
-
-
 def test_generation_settings_become_controls_and_print_as_toml(tmp_path: Path) -> None:
     file = write(tmp_path, SMALL + '\n[gconfig.logit_bias]\n"9" = -2.5\n3 = 1\n')
     config = load(file, ['gconfig.stop=["\\n\\n"]', "gconfig.top_k=20"], {})
@@ -563,78 +502,11 @@ def test_generation_settings_become_controls_and_print_as_toml(tmp_path: Path) -
     assert Config.model_validate_json(config.model_dump_json()) == config
 
 
-def test_an_evaluation_may_be_greedy() -> None:
-    """Temperature 0 was refused though every engine has it."""
-    assert Config.model_validate({"evaluate": {"temperature": 0}}).evaluate.temperature == 0.0
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (["reward.on_error=perhaps"], 'reward.on_error must be one of "refund" or a number: it is "perhaps"'),
-        (["reward.on_timeout=true"], 'reward.on_timeout must be one of "refund" or a number: it is true'),
-        (["reward.on_error=1e12"], "a reward must be at most 1e9 in size: reward.on_error is 1e+12"),
-        (["reward.on_error=0", "reward.on_timeout=0", "reward.partial_groups=true"], "leaves out samples without a"),
-        (["reward.partial_groups=true", "gconfig.n_samples=2"], "set gconfig.n_samples to 3 or more"),
-    ],
-)
-def test_verdict_policies_are_refused_with_the_key_to_change(changes: list[str], sentence: str, tmp_path: Path) -> None:
-    assert sentence in refusal(write(tmp_path, SMALL), *changes)
-
-
 def test_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> None:
     reward = load(write(tmp_path, SMALL), [], {}).reward
     assert (reward.on_timeout, reward.on_error, reward.partial_groups) == ("refund", "refund", False)
-    assert load(write(tmp_path, SMALL), ["reward.on_error=-1"], {}).reward.on_error == -1.0
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            ["topology.adapt.every_steps=5", "topology.learners=3", "topology.ranks=4"],
-            "at least one generator must be left; 3 learners leave none: 2 may learn",
-        ),
-        (
-            [
-                *("topology.adapt.every_steps=5", "topology.gpus_per_host=4", "actor.lora.offload=true"),
-                "learner.gradient_checkpointing=true",
-            ],
-            "actor.lora.offload is for one learner on a GPU",
-        ),
-        (
-            ["topology.adapt.every_steps=5", "topology.adapt.schedule=[[3, 2]]"],
-            "either topology.adapt.schedule or the planner",
-        ),
-        (["topology.adapt.schedule=[[3, 2], [2, 1]]"], "with ascending steps from 1 to 9: its steps are [3, 2]"),
-        (["topology.adapt.schedule=[[0, 2]]"], "with ascending steps from 1 to 9: its steps are [0]"),
-        (["topology.adapt.schedule=[[10, 2]]"], "with ascending steps from 1 to 9: its steps are [10]"),
-        (["topology.adapt.schedule=[[3, 0]]"], "at least one rank learns; it has 0 learners"),
-        (["topology.adapt.schedule=[[3, 3]]", "topology.generators=2"], "at least one generator must be left; 3"),
-        (
-            ["topology.adapt.schedule=[[3, 4]]", "topology.tensor_parallel=2", "rollout.engine=vllm"],
-            "differ by multiples of it, and 4, 1 do not",
-        ),
-        (
-            ["topology.adapt.schedule=[[3, 3]]", "topology.learners=2", "topology.replicas=2"],
-            "(with 3 learners, topology",
-        ),
-        (
-            ["topology.adapt.schedule=[[3, 3]]", "topology.learners=2", "actor.context_parallel=2"],
-            "3 learners are no groups of 2 ranks that share a sequence (with 3 learners, topology.adapt)",
-        ),
-        (
-            ["topology.adapt.schedule=[[3, 2]]", "rollout.engine=vllm", "engine.urls=['http://a:1', 'http://b:1']"],
-            "servers of engine.urls do not end with a rank",
-        ),
-        (
-            ["topology.adapt.schedule=[[3, 2]]", "topology.gpus_per_host=1", "topology.ranks_per_gpu=3"],
-            "a GPU holds one role at a time",
-        ),
-    ],
-)
-def test_a_split_that_cannot_change_so_is_refused(changes: list[str], sentence: str, tmp_path: Path) -> None:
-    assert sentence in refusal(write(tmp_path, SMALL), *changes)
+    changed = load(write(tmp_path, SMALL), ["reward.on_error=-1", "evaluate.temperature=0"], {})
+    assert (changed.reward.on_error, changed.evaluate.temperature) == (-1.0, 0.0)
 
 
 def test_an_actor_that_another_split_has_may_be_recorded(tmp_path: Path) -> None:

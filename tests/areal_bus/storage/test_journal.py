@@ -2,7 +2,6 @@ import gc
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -81,33 +80,6 @@ def test_labels_sum_to_the_wall_time(tmp_path: Path, clock: Clock) -> None:
     assert lines[-1]["wall_s"] == pytest.approx(sum(spent.values()))
 
 
-def test_spans_are_written_about_once_a_second(tmp_path: Path, clock: Clock) -> None:
-    book = Journal(tmp_path, role="reward", index=0, incarnation=0)
-    for label in ["score", "wait"] * 50:
-        clock.now += 0.1
-        book.mark(label)
-    assert 9 <= len(list(run.lines(book.path, "spans"))) <= 10
-
-
-def test_written_lines_survive_sigkill(tmp_path: Path) -> None:
-    code = (
-        "import pathlib, sys; from areal_bus.storage.journal import Journal\n"
-        "book = Journal(pathlib.Path(sys.argv[1]), role='reward', index=0, incarnation=0)\n"
-        "for i in range(100): book.write('note', text=str(i))\n"
-        "print('written', flush=True); sys.stdin.read()"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    assert child.stdin is not None
-    with child.stdout, child.stdin:
-        assert child.stdout.readline() == b"written\n"
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    assert [line["text"] for line in run.lines(tmp_path / "reward-0.0.jsonl", "note")] == [str(i) for i in range(100)]
-
-
 def test_the_schema_page_names_every_event() -> None:
     page = (ROOT / "docs" / "journal.md").read_text()
     rows = {name for line in page.splitlines() if line.startswith("|") for name in re.findall(r"\| `(\w+)` \|", line)}
@@ -115,25 +87,31 @@ def test_the_schema_page_names_every_event() -> None:
     assert f"**{journal.SCHEMA}**" in page
 
 
-def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
-    """The file may grow to 700 bytes and no further for a while, as on a disk that is full."""
-    code = (
+def on_a_full_disk(path: Path, code: str) -> "subprocess.CompletedProcess[str]":
+    """Run code that may `limit` the bytes of its files to a number and back to `most`, as on a disk that is full."""
+    head = (
         "import json, resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from areal_bus.storage.journal import Event, Journal\n"
+        "path, most = Path(sys.argv[1]), resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (700, most))\n"
-        "book = Journal(Path(sys.argv[1]), role='head', index=0, incarnation=0)\n"
+        "def limit(n_bytes): resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, most))\n"
+    )
+    line = [sys.executable, "-c", head + code, str(path)]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
+    done = on_a_full_disk(
+        tmp_path,
+        "from areal_bus.storage.journal import Event, Journal\n"
+        "limit(700)\n"
+        "book = Journal(path, role='head', index=0, incarnation=0)\n"
         "for k in range(10):\n"
         "    book.write(Event.NOTE, k=k)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))\n"
+        "limit(most)\n"
         "book.write(Event.NOTE, k=10)\n"
         "book.close()\n"
-        "print(book.n_lost)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+        "print(book.n_lost)\n",
     )
     n_lost = int(done.stdout)
     readable, torn = [], 0
@@ -197,24 +175,20 @@ def test_a_later_incarnation_begins_on_its_own_line_after_half_a_line(tmp_path: 
 
 
 def test_of_lines_that_were_written_together_those_that_did_not_fit_are_counted_as_lost(tmp_path: Path) -> None:
-    """The file may grow to 700 bytes and no further for a while; the line that was cut ends where the next begins."""
-    code = (
-        "import resource, signal, sys\n"
-        "from pathlib import Path\n"
+    """The line that was cut ends where the next begins."""
+    path = tmp_path / "lines"
+    done = on_a_full_disk(
+        path,
         "from areal_bus.storage.journal_segments import LineFile\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
-        "file = LineFile(Path(sys.argv[1]))\n"
-        "for limit in (700, 1000):\n"
-        "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))\n"
+        "file = LineFile(path)\n"
+        "for n_bytes in (700, 1000):\n"
+        "    limit(n_bytes)\n"
         "    file.append(*[b'%098d' % k for k in range(10)])\n"
         "    print(file.n_lost)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))\n"
+        "limit(most)\n"
         "file.append(b'last')\n"
-        "print(file.n_lost)\n"
+        "print(file.n_lost)\n",
     )
-    path = tmp_path / "lines"
-    done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
     whole = [line for line in path.read_text().splitlines() if line == "last" or len(line) == 98]
     n_lost = [int(n) for n in done.stdout.split()]
     assert n_lost[0] == 3  # 7 of 99 bytes fit, and 7 bytes of the next

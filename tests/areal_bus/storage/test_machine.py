@@ -49,16 +49,13 @@ def test_machines_with_one_host_name_have_folders_of_their_own(tmp_path: Path) -
         process.end()
 
 
-def test_a_machine_finds_its_folder_in_a_later_start_and_after_a_reboot(tmp_path: Path) -> None:
+def test_a_machine_finds_its_folder_again_in_the_process_in_a_later_start_and_after_a_reboot(tmp_path: Path) -> None:
     folders = []
     for boot in ("A", "A", "B"):
         process = Process(tmp_path / "judge", boot)
         folders.append(process.folder)
         process.end()
     assert len(set(folders)) == 1
-
-
-def test_a_process_gets_the_same_folder_again(tmp_path: Path) -> None:
     folder = machine_folder(tmp_path)
     assert machine_folder(tmp_path) == folder
     assert (folder / module.OWNER).read_text(encoding="utf-8") == machine()

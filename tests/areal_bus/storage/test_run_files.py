@@ -40,14 +40,10 @@ def test_the_link_points_to_the_best_model_that_is_there(tmp_path: Path) -> None
     assert run_files.read_best(tmp_path) == []
 
 
-def test_without_evaluations_nothing_is_best() -> None:
+def test_without_evaluations_nothing_is_best_and_the_model_before_training_takes_no_place() -> None:
+    rule, values = BestRule(1, every=4), [(0, 0.95), (4, 0.85), (8, 0.9)]
+    assert [rule.keeps(version, values) for version in (4, 8)] == [False, True]
     assert not BestRule(0, 2).keeps(2, [(2, 1.0)])
     assert not BestRule(2, 0).is_due(2)
     with pytest.raises(ConfigError, match=r"checkpoint\.keep_best compares evaluations"):
         check(settings(checkpoint={"keep_best": 1}, data={"task": "sums", "chat_template": False}))
-
-
-def test_the_model_before_training_takes_no_place_of_the_best() -> None:
-    rule = BestRule(1, every=4)
-    assert rule.keeps(8, [(0, 0.95), (4, 0.85), (8, 0.9)])
-    assert not rule.keeps(4, [(0, 0.95), (4, 0.85), (8, 0.9)])
