@@ -182,6 +182,10 @@ def test_an_answer_that_was_cut_gets_the_end_that_the_template_writes(tokenizer:
     messages = answered(conversation, HELLO, "hi", ids, "length")
     more = conversation.extend([*messages, {"role": "user", "content": "more"}], ())
     assert tokenizer.decode(more[len(conversation.ids) :]) == "<eos>user>more<eos>assistant>"
+    endless = Conversation(tokenizer, PLAIN.replace(" + '<eos>'", ""))  # whose next message begins as the answer ended
+    messages = answered(endless, HELLO, "hu", tokenizer("hu")["input_ids"], "length")
+    more = endless.extend([*messages, {"role": "user", "content": "more"}], ())
+    assert tokenizer.decode(more[len(endless.ids) :]) == "user>moreassistant>"
 
 
 def test_a_template_that_leaves_thoughts_out_of_older_answers_changes_no_token_of_them(tokenizer: Any) -> None:
