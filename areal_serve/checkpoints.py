@@ -40,6 +40,11 @@ def find(models: Path, path: str) -> tuple[str, Path]:
     return parts[0], folder
 
 
+def model_of(models: Path, folder: str) -> str:
+    """The model whose weights a folder holds; "" for the base model, which has no folder."""
+    return Path(folder).relative_to(models).parts[0] if folder else ""
+
+
 def listed(model: Path) -> Iterator[dict[str, Any]]:
     """The records of a model's checkpoints, newest first."""
     folders = [folder for kind in TYPES for folder in (model / kind).glob("*") if (folder / META).is_file()]

@@ -41,6 +41,7 @@ WATCH_S = 10.0  # between looks at silent sessions
 MOST_SAMPLES = 1024  # of one request
 FULL = ":full"  # behind the name of the base model: all of its weights are trained
 API = "/api/v1"
+VERSION = "X-Weights-Version"  # of the weights that have sampled a result
 NO_UNEMBED = "adapters are on the layers of attention and MLP; the unembedding layer has none on this server"
 
 NOT_SERVED = {  # paths that the SDK may ask for -> why this server has none
@@ -243,6 +244,9 @@ class Front:
         body = await request.read()
         given = read_pass(body, with_data=False)
         frame = {"op": "pass", "body": body, "forward_only": given.forward_only}
+        if not given.forward_only:
+            with contextlib.suppress(Rejected):  # by the trainer, too: the future gets the error
+                frame["oldest"] = self._samplers.versions.oldest(read_pass(body))
         return _promise(self._registry.call(given.model_id, given.seq_id, frame, kind=PROTOBUF), given.model_id)
 
     async def _optim_step(self, request: web.Request) -> web.Response:
@@ -352,12 +356,19 @@ class Front:
                 "id": request_id,
                 "op": "sample",
                 "weights": weights,
+                "model_id": checkpoints.model_of(self._models, weights),
                 "prompt": prompt,
                 "n_samples": n_samples,
                 "seed": seed_of(request_id) if seed is None else [int(seed)],
                 "options": options,
             }
-            future = Future(kind=PROTOBUF)
+            most = options["sampling_params"].get("max_tokens", self._context)
+            give_back = self._registry.in_flight.take(
+                self._registry.sampler(sampler_id)["session_id"],
+                n_bytes=len(await request.read()),
+                n_tokens=n_samples * (len(prompt) + most),
+            )
+            future = Future(kind=PROTOBUF, on_finish=give_back)
             self._samplers.submit(frame, future)
             self._registry.futures[request_id] = future
         ids = [f"{request_id}:{sample}" for sample in range(n_samples)]
@@ -382,7 +393,8 @@ class Front:
         self._samplers.forget_old(self._registry.futures)
         if future.error:
             return _reply({"error": future.error, "category": "user"})
-        return web.Response(body=future.result, content_type=future.kind)
+        headers = {} if future.version is None else {VERSION: str(future.version)}
+        return web.Response(body=future.result, content_type=future.kind, headers=headers)
 
     async def _cancel_future(self, request: web.Request) -> web.Response:
         self._samplers.cancel(text(await read_json(request), "request_id"))

@@ -23,6 +23,7 @@ from typing import Any
 import msgpack
 
 from areal_bus.storage.atomic_file import write_atomic
+from areal_serve.limits import InFlight
 from areal_serve.rejection import Rejected
 from areal_serve.worker import Frame
 
@@ -45,11 +46,14 @@ class Future:
     kind: str = JSON  # of the result
     taken: bool = False  # its client has it
     is_void: bool = False  # the call ended the trainer: it is not carried out again
+    version: int | None = None  # of the weights that have sampled the result
+    on_finish: Callable[[], None] = lambda: None
 
     def finish(self, reply: Mapping[str, Any]) -> None:
         self.result, self.error = reply.get("result", b""), reply.get("error", "")
-        self.is_void = reply.get("void", False)
+        self.is_void, self.version = reply.get("void", False), reply.get("version")
         self.done.set()
+        self.on_finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class Registry:
         self.samplers: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, Run] = {}
         self.futures: dict[str, Future] = {}
+        self.in_flight = InFlight()
         self._turns: deque[str] = deque()  # models, in the order in which they get the trainer
         self._sent: deque[str] = deque()  # ids of the frames that the trainer has, in its order
         self._ends: Counter[str] = Counter()  # of the trainer, by the id of the frame that it worked on
@@ -194,9 +199,15 @@ class Registry:
 
     def _accept(self, run: Run, seq_id: int, frame: Frame, kind: str) -> None:
         frame = {**frame, "model_id": run.model.id, "id": f"{run.model.id}:{seq_id}"}
-        _append(run.folder / CALLS, {"seq": seq_id, "frame": frame, "kind": kind})
+        size, is_urgent = len(frame.get("body", b"")), seq_id == run.next  # later calls wait for the next one
+        give_back = self.in_flight.take(run.model.session_id, n_bytes=size, is_urgent=is_urgent)
+        try:
+            _append(run.folder / CALLS, {"seq": seq_id, "frame": frame, "kind": kind})
+        except BaseException:
+            give_back()
+            raise
         run.accepted[seq_id] = frame
-        self.futures[frame["id"]] = Future(kind=kind)
+        self.futures[frame["id"]] = Future(kind=kind, on_finish=give_back)
         self._turns.append(run.model.id)
         self._give_turns()
 
@@ -331,9 +342,11 @@ class Registry:
         run.snapshot = max((int(path.name.partition("-")[2]) for path in snapshots), default=-1)
         run.next = run.snapshot + 1
         for record in _records(run.folder / CALLS):
-            self.futures[record["frame"]["id"]] = Future(kind=record["kind"])
+            future = self.futures[record["frame"]["id"]] = Future(kind=record["kind"])
             if record["seq"] > run.snapshot:
                 run.accepted[record["seq"]] = record["frame"]
+                size = len(record["frame"].get("body", b""))
+                future.on_finish = self.in_flight.take(run.model.session_id, n_bytes=size, is_urgent=True)
         for record in _records(run.folder / RESULTS):
             id = record["reply"]["id"]
             self.futures.setdefault(id, Future(kind=record.get("kind", JSON))).finish(record["reply"])

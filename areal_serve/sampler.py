@@ -29,6 +29,7 @@ from areal_bus.errors import EngineError
 from areal_bus.weights.snapshot import digest_of
 from areal_serve.rejection import Rejected, fault
 from areal_serve.trainer import ALPHA, WEIGHTS, read_meta
+from areal_serve.versions import mark
 from areal_serve.wire import sample_output
 
 BASE = ""  # the weights of the base model
@@ -50,6 +51,7 @@ class Job:
     seed: tuple[int, ...]
     options: Mapping[str, Any]  # of the request: sampling_params and what is to be scored
     came: float = 0.0
+    version: int = 0  # of the weights: optimizer steps of their model
     done: dict[int, Completion] = field(default_factory=dict)
 
 
@@ -65,7 +67,7 @@ class Sampler:
         stops = stop_ids(model, tokenizer)
         self._engine = BuiltinEngine(model, options, stop_ids=stops, tokenizer=tokenizer, version=0)
         self._device, self._n_slots, self._version = torch.device(device), n_slots, 0
-        self._held: OrderedDict[str, Mapping[str, Tensor]] = OrderedDict()
+        self._held: OrderedDict[str, tuple[int, Mapping[str, Tensor]]] = OrderedDict()  # version, tensors
         self._at = BASE
         self._waiting: deque[Job] = deque()
         self._live: dict[int, Job] = {}  # by uid
@@ -117,7 +119,7 @@ class Sampler:
             job = job or oldest
             self._waiting.remove(job)
             try:
-                self._use(job.weights)
+                job.version = self._use(job.weights)
                 self._start(job)
             except (Rejected, EngineError) as error:
                 replies.append((job.id, {"error": str(error)}))
@@ -126,23 +128,28 @@ class Sampler:
                 replies.append((job.id, {"error": fault(error)}))
         return replies
 
-    def _use(self, weights: str) -> None:
-        """Put these weights under the engine, which is idle. Raises Rejected for a folder that does not fit."""
-        if weights == self._at:
-            self._held.move_to_end(weights) if weights in self._held else None
-            return
+    def _use(self, weights: str) -> int:
+        """Put these weights under the engine, which is idle unless it has them. Their version. Raises Rejected for a
+        folder that does not fit.
+        """
         if weights != BASE and weights not in self._held:
             self._held[weights] = self._load(Path(weights))
             while len(self._held) > KEPT:
                 self._held.popitem(last=False)
+        version, tensors = (0, self._base) if weights == BASE else self._held[weights]
+        if weights == self._at:
+            self._held.move_to_end(weights) if weights in self._held else None
+            return version
         self._version += 1
-        tensors = self._base if weights == BASE else self._held[weights]
         self._engine.update(self._version, tensors)
         self._at = weights
+        return version
 
     @torch.no_grad()
-    def _load(self, folder: Path) -> Mapping[str, Tensor]:
-        """Name -> tensor of a saved folder, verified by its digest; layers without adapters are those of the base."""
+    def _load(self, folder: Path) -> tuple[int, Mapping[str, Tensor]]:
+        """Version and tensors by name of a saved folder, verified by its digest; layers without adapters are those of
+        the base.
+        """
         meta = read_meta(folder)
         has_adapters = is_adapter_folder(folder)
         found = load_file(str(folder / (WEIGHTS_FILE if has_adapters else WEIGHTS)))
@@ -150,14 +157,15 @@ class Sampler:
         if digest_of(dict(found)) != meta["digest"]:
             raise Rejected(f"checksum mismatch in {folder.name}: the weights on disk are not those that were saved")
         if not has_adapters:
-            return {name: found[name].to(self._device, base.dtype) for name, base in self._base.items()}
+            whole = {name: found[name].to(self._device, base.dtype) for name, base in self._base.items()}
+            return meta["n_steps"], whole
         tensors, scale = dict(self._base), ALPHA / meta["lora"]["rank"]
         suffix = names_of("")[0]
         for layer in [name.removesuffix(suffix) for name in found if name.endswith(suffix)]:
             a_RE, b_FR = (found[name].to(self._device) for name in names_of(layer))
             base = self._base[f"{layer}.weight"]
             tensors[f"{layer}.weight"] = merged(base, a_RE, b_FR, scale).to(base.dtype)
-        return tensors
+        return meta["n_steps"], tensors
 
     def _start(self, job: Job) -> None:
         params = job.options["sampling_params"]
@@ -213,12 +221,14 @@ class Sampler:
         sequences = []
         for sample in range(job.n_samples):
             done = job.done[sample]
-            one = {"ids": done.ids, "logps": done.logps, "stop": done.finish == "stop"}
+            one = {"ids": done.ids, "logps": done.logps, "stop": done.finish == "stop", "version": job.version}
             if n_top:
                 scored = self._score([*job.prompt, *done.ids], first=len(job.prompt), n_top=n_top)
                 one["top"] = (scored["top_ids"], scored["top_logps"])
             sequences.append(one)
-        return {"result": sample_output(sequences, self._prompt_scores(job))}
+        marks = [mark(job.prompt, job.done[sample].ids) for sample in range(job.n_samples)]
+        result = sample_output(sequences, self._prompt_scores(job))
+        return {"result": result, "version": job.version, "marks": marks}
 
     def _prompt_scores(self, job: Job) -> dict[str, Any]:
         """What the request wants to know of its prompt."""

@@ -3,10 +3,9 @@
 from collections import Counter
 
 from areal_serve.registry import Future
-from areal_serve.rejection import Rejected
+from areal_serve.versions import Versions
 from areal_serve.worker import Frame, Link
 
-MOST_WAITING = 4096  # sampling requests that are accepted and not finished
 KEPT = 1024  # retrieved results that are kept, for retries
 MOST_ENDS = 3  # of the sampler with one request: the request is a likely cause, and gets an error
 
@@ -21,6 +20,7 @@ class Samplers:
         self._ready: list[bool] = []
         self._ends: Counter[str] = Counter()  # of their sampler, by request
         self._n_finished = 0
+        self.versions = Versions()
 
     def add(self, link: Link) -> None:
         self.links.append(link)
@@ -29,9 +29,7 @@ class Samplers:
         self._ready.append(False)
 
     def submit(self, frame: Frame, future: Future) -> None:
-        """To the sampler with the fewest requests; among equals to one that has the weights. Raises Rejected."""
-        if sum(map(len, self._open)) >= MOST_WAITING:
-            raise Rejected(f"too many samples in flight: at most {MOST_WAITING} requests", status=429)
+        """To the sampler with the fewest requests; among equals to one that has the weights."""
         loads = [(len(own), self._weights[i] != frame["weights"], i) for i, own in enumerate(self._open)]
         index = min(loads)[2]
         self._open[index][frame["id"]] = (frame, future)
@@ -43,6 +41,8 @@ class Samplers:
         found = self._open[index].pop(frame["id"], None)
         self._ends.pop(frame["id"], None)
         if found is not None:
+            if "version" in frame:
+                self.versions.add(found[0]["model_id"], frame["version"], frame["marks"])
             found[1].finish(frame)
 
     def on_start(self, index: int) -> None:

@@ -112,9 +112,12 @@ class Trainer:
             gradient_checkpointing=self._config.learner.gradient_checkpointing,
         )
 
-    def run(self, model_id: str, request: PassRequest) -> Outcome:
-        """One pass; gradients add up until the next optimizer step. Raises Rejected, with nothing changed."""
+    def run(self, model_id: str, request: PassRequest, *, oldest: Sequence[int] | None = None) -> Outcome:
+        """One pass; gradients add up until the next optimizer step. `oldest`: (datum, version) of its oldest samples.
+        Raises Rejected, with nothing changed.
+        """
         model = self.find(model_id)
+        lag = None if oldest is None else self._checked_lag(model, *oldest)
         loss, needed, config = find_loss(request.loss_fn, request.config)
         vocabulary = model.policy.model.get_input_embeddings().num_embeddings
         inputs = [
@@ -131,7 +134,19 @@ class Trainer:
             _put_gradients(model, held, adds=False)
             raise
         _put_gradients(model, held, adds=True)
+        if lag is not None:
+            outcome.metrics["lag:max"] = float(lag)
         return outcome
+
+    def _checked_lag(self, model: Model, datum: int, version: int) -> int:
+        """Optimizer steps since the version. Raises Rejected for more than serve.max_staleness."""
+        lag, most = max(0, model.n_steps - version), self._config.serve.max_staleness
+        if most is not None and lag > most:
+            raise Rejected(
+                f"stale samples: datum {datum} was sampled by version {version} of the weights, {lag} optimizer steps "
+                f"ago; serve.max_staleness is {most}: sample with newer weights, or leave the datum out"
+            )
+        return lag
 
     def _passes(self, model: Model, request: PassRequest, inputs: Sequence[Inputs], how: Any) -> Outcome:
         loss, config = how

@@ -20,6 +20,7 @@ DTYPES: Mapping[int, Any] = {1: np.dtype("<f4"), 2: np.dtype("<i8"), 3: np.dtype
 FLOAT32, BFLOAT16 = 1, 4
 MOST_ELEMENTS = 1 << 24  # of a tensor: a sparse one may claim any shape
 STOP, LENGTH = 0, 1  # why a sequence ended
+VERSIONS = 1001  # field of a sampled sequence that the SDK skips: the version of the weights of each token, int32
 Numbers = NDArray[Any]
 Field = tuple[int, int | memoryview]
 
@@ -238,7 +239,9 @@ def _sequence(sequence: Mapping[str, Any]) -> bytes:
     body = _number(1, STOP if sequence["stop"] else LENGTH)
     body += _field(2, np.asarray(sequence["ids"], "<i4").tobytes())
     body += _field(3, np.asarray(sequence["logps"], "<f4").tobytes())
-    return body + (_field(4, _top(*sequence["top"])) if sequence.get("top") is not None else b"")
+    if sequence.get("top") is not None:
+        body += _field(4, _top(*sequence["top"]))
+    return body + _field(VERSIONS, np.full(len(sequence["ids"]), sequence["version"], "<i4").tobytes())
 
 
 def _top(ids_TK: Numbers, logps_TK: Numbers) -> bytes:

@@ -183,7 +183,7 @@ def carry_out(trainer: Any, frame: Frame) -> bytes:
     """The body of the reply: a protocol buffer for a pass, else JSON."""
     op, model_id = frame["op"], frame["model_id"]
     if op == "pass":
-        outcome = trainer.run(model_id, read_pass(frame["body"]))
+        outcome = trainer.run(model_id, read_pass(frame["body"]), oldest=frame.get("oldest"))
         return pass_output([{"logprobs": logps} for logps in outcome.logps], outcome.metrics)
     if op == "step":
         return json.dumps({"metrics": trainer.step(model_id, frame["params"])}).encode()

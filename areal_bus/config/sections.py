@@ -51,6 +51,8 @@ class ProfileConfig(Section):
 class ServeConfig(Section):
     save_every: int = Field(20, ge=1)
     """Optimizer steps between two whole states that `areal-bus serve` writes of a model (docs/tinker.md)."""
+    max_staleness: int | None = Field(None, ge=0)
+    """Most optimizer steps since the weights that sampled a client's tokens; older ones are refused; unset: any."""
 
 
 class RunConfig(Section):

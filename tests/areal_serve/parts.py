@@ -31,8 +31,8 @@ def model_folder() -> Path:
     return folder
 
 
-def trainer() -> Trainer:
-    return Trainer(CONFIG, str(model_folder()), device="cpu", max_tokens=CONTEXT)
+def trainer(config: Config = CONFIG) -> Trainer:
+    return Trainer(config, str(model_folder()), device="cpu", max_tokens=CONTEXT)
 
 
 def datum(rng: Any, n: int, *, targets: int = 0, **others: Any) -> Datum:

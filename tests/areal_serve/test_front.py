@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from actors.models.loading import load_tokenizer
+from areal_bus.config.sections import Config, ServeConfig
 from areal_serve.front import BODY_BYTES, FULL, NOT_SERVED, Front
+from areal_serve.limits import MOST
 from areal_serve.registry import Registry
 from areal_serve.sampler import Sampler
 from areal_serve.samplers import Samplers
+from areal_serve.wire import VERSIONS, fields, raw
 from areal_serve.worker import Frame, answer, take
 from tests.areal_serve.parts import CONFIG, CONTEXT, data, model_folder, trainer
 from tests.areal_serve.test_wire import dense, part, varint
@@ -46,9 +50,9 @@ class InlineSampler:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[Call]:
+async def serving(folder: Path, config: Config = CONFIG) -> AsyncIterator[Call]:
     """A function that posts (or another method) and returns status and body."""
-    own, samplers = trainer(), Samplers()
+    own, samplers = trainer(config), Samplers()
 
     def to_trainer(frame: Frame) -> None:
         asyncio.get_running_loop().call_soon(lambda: registry.on_trainer(answer(own, frame)))
@@ -60,20 +64,24 @@ async def serving(folder: Path) -> AsyncIterator[Call]:
         registry.on_trainer_start()
         samplers.on_start(0)
 
-        async def call(path: str, given: Any = None, *, method: str = "POST", key: str = KEY) -> Answer:
+        async def call(
+            path: str, given: Any = None, *, method: str = "POST", key: str = KEY, headers: dict[str, str] | None = None
+        ) -> Answer:
             body = given if isinstance(given, bytes) or given is None else json.dumps(given).encode()
             sent = None if body is None else io.BytesIO(body)
             async with client.request(method, f"/api/v1{path}", data=sent, headers={"X-API-Key": key}) as response:
                 found = await response.read()
+                if headers is not None:
+                    headers |= response.headers
                 is_json = response.content_type == "application/json"
                 return response.status, json.loads(found) if is_json and found else found
 
         yield call
 
 
-def run(folder: Path, scenario: Callable[[Call], Awaitable[None]]) -> None:
+def run(folder: Path, scenario: Callable[[Call], Awaitable[None]], config: Config = CONFIG) -> None:
     async def all_of_it() -> None:
-        async with serving(folder) as call:
+        async with serving(folder, config) as call:
             await scenario(call)
 
     asyncio.run(all_of_it())
@@ -94,10 +102,14 @@ async def result(call: Call, request_id: str) -> Any:
     return found
 
 
-def pass_body(id: str, seq: int, loss_fn: str = "cross_entropy") -> bytes:
+def pass_body(id: str, seq: int, loss_fn: str = "cross_entropy", tokens: list[int] | None = None) -> bytes:
+    """Of one datum: these tokens, each of which predicts the next."""
     (given,) = data(6)
-    inputs = {"target_tokens": dense(given.inputs["target_tokens"], 2), "weights": dense(np.ones(6, "<f4"), 1)}
-    datum = part(1, part(1, part(1, given.ids_T.astype("<i4").tobytes())))
+    ids_T, targets_T = given.ids_T, given.inputs["target_tokens"]
+    if tokens is not None:
+        ids_T, targets_T = np.array(tokens[:-1], "<i8"), np.array(tokens[1:], "<i8")
+    inputs = {"target_tokens": dense(targets_T, 2), "weights": dense(np.ones(len(ids_T), "<f4"), 1)}
+    datum = part(1, part(1, part(1, ids_T.astype("<i4").tobytes())))
     datum += b"".join(part(2, part(1, name.encode()) + part(2, value)) for name, value in inputs.items())
     return part(1, id.encode()) + varint(2 << 3) + varint(seq) + part(3, datum) + part(4, loss_fn.encode())
 
@@ -148,6 +160,70 @@ def test_model_is_trained_saved_and_sampled(tmp_path: Path) -> None:
         assert status == 204
         status, found = await call("/weights_info", {"tinker_path": path})
         assert status == 404, found
+
+    run(tmp_path, scenario)
+
+
+async def sampled(call: Call, sampler: str, seq: int) -> tuple[list[int], list[int], str]:
+    """(prompt and sample, version of each token of the sample, version in the header)."""
+    asked = {"sampling_session_id": sampler, "seq_id": seq, "prompt": {"chunks": [{"tokens": [5, 6]}]}}
+    _, promise = await call("/asample", {**asked, "sampling_params": {"max_tokens": 4, "stop": [], "seed": seq}})
+    headers: dict[str, str] = {}
+    _, found = await call("/retrieve_future", {"request_id": promise["request_id"]}, headers=headers)
+    sequence = dict(fields(dict(fields(memoryview(found)))[1]))  # type: ignore[arg-type]
+    ids, versions = (np.frombuffer(raw(sequence[number]), "<i4").tolist() for number in (2, VERSIONS))
+    return [5, 6, *ids], versions, headers["X-Weights-Version"]
+
+
+def test_samples_have_versions_and_stale_ones_are_refused(tmp_path: Path) -> None:
+    async def scenario(call: Call) -> None:
+        id = await model(call)
+        save = {"model_id": id, "sampling_session_seq_id": 0, "kind": "inflight"}
+        _, promise = await call("/save_weights_for_sampler", {**save, "seq_id": 1})
+        sampler = (await result(call, promise["request_id"]))["sampling_session_id"]
+        old, versions, header = await sampled(call, sampler, 1)
+        assert (versions, header) == ([0] * 4, "0")
+        _, promise = await call("/forward_backward", pass_body(id, 2, tokens=old))
+        assert b"lag:max" in await result(call, promise["request_id"])
+        await train(call, id, 3)  # a step
+        _, promise = await call("/forward_backward", pass_body(id, 5, tokens=old))
+        assert b"lag:max" in await result(call, promise["request_id"])
+        await train(call, id, 6)  # a second step
+        _, promise = await call("/forward_backward", pass_body(id, 8, tokens=old))
+        error = (await result(call, promise["request_id"]))["error"]
+        assert "stale samples: datum 0 was sampled by version 0 of the weights, 2 optimizer steps ago" in error
+        _, promise = await call("/forward_backward", pass_body(id, 9))  # tokens of nobody
+        assert b"lag:max" not in await result(call, promise["request_id"])
+        _, promise = await call("/save_weights_for_sampler", {**save, "seq_id": 10})
+        await result(call, promise["request_id"])
+        new, versions, header = await sampled(call, sampler, 2)
+        assert (versions, header) == ([2] * 4, "2")
+        _, promise = await call("/forward_backward", pass_body(id, 11, tokens=new))
+        assert b"lag:max" in await result(call, promise["request_id"])
+
+    run(tmp_path, scenario, CONFIG.model_copy(update={"serve": ServeConfig(max_staleness=1)}))
+
+
+def test_session_with_too_much_in_flight_is_refused_until_results_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(call: Call) -> None:
+        id = await model(call)
+        session = id.partition(":")[0]
+        base = {"session_id": session, "sampling_session_seq_id": 0, "base_model": NAME}
+        assert (await call("/create_sampling_session", base))[0] == 200
+        asked = {**ASKED, "sampling_session_id": f"{session}:sample:0"}
+        assert (await call("/optim_step", {"model_id": id, "seq_id": 2, "adam_params": {}}))[0] == 200  # waits for 1
+        monkeypatch.setitem(MOST, "tokens", 3)
+        status, found = await call("/asample", asked)
+        assert (status, "too many tokens in flight" in found["error"]) == (429, True)
+        monkeypatch.setitem(MOST, "bytes", 10)
+        status, found = await call("/forward_backward", pass_body(id, 3))
+        assert (status, "too many bytes in flight" in found["error"]) == (429, True)
+        assert (await call("/forward_backward", pass_body(id, 1)))[0] == 200  # the others wait for it
+        await result(call, f"{id}:2")
+        status, promise = await call("/asample", asked)
+        assert isinstance(await result(call, promise["request_id"]), bytes)
 
     run(tmp_path, scenario)
 
