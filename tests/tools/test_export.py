@@ -184,7 +184,7 @@ def test_lines_of_another_schema_are_passed_over(ring: Ring) -> None:
 
 def test_the_page_lists_every_series_and_the_journal_every_figure() -> None:
     page = (ROOT / "docs" / "trackers.md").read_text().partition("## Names")[2]
-    assert re.findall(r"^\| `([a-zA-Z_/]+)` \| (.+) \|$", page, re.MULTILINE) == series.catalogue()
+    assert re.findall(r"^- `([a-zA-Z_/]+)`: (.+)$", page, re.MULTILINE) == series.catalogue()
     figures = (ROOT / "docs" / "journal.md").read_text().partition("## Figures of a step")[2].partition("## ")[0]
     assert {key for key in series.FIGURES if f"`{key}`" not in figures} == set()
 

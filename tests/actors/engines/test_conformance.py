@@ -1,4 +1,4 @@
-"""The rules that every engine keeps, held against each: docs/engines.md has the table.
+"""The rules that every engine keeps, held against each (docs/engines.md).
 
 The builtin engine, a user's and the simulated one in the default suite; a real SGLang server by `make test-sglang`, as
 it is and as an older one would be used (which can neither stand still nor stamp its tokens); a real vLLM server by
