@@ -31,7 +31,8 @@ LANGUAGE = re.compile(r"[\s{.]*([A-Za-z+#_-]*)")
 LABEL = re.compile(r"[{.]*[A-Za-z][\w+#.-]*(?:[\s,{:=].*=.*|[}\s]*)")  # python, json, {.py}, py title="x"
 TAGS = "answer|code|pre|python|solution"
 WRAPPER = re.compile(
-    rf"^[ \t]*(?:(?:<(?:{TAGS})(?:\s[^<>\n]*)?>|\[PYTHON\])[ \t]*)+\n?|(?:(?:</(?:{TAGS})>|\[/PYTHON\])[ \t]*)+$\n?",
+    rf"^[ \t]*(?:(?:<(?:{TAGS})(?:\s[^<>\n]*)?>|\[PYTHON\])[ \t]*)+\n?"
+    rf"|(?P<closing>(?:(?:</(?:{TAGS})>|\[/PYTHON\])[ \t]*)+)(?P<end>$\n?)?",  # at the end of a line
     re.MULTILINE | re.IGNORECASE,
 )
 OPENING_LINE = re.compile(r"^[^`~\n]*(?:```|~~~)", re.MULTILINE)
@@ -114,7 +115,9 @@ def within(block: FencedBlock | str) -> Iterator[FencedBlock | str]:
 
 def unwrapped(text: str) -> str:
     """The text without the tags around a program: <answer>, <code>, [PYTHON]."""
-    return text if OPENING_LINE.search(text) else WRAPPER.sub("", text)
+    if OPENING_LINE.search(text):
+        return text
+    return WRAPPER.sub(lambda tags: "" if tags["closing"] is None or tags["end"] is not None else tags[0], text)
 
 
 def defines(code: str, function: str) -> bool:
