@@ -109,6 +109,9 @@ def rewards(value: Any, foreign: Foreign) -> Ours:
         foreign.lose("reward_funcs", f"{', '.join(lost)}: no such reward here")
     found = [(name, ours) for name, ours in known.items() if ours]
     weights = foreign.get("reward_weights") or [1.0] * len(names)
+    if not isinstance(weights, list) or len(weights) != len(names):
+        foreign.lose("reward_weights", f"mismatch: {weights} for {len(names)} rewards ({', '.join(names)})")
+        weights = [1.0] * len(names)
     settings: Ours = {"reward.format.pattern": THINK_FORMAT} if "think_format_reward" in names else {}
     if len(names) == 1 and found:
         return settings | {"reward.function": found[0][1]}

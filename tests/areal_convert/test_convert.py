@@ -504,6 +504,17 @@ MAPPED = [  # system, its settings, ours, what is lost
     case("trl", {"reward_model_name_or_path": "m"}, {"reward.function": "model", "reward.model.path": "m"}),
     case(
         "trl",
+        {"reward_funcs": ["accuracy_reward", "think_format_reward"], "reward_weights": [2.0]},
+        {
+            "reward.terms": [
+                {"function": "math", "weight": 1.0, "name": "accuracy_reward"},
+                {"function": "format", "weight": 1.0, "name": "think_format_reward"},
+            ]
+        },
+        {"reward_weights"},
+    ),
+    case(
+        "trl",
         {"reward_model_name_or_path": "m", "reward_funcs": ["accuracy_reward"], "reward_weights": [0.2, 1.0]},
         {
             "reward.function": "weighted",
