@@ -85,6 +85,8 @@ def page() -> str:
 
 
 SIGNS = {
+    " or a string": " or str",
+    "true or false or ": "bool or ",
     "a whole number": "int",
     "a number": "float",
     "true or false": "",
