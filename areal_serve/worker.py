@@ -107,7 +107,7 @@ class WorkerProcess:
         """A fault in a callback ends the front: the next one begins with what is on disk."""
         try:
             self._on_start() if frame == READY else self._on_frame(frame)
-        except Exception:  # noqa: BLE001  nobody waits for this task: every client would wait for ever
+        except Exception:  # noqa: BLE001  no task awaits this one: clients would wait for ever
             traceback.print_exc()
             os._exit(1)
 

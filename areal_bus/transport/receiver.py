@@ -174,7 +174,7 @@ class Receiver:
         return False
 
     def _other_incarnation(self, router: Socket, name: str) -> str:
-        """Another connected incarnation of this guest, or "": guests share a key and replace nobody connected."""
+        """Another connected incarnation of this guest, or "". Guests share a key: none may replace a connected one."""
         if self._keys is None or not self._keys.is_shared(name):
             return ""
         identity = identity_of(name)

@@ -306,7 +306,7 @@ def test_the_same_prompts_give_the_same_samples_in_another_incarnation(tmp_path:
     assert lives[0] == lives[1]
 
 
-# a guest ends without its head: nobody else would end it when the job was killed
+# a guest ends without its head: no supervisor of the job ends it when the job is killed
 
 PATIENCE_S = 1.5  # launch.timeout_s, above bus.silent_s
 

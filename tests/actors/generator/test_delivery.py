@@ -238,7 +238,7 @@ def test_the_generator_lets_them_wait_only_while_samples_wait_for_slots(
 ) -> None:
     clock, mail = Clock(seconds_a_turn), Mail()
     monkeypatch.setattr(generation, "time", clock)
-    generator = a_generator(tmp_path, mail, n_live=10)  # 4 slots: the sixth end leaves nobody waiting
+    generator = a_generator(tmp_path, mail, n_live=10)  # 4 slots: after the sixth end no sample waits
     assert [n_sent(generator, mail, clock) for _ in expected] == expected
 
 

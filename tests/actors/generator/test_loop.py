@@ -153,7 +153,7 @@ def test_a_term_that_was_missed_makes_all_before_it_void(endless_ring: Opening) 
     with endless_ring(version=1) as around:
         around.tell(endless(around, 0, 0, n_short=1))
         take_sample(around)
-        around.tell(Term(2, 5))  # term 1 began nobody knows where
+        around.tell(Term(2, 5))  # where term 1 began is unknown
         assert around.heard(SampleFailed).uid == 0
         around.beat_until(lambda beat: beat.version is None)
 
@@ -163,7 +163,7 @@ def test_a_new_term_ends_the_push_in_progress_without_a_report(tmp_path: Path) -
         around.join()
         around.begin(1)  # and its root is gone
         around.tell(Term(1, 0))
-        begin = around.begin(2)  # said by the old term's head, late
+        begin = around.begin(2)  # a late message of the old term's head
         assert begin.term == 0
         done = around.push(1, term=1)
         assert (done.push, done.version) == (2, 1)
@@ -414,7 +414,7 @@ def test_a_sample_that_another_generator_began_goes_on_where_it_was(tmp_path: Pa
         around.tell(part_of(whole, 6, attempt=2, version=7))  # newer than what this one holds
         anew = made(around, replace(asked, attempt=2))
         around.tell(part_of(whole, 10, attempt=3))  # nothing would be left to sample
-        around.tell(part_of(whole, 6, attempt=4))  # nobody's prompt
+        around.tell(part_of(whole, 6, attempt=4))  # a prompt that no generator holds
         last = made(around, replace(asked, attempt=3))
         assert anew.spans == last.spans == [[0, 10]]
         around.stop()
