@@ -141,8 +141,11 @@ def test_the_critic_learns_the_returns(tmp_path: Path) -> None:
     assert figures[0]["critic_grad_norm"] > 0
 
 
-def test_a_resumed_critic_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    config = config_of(critic={"eps_clip": 0.1}, gae_lambda=0.9, lr_warmup_steps=9)
+@pytest.mark.parametrize("warmup", [0, CLOCK + 1])
+def test_a_resumed_critic_goes_on_bit_for_bit(tmp_path: Path, warmup: int) -> None:
+    """Also from a checkpoint of updates that trained the critic alone: the policy's optimizer has no state yet."""
+    critic = {"eps_clip": 0.1, "warmup_updates": warmup}
+    config = config_of(critic=critic, gae_lambda=0.9, lr_warmup_steps=9)
     first, second = (tiny_actor(tmp_path / name, config) for name in "ab")
     train(first, range(CLOCK))
     resume(second, save(first, tmp_path / "kept"))
