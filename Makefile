@@ -42,7 +42,7 @@ test test-all: export PYTHONDONTWRITEBYTECODE := # a ring starts a dozen process
 test: setup  ## every invariant and one real ring, about 8 minutes on two free cores (WORKERS=, PYTEST_ARGS= for more)
 	@$(IN_VENV) $(PYTEST) -m "not slow and not soak" $(PYTEST_ARGS)
 
-test-all: setup  ## what CI runs: also the slow tests, about 35 minutes on two free cores
+test-all: setup  ## what CI runs: also the slow tests, about 40 minutes on two free cores
 	@$(IN_VENV) rm -f $(LAST_FAILED); $(PYTEST) -m "not soak" $(PYTEST_ARGS) || { test $$? = 1 && \
 	test $$(python -c 'import json; print(len(json.load(open("$(LAST_FAILED)"))))') -le 3 && \
 	echo "Up to three failures run once more, alone: look at them even if they pass now." && \
