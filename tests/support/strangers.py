@@ -80,8 +80,10 @@ class Dealer:
 @contextmanager
 def dealer(endpoint: str, identity: bytes = NAME, keys: Keyring | None = None) -> Iterator[Dealer]:
     one = Dealer(endpoint, identity, keys)
-    yield one
-    one.close()
+    try:
+        yield one
+    finally:
+        one.close()
 
 
 def dial(endpoint: str) -> socket.socket:

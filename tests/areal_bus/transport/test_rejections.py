@@ -86,11 +86,13 @@ def pair_at(listen: str, *, keys: bool = False) -> Iterator[Pair]:
     friend = Bus("generator-0.0", job=JOB, keys=Keyring(FRIEND, KEYS) if keys else None)
     friend.connect("head", head.endpoint)
     pair = Pair(head, friend, said)
-    pair.is_well()
-    yield pair
-    friend.close(0)
-    head.close(0)
-    logger.remove(sink)
+    try:
+        pair.is_well()
+        yield pair
+    finally:
+        friend.close(0)
+        head.close(0)
+        logger.remove(sink)
 
 
 @pytest.fixture(params=["ipc", "tcp"])
@@ -210,7 +212,7 @@ def test_a_peer_that_never_reads_costs_a_bounded_queue_and_no_other_peer_a_messa
             pair.head.send("generator-66.0", answer)
         pair.is_well()
         wait_until(lambda: pair.head.send_queues.undelivered["generator-66.0"] > 0, "the queue is full")
-        assert len(pair.head.send_queues.waiting["generator-66.0"]) <= 500
+        assert len(pair.head.send_queues.waiting.get("generator-66.0", ())) <= 500  # none: its socket took the rest
 
 
 def test_heartbeats_are_not_queued_for_a_peer_that_does_not_read(tmp_path: Path) -> None:
