@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
 PROTOCOL = 18  # incremented with every change of a record, of the wire format or of a checksum
@@ -46,6 +47,18 @@ def record(kind: type[Kind]) -> type[Kind]:
     a record of 15 fields takes 2.1 us to build instead of 0.2, and every message is built twice.
     """
     return dataclass(slots=True, unsafe_hash=True)(kind)
+
+
+def recast(source: Any, kind: type[Kind], **others: Any) -> Kind:
+    """A record of `kind`: the fields that `source` has too are taken from it, unless `others` names them."""
+    names = _shared(type(source), kind)  # type: ignore[arg-type]  # mypy does not see that classes are hashable
+    return kind(**{name: getattr(source, name) for name in names} | others)
+
+
+@cache
+def _shared(first: Any, second: Any) -> list[str]:
+    names = {field.name for field in dataclasses.fields(first)}
+    return [field.name for field in dataclasses.fields(second) if field.name in names]
 
 
 class Role(StrEnum):

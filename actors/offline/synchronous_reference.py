@@ -39,7 +39,7 @@ from areal_bus.core.parts.ledger import LEAST
 from areal_bus.core.parts.stages import stage_at
 from areal_bus.core.rows import Row as DrawnRow
 from areal_bus.errors import ArealBusError, ConfigError
-from areal_bus.messages import Prompt, ShardItem, Trajectory
+from areal_bus.messages import Prompt, ShardItem, Trajectory, recast
 
 Group = list[tuple[Trajectory, float, bool | None]]  # trained samples of a prompt: trajectory, reward, correctness
 
@@ -251,25 +251,8 @@ def items(groups: Sequence[Group], step: int) -> Iterator[ShardItem]:
     """The batch as the messages that a learner receives."""
     for index, group in enumerate(groups):
         for t, reward, correct in group:
-            yield ShardItem(
-                step=step,
-                clock=step,
-                group=index,
-                n_groups=len(groups),
-                uid=t.uid,
-                sample=t.sample,
-                reward=reward,
-                correct=correct,
-                finish=t.finish,
-                segments=t.segments,
-                spans=t.spans,
-                ids=t.ids,
-                logps=t.logps,
-                text=t.text,
-                fields=t.fields,
-                born=step,
-                trajectories=t.trajectories,
-            )
+            place = {"step": step, "clock": step, "group": index, "n_groups": len(groups), "born": step}
+            yield recast(t, ShardItem, reward=reward, correct=correct, **place)
 
 
 def write_lines(learner: OfflineLearner, steps: Iterable[ReferenceStep], out: Path) -> None:

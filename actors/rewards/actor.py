@@ -33,6 +33,7 @@ from areal_bus.messages import (
     Stop,
     Trajectory,
     VerdictStatus,
+    recast,
 )
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
@@ -375,31 +376,15 @@ def size_of(trajectory: Trajectory) -> int:
 
 
 def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
-    return Scored(
+    return recast(
+        trajectory,
+        Scored,
         status=verdict.status,
         reward=verdict.reward,
         correct=verdict.correct,
         error=verdict.error,
         score_s=verdict.score_s,
-        uid=trajectory.uid,
-        sample=trajectory.sample,
-        attempt=trajectory.attempt,
-        evaluation=trajectory.evaluation,
-        generator=trajectory.generator,
-        finish=trajectory.finish,
-        segments=trajectory.segments,
-        spans=trajectory.spans,
-        seconds=trajectory.seconds,
-        term=trajectory.term,
-        ids=trajectory.ids,
-        logps=trajectory.logps,
-        prompt_text=trajectory.prompt_text,
-        text=trajectory.text,
-        turns=trajectory.turns,
-        fields=trajectory.fields,
-        lease=trajectory.lease,
         parts=dumped(verdict.parts),
-        trajectories=trajectory.trajectories,
     )
 
 

@@ -15,7 +15,7 @@ from areal_bus.core.parts.staleness import runs_under
 from areal_bus.core.rows import Row
 from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
-from areal_bus.messages import Scored, ShardItem
+from areal_bus.messages import Scored, ShardItem, recast
 
 EVEN = 1  # tokens by which shares may differ when nothing is exchanged any more
 EXCHANGES = 4  # at most, a share: each evens out the two that differ most
@@ -74,25 +74,7 @@ def _closest_pair(heavy: Sequence[int], light: Sequence[int], wish: float) -> tu
 
 def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int, born: int) -> ShardItem:
     """The message with which a learner rank receives a scored trajectory; `born` is that of its prompt."""
-    return ShardItem(
-        step=step,
-        clock=clock,
-        group=group,
-        n_groups=n_groups,
-        uid=scored.uid,
-        sample=scored.sample,
-        reward=scored.reward,
-        correct=scored.correct,
-        finish=scored.finish,
-        segments=scored.segments,
-        spans=scored.spans,
-        ids=scored.ids,
-        logps=scored.logps,
-        text=scored.text,
-        fields=scored.fields,
-        born=born,
-        trajectories=scored.trajectories,
-    )
+    return recast(scored, ShardItem, step=step, clock=clock, group=group, n_groups=n_groups, born=born)
 
 
 @dataclass(frozen=True, slots=True)

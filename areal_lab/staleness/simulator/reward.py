@@ -57,11 +57,8 @@ class SimulatedReward:
             else:
                 self.values.setdefault((t.uid, t.sample, t.attempt), set()).add(reward)
         error = "" if status is m.VerdictStatus.VALUE else "no value"
-        scored = m.Scored(
-            status.value, reward, correct, error, 0.0, t.uid, t.sample, t.attempt, t.evaluation, t.generator, t.finish,
-            t.segments, t.spans, t.seconds, t.term, t.ids, t.logps, "", "", lease=t.lease,
-            trajectories=t.trajectories,
-        )  # fmt: skip
+        verdict = {"status": status.value, "reward": reward, "correct": correct, "error": error, "score_s": 0.0}
+        scored = m.recast(t, m.Scored, **verdict, prompt_text="", text="", turns="", fields=b"")
         self.world.send(self.name, HEAD, scored)
 
     def _compare(self, group: m.Group) -> None:

@@ -27,7 +27,7 @@ from actors.rewards.loading import load_reward
 from actors.workflows.loading import check_workflow, close_workflow, load_workflow
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError
-from areal_bus.messages import Prompt, SampleFailed, ShardItem, Trajectory
+from areal_bus.messages import Prompt, SampleFailed, ShardItem, Trajectory, recast
 from areal_bus.storage.journal import Journal
 from areal_bus.wire import codec
 from tests.actors.endpoint.endpoint_agents import post
@@ -125,9 +125,7 @@ def returned(trajectory: Trajectory) -> dict[str, Any]:
 
 def batch_of(t: Trajectory) -> Batch:
     """As a learner gets it."""
-    head = {"step": 2, "clock": 2, "group": 0, "n_groups": 1, "reward": 1.0, "correct": None}
-    same = ("uid", "sample", "finish", "segments", "spans", "ids", "logps", "text", "trajectories")
-    shard = [ShardItem(**head, **{name: getattr(t, name) for name in same})]
+    shard = [recast(t, ShardItem, step=2, clock=2, group=0, n_groups=1, reward=1.0, correct=None)]
     return build(shard, step=2, clock=2, n_groups=1, eta=2)
 
 
