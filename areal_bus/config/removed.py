@@ -70,6 +70,7 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
     "reward.judge.cache": (True, "replies are kept; start a new run to ask again"),
     "launch.grace_s": (5.0, "actors have 5 s to exit, which mpirun and Slurm allow"),
     "bus.port": (0, "the head takes a free port; the other ranks learn it at the start"),
+    "bus.heartbeat_s": (1.0, "three heartbeats are sent in bus.silent_s; set that"),
     "bus.resend_s": (120.0, "a trajectory without acknowledgement is sent again after 120 s"),
     "bus.inbox_mib": (256, "a receive queue holds 256 MiB; its senders keep what does not fit"),
     "rollout.report_mib": (256, "the head stores 256 MiB of unfinished samples; set rollout.report_tokens for fewer"),

@@ -1,7 +1,6 @@
 """Typed settings: one frozen class per section. Imports without torch. `Config` is the root.
 
-Precedence, lowest first: the TOML file (with one level of `extends`), AREAL_BUS_SECTION__KEY in the environment,
---set section.key=value. `loader.py` reads and merges them; `validation.py` checks rules across keys.
+`loader.py` reads and merges their sources, by precedence; `validation.py` checks rules across keys.
 """
 
 from pathlib import Path
@@ -17,6 +16,8 @@ from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.rollout import EngineConfig, GenerationConfig, RolloutConfig
 from areal_bus.config.section import Section
 from areal_bus.config.stages import StageConfig
+
+MAX_HEARTBEAT_S = 5.0  # a head that waits for one learns of an update by it
 
 AlarmName = Literal[
     "held_out_falls",
@@ -123,10 +124,13 @@ class BusConfig(Section):
     """Interface for tcp and collectives; empty: loopback on one host, else the only network that all hosts share."""
     curve: Literal["auto", "on", "off"] = "auto"
     """CURVE encryption, one key per rank; "auto": on for tcp, off on loopback and ipc."""
-    heartbeat_s: float = Field(1.0, gt=0)
-    """Interval of heartbeats."""
     silent_s: float = Field(3.0, gt=0)
-    """Silence after which a generator or reward is dead; up to tenfold on a busy machine."""
+    """Silence after which a generator or reward is dead; up to tenfold on a busy machine. Three heartbeats or more."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Interval of heartbeats."""
+        return min(self.silent_s / 3, MAX_HEARTBEAT_S)
 
 
 class ScratchConfig(Section):

@@ -153,7 +153,7 @@ def test_the_planners_change_survives_kills_of_learner_generator_and_head(tmp_pa
     """In one change: a learner while it writes the checkpoint, then the only generator, the head before the split is on
     disk (the next one measures and decides anew), that head after it, and a new generator at its first weights.
     """
-    ring = planned(tmp_path, "bus.heartbeat_s=0.5", "bus.silent_s=1.5", "launch.max_restarts=2")
+    ring = planned(tmp_path, "bus.silent_s=1.5", "launch.max_restarts=2")
     for point, who in (
         ("checkpoint-renamed", "learner-0"),
         ("dividing", "head-0"),

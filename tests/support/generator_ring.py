@@ -131,7 +131,7 @@ def ring(folder: Path, *, apart: bool = False, is_guest: bool = False, **section
         "data": {"task": "reverse", "chat_template": False, "max_prompt_tokens": 12},
         "rollout": {"max_concurrent_rollouts": 4},
         "gconfig": {"n_samples": 2, "max_new_tokens": 10},
-        "bus": {"heartbeat_s": 0.05},
+        "bus": {"silent_s": 0.15},
     }
     config = Config.model_validate(
         {key: {**standard.get(key, {}), **sections.get(key, {})} for key in standard | sections}

@@ -138,7 +138,7 @@ def ring_of(
     **others: object,
 ) -> Iterator[Ring]:
     reward = {"function": function, "timeout_s": timeout_s, **others}
-    config = Config.model_validate({"reward": reward, "bus": {"heartbeat_s": 0.1}})
+    config = Config.model_validate({"reward": reward, "bus": {"silent_s": 0.3}})
     (folder / "config.json").write_text(config.model_dump_json())
     listen = "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/head"
     rings: list[Ring] = []

@@ -106,7 +106,6 @@ REFUSED = [  # options, apart by blanks; what the sentence says
     ("run.name=..", "run.name must be a folder's name of its own"),
     ("model=7", "--set takes section.key=value"),
     ("bus.interface=*", "bus.interface must name one interface"),
-    ("bus.silent_s=1.5", "bus.silent_s (1.5) must span at least three heartbeats"),
     ("launch.rendezvous=tcp://*:5", "launch.rendezvous must name one interface"),
     ("launch.rendezvous=foo", 'launch.rendezvous must be "tcp://HOST:PORT"'),
     ("launch.rendezvous=tcp://host", "or \"ipc://PATH\": it is 'tcp://host'"),
