@@ -22,7 +22,7 @@ LOOP = (ROOT / "docs" / "loop.md").read_text(encoding="utf-8")
 PAGES = [
     README,
     LOOP,
-    *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("environments", "algorithms")),
+    *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("environments", "own-parts")),
 ]
 FILE = r"^```\w+ (?:title=\")?(mine/[^\s\"]+)\"?\n(.*?)^```"  # a block with the name of its file, in README or in docs/
 OWN_PARTS = {"advantage": "centred", "loss": "soft_ppo", "correction": "by_age", "aggregation": "per_trajectory"}

@@ -29,7 +29,7 @@ class Episode:
     prompt_text: str = ""  # for logs and the reward; empty: the decoded first prompt
     row: dict[str, Any] = field(default_factory=dict)  # fields for the reward, in addition to those of the data row
     fields: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
-    # numbers for the learner by name: one of each sampled token, or one for the whole sample (docs/algorithms.md)
+    # numbers for the learner by name: one of each sampled token, or one for the whole sample (docs/own-parts.md)
 
 
 class Ask(Protocol):

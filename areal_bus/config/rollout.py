@@ -97,7 +97,7 @@ class GenerationConfig(Section):
     stop_token_ids: tuple[int, ...] = ()
     """Further token ids that end a completion."""
     ignore_eos: bool = False
-    """The model's own stop tokens end nothing."""
+    """Do not stop at the model's own stop tokens."""
 
     def controls(self) -> dict[str, Any]:
         """Arguments of `actors.engines.protocol.SamplingControls`."""

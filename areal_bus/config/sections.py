@@ -217,7 +217,7 @@ class WeightsConfig(Section):
 
 class CheckpointConfig(Section):
     every_s: float = Field(600.0, ge=0)
-    """Longest interval by time; 0: none (docs/resume.md)."""
+    """Longest interval by time; 0: none (docs/checkpoints.md)."""
     every_steps: int = Field(0, ge=0)
     """Interval in steps, in addition; 0: none."""
     keep: int = Field(2, ge=1)
@@ -229,7 +229,7 @@ class CheckpointConfig(Section):
     at_end: bool = True
     """Checkpoint and export the final model."""
     upload: str = ""
-    """fsspec URL ("s3://bucket/run") to which complete checkpoints are copied (docs/resume.md)."""
+    """fsspec URL ("s3://bucket/run") to which complete checkpoints are copied (docs/checkpoints.md)."""
     push_to_hub: str = ""
     """Repository "USER/NAME" of the Hugging Face hub for the final model; a new one is private."""
     async_save: bool = True

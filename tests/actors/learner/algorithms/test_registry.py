@@ -198,8 +198,8 @@ def test_a_users_part_that_changes_its_form_in_the_run_ends_it(
 
 
 def example_of(section: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The settings that a section of docs/algorithms.md shows; its module is importable."""
-    page = (Path("docs") / "algorithms.md").read_text().partition(f"## {section}")[2]
+    """The settings that a section of docs/own-parts.md shows; its module is importable."""
+    page = (Path("docs") / "own-parts.md").read_text().partition(f"## {section}")[2]
     keys = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
     code = re.search(r"```python(?: title=\"mine/(\w+)\.py\")?\n(.*?)```", page, re.DOTALL)
     module = code[1] or "mine"
