@@ -88,7 +88,7 @@ class EndpointServer:
         """Keep a connection open for the next request of its session."""
         if connection is not None:
             self._idle[connection] = session
-            if session.is_closed:
+            if not session.needs_connections:
                 connection.close()
 
     def _close_idle(self, session: Session) -> None:

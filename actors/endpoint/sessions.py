@@ -85,14 +85,15 @@ def no_connection(session: "Session") -> None:
 class Session:
     """One conversation. The server adds calls, the agent's thread ends it, the loop reads both and closes it."""
 
-    def __init__(self, key: str, number: int, name: str, waker: WakeOnce) -> None:
+    def __init__(self, key: str, number: int, name: str, waker: WakeOnce, on_end: Callable[["Session"], None]) -> None:
+        """`on_end` is called in the agent's thread, before that begins another conversation."""
         self.key, self.number, self.name = key, number, name
-        self._waker = waker
+        self._waker, self._on_end = waker, on_end
         self._events: queue.SimpleQueue[Pending | AgentEnded] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._last: Pending | None = None
         self._n_calls = 0
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
         self._on_close: Callable[[], None] = lambda: None
         self._own_s = 0.0  # the agent's own time until `_runs_since`
         self._runs_since: float | None = None  # None: the agent waits for the model, or has not begun
@@ -134,6 +135,8 @@ class Session:
             self._own_s, self._runs_since = 0.0, time.monotonic()
 
     def end(self, ended: AgentEnded) -> None:
+        self._has_ended = True
+        self._on_end(self)
         self._events.put(ended)
         self._waker.wake()
 
@@ -146,6 +149,11 @@ class Session:
     @property
     def is_closed(self) -> bool:
         return self._is_closed
+
+    @property
+    def needs_connections(self) -> bool:
+        """Its agent may send another call."""
+        return not (self._is_closed or self._has_ended)
 
     # the loop
 
@@ -187,12 +195,15 @@ class Sessions:
         self._waker = WakeOnce(wake)
         self._open: dict[str, Session] = {}
         self._n_opened = 0
-        self.on_close: Callable[[Session], None] = no_connection  # closes those of a session that has ended
+        self.on_close: Callable[[Session], None] = (
+            no_connection  # closes those of an agent that has ended, or is to end
+        )
 
     def open(self, name: str) -> Session:
         """A new session with an unguessable API key."""
         self._n_opened += 1
-        session = Session(f"sk-{secrets.token_urlsafe(32)}", self._n_opened, name, self._waker)
+        key = f"sk-{secrets.token_urlsafe(32)}"
+        session = Session(key, self._n_opened, name, self._waker, lambda ended: self.on_close(ended))
         self._open[session.key] = session
         return session
 
