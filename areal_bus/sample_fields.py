@@ -9,6 +9,7 @@ from collections.abc import Mapping
 MAX_FIELDS = 16
 MAX_LINE = 41 * MAX_FIELDS  # bytes of the names
 MAX_NUMBER = 1.7e38  # exclusive; the largest float32 is about twice as large
+TOKEN_REWARD = "token_reward"  # the field whose numbers "gae" and "grpo_process" add to the reward, token by token
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 TAKEN = frozenset(  # streams that the learner makes, and what makers of streams see beside them
     {"prox", "reference", "teacher", "token_rewards", "token_advantages", "returns", "old_values"}

@@ -272,7 +272,7 @@ def test_each_algorithm_trains_three_steps_in_the_plain_loop(tmp_path: Path, nam
 @pytest.mark.slow
 def test_adapters_are_trained_in_a_ring_that_resumes_and_whose_tokens_are_of_the_merged_models(tmp_path: Path) -> None:
     changes = ("actor.lora.rank=4", "learner.warmup.steps=10", "checkpoint.every_steps=1", "checkpoint.keep=9",
-               "journal.tokens=true", "data.limit=1000")  # fmt: skip
+               "journal.tokens=true", "data.limit=1000", "data.batch_size=8")  # fmt: skip
     run = launch(tmp_path, "run.total_train_steps=2", *changes, ranks=3)
     launch(tmp_path, f"run.resume='{run}'", "run.total_train_steps=4", *changes, ranks=3)
     updates = events(run, "head-0.0", "update") + events(run, "head-0.1", "update")

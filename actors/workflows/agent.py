@@ -24,10 +24,12 @@ from actors.engines.stop_strings import before_stop
 from actors.runtime.user_failures import Prints
 from actors.workflows.episode_runner import Awaited
 from actors.workflows.prompts import fill, prompt_of
-from actors.workflows.protocol import Ask, Episode, Row, Turn
+from actors.workflows.protocol import Ask, Episode, Row, Turn, at_turn_ends
 from areal_bus.config.names.workflows import BUILT_IN
 from areal_bus.config.sections import AgentConfig, Config
 from areal_bus.errors import ConfigError, EngineError, SettingRefused, WorkflowError
+from areal_bus.foreign_text import cut
+from areal_bus.sample_fields import TOKEN_REWARD
 
 if TYPE_CHECKING:
     from actors.endpoint.http_server import EndpointServer
@@ -163,6 +165,7 @@ class Dialogue:
         self._controls_of_run = SamplingControls(**config.gconfig.controls())
         self._n_asked = self._n_tool_calls = self._n_anew = 0
         self._n_given = 0  # tokens before the last completion
+        self._turn_lengths: list[int] = []  # sampled tokens of each call that is kept
         self._text = ""  # of the last completion
 
     def _new_conversation(self) -> Conversation:
@@ -195,6 +198,7 @@ class Dialogue:
             return
         self._replaces = False
         self._n_anew += is_anew
+        self._turn_lengths = [*([] if is_anew else self._turn_lengths), len(turn.ids)]
         self._conversations[number : number + 1] = [conversation]
         self._latest = number
         pending.answer(self._record(call, ids, turn))
@@ -215,7 +219,21 @@ class Dialogue:
         prompt = str(self._ask.tokenizer.decode(last.ids[: self._n_given]))
         counts = {"n_anew": self._n_anew, "n_killed": self._n_killed, "n_trajectories": len(self._conversations)}
         fields = {**ended.returned, "messages": last.messages, **counts}
-        return Episode(text=self._text, prompt_text=prompt, row={"agent": fields})
+        episode = Episode(text=self._text, prompt_text=prompt, row={"agent": fields})
+        if "turn_rewards" in ended.returned:
+            episode.fields = {TOKEN_REWARD: self._by_token(ended.returned["turn_rewards"])}
+        return episode
+
+    def _by_token(self, rewards: Any) -> list[float]:
+        """The field of a reward for each call. Raises WorkflowError."""
+        try:
+            return at_turn_ends(self._turn_lengths, rewards)
+        except (TypeError, ValueError):
+            n = len(self._turn_lengths)
+            raise WorkflowError(
+                f"mismatch in the turn_rewards of {self._ask.name}: {n} calls were answered, so a list of {n} numbers "
+                f"is needed; it is {cut(repr(rewards), 80)}"
+            ) from None
 
     def _check(self, call: ChatCall) -> None:
         """Raises RequestRejected for a call that this run cannot serve."""

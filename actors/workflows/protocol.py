@@ -32,6 +32,15 @@ class Episode:
     # numbers for the learner by name: one of each sampled token, or one for the whole sample (docs/own-parts.md)
 
 
+def at_turn_ends(lengths: Sequence[int], rewards: Sequence[float]) -> list[float]:
+    """The field `token_reward` of an episode: the reward of each turn at the last of its sampled tokens, 0 elsewhere.
+
+    `lengths`: sampled tokens of each turn, in the order in which they were sampled. Raises ValueError.
+    """
+    pairs = zip(lengths, rewards, strict=True)
+    return [x for n, reward in pairs for x in [*[0.0] * (n - 1), float(reward)]]
+
+
 class Ask(Protocol):
     """Samples completions for a workflow. Each call's tokens must begin with all tokens so far of its trajectory."""
 

@@ -9,6 +9,7 @@ from areal_bus.config.sections import Config
 
 ADVANTAGES = (
     "grpo",
+    "grpo_process",
     "dr_grpo",
     "rloo",
     "opo",
@@ -22,7 +23,7 @@ ADVANTAGES = (
 LOSSES = ("ppo", "gspo", "gmpo", "cispo", "sapo", "reinforce")
 CORRECTIONS = ("decoupled", "tis", "tis_sequence", "icepop", "kpop", "none")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
-GROUP_BASELINES = ("grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
+GROUP_BASELINES = ("grpo", "grpo_process", "dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
 BATCH_BASELINES = ("reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 PARTS = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS, "aggregation": AGGREGATIONS}
 CLIPPING = ("ppo", "gspo", "gmpo", "cispo")  # losses that use eps_clip
@@ -124,6 +125,11 @@ def _prox(actor: ActorConfig) -> list[Rule]:
             actor.m2_threshold is not None and (not actor.recompute_logprobs or actor.prox_logp_method == "loglinear"),
             "actor.m2_threshold compares proximal policy and sampler over the whole minibatch: set "
             'actor.recompute_logprobs = true and actor.prox_logp_method = "recompute"',
+        ),
+        (
+            actor.advantage == "grpo_process" and actor.kl_ctl > 0 and actor.kl_in == "reward",
+            'actor.advantage = "grpo_process" compares the rewards of turns, and actor.kl_in = "reward" gives one to '
+            'each token: set actor.kl_in = "loss"',
         ),
         (
             actor.ppo_epochs > 1 and (actor.loss == "reinforce" or actor.prox_logp_method == "loglinear"),

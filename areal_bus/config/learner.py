@@ -61,8 +61,9 @@ class ActorConfig(Section):
     algorithm: str = ""
     """Takes unset keys from configs/algorithms/NAME.toml ("dapo", "gspo")."""
     advantage: str = "grpo"
-    """Estimator: "grpo", "dr_grpo", "rloo", "opo", "reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline",
-    "gae" (with [critic]), "none" (the reward), "distill" (the teacher), "module:function" (docs/algorithms.md)."""
+    """Estimator: "grpo", "grpo_process" (rewards of turns), "dr_grpo", "rloo", "opo", "reinforce",
+    "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae" (with [critic]), "none" (the reward), "distill" (the
+    teacher), "module:function" (docs/algorithms.md)."""
     discount: float = Field(1.0, gt=0, le=1)
     """For "gae": discount by token."""
     gae_lambda: float = Field(1.0, ge=0, le=1)

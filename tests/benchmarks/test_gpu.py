@@ -54,7 +54,7 @@ def test_a_part_ends_whole_by_its_budget_or_with_its_error_and_keeps_its_rows() 
     whole = bench.run_part("swap", "cpu", 120.0, is_quick=True)
     assert whole["end"] == "whole"
     assert len(whole["rows"]) == 1
-    late = bench.run_part("decoder", "cpu", 40.0, is_quick=True)  # it never ends by itself
+    late = bench.run_part("decoder", "cpu", 25.0, is_quick=True)  # it never ends by itself
     assert late["end"] == "time"
     assert late["rows"]
     wrong = bench.run_part("no-such-part", "cpu", 120.0, is_quick=True)

@@ -3,7 +3,7 @@
 The journal has rewards before shaping. A trajectory whose tokens are all masked counts in its group's baseline.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +49,7 @@ def overlong_penalty(lengths_M: Tensor, settings: ActorConfig, *, max_new_tokens
     return -settings.overlong_penalty_factor * (over_M / settings.overlong_tokens).clamp(0.0, 1.0)
 
 
+FIELD_ROUNDING = 1e-6  # the same of steps: fields of a workflow are float32
 ROUNDING = 1e-9  # a standard deviation below this share of the mean is rounding error
 
 
@@ -97,6 +98,26 @@ def grpo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
     return centred_M / (groups.spread(variance_G.sqrt()) + settings.std_eps)
 
 
+def grpo_process(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
+    """GRPO by step, or turn: a token has the normalised rewards of its own step and all later ones (DeepSeekMath,
+    arXiv 2402.03300, section 4.1.3). Rewards of tokens and turns: the workflow's field `token_reward`.
+    """
+    return trajectories.rewards_M  # `by_step` makes the advantages
+
+
+def by_step(rewards: Sequence[Tensor], ends: Sequence[Tensor], settings: ActorConfig) -> list[Tensor]:
+    """(K,) float64 for each sequence of one group: (r - mean) / (std + eps) over all steps, summed from a token's own
+    step to the last one. `rewards`: (K,) of each sampled token; `ends`: (K,) bool, the last token of each step.
+    """
+    steps_S = torch.cat([values_K[end_K] for values_K, end_K in zip(rewards, ends, strict=True)])
+    mean = steps_S.mean()
+    deviation = (steps_S - mean).square().sum().div(max(len(steps_S) - settings.std_unbiased, 1)).sqrt()
+    if deviation <= FIELD_ROUNDING * mean.abs():
+        return [torch.zeros_like(values_K) for values_K in rewards]
+    scaled = ((values_K - mean) / (deviation + settings.std_eps) for values_K in rewards)
+    return [torch.where(end_K, one, 0.0).flip(0).cumsum(0).flip(0) for one, end_K in zip(scaled, ends, strict=True)]
+
+
 def dr_grpo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
     """r - mean over the group (Dr. GRPO, arXiv 2503.20783): no division by the deviation."""
     return trajectories.rewards_M - groups_of(trajectories).mean(trajectories.rewards_M)
@@ -139,10 +160,12 @@ class Estimator:
     estimate: Advantage
     has_group_baseline: bool = True  # then a group without signal has advantage exactly 0
     normalization: str = ""  # over the trained tokens of the batch: "" as configured, "mean" (centre), "std" (both)
+    is_by_step: bool = False  # `by_step` makes the advantages of each token
 
 
 ESTIMATORS: dict[str, Estimator] = {
     "grpo": Estimator(grpo),
+    "grpo_process": Estimator(grpo_process, is_by_step=True),
     "dr_grpo": Estimator(dr_grpo),
     "rloo": Estimator(rloo),
     "opo": Estimator(opo),

@@ -18,6 +18,7 @@ from actors.learner.model.policy import PROBE, ModelSettings, Policy, whole
 from actors.models.packed_row import SequencePiece, lay_out
 from areal_bus.config.learner import ActorConfig, CriticConfig
 from areal_bus.messages import Finish
+from areal_bus.sample_fields import TOKEN_REWARD
 
 CLIP_EPSILON = 1e-6
 
@@ -169,6 +170,7 @@ def fill_returns(batch: Batch, rewards_M: Tensor, values: Mapping[int, Tensor], 
         values_K, after = torch.split(values[index].double(), [item.n_sampled, len(values[index]) - item.n_sampled])
         rewards_K, counts = torch.zeros_like(values_K), item.counts(item.places_K)
         rewards_K[torch.tensor(counts).cumsum(0) - 1] = rewards_M[index]
+        rewards_K += item.fields.get(TOKEN_REWARD, 0.0)
         if index in batch.streams["token_rewards"]:  # the KL from the reference, of trained tokens
             rewards_K[item.trained_K] += batch.streams["token_rewards"][index].double()
         ends = [0.0] * (len(counts) - 1) + [float(after.sum())]

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from actors.learner.algorithms.advantages import group_advantages, normalize, shape_rewards
+from actors.learner.algorithms.advantages import by_step, group_advantages, normalize, shape_rewards
 from actors.learner.algorithms.losses import KL_ESTIMATORS
 from actors.learner.algorithms.parts import Streams, Trajectories
 from actors.learner.algorithms.registry import Algorithm
-from actors.learner.batching import Batch
+from actors.learner.batching import Batch, Item
 from actors.learner.model.critic import fill_returns
 from actors.runtime.stages import stages_of
 from areal_bus.config.algorithms import kl_estimator_of, uses_teacher
@@ -18,7 +18,7 @@ from areal_bus.config.sections import Config
 from areal_bus.core.parts.stages import stage_at
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Finish
-from areal_bus.sample_fields import TAKEN
+from areal_bus.sample_fields import TAKEN, TOKEN_REWARD
 
 Total = Callable[[list[float]], list[float]]  # sums over the learner ranks
 
@@ -32,7 +32,7 @@ def fill_advantages(
     """
     settings, estimator = config.actor, algorithm.estimator
     fill_token_rewards(batch, settings)
-    if values is not None:
+    if values is not None or estimator.is_by_step:
         fill_by_token(batch, config, total, values)
         return
     truncated = is_truncated(batch)
@@ -92,19 +92,51 @@ def distill(batch: Batch, settings: ActorConfig) -> Tensor:
     return torch.tensor([item.n_trained > 0 for item in batch.items], dtype=torch.bool)
 
 
-def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[int, Tensor]) -> None:
-    """Generalized advantages of all items with a trained token: with a critic each has something to learn."""
-    settings = config.actor
-    rewards_M = shaped_rewards(batch, config)
-    fill_returns(batch, rewards_M, values, settings)
+def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[int, Tensor] | None) -> None:
+    """Advantages of each token: by a critic's values, where each item with a trained token has something to learn, or
+    by steps.
+    """
+    settings, rewards_M = config.actor, shaped_rewards(batch, config)
+    if values is None:
+        fill_steps(batch, rewards_M, settings)
+    else:
+        fill_returns(batch, rewards_M, values, settings)
+    made = batch.streams["token_advantages"]
     batch.left_out = is_masked = is_truncated(batch) & (settings.truncated_samples == "mask")
     if settings.normalize_batch:
-        normalize_by_token(batch, list(values), ~is_masked, settings, total)
+        normalize_by_token(batch, list(made), ~is_masked, settings, total)
     batch.advantages = rewards_M.float()
     if uses_teacher(settings):
         distill(batch, settings)
-    batch.signal = torch.tensor([i in values for i in range(len(batch.items))], dtype=torch.bool)
-    batch.computed = batch.signal & ~is_masked
+    has_values = values is not None
+    signal = [i in made and (has_values or bool(made[i].any())) for i in range(len(batch.items))]
+    batch.signal = torch.tensor(signal, dtype=torch.bool)
+    batch.computed = (batch.signal if has_values else needs_gradient(batch, batch.signal, settings)) & ~is_masked
+
+
+def fill_steps(batch: Batch, rewards_M: Tensor, settings: ActorConfig) -> None:
+    """Token advantages of every item, by the steps of its group. Masked tokens count, and are not trained."""
+    for group in batch.groups:
+        members = [i for i, item in enumerate(batch.items) if item.group == group]
+        steps = [steps_of(batch.items[i], float(rewards_M[i])) for i in members]
+        made = iter(by_step([r for one in steps for r, _ in one], [end for one in steps for _, end in one], settings))
+        for i, one in zip(members, steps, strict=True):
+            advantages_K = torch.cat([next(made) for _ in one])
+            batch.streams["token_advantages"][i] = advantages_K[batch.items[i].trained_K].float()
+
+
+def steps_of(item: Item, reward: float) -> list[tuple[Tensor, Tensor]]:
+    """(rewards_K float64, ends_K bool) of each trajectory: a step ends with a turn, and with a token that has a reward
+    of its own. The item's reward follows the last token of each of its trajectories.
+    """
+    rewards_K, counts = torch.zeros(item.n_sampled).double(), item.counts(item.places_K)
+    rewards_K += item.fields.get(TOKEN_REWARD, 0.0)
+    ends_K = rewards_K != 0
+    ends_K[:-1] |= item.places_K.diff() != 1
+    last = torch.tensor(counts).cumsum(0) - 1
+    ends_K[last] = True
+    rewards_K[last] += reward
+    return list(zip(torch.split(rewards_K, counts), torch.split(ends_K, counts), strict=True))
 
 
 def normalize_by_token(

@@ -145,6 +145,15 @@ def leaks(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
     return once(row, base_url, api_key)
 
 
+def rates_turns(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """Two calls of a conversation, and the rewards of turns that the row has."""
+    messages = [user("one")]
+    for text in ("two", "three"):
+        _, answer = post(base_url, api_key, {"messages": messages})
+        messages += [answer["choices"][0]["message"], user(text)]
+    return {"reward": 1.0, "turn_rewards": row["turn_rewards"]}
+
+
 def rewrites(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
     """Three calls that have nothing to do with each other."""
     return {"statuses": [post(base_url, api_key, {"messages": [user(text)]})[0] for text in ("one", "two", "three")]}

@@ -367,6 +367,21 @@ def test_each_sampled_token_of_an_episode_with_sub_agents_is_trained_in_its_cont
     assert at == item.n_trained == s.engine.n_tokens
 
 
+def test_rewards_of_turns_are_numbers_of_the_tokens_that_end_them(stage: Callable[..., Stage]) -> None:
+    t, _ = stage("rates_turns").hold(turn_rewards=[0.5, -1])
+    (item,) = batch_of(t).items
+    (_, n), (_, m) = t.segments
+    assert item.fields["token_reward"].tolist() == [0.0] * (n - 1) + [0.5] + [0.0] * (m - 1) + [-1.0]
+
+
+@pytest.mark.parametrize("wrong", [[0.5], [0.5, -1.0, 0.0], [0.5, "x"], 1.0, None])
+def test_rewards_that_fit_no_turns_fail_the_sample(stage: Callable[..., Stage], wrong: object) -> None:
+    s = stage("rates_turns")
+    s.begin(turn_rewards=wrong)
+    assert "mismatch in the turn_rewards of" in s.unsampled().error
+    assert f"2 calls were answered, so a list of 2 numbers is needed; it is {wrong!r}" in s.unsampled().error
+
+
 def test_a_refused_call_keeps_the_conversation_that_a_rewrite_would_restart(stage: Callable[..., Stage]) -> None:
     s = stage("outgrows", rewritten="restart")
     t, row = s.hold()

@@ -1,5 +1,6 @@
 """The advantages of a batch: rewards as they are shaped, baselines, normalisation, KL divergence and distillation."""
 
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from actors.learner.algorithms.advantages import shape_rewards
 from actors.learner.batching import minibatches
 from actors.learner.model.frozen_model import FrozenModels
 from actors.learner.update.advantage_stage import longest_turn
+from actors.workflows.protocol import at_turn_ends
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.validation import check
+from areal_bus.messages import ShardItem
+from areal_bus.sample_fields import TOKEN_REWARD, packed
 from tests.support.learner_setup import (
     PLAIN,
     frozen_model,
@@ -214,3 +218,54 @@ def test_a_group_of_one_is_distilled_whatever_its_reward(tmp_path: Path) -> None
     rewarded = [replace(item, reward=item.reward + 5.0) for item in shard]
     pair = (gradients(tiny_actor(tmp_path / str(i), config), one) for i, one in enumerate((shard, rewarded)))
     torch.testing.assert_close(*pair, rtol=0, atol=0)
+
+
+def turns_item(sample: int, reward: float, turn_rewards: list[float], **others: Any) -> ShardItem:
+    """Three turns of two tokens, after two given ones, then after one."""
+    field = array("f", at_turn_ends([2, 2, 2], turn_rewards)).tobytes()
+    item = shard_item(
+        sample=sample, reward=reward, prompt=[2] * 4, sampled=[3] * 6, segments=[[2, 2], [1, 2], [1, 2]], **others
+    )
+    return replace(item, fields=packed({TOKEN_REWARD: field}))
+
+
+def test_a_turn_has_the_normalised_rewards_of_itself_and_of_later_turns(tmp_path: Path) -> None:
+    """By hand: the steps of the group are 1, 0, 1 and 0, 0, 0; mean 1/3, deviation by n - 1 sqrt(4 / 15)."""
+    shard = [turns_item(0, 1.0, [1.0, 0.0, 0.0]), turns_item(1, 0.0, [0.0, 0.0, 0.0])]
+    batch = prepared(tiny_actor(tmp_path, settings(actor={"advantage": "grpo_process", "std_eps": 1e-12})), shard)
+    high, low = (2 / 3) / (4 / 15) ** 0.5, (-1 / 3) / (4 / 15) ** 0.5
+    sums = [[high + low + high, low + high, high], [3 * low, 2 * low, low]]
+    for i, by_turn in enumerate(sums):
+        expected = [value for value in by_turn for _ in range(2)]
+        assert batch.advantages_of(i).tolist() == pytest.approx(expected, abs=1e-6)
+    assert batch.computed.tolist() == [True, True]
+
+
+def test_turns_without_a_difference_have_no_signal(tmp_path: Path) -> None:
+    shard = [turns_item(sample, -0.1, [0.3, 0.3, 0.4]) for sample in range(2)]
+    batch = prepared(tiny_actor(tmp_path, settings(actor={"advantage": "grpo_process"})), shard)
+    assert batch.signal.tolist() == batch.computed.tolist() == [False, False]
+    assert not batch.advantages_of(0).any()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_samples_of_one_turn_without_rewards_of_turns_have_the_advantages_of_grpo(
+    tmp_path: Path, normalize: bool
+) -> None:
+    batches = {}
+    for kind in ("grpo", "grpo_process"):
+        # all tokens enter the normalisation by token, so those of groups without signal must in the other, too
+        actor = {"advantage": kind, "normalize_batch": normalize, "normalize_batch_over": "all"}
+        batches[kind] = prepared(tiny_actor(tmp_path / kind, settings(actor=actor)), random_shard(5))
+    for i in range(len(batches["grpo"].items)):
+        found = [batches[kind].advantages_of(i).tolist() for kind in ("grpo", "grpo_process")]
+        assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
+def test_a_masked_turn_counts_in_the_mean_and_is_not_trained(tmp_path: Path) -> None:
+    """Two turns of a sample are too old. By hand: the steps are 0, 1, 0 and 0, 0, 0; deviation 1 / sqrt(6)."""
+    old = {"clock": 4, "spans": [[0, 4], [4, 2]]}
+    shard = [turns_item(0, 0.0, [0.0, 1.0, 0.0], **old), turns_item(1, 0.0, [0.0, 0.0, 0.0], clock=4, spans=[[4, 6]])]
+    batch = prepared(tiny_actor(tmp_path, settings(actor={"advantage": "grpo_process", "std_eps": 1e-12})), shard)
+    assert batch.advantages_of(0).tolist() == pytest.approx([-1 / 6 * 6**0.5] * 2, abs=1e-6)
+    assert batch.advantages_of(1).tolist() == pytest.approx([-n / 6 * 6**0.5 for n in (3, 3, 2, 2, 1, 1)], abs=1e-6)
