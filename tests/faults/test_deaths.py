@@ -10,6 +10,10 @@ import pytest
 
 from tests.faults.ring import SPAWN, Fault, History, Ring
 from tools import run as runs
+from tools.audit.audit import audit
+from tools.breakdown.incarnations import read_all
+from tools.report.facts.run_facts import read_facts
+from tools.report.facts.token_account import fate_rows
 
 pytestmark = pytest.mark.slow
 
@@ -233,3 +237,28 @@ def test_row_41_stop_learner_for_a_while(deaths: Deaths) -> None:
     assert not meanwhile
     assert deaths.memory[1] - deaths.memory[0] < 8 << 20
     assert ring.lines("update", after=ended)
+
+
+def test_every_token_and_second_of_sampling_has_one_fate_after_all_these_deaths(deaths: Deaths) -> None:
+    """I12: the table of the report adds up to the completions and the labels of all generators, and is the audit's."""
+    where = runs.Run(deaths.ring.run)
+    rows = {row.fate: row for row in fate_rows(read_facts(where).samples)}
+    finished, continued, n_tokens = dict[tuple[int, int], int](), dict[tuple[int, int, int], int](), 0
+    for line in where.events("request", "completion", role="generator"):
+        if line.get("evaluation"):
+            n_tokens += line.get("n_tokens", 0)
+        elif line["event"] == "request":
+            continued[line["uid"], line["sample"], line["attempt"]] = line.get("n_done", 0)
+        else:
+            sample = line["uid"], line["sample"]
+            n_tokens += line["n_tokens"] - min(continued[*sample, line["attempt"]], finished.get(sample, 0))
+            finished[sample] = line["n_tokens"]
+    assert sum(row.n_tokens for row in rows.values()) == n_tokens
+    labelled_s = sum(actor.spans.get("generate", 0.0) for actor in read_all(where) if actor.role == "generator")
+    assert sum(row.seconds for row in rows.values()) == pytest.approx(labelled_s)
+    head = audit(where).head
+    assert head is not None
+    in_batches = (head.batches.n_trained, head.batches.n_masked, head.batches.n_skipped)
+    assert tuple(rows[fate].n_tokens for fate in ("trained", "masked", "without signal")) == in_batches
+    assert rows["never finished"].n_samples > 0
+    assert rows["undone"].n_tokens > 0

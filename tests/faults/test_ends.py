@@ -18,9 +18,6 @@ from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Numbers, Scenario, ScenarioLengths, Tail
 from tests.faults import ring as real
 from tests.faults.simulated import lines, play, scenario, survive
-from tests.tools.audit.test_simulated import Recorded, journal
-from tools.audit.audit import audit, figures
-from tools.run import Run
 
 # 32
 
@@ -45,19 +42,6 @@ def test_row_32_stragglers_are_treated_as_the_policy_declares(policy: StalenessP
     else:  # there are stragglers: this policy lets the others go on
         assert oldest > 1 or n_dropped > 1
         assert (n_masked > 0, n_dropped > 0) == (policy is StalenessPolicy.MASK, policy is StalenessPolicy.DROP)
-
-
-def test_row_32_the_cost_of_dropping_long_answers_is_reported(tmp_path: Path) -> None:
-    told = {}
-    for policy in (StalenessPolicy.DROP, StalenessPolicy.HOLD):
-        one = straggling(policy, 3)
-        ring = Recorded(one)
-        assert not ring.run().violations
-        told[policy] = figures(audit(Run(journal(tmp_path / policy, one, ring))))["length"]
-    dropped = told[StalenessPolicy.DROP]
-    assert dropped["dropped_by_reason"]["too_old"]["mean"] > dropped["trained"]["mean"]
-    bias = {policy: length["trained"]["mean"] / length["scored"]["mean"] for policy, length in told.items()}
-    assert bias[StalenessPolicy.DROP] < 0.9 < bias[StalenessPolicy.HOLD]
 
 
 # 33

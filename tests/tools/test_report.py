@@ -48,6 +48,7 @@ SECTIONS = (
     "time",
     "push",
     "generators",
+    "tokens",
     "ages",
     "refunds",
     "incidents",
@@ -251,7 +252,8 @@ def test_the_page_has_every_part_loads_nothing_and_shows_texts_as_text(journals:
     assert len(page) < 3_000_000
     assert re.findall(r'<section id="(\w+)"', page) == ["verdict", *SECTIONS]
     for text in ("The weight push limits the run", "What to change", "Samples in flight",
-                 "Trajectories, by their oldest", "Slowest", "Surprisingly good",
+                 "Trajectories, by their oldest", "Slowest", "entered the loss",
+                 "Length bias under the policy mask, eta 0", "Surprisingly good",
                  "rollout.max_head_offpolicyness", "learner-0", "generator-1"):  # fmt: skip
         assert text in page
     assert page.count('<svg class="chart"') > 25

@@ -82,7 +82,7 @@ def summary(figures: dict[str, Any], name: str) -> str:
 
 
 def outcome_rows(figures: dict[str, Any]) -> list[str]:
-    """Prompts, tokens, lags and lengths."""
+    """Prompts, tokens and lags."""
     if "prompts" not in figures:
         return []
     prompts, tokens, lag = figures["prompts"], figures["tokens"], figures["lag"]
@@ -115,7 +115,7 @@ def outcome_rows(figures: dict[str, Any]) -> list[str]:
     ):
         if lag[key]:
             lines.append(f"lag       {title}: {shares(lag[key])}")
-    return [*lines, "", *_lengths(figures["length"])]
+    return lines
 
 
 def shares(histogram: dict[str, int]) -> str:
@@ -130,24 +130,6 @@ def shares(histogram: dict[str, int]) -> str:
 
 def _counts(by_name: dict[str, int]) -> str:
     return f" ({', '.join(f'{n} {name}' for name, n in sorted(by_name.items()))})" if by_name else ""
-
-
-def _lengths(length: dict[str, Any]) -> list[str]:
-    """Length bias: lengths of trained and of dropped samples beside those of all scored ones."""
-    rows = [("samples", "n", "mean tokens", "median", "p90", "max", "cut at the limit")]
-    kinds = [("scored", length["scored"]), ("trained", length["trained"])]
-    kinds += [(f"dropped ({reason})", told) for reason, told in sorted(length["dropped_by_reason"].items())]
-    for kind, told in kinds:
-        if told["n"]:
-            shown = (f"{told['mean']:.1f}", str(told["median"]), str(told["p90"]), str(told["max"]))
-            rows.append((kind, str(told["n"]), *shown, f"{told['truncated_share']:.1%}"))
-    out = terminal.table(rows, right=frozenset(range(1, 7)))
-    scored, trained = length["scored"]["mean"], length["trained"]["mean"]
-    if scored and trained:
-        out.append(f"length bias: trained samples are {trained / scored - 1:+.1%} as long as all scored ones")
-    if length["dropped_before_a_verdict"]:
-        out.append(f"{length['dropped_before_a_verdict']} samples were dropped before they had a verdict")
-    return out
 
 
 if __name__ == "__main__":

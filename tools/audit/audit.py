@@ -238,12 +238,12 @@ def states(head: HeadReplay) -> dict[str, int]:
 
 
 def figures(found: Audit) -> dict[str, Any]:
-    """Prompts, tokens, lags and lengths, as plain JSON."""
+    """Prompts, tokens and lags, as plain JSON."""
     head = found.head
     about = asdict(found.setup) | {"lines": found.n_lines, "files": len(found.files), "torn": found.torn}
     if head is None:
         return {"about": about}
-    tokens, ages = head.tokens, head.ages
+    ages = head.ages
     return {
         "about": about,
         "prompts": {
@@ -260,11 +260,6 @@ def figures(found: Audit) -> dict[str, Any]:
             "masked_tokens": histogram(ages.masked),
             "trajectories_by_born": histogram(ages.by_born),
             "trajectories_by_oldest_token": histogram(ages.by_oldest),
-        },
-        "length": {kind: lengths.figures() for kind, lengths in tokens.lengths.items()}
-        | {
-            "dropped_by_reason": {reason: lengths.figures() for reason, lengths in tokens.dropped_lengths.items()},
-            "dropped_before_a_verdict": tokens.n_unscored,
         },
         "terms": [{"term": b.term, "version": b.version} for b in head.terms.all[: head.terms.n_begun]],
         "undone": asdict(head.undone),

@@ -2,14 +2,19 @@
 
 import argparse
 import importlib
+import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
 from tools import run, terminal
+from tools.report.facts.length_bias import length_biases
 from tools.report.facts.run_facts import read_facts
+from tools.report.facts.token_account import fate_rows
 from tools.report.page.comparison_page import comparison_page
 from tools.report.page.parts import Page, write
 from tools.report.page.run_page import run_page
@@ -42,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
         "--output", type=Path, metavar="FILE", help="instead of report.html or comparison.html in the first RUN"
     )
     p.add_argument("--x", metavar="AXIS", help="of a sweep: the axis of the charts (the one with the most numbers)")
+    p.add_argument("--json", action="store_true", help="of each run: one JSON object on one line, and no page")
     return p
 
 
@@ -49,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     folders = [Path(name) for name in args.runs]
     if any(is_sweep(folder) for folder in folders):
+        if args.json:
+            raise ConfigError("--json describes runs: a sweep has its results in results.jsonl")
         if len(folders) > 1:
             raise ConfigError("a sweep has a report of its own: name its folder alone")
         return write(
@@ -57,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.x is not None:
         raise ConfigError("--x chooses the axis of a sweep: RUN must be a sweep's folder, with results.jsonl")
     found = [run.find(name) for name in args.runs] or [run.find(None)]
+    if args.json:
+        print("\n".join(json.dumps(as_json(where)) for where in found))
+        return 0
     return write(
         page_of(found), args.output or found[0].folder / ("comparison.html" if len(found) > 1 else "report.html")
     )
@@ -71,6 +82,14 @@ def page_of(found: Sequence[Run]) -> Page:
     facts = [read_facts(where, name) for where, name in zip(found, names_of(found), strict=True)]
     verdicts = [judge(one) for one in facts]
     return run_page(facts[0], verdicts[0]) if len(facts) == 1 else comparison_page(facts, verdicts)
+
+
+def as_json(where: Run) -> dict[str, Any]:
+    """The verdict, where every token went, and the length bias of what is trained."""
+    facts = read_facts(where)
+    biases = [asdict(one) for one in length_biases(facts.samples)]
+    rows = [row._asdict() for row in fate_rows(facts.samples)]
+    return {"run": str(where.folder), "verdict": asdict(judge(facts)), "tokens": rows, "length_bias": biases}
 
 
 def names_of(found: Sequence[Run]) -> list[str]:

@@ -75,38 +75,6 @@ class Ages:
 
 
 @dataclass(slots=True)
-class LengthHistogram:
-    """Samples by number of tokens, and how many of them the length limit cut off."""
-
-    n: Counter[int] = field(default_factory=Counter)
-    cut: int = 0
-
-    def add(self, n_tokens: int, finish: str) -> None:
-        self.n[n_tokens] += 1
-        self.cut += finish == "length"
-
-    def figures(self) -> dict[str, float | int | None]:
-        """Count, mean and quartiles of one kind, and the share that was cut off."""
-        n = self.n.total()
-        mean = sum(length * k for length, k in self.n.items()) / n if n else None
-        shares = {name: quantile(self.n, share) for name, share in (("median", 0.5), ("p90", 0.9), ("max", 1.0))}
-        return {"n": n, "mean": mean, **shares, "truncated_share": self.cut / n if n else None}
-
-
-def quantile(counts: Counter[int], share: float) -> int | None:
-    """The smallest value such that at least this share of all values is not larger; None without values."""
-    needed, so_far = share * counts.total(), 0
-    for value in sorted(counts):
-        so_far += counts[value]
-        if so_far >= needed:
-            return value
-    return None
-
-
-KINDS = ("scored", "trained", "dropped")
-
-
-@dataclass(slots=True)
 class Tokens:
     """Token counts of all terms together; `in_batches` counts batches of the surviving history only."""
 
@@ -115,17 +83,11 @@ class Tokens:
     in_batches: int = 0
     waiting: int = 0  # received, of prompts that are open at the last line
     dropped: Counter[str] = field(default_factory=Counter)  # by reason
-    lengths: dict[str, LengthHistogram] = field(default_factory=lambda: {kind: LengthHistogram() for kind in KINDS})
-    dropped_lengths: dict[str, LengthHistogram] = field(default_factory=dict)  # by reason
-    n_unscored: int = 0  # samples of refunded prompts that had no verdict yet
 
     def drop(self, samples: Iterable[AcceptedSample], reason: str) -> None:
-        """Count a received sample that will never be trained."""
-        by_reason = self.dropped_lengths.setdefault(reason, LengthHistogram())
+        """Count received samples that will never be trained."""
         for sample in samples:
             self.dropped[reason] += sample.n_tokens
-            self.lengths["dropped"].add(sample.n_tokens, sample.finish)
-            by_reason.add(sample.n_tokens, sample.finish)
 
     @property
     def accounted(self) -> int:

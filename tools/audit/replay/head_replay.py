@@ -258,7 +258,6 @@ class HeadReplay:
         self.tokens.received += line["n_tokens"]
         sample = self.prompts.score(line)
         if sample is not None:
-            self.tokens.lengths["scored"].add(sample.n_tokens, sample.finish)
             self.agreement.score(line, sample, term=self.term or 0, u=self.clock.u)
 
     def on_compared(self, line: Line) -> None:
@@ -271,7 +270,6 @@ class HeadReplay:
         prompt = self.prompts.refund(line)
         if prompt is None or prompt.uid in self.prompts.closed:
             return  # a sample that is open again in a later term was not dropped
-        self.tokens.n_unscored += prompt.n - len(prompt.scored)
         self._drop(prompt, prompt.scored, line["reason"])
 
     # batches
@@ -325,7 +323,6 @@ class HeadReplay:
             self.undone.tokens += line["n_tokens"]
         else:
             self.tokens.in_batches += line["n_tokens"]
-            self.tokens.lengths["trained"].add(line["n_tokens"], line["finish"])
 
     def on_update(self, line: Line) -> None:
         self.clock.update(line)

@@ -30,7 +30,6 @@ class Incidents:
     n_admitted: int = 0
     n_refused: int = 0
     refunds: Counter[str] = field(default_factory=Counter)  # reason -> prompts
-    dropped: Counter[str] = field(default_factory=Counter)  # reason -> tokens
     by_step: StepBins = field(default_factory=StepBins)  # reason -> prompts, by the version in the making
     _started: set[str] = field(default_factory=set)
     _version: int = 0
@@ -82,7 +81,6 @@ class Incidents:
     def _on_refund(self, line: Line) -> None:
         reason = str(line["reason"])
         self.refunds[reason] += 1
-        self.dropped[reason] += int(line.get("n_tokens_dropped", 0))
         self.by_step.add(reason, self._version + 1, 1)
 
     def _on_refused(self, line: Line) -> None:

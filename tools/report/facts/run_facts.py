@@ -7,18 +7,20 @@ from math import isfinite
 
 from tools import run
 from tools.alarms.alarm_reader import AlarmReader
+from tools.audit import run_settings
 from tools.breakdown import waits
 from tools.breakdown.flops import Utilisation, utilisation
 from tools.breakdown.incarnations import Incarnation, LabelShare, Straggler, label_shares, read_all, stragglers
 from tools.breakdown.steps import Step, read_steps
 from tools.breakdown.waits import PushCost, Wait
 from tools.follow import JournalFollower
-from tools.report.facts import actor_time, ages, incidents, notable_samples
+from tools.report.facts import actor_time, ages, incidents, notable_samples, token_account
 from tools.report.facts.actor_time import ActorTime
 from tools.report.facts.ages import Ages
 from tools.report.facts.curves import Curve
 from tools.report.facts.incidents import Incidents
 from tools.report.facts.notable_samples import NotableSamples, texts_of
+from tools.report.facts.token_account import SampleFate, TokenAccount
 from tools.run import Line, Run
 from tools.run_status import HEAD_EVENTS, RunStatus
 from tools.surviving_history import Key
@@ -27,7 +29,7 @@ from tools.trackers.series import Row, SeriesReader, Undone
 from tools.why import WhyReport, report_of
 
 EVENTS = frozenset((*series.EVENTS, *HEAD_EVENTS, *actor_time.EVENTS, *ages.EVENTS, *incidents.EVENTS,
-                    *notable_samples.EVENTS, "profile"))  # fmt: skip
+                    *notable_samples.EVENTS, *token_account.EVENTS, "profile"))  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class RunFacts:
     ages: Ages = field(default_factory=Ages)
     incidents: Incidents = field(default_factory=Incidents)
     notable: NotableSamples = field(default_factory=NotableSamples)
+    samples: list[SampleFate] = field(default_factory=list)
     texts: dict[Key, Line] = field(default_factory=dict)  # of the notable samples
     breakdown: Breakdown | None = None
     gap: str = ""  # why there is no breakdown
@@ -119,7 +122,9 @@ def check_schemas(where: Run) -> None:
 def _read_journal(facts: RunFacts, now: float) -> None:
     reader, status = SeriesReader(), RunStatus(facts.where)
     alarms = facts.alarms = AlarmReader(facts.where)
-    takers = _takers(facts, status)
+    starts = [{"actor": start.get("actor", {})} for start in (facts.config, *facts.where.earlier_configs())]
+    account = TokenAccount(run_settings.read(starts[0], starts[1:]))
+    takers = _takers(facts, status, account)
     takers.setdefault("spans", []).append(alarms.count)
     wall = 0.0
     for line in JournalFollower(facts.where, EVENTS).read():
@@ -133,10 +138,11 @@ def _read_journal(facts: RunFacts, now: float) -> None:
     facts.last_wall = wall
     facts.time.finish(wall)
     facts.notable.end_group()
+    facts.samples = account.samples()
     facts.status = report_of(status, now)
 
 
-def _takers(facts: RunFacts, status: RunStatus) -> dict[str, list[Callable[[Line], None]]]:
+def _takers(facts: RunFacts, status: RunStatus, account: TokenAccount) -> dict[str, list[Callable[[Line], None]]]:
     """Event -> who takes its lines."""
     found: dict[str, list[Callable[[Line], None]]] = {}
     for events, take in (
@@ -145,6 +151,7 @@ def _takers(facts: RunFacts, status: RunStatus) -> dict[str, list[Callable[[Line
         (ages.EVENTS, facts.ages.take),
         (incidents.EVENTS, facts.incidents.take),
         (notable_samples.EVENTS, facts.notable.take),
+        (token_account.EVENTS, account.take),
         (("profile",), facts.profiles.append),
     ):
         for event in events:

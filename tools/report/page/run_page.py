@@ -21,23 +21,13 @@ from tools.report.page.time_cards import (
     time_section,
     utilisation_table,
 )
+from tools.report.page.token_section import REFUNDS, token_section
 from tools.report.verdict.learning import parts
 from tools.report.verdict.remarks import Verdict, seconds
 from tools.run import Line
 from tools.samples import spans, texts
 
 MAX_TEXT = 3000  # characters of a text of a sample
-REFUNDS = {
-    "reward_timeout": "the reward function took too long",
-    "reward_error": "the reward function raised an error",
-    "sampling_error": "the workflow or the engine failed",
-    "prompt_too_long": "the prompt leaves no room for an answer",
-    "too_old": "older than eta when its batch was taken",
-    "no_signal": "all rewards of the group are equal; another prompt took its place",
-    "poison": "three generators died with it",
-    "end_of_data": "the data ended",
-    "end_of_run": "live when the run ended",
-}
 
 
 def run_page(facts: RunFacts, verdict: Verdict) -> Page:
@@ -57,6 +47,7 @@ def run_page(facts: RunFacts, verdict: Verdict) -> Page:
         timing,
         push_section(facts),
         generator_section(facts),
+        token_section(facts),
         ages_section(facts),
         refunds_section(facts),
         incidents_section(facts),
@@ -157,10 +148,10 @@ def refunds_section(facts: RunFacts) -> Section:
     section.cards.append(Card("Refunded prompts", chart, str(sum(found.refunds.values())), legend))
     rows = [
         [reason, str(found.refunds[reason]), f"{found.refunds[reason] / max(found.n_admitted, 1):.1%}",
-         number(found.dropped[reason]), REFUNDS.get(reason, "")] for reason in reasons
+         REFUNDS.get(reason, "")] for reason in reasons
     ]  # fmt: skip
-    columns = ["reason", "prompts", "of the admitted", "tokens dropped", "meaning"]
-    section.tables.append(PageTable(columns, rows, right=frozenset({1, 2, 3})))
+    columns = ["reason", "prompts", "of the admitted", "meaning"]
+    section.tables.append(PageTable(columns, rows, right=frozenset({1, 2})))
     return section
 
 
