@@ -4,58 +4,42 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tools.run import Line, skips_incomplete
-from tools.surviving_history import span_pairs
+from tools.surviving_history import span_pairs, trained_spans
 
 EVENTS = ("trajectory", "term")
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Counts by age of one batch."""
-
-    trained: Counter[int] = field(default_factory=Counter)  # tokens
-    masked: Counter[int] = field(default_factory=Counter)  # tokens that are older than eta and not trained
-    oldest: Counter[int] = field(default_factory=Counter)  # trajectories, by the age of their oldest token
-
-    def add(self, line: Line) -> None:
-        clock, left = int(line["clock"]), int(line["n_masked"])
-        pairs = span_pairs(line["versions"])
-        for version, n in pairs:  # versions never decrease (I5): the masked tokens come first
-            masked = min(left, n)
-            left -= masked
-            if masked:
-                self.masked[clock - version] += masked
-            if n > masked:
-                self.trained[clock - version] += n - masked
-        if pairs:
-            self.oldest[clock - pairs[0][0]] += 1
 
 
 @dataclass(slots=True)
 class Ages:
     """Takes the head's lines of EVENTS in order."""
 
-    _batches: dict[int, _Batch] = field(default_factory=dict)  # by step
+    # step -> counts by age of all tokens, of trained ones, of trajectories by their oldest token
+    _batches: dict[int, tuple[Counter[int], ...]] = field(default_factory=dict)
 
     @skips_incomplete
     def take(self, line: Line) -> None:
         """Take one line. A line without the fields of its event is ignored."""
         if line["event"] == "term":
             self._batches = {step: batch for step, batch in self._batches.items() if step < line["version"]}
-        else:
-            self._batches.setdefault(int(line["step"]), _Batch()).add(line)
+            return
+        clock, spans = int(line["clock"]), span_pairs(line["versions"])
+        rest = trained_spans(spans, int(line["n_masked"]))
+        counts = self._batches.setdefault(int(line["step"]), (Counter(), Counter(), Counter()))
+        for count, pairs in zip(counts, (spans, rest, [(spans[0][0], 1)] if spans else []), strict=True):
+            for version, n in pairs:
+                count[clock - version] += n
+
+    def _sum(self, place: int) -> Counter[int]:
+        found = Counter[int]()
+        for batch in self._batches.values():
+            found.update(batch[place])
+        return found
 
     def tokens(self) -> tuple[Counter[int], Counter[int]]:
         """Trained and masked tokens by age in versions."""
-        trained, masked = Counter[int](), Counter[int]()
-        for batch in self._batches.values():
-            trained.update(batch.trained)
-            masked.update(batch.masked)
-        return trained, masked
+        trained = self._sum(1)
+        return trained, self._sum(0) - trained
 
     def trajectories(self) -> Counter[int]:
         """Trajectories by the age of their oldest token, masked tokens included."""
-        found = Counter[int]()
-        for batch in self._batches.values():
-            found.update(batch.oldest)
-        return found
+        return self._sum(2)
