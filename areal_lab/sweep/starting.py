@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from areal_bus.config.names import named_tasks
 from areal_bus.config.sections import Config, LaunchConfig
@@ -70,14 +71,7 @@ class JobStarter:
         """Start a job with a new `folder`. Its output goes to FOLDER.log. It ends with this process."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         with log_of(folder).open("wb") as log:
-            return subprocess.Popen(
-                self._command(job, start, folder),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment(),
-                preexec_fn=partial(die_with_parent, os.getpid()),  # this process has one thread
-            )
+            return start_process(self._command(job, start, folder), log)
 
     def close(self) -> None:
         """End the job server."""
@@ -89,10 +83,9 @@ class JobStarter:
             program = self._server_program(job) if start.is_forked else list(CHILD)
             words = [start.loop, str(job.config), "--out", str(folder), "--warm-ups", str(self._out / "warm-ups")]
             return [*program, *words, *as_options(job.options)]
-        program = [find_mpirun(), "-np", str(self._ranks), *CHILD, "areal_bus.launch", str(job.config)]
         forks = [f"{key}={value}" for key, value in FORKED_RING.items()] if start.is_forked else []
         names = [f"run.folder={folder.parent}", f"run.name={folder.name}"]
-        return [*program, *as_options([*job.options, *forks, *names])]
+        return ring_command([str(job.config), *as_options([*job.options, *forks, *names])], ranks=self._ranks)
 
     def _server_program(self, job: Job) -> list[str]:
         """Of a job that is forked; once the server is lost, jobs start by themselves."""
@@ -104,6 +97,23 @@ class JobStarter:
             lost = f"the process from which jobs are forked has ended (exit code {code})"
             print(f"warning: {lost}: each further job imports by itself", file=sys.stderr, flush=True)
         return list(CHILD) if self._is_lost else self._server.program
+
+
+def ring_command(words: Sequence[str], *, ranks: int) -> list[str]:
+    """A ring under mpirun. `words`: as after `areal-bus launch`. Raises ConfigError without mpirun."""
+    return [find_mpirun(), "-np", str(ranks), *CHILD, "areal_bus.launch", *words]
+
+
+def start_process(command: Sequence[str], log: BinaryIO) -> "subprocess.Popen[bytes]":
+    """Start a job. Its output goes to the log. It ends with this process."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment(),
+        preexec_fn=partial(die_with_parent, os.getpid()),  # this process has one thread
+    )
 
 
 def log_of(folder: Path) -> Path:

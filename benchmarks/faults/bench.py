@@ -12,8 +12,9 @@ from collections import Counter
 from pathlib import Path
 
 from areal_bus.messages import Role
+from areal_lab.chaos.survivors import Survivors
 from benchmarks.faults import recovery
-from benchmarks.faults.recovery import Survivors, of_role, percentile
+from benchmarks.faults.recovery import of_role, percentile
 from benchmarks.harness import pace
 from benchmarks.harness.protocol import Figures
 from benchmarks.jobs.demo import ROOT

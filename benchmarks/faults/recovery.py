@@ -1,9 +1,7 @@
 """Computes recovery times and losses of a ring from its journal and the list of kills."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from areal_bus.messages import Role
 from benchmarks.jobs.real_job import Kill
@@ -104,48 +102,3 @@ def key(line: Line) -> Key:
 
 def of_role(kills: Iterable[Kill], *roles: Role) -> list[Kill]:
     return [kill for kill in kills if kill.role in roles]
-
-
-@dataclass
-class Survivors:
-    """The surviving history: each term discards the work after its starting point."""
-
-    admitted: set[int] = field(default_factory=set)
-    trained: dict[int, int] = field(default_factory=dict)  # uid -> step
-    refunded: set[int] = field(default_factory=set)
-    samples: Counter[tuple[int, int]] = field(default_factory=Counter)  # (uid, sample) -> times trained
-
-    @staticmethod
-    def of(lines: Iterable[Line]) -> "Survivors":
-        found = Survivors()
-        for line in lines:
-            found._take(line)
-        return found
-
-    @property
-    def lost(self) -> set[int]:
-        """Prompts that are neither trained nor refunded, at an orderly end."""
-        return self.admitted - self.trained.keys() - self.refunded
-
-    @property
-    def twice(self) -> list[tuple[int, int]]:
-        return [sample for sample, n in self.samples.items() if n > 1]
-
-    def _take(self, line: Line) -> None:
-        match line["event"]:
-            case "admit":
-                self.admitted.add(line["uid"])
-            case "refund":
-                self.refunded.add(line["uid"])
-            case "trajectory":
-                self.trained[line["uid"]] = line["step"]
-                self.samples[line["uid"], line["sample"]] += 1
-            case "term":
-                self._go_back(line)
-
-    def _go_back(self, line: Line) -> None:
-        version, is_open = line["version"], set(line["open"])
-        self.trained = {uid: step for uid, step in self.trained.items() if step < version}
-        self.samples = Counter({x: n for x, n in self.samples.items() if x[0] in self.trained})
-        self.admitted = {uid for uid in self.admitted if uid < line["next_uid"]}
-        self.refunded = {uid for uid in self.refunded if uid < line["next_uid"]} - is_open

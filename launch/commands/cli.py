@@ -60,6 +60,7 @@ COMMANDS = {
     "simulate": ("areal_lab.simulate", "predict throughput and lag for each split and eta, in virtual time"),
     "adapt": ("areal_lab.adapt", "simulate the planner of the split against fixed splits and a clairvoyant schedule"),
     "sweep": ("areal_lab.sweep", "run a grid of settings with several seeds and compare the cells"),
+    "chaos": ("areal_lab.chaos", "run a job under random kills, stops and cuts: ETTR, losses, recovery times, audit"),
     "staleness": ("areal_lab.staleness", "simulate rings with faults under each staleness policy"),
     "bench": (BENCHMARKS, "run a benchmark; the last line is one JSON object (in a checkout only)"),
     "check-engine": (

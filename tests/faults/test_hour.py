@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from areal_bus.messages import Role
+from areal_lab.chaos.survivors import Survivors
 from benchmarks.faults import recovery
 from benchmarks.faults.bench import OF_HEAD, end, job_at
-from benchmarks.faults.recovery import Survivors, of_role, percentile
+from benchmarks.faults.recovery import of_role, percentile
 from benchmarks.jobs.real_job import KilledJob, Killer
 from tools.audit.audit import audit, judge
 from tools.audit.findings import InvariantVerdict

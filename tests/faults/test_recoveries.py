@@ -3,7 +3,7 @@
 from typing import Any
 
 from areal_bus.messages import Role
-from benchmarks.faults.recovery import Survivors, detections, lease_recoveries, percentile, returns, score_recoveries
+from benchmarks.faults.recovery import detections, lease_recoveries, percentile, returns, score_recoveries
 from benchmarks.jobs.real_job import Kill
 
 Line = dict[str, Any]
@@ -71,16 +71,3 @@ def test_a_sample_at_a_dead_reward_is_recovered_by_its_verdict() -> None:
 def test_a_learner_is_back_with_the_first_update_of_its_term() -> None:
     lines = [line(9.0, "update"), line(11.0, "update"), line(14.0, "term"), line(16.5, "update")]
     assert list(returns(lines, [Kill(Role.LEARNER, "learner-0.0", 10.0)])) == [6.5]
-
-
-def test_prompts_undone_by_a_term_are_neither_lost_nor_trained_twice() -> None:
-    admits = [line(0.0, "admit", uid=uid) for uid in range(5)]
-    trained = [line(1.0, "trajectory", uid=uid, sample=0, step=step) for uid, step in ((0, 0), (1, 1), (2, 1))]
-    back = line(2.0, "term", version=1, next_uid=3, open=[1, 2])
-    again = [line(3.0, "trajectory", uid=uid, sample=0, step=1) for uid in (1, 2)]
-    found = Survivors.of([*admits, *trained, line(1.5, "refund", uid=2), back, *again])
-    assert (found.admitted, set(found.trained), found.refunded) == ({0, 1, 2}, {0, 1, 2}, set())
-    assert (found.lost, found.twice) == (set(), [])
-    found = Survivors.of([*admits, *trained, back, *again, *again[:1]])
-    assert (found.lost, found.twice) == (set(), [(1, 0)])
-    assert Survivors.of([*admits, *trained]).lost == {3, 4}
