@@ -181,17 +181,17 @@ def schema(tool: Tool) -> Message:
     """The tool in OpenAI's form, from its signature and docstring. Raises ConfigError."""
     name = getattr(tool, "__name__", "")
     if not name.isidentifier():  # also a lambda
-        raise ConfigError(f"a tool must be a function with a name: {tool!r} is not")
+        raise ConfigError(f"invalid tool {tool!r}: it must be a function with a name")
     try:
         parameters, hints = inspect.signature(tool).parameters, typing.get_type_hints(tool)
     except (TypeError, ValueError, NameError) as error:
-        raise ConfigError(f"a tool must have a signature: {name}: {error}") from error
+        raise ConfigError(f"unreadable signature of the tool {name}: {error}") from error
     properties = {}
     for parameter in parameters.values():
         kind = TYPES.get(hints.get(parameter.name, str))
         if kind is None or parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(
-                f"a parameter of a tool must be of type str, int, float or bool: {parameter} of {name} is not"
+                f"unsupported parameter {parameter} of the tool {name}: its type must be str, int, float or bool"
             )
         properties[parameter.name] = {"type": kind}
     needed = [one.name for one in parameters.values() if one.default is one.empty]

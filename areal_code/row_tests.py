@@ -57,8 +57,8 @@ def read_tests(row: Row) -> list[StdinTest] | FunctionTests:
               for test in _pairs(key, row[key])]  # fmt: skip
     if not tests:
         raise ValueError(
-            "a row for the reward code needs tests: test with entry_point, test_list, plus_input, tests, input_output, "
-            f"public_tests or public_test_cases; it has {', '.join(sorted(row)) or 'nothing'}"
+            "missing tests in a row for the reward code: test with entry_point, test_list, plus_input, tests, "
+            f"input_output, public_tests or public_test_cases; it has {', '.join(sorted(row)) or 'nothing'}"
         )
     return _by_kind(tests, row)
 
@@ -194,10 +194,10 @@ def unpacked(text: str) -> str:
     except (binascii.Error, zlib.error) as error:
         raise ValueError(f"neither JSON nor base64 of zlib: {error}") from None
     if inflate.unconsumed_tail or not inflate.eof:
-        raise ValueError(f"compressed tests must be complete and at most {LARGEST >> 20} MiB: these are not")
+        raise ValueError(f"compressed tests are incomplete, or larger than {LARGEST >> 20} MiB")
     texts = list(strings(pickled))
     if len(texts) != 1:
-        raise ValueError(f"compressed tests must be one pickled string: these have {len(texts)}")
+        raise ValueError(f"compressed tests hold {len(texts)} pickled strings, and must hold one")
     return texts[0].decode()
 
 

@@ -76,9 +76,7 @@ def recognise(values: Mapping[str, Any], path: Path) -> System:
     named = [name for name, score in scores.items() if score == best]
     if best == 0 or len(named) > 1:
         shown = ", ".join(sorted(first)[:6])
-        raise ConfigError(
-            f"the keys of {path} ({shown}) do not tell whose settings they are: give --from verl, trl or areal"
-        )
+        raise ConfigError(f"unknown origin of {path} (keys {shown}): give --from verl, trl or areal")
     return SYSTEMS[named[0]]
 
 

@@ -33,7 +33,7 @@ def read_foreign(path: Path) -> Flat:
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         kind = "JSON" if path.suffix == ".json" else "YAML"
-        raise ConfigError(f"the file must be valid {kind}: {path}: {reason[:200]}") from None
+        raise ConfigError(f"invalid {kind}: {path}: {reason[:200]}") from None
     if isinstance(tree, list) and tree and all(isinstance(one, str) and OVERRIDE.match(one) for one in tree):
         tree = dict(map(override, tree))
     if not isinstance(tree, dict) or not tree:
@@ -86,7 +86,7 @@ def resolve(value: Any, flat: Flat, key: str, depth: int = 0) -> Any:
     if not isinstance(value, str) or isinstance(value, Unresolved) or not (found := REFERENCE.search(value)):
         return None if value == "???" else value
     if depth > DEPTH:
-        raise ConfigError(f"references must end: {key} = {value!r} does not")
+        raise ConfigError(f"endless reference: {key} = {value!r}")
     referred = resolve(lookup(found[1], flat, key), flat, key, depth + 1)
     if isinstance(referred, Unresolved):
         return Unresolved(value)

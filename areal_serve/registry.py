@@ -272,7 +272,7 @@ class Registry:
             _rewrite(run.folder / RESULTS, kept)
             _rewrite(run.folder / CALLS, [r for r in _records(run.folder / CALLS) if r["seq"] > seq_id])
         except OSError as error:  # the logs stay longer than they need to
-            _warn(f"the logs of {run.model.id} are not cut: {error}")
+            _warn(f"cannot shorten the logs of {run.model.id}: {error}")
         for older in run.folder.glob(f"{SNAPSHOT}-*"):
             if int(older.name.partition("-")[2]) < seq_id:
                 shutil.rmtree(older, ignore_errors=True)

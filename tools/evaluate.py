@@ -147,8 +147,8 @@ def exported_model(where: run.Run) -> Path:
     found = [final] if final.is_dir() else [model for model in models if model.exists()]
     if not found:
         raise ConfigError(
-            f"a run needs an exported model: {where.folder} has neither model/ nor a checkpoint (it has written none "
-            "yet, or checkpoint.at_end = false)"
+            f"missing model in {where.folder}: neither model/ nor a checkpoint (none is written yet, or "
+            "checkpoint.at_end = false)"
         )
     return found[0]
 
@@ -203,7 +203,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     if path.suffix != ".json":
         return settings.load(path).model_dump(mode="json")
     if not path.is_file():
-        raise ConfigError(f"--config must be an existing file: {path} is not there")
+        raise ConfigError(f"--config: file not found: {path}")
     return removed.left_out(run.read_object(path))
 
 

@@ -85,12 +85,12 @@ def find(argument: str | None) -> Run:
         folder = LATEST.parent / argument
     if not folder.is_dir():
         fix = "name a run's folder" if argument is None else "give the path of a run's folder (or its name below runs/)"
-        raise ConfigError(f"a run is a folder with a journal: {folder} does not exist; {fix}")
+        raise ConfigError(f"missing run folder: {folder} does not exist; {fix}")
     run = Run(folder)
     if (journal := journal_folder(folder)).is_dir():
         os.listdir(journal)  # a glob takes a folder without permission for an empty one
     if not run.journals():
-        raise ConfigError(f"a run is a folder with a journal: {journal_folder(folder)} has no ROLE-RANK.INC.jsonl")
+        raise ConfigError(f"missing journal: {journal_folder(folder)} has no ROLE-RANK.INC.jsonl")
     for path in run.journals():
         check_schema(next(lines(path), {}), path)
     return run

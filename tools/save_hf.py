@@ -65,7 +65,7 @@ def find_checkpoint(argument: str) -> Path:
         if folder.is_dir() and (found := list(versioned_dirs.versions(folder / "checkpoints").values())):
             return found[0]
     if given.is_dir() and run.Run(given).journals():
-        raise ConfigError(f"a run needs a checkpoint: {given} has written none yet (checkpoint.every_s, every_steps)")
+        raise ConfigError(f"missing checkpoint: {given} has written none yet (checkpoint.every_s, every_steps)")
     raise ConfigError(f"unknown CHECKPOINT {argument}: give a folder like runs/demo/checkpoints/step-000012, or a run")
 
 

@@ -45,7 +45,7 @@ def lookup(row: Mapping[str, Any], key: str) -> Any:
 def read_messages(value: list[Any]) -> list[Message]:
     """Chat messages with their contents as text. Raises ValueError with the broken rule."""
     if not value:
-        raise ValueError("a prompt of chat messages must have at least one: it is empty")
+        raise ValueError("missing messages: the prompt is an empty list of chat messages")
     messages = [read_message(one) for one in value]
     if messages[-1]["role"] == "assistant":
         raise ValueError(

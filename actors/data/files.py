@@ -104,7 +104,7 @@ def read_table(file: Path, text: str, delimiter: str) -> Found:
         for row in reader:
             where = f"{file}:{reader.line_num}"
             if None in row or None in row.values():
-                raise ConfigError(f"each line of a table must have its {len(names)} fields: {where} has more or fewer")
+                raise ConfigError(f"wrong number of fields: {where} must have {len(names)}, as the first line")
             yield where, row
     except csv.Error as error:
         raise ConfigError(f"invalid table: {file}:{reader.line_num}: {error}") from error

@@ -138,7 +138,7 @@ def check_size(row: Row, where: str, most_bytes: int = MAX_ROW_BYTES) -> None:
     """Raises ConfigError for a row that is too large as JSON, which is sent with each prompt."""
     n_bytes = len(json.dumps(row, ensure_ascii=False).encode(errors="replace"))
     if n_bytes > most_bytes:
-        raise ConfigError(f"a row of data is too large: {where} has {n_bytes} bytes as JSON; {most_bytes} are allowed")
+        raise ConfigError(f"row too large: {where} has {n_bytes} bytes as JSON; {most_bytes} are allowed")
 
 
 def check_data(config: Config, config_folder: str | Path) -> None:

@@ -61,7 +61,9 @@ class LoaderSource:
     def go_to(self, position: int, state: str) -> None:
         """Continue after the row of that state. Raises ValueError where a position other than 0 has none."""
         if position and not state:
-            raise ValueError(f"missing state of the loader at position {position}: it continues from its state")
+            raise ValueError(
+                f"missing state of the loader at position {position}: a loader resumes from its state only"
+            )
         if (position, state) == (self.position, self._state):
             return
         self.position, self._state = position, state
@@ -84,7 +86,7 @@ class LoaderSource:
             drawn.append(row)
             states.append(self._state)
         if not drawn:
-            raise ConfigError(f"data.function = {self._function!r}: a loader must have at least one row")
+            raise ConfigError(f"data.function = {self._function!r}: the loader has no row")
         for after in CHECKED_AFTER:
             if after < len(drawn):
                 self.go_to(after, states[after])

@@ -91,7 +91,8 @@ def load_agent(function: str) -> Agent:
         inspect.signature(agent).bind({}, "", "")
     except TypeError:
         raise ConfigError(
-            f"workflow.agent.function {function!r} must take (row, base_url, api_key): that of {where} does not"
+            f"wrong parameters of workflow.agent.function {function!r} in {where}: it must take (row, base_url, "
+            "api_key)"
         ) from None
     found: Agent = agent
     return found
@@ -120,7 +121,7 @@ def read_returned(value: object) -> dict[str, Any]:
     elif isinstance(value, Real):
         value = {"reward": float(value)}
     if not isinstance(value, dict):
-        raise TypeError(f"an agent must return a number, a Score, a dict or None: it returned {type(value).__name__}")
+        raise TypeError(f"an agent returned a {type(value).__name__}: it must return a number, a Score, a dict or None")
     reward = value.get("reward")
     if isinstance(reward, float) and not math.isfinite(reward):
         raise ValueError(f"a reward must be finite: it is {reward}")

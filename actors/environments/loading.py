@@ -42,7 +42,7 @@ def load(code: EnvironmentCode) -> Hosted:
     try:
         package: Any = importlib.import_module(PACKAGE)
     except ImportError as error:
-        raise ConfigError(f"{what} must import the package {PACKAGE}: {EXTRA} ({error})") from error
+        raise ConfigError(f"missing package {PACKAGE} for {what}: {EXTRA} ({error})") from error
     if code.folder:
         add_user_folder(code.folder)
     module_name = module_of(code.name)

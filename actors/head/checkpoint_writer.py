@@ -91,8 +91,8 @@ class HeadCheckpointWriter:
         if not done.wait(timeout_s) or self._undiscarded:
             left = ", ".join(path.name for path in sorted(self._undiscarded)) or f"after {timeout_s:g} s some"
             raise CheckpointError(
-                f"a term may begin only when the head checkpoints after version {version} are deleted: {left} in "
-                f"{self._folder} are not; check that the disk is writable"
+                f"cannot delete head checkpoints after version {version}: {left} in {self._folder}; no term may begin "
+                "before that: check that the disk is writable"
             )
 
     def saved(self) -> Iterator[HeadCheckpoint]:

@@ -85,10 +85,12 @@ def _parts(folder: Path) -> list[str]:
     try:
         parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"the index of the weights must be JSON with a weight_map: {index}: {error!r}") from None
+        raise ConfigError(
+            f"invalid index of the weights: {index}: {error!r}; it must be JSON with a weight_map"
+        ) from None
     missing = [part for part in parts if not (folder / part).is_file()]
     if missing:
-        raise ConfigError(f"all {len(parts)} parts of the weights must be there: {folder} lacks {missing[0]}")
+        raise ConfigError(f"missing part of the weights in {folder}: {missing[0]}, one of {len(parts)}")
     return parts
 
 

@@ -29,7 +29,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         kind, base = config["peft_type"], config["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"an adapter needs a valid {CONFIG_FILE} with its type and base model: {file}: {error!r}"
+            f"invalid {CONFIG_FILE} of an adapter: {file}: {error!r}; it must have its type and base model"
         ) from None
     if kind != "LORA" or odd or not base:
         what = f"{kind} with {odd[0]}" if odd else f"{kind} of {base!r}"
@@ -66,10 +66,13 @@ def merge_folder(model: Any, folder: Path) -> None:
         a, b = (found.pop(name, None) for name in names_of(layer))
         weight = parameters.get(f"{layer}.weight")
         if weight is None or a is None or b is None or weight.shape != (len(b), a.shape[1]):
-            raise ConfigError(f"an adapter must match its base model: {folder} adapts {layer!r}, which does not")
+            raise ConfigError(
+                f"mismatch of an adapter and its base model: {folder} adapts {layer!r}, which is missing or has "
+                "another shape"
+            )
         weight.data.copy_(merged(weight.data, a.to(weight.device), b.to(weight.device), scale))
     if found:
-        raise ConfigError(f"an adapter may contain lora_A and lora_B matrices only: {folder} has {sorted(found)[0]!r}")
+        raise ConfigError(f"unsupported weight of an adapter: {folder} has {sorted(found)[0]!r}")
 
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"
@@ -97,9 +100,9 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{name} of a model must be a JSON object: {file}: {error}") from None
+        raise ConfigError(f"invalid {name} of a model: {file}: {error}; it must be a JSON object") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{name} of a model must be a JSON object: {file} holds a {type(value).__name__}")
+        raise ConfigError(f"invalid {name} of a model: {file} holds a {type(value).__name__}, not a JSON object")
     return value
 
 

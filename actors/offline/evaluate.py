@@ -151,7 +151,7 @@ def find_model(path: str) -> str:
     """The model's folder or id. Raises ConfigError, also for a scratch folder without weights."""
     folder = check_model_path(path, Path.cwd())
     if is_scratch_folder(Path(folder)):
-        raise ConfigError(f"a model folder must hold weights as *.safetensors: {folder} describes an untrained model")
+        raise ConfigError(f"missing weights (*.safetensors) in {folder}: it describes an untrained model")
     return folder
 
 

@@ -100,7 +100,7 @@ def recompute(order: RecomputeOrder) -> Result:
 def read(path: Path, config: Config) -> Iterator[LoggedSample]:
     """The logged samples; an incomplete last line is skipped."""
     if not path.is_file():
-        raise ConfigError(f"the run must have logged its tokens: {path} is missing; run with journal.tokens = true")
+        raise ConfigError(f"missing token log {path}: run with journal.tokens = true")
     keeps_keys = config.rollout.on_update == "keep"
     with path.open(encoding="utf-8") as file:
         for number, text in enumerate(file, start=1):

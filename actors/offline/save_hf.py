@@ -42,7 +42,7 @@ def save_hf(order: SaveOrder) -> None:
                 final.rmdir()  # an empty one
             building.rename(final)
     except OSError as error:
-        raise ConfigError(f"a model folder is written whole or not at all: {final} could not be ({error})") from error
+        raise ConfigError(f"cannot write the model folder {final} ({error})") from error
     n_millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     exact = f", {n_exact} tensors from the learner's float32 weights" if n_exact else ""
     print(f"{final}: {n_millions:.1f} million parameters in {dtype}{exact}", flush=True)

@@ -24,7 +24,7 @@ compact = json.JSONEncoder(separators=(",", ":")).encode
 def pack(record: dict[str, Any], *, cap_bytes: int) -> bytes:
     body = compact(record).encode()
     if len(body) > cap_bytes:
-        raise ValueError(f"a frame must be at most {cap_bytes} bytes: this one has {len(body)}")
+        raise ValueError(f"frame too large: {len(body)} bytes, and at most {cap_bytes} are allowed")
     return LENGTH.pack(len(body)) + body
 
 
@@ -45,7 +45,7 @@ def unpack(buffer: bytearray, *, cap_bytes: int) -> dict[str, Any] | None:
 def check(length: int, *, cap_bytes: int) -> None:
     """Raises ValueError for a length over the limit."""
     if length > cap_bytes:
-        raise ValueError(f"a frame must be at most {cap_bytes} bytes: this one claims {length}")
+        raise ValueError(f"frame too large: it claims {length} bytes, and at most {cap_bytes} are allowed")
 
 
 def read(body: bytes) -> dict[str, Any]:

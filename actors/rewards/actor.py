@@ -218,7 +218,7 @@ class RewardLoop:
         elif isinstance(message, Stop):
             self.stopped = message.reason
         elif not isinstance(message, HeadHeartbeat | PeerList | Rejoin):
-            logger.debug("a reward ignores {} from {}", type(message).__name__, sender)
+            logger.debug("ignored an unexpected {} from {}", type(message).__name__, sender)
 
     def _submit(self, trajectory: Trajectory) -> None:
         """Score a trajectory, unless it is being scored already: generators resend unacknowledged ones."""

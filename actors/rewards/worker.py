@@ -105,7 +105,7 @@ def read_row(text: str) -> dict[str, Any]:
     """The row, which a guest may have written. Raises ValueError for anything but a JSON object."""
     row = json.loads(text)
     if not isinstance(row, dict) or not isinstance(row.get(UNREAD, {}), dict):
-        raise ValueError(f"a row must be a JSON object: it is {cut(text, 80)!r}")
+        raise ValueError(f"invalid row: it must be a JSON object, and is {cut(text, 80)!r}")
     return row
 
 

@@ -86,7 +86,7 @@ class HeadSession:
                 "its job is resumed, join that job"
             )
         raise ActorFailed(
-            f"a head must answer a guest within launch.timeout_s = {patience_s:g}: {endpoint} did not; either no job "
+            f"timed out: no answer of the head at {endpoint} within launch.timeout_s = {patience_s:g}; either no job "
             "runs there, or the invitation is outdated (each start of a job writes a new RUN/join.json)"
         )
 

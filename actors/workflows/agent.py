@@ -209,12 +209,12 @@ class Dialogue:
             raise ConfigError(ended.error)
         if ended.returned is None:
             raise WorkflowError(
-                f"an agent must return: that of {self._ask.name} did not: {ended.error}",
+                f"the agent of {self._ask.name} failed: {ended.error}",
                 place=ended.place,
                 trace=ended.trace,
             )
         if not self._n_given:
-            raise WorkflowError(f"an agent must call the model: that of {self._ask.name} ended without a call")
+            raise WorkflowError(f"missing call of the model: the agent of {self._ask.name} ended without a call")
         last = self._conversations[self._latest]
         prompt = str(self._ask.tokenizer.decode(last.ids[: self._n_given]))
         counts = {"n_anew": self._n_anew, "n_killed": self._n_killed, "n_trajectories": len(self._conversations)}
@@ -244,7 +244,7 @@ class Dialogue:
             (call.top_p not in (None, top_p), f"this run samples at top_p {top_p:g}: leave top_p out"),
             (bool(call.tools) and self._agent.tool_calls == "none", "tools need to know how the model writes calls: "
              "leave them out, or set workflow.agent.tool_calls"),
-            (self._n_asked > limit, f"a conversation has at most workflow.agent.max_calls = {limit} calls"),
+            (self._n_asked > limit, f"too many calls: a conversation has at most workflow.agent.max_calls = {limit}"),
         ]  # fmt: skip
         for broken, sentence in rules:
             if broken:

@@ -204,7 +204,7 @@ class ArealWorkflow:
     def _end(self, ended: WorkflowEnded, tokens: RecordedTokens, last: Turn, ask: Ask) -> Episode:
         if ended.error is not None:
             raise WorkflowError(
-                f"an AReaL workflow must return: that of {ask.name} did not: {describe(ended.error)}",
+                f"the AReaL workflow of {ask.name} failed: {describe(ended.error)}",
                 place=place_of(ended.error),
                 trace=trace_of(ended.error),
             )

@@ -29,7 +29,7 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
     module_name, _, name = function.partition(":")
     if not module_name or not name:
         known = '"single_turn", "multi_turn", "tools", "agent", "verifiers:NAME" or "module:Class"'
-        raise ConfigError(f"workflow.function must be {known}: it is {function!r}")
+        raise ConfigError(f"unknown workflow.function {function!r}: it must be {known}")
     try:
         check_not_hidden(module_name)
         module = import_module(module_name)

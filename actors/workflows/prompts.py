@@ -30,7 +30,7 @@ def prompt_of(row: Row, data: DataConfig) -> Question:
     if messages is None:
         return Question(text, [{"role": "user", "content": text}])
     if not data.chat_template:
-        raise ConfigError("a prompt of chat messages needs a chat template: set data.chat_template = true")
+        raise ConfigError("missing chat template: a prompt of chat messages needs it; set data.chat_template = true")
     at = last_user(messages)
     messages[at] = {**messages[at], "content": text}
     whole_text = "\n\n".join(f"{message['role']}: {said(message)}" for message in messages)

@@ -100,8 +100,8 @@ def _split(c: Config) -> list[Rule]:
         ),
         (
             bool(uneven),
-            f"a generator of topology.tensor_parallel = {width} ranks becomes {width} learner ranks: numbers of "
-            f"learners differ by multiples of it, and {', '.join(map(str, [*uneven, counts[0]]))} do not",
+            f"numbers of learners {', '.join(map(str, [*uneven, counts[0]]))} must differ by multiples of "
+            f"topology.tensor_parallel = {width}: a generator of {width} ranks becomes {width} learner ranks",
         ),
         (
             bool(c.engine.urls),

@@ -157,7 +157,7 @@ def _bounds(actor: ActorConfig) -> list[Rule]:
             and actor.correction_action != "mask"
             and correction != "kpop"
             and not (correction == "icepop" and actor.correction_action is None),
-            f'actor.correction_metric = "{actor.correction_metric}" is no weight that could be clamped: set '
+            f'actor.correction_metric = "{actor.correction_metric}" cannot be clamped, since it is not a weight: set '
             'actor.correction_action = "mask"',
         ),
         (
@@ -261,8 +261,8 @@ def _offload(c: Config) -> list[Rule]:
     return [
         (
             kind != "none" and c.topology.gpus_per_host == 0,
-            f'actor.offload = "{kind}" moves memory from a GPU to its host: without topology.gpus_per_host all of it '
-            "is there; remove the key",
+            f'actor.offload = "{kind}" needs GPUs, whose memory it moves to the host: topology.gpus_per_host is 0; '
+            "remove the key",
         ),
         (
             kind == "optimizer" and c.actor.optimizer == "sgd",
@@ -395,8 +395,8 @@ def _frozen_models(c: Config) -> list[Rule]:
         ),
         (
             uses_teacher(actor) and not c.teacher.path,
-            f"{'advantage' if is_distilled else 'distill_coef'} of [actor] asks for distillation, which needs a "
-            "teacher: set teacher.path",
+            f"missing teacher.path: actor.{'advantage' if is_distilled else 'distill_coef'} asks for distillation, "
+            "which needs a teacher",
         ),
         (
             bool(c.teacher.path) and not uses_teacher(actor),

@@ -186,7 +186,7 @@ def _several(data: DataConfig, given: list[str], sets: Collection[str]) -> list[
     return [
         (bool(given), f"one source in [data], or several in [[data.source]]: remove {given} of [data], or the tables"),
         *(rule for number, source in enumerate(data.source, start=1) for rule in _source(source, number)),
-        (bool(twice), f"each [[data.source]] needs a name of its own: set name where {twice} occurs again"),
+        (bool(twice), f"duplicate name of [[data.source]]: {twice}; set name"),
         (bool(both), f"a source and a set of [[evaluate.sets]] need different names: {both} is the name of both"),
     ]
 

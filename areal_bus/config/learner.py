@@ -102,7 +102,7 @@ class ActorConfig(Section):
     behav_imp_weight_mode: Literal["clamp", "mask"] = "clamp"
     """Weights above behav_imp_weight_cap: "clamp" them or "mask" their tokens."""
     correction_action: Literal["clamp", "mask"] | None = None
-    """Outside of the bounds: "clamp" or "mask"; unset, as the next four keys: the correction's own."""
+    """Weights outside of the bounds: "clamp" or "mask" them. Unset (and the next four keys): the correction's own."""
     correction_metric: Literal["ratio", "k1", "k2", "k3", "binary_kl"] | None = None
     """What the bounds apply to."""
     correction_aggregate: Literal["mean", "sum", "max"] | None = None
@@ -202,7 +202,7 @@ class WarmupConfig(Section):
 
 class LearnerConfig(Section):
     loop: str = "ppo"
-    """Training loop: "ppo", or "module:function" beside the config (docs/loop.md)."""
+    """Training loop: "ppo", or "module:function" next to the config (docs/loop.md)."""
     max_tokens_per_mb: int = Field(4096, ge=1)
     """Token budget of a packed micro-batch."""
     gradient_checkpointing: bool = False

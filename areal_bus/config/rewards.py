@@ -62,7 +62,7 @@ class JudgeRewardConfig(Section):
     max_tokens: int = Field(512, ge=1)
     """Longest reply of the judge."""
     max_calls: int | None = Field(None, ge=1)
-    """Calls of a host in the run; later scores are errors."""
+    """Maximum calls per host in the run; later scores are errors."""
 
 
 class RewardModelConfig(Section):
@@ -98,7 +98,7 @@ class RewardConfig(Section):
     function: str = "exact"
     """"exact", "sums", "reverse", "math", "math_verify", "code" (all tests pass), "code_share" (share of them),
     "format", "reasoning_gym", "judge", "url" (your server), "model" (a reward model), "weighted" (sum of reward.terms),
-    "agent" (it returns its reward), or "module:function" beside the config (docs/rewards.md)."""
+    "agent" (it returns its reward), or "module:function" next to the config (docs/rewards.md)."""
     signature: Literal["auto", "named", "trl", "trl_text", "trl_chat", "areal"] = "auto"
     """How your function is called; "auto": by its parameters' names (docs/rewards.md)."""
     url: str = ""
@@ -126,9 +126,9 @@ class RewardConfig(Section):
     workers: int = Field(1, ge=1)
     """Worker processes per reward actor."""
     on_timeout: Literal["refund"] | float = "refund"
-    """After a timeout in training: "refund", or the sample's reward."""
+    """After a timeout in training: "refund", or a reward for the sample."""
     on_error: Literal["refund"] | float = "refund"
-    """After an error in training: "refund", or the sample's reward."""
+    """After an error in training: "refund", or a reward for the sample."""
     partial_groups: bool = False
     """With "refund": train the other samples if at least two have a reward."""
 
@@ -174,7 +174,7 @@ def _terms(reward: RewardConfig, functions: Collection[str]) -> list[Rule]:
             f'reward.terms are read by reward.function = "weighted" only: it is {reward.function!r}',
         ),
         (len(labels) > MAX_PARTS, f"reward.terms has at most {MAX_PARTS} tables: there are {len(labels)}"),
-        (bool(twice), f"each of reward.terms needs a name of its own: set name where {twice[:1]} occurs again"),
+        (bool(twice), f"duplicate name in reward.terms: {twice[:1]}; set name"),
         (
             WEIGHTED in [term.function for term in reward.terms],
             'a term cannot be "weighted" itself: name its terms in reward.terms',

@@ -26,7 +26,7 @@ class RolloutConfig(Section):
     on_update: Literal["recompute", "keep", "drain"] = "recompute"
     """In-flight samples on a weight update: "recompute" or "keep" their KV cache, or "drain" (finish first)."""
     report_tokens: int = Field(64, ge=0)
-    """On a weight update, samples with this many new tokens are reported, for others to continue; 0: off."""
+    """On a weight update, samples with this many new tokens are reported, so that others can continue them; 0: off."""
 
 
 class SimulatedConfig(Section):
@@ -133,7 +133,10 @@ def generation_rules(c: Config) -> list[Rule]:
         ),
         ("" in g.stop, "a text of gconfig.stop has at least one character: one is empty"),
         (bool(odd), f"token ids of gconfig are 0 or more: {odd[:1]} is in stop_token_ids or logit_bias"),
-        (bool(large), f"a gconfig.logit_bias is from -{MOST_BIAS} to {MOST_BIAS}: that of token {large[:1]} is not"),
+        (
+            bool(large),
+            f"gconfig.logit_bias must be from -{MOST_BIAS} to {MOST_BIAS}: that of token {large[:1]} is larger",
+        ),
         (
             not kind_of(c.rollout.engine).takes_logit_controls and changes_logits(g),
             "SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens, and training needs those "

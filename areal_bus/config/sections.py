@@ -184,7 +184,7 @@ class AgentConfig(Section):
 
 class WorkflowConfig(Section):
     function: str = "single_turn"
-    """"single_turn", "multi_turn", "tools", "agent", "verifiers:NAME", or "module:Class" beside the config, AReaL's
+    """"single_turn", "multi_turn", "tools", "agent", "verifiers:NAME", or "module:Class" next to the config, AReaL's
     too (docs/environments.md, docs/agents.md, docs/from-areal.md)."""
     arguments: dict[str, bool | int | float | str] = Field({})
     """Its arguments; reward_fn is the name of a reward or "module:function"."""
@@ -233,7 +233,7 @@ class CheckpointConfig(Section):
     push_to_hub: str = ""
     """Repository "USER/NAME" of the Hugging Face hub for the final model; a new one is private."""
     async_save: bool = True
-    """Write checkpoints beside training, from a copy in host memory."""
+    """Write checkpoints in the background, from a copy in host memory."""
 
 
 class EvaluateSet(Section):

@@ -84,7 +84,7 @@ def _sources(c: Config) -> list[Rule]:
     """Rules for model, data and prompts."""
     builds_prompts = c.workflow.function == WorkflowConfig().function or c.learner.warmup.steps > 0
     return [
-        (not c.model.path and c.model.scratch is None, "a model is needed: set model.path, or add [model.scratch]"),
+        (not c.model.path and c.model.scratch is None, "missing model: set model.path, or add [model.scratch]"),
         (
             bool(c.model.path) and c.model.scratch is not None,
             f"one model only: remove model.path ({c.model.path!r}) or [model.scratch]",
@@ -278,14 +278,17 @@ def _engine(c: Config) -> list[Rule]:
             "the simulated engine does not use the model, so its evaluation is meaningless: set evaluate.before and "
             "evaluate.after to false, and evaluate.every_steps to 0",
         ),
-        (bool(wrong), f'engine.urls are like "http://127.0.0.1:30000": {wrong[0] if wrong else ""!r} is not'),
+        (
+            bool(wrong),
+            f'invalid URL in engine.urls: {wrong[0] if wrong else ""!r}; it must be like "http://127.0.0.1:30000"',
+        ),
         (
             bool(c.engine.urls) and n is not None and len(c.engine.urls) != n,
             f"engine.urls has a server for each generator: {len(c.engine.urls)} for {n} (topology.generators)",
         ),
         (
             len({url.rstrip("/").lower() for url in c.engine.urls}) < len(c.engine.urls),
-            "each generator has a server of its own: engine.urls names one twice",
+            "duplicate server in engine.urls: each generator has its own",
         ),
         (
             kind.is_server and c.engine.start_timeout_s >= c.launch.timeout_s,
@@ -309,8 +312,8 @@ def _profile(c: Config) -> list[Rule]:
     return [
         (
             bool(actor) != (steps is not None),
-            'a recording needs both keys: set profile.actor = "learner-0.0" and profile.steps = [10, 12] (or neither; '
-            "SIGUSR2 records on demand)",
+            'missing profile.actor or profile.steps: set both ("learner-0.0", [10, 12]), or neither '
+            "(SIGUSR2 records on demand)",
         ),
         (
             steps is not None and not 0 <= steps[0] <= steps[1] < c.run.total_train_steps,

@@ -295,7 +295,9 @@ class Evaluation:
 
     def _check(self, uid: int, attempt: int) -> None:
         if uid not in self.leased or attempt != self.attempts[uid]:
-            raise ImpossibleEvent(f"a verdict needs a leased problem; {self.name} {uid} attempt {attempt} is not")
+            raise ImpossibleEvent(
+                f"unexpected verdict: problem {uid} of {self.name} is not leased at attempt {attempt}"
+            )
 
     @property
     def values(self) -> list[Scored]:

@@ -144,7 +144,7 @@ class Head:
     def _on_join(self, sender: str, message: m.Join, now: float) -> None:
         if self.state.phase is Phase.STOPPING:
             self._effects.send(sender, m.Stop("the job is over"))
-            raise ImpossibleEvent("a job that is over cannot be joined")
+            raise ImpossibleEvent("join refused: the job is over")
         check_sender(Role(message.role), message)
         self.lifecycle.join(sender, message, now)
 

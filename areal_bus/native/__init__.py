@@ -68,7 +68,7 @@ def sources(sources_in: Path) -> list[Path]:
 
 @cache
 def _log_no_compiler() -> None:
-    logger.info("no C compiler was found (cc, gcc, clang or $CC): slower torch operations are used")
+    logger.info("C compiler not found (cc, gcc, clang or $CC): slower torch operations are used")
 
 
 def compiler() -> list[str] | None:

@@ -103,7 +103,7 @@ def load(path: Path) -> HeadCheckpoint:
     try:
         return _unpack(_read(path)[1])
     except DAMAGE as error:
-        raise CheckpointError(f"a head checkpoint must be complete: {path}: {error}") from error
+        raise CheckpointError(f"unreadable head checkpoint: {path}: {error}") from error
 
 
 def usable(folder: Path) -> list[int]:

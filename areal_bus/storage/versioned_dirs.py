@@ -62,7 +62,7 @@ def seal(temporary: Path, final: Path, known: Mapping[str, tuple[int, str]] | No
     paths = {name: temporary / name for name in sorted(there | known.keys())}
     for name, (n_bytes, _) in known.items():
         if paths[name].stat().st_size != n_bytes:
-            raise CheckpointError(f"a file of a checkpoint stays as it was written: {paths[name]} has another size")
+            raise CheckpointError(f"size mismatch in a checkpoint: {paths[name]} was changed after it was written")
     files = {}
     for name, path in paths.items():
         n_bytes, digest = known[name] if name in known else (path.stat().st_size, _sha256(path))
@@ -99,7 +99,7 @@ def verify(folder: Path) -> None:
         files: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
         wanted = {name: (entry["bytes"], entry["sha256"]) for name, entry in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"a checkpoint has a readable {MANIFEST}: {folder}: {error}") from error
+        raise CheckpointError(f"unreadable {MANIFEST} of a checkpoint: {folder}: {error}") from error
     if not wanted:
         raise CheckpointError(f"a checkpoint contains files: the manifest of {folder} names none")
     for name, expected in wanted.items():

@@ -145,7 +145,7 @@ class Bus:
     def allow(self, identity: str, public_key: str) -> None:
         """Let this key authenticate that identity ("generator-7"). Raises ConfigError when it is not a key."""
         if self._keys is None:
-            raise ConfigError('a key can be allowed only where connections use keys: here bus.curve is "off"')
+            raise ConfigError('key refused: bus.curve is "off", so connections use none')
         self._keys.allow(identity, public_key)
 
     def silence_s(self, peer: str) -> float:

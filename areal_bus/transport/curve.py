@@ -70,4 +70,4 @@ class Keyring:
 def check(identity: str, public: str) -> None:
     """Raises ConfigError when this is not a public key."""
     if not Z85.fullmatch(public):
-        raise ConfigError(f"a public key is 40 characters of Z85: that of {identity} is {public[:40]!r}")
+        raise ConfigError(f"invalid public key of {identity}: it must be 40 characters of Z85, and is {public[:40]!r}")

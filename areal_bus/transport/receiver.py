@@ -156,7 +156,10 @@ class Receiver:
         connection = first.bytes
         held = self.clients.get(name, connection)
         if not name:
-            reason, rule = "name", f"an identity is an actor's name and a random number; got {connection[:40]!r}"
+            reason, rule = (
+                "name",
+                f"invalid identity: it must be an actor's name and a random number; got {connection[:40]!r}",
+            )
         elif name == Role.HEAD:  # a client must not pass for the head
             reason, rule = "name", "the head listens, and no client may use its name"
         elif self._keys is not None and not self._keys.authenticates(property_of(first, "User-Id") or "", name):
@@ -165,9 +168,9 @@ class Receiver:
                 f"a key authenticates the actors of its own rank only; this key does not authenticate {name}",
             )
         elif held != connection and is_connected(router, held):
-            reason, rule = "taken", f"a name has one connection at a time; {name} has another one"
+            reason, rule = "taken", f"name in use: {name} has another connection"
         elif name not in self.clients and (other := self._other_incarnation(router, name)):
-            reason, rule = "taken", f"a guest has one connection at a time; {name} would replace {other}"
+            reason, rule = "taken", f"name in use: {name} would replace {other}, a connected guest"
         else:
             return True
         self._rejections.add(known_as, reason, rule, connection=connection)
@@ -189,7 +192,7 @@ class Receiver:
         """All messages of one ZeroMQ message; none when one of them is rejected."""
         try:
             if len(frames) > wire.MAX_FRAMES:
-                raise WireError(f"a message has at most {wire.MAX_FRAMES} frames; this one has more", "frames")
+                raise WireError(f"too many frames: a message has at most {wire.MAX_FRAMES}", "frames")
             whole = [(part, wire.decode(part, job=self._job)) for part in bundle.split(frames)]
             for _, message in whole:
                 self._authorise(name, message)

@@ -82,11 +82,13 @@ class Manifest:
             manifest = Manifest(int(value["version"]), entries, checksums, int(value["bucket_bytes"]), n_bytes)
             announced = (value["digest"], value["n_bytes"])
         except (KeyError, TypeError, ValueError) as error:
-            raise PushFailed(f"a manifest has names, shapes, dtypes and checksums: {text[:200]!r}") from error
+            raise PushFailed(
+                f"invalid manifest: it must have names, shapes, dtypes and checksums: {text[:200]!r}"
+            ) from error
         if announced != (manifest.digest, n_bytes) or manifest.bucket_bytes < 1:
             raise PushFailed(
-                f"a manifest must agree with its own digest and size: {announced[0]}, {announced[1]} bytes announced, "
-                f"{manifest.digest}, {n_bytes} bytes computed, in buckets of {manifest.bucket_bytes}"
+                f"mismatch within a manifest: {announced[0]}, {announced[1]} bytes announced; {manifest.digest}, "
+                f"{n_bytes} bytes computed, in buckets of {manifest.bucket_bytes}"
             )
         return manifest
 

@@ -126,7 +126,7 @@ def join_store(endpoint: str, timeout_s: float) -> TCPStore:
         limit = timedelta(seconds=max(timeout_s, 1.0))
         return TCPStore(host, int(port), is_master=False, timeout=limit, wait_for_workers=False)
     except (OSError, ValueError, RuntimeError) as error:
-        raise PushFailed(f"a member must reach the root's store: {endpoint!r}: {brief(error)}") from error
+        raise PushFailed(f"cannot reach the store of learner 0: {endpoint!r}: {brief(error)}") from error
 
 
 class StoreListener:
@@ -137,7 +137,7 @@ class StoreListener:
         self._address = str(_numeric(address)) if address else ""
         self._interface = interface
         if not address and not interface:
-            raise ConfigError("collectives need one named interface: neither an address nor an interface is given")
+            raise ConfigError("missing interface: collectives need an address or one named interface")
 
     @cached_property
     def device(self) -> Any:

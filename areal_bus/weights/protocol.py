@@ -68,7 +68,9 @@ class Announcement:
             if offer is not None:
                 offer = SnapshotOffer(MemoryPlace(**offer["place"]), dict(offer["handle"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise PushFailed(f"an announcement has a manifest and an offer of memory: {text[:200]!r}") from error
+            raise PushFailed(
+                f"invalid announcement: it must have a manifest and an offer of memory: {text[:200]!r}"
+            ) from error
         return Announcement(manifest, offer)
 
 
@@ -94,7 +96,9 @@ class MemberReady:
             return MemberReady(str(value["name"]), str(value["group"]), place, pid_of(value["pid"]), held)
         except (KeyError, TypeError, ValueError) as error:
             shown = repr(text[:200])
-            raise PushFailed(f"a ready report has a name, a group, a place and a pid: {shown}") from error
+            raise PushFailed(
+                f"invalid ready report: it must have a name, a group, a place and a pid: {shown}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +129,13 @@ class PushGo:
         value = decoded(text)
         group, delta = value.get("group"), value.get("delta")
         if not isinstance(group, str):
-            raise PushFailed(f"a go message has a group, possibly empty: {text[:200]!r}")
+            raise PushFailed(f"missing group in a go message (it may be empty): {text[:200]!r}")
         try:
             header = None if delta is None else DeltaHeader(int(delta["n_bytes"]), tuple(map(str, delta["bases"])))
         except (KeyError, TypeError, ValueError) as error:
-            raise PushFailed(f"a go message with a delta has its size and its bases: {text[:200]!r}") from error
+            raise PushFailed(
+                f"invalid delta in a go message: {text[:200]!r}; it must have its size and bases"
+            ) from error
         return PushGo(group, header)
 
 

@@ -292,7 +292,7 @@ class WeightReceiver:
         difference = None if expect is None else first_difference(expect, manifest)
         if difference is not None or manifest.version != begin.version:
             difference = difference or f"version {manifest.version} was announced for version {begin.version}"
-            raise PushFailed(f"a push must send the model that its members hold: {difference}")
+            raise PushFailed(f"model mismatch in a push: {difference}")
         buffers = ReceiveBuffers(manifest, into, self._device)
         place, memory = self._open(announced.offer, manifest.n_bytes, waits)
         held = "" if base is None or base.digest == self._rejected else base.digest
@@ -316,7 +316,7 @@ class WeightReceiver:
             return buffers
         if base is None or base.digest not in delta.bases:
             held = "none" if base is None else f"version {base.version}, {base.digest}"
-            raise PushFailed(f"a delta must start from weights that its members hold: {self.name} holds {held}")
+            raise PushFailed(f"version mismatch of a delta: {self.name} holds {held}")
         return DeltaBuffers(delta.n_bytes, base, manifest, buffers)
 
     def _open(self, offer: SnapshotOffer | None, n_bytes: int, waits: PushWaits) -> tuple[MemoryPlace, Opened | None]:
@@ -329,7 +329,7 @@ class WeightReceiver:
         except PushFailed as error:  # hidden by a mount or a policy
             waits.check(lambda: "the root's memory")  # after an aborted push it may be gone
             if not self._has_warned:
-                logger.warning("{}: shared memory cannot be used, weights are sent over gloo: {}", self.name, error)
+                logger.warning("{}: cannot use shared memory, so weights come over gloo: {}", self.name, error)
             self._has_warned = True
             return MemoryPlace(f"{self.name} of {here.realm}", here.device, f"{here.host} ({error})"), None
 

@@ -122,11 +122,11 @@ def open_memory(handle: Handle, n_bytes: int, device: torch.device) -> Opened:
         view = _open_host(handle) if kind == "host" else None
         opened = _open_cuda(handle, device) if view is None else torch.frombuffer(view, dtype=torch.uint8)
     except (KeyError, TypeError, ValueError) as error:
-        raise PushFailed(f"a handle of shared memory has all its fields: {str(handle)[:300]}") from error
+        raise PushFailed(f"missing or invalid field in a handle of shared memory: {str(handle)[:300]}") from error
     except (OSError, RuntimeError) as error:
-        raise PushFailed(f"a member must be able to open the root's memory: {handle}: {brief(error)}") from error
+        raise PushFailed(f"cannot open the shared memory of learner 0: {handle}: {brief(error)}") from error
     if len(opened) < n_bytes:
-        raise PushFailed(f"shared memory must hold the manifest's {n_bytes} bytes: it has {len(opened)}")
+        raise PushFailed(f"shared memory too small: {len(opened)} bytes, and the manifest has {n_bytes}")
     return Opened(opened[:n_bytes], view)
 
 

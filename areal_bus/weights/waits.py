@@ -167,7 +167,7 @@ class PushWaits:
             raise self.aborted(reason)
         if time.monotonic() >= self._deadline:
             raise PushFailed(
-                f"{self._what} must be complete {self._timeout_s:g} s after its start; it waits for {waits_for()}"
+                f"timed out: {self._what} is not complete after {self._timeout_s:g} s; it waits for {waits_for()}"
             )
 
     def aborted(self, reason: str) -> PushFailed:

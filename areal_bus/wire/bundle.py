@@ -43,7 +43,7 @@ def split(frames: Sequence[bytes]) -> list[Sequence[bytes]]:
     if not frames or frames[0] != MARK:
         return [frames]
     if len(frames) != N_FRAMES:
-        raise WireError(f"a bundle has {N_FRAMES} frames; this one has {len(frames)}", "frames")
+        raise WireError(f"invalid bundle of {len(frames)} frames: it must have {N_FRAMES}", "frames")
     _, counts, lengths, joined = frames
     sizes = _sizes(counts, lengths, joined)
     pieces = [joined[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
@@ -67,7 +67,7 @@ def _together(messages: Iterable[Frames]) -> list[Frames]:
 def _sizes(counts: bytes, lengths: bytes, joined: bytes) -> tuple[int, ...]:
     """Length of each frame. Raises WireError when a limit is exceeded or the numbers disagree."""
     if not 2 <= len(counts) <= MAX_MESSAGES:
-        raise WireError(f"a bundle has 2 to {MAX_MESSAGES} messages; this one has {len(counts)}", "size")
+        raise WireError(f"invalid bundle of {len(counts)} messages: it must have 2 to {MAX_MESSAGES}", "size")
     if len(joined) > MAX_BYTES:
         raise WireError(f"the messages of a bundle have at most {MAX_BYTES} bytes; these have {len(joined)}", "size")
     if not 1 <= min(counts) <= max(counts) <= MAX_FRAMES:

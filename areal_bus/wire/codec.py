@@ -68,7 +68,7 @@ def _encoded(message: Message, job: str) -> list[bytes]:
 def decode(frames: Sequence[bytes], *, job: str) -> Message:
     """The decoded message. Raises WireError with the violated rule."""
     if not frames:
-        raise WireError("a message has a header frame; got no frame", "frames")
+        raise WireError("missing header frame of a message", "frames")
     header, *raw = frames
     n_containers = check_cost(header)
     lengths = list(map(len, raw))
@@ -83,7 +83,7 @@ def decode(frames: Sequence[bytes], *, job: str) -> Message:
             for at in schema.names_at:
                 values[at] = _as_names(values[at])
         except UnicodeDecodeError:
-            raise WireError("a text frame is UTF-8", "text") from None
+            raise WireError("invalid text frame: it must be UTF-8", "text") from None
     message: Message = schema.kind(*values)
     return message
 
@@ -171,9 +171,9 @@ def _check_envelope(header: dict[str, Any], job: str) -> tuple[type, dict[str, A
     if header["p"] != PROTOCOL:  # checked first: another protocol may have another header
         raise WireError(f"both sides must use protocol {PROTOCOL}; the peer uses {_show(header['p'])}", "protocol")
     if header.keys() != PARTS or type(header["f"]) is not dict:
-        raise WireError("a header is a map of p, j, k, f and n", "header")
+        raise WireError("invalid header: it must be a map of p, j, k, f and n", "header")
     if not (type(header["j"]) is str and type(header["k"]) is str):
-        raise WireError("a header's j and k are strings", "header")
+        raise WireError("invalid header: j and k must be strings", "header")
     if header["j"] != job:
         raise WireError(f"only messages of job {job!r} are accepted; this one is of {_show(header['j'])}", "job")
     kind = KINDS.get(header["k"])
@@ -194,7 +194,7 @@ def _check_frames(schema: Schema, fields: Mapping[str, Any], frames: Sequence[by
         if n_ids > MAX_ARRAY_BYTES or n_ids % 4:
             raise _bad_array(n_ids)
         if not frames[0][3::4].isascii():
-            raise WireError("an int32 frame has numbers of at least 0; one is negative", "numbers")
+            raise WireError("negative number in an int32 frame", "numbers")
         if n_logps > MAX_ARRAY_BYTES or n_logps % 4:
             raise _bad_array(n_logps)
         _check_finite(frames[1])
@@ -202,7 +202,9 @@ def _check_frames(schema: Schema, fields: Mapping[str, Any], frames: Sequence[by
         n_text -= lengths[-1]
         _check_fields(frames[-1], lengths[1])
     if n_text > MAX_TEXT_BYTES:
-        raise WireError(f"the text of a message is at most {MAX_TEXT_BYTES} bytes; this one has {n_text}", "size")
+        raise WireError(
+            f"text too large: the message has {n_text} bytes, and at most {MAX_TEXT_BYTES} are allowed", "size"
+        )
     if schema.has_tokens:
         _check_lengths(fields, lengths)
     for at in schema.names_at:
@@ -253,8 +255,8 @@ def _check_turns(turns: bytes) -> None:
 
 def _bad_array(n: int) -> WireError:
     if n > MAX_ARRAY_BYTES:
-        return WireError(f"an array frame is at most {MAX_ARRAY_BYTES} bytes; this one has {n}", "size")
-    return WireError(f"an array frame has whole 4-byte numbers; this one has {n} bytes", "frames")
+        return WireError(f"array frame too large: {n} bytes, and at most {MAX_ARRAY_BYTES} are allowed", "size")
+    return WireError(f"invalid array frame of {n} bytes: it must have whole 4-byte numbers", "frames")
 
 
 def _check_lengths(fields: Mapping[str, Any], lengths: Sequence[int]) -> None:

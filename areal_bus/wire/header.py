@@ -59,11 +59,11 @@ def unpack_checked(packed: bytes, n_containers: int) -> dict[str, Any]:
     except WireError:
         raise
     except UNPACK_ERRORS as error:
-        raise WireError(f"a header is one msgpack map: {type(error).__name__}", "header") from None
+        raise WireError(f"invalid header, not one msgpack map: {type(error).__name__}", "header") from None
     if type(header) is not dict:
-        raise WireError("a header is one msgpack map", "header")
+        raise WireError("invalid header, not one msgpack map", "header")
     if n_containers > MAX_DEPTH and _is_deeper(header, MAX_DEPTH):
-        raise WireError(f"a header is nested at most {MAX_DEPTH} deep", "depth")
+        raise WireError(f"header nested too deep: at most {MAX_DEPTH} levels are allowed", "depth")
     return header
 
 
@@ -86,7 +86,9 @@ def check_cost(packed: bytes, kind: str = "one") -> int:
     """
     n_bytes = len(packed)
     if n_bytes > MAX_HEADER_BYTES:
-        raise WireError(f"a header is at most {MAX_HEADER_BYTES} bytes; this {kind} has {n_bytes}", "size")
+        raise WireError(
+            f"header too large: this {kind} has {n_bytes} bytes, and at most {MAX_HEADER_BYTES} are allowed", "size"
+        )
     n_containers = count_containers(packed)
     if 144 * n_bytes + n_containers * (MAP + ITEM * n_bytes) > MAX_OBJECT_BYTES:
         _walk(packed)
@@ -109,7 +111,7 @@ def _walk(packed: bytes) -> None:
         if n_values:
             remaining.append(n_values)
             if len(remaining) > MAX_DEPTH:
-                raise WireError(f"a header is nested at most {MAX_DEPTH} deep", "depth")
+                raise WireError(f"header nested too deep: at most {MAX_DEPTH} levels are allowed", "depth")
 
 
 def _value(packed: bytes, at: int) -> tuple[int, int, int]:
@@ -124,7 +126,7 @@ def _value(packed: bytes, at: int) -> tuple[int, int, int]:
     if first < 0xC0:
         return _string(packed, at + 1, first & 0x1F, 1)
     if first in EXT:
-        raise WireError(f"a header has no ext types; this one has 0x{first:02x}", "ext")
+        raise WireError(f"ext type in a header: 0x{first:02x}", "ext")
     width = WIDTHS.get(first, 0)
     if not width:
         return 0, 1, NUMBER  # nil, false, true, and the invalid 0xC1: no object, but a step of this loop
@@ -150,12 +152,12 @@ def _string(packed: bytes, start: int, n: int, n_bytes: int) -> tuple[int, int, 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise WireError("a header has no duplicate keys", "header")
+        raise WireError("duplicate key in a header", "header")
     return made
 
 
 def _no_ext(code: int, _data: bytes) -> Any:
-    raise WireError(f"a header has no ext types; this one has type {code}", "ext")
+    raise WireError(f"ext type in a header: type {code}", "ext")
 
 
 def _is_deeper(container: dict[str, Any] | list[Any], levels: int) -> bool:

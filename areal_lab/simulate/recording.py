@@ -148,8 +148,8 @@ def measured_updates(where: Run, head: Sequence[Line], config: Config) -> list[L
     updates = [line for line in head if line["event"] == "update"][settle:]
     if len(updates) <= MIN_UPDATES:
         raise ConfigError(
-            f"a measurement needs more than {MIN_UPDATES} updates after a warm-up of {settle}: {where.folder} has "
-            f"{len(updates)}"
+            f"too few updates in {where.folder}: {len(updates)} after a warm-up of {settle}, and a measurement needs "
+            f"more than {MIN_UPDATES}"
         )
     return updates
 
@@ -169,7 +169,7 @@ def check_parts(
     for part, is_there in parts:
         if not is_there:
             raise ConfigError(
-                f"a measurement needs the journals of all actors in one folder: {where.folder} has no {part}"
+                f"missing journal: {where.folder} has no {part}; a measurement needs all actors' journals in one folder"
             )
 
 

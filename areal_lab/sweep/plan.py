@@ -173,7 +173,7 @@ def _block_jobs(sweep: SweepFile, block: Block, folder: Path) -> Iterator[Job]:
     }
     points |= {axis: list(variants.items()) for axis, variants in (sweep.variants | block.variants).items()}
     if empty := [axis for axis, values in points.items() if not values]:
-        raise ConfigError(f"an axis needs at least one value: {empty[0]} has none")
+        raise ConfigError(f"missing values of the axis {empty[0]}: an axis needs at least one")
     labels: list[tuple[str, str, Keys]] = [(axis, value, {}) for axis, value in (sweep.labels | block.labels).items()]
     for chosen in product(*[[(axis, name, keys) for name, keys in values] for axis, values in points.items()]):
         cell = {axis: name for axis, name, _ in [*labels, *chosen]}
@@ -190,7 +190,7 @@ def seeds_of(seeds: int | list[int]) -> list[int]:
     """A number n means seeds 1 to n. Raises ConfigError when there is none."""
     found = list(range(1, seeds + 1)) if isinstance(seeds, int) else seeds
     if not found:
-        raise ConfigError(f"a sweep has at least one seed: seeds = {seeds}")
+        raise ConfigError(f"missing seeds of a sweep: seeds = {seeds}")
     return found
 
 

@@ -50,7 +50,7 @@ def read_result(job: Job, folder: Path, *, metric: str, wall_s: float) -> Result
             updates.append(line)
     after = evaluations.get("after")
     if after is None or not isinstance(after.get(metric), int | float):
-        raise ConfigError(f"a job's score is {metric} of its last evaluation, and {folder} has none")
+        raise ConfigError(f"missing {metric} of the evaluation after training in {folder}: it is the score of a job")
     last = updates[-max(1, round(len(updates) * LAST_SHARE)) :]
     return Result(
         job.digest,

@@ -146,7 +146,7 @@ def update(actor: PPOActor, name: str, size: Size) -> None:
 
 
 def memory(size: Size) -> Iterator[Figures]:
-    """(a) The peak of a learner's update and of an engine at work, beside the plan of --dry-run."""
+    """(a) The peak of a learner's update and of an engine at work, compared with the plan of --dry-run."""
     for name in size.shapes:
         config = settings(size, checkpointing=True)
         for role in (Role.LEARNER, Role.GENERATOR):
@@ -246,7 +246,7 @@ def swap(size: Size) -> Iterator[Figures]:
 
 
 def share(size: Size) -> Iterator[Figures]:
-    """(e) Learner and engine on one device at once, beside each alone."""
+    """(e) Learner and engine on one device at once, compared with each alone."""
     name = size.shapes[0]
     words = [sys.executable, "-m", "benchmarks.gpu.parts", "decoder", size.device, "quick" if size.is_quick else "full"]
 
@@ -298,7 +298,7 @@ def decoder(size: Size) -> Iterator[Figures]:
 
 
 def mismatch(size: Size) -> Iterator[Figures]:
-    """(f) Log-probs of the engine beside those of the learner for the same tokens and weights, by position."""
+    """(f) Log-probs of the engine and of the learner for the same tokens and weights, by position."""
     for name in size.shapes:
         n_live = max(size.live[-2], 4)
         running = engine(name, size, n_live)
@@ -377,7 +377,7 @@ def learn(size: Size) -> Iterator[Figures]:
 
 
 def prove(size: Size) -> Iterator[Figures]:
-    """(h) The ring at eta = 0 beside the plain synchronous loop: `areal-bus prove` (docs/prove.md)."""
+    """(h) The ring at eta = 0 compared with the plain synchronous loop: `areal-bus prove` (docs/prove.md)."""
     with tempfile.TemporaryDirectory() as folder:
         words = [word for one in on_device(size) for word in ("--set", one)]
         config, steps = str(ROOT / "configs" / "tiny.toml"), "1" if size.is_quick else "4"

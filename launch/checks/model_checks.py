@@ -86,7 +86,7 @@ def check_token_ids(config: Config, vocabulary: int) -> None:
     found = {"stop_token_ids": config.gconfig.stop_token_ids, "logit_bias": tuple(config.gconfig.logit_bias)}
     for key, ids in found.items():
         if large := [token for token in ids if token >= vocabulary]:
-            raise ConfigError(f"gconfig.{key} must name token ids below {vocabulary} (the model's): {large[0]} is not")
+            raise ConfigError(f"unknown token id {large[0]} in gconfig.{key}: the model has {vocabulary} tokens")
 
 
 def check_tokenizer(config: Config, model: str) -> None:

@@ -95,10 +95,10 @@ def main(words: Sequence[str]) -> int:
 def write_starter(folder: Path) -> list[str]:
     """Write the files; returns their names. Raises ConfigError unless the folder is new or empty."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"init writes into a new or empty folder: {folder} is a file")
+        raise ConfigError(f"not a folder: {folder} is a file; init writes into a new or empty one")
     if folder.is_dir() and (there := sorted(path.name for path in folder.iterdir())):
         names = ", ".join(there[:3]) + (f" and {len(there) - 3} more" if len(there) > 3 else "")
-        raise ConfigError(f"init writes into a new or empty folder: {folder} has {names}")
+        raise ConfigError(f"folder not empty: {folder} has {names}; init writes into a new or empty one")
     rows = make_rows(N_TRAIN + N_HELD_OUT)
     files = {
         CONFIG: SETTINGS.format(folder=folder),

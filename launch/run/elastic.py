@@ -84,7 +84,7 @@ def check_endpoint(url: str) -> None:
     if found["host"] and found["host"].startswith("["):
         raise ConfigError(f"IPv6 is not supported: {url}; give the IPv4 address or the name of the head's host")
     if found["path"] and not Path(found["path"]).is_socket():
-        raise ConfigError(f"only a running job can be joined: no head listens at {url}")
+        raise ConfigError(f"no head listens at {url}: only a running job can be joined")
     try:
         if found["host"]:
             socket.getaddrinfo(found["host"], int(found["port"]), socket.AF_INET)
@@ -136,9 +136,9 @@ def guest_context(fields: dict[str, Any]) -> Context:
     host, is_same = fields.pop("host"), fields.pop("machine") == machine()
     run = Path(fields["run_folder"])
     if not run.is_dir():
-        raise ConfigError(f"a guest must see the run's folder under the job's path: {run} does not exist here")
+        raise ConfigError(f"missing run folder {run} on this host: a guest must see it under the job's path")
     if summary_exists(run, fields["job"]):
-        raise ConfigError(f"only a running job can be joined: {run} has ended")
+        raise ConfigError(f"the job of {run} has ended: only a running job can be joined")
     if is_same and is_locked(run) is False:
         raise ConfigError(
             f"the job of {run} is not running: only a running job can be joined (--resume {shlex.quote(str(run))} "

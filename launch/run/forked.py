@@ -53,7 +53,7 @@ class ForkedProcess:
     ) -> None:
         """`name`: in ps; `keep`: descriptors that stay. Own session. Raises ArealBusError with threads, and OSError."""
         if (n := n_threads()) != 1:
-            raise ArealBusError(f"a process forks while it has one thread: it has {n}")
+            raise ArealBusError(f"too many threads for a fork: a process must have one, and has {n}")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         parent = os.getpid()

@@ -176,9 +176,9 @@ UNFIT: dict[str, list[tuple[dict[str, Any], str]]] = {
             EXACT | {"tools": "mine:nothing"},
             r"missing function 'nothing' in module 'mine' \(workflow.arguments.tools\)",
         ),
-        (EXACT | {"tools": "mine:nameless"}, "must be a function with a name"),
+        (EXACT | {"tools": "mine:nameless"}, "invalid tool"),
         (EXACT | {"tools": "mine:lookup, mine:lookup"}, "'lookup' occurs twice"),
-        (EXACT | {"tools": "mine:takes_list"}, "must be of type str, int, float or bool"),
+        (EXACT | {"tools": "mine:takes_list"}, "its type must be str, int, float or bool"),
     ],
 }
 

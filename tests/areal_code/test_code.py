@@ -201,7 +201,7 @@ def test_compressed_private_tests_are_read_without_unpickling(tmp_path: Path) ->
     for hostile in (Hostile(), [json.dumps(tests), Hostile()], ["a", "b"], {"a": 1}, b"[]", 3):
         for protocol in range(6):
             text = base64.b64encode(zlib.compress(pickle.dumps(hostile, protocol))).decode()
-            with pytest.raises(ValueError, match="compressed tests must be one pickled string"):
+            with pytest.raises(ValueError, match="compressed tests"):
                 unpacked(text)
     assert not (tmp_path / "hacked").exists()
 
@@ -361,7 +361,7 @@ def test_a_program_on_stdin_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ({"question": "", "answer": ""}, "needs tests: .* it has answer, question"),
+        ({"question": "", "answer": ""}, "missing tests .* it has answer, question"),
         ({"input_output": "{no json"}, "input_output must be JSON"),
         ({"input_output": {"inputs": [1], "outputs": []}}, "of the same length"),
         ({"tests": [{"input": "1"}]}, "tests with input and output"),

@@ -231,11 +231,11 @@ def test_any_part_of_a_file_is_converted_to_settings_that_go_together(data: st.D
         ("a: [", [], "valid YAML"),
         ("- 1", [], "settings by name"),
         ("", [], "holds nothing"),
-        ("epochs: 3", [], "do not tell whose settings"),
+        ("epochs: 3", [], "unknown origin"),
         ("epochs: 3", ["--from", "trl"], "no key of .* is one"),
         ("learning_rate: fast", [], "learning_rate is no value that TRL accepts: it is 'fast'"),
         ("gconfig: {n_samples: 1.5}\nrollout: {x: 1}", [], "gconfig.n_samples is no value that AReaL accepts"),
-        ("algorithm: {lam: '${algorithm.lam}'}", [], "references must end"),
+        ("algorithm: {lam: '${algorithm.lam}'}", [], "endless reference"),
         ("learning_rate: -1.0", [], "do not go together here: actor.lr must be a number, above 0"),
     ],
 )

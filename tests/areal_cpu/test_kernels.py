@@ -122,7 +122,7 @@ def test_without_a_compiler_no_library_is_loaded_and_a_warning_is_logged() -> No
         "from areal_cpu.build import applies, library\n"
         "assert library() is None and not applies(torch.float32, torch.device('cpu'))"
     )
-    assert "no C compiler was found" in run(code, PATH="/nowhere")
+    assert "C compiler not found" in run(code, PATH="/nowhere")
 
 
 @pytest.mark.slow

@@ -49,8 +49,8 @@ def areal_bus(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("--versio", "the nearest is --version"),
         ("frobnicate", "there is no command 'frobnicate': the commands are demo, init, run, serve, doctor"),
         ("init", "init takes the name of one new folder"),
-        ("init full", "init writes into a new or empty folder: full has a, b, c and 1 more"),
-        ("init full/a", "init writes into a new or empty folder: full/a is a file"),
+        ("init full", "folder not empty: full has a, b, c and 1 more"),
+        ("init full/a", "not a folder: full/a is a file"),
         ("init full/a/b", "init writes into a folder: full/a/b: Not a directory"),
         ("run", "missing config file: areal-bus run configs/tiny.toml"),
         ("run nowhere.toml", "the config must be an existing TOML file: nowhere.toml is not there\n"),
@@ -62,7 +62,7 @@ def areal_bus(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("run tiny -np 3 --set run.nme=a", "run.nme"),
         ("run --resume runs/gone", "--resume takes the folder of a run"),
         ("simulate configs/tinny.toml", "did you mean configs/tiny.toml?"),
-        ("samples runs/gone", "a run is a folder with a journal"),
+        ("samples runs/gone", "missing run folder"),
     ],
 )
 def test_wrong_input_ends_with_one_sentence_and_code_2(

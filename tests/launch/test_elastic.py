@@ -93,7 +93,7 @@ def test_each_guest_gets_its_own_index(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"run_folder": "/not/there"}, "does not exist here"), ({"head": "ipc:///tmp/x"}, 'bus.transport = "tcp"')],
+    [({"run_folder": "/not/there"}, "missing run folder"), ({"head": "ipc:///tmp/x"}, 'bus.transport = "tcp"')],
 )
 def test_a_guest_that_cannot_join_is_refused_with_the_reason(
     run: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str

@@ -275,7 +275,7 @@ def test_the_command_prints_rule_values_advice_and_samples_as_plain_text(tmp_pat
 
 
 def test_bad_input_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a run is a folder with a journal"):
+    with pytest.raises(ConfigError, match="missing journal"):
         alarms.main([str(tmp_path)])
     (tmp_path / "config.json").write_text('{"watch": {"console": "perhaps"}}')
     with pytest.raises(ConfigError, match=r"watch\.console: Input should be a valid boolean"):

@@ -406,14 +406,14 @@ def test_a_journal_that_lacks_fields_gives_a_page_without_its_breakdown(journals
 @pytest.mark.parametrize(
     ("names", "rule"),
     [
-        (["empty"], "a run is a folder with a journal"),
+        (["empty"], "missing journal"),
         (["nowhere"], "nowhere does not exist"),
-        (["run", "run"], "a comparison needs different runs"),
+        (["run", "run"], "duplicate run"),
         (["old"], "has schema 2"),
         (["run", "--x", "lr"], "must be a sweep's folder"),
         (["run", "--output", "nowhere/a.html"], "the report must be writable"),
         (["sweep", "run"], "a sweep has a report of its own"),
-        (["sweep"], "results.jsonl has none"),
+        (["sweep"], "results.jsonl has no line"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -52,7 +52,7 @@ def test_a_run_is_found_by_folder_by_name_and_as_the_latest(tmp_path: Path, monk
 
 
 def test_a_folder_without_a_journal_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"a run is a folder with a journal: .* has no ROLE-RANK.INC.jsonl"):
+    with pytest.raises(ConfigError, match=r"missing journal: .* has no ROLE-RANK.INC.jsonl"):
         run.find(str(tmp_path))
     with pytest.raises(ConfigError, match="nowhere does not exist"):
         run.find(str(tmp_path / "nowhere"))
@@ -66,7 +66,7 @@ def test_a_tool_without_a_run_ends_with_an_error_line_and_code_2(tool: str, tmp_
     )
     assert told.returncode == 2
     assert told.stdout == ""
-    assert told.stderr == ("error: a run is a folder with a journal: runs/latest does not exist; name a run's folder\n")
+    assert told.stderr == ("error: missing run folder: runs/latest does not exist; name a run's folder\n")
 
 
 def test_the_journal_is_found_in_the_folder_that_the_config_names(tmp_path: Path) -> None:

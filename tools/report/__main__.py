@@ -97,7 +97,7 @@ def names_of(found: Sequence[Run]) -> list[str]:
     whole = [where.folder.resolve() for where in found]
     twice = [folder for folder, n in Counter(whole).items() if n > 1]
     if twice:
-        raise ConfigError(f"a comparison needs different runs: {twice[0]} is named twice")
+        raise ConfigError(f"duplicate run: {twice[0]} is named twice, and a comparison needs different runs")
     for names in ([folder.name for folder in whole], [f"{folder.parent.name}/{folder.name}" for folder in whole]):
         if len(set(names)) == len(names):
             return names

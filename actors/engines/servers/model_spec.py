@@ -59,7 +59,9 @@ class ModelSpec:
         odd = sorted(tensors.keys() ^ self.parameters.keys())
         odd = odd or [name for name, form in self.parameters.items() if tensors[name].shape != form.shape]
         if odd:
-            raise EngineError(f"an update brings every weight of the model and no other: {len(odd)} differ ({odd[0]})")
+            raise EngineError(
+                f"mismatch of {len(odd)} weights in an update (first {odd[0]}): it must hold the weights of the model"
+            )
 
 
 def shape_of(model: Any) -> ModelSpec:

@@ -170,7 +170,7 @@ def checked(key: str, name: str, call: Callable[[], Any], n: int) -> Tensor:
     try:
         result = call()
     except Exception as error:
-        raise ConfigError(f'actor.{key} = "{name}" must take the example of five tokens: {cause(error)}') from error
+        raise ConfigError(f'actor.{key} = "{name}" failed on the example of five tokens: {cause(error)}') from error
     refuse(key, name, result, n)
     return result  # type: ignore[no-any-return]
 
@@ -178,9 +178,9 @@ def checked(key: str, name: str, call: Callable[[], Any], n: int) -> Tensor:
 def check_shape(key: str, name: str, result: Any, n: int) -> None:
     """Raises ConfigError unless `result` is a tensor of `n` numbers."""
     if not isinstance(result, Tensor):
-        raise ConfigError(f'actor.{key} = "{name}" returns a tensor: got {type(result).__name__}')
+        raise ConfigError(f'actor.{key} = "{name}" must return a tensor: it returned a {type(result).__name__}')
     if result.shape != (n,):
-        raise ConfigError(f'actor.{key} = "{name}" returns shape ({n},) here: got {tuple(result.shape)}')
+        raise ConfigError(f'actor.{key} = "{name}" must return shape ({n},): it returned {tuple(result.shape)}')
 
 
 def check_loss(name: str, n: int, losses_N: Any, statistics: Statistics, wanted: Sequence[str]) -> None:
@@ -188,7 +188,7 @@ def check_loss(name: str, n: int, losses_N: Any, statistics: Statistics, wanted:
     check_shape("loss", name, losses_N, n)
     if sorted(statistics) != list(wanted):
         raise ConfigError(
-            f'actor.loss = "{name}" returns the same statistics each time: {list(wanted)} on the example, '
+            f'actor.loss = "{name}" must return the same statistics each time: {list(wanted)} on the example, '
             f"{sorted(statistics)} on a batch"
         )
     for key, values in statistics.items():
@@ -237,7 +237,9 @@ def refuse(key: str, name: str, result: Any, n: int) -> None:
     """Raises ConfigError unless `result` is a tensor of `n` finite numbers."""
     check_shape(key, name, result, n)
     if not bool(torch.isfinite(result).all()):
-        raise ConfigError(f'actor.{key} = "{name}" returns finite numbers: got {result.tolist()} on the example')
+        raise ConfigError(
+            f'actor.{key} = "{name}" must return finite numbers: it returned {result.tolist()} on the example'
+        )
 
 
 def checked_loss(algorithm: Algorithm, tokens: Tokens) -> tuple[Tensor, Statistics]:

@@ -103,7 +103,8 @@ class PendingCheckpoint:
     def _write_files(self, files: dict[str, Any]) -> None:
         if not self.building.is_dir():
             raise OSError(
-                f"{self.building} is not seen here: run.folder is on a file system that the hosts of all learners share"
+                f"missing folder {self.building} on this host: run.folder must be on a file system that the hosts of "
+                "all learners share"
             )
         files.update(self.shard.write(self.building))
         for model in self.models:
@@ -191,7 +192,7 @@ def _begin(final: Path, ranks: LearnerRanks, folders: list[str]) -> tuple[Path, 
 
 
 def _refusal(final: Path, why: object) -> CheckpointError:
-    return CheckpointError(f"a checkpoint is written whole or not at all: {final} could not be ({why})")
+    return CheckpointError(f"cannot write the checkpoint {final} ({why})")
 
 
 def _reason(error: Exception | None) -> str:

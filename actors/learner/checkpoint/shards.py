@@ -149,12 +149,12 @@ class ShardReader:
         try:
             self._metadata: Metadata = HuggingFaceStorageReader(str(self._folder)).read_metadata()
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise CheckpointError(f"a checkpoint is read whole: {self._folder} cannot be: {error}") from error
+            raise CheckpointError(f"unreadable checkpoint {self._folder}: {error}") from error
         for key, form in self._forms():
             n = sum(math.prod(chunk.sizes) for chunk in form.chunks)
             if n != math.prod(form.size):
                 raise CheckpointError(
-                    f"a checkpoint is read whole: the shards in {self._folder} hold {n} of {math.prod(form.size)} "
+                    f"incomplete checkpoint: the shards in {self._folder} hold {n} of {math.prod(form.size)} "
                     f"numbers of {key!r}"
                 )
 

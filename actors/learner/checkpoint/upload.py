@@ -37,7 +37,7 @@ def check_hub(repository: str) -> None:
     """Raises ConfigError where a push to the hub cannot work: offline, or a name of another form."""
     user, slash, name = repository.partition("/")
     if not (user and slash and name) or "/" in name:
-        raise ConfigError(f'checkpoint.push_to_hub is "USER/NAME": {repository!r} is not')
+        raise ConfigError(f'checkpoint.push_to_hub must be "USER/NAME": it is {repository!r}')
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise ConfigError(
             f'offline: checkpoint.push_to_hub = "{repository}" needs the hub; unset HF_HUB_OFFLINE, or remove the key'

@@ -181,7 +181,7 @@ class Rollout:
                 continue
             if len(items) != message.n_items:
                 raise ImpossibleEvent(
-                    f"a shard must be complete: step {self._step} announced {message.n_items} items, {len(items)} came"
+                    f"incomplete shard of step {self._step}: {message.n_items} items were announced, {len(items)} came"
                 )
             return message, items
 

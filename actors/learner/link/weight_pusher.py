@@ -116,7 +116,9 @@ class WeightPusher:
             snapshot = self._sending = self._kept.get(begin.version)
             held = sorted(self._kept)
         if snapshot is None:
-            return PushBroken(begin.push, begin.version, f"version {begin.version} is not kept; kept are {held}")
+            return PushBroken(
+                begin.push, begin.version, f"missing snapshot of version {begin.version}: learner 0 has {held}"
+            )
         try:
             return self._push(snapshot, begin)
         except PushFailed as error:

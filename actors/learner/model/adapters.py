@@ -110,7 +110,7 @@ class Adapters:
         theirs = read_adapter_config(folder)
         if (theirs["r"], theirs["lora_alpha"]) != (self.config.r, self.config.lora_alpha):
             raise CheckpointError(
-                f"a run keeps actor.lora: {folder} has rank {theirs['r']} and alpha {theirs['lora_alpha']}, the "
+                f"mismatch of actor.lora: {folder} has rank {theirs['r']} and alpha {theirs['lora_alpha']}, the "
                 f"settings {self.config.r} and {self.config.lora_alpha}"
             )
         tensors = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(str(folder / WEIGHTS_FILE)).items()}

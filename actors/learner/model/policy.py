@@ -121,7 +121,7 @@ class PackedModel:
             why = whole_row(config) or probe.trouble(lambda row: read(row, None), share=False)
             self.alone = bool(why)
         if self.alone and self.ranks.index == 0:
-            logger.warning("one sequence a row, which is slower: {}: {}", config.model_type, why)
+            logger.warning("one sequence per row, which is slower: {}: {}", config.model_type, why)
 
     def _may_pack(self) -> bool:
         return packed_attention.supports(self.model.config) and self.model.config._attn_implementation == "sdpa"
@@ -143,7 +143,7 @@ class PackedModel:
         if is_plain and has_gradients and llama_layer.applies(self.model):
             why = llama_layer.disagreement(self.model, self._probe)
             if why is not None:
-                logger.warning("training the model's own layers, which is slower: with the fused ones {}", why)
+                logger.warning("fused layers are not used, so training is slower: with them {}", why)
 
     def _probe(self) -> Tensor:
         """A loss over two sequences with a common prefix."""

@@ -124,7 +124,7 @@ class StepMetrics:
 def count(batch: Batch) -> StepMetrics:
     """Rewards, shares and token counts of this rank, which need no forward pass."""
     if batch.signal is None:
-        raise ValueError("a batch has advantages before it is counted: call compute_advantages_and_returns first")
+        raise ValueError("missing advantages in the batch: call compute_advantages_and_returns before ppo_update")
     computed = batch.signal if batch.computed is None else batch.computed
     metrics = StepMetrics(MetricSums())
     s = metrics.sums

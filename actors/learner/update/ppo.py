@@ -152,9 +152,7 @@ class PPOActor:
         """
         self.check_whole()
         if batch.clock != self.version:
-            raise ImpossibleEvent(
-                f"a batch is trained once, at the version it was taken at: clock {batch.clock}, version {self.version}"
-            )
+            raise ImpossibleEvent(f"version mismatch of a batch: clock {batch.clock}, version {self.version}")
         began = time.monotonic()
         metrics = count(batch)
         metrics.sums.forward = self._passes.take_planned()
@@ -223,8 +221,8 @@ class PPOActor:
         """Raises ImpossibleEvent after an update that failed half-way: its weights belong to no version."""
         if self._n_applied:
             raise ImpossibleEvent(
-                f"only whole updates are trained on, pushed and kept: the one of version {self.version} broke off "
-                f"after {self._n_applied} optimizer steps"
+                f"incomplete update of version {self.version}: it broke off after {self._n_applied} optimizer steps; "
+                "only whole updates are pushed and kept"
             )
 
     def _minibatches(self, batch: Batch, epoch: int = 0) -> list[Minibatch]:

@@ -71,7 +71,7 @@ def plain(value: Any) -> Any:
 def from_verl(value: Mapping[Any, Any]) -> Score:
     """verl's dict: the reward under "score", correctness under "acc"; other finite numbers are parts, texts are not."""
     if "score" not in value:
-        raise TypeError(f'a reward function that returns a dict has its reward under "score": it has {list(value)[:8]}')
+        raise TypeError(f'missing key "score" in the dict of a reward function: it has {list(value)[:8]}')
     plain_values = {str(name): plain(one) for name, one in value.items()}
     numbers = {name: one for name, one in plain_values.items() if isinstance(one, bool | int | float)}
     correct = plain_values.get("acc")

@@ -30,7 +30,7 @@ def fill(tree: dict[str, Any]) -> None:
     if function.startswith(PREFIX):
         if not NAME.fullmatch(environment_of(function)):
             raise ConfigError(
-                f'workflow.function = "{PREFIX}NAME": a name has letters, digits and _ . / -; it is {function!r}'
+                f"invalid name in workflow.function = {function!r}: it may have letters, digits and _ . / -"
             )
         data = tree.setdefault("data", {})
         if isinstance(data, dict) and not any(data.get(kind) for kind in DATA_KINDS):

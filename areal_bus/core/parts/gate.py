@@ -127,7 +127,7 @@ class Gate:
     def publish(self, version: int) -> int:
         """Publish `version`: the credits of all batches that it contains return (I1). Returns their number."""
         if not self.v <= version <= self.u:  # I6
-            raise ImpossibleEvent(f"a published version is in v..u = {self.v}..{self.u}; got {version}")
+            raise ImpossibleEvent(f"wrong version to publish: it must be in v..u = {self.v}..{self.u}; got {version}")
         back = sum(self._taken.pop(batch) for batch in [b for b in self._taken if b < version])
         self.in_training -= back
         self.v = version

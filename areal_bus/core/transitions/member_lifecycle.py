@@ -111,7 +111,7 @@ class MemberLifecycle:
     def join(self, sender: str, message: m.Join, now: float) -> None:
         """A new member, or a known one that forgot everything. Raises ImpossibleEvent for an older incarnation."""
         if sender != message.name:
-            raise ImpossibleEvent(f"a member joins under its own name; {sender} claims to be {message.name}")
+            raise ImpossibleEvent(f"wrong name in a join: {sender} claims to be {message.name}")
         if sender in self._left:
             self.effects.send(sender, m.Stop("it has left"))
             raise LateEvent(f"{sender} has left: its next incarnation may join")

@@ -73,7 +73,9 @@ class Publisher:
         """All pushes in flight have one version (I5)."""
         push = self.pushes.current
         if push is not None and push.id == message.push and push.version != message.version:
-            raise ImpossibleEvent(f"push {push.id} is of version {push.version}; got one of version {message.version}")
+            raise ImpossibleEvent(
+                f"version mismatch in push {push.id}: it is of version {push.version}, the report of {message.version}"
+            )
 
     def lose(self, name: str) -> None:
         """A member died: the root need not wait for it until the deadline."""

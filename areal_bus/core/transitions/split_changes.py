@@ -130,7 +130,7 @@ class SplitChanges:
         if state.change.target is not None or state.change.handed_over is not None:
             raise ImpossibleEvent("one change of the split at a time")
         if state.phase is not Phase.TRAINING or state.is_draining:
-            raise ImpossibleEvent("the split changes while the run trains")
+            raise ImpossibleEvent("change of the split refused: the run is not training, or it drains")
         if why := pool.refusal(learners):
             raise ImpossibleEvent(why)
         if learners != state.split.learners:

@@ -149,7 +149,7 @@ class Training:
         if member.index != 0:
             raise ImpossibleEvent(f"learner 0 finishes updates; got one of {member.name}")
         if member.name != self.terms.begun_by:
-            raise ImpossibleEvent(f"a learner begins before it updates; {member.name} has not")
+            raise ImpossibleEvent(f"update refused: {member.name} has not begun this term")
         self.gate.finish_update(message.version)
         self.state.ledger.trained(message.version - 1)
         if (lag := message.stats.get("lag_max")) is not None:
@@ -166,7 +166,9 @@ class Training:
         """A learner rank has written its last files."""
         is_over = self.state.phase in (Phase.CLOSING, Phase.AFTER)
         if self.gate.w < self.rules.total_steps and not (is_over or self.state.change.is_handing_over):
-            raise ImpossibleEvent(f"a learner finishes after the last batch; {member.name} has after {self.gate.w}")
+            raise ImpossibleEvent(
+                f"finish refused: {member.name} finished after batch {self.gate.w}, which is not the last"
+            )
         self.terms.finished[member.index] = message
 
     # batches

@@ -40,7 +40,7 @@ def read_sweep_facts(folder: Path, x: str | None) -> SweepFacts:
     """Read a sweep's folder. Raises ConfigError when it has no results, or no axis `x`."""
     results = list(ResultFile(folder / "results.jsonl").read().values())
     if not results:
-        raise ConfigError(f"a sweep's folder has results: {folder / 'results.jsonl'} has none")
+        raise ConfigError(f"missing results of a sweep: {folder / 'results.jsonl'} has no line")
     values = {axis: found for axis, found in axis_values(results).items() if len(found) > 1}
     chosen = choose_x(values) if x is None else next((axis for axis in values if x in (axis, short(axis))), None)
     if chosen is None:

@@ -476,7 +476,7 @@ FAILURES = {
     "no number": "must be finite",
     "half a character": "surrogates",
     "long": "at most 65536 bytes",
-    "text": "a number, a Score, a dict or None: it returned str",
+    "text": "an agent returned a str",
     "no call": "without a call",
 }
 

@@ -296,7 +296,7 @@ def test_a_missing_package_is_named_with_its_extra(folder: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("workflow.function='verifiers:'", "a name has letters, digits"),
+        ("workflow.function='verifiers:'", "it may have letters, digits"),
         ("data.path='rows.jsonl'", "an environment brings its own rows"),
         ("data.task='sums'", "an environment brings its own rows"),
         ("evaluate.path='rows.jsonl'", "an environment brings its own problems"),

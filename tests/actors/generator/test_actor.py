@@ -277,7 +277,7 @@ def test_a_push_of_another_model_is_refused_and_the_next_one_works(tmp_path: Pat
         around.join()
         other = take_snapshot(7, {"weight": torch.zeros(3)}, bucket_bytes=1 << 14)
         begin = around.begin(7)
-        with pytest.raises(Exception, match="must send the model"):
+        with pytest.raises(Exception, match="model mismatch in a push"):
             around.root.push(other, begin)
         broken: PushBroken = around.heard(PushBroken)
         assert (broken.push, broken.version) == (begin.push, 7)

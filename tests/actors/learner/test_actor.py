@@ -72,7 +72,7 @@ def test_a_push_goes_on_while_the_learner_waits_and_stop_ends_the_wait(tmp_path:
         head.take(m.BatchRequest)
         assert head.push(0)[1] == digest
         head.bus.send("learner-0.0", m.PushBegin(7, 5, 0, ["generator-0.0"], head.store, 5.0))
-        assert head.take(m.PushBroken).error == "version 5 is not kept; kept are [0]"
+        assert head.take(m.PushBroken).error == "missing snapshot of version 5: learner 0 has [0]"
         assert head.end() == [0]
         assert not (head.run_folder / "checkpoints").exists()
 
@@ -151,7 +151,7 @@ def test_half_an_update_is_never_kept_whatever_the_loop_does(tmp_path: Path) -> 
     with script(tmp_path, learner={"loop": "mine:train"}, actor=actor) as head:
         head.assemble()
         head.serve(0, last=True, broken=1)
-        assert head.take(m.Failure).error.startswith("only whole updates are trained on, pushed and kept")
+        assert head.take(m.Failure).error.startswith("incomplete update of version")
         assert head.processes[0].wait(PATIENCE_S) == codes.CRASHED
         assert not (head.run_folder / "checkpoints").exists()
 

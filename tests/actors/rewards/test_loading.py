@@ -205,7 +205,7 @@ def test_results_of_reward_functions_of_other_systems_are_converted(folder):
         ("number", TypeError, "a float, not a list of one reward"),
         ("two", TypeError, "it returned 2 for 1"),
         ("absent", NotApplicable, "does not apply"),
-        ("odd", TypeError, 'under "score"'),
+        ("odd", TypeError, 'missing key "score"'),
     ]:
         with pytest.raises(error, match=text):
             value_of(name)

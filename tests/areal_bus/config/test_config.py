@@ -139,8 +139,8 @@ REFUSED = [  # options, apart by blanks; what the sentence says
     ('journal.tracker=["csv","csv"]', "journal.tracker names each tracker once"),
     ('journal.tracker=["tensorbord"]', "journal.tracker"),
     ("profile.actor=head-0.0", "profile.actor must"),
-    ("profile.actor=learner-0.0", "a recording needs both keys"),
-    ("profile.steps=[1,2]", "a recording needs both keys"),
+    ("profile.actor=learner-0.0", "missing profile.actor or profile.steps"),
+    ("profile.steps=[1,2]", "missing profile.actor or profile.steps"),
     ("profile.actor=learner-0.0 profile.steps=[3,2]", "of steps 0 to 9: [3, 2]"),
     ("profile.actor=learner-0.0 profile.steps=[3,10]", "of steps 0 to 9: [3, 10]"),
     ("profile.actor=learner-1.0 profile.steps=[3,4]", "learner-1.0 is none of its 1 learners"),
@@ -173,7 +173,7 @@ REFUSED = [  # options, apart by blanks; what the sentence says
     ("topology.adapt.schedule=[[3,3]] topology.generators=2", "at least one generator must be left; 3"),
     (
         "topology.adapt.schedule=[[3,4]] topology.tensor_parallel=2 rollout.engine=vllm",
-        "differ by multiples of it, and 4, 1 do not",
+        "numbers of learners 4, 1 must differ by multiples",
     ),
     ("topology.adapt.schedule=[[3,3]] topology.learners=2 topology.replicas=2", "(with 3 learners, topology"),
     (
@@ -202,13 +202,13 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
         ("[model]\npath = 3\n", "model.path must be a string: it is 3"),
         ("model = 3\n", "model must be a section: it is 3"),
         ('[modle]\npath = "m"\n', "unknown key modle"),
-        ('[data]\ntask = "sums"\n', "a model is needed"),
+        ('[data]\ntask = "sums"\n', "missing model"),
         ('[model]\npath = "m"\n', "data is needed"),
         (SOURCES.format('task = "sums"'), "needs a weight above 0, its share of the prompts: that of source 'sums' is"),
         (SOURCES.format('task = "sums"\nweight = -1'), "that of source 'sums' is -1"),
         (SOURCES.format("weight = 1"), "needs one of path, task and function: source number 2 has none of them"),
         (SOURCES.format('task = "sums"\npath = "x.csv"\nweight = 1'), "source 'sums' has path and task"),
-        (SOURCES.format('path = "b/one.csv"\nweight = 1'), "a name of its own: set name where ['one'] occurs again"),
+        (SOURCES.format('path = "b/one.csv"\nweight = 1'), "duplicate name of [[data.source]]: ['one']"),
         (SOURCES.format('path = "a b.csv"\nweight = 1'), "set name for source 'a b'"),
         (SOURCES.format('task = "gsm8"\nweight = 1'), "the nearest is 'gsm8k'"),
         (SOURCES.format('task = "sums"\nweight = 1\n[data]\npath = "x"'), "remove ['path'] of [data], or the tables"),
@@ -221,7 +221,10 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
         ("[nothing]", "unknown key nothing"),
         (SMALL + "lr = = 3\n", "at line 5"),
         (TERMS.format('function = "math"'), "read by reward.function = \"weighted\" only: it is 'exact'"),
-        (TERMS.format('function = "math"\n[[reward.terms]]\nfunction = "my:math"') + WEIGHTED, "['math'] occurs again"),
+        (
+            TERMS.format('function = "math"\n[[reward.terms]]\nfunction = "my:math"') + WEIGHTED,
+            "duplicate name in reward.terms: ['math']",
+        ),
         (TERMS.format('function = "math"\nweight = 0') + WEIGHTED, "all weights are 0"),
         (TERMS.format('function = "weighted"') + WEIGHTED, 'cannot be "weighted" itself'),
         (TERMS.format('function = "judge"') + WEIGHTED + 'judge.url = "http://x/v1"\n', "needs reward.judge.model"),
@@ -325,14 +328,14 @@ def test_a_number_of_more_digits_than_python_reads_is_refused_in_a_file_and_in_a
     file = write(tmp_path, f"[run]\nseed = {digits}\n")
     assert refusal(file).startswith(f"the config must be valid TOML: {file}: ")
     good = write(tmp_path, '[data]\ntask = "sums"\n', "good.toml")
-    assert refusal(good).startswith("a model is needed")
+    assert refusal(good).startswith("missing model")
     assert refusal(good, f"run.seed={digits}").startswith("run.seed")
 
 
 def test_an_algorithm_with_another_config_is_not_refused_as_alone(tmp_path: Path) -> None:
     alone, beside = packaged.ALGORITHMS / "dapo.toml", write(tmp_path, '[data]\ntask = "sums"\n')
     assert "dapo.toml is an algorithm alone" in refusal(alone)
-    with pytest.raises(ConfigError, match=r"^a model is needed: set model.path"):
+    with pytest.raises(ConfigError, match=r"^missing model: set model.path"):
         load([beside, alone], (), {})
 
 

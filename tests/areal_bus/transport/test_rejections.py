@@ -313,7 +313,7 @@ def test_counts_and_log_are_bounded_whatever_comes(said: list[str]) -> None:
     counted = Rejections("head")
     for number in range(3 * NAMED):
         for _ in range(2):
-            counted.add(f"peer-{number}", "header", "a header is one msgpack map", connection=b"%d" % number)
+            counted.add(f"peer-{number}", "header", "not one msgpack map", connection=b"%d" % number)
     assert len(counted.counts) == len(counted.take()) == NAMED + 1
     assert counted.counts[OTHERS, "header"] == 4 * NAMED
     assert len(said) == NAMED + 1

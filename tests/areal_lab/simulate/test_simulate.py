@@ -224,7 +224,7 @@ def journals(folder: Path, **lines_of: list[dict[str, Any]]) -> Path:
 
 def test_a_run_that_is_too_short_is_not_measured(tmp_path: Path) -> None:
     where = journals(tmp_path, head=HEAD, learner=[], generator=COMPLETIONS)
-    with pytest.raises(ConfigError, match="needs more than 5 updates after a warm-up of 4"):
+    with pytest.raises(ConfigError, match="after a warm-up of 4, and a measurement needs more than 5"):
         tool.main(["--from", str(where)])
 
 

@@ -76,7 +76,7 @@ def a_prompt_in_two_states(forge: Forge) -> None:
     ("reason", "rule"),
     [
         ("too_old", "only under drop is a group too old: the policy is mask"),
-        ("whim", "a prompt is refunded for a reason of docs/journal.md: 'whim'"),
+        ("whim", "unknown reason of a refund: 'whim'"),
     ],
 )
 def test_I3_a_reason_that_is_not_so_is_caught(reason: str, rule: str, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def put_sampled(name: str, value: int) -> Edit:
         ("I6", put_sampled("attempt", 1), "what is leased is sampled: attempt 1, leased is 0"),
         ("I8", put_sampled("sample", 2), "a group has samples 0..1: 2"),
         ("I12", put_sampled("n_tokens", 6), "tokens sampled are those of the completion: 5, not 6"),
-        ("I5", put_sampled("uid", 5), "a sample is made by its generator: generator-1.0 completed none"),
+        ("I5", put_sampled("uid", 5), "missing completion of generator-1.0, the generator of this sample"),
     ],
 )
 def test_a_sample_that_left_no_generator_is_caught(invariant: str, edit: Edit, rule: str, tmp_path: Path) -> None:

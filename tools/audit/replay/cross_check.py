@@ -106,7 +106,7 @@ class Agreement:
         made = self.evidence.completions.get(known)
         if made is None:
             if sample.holder in self.evidence.generators:
-                self.file.add("I5", f"a sample is made by its generator: {sample.holder} completed none", **ids)
+                self.file.add("I5", f"missing completion of {sample.holder}, the generator of this sample", **ids)
             return
         if sample.holder and made.maker != sample.holder:
             text = f"a sample is made by its holder: {made.maker} completed it, not {sample.holder}"
@@ -139,11 +139,11 @@ class Agreement:
         elif newest is None or attempt != newest:
             broken = ("I6", f"what is leased is sampled: attempt {attempt}, leased is {newest}")
         elif prompt is not None and attempt == newest and not 0 <= number < prompt.n:
-            broken = ("I8", f"a group has samples 0..{prompt.n - 1}: {number}")
+            broken = ("I8", f"unknown sample {number}: a group has samples 0..{prompt.n - 1}")
         elif made is not None and made.n_tokens != line["n_tokens"]:
             broken = ("I12", f"tokens sampled are those of the completion: {made.n_tokens}, not {line['n_tokens']}")
         elif made is None and prompt is not None and attempt == newest and prompt.holder in self.evidence.generators:
-            broken = ("I5", f"a sample is made by its generator: {prompt.holder} completed none")
+            broken = ("I5", f"missing completion of {prompt.holder}, the generator of this sample")
         else:
             return
         self.file.add(*broken, uid=uid, sample=number, attempt=attempt)

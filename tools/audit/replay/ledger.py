@@ -36,7 +36,7 @@ def why_not(reason: str, *, born: int, failed: str, clock: Clock) -> tuple[str, 
         if setup.total_steps is not None and u < setup.total_steps and not ends:
             return "I3", f"the run ends with update {setup.total_steps}: this is the end at update {u}"
     elif reason != "end_of_data" and reason not in ANY_TIME:
-        return "I3", f"a prompt is refunded for a reason of docs/journal.md: {reason!r}"
+        return "I3", f"unknown reason of a refund: {reason!r}; docs/journal.md has the list"
     return None
 
 

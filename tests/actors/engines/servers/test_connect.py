@@ -232,9 +232,12 @@ def test_a_server_that_does_not_come_to_its_group_is_given_up(folder: Path) -> N
 
 RULES = [
     ({"rollout": {"engine": "builtin"}, "engine": {"silent_s": 3.0}}, "the builtin engine has no server"),
-    ({"engine": {"urls": ["127.0.0.1:30000"]}}, "engine.urls are like"),
+    ({"engine": {"urls": ["127.0.0.1:30000"]}}, "invalid URL in engine.urls"),
     ({"engine": {"urls": ["http://a:1"]}, "topology": {"generators": 2}}, "1 for 2"),
-    ({"engine": {"urls": ["http://a:1", "http://a:1/"]}, "topology": {"generators": 2}}, "a server of its own"),
+    (
+        {"engine": {"urls": ["http://a:1", "http://a:1/"]}, "topology": {"generators": 2}},
+        "duplicate server in engine.urls",
+    ),
     ({"engine": {"urls": ["http://a:1"], "python": "python3"}}, "runs already"),
     ({"engine": {"start_timeout_s": 900}}, "set launch.timeout_s .300. to more than engine.start_timeout_s .900."),
 ]

@@ -81,7 +81,7 @@ def test_wrong_bytes_never_reach_the_server(tmp_path: Path) -> None:
         spoiled = around.model(1)
         spoiled.model.norm.weight.data = spoiled.model.norm.weight.data[:-1]  # another shape: refused by the member
         around.model = lambda version: spoiled  # type: ignore[method-assign]
-        with pytest.raises(PushFailed, match="must send the model"):
+        with pytest.raises(PushFailed, match="model mismatch in a push"):
             around.send_weights(begin)
         assert around.heard(PushBroken).version == 1
         assert len(fake.called("/pause_generation")) == 1

@@ -112,7 +112,10 @@ def test_a_field_that_a_trajectory_lacks_is_named(tmp_path: Path, monkeypatch: p
         (needs("reference")(lambda t, _: t.logprobs_N), "missing stream 'reference'"),
         (needs("returns")(lambda t, _: t.logprobs_N), "'returns' is taken"),
         (needs("no name")(lambda t, _: t.logprobs_N), "invalid field name"),
-        (needs(x=lambda s, _: s["behav"][:1])(lambda t, _: t.logprobs_N), r"returns shape \(5,\) here: got \(1,\)"),
+        (
+            needs(x=lambda s, _: s["behav"][:1])(lambda t, _: t.logprobs_N),
+            r"must return shape \(5,\): it returned \(1,\)",
+        ),
         (needs(x=lambda s, _: s["y"])(lambda t, _: t.logprobs_N), "missing stream 'y'"),
     ],
 )

@@ -208,7 +208,7 @@ def test_checkpoints_of_every_nth_version_are_due_and_stay(tmp_path: Path) -> No
     ("call", "said"),
     [
         (lambda: file_system("nothing://x"), 'checkpoint.upload = "nothing://x" cannot be used: Protocol not known'),
-        (lambda: check_hub("model"), 'checkpoint.push_to_hub is "USER/NAME"'),
+        (lambda: check_hub("model"), 'checkpoint.push_to_hub must be "USER/NAME"'),
         (lambda: check(hub_without_end()), "set checkpoint.at_end = true"),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_batch_that_is_not_trained_is_the_last_one_asked_for(begun: Crew, last
 def test_a_share_that_is_not_whole_is_refused(begun: Crew) -> None:
     (rank,) = begun.ranks
     begun.hand_out(0, n_items=13)
-    with pytest.raises(ImpossibleEvent, match="announced 13 items, 12 came"):
+    with pytest.raises(ImpossibleEvent, match="13 items were announced, 12 came"):
         rank.rollout.prepare_batch()
 
 

@@ -45,7 +45,7 @@ def test_pushes_run_in_order_from_the_newest_two_snapshots(tmp_path: Path) -> No
     pusher.close(10.0)
     assert [type(message).__name__ for message in sent] == ["PushDone", "PushDone", "PushBroken", "PushBroken"]
     assert sent[2] == m.PushBroken(2, 2, "generator-0.0 is gone")
-    assert sent[3] == m.PushBroken(3, 0, "version 0 is not kept; kept are [1, 2]")
+    assert sent[3] == m.PushBroken(3, 0, "missing snapshot of version 0: learner 0 has [1, 2]")
     assert not failures
     journal = Journal(tmp_path, role="learner", index=0, incarnation=0)
     pusher.record(journal)

@@ -265,7 +265,7 @@ def test_an_update_that_fails_halfway_publishes_no_version(tmp_path: Path) -> No
     assert any(not torch.equal(before[name], now) for name, now in weights(actor.policy).items())
     assert actor.version == 0
     for attempt in (actor.check_whole, lambda: update(actor, random_shard(2))):
-        with pytest.raises(ImpossibleEvent, match="only whole updates are trained on, pushed and kept"):
+        with pytest.raises(ImpossibleEvent, match="incomplete update of version"):
             attempt()
 
 

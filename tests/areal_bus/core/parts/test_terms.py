@@ -261,7 +261,7 @@ def test_the_slots_of_a_group_given_back_are_free_though_its_evaluation_is_over(
         ("learner-1.0", m.BeginTerm(0, "digest 0"), "learner 0 begins a term"),
         ("learner-1.0", m.Checkpointed(1, ""), "learner 0 writes checkpoints"),
         (GENERATOR, m.Checkpointed(1, ""), "a generator may not send Checkpointed"),
-        ("learner-0.1", m.UpdateDone(2, {}, "digest 2"), "begins before it updates"),
+        ("learner-0.1", m.UpdateDone(2, {}, "digest 2"), "has not begun this term"),
     ],
 )
 def test_a_report_of_a_learner_that_is_not_its_own_is_refused(sender: str, message: m.Message, why: str) -> None:
