@@ -142,7 +142,7 @@ def test_a_manifest_survives_the_wire_and_a_changed_one_is_refused() -> None:
     with pytest.raises(PushFailed, match="mismatch within a manifest"):
         Manifest.decode(json.dumps(changed))
     for broken in ("{}", "[]", "no", json.dumps(sent.manifest | {"tensors": [["w", [1], "Tensor", 0]]})):
-        with pytest.raises(PushFailed, match="invalid manifest"):
+        with pytest.raises(PushFailed, match="manifest"):
             Manifest.decode(broken)
 
 
