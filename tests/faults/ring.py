@@ -167,8 +167,10 @@ class Ring:
         found: dict[int, tuple[int, str]] = {}
         for pid in _all_pids():
             for path in _open_files(pid):
-                if path.parent == self.run / "journal" and path.stem.rpartition(".")[0] == who:
-                    found[int(path.stem.rpartition(".")[2])] = pid, path.stem
+                if path.parent == self.run / "journal":
+                    name, incarnation, *_ = path.name.split(".")  # generator-0.1.jsonl, then generator-0.1.2.jsonl
+                    if name == who:
+                        found[int(incarnation)] = pid, f"{name}.{incarnation}"
         self.check(bool(found), f"{who} has a process")
         return found[max(found)]
 

@@ -16,7 +16,7 @@ from areal_bus.transport.bus import Bus
 from areal_bus.transport.curve import KeyPair, Keyring
 from areal_bus.transport.rejections import STRIKES
 from tests.areal_bus.transport.test_authorization import OVER_A_LIMIT, over
-from tests.faults.ring import Ring
+from tests.faults.ring import SPAWN, Ring
 from tests.faults.ring import replace as write
 from tests.faults.test_guests import join
 from tests.faults.test_world import SCRIPT, latin1
@@ -28,7 +28,13 @@ STEPS, B, N = 40, 4, 2  # updates; prompts of a batch and samples of a prompt, o
 GUEST = "generator-3"
 EACH = STRIKES - 3  # messages over a limit of one visitor: after ten its others are not read
 AHEAD = 8  # prompts to come of which garbage is sent
-SETTINGS = (f"run.total_train_steps={STEPS}", "rollout.max_head_offpolicyness=1", "bus.transport=tcp", "bus.curve=on")
+SETTINGS = (
+    f"run.total_train_steps={STEPS}",
+    "rollout.max_head_offpolicyness=1",
+    "bus.transport=tcp",
+    "bus.curve=on",
+    *SPAWN,
+)
 
 
 class UserRing(Ring):

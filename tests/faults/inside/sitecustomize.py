@@ -120,6 +120,8 @@ def rollout(module: Any) -> None:
         while (version := control("hold_learner")) and self._step >= int(version):
             self._failover.inbox.check()
             self._failover.look()  # a checkpoint may be written meanwhile
+            if self._failover.life >= 0 and self._failover.has_new_head:
+                self._failover.confirm(has=False)  # as it does while it waits for a batch: that head needs its version
             time.sleep(POLL_S)
         batch = real(self)
         failpoint("consumed")
