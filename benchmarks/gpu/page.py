@@ -18,9 +18,14 @@ def page(results: Mapping[str, Any] | None = None) -> str:
     """The generated part of the page. `results`: those of RESULTS if it exists."""
     if results is None:
         results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    about = {name: (function.__doc__ or "").split("\n")[0] for name, (function, _) in PARTS.items()}
+    if not results:
+        return "\n".join(
+            [NOT_YET, "", *(f"- `{name}`: {first} {PARTS[name][1]:.0f} s." for name, first in about.items())]
+        )
     lines = []
-    for name, (function, budget_s) in PARTS.items():
-        first = (function.__doc__ or "").split("\n")[0]
+    for name, first in about.items():
+        budget_s = PARTS[name][1]
         lines += [f"### {name}", "", f"{first} Budget: {budget_s:.0f} s.", "", *table(results.get(name)), ""]
     return "\n".join(lines).rstrip()
 

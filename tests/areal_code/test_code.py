@@ -210,7 +210,7 @@ def test_compressed_private_tests_are_read_without_unpickling(tmp_path: Path) ->
     "text", ["no base64!", "aGVsbG8=", packed([1])[:-8], base64.b64encode(zlib.compress(b"")).decode(), ""]
 )
 def test_compressed_tests_that_are_damaged_are_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match=r"private_test_cases must be JSON|needs tests"):
+    with pytest.raises(ValueError, match=r"private_test_cases must be JSON|missing tests"):
         read_tests({"private_test_cases": text})
 
 
