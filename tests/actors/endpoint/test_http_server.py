@@ -475,7 +475,7 @@ FAILURES = {
     "no json": "not JSON serializable",
     "no number": "must be finite",
     "half a character": "surrogates",
-    "long": "at most 65536 bytes",
+    "long": "and at most 65536 are allowed",
     "text": "an agent returned a str",
     "no call": "without a call",
 }
