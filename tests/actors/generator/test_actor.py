@@ -324,7 +324,9 @@ def test_a_guest_without_an_answer_from_a_head_ends_and_names_the_endpoint(tmp_p
         pass
     (error,) = around.failed
     assert isinstance(error, ActorFailed)
-    assert re.search(rf"within launch.timeout_s = 1.5: {re.escape(around.context.head)} did not", str(error))
+    assert re.search(
+        rf"no answer of the head at {re.escape(around.context.head)} within launch.timeout_s = 1.5", str(error)
+    )
 
 
 @pytest.mark.slow
