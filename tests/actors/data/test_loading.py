@@ -124,7 +124,7 @@ def test_verls_rows_load_with_messages_and_nested_keys(tmp_path):
 @pytest.mark.parametrize(
     ("messages", "part"),
     [
-        ("[]", "at least one"),
+        ("[]", "is an empty list of chat messages"),
         ('[{"role": "user"}]', "content of a chat message must be text"),
         ('["hello"]', '"role"'),
         ('[{"role": "user", "content": [{"type": "image_url"}]}]', "parts of the type text"),

@@ -16,7 +16,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut() -> None:
 
 
 def test_frames_over_the_cap_or_without_an_object_are_refused_on_both_sides() -> None:
-    with pytest.raises(ValueError, match="at most 10 bytes"):
+    with pytest.raises(ValueError, match="and at most 10 are allowed"):
         pack({"a": "x" * 20}, cap_bytes=10)
     with pytest.raises(ValueError, match="claims 1000"):
         unpack(bytearray(LENGTH.pack(1000)), cap_bytes=10)
