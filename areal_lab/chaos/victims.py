@@ -54,7 +54,7 @@ def children(pid: int) -> list[int]:
     found = set[int]()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has ended
-            found.update(map(int, task.read_text().split()))
+            found.update(map(int, task.read_text(encoding="utf-8").split()))
     return sorted(found)
 
 

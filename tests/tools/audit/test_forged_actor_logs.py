@@ -183,7 +183,7 @@ def put_sampled(name: str, value: int) -> Edit:
     [
         ("I3", put_sampled("uid", 99), "only an admitted prompt is sampled: 6 were"),
         ("I6", put_sampled("attempt", 1), "what is leased is sampled: attempt 1, leased is 0"),
-        ("I8", put_sampled("sample", 2), "a group has samples 0..1: 2"),
+        ("I8", put_sampled("sample", 2), "unknown sample 2: a group has samples 0..1"),
         ("I12", put_sampled("n_tokens", 6), "tokens sampled are those of the completion: 5, not 6"),
         ("I5", put_sampled("uid", 5), "missing completion of generator-1.0, the generator of this sample"),
     ],
