@@ -110,7 +110,7 @@ $(TINKER): tests/areal_serve/sdk/install.sh
 	@tests/areal_serve/sdk/install.sh "$(PYTHON)" "$@"
 
 test-tinker: tinker-sdk  ## areal-bus serve against that SDK: every method, kills, a loop that learns (about 10 minutes)
-	@$(IN_VENV) python -m pytest -m tinker $(PYTEST_ARGS)
+	@$(IN_VENV) python -m pytest -m "tinker and not soak" $(PYTEST_ARGS)
 
 test-servers: sglang-cpu vllm-cpu  ## both, one after the other: before a release, or weekly (docs/engines.md has the last result)
 	@$(IN_VENV) python -m pytest -m vllm $(PYTEST_ARGS)

@@ -16,7 +16,6 @@ from typing import Any
 from aiohttp import web
 from loguru import logger
 
-from areal_serve import checkpoints
 from areal_serve.bodies import (
     Given,
     cut,
@@ -33,6 +32,8 @@ from areal_serve.bodies import (
 from areal_serve.registry import JSON, PROTOBUF, Future, Model, Registry
 from areal_serve.rejection import Rejected
 from areal_serve.samplers import Samplers
+from areal_serve.storage import checkpoints
+from areal_serve.storage.downloads import EXTERNAL, SIGNED, Downloads
 from areal_serve.wire import read_pass
 
 BODY_BYTES = 8 << 20  # the SDK sends at most about 5 MB at a time
@@ -51,14 +52,17 @@ NOT_SERVED = {  # paths that the SDK may ask for -> why this server has none
     "/billing/usage/checkpoints/current": "this server has no billing",
     "/copy_weights": "this server has one project: use the checkpoint where it is",
     "/create_custom_loss": "custom losses run in the client: pass a function to forward_backward_custom",
-    "/save_weights_external": "export a checkpoint with its folder: this server's disk is yours",
     "/retrieve_futures": "futures are retrieved one by one",
     "/join_sampling_session": "copies of a sampling client number their requests themselves",
     "/sessions/search": "list sessions instead",
     "/sessions/{session_id}/project": "this server has one project",
     "/sessions/{session_id}/trace_export": "this server keeps no traces",
     "/training_runs/{model_id}/checkpoints/{kind}/{name}/publish": "this server has no public checkpoints",
-    "/training_runs/{model_id}/checkpoints/{kind}/{name}/external_weights_urls": "weights are on the server's disk",
+}
+SAVES = {  # kind of a checkpoint -> type of the call that writes it
+    "weights": "save_weights",
+    "sampler_weights": "save_weights_for_sampler",
+    EXTERNAL: "save_weights_external",
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -75,6 +79,7 @@ class Front:
         self._registry, self._samplers = registry, samplers
         self._key, self._name, self._context, self._tokenizer = key.encode(), name, context, tokenizer
         self._models = registry.folder / "models"
+        self._downloads = Downloads(self._models, self._key, API)
         self.app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard])
         self.app.add_routes(self._routes())
 
@@ -94,6 +99,7 @@ class Front:
             "/optim_step": self._optim_step,
             "/save_weights": self._save_weights,
             "/save_weights_for_sampler": self._save_for_sampler,
+            "/save_weights_external": self._save_external,
             "/load_weights": self._load_weights,
             "/create_sampling_session": self._create_sampling_session,
             "/asample": self._sample,
@@ -119,13 +125,13 @@ class Front:
             web.put(f"{run}{checkpoint}/ttl", self._set_ttl),
             web.get(run, self._get_run),
         ]
-        return routes
+        return routes + self._downloads.routes(API)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Authenticate by key, and answer errors in the API's form."""
         try:
-            if request.path != f"{API}/healthz":
+            if request.match_info.route.name != SIGNED and request.path != f"{API}/healthz":
                 self._authenticate(request)
             return await handler(request)
         except Rejected as rejection:
@@ -265,16 +271,20 @@ class Front:
     async def _save_weights(self, request: web.Request) -> web.Response:
         given = await read_json(request)
         name = text(given, "path") if given.get("path") else str(whole(given, "seq_id"))
-        return self._saved(given, "weights", name, optimizer=True)
+        return self._saved(given, "weights", name)
 
-    def _saved(self, given: Given, kind: str, name: str, *, optimizer: bool) -> web.Response:
+    async def _save_external(self, request: web.Request) -> web.Response:
+        given = await read_json(request)
+        if given.get("age_encryption_recipients"):
+            raise Rejected("unsupported age_encryption_recipients: this server does not encrypt files")
+        return self._saved(given, EXTERNAL, text(given, "path"))
+
+    def _saved(self, given: Given, kind: str, name: str) -> web.Response:
         model_id = text(given, "model_id")
         folder = checkpoints.place(self._models, model_id, kind, name)
-        reply = {
-            "path": f"{checkpoints.SCHEME}{model_id}/{kind}/{name}",
-            "type": f"save_{'weights' if optimizer else 'weights_for_sampler'}",
-        }
-        frame = {"op": "save", "folder": str(folder), "optimizer": optimizer, "reply": reply}
+        reply = {"path": f"{checkpoints.SCHEME}{model_id}/{kind}/{name}", "type": SAVES[kind]}
+        frame = {"op": "save", "folder": str(folder), "optimizer": kind == "weights", "reply": reply}
+        frame["for_others"] = kind == EXTERNAL
         return self._called(given, {**frame, "overwrite": bool(given.get("overwrite")), "meta": self._meta(given)})
 
     def _meta(self, given: Given) -> Given:
@@ -291,7 +301,7 @@ class Front:
     async def _save_for_sampler(self, request: web.Request) -> web.Response:
         given = await read_json(request)
         if given.get("path"):
-            return self._saved(given, "sampler_weights", text(given, "path"), optimizer=False)
+            return self._saved(given, "sampler_weights", text(given, "path"))
         run, number = self._registry.run(text(given, "model_id")), whole(given, "sampling_session_seq_id")
         is_inflight = given.get("kind", "snapshot") == "inflight"
         folder = run.folder / f"{'inflight' if is_inflight else 'unnamed'}-{whole(given, 'seq_id')}"

@@ -23,6 +23,7 @@ from areal_bus.transport.web_server import HOST, WebServer
 from areal_serve.front import WATCH_S, Front
 from areal_serve.registry import Registry
 from areal_serve.samplers import Samplers
+from areal_serve.storage.client_journal import ClientJournal
 from areal_serve.worker import Frame, WorkerProcess
 
 KEY = "TINKER_API_KEY"
@@ -35,10 +36,11 @@ class Workers:
     """The trainer and the samplers of a front, started on its event loop."""
 
     def __init__(self, config: Config, run: Path, folder: str, *, n_samplers: int) -> None:
-        self._config, self._words, self._n_samplers = config, [str(run), folder], n_samplers
+        self._config, self._run, self._words, self._n_samplers = config, run, [str(run), folder], n_samplers
         self.samplers = Samplers()
         self.registry = Registry(run, save_every=config.serve.save_every, to_trainer=self._to_trainer)
         self._trainer: WorkerProcess | None = None
+        self._journal: ClientJournal | None = None
         self._starting = 1 + n_samplers
         self.on_ready: Callable[[], None] = lambda: None
 
@@ -47,6 +49,8 @@ class Workers:
             self._trainer.send(frame)
 
     async def start(self, app: web.Application) -> None:
+        self._journal = ClientJournal(self._run, self._config)
+        self.registry.on_done = self.samplers.on_done = self._journal.call
         self._trainer = self._worker("trainer", 0, self.registry.on_trainer, self.registry.on_trainer_start)
         for index in range(self._n_samplers):
             self.samplers.add(
@@ -69,12 +73,22 @@ class Workers:
         variables = {name: os.environ.get(name, str(n_threads)) for name in THREADS}
         if n_gpus := self._config.topology.gpus_per_host:
             variables["CUDA_VISIBLE_DEVICES"] = str(index % n_gpus)
-        return WorkerProcess([role, *self._words], variables, on_frame=on_frame, on_start=started)
+        assert self._journal is not None
+        on_end = partial(self._journal.worker_ended, role, index)
+        return WorkerProcess([role, *self._words], variables, on_frame=on_frame, on_start=started, on_end=on_end)
+
+    def watch(self) -> None:
+        """Called every WATCH_S."""
+        self.registry.end_silent_sessions()
+        if self._journal is not None:
+            self._journal.mark()
 
     async def close(self, app: web.Application) -> None:
         for worker in [self._trainer, *self.samplers.links]:
             if worker is not None:
                 worker.close()
+        if self._journal is not None:
+            self._journal.close()
 
 
 def main(words: list[str]) -> None:
@@ -94,7 +108,7 @@ def main(words: list[str]) -> None:
         workers.on_ready = lambda: print(f"TINKER_BASE_URL=http://{HOST}:{port}\n{KEY}={key}", flush=True)
     server = WebServer(front.app, name="front", n_connections=N_CONNECTIONS, port=int(port))
     while not ended.wait(WATCH_S):
-        server.thread.soon(workers.registry.end_silent_sessions)
+        server.thread.soon(workers.watch)
     server.close()
 
 

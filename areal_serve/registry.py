@@ -25,12 +25,16 @@ import msgpack
 from areal_bus.storage.atomic_file import write_atomic
 from areal_serve.limits import InFlight
 from areal_serve.rejection import Rejected
+from areal_serve.storage.client_journal import OnDone, unnoted
 from areal_serve.worker import Frame
 
 SESSION_S = 900.0  # a session without a heartbeat for this long has ended
 MOST_WAITING = 4096  # calls of one model that are accepted and not finished
 MOST_ENDS = 3  # of the trainer during one call: the call is the likely cause, and gets an error
 KEPT_RESULTS = 256  # calls before a snapshot whose results are kept, for retries
+SNAPSHOT_BYTES = 64 << 20  # of calls that are carried out again after a crash; then a snapshot takes their place
+CALL_BYTES = 1 << 16  # for which each call counts at least
+FACTS = "facts"  # of a reply: for the journal alone
 CALLS, RESULTS, SNAPSHOT = "calls.log", "results.log", "snapshot"  # in RUN/models/ID
 LENGTH = struct.Struct("<I")
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -47,6 +51,7 @@ class Future:
     taken: bool = False  # its client has it
     is_void: bool = False  # the call ended the trainer: it is not carried out again
     version: int | None = None  # of the weights that have sampled the result
+    came: float = field(default_factory=time.monotonic)  # when it was promised
     on_finish: Callable[[], None] = lambda: None
 
     def finish(self, reply: Mapping[str, Any]) -> None:
@@ -77,10 +82,16 @@ class Run:
     accepted: dict[int, Frame] = field(default_factory=dict)  # since the snapshot
     next: int = 0  # the call to carry out next
     snapshot: int = -1  # last call that the newest snapshot has carried out
-    steps: int = 0  # optimizer steps since then
+    steps: int = 0  # optimizer steps since the latest snapshot was asked for
+    n_bytes: int = 0  # of the calls that were carried out since then
     seen: float = 0.0  # time of its latest call
     first: deque[Frame] = field(default_factory=deque)  # what goes before the next call: redone calls, a snapshot
     busy: bool = False  # the trainer has a frame of it
+
+    def add_done(self, frame: Frame, future: Future) -> None:
+        """Count a call that is carried out and in no snapshot."""
+        self.steps += frame["op"] == "step" and not future.error
+        self.n_bytes += CALL_BYTES + len(frame.get("body", b""))
 
 
 class Registry:
@@ -93,6 +104,7 @@ class Registry:
         self.runs: dict[str, Run] = {}
         self.futures: dict[str, Future] = {}
         self.in_flight = InFlight()
+        self.on_done: OnDone = unnoted
         self._turns: deque[str] = deque()  # models, in the order in which they get the trainer
         self._sent: deque[str] = deque()  # ids of the frames that the trainer has, in its order
         self._ends: Counter[str] = Counter()  # of the trainer, by the id of the frame that it worked on
@@ -243,19 +255,21 @@ class Registry:
         self._give_turns()
 
     def _finish(self, run: Run, seq_id: int, reply: Frame) -> None:
+        frame, future = run.accepted[seq_id], self.futures[reply["id"]]
+        self.on_done(frame, future.came, reply)
         try:
-            _append(run.folder / RESULTS, {"seq": seq_id, "reply": reply, "kind": self.futures[reply["id"]].kind})
+            kept = {name: value for name, value in reply.items() if name != FACTS}
+            _append(run.folder / RESULTS, {"seq": seq_id, "reply": kept, "kind": future.kind})
         except OSError as error:  # a front that starts again carries the call out again, with the same result
             _warn(f"the result of {reply['id']} is not on disk: {error}")
         run.next = seq_id + 1
-        self.futures[reply["id"]].finish(reply)
-        if run.accepted[seq_id]["op"] == "step" and "error" not in reply:
-            run.steps += 1
-        if run.steps >= self._save_every:
-            run.steps = 0
+        future.finish(reply)
+        run.add_done(frame, future)
+        if run.steps >= self._save_every or run.n_bytes >= SNAPSHOT_BYTES:
+            run.steps = run.n_bytes = 0
             folder = str(run.folder / f"{SNAPSHOT}-{seq_id}")
-            frame = {"op": "save", "folder": folder, "optimizer": True, "overwrite": True, "meta": {}}
-            run.first.append({**frame, "model_id": run.model.id, "id": f"{run.model.id}:{SNAPSHOT}-{seq_id}"})
+            save = {"op": "save", "folder": folder, "optimizer": True, "gradients": True, "overwrite": True, "meta": {}}
+            run.first.append({**save, "model_id": run.model.id, "id": f"{run.model.id}:{SNAPSHOT}-{seq_id}"})
 
     def _rotate(self, run: Run, seq_id: int, error: str) -> None:
         """A snapshot is written: forget the calls before it, and results that no client asks for again."""
@@ -291,8 +305,10 @@ class Registry:
         self._sent.clear()
         self._turns.clear()
         for run in self.runs.values():
-            run.busy, run.steps = False, 0
+            run.busy, run.steps, run.n_bytes = False, 0, 0
             run.first = deque(self._redone(run))
+            for number in range(run.snapshot + 1, run.next):
+                run.add_done(run.accepted[number], self.futures[f"{run.model.id}:{number}"])
             self._turns.append(run.model.id)
         self._give_turns()
 

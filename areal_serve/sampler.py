@@ -228,7 +228,8 @@ class Sampler:
             sequences.append(one)
         marks = [mark(job.prompt, job.done[sample].ids) for sample in range(job.n_samples)]
         result = sample_output(sequences, self._prompt_scores(job))
-        return {"result": result, "version": job.version, "marks": marks}
+        facts = {"n_tokens": sum(n for _, n in marks), "version": job.version}
+        return {"result": result, "version": job.version, "marks": marks, "facts": facts}
 
     def _prompt_scores(self, job: Job) -> dict[str, Any]:
         """What the request wants to know of its prompt."""

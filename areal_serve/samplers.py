@@ -3,6 +3,7 @@
 from collections import Counter
 
 from areal_serve.registry import Future
+from areal_serve.storage.client_journal import OnDone, unnoted
 from areal_serve.versions import Versions
 from areal_serve.worker import Frame, Link
 
@@ -21,6 +22,7 @@ class Samplers:
         self._ends: Counter[str] = Counter()  # of their sampler, by request
         self._n_finished = 0
         self.versions = Versions()
+        self.on_done: OnDone = unnoted
 
     def add(self, link: Link) -> None:
         self.links.append(link)
@@ -43,6 +45,7 @@ class Samplers:
         if found is not None:
             if "version" in frame:
                 self.versions.add(found[0]["model_id"], frame["version"], frame["marks"])
+            self.on_done(found[0], found[1].came, frame)
             found[1].finish(frame)
 
     def on_start(self, index: int) -> None:

@@ -26,7 +26,7 @@ from actors.learner.batching import pack
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.adapters import Adapters
 from actors.learner.model.policy import Policy
-from actors.models.loading import load_base, load_model
+from actors.models.loading import load_base, load_model, load_tokenizer
 from actors.models.packed_row import SequencePiece
 from areal_bus.config.learner import LoraConfig
 from areal_bus.config.sections import Config
@@ -40,6 +40,8 @@ from areal_serve.wire import Datum, PassRequest
 
 ALPHA = 32.0  # of every adapter, as the API has it
 META, OPTIMIZER, WEIGHTS = "meta.json", "optimizer.safetensors", "model.safetensors"
+CONFIG = "config.json"  # of transformers
+GRADIENTS = "gradients.safetensors"  # added up since the last step; in snapshots of the server alone
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # AdamW's state of a parameter
 ADAM = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0}
 
@@ -189,8 +191,20 @@ class Trainer:
         model.n_steps += 1
         return {"grad_norm:mean": norm, "step:max": float(model.n_steps)}
 
-    def save(self, model_id: str, folder: Path, *, optimizer: bool, overwrite: bool, meta: Mapping[str, Any]) -> None:
-        """Write weights, with the optimizer's state or without, as a folder. Raises Rejected for one that exists."""
+    def save(
+        self,
+        model_id: str,
+        folder: Path,
+        *,
+        optimizer: bool,
+        overwrite: bool,
+        meta: Mapping[str, Any],
+        gradients: bool = False,
+        for_others: bool = False,
+    ) -> None:
+        """Write weights, with the optimizer's state or without, as a folder; `for_others`: one that transformers (or
+        peft) loads. Raises Rejected for one that exists.
+        """
         model = self.find(model_id)
         if folder.exists() and not overwrite and read_meta(folder).get("call") != meta.get("call"):
             raise Rejected(f"checkpoint {folder.name!r} exists: choose another name, or overwrite it")
@@ -200,10 +214,26 @@ class Trainer:
                 model.policy.adapters.write(building, weights)
             else:
                 save_file(weights, str(building / WEIGHTS), metadata={"format": "pt"})
+            if for_others:
+                self._describe(building, model)
             if optimizer:
                 save_file(_moments(model), str(building / OPTIMIZER))
+            if gradients:
+                save_file(_gradients(model), str(building / GRADIENTS))
             facts = {"lora": model.lora, "n_steps": model.n_steps, "optimizer": optimizer, "digest": digest_of(weights)}
             (building / META).write_text(json.dumps({**meta, **facts}), encoding="utf-8")
+
+    def _describe(self, folder: Path, model: Model) -> None:
+        """Write the tokenizer, and the config of a whole model."""
+        load_tokenizer(self._folder).save_pretrained(folder)
+        if model.policy.adapters is None:
+            own = model.policy.model
+            own.config.save_pretrained(folder)
+            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            config |= {"dtype": "float32", "architectures": [type(own).__name__]}
+            (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            if getattr(own, "generation_config", None) is not None:
+                own.generation_config.save_pretrained(folder)
 
     def load(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
         """Take the weights of a saved state, and the optimizer's. Raises Rejected when they do not fit."""
@@ -227,6 +257,9 @@ class Trainer:
         model.n_steps = meta["n_steps"] if optimizer else 0
         if optimizer:
             _restore(model, load_file(str(folder / OPTIMIZER)))
+        if (folder / GRADIENTS).exists():
+            for name, gradient in load_file(str(folder / GRADIENTS)).items():
+                model.policy.parameters()[name].grad = gradient.to(self._device)
 
     def drop(self, model_id: str) -> None:
         self.models.pop(model_id, None)
@@ -346,6 +379,11 @@ def _moments(model: Model) -> dict[str, Tensor]:
         for key, value in model.optimizer.state.get(parameter, {}).items():
             found[f"{key}/{name}"] = value.detach().cpu().contiguous()
     return found
+
+
+def _gradients(model: Model) -> dict[str, Tensor]:
+    named = model.policy.parameters().items()
+    return {name: p.grad.cpu().contiguous() for name, p in named if p.grad is not None}
 
 
 def _restore(model: Model, moments: Mapping[str, Tensor]) -> None:

@@ -65,6 +65,12 @@ def trained_on(datum: Datum, loss_fn: str) -> Numbers | None:
     return np.append(False, weights != 0) if weights.shape == targets.shape else None
 
 
+def n_trained(datum: Datum, loss_fn: str) -> int:
+    """Tokens of a datum that have a gradient; all of its targets where the form does not say."""
+    is_trained = trained_on(datum, loss_fn)
+    return int(datum.inputs["target_tokens"].size if is_trained is None else is_trained.sum())
+
+
 def mark(prompt: Sequence[int], sampled: Sequence[int]) -> tuple[int, int]:
     """What is kept of a sequence: its hash, and how many tokens were sampled."""
     return int(prefix_hashes(np.array([*prompt, *sampled], np.int64))[-1]), len(sampled)

@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +26,8 @@ from areal_bus.config.removed import saved
 from areal_bus.process.isolation import CHILD, child_path
 from areal_bus.process.parent_death import die_with_parent
 from areal_serve.rejection import Rejected, fault
-from areal_serve.wire import pass_output, read_pass
+from areal_serve.versions import n_trained
+from areal_serve.wire import PassRequest, pass_output, read_pass
 
 LENGTH = struct.Struct("<Q")
 Frame = dict[str, Any]
@@ -51,9 +53,11 @@ class WorkerProcess:
         *,
         on_frame: Callable[[Frame], None],
         on_start: Callable[[], None],
+        on_end: Callable[[int], None],
     ) -> None:
-        """`words`: role, run, model. `on_start`: it is ready, for the first time or again."""
+        """`words`: role, run, model. `on_start`: it is ready, for the first time or again. `on_end`: gets its code."""
         self._words, self._variables, self._on_frame, self._on_start = words, variables, on_frame, on_start
+        self._on_end = on_end
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -99,6 +103,7 @@ class WorkerProcess:
                 self._writer.close()
                 code = await asyncio.to_thread(self._process.wait)
                 print(f"{role} ended with code {code}: it is started again", file=sys.stderr, flush=True)
+                self._on_end(code)
         self.failure = f"{self._words[0]} ended three times before it was ready"
         print(f"error: {self.failure}", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -173,31 +178,58 @@ def serve_trainer(pipe: Pipe, config: Any, folder: str, device: str) -> None:
 
 def answer(trainer: Any, frame: Frame) -> Frame:
     """The reply to one call of a model."""
+    began = time.monotonic()
+    facts: Frame = {}
     try:
-        return {"id": frame["id"], "result": carry_out(trainer, frame)}
+        result = carry_out(trainer, frame, facts)
+        return {"id": frame["id"], "result": result, "facts": facts | {"trainer_s": _since(began)}}
     except Rejected as error:
-        return {"id": frame["id"], "error": str(error)}
+        return {"id": frame["id"], "error": str(error), "facts": {"trainer_s": _since(began)}}
 
 
-def carry_out(trainer: Any, frame: Frame) -> bytes:
-    """The body of the reply: a protocol buffer for a pass, else JSON."""
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 6)
+
+
+def carry_out(trainer: Any, frame: Frame, facts: Frame) -> bytes:
+    """The body of the reply: a protocol buffer for a pass, else JSON. `facts` gets those that the journal has."""
     op, model_id = frame["op"], frame["model_id"]
     if op == "pass":
-        outcome = trainer.run(model_id, read_pass(frame["body"]), oldest=frame.get("oldest"))
+        request = read_pass(frame["body"])
+        outcome = trainer.run(model_id, request, oldest=frame.get("oldest"))
+        facts |= facts_of(request, outcome.metrics)
         return pass_output([{"logprobs": logps} for logps in outcome.logps], outcome.metrics)
     if op == "step":
-        return json.dumps({"metrics": trainer.step(model_id, frame["params"])}).encode()
+        metrics = trainer.step(model_id, frame["params"])
+        facts["version"] = int(metrics["step:max"])
+        return json.dumps({"metrics": metrics}).encode()
     if op == "create":
         origin = None if frame["folder"] is None else Path(frame["folder"])
         trainer.create(model_id, frame["lora"], origin, optimizer=frame["optimizer"])
     elif op == "save":
         own = {name: frame[name] for name in ("optimizer", "overwrite", "meta")}
-        trainer.save(model_id, Path(frame["folder"]), **own)
+        trainer.save(
+            model_id,
+            Path(frame["folder"]),
+            gradients=frame.get("gradients", False),
+            for_others=frame.get("for_others", False),
+            **own,
+        )
     elif op == "load":
         trainer.load(model_id, Path(frame["folder"]), optimizer=frame["optimizer"])
     elif op == "drop":
         trainer.drop(model_id)
     return json.dumps(frame.get("reply", {})).encode()
+
+
+def facts_of(request: PassRequest, metrics: Mapping[str, float]) -> Frame:
+    """What the journal says of a pass. `lag`: of its oldest known sample."""
+    facts: Frame = {"n_data": len(request.data), "n_tokens": sum(len(datum.ids_T) for datum in request.data)}
+    facts |= {"loss_fn": request.loss_fn, "loss": metrics["loss:sum"]}
+    if not request.forward_only:
+        facts["n_tokens_trained"] = sum(n_trained(datum, request.loss_fn) for datum in request.data)
+        facts |= {"lag": int(metrics["lag:max"])} if "lag:max" in metrics else {}
+    return facts
 
 
 def serve_sampler(pipe: Pipe, config: Any, folder: str, device: str) -> None:

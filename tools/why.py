@@ -15,7 +15,7 @@ from tools.terminal import run_parser
 
 SILENT_S = 15.0  # a process writes about once a second, the head also when nothing happens
 TAIL_BYTES = 1 << 18
-LOOP = "reference-"  # the one process of a run without a ring (actors/offline)
+LOOP = ("reference-", "front-")  # the one process of a run without a ring (actors/offline), or of a server
 REGISTER_INTERVAL_S = 7.0  # the head checks the waits every 5 s and writes changes: an older register is still valid
 
 EPILOG = """\
@@ -133,7 +133,7 @@ def _state_and_sentence(head: HeadStatus, actors: list[ActorStatus], *, was_aske
     if head.end is not None:
         return "failed", f"it ended: {head.end.get('reason') or head.error or 'without a reason'}"
     if actors and all(actor.name.startswith(LOOP) for actor in actors) and actors[-1].doing == "ended":
-        return "ended", "it ended: one process, without a ring (docs/sweep.md)"
+        return "ended", "it ended: one process, without a ring"
     silences = {actor.name: actor.silent_s for actor in actors}
     silent_s = next((s for name, s in silences.items() if name.startswith("head-")), None)
     running = sorted(actor.name for actor in actors if _is_running(actor))
@@ -158,7 +158,7 @@ def _state_and_sentence(head: HeadStatus, actors: list[ActorStatus], *, was_aske
     if any(actor.process == Process.GONE and actor.name.startswith("head-") for actor in actors):
         return "stalled", f"the head's process is gone; {', '.join(running[:MAX_SHOWN])} wait for its restart"
     if silent_s is None and running[0].startswith(LOOP):
-        return "alive", "it is alive: one process, without a ring (docs/sweep.md)"
+        return "alive", "it is alive: one process, without a ring"
     if silent_s is None:
         return "alive", "it begins: no head has written yet"
     if silent_s > SILENT_S:

@@ -4,8 +4,6 @@ from enum import StrEnum
 
 
 class Event(StrEnum):
-    """Names of all events; docs/journal.md describes the fields of each."""
-
     START = "start"  # every process: first line
     END = "end"  # every process: last line of an orderly end
     SPANS = "spans"  # seconds by label since the last such line; labels do not overlap
@@ -56,3 +54,4 @@ class Event(StrEnum):
     CHECKPOINT = "checkpoint"
     EXPORT = "export"
     WARMUP = "warmup"
+    CALL = "call"  # front of `areal-bus serve`: a client has the result of a call

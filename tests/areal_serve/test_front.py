@@ -20,6 +20,7 @@ from areal_serve.limits import MOST
 from areal_serve.registry import Registry
 from areal_serve.sampler import Sampler
 from areal_serve.samplers import Samplers
+from areal_serve.storage.client_journal import ClientJournal
 from areal_serve.wire import VERSIONS, fields, raw
 from areal_serve.worker import Frame, answer, take
 from tests.areal_serve.parts import CONFIG, CONTEXT, data, model_folder, trainer
@@ -59,6 +60,8 @@ async def serving(folder: Path, config: Config = CONFIG) -> AsyncIterator[Call]:
 
     registry = Registry(folder, save_every=2, to_trainer=to_trainer)
     samplers.add(InlineSampler(samplers))
+    journal = ClientJournal(folder, config)
+    registry.on_done = samplers.on_done = journal.call
     front = Front(registry, samplers, key=KEY, name=NAME, context=CONTEXT, tokenizer=str(model_folder()))
     async with TestClient(TestServer(front.app)) as client:
         registry.on_trainer_start()
@@ -77,6 +80,7 @@ async def serving(folder: Path, config: Config = CONFIG) -> AsyncIterator[Call]:
                 return response.status, json.loads(found) if is_json and found else found
 
         yield call
+    journal.close()
 
 
 def run(folder: Path, scenario: Callable[[Call], Awaitable[None]], config: Config = CONFIG) -> None:

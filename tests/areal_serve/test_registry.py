@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from areal_serve.registry import Model, Registry
+from areal_serve.registry import CALL_BYTES, Model, Registry
 from areal_serve.rejection import Rejected
 from areal_serve.worker import Frame
 
@@ -40,6 +40,8 @@ class Adder:
             if frame["params"] < 0:
                 return {"error": "negative"}
             self.values[id] += frame["params"]
+        elif frame["op"] == "pass":
+            self.values[id] += len(frame["body"])
         elif frame["op"] == "save":
             Path(frame["folder"]).mkdir(parents=True, exist_ok=True)
             (Path(frame["folder"]) / "meta.json").write_text(json.dumps({"value": self.values[id]}))
@@ -207,6 +209,49 @@ def test_snapshot_drops_the_calls_before_it(tmp_path: Path) -> None:
     adder.answer()
     assert adder.values[id] == 319
     assert adder.n_answered < 12
+
+
+def test_model_that_never_steps_keeps_a_bounded_number_of_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its passes are in a snapshot, too: their gradients add up."""
+    limit = 1 << 20
+    monkeypatch.setattr("areal_serve.registry.SNAPSHOT_BYTES", limit)
+    registry, adder = opened(tmp_path)
+    id = model(registry)
+    small, large = b"1", bytes(limit // 4)
+    most = n_bytes = 0
+    for seq in range(1, 300):
+        body = large if seq % 100 < 9 else small
+        registry.call(id, seq, {"op": "pass", "body": body, "forward_only": False})
+        adder.answer()
+        n_bytes += len(body)
+        held = [len(frame.get("body", b"")) for frame in registry.runs[id].accepted.values()]
+        most = max(most, sum(held))
+        assert len(held) <= limit // CALL_BYTES
+    assert most <= limit + len(large)
+    assert (tmp_path / "models" / id / "calls.log").stat().st_size < 2 * limit
+    registry, adder = opened(tmp_path)
+    adder.answer()
+    assert adder.values[id] == n_bytes
+
+
+@pytest.mark.parametrize("restart", ["trainer", "front"])
+def test_steps_before_a_restart_count_for_the_next_snapshot(tmp_path: Path, restart: str) -> None:
+    registry, adder = opened(tmp_path, save_every=4)
+    id = model(registry)
+    for seq in range(1, 5):
+        step(registry, id, seq)
+        adder.answer()
+        if restart == "trainer":
+            adder.die()
+        else:
+            registry, adder = opened(tmp_path, save_every=4)
+        adder.answer()
+    step(registry, id, 5)
+    adder.answer()
+    assert [path.name for path in (tmp_path / "models" / id).glob("snapshot-*")] == ["snapshot-4"]
+    assert adder.values[id] == 15
 
 
 def test_session_that_ends_takes_its_models_along(tmp_path: Path) -> None:

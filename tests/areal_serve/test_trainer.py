@@ -96,6 +96,21 @@ def test_saved_state_continues_bit_for_bit(tmp_path: Path, lora: dict[str, Any] 
     assert fresh.models["m"].n_steps == 0
 
 
+@pytest.mark.parametrize("lora", [LORA, None])
+def test_snapshot_between_passes_continues_bit_for_bit(tmp_path: Path, lora: dict[str, Any] | None) -> None:
+    own = made(lora)
+    learn(own)
+    own.run("m", request("cross_entropy", data(9, seed=1)))
+    own.save("m", tmp_path / "s", optimizer=True, gradients=True, overwrite=False, meta={})
+    other = trainer()
+    other.create("m", lora, tmp_path / "s", optimizer=True)
+    for one in (own, other):
+        one.run("m", request("cross_entropy", data(7, seed=2)))
+        one.step("m", {})
+    ours, theirs = parameters(own), parameters(other)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_checkpoint_is_replaced_by_its_own_call_or_on_request_only(tmp_path: Path) -> None:
     own, folder = made(), tmp_path / "weights" / "a"
     own.save("m", folder, optimizer=True, overwrite=False, meta={"call": "m:3"})

@@ -18,6 +18,7 @@ from tools.report.facts.token_account import fate_rows
 from tools.report.page.comparison_page import comparison_page
 from tools.report.page.parts import Page, write
 from tools.report.page.run_page import run_page
+from tools.report.page.server_page import server_page
 from tools.report.verdict import judge
 from tools.run import Run
 
@@ -81,7 +82,9 @@ def page_of(found: Sequence[Run]) -> Page:
     """The page of one run, or the comparison of several. Raises ConfigError when one is named twice."""
     facts = [read_facts(where, name) for where, name in zip(found, names_of(found), strict=True)]
     verdicts = [judge(one) for one in facts]
-    return run_page(facts[0], verdicts[0]) if len(facts) == 1 else comparison_page(facts, verdicts)
+    if len(facts) > 1:
+        return comparison_page(facts, verdicts)
+    return (server_page if facts[0].clients.of else run_page)(facts[0], verdicts[0])
 
 
 def as_json(where: Run) -> dict[str, Any]:

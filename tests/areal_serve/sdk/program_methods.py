@@ -2,7 +2,13 @@
 
 import inspect
 import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
 import warnings
+from pathlib import Path
 
 import numpy as np
 import tinker
@@ -19,12 +25,10 @@ NOT_SERVED = {  # of the SDK's clients: why
     "RestClient.get_billing_usage": "no billing",
     "RestClient.get_current_checkpoint_storage_usage": "no billing",
     "RestClient.export_session_trace": "no traces",
-    "RestClient.get_external_weights_urls": "no external weights",
     "RestClient.publish_checkpoint_from_tinker_path": "no public checkpoints",
     "RestClient.unpublish_checkpoint_from_tinker_path": "no public checkpoints",
     "RestClient.assign_session_project": "one project",
     "RestClient.search_sessions": "sessions are listed",
-    "TrainingClient.save_weights_external": "the disk is the user's",
 }
 NO_SERVER = {
     "get_console_url",
@@ -167,6 +171,7 @@ def checkpoints(service, rest, training, sampling):
     info = call(rest, "get_weights_info_by_tinker_path", state)
     FOUND["info"] = [info.is_lora, info.lora_rank]
     call(rest, "set_checkpoint_ttl_from_tinker_path", state, None)
+    download(rest, training, state)
     session = training.model_id.partition(":")[0]
     FOUND["session"] = session in call(rest, "list_sessions").sessions
     FOUND["session_runs"] = len(call(rest, "get_session", session).training_run_ids)
@@ -174,6 +179,24 @@ def checkpoints(service, rest, training, sampling):
     call(rest, "delete_checkpoint", training.model_id, "weights/one")
     call(rest, "delete_checkpoint_from_tinker_path", weights)
     FOUND["left"] = len(rest.list_checkpoints(training.model_id).result().checkpoints)
+
+
+def download(rest, training, state):
+    """By the clients, and by the SDK's command line, which exports a training checkpoint and deletes the export."""
+    path = call(training, "save_weights_external", "three").path
+    found = call(rest, "get_external_weights_urls", path)
+    ours = {}
+    for name, url in found.urls.items():
+        with urllib.request.urlopen(url) as response:
+            ours[name] = response.read()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tinker.cli", "checkpoint", "download", state, "--output", folder]
+        subprocess.run(command, check=True, capture_output=True)
+        (target,) = Path(folder).iterdir()
+        theirs = {file.name: file.read_bytes() for file in target.iterdir()}
+    FOUND["files"] = sorted(ours)
+    FOUND["downloads"] = [ours == theirs, found.expires.timestamp() - time.time() > 3000]
+    rest.delete_checkpoint_from_tinker_path(path).result()
 
 
 def refusal(clients, method):
@@ -185,7 +208,6 @@ def refusal(clients, method):
         "get_billing_usage": ("2026-01-01", "2026-01-02"),
         "get_current_checkpoint_storage_usage": (),
         "export_session_trace": ("session",),
-        "save_weights_external": ("x",),
         "search_sessions": (types.SessionSearchRequest(),),
         "assign_session_project": ("session", "project"),
     }

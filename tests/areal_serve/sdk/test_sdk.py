@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from areal_bus.process.parent_death import die_with_parent
 from areal_serve.front import API, NOT_SERVED, Front
 from areal_serve.registry import Registry
 from areal_serve.samplers import Samplers
+from tools.report.facts.run_facts import read_facts
+from tools.run import Run
 
 pytestmark = [pytest.mark.tinker, pytest.mark.slow]
 
@@ -86,6 +89,8 @@ def test_every_public_method_is_served_or_listed(tiny: dict[str, str]) -> None:
     assert found["loaded"] == [found["loaded"][0]] * 3
     assert found["checkpoints"] == ["sampler_weights/two", "weights/one"]
     assert found["info"] == [True, 4]
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(found["files"])
+    assert found["downloads"] == [True, True]
     assert found["left"] == 0
     assert found["whole_is_lora"] is False
     assert all("not served" in error for error in found["refused"].values()), found["refused"]
@@ -120,6 +125,21 @@ def test_model_is_the_same_bit_for_bit_after_kills_of_every_process(tiny: dict[s
     found = program("kills", tiny, tiny["RUN"], "24", *roles)
     assert found["kills"] == len(roles)
     assert found == calm | {"kills": len(roles)}
+
+
+@pytest.mark.soak
+def test_twenty_kills_in_sixty_updates_change_no_bit(tmp_path: Path) -> None:
+    """Nor a figure of the journal: each step of the client counts once."""
+    roles = ["front", "trainer", "sampler", "trainer", "sampler"] * 4
+    random.Random(1).shuffle(roles)
+    with serving(tmp_path, "configs/tiny.toml", "-np", "3", "--set", "serve.save_every=7") as server:
+        calm = program("kills", server, server["RUN"], "60")
+        found = program("kills", server, server["RUN"], "60", *roles)
+        facts = read_facts(Run(Path(server["RUN"])))
+    assert found == calm | {"kills": len(roles)}
+    for client in facts.clients.of.values():
+        assert (client.n_steps, client.n_passes, client.n_errors) == (60, 60, 0)
+    assert facts.incidents.n_of["restart"] == roles.count("front")
 
 
 def test_loop_of_a_client_learns_sums_in_ten_steps(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from tools.breakdown.incarnations import Incarnation, LabelShare, Straggler, lab
 from tools.breakdown.steps import Step, read_steps
 from tools.breakdown.waits import PushCost, Wait
 from tools.follow import JournalFollower
-from tools.report.facts import actor_time, ages, incidents, notable_samples, token_account
+from tools.report.facts import actor_time, ages, clients, incidents, notable_samples, token_account
 from tools.report.facts.actor_time import ActorTime
 from tools.report.facts.ages import Ages
+from tools.report.facts.clients import Clients
 from tools.report.facts.curves import Curve
 from tools.report.facts.incidents import Incidents
 from tools.report.facts.notable_samples import NotableSamples, texts_of
@@ -29,7 +30,7 @@ from tools.trackers.series import Row, SeriesReader, Undone
 from tools.why import WhyReport, report_of
 
 EVENTS = frozenset((*series.EVENTS, *HEAD_EVENTS, *actor_time.EVENTS, *ages.EVENTS, *incidents.EVENTS,
-                    *notable_samples.EVENTS, *token_account.EVENTS, "profile"))  # fmt: skip
+                    *notable_samples.EVENTS, *token_account.EVENTS, *clients.EVENTS, "profile"))  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ class RunFacts:
     incidents: Incidents = field(default_factory=Incidents)
     notable: NotableSamples = field(default_factory=NotableSamples)
     samples: list[SampleFate] = field(default_factory=list)
+    clients: Clients = field(default_factory=Clients)  # of a server
     texts: dict[Key, Line] = field(default_factory=dict)  # of the notable samples
     breakdown: Breakdown | None = None
     gap: str = ""  # why there is no breakdown
@@ -152,6 +154,7 @@ def _takers(facts: RunFacts, status: RunStatus, account: TokenAccount) -> dict[s
         (incidents.EVENTS, facts.incidents.take),
         (notable_samples.EVENTS, facts.notable.take),
         (token_account.EVENTS, account.take),
+        (clients.EVENTS, facts.clients.take),
         (("profile",), facts.profiles.append),
     ):
         for event in events:

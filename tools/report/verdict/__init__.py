@@ -5,7 +5,10 @@ from tools.report.verdict.health import remarks_on
 from tools.report.verdict.learning import whether_it_learns
 from tools.report.verdict.limits import what_limits
 from tools.report.verdict.remarks import Verdict
+from tools.report.verdict.serving import judge_server
 
 
 def judge(facts: RunFacts) -> Verdict:
+    if facts.clients.of:
+        return judge_server(facts)
     return Verdict(what_limits(facts), whether_it_learns(facts), remarks_on(facts))

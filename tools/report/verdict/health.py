@@ -110,6 +110,15 @@ def _stragglers(facts: RunFacts) -> Remark | None:
     )
 
 
+def _failed_calls(facts: RunFacts) -> Remark | None:
+    bad = {name: client for name, client in facts.clients.of.items() if client.n_errors}
+    if not bad:
+        return None
+    name, client = next(iter(bad.items()))
+    n, evidence = sum(one.n_errors for one in bad.values()), f"The last one of {name}: {client.error}"
+    return Remark(Grade.NOTE, f"The server answered {counted(n, 'call')} of clients with an error.", evidence)
+
+
 def _labels(facts: RunFacts) -> Remark | None:
     bad = [actor.name for actor in facts.breakdown.actors if not actor.whole] if facts.breakdown else []
     if not bad:
@@ -119,7 +128,7 @@ def _labels(facts: RunFacts) -> Remark | None:
 
 Rule = Callable[[RunFacts], Remark | None]
 RULES: tuple[Rule, ...] = (
-    _state, _deaths, _stalls, _not_finite, _cut, _few_tokens_dominate, _refunds, _stragglers, _labels,
+    _state, _deaths, _stalls, _not_finite, _cut, _few_tokens_dominate, _refunds, _stragglers, _failed_calls, _labels,
 )  # fmt: skip
 
 

@@ -14,7 +14,11 @@ from areal_serve.rejection import Rejected
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}")
 SCHEME = "tinker://"
-TYPES = {"weights": "training", "sampler_weights": "sampler"}  # folder -> type of the checkpoint
+TYPES = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+}  # folder -> type of the checkpoint
 META = "meta.json"
 TTL_S = (3600, 10 * 366 * 86400)
 
@@ -22,7 +26,7 @@ TTL_S = (3600, 10 * 366 * 86400)
 def place(models: Path, model_id: str, kind: str, name: str) -> Path:
     """The folder of a checkpoint, existing or not. Raises Rejected for a name that is none."""
     if kind not in TYPES:
-        raise Rejected(f"unknown kind of checkpoint {kind!r}: this server has {' and '.join(TYPES)}", status=404)
+        raise Rejected(f"unknown kind of checkpoint {kind!r}: this server has {', '.join(TYPES)}", status=404)
     for part in (model_id, name):
         if not NAME.fullmatch(part):
             raise Rejected(f"invalid name {part!r}: letters, digits, '.', '_' and '-', at most 128, no '.' in front")
