@@ -100,7 +100,7 @@ def test_sdk_asks_for_no_path_that_is_unknown(tmp_path: Path) -> None:
     folder = next((ROOT / ".venv-tinker" / "lib").glob("python3*/site-packages/tinker"))
     asked: set[str] = set()
     for file in folder.rglob("*.py"):
-        if not file.name.endswith("_test.py") and "cli" not in file.relative_to(folder).parts:
+        if not file.stem.endswith("_test") and "cli" not in file.relative_to(folder).parts:
             asked |= {
                 re.sub(r"\{[^}]*\}", "{}", path) for path in re.findall(r'f?"(/api/v1/[^"`]*)"', file.read_text())
             }
