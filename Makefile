@@ -39,10 +39,10 @@ WORKERS ?= 2
 LAST_FAILED := .pytest_cache/v/cache/lastfailed
 PYTEST := python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder # tests/conftest.py puts long files first
 test test-all: export PYTHONDONTWRITEBYTECODE := # a ring starts a dozen processes: without cached bytecode each compiles our modules
-test: setup  ## every invariant and one real ring, about 8 minutes on two free cores (WORKERS=, PYTEST_ARGS= for more)
+test: setup  ## every invariant and one real ring, about 6 minutes on two free cores (WORKERS=, PYTEST_ARGS= for more)
 	@$(IN_VENV) $(PYTEST) -m "not slow and not soak" $(PYTEST_ARGS)
 
-test-all: setup  ## what CI runs: also the slow tests, about 40 minutes on two free cores
+test-all: setup  ## what CI runs: also the slow tests, about 25 minutes on two free cores
 	@$(IN_VENV) rm -f $(LAST_FAILED); $(PYTEST) -m "not soak" $(PYTEST_ARGS) || { test $$? = 1 && \
 	python -c 'import json; ids = json.load(open("$(LAST_FAILED)")); raise SystemExit(len(ids) > 3 or any("::" not in i for i in ids))' && \
 	echo "Up to three failures run once more, alone: look at them even if they pass now." && \
