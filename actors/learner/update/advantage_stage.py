@@ -134,6 +134,7 @@ def steps_of(item: Item, reward: float) -> list[tuple[Tensor, Tensor]]:
     ends_K = rewards_K != 0
     ends_K[:-1] |= item.places_K.diff() != 1
     last = torch.tensor(counts).cumsum(0) - 1
+    last = last[last >= 0]  # none for a trajectory without a sampled token
     ends_K[last] = True
     rewards_K[last] += reward
     return list(zip(torch.split(rewards_K, counts), torch.split(ends_K, counts), strict=True))

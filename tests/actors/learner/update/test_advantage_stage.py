@@ -269,3 +269,21 @@ def test_a_masked_turn_counts_in_the_mean_and_is_not_trained(tmp_path: Path) -> 
     batch = prepared(tiny_actor(tmp_path, settings(actor={"advantage": "grpo_process", "std_eps": 1e-12})), shard)
     assert batch.advantages_of(0).tolist() == pytest.approx([-1 / 6 * 6**0.5] * 2, abs=1e-6)
     assert batch.advantages_of(1).tolist() == pytest.approx([-n / 6 * 6**0.5 for n in (3, 3, 2, 2, 1, 1)], abs=1e-6)
+
+
+def test_each_trajectory_of_an_episode_has_its_own_steps_and_the_reward_of_the_episode(tmp_path: Path) -> None:
+    """Turns 1 and 3 are one trajectory, turn 2 another. By hand: its steps are 0.5, 1.25 and 1; that of the second
+    sample is 0; the third has no sampled token.
+    """
+    episode = replace(turns_item(0, 1.0, [0.5, 0.0, 0.25]), trajectories=[0, 1, 0])
+    other = shard_item(sample=1, reward=0.0)
+    empty = shard_item(sample=2, reward=1.0, sampled=[], logps=[], spans=[], segments=[[3, 0]])
+    config = settings(actor={"advantage": "grpo_process", "std_eps": 1e-12})
+    batch = prepared(tiny_actor(tmp_path, config), [episode, other, empty])
+    steps = torch.tensor([0.5, 1.25, 1.0, 0.0])
+    first, third, second, of_other = ((steps - steps.mean()) / steps.std()).tolist()
+    expected = [first + third, first + third, third, third, second, second]  # trajectories are adjacent
+    assert batch.advantages_of(0).tolist() == pytest.approx(expected, abs=1e-6)
+    assert batch.advantages_of(1).tolist() == pytest.approx([of_other] * 4, abs=1e-6)
+    assert batch.advantages_of(2).tolist() == []
+    assert batch.computed.tolist() == [True, True, False]
