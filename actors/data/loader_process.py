@@ -49,9 +49,7 @@ class LoaderRows:
                 self._left = rows_of(next(self._items))
             except StopIteration:
                 if not self._n_rows:
-                    raise ConfigError(
-                        f"no row in pass {self._pass} of the loader: it must yield one in each pass"
-                    ) from None
+                    raise ConfigError(f"no row in loader pass {self._pass}: it must yield one in each pass") from None
                 if self._passes is not None and self._pass + 1 >= self._passes:
                     return None
                 self._pass, self._n_rows = self._pass + 1, 0

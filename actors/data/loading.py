@@ -141,12 +141,6 @@ def check_size(row: Row, where: str, most_bytes: int = MAX_ROW_BYTES) -> None:
         raise ConfigError(f"row too large: {where} has {n_bytes} bytes as JSON; {most_bytes} are allowed")
 
 
-def check_data(config: Config, config_folder: str | Path) -> None:
-    """Read all data of this config. Raises ConfigError when it cannot be used."""
-    load_rows(config, config_folder)
-    load_sets(config, config_folder)
-
-
 def read_rows(path: str, data: DataConfig, config_folder: str | Path, *, split: str) -> list[Row]:
     """All rows of a local file or of a Hugging Face data set ("owner/name" or "owner/name:subset")."""
     return [row for _, row in read_with_origins(path, data, config_folder, split=split)]
@@ -231,9 +225,7 @@ def check_read(unread: Mapping[str, str], data: DataConfig, where: str) -> None:
         in_prompt = []
     for key in (data.question_key, data.answer_key, "demonstration", *in_prompt):
         if reason := unread.get(key) or unread.get(key.partition(".")[0]):
-            raise ConfigError(
-                f"unreadable value in column {key!r} of a row: {where} has {reason}; change it in the file"
-            )
+            raise ConfigError(f"unreadable value in column {key!r}: {where} has {reason}; change it in the file")
 
 
 def take_question(row: Row, key: str, where: str) -> str:

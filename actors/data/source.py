@@ -61,9 +61,7 @@ class LoaderSource:
     def go_to(self, position: int, state: str) -> None:
         """Continue after the row of that state. Raises ValueError where a position other than 0 has none."""
         if position and not state:
-            raise ValueError(
-                f"missing state of the loader at position {position}: a loader resumes from its state only"
-            )
+            raise ValueError(f"missing state of the loader at position {position}: a loader resumes only from it")
         if (position, state) == (self.position, self._state):
             return
         self.position, self._state = position, state

@@ -122,4 +122,4 @@ def test_row_41_stop_learner_for_a_minute(tmp_path: Path) -> None:
     stall = ring.lines("stall", role="head", after=fault.t)[0]
     assert fault.name in stall["on"]
     assert not ring.lines("member", role="head", state="dead")
-    assert {path.stem.rpartition(".")[2] for path in runs.Run(ring.run).journals()} == {"0"}
+    assert {path.name.split(".")[1] for path in runs.Run(ring.run).journals()} == {"0"}

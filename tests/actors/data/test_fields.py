@@ -90,10 +90,10 @@ def test_each_type_of_a_column_is_a_json_value(tmp_path: Path, suffix: str) -> N
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"answer_key": "image"}, "column 'image' of a row: .*rows.parquet.0. has 2 bytes that are no UTF-8 text"),
-        ({"answer_key": "far"}, "column 'far' of a row: .*rows.parquet.1. has the number inf"),
-        ({"answer_key": "none"}, "column 'none' of a row: .*rows.parquet.1. has the number nan"),
-        ({"prompt": "{question} {image}"}, "column 'image' of a row: .*rows.parquet.0."),
+        ({"answer_key": "image"}, "column 'image': .*rows.parquet.0. has 2 bytes that are no UTF-8 text"),
+        ({"answer_key": "far"}, "column 'far': .*rows.parquet.1. has the number inf"),
+        ({"answer_key": "none"}, "column 'none': .*rows.parquet.1. has the number nan"),
+        ({"prompt": "{question} {image}"}, "column 'image': .*rows.parquet.0."),
     ],
 )
 def test_a_column_that_is_needed_and_cannot_be_read_is_refused_by_file_row_and_column(
@@ -114,7 +114,7 @@ def test_dates_that_python_does_not_have_are_left_out(tmp_path: Path) -> None:
     rows = load_rows(config_of(data={"path": "rows.parquet"}), tmp_path)
     assert [row["fine"][:19] for row in rows] == ["1970-01-01T00:00:00"] * 2
     assert "far" not in rows[0]
-    with pytest.raises(ConfigError, match=r"column 'far' of a row: .*rows.parquet.0. has a value of the type"):
+    with pytest.raises(ConfigError, match=r"column 'far': .*rows.parquet.0. has a value of the type"):
         load_rows(config_of(data={"path": "rows.parquet", "answer_key": "far"}), tmp_path)
 
 

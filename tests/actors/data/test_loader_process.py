@@ -167,7 +167,7 @@ def test_a_loader_that_holds_its_shuffle_buffer_passes_the_check_of_the_start(op
             "loaded from its state_dict after 1 row, gives .* the state of a shuffle buffer must hold its rows",
         ),
         ("forgets_it_later", "loaded from its state_dict after 24 rows, gives"),
-        ("empty", "no row in pass 0 of the loader: it must yield one in each pass"),
+        ("empty", "no row in loader pass 0: it must yield one in each pass"),
         ("texts", "a loader must yield rows .*: it yields a str; set batch_size = None"),
         ("bad_row", "must have the field 'question': data.function = 'own_loader:bad_row', row 0 of pass 0"),
         ("fails", "must return a loader: it raised KeyError: 'no such file'"),

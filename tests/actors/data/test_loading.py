@@ -5,11 +5,17 @@ from types import ModuleType
 
 import pytest
 
-from actors.data.loading import check_data, load_problems, load_rows, task_with_origins
+from actors.data.loading import load_problems, load_rows, load_sets, task_with_origins
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import MAX_ROW_BYTES, Prompt
 from areal_bus.wire import codec
+
+
+def check_data(config: Config, folder: Path) -> None:
+    """Read all data of this config."""
+    load_rows(config, folder)
+    load_sets(config, folder)
 
 
 def config_of(**sections: dict) -> Config:
