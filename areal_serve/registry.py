@@ -34,7 +34,6 @@ MOST_ENDS = 3  # of the trainer during one call: the call is the likely cause, a
 KEPT_RESULTS = 256  # calls before a snapshot whose results are kept, for retries
 SNAPSHOT_BYTES = 64 << 20  # of calls that are carried out again after a crash; then a snapshot takes their place
 CALL_BYTES = 1 << 16  # for which each call counts at least
-FACTS = "facts"  # of a reply: for the journal alone
 CALLS, RESULTS, SNAPSHOT = "calls.log", "results.log", "snapshot"  # in RUN/models/ID
 LENGTH = struct.Struct("<I")
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -258,7 +257,7 @@ class Registry:
         frame, future = run.accepted[seq_id], self.futures[reply["id"]]
         self.on_done(frame, future.came, reply)
         try:
-            kept = {name: value for name, value in reply.items() if name != FACTS}
+            kept = {name: value for name, value in reply.items() if name != "facts"}  # those are for the journal
             _append(run.folder / RESULTS, {"seq": seq_id, "reply": kept, "kind": future.kind})
         except OSError as error:  # a front that starts again carries the call out again, with the same result
             _warn(f"the result of {reply['id']} is not on disk: {error}")

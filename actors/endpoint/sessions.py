@@ -195,9 +195,7 @@ class Sessions:
         self._waker = WakeOnce(wake)
         self._open: dict[str, Session] = {}
         self._n_opened = 0
-        self.on_close: Callable[[Session], None] = (
-            no_connection  # closes those of an agent that has ended, or is to end
-        )
+        self.on_close = no_connection  # closes the connections of a session whose agent has ended or is stopped
 
     def open(self, name: str) -> Session:
         """A new session with an unguessable API key."""

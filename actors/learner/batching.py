@@ -363,9 +363,7 @@ def pack(lengths: Sequence[int], *, capacity: int, k_min: int = 1) -> list[list[
     micro-batch of its own: it cannot be cut. Raises ValueError when `k_min` micro-batches cannot be filled.
     """
     if capacity < 1 or any(n < 1 for n in lengths):
-        raise ValueError(
-            f"capacity and lengths are at least 1: capacity {capacity}, shortest {min(lengths, default=1)}"
-        )
+        raise ValueError(f"capacity and lengths must be 1 or more: {capacity}, shortest {min(lengths, default=1)}")
     if lengths and k_min > len(lengths):
         raise ValueError(f"a micro-batch holds at least one sequence: {len(lengths)} cannot fill k_min = {k_min}")
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)

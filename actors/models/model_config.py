@@ -72,7 +72,7 @@ def merge_folder(model: Any, folder: Path) -> None:
             )
         weight.data.copy_(merged(weight.data, a.to(weight.device), b.to(weight.device), scale))
     if found:
-        raise ConfigError(f"unsupported weight of an adapter: {folder} has {sorted(found)[0]!r}")
+        raise ConfigError(f"unsupported weight {sorted(found)[0]!r} in {folder}: only lora_A and lora_B are read")
 
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"

@@ -102,7 +102,7 @@ def known_fields(error: BaseException, row: Mapping[str, Any], unread: Mapping[s
     if name in row:
         return ""
     if why := unread.get(name):
-        return f"; unreadable value in column {name!r} of a row: {why}; change it in the file"
+        return f"; unreadable value in column {name!r}: {why}; change it in the file"
     names = sorted(field for field in row if not field.startswith("_"))
     more = f" and {len(names) - MAX_FIELDS} more" if len(names) > MAX_FIELDS else ""
     return f"; the row has no field {name!r}, it has {', '.join(names[:MAX_FIELDS])}{more}"

@@ -17,7 +17,7 @@ from areal_bus.config.rollout import EngineConfig, GenerationConfig, RolloutConf
 from areal_bus.config.section import Section
 from areal_bus.config.stages import StageConfig
 
-MAX_HEARTBEAT_S = 5.0  # a head that waits for one learns of an update by it
+MAX_HEARTBEAT_S = 5.0  # a longer interval would delay what heartbeats repeat: progress, published versions
 
 AlarmName = Literal[
     "held_out_falls",

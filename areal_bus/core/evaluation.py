@@ -295,9 +295,7 @@ class Evaluation:
 
     def _check(self, uid: int, attempt: int) -> None:
         if uid not in self.leased or attempt != self.attempts[uid]:
-            raise ImpossibleEvent(
-                f"unexpected verdict: problem {uid} of {self.name} is not leased at attempt {attempt}"
-            )
+            raise ImpossibleEvent(f"unexpected verdict: {self.name} {uid} is not leased at attempt {attempt}")
 
     @property
     def values(self) -> list[Scored]:

@@ -82,9 +82,7 @@ class Manifest:
             manifest = Manifest(int(value["version"]), entries, checksums, int(value["bucket_bytes"]), n_bytes)
             announced = (value["digest"], value["n_bytes"])
         except (KeyError, TypeError, ValueError) as error:
-            raise PushFailed(
-                f"invalid manifest: it must have names, shapes, dtypes and checksums: {text[:200]!r}"
-            ) from error
+            raise PushFailed(f"invalid manifest: it needs names, shapes, dtypes, checksums: {text[:200]!r}") from error
         if announced != (manifest.digest, n_bytes) or manifest.bucket_bytes < 1:
             raise PushFailed(
                 f"mismatch within a manifest: {announced[0]}, {announced[1]} bytes announced; {manifest.digest}, "

@@ -68,9 +68,7 @@ class Announcement:
             if offer is not None:
                 offer = SnapshotOffer(MemoryPlace(**offer["place"]), dict(offer["handle"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise PushFailed(
-                f"invalid announcement: it must have a manifest and an offer of memory: {text[:200]!r}"
-            ) from error
+            raise PushFailed(f"invalid announcement: it needs a manifest and an offer: {text[:200]!r}") from error
         return Announcement(manifest, offer)
 
 
@@ -96,9 +94,7 @@ class MemberReady:
             return MemberReady(str(value["name"]), str(value["group"]), place, pid_of(value["pid"]), held)
         except (KeyError, TypeError, ValueError) as error:
             shown = repr(text[:200])
-            raise PushFailed(
-                f"invalid ready report: it must have a name, a group, a place and a pid: {shown}"
-            ) from error
+            raise PushFailed(f"invalid ready report: it needs a name, group, place and pid: {shown}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +129,7 @@ class PushGo:
         try:
             header = None if delta is None else DeltaHeader(int(delta["n_bytes"]), tuple(map(str, delta["bases"])))
         except (KeyError, TypeError, ValueError) as error:
-            raise PushFailed(
-                f"invalid delta in a go message: {text[:200]!r}; it must have its size and bases"
-            ) from error
+            raise PushFailed(f"invalid delta in a go message: {text[:200]!r}; it needs its size and bases") from error
         return PushGo(group, header)
 
 

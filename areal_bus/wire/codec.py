@@ -202,9 +202,7 @@ def _check_frames(schema: Schema, fields: Mapping[str, Any], frames: Sequence[by
         n_text -= lengths[-1]
         _check_fields(frames[-1], lengths[1])
     if n_text > MAX_TEXT_BYTES:
-        raise WireError(
-            f"text too large: the message has {n_text} bytes, and at most {MAX_TEXT_BYTES} are allowed", "size"
-        )
+        raise WireError(f"text too large: {n_text} bytes, and at most {MAX_TEXT_BYTES} are allowed", "size")
     if schema.has_tokens:
         _check_lengths(fields, lengths)
     for at in schema.names_at:
@@ -249,7 +247,7 @@ def _check_turns(turns: bytes) -> None:
     """Raises WireError unless these are pairs of texts as JSON; escapes are not checked. Builds no objects."""
     if turns and TURNS.fullmatch(turns.replace(rb"\\", b"").replace(rb"\"", b"")) is None:
         raise WireError(
-            f"invalid turns of a sample: they must be a JSON list of at most {MAX_PAIRS} pairs of texts", "text"
+            f"invalid turns of a sample: a JSON list of at most {MAX_PAIRS} pairs of texts is needed", "text"
         )
 
 

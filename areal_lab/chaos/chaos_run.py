@@ -117,7 +117,7 @@ class ChaosRun:
         victim = victims.choose(self._dice, victims.victims(self.watch.status))
         lasts_s = self._dice.uniform(*STOPPED_S) if kind is FaultKind.STOP else 0.0
         if victim is None or kind not in self._kinds:
-            return  # nobody runs at this moment
+            return  # no process is running, or this kind is forbidden here
         t = time.monotonic()
         try:
             done = self._hit(kind, victim.pid, until=t + lasts_s)

@@ -12,7 +12,7 @@ from areal_bus.storage.journal_segments import FileSizes, exists
 from areal_serve.worker import Frame
 
 ROLE, LABEL = "front", "serve"
-OPS = {"step": "optim_step"}  # as the API has them; of a pass: forward or forward_backward
+OPS = {"step": "optim_step"}  # names of the API
 OnDone = Callable[[Frame, float, Mapping[str, Any]], None]
 
 
@@ -32,14 +32,11 @@ class ClientJournal:
         self._journal = Journal(folder, role=ROLE, index=0, incarnation=incarnation, sizes=sizes)
 
     def call(self, frame: Frame, came: float, reply: Mapping[str, Any]) -> None:
-        """A call or a sample has its result. `came`: monotonic time at which it was accepted."""
+        """Write the line of a call or a sample that has its result. `came`: monotonic time of its arrival."""
         whose, _, number = frame["id"].rpartition(":")
-        is_pass = frame["op"] == "pass"
-        op = (
-            ("forward" if frame["forward_only"] else "forward_backward")
-            if is_pass
-            else OPS.get(frame["op"], frame["op"])
-        )
+        op = OPS.get(frame["op"], frame["op"])
+        if op == "pass":
+            op = "forward" if frame["forward_only"] else "forward_backward"
         fields = {"client": whose.partition(":")[0], "model": frame["model_id"], "call": int(number), "op": op}
         fields["seconds"] = round(time.monotonic() - came, 6)
         if error := reply.get("error"):
@@ -50,7 +47,7 @@ class ClientJournal:
         self._journal.write(Event.MEMBER, name=f"{role}-{index}", state="dead", why=f"it ended with code {code}")
 
     def mark(self) -> None:
-        """Called about every 10 s: seconds without a label cannot be told from a killed front's."""
+        """Called about every 10 s, so that the journal shows how long the front was alive."""
         self._journal.mark(LABEL)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Files of exported checkpoints by signed URL: whoever has a URL reads that file until it expires, without the key.
+"""Downloads of exported checkpoints. A signed URL gives access to one file, without the API key, until it expires.
 
-Files are streamed: their size is that of the disk.
+Files are streamed from disk, not read into memory.
 """
 
 import hmac

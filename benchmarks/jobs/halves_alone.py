@@ -31,7 +31,7 @@ from actors.runtime.context import HeartbeatState
 from actors.workflows.loading import load_workflow
 from areal_bus.config import loader as settings
 from areal_bus.config.sections import Config, ScratchConfig
-from areal_bus.messages import Prompt, ShardItem, Trajectory
+from areal_bus.messages import Prompt, ShardItem, Trajectory, recast
 from areal_bus.storage.journal import Journal
 from benchmarks.harness.worker_main import serve
 from benchmarks.jobs.lengths_reward import LETTERS, n_recorded, score
@@ -155,11 +155,8 @@ def prompts(rows: list[Row], n_samples: int) -> Iterator[Prompt]:
 
 def item(t: Trajectory, group: int, n_groups: int, row: Row) -> ShardItem:
     """As a learner gets it."""
-    return ShardItem(
-        step=0, clock=0, group=group, n_groups=n_groups, uid=t.uid, sample=t.sample,
-        reward=score("", t.text, row), correct=None, finish=t.finish, segments=t.segments, spans=t.spans,
-        ids=t.ids, logps=t.logps, text=t.text,
-    )  # fmt: skip
+    place = {"step": 0, "clock": 0, "group": group, "n_groups": n_groups, "born": 0}
+    return recast(t, ShardItem, reward=score("", t.text, row), correct=None, **place)
 
 
 def fresh(batch: Batch, clock: int) -> Batch:

@@ -87,7 +87,7 @@ def why_unread(text: str, rows: Sequence[RowWithOrigin]) -> str:
     for placed in rows:
         for name, why in placed.row.get(UNREAD, {}).items():
             if repr(name) in text:
-                return f"; unreadable value in column {name!r} of a row: {why}; change it in the file"
+                return f"; unreadable value in column {name!r}: {why}; change it in the file"
     return ""
 
 

@@ -48,7 +48,7 @@ def test_each_call_of_a_client_has_one_line_with_tokens_lag_and_seconds(served: 
     assert (sample["n_tokens"], sample["version"]) == (4, 0)
     known = ("op", "n_data", "n_tokens", "n_tokens_trained", "loss_fn", "lag")
     assert [first[name] for name in known] == ["forward_backward", 1, 5, 5, "cross_entropy", 0]
-    assert "lag" not in first_other  # tokens of nobody
+    assert "lag" not in first_other  # its tokens have no known version
     assert (step["op"], step["version"], last_step["version"]) == ("optim_step", 1, 2)
     assert stale["error"].startswith("stale samples")
     assert "n_tokens" not in stale

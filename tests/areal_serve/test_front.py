@@ -196,7 +196,7 @@ def test_samples_have_versions_and_stale_ones_are_refused(tmp_path: Path) -> Non
         _, promise = await call("/forward_backward", pass_body(id, 8, tokens=old))
         error = (await result(call, promise["request_id"]))["error"]
         assert "stale samples: datum 0 was sampled by version 0 of the weights, 2 optimizer steps ago" in error
-        _, promise = await call("/forward_backward", pass_body(id, 9))  # tokens of nobody
+        _, promise = await call("/forward_backward", pass_body(id, 9))  # whose tokens no sample had
         assert b"lag:max" not in await result(call, promise["request_id"])
         _, promise = await call("/save_weights_for_sampler", {**save, "seq_id": 10})
         await result(call, promise["request_id"])

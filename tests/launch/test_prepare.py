@@ -295,7 +295,7 @@ def test_a_reward_that_takes_a_column_that_cannot_be_read_is_refused_by_file_row
     said = refusal(file, "data.path=rows.parquet", "reward.function=takes_gold:score")
     where = file.parent / "rows.parquet"
     why = f"{where}[0] has 2 bytes that are no UTF-8 text; change it in the file"
-    assert said.endswith(f"; unreadable value in column 'gold' of a row: {why}")
+    assert said.endswith(f"; unreadable value in column 'gold': {why}")
     assert said.count("unreadable") == 1
 
 

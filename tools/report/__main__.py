@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("--x chooses the axis of a sweep: RUN must be a sweep's folder, with results.jsonl")
     found = [run.find(name) for name in args.runs] or [run.find(None)]
     if args.json:
-        print("\n".join(json.dumps(as_json(where)) for where in found))
+        print("\n".join(terminal.json_line(as_json(where)) for where in found))
         return 0
     return write(
         page_of(found), args.output or found[0].folder / ("comparison.html" if len(found) > 1 else "report.html")

@@ -25,9 +25,7 @@ def run_to_end(command: Sequence[str], log: Path) -> None:
         )
     if done.returncode:
         last = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
-        raise ConfigError(
-            f"failed run, exit code {done.returncode} ({log}): its last lines:\n{terminal.printable(last)}"
-        )
+        raise ConfigError(f"failed run, exit code {done.returncode} ({log}), last lines:\n{terminal.printable(last)}")
     say(f"done in {time.monotonic() - began:.1f} s")
 
 

@@ -81,9 +81,7 @@ def _check(run: Path, version: int, path: Path) -> None:
     if version:
         frontier = head_checkpoints.load(head_checkpoints.path_of(run / "frontiers", version))
         if frontier.version != version:
-            raise CheckpointError(
-                f"version mismatch in a head checkpoint: the file of {version} holds {frontier.version}"
-            )
+            raise CheckpointError(f"version mismatch of a head checkpoint: that of {version} holds {frontier.version}")
 
 
 def age_s(run: Path) -> float:

@@ -56,9 +56,7 @@ class Adapters:
                 torch.manual_seed(seed)
                 inject_adapter_in_model(self.config, model)
         except (ValueError, TypeError, NotImplementedError) as error:
-            raise ConfigError(
-                f"actor.lora needs a model that peft can wrap: {type(model).__name__}: {error}"
-            ) from error
+            raise ConfigError(f"actor.lora needs a model that peft wraps: {type(model).__name__}: {error}") from error
         self._model = model
         self._layers = [module for module in model.modules() if hasattr(module, "lora_A")]
         for parameter in self.parameters().values():

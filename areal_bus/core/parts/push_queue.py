@@ -178,9 +178,7 @@ class PushQueue:
     def _of(self, id: int, name: str) -> Push:
         push = self.current
         if push is None or push.id != id or name not in {push.root, *push.members} or name in push.broken:
-            raise ImpossibleEvent(
-                f"unexpected report of {name} on push {id}; in flight is {push.id if push else 'none'}"
-            )
+            raise ImpossibleEvent(f"unexpected report of {name}: push {id}; in flight is {push.id if push else 'none'}")
         if name in push.done:  # an echo: whoever joined again since then has put these weights away (I7)
             raise ImpossibleEvent(f"{name} completes push {id} once; it already has")
         return push

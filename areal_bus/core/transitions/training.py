@@ -166,9 +166,7 @@ class Training:
         """A learner rank has written its last files."""
         is_over = self.state.phase in (Phase.CLOSING, Phase.AFTER)
         if self.gate.w < self.rules.total_steps and not (is_over or self.state.change.is_handing_over):
-            raise ImpossibleEvent(
-                f"finish refused: {member.name} finished after batch {self.gate.w}, which is not the last"
-            )
+            raise ImpossibleEvent(f"finish refused: {member.name} ended after batch {self.gate.w}, not the last")
         self.terms.finished[member.index] = message
 
     # batches

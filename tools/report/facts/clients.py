@@ -6,7 +6,6 @@ from tools.report.facts.curves import Curve
 from tools.run import Line, is_number, skips_incomplete
 
 EVENTS = ("call",)
-TRAINS = ("forward_backward", "optim_step")
 SUPERVISED = "cross_entropy"  # the loss whose mean per token shows whether a client learns
 
 

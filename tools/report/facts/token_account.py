@@ -20,7 +20,7 @@ EVENTS = (*sampling_time.EVENTS, "admit", "scored", "trajectory", "step", "updat
 TRAINED, MASKED, NO_GRADIENT, IN_FLIGHT = "trained", "masked", "without signal", "in flight"
 UNDONE, LOST, ANEW, EVALUATION, UNFINISHED = "undone", "lost", "begun anew", "evaluation", "never finished"
 ORDER = {TRAINED: -3, MASKED: -2, NO_GRADIENT: -1, IN_FLIGHT: 1, EVALUATION: 2, UNFINISHED: 3}  # of rows; others: 0
-OPEN_AT_END = frozenset({IN_FLIGHT, "end_of_run", "end_of_data"})  # fates that nobody decided
+OPEN_AT_END = frozenset({IN_FLIGHT, "end_of_run", "end_of_data"})  # the run ended before these were decided
 
 
 @dataclass(slots=True)
