@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -18,9 +19,6 @@ class AdaptSettings(Section):
     """Learner ranks from given steps on, [[100, 2], [400, 1]]; topology.learners before the first (docs/adapt.md)."""
     every_steps: int = Field(0, ge=0)
     """The head chooses the split, at most one change in this many updates; 0: off (docs/adapt.md)."""
-
-
-Rule = tuple[bool, str]  # (whether it is violated, error text)
 
 
 def is_adaptive(topology: TopologyConfig) -> bool:
@@ -59,16 +57,13 @@ def settings_by_split(config: Config) -> dict[int, Config]:
     return {n: fixed.model_copy(update={"topology": with_learners(topology, n)}) for n in counts}
 
 
-def adapt_rules(c: Config) -> list[Rule]:
+def adapt_rules(c: Config) -> Iterator[str]:
     """Rules for a split that changes."""
     adapt = c.topology.adapt
-    return [
-        (
-            bool(adapt.schedule) and adapt.every_steps > 0,
-            "the split follows either topology.adapt.schedule or the planner: remove it, or topology.adapt.every_steps",
-        ),
-        *(_split(c) if is_adaptive(c.topology) else []),
-    ]
+    if adapt.schedule and adapt.every_steps > 0:
+        yield "the split follows topology.adapt.schedule or the planner: remove it, or topology.adapt.every_steps"
+    if is_adaptive(c.topology):
+        yield from _split(c)
 
 
 def _most_learners(topology: TopologyConfig) -> int | None:
@@ -80,37 +75,34 @@ def _most_learners(topology: TopologyConfig) -> int | None:
     return None if topology.ranks is None else topology.ranks - rewards - width
 
 
-def _split(c: Config) -> list[Rule]:
+def _split(c: Config) -> Iterator[str]:
     topology = c.topology
     steps = [step for step, _ in topology.adapt.schedule]
     counts, width = learner_counts(topology), topology.tensor_parallel
     uneven = [n for n in counts if (n - counts[0]) % width]
     most = _most_learners(topology)
     key = "topology.adapt.schedule" if steps else "topology.adapt"
-    return [
-        (
-            bool(steps) and (steps != sorted(set(steps)) or steps[0] < 1 or steps[-1] >= c.run.total_train_steps),
+    if steps and (steps != sorted(set(steps)) or steps[0] < 1 or steps[-1] >= c.run.total_train_steps):
+        yield (
             f"{key} has pairs [step, learners] with ascending steps from 1 to {c.run.total_train_steps - 1}: its steps "
-            f"are {steps}",
-        ),
-        (counts[0] < 1, f"{key}: at least one rank learns; it has {counts[0]} learners"),
-        (
-            most is not None and counts[-1] > most,
-            f"{key}: at least one generator must be left; {counts[-1]} learners leave none: {most} may learn",
-        ),
-        (
-            bool(uneven),
+            f"are {steps}"
+        )
+    if counts[0] < 1:
+        yield f"{key}: at least one rank learns; it has {counts[0]} learners"
+    if most is not None and counts[-1] > most:
+        yield f"{key}: at least one generator must be left; {counts[-1]} learners leave none: {most} may learn"
+    if uneven:
+        yield (
             f"numbers of learners {', '.join(map(str, [*uneven, counts[0]]))} must differ by multiples of "
-            f"topology.tensor_parallel = {width}: a generator of {width} ranks becomes {width} learner ranks",
-        ),
-        (
-            bool(c.engine.urls),
+            f"topology.tensor_parallel = {width}: a generator of {width} ranks becomes {width} learner ranks"
+        )
+    if c.engine.urls:
+        yield (
             "[topology.adapt] ends engines whose ranks learn, and servers of engine.urls do not end with a rank: "
-            "remove engine.urls (generators then start their servers), or topology.adapt",
-        ),
-        (
-            topology.ranks_per_gpu > 1,
+            "remove engine.urls (generators then start their servers), or topology.adapt"
+        )
+    if topology.ranks_per_gpu > 1:
+        yield (
             "[topology.adapt] needs a GPU for each rank, because a GPU holds one role at a time: set "
-            f"topology.ranks_per_gpu = 1 (it is {topology.ranks_per_gpu}), or remove topology.adapt",
-        ),
-    ]
+            f"topology.ranks_per_gpu = 1 (it is {topology.ranks_per_gpu}), or remove topology.adapt"
+        )

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Iterator
 
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.names.engines import kind_of
@@ -29,8 +30,6 @@ PARTS = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS, "ag
 CLIPPING = ("ppo", "gspo", "gmpo", "cispo")  # losses that use eps_clip
 OPTIMIZERS = ("adamw", "muon", "adamw8bit", "sgd")
 DUAL_CLIPPING = ("ppo", "gspo")
-
-Rule = tuple[bool, str]  # (whether it is violated, error text)
 
 
 def correction_of(actor: ActorConfig) -> str:
@@ -60,220 +59,191 @@ def is_users(name: str) -> bool:
     return bool(module and colon and function)
 
 
-def check_names(actor: ActorConfig) -> list[Rule]:
+def check_names(actor: ActorConfig) -> Iterator[str]:
     """Every part is known, or the user's own."""
-    found: list[Rule] = []
     for key, names in PARTS.items():
         name = correction_of(actor) if key == "correction" else getattr(actor, key)
-        near = difflib.get_close_matches(name.lower().replace("-", "_"), [n.replace("-", "_") for n in names], 1, 0.5)
-        hint = f"; the nearest is {_original(near[0], names)!r}" if near else ""
-        found.append(
-            (
-                name not in names and not is_users(name),
-                f'actor.{key} is one of {", ".join(names)}, or "module:function": {name!r} is neither{hint}',
-            )
-        )
-    return found
+        if name not in names and not is_users(name):
+            plain = {one.replace("-", "_"): one for one in names}
+            near = difflib.get_close_matches(name.lower().replace("-", "_"), plain, 1, 0.5)
+            hint = f"; the nearest is {plain[near[0]]!r}" if near else ""
+            yield f'actor.{key} is one of {", ".join(names)}, or "module:function": {name!r} is neither{hint}'
 
 
-def _original(name: str, names: tuple[str, ...]) -> str:
-    return next(one for one in names if one.replace("-", "_") == name)
-
-
-def refusals(c: Config) -> list[Rule]:
+def refusals(c: Config) -> Iterator[str]:
     """Rules for combinations of parts."""
-    parts = [*check_names(c.actor), *_settings_without_use(c.actor)]
-    return [
-        *parts,
-        *_prox(c.actor),
-        *_bounds(c.actor),
-        *_batch(c),
-        *_frozen_models(c),
-        *_critic(c),
-        *_lora(c),
-        *_optimizer(c.actor),
-        *_offload(c),
-        *_simulated(c),
-    ]
+    yield from check_names(c.actor)
+    yield from _settings_without_use(c.actor)
+    yield from _prox(c.actor)
+    yield from _bounds(c.actor)
+    yield from _batch(c)
+    yield from _frozen_models(c)
+    yield from _critic(c)
+    yield from _lora(c)
+    yield from _optimizer(c.actor)
+    yield from _offload(c)
+    yield from _simulated(c)
 
 
-def _prox(actor: ActorConfig) -> list[Rule]:
+def _prox(actor: ActorConfig) -> Iterator[str]:
     """Which corrections go with which proximal log-probs."""
     correction = correction_of(actor)
     has_prox = actor.recompute_logprobs or actor.prox_logp_method == "loglinear"
-    return [
-        (
-            actor.loss == "sapo" and correction != "none",
+    if actor.loss == "sapo" and correction != "none":
+        yield (
             f'actor.loss = "sapo" gates the ratio to one policy and has no place for the weight prox/behav: set '
-            f'actor.correction = "none" (it is "{correction}")',
-        ),
-        (
-            correction != "none" and not has_prox,
+            f'actor.correction = "none" (it is "{correction}")'
+        )
+    if correction != "none" and not has_prox:
+        yield (
             f'actor.correction = "{correction}" needs the proximal log-probs: set actor.recompute_logprobs = true, '
-            'or actor.prox_logp_method = "loglinear" (or actor.correction = "none")',
-        ),
-        (
-            actor.prox_logp_method == "loglinear" and correction == "none",
+            'or actor.prox_logp_method = "loglinear" (or actor.correction = "none")'
+        )
+    if actor.prox_logp_method == "loglinear" and correction == "none":
+        yield (
             'actor.prox_logp_method = "loglinear" is for a correction: set actor.correction = "decoupled" (it is '
-            '"none")',
-        ),
-        (
-            bool(actor.correction) and not actor.use_decoupled_loss and correction == "decoupled",
-            'actor.use_decoupled_loss = false contradicts actor.correction = "decoupled": remove the first',
-        ),
-        (
-            actor.m2_threshold is not None and (not actor.recompute_logprobs or actor.prox_logp_method == "loglinear"),
+            '"none")'
+        )
+    if actor.correction and not actor.use_decoupled_loss and correction == "decoupled":
+        yield 'actor.use_decoupled_loss = false contradicts actor.correction = "decoupled": remove the first'
+    if actor.m2_threshold is not None and (not actor.recompute_logprobs or actor.prox_logp_method == "loglinear"):
+        yield (
             "actor.m2_threshold compares proximal policy and sampler over the whole minibatch: set "
-            'actor.recompute_logprobs = true and actor.prox_logp_method = "recompute"',
-        ),
-        (
-            actor.advantage == "grpo_process" and actor.kl_ctl > 0 and actor.kl_in == "reward",
+            'actor.recompute_logprobs = true and actor.prox_logp_method = "recompute"'
+        )
+    if actor.advantage == "grpo_process" and actor.kl_ctl > 0 and actor.kl_in == "reward":
+        yield (
             'actor.advantage = "grpo_process" compares the rewards of turns, and actor.kl_in = "reward" gives one to '
-            'each token: set actor.kl_in = "loss"',
-        ),
-        (
-            actor.ppo_epochs > 1 and (actor.loss == "reinforce" or actor.prox_logp_method == "loglinear"),
+            'each token: set actor.kl_in = "loss"'
+        )
+    if actor.ppo_epochs > 1 and (actor.loss == "reinforce" or actor.prox_logp_method == "loglinear"):
+        yield (
             "actor.ppo_epochs > 1 needs a ratio to a policy that stays fixed during the update, which "
             f'{_without_fixed_ratio(actor)} lacks: set actor.ppo_epochs = 1, or actor.loss = "ppo" with '
-            'actor.prox_logp_method = "recompute"',
-        ),
-    ]
+            'actor.prox_logp_method = "recompute"'
+        )
 
 
 def _without_fixed_ratio(actor: ActorConfig) -> str:
     return 'actor.loss = "reinforce"' if actor.loss == "reinforce" else 'actor.prox_logp_method = "loglinear"'
 
 
-def _bounds(actor: ActorConfig) -> list[Rule]:
+def _bounds(actor: ActorConfig) -> Iterator[str]:
     """Rules of a correction: the quantity it bounds, and its action on tokens out of bounds."""
     correction = correction_of(actor)
-    return [
-        (
-            correction == "kpop" and actor.correction_action == "clamp",
-            'actor.correction = "kpop" bounds a divergence, not the weight: set actor.correction_action = "mask"',
-        ),
-        (
-            actor.correction_metric not in (None, "ratio")
-            and actor.correction_action != "mask"
-            and correction != "kpop"
-            and not (correction == "icepop" and actor.correction_action is None),
+    if correction == "kpop" and actor.correction_action == "clamp":
+        yield 'actor.correction = "kpop" bounds a divergence, not the weight: set actor.correction_action = "mask"'
+    if (
+        actor.correction_metric not in (None, "ratio")
+        and actor.correction_action != "mask"
+        and correction != "kpop"
+        and not (correction == "icepop" and actor.correction_action is None)
+    ):
+        yield (
             f'actor.correction_metric = "{actor.correction_metric}" cannot be clamped, since it is not a weight: set '
-            'actor.correction_action = "mask"',
-        ),
-        (
-            None not in (actor.correction_lower, actor.correction_upper)
-            and (actor.correction_lower or 0.0) > (actor.correction_upper or 0.0),
+            'actor.correction_action = "mask"'
+        )
+    if None not in (actor.correction_lower, actor.correction_upper) and (actor.correction_lower or 0.0) > (
+        actor.correction_upper or 0.0
+    ):
+        yield (
             f"actor.correction_lower ({actor.correction_lower}) must be at most actor.correction_upper "
-            f"({actor.correction_upper})",
-        ),
-    ]
+            f"({actor.correction_upper})"
+        )
 
 
-def _batch(c: Config) -> list[Rule]:
+def _batch(c: Config) -> Iterator[str]:
     """Denominators, normalization over the batch, and reward shaping."""
     actor = c.actor
-    return [
-        (
-            actor.aggregation == "seq-mean-token-sum-norm" and actor.aggregation_length is None,
+    if actor.aggregation == "seq-mean-token-sum-norm" and actor.aggregation_length is None:
+        yield (
             'actor.aggregation = "seq-mean-token-sum-norm" divides by a constant: set actor.aggregation_length (for '
-            f"example {c.gconfig.max_new_tokens}, gconfig.max_new_tokens)",
-        ),
-        (
-            actor.aggregation != "token-mean" and isinstance(actor.loss_denominator, float),
+            f"example {c.gconfig.max_new_tokens}, gconfig.max_new_tokens)"
+        )
+    if actor.aggregation != "token-mean" and isinstance(actor.loss_denominator, float):
+        yield (
             'actor.loss_denominator is a fixed number for token-mean only: set it to "all" or "signal", or '
-            'actor.aggregation = "seq-mean-token-sum-norm" with actor.aggregation_length',
-        ),
-        (
-            actor.advantage in BATCH_BASELINES and actor.normalize_batch,
-            f'actor.advantage = "{actor.advantage}" normalises over the batch itself: set '
-            "actor.normalize_batch = false",
-        ),
-        (
-            actor.overlong_tokens > c.gconfig.max_new_tokens,
+            'actor.aggregation = "seq-mean-token-sum-norm" with actor.aggregation_length'
+        )
+    if actor.advantage in BATCH_BASELINES and actor.normalize_batch:
+        yield (
+            f'actor.advantage = "{actor.advantage}" normalises over the batch itself: set actor.normalize_batch = false'
+        )
+    if actor.overlong_tokens > c.gconfig.max_new_tokens:
+        yield (
             f"actor.overlong_tokens ({actor.overlong_tokens}) is at most gconfig.max_new_tokens "
-            f"({c.gconfig.max_new_tokens})",
-        ),
-    ]
+            f"({c.gconfig.max_new_tokens})"
+        )
 
 
-def _lora(c: Config) -> list[Rule]:
+def _lora(c: Config) -> Iterator[str]:
     """Rules for adapters: the reference model is the model without them."""
     offloads = c.actor.lora is not None and c.actor.lora.offload
     has_base_as_reference = c.actor.lora is not None and uses_reference(c.actor) and not c.reference.path
-    return [
-        (
-            has_base_as_reference and c.learner.warmup.steps > 0,
+    if has_base_as_reference and c.learner.warmup.steps > 0:
+        yield (
             "with actor.lora the reference is the model without adapters, and learner.warmup trains the adapters: set "
-            "learner.warmup.steps = 0 or reference.path (or actor.kl_ctl = 0)",
-        ),
-        (
-            c.actor.lora is not None and c.reference.update_every > 0,
+            "learner.warmup.steps = 0 or reference.path (or actor.kl_ctl = 0)"
+        )
+    if c.actor.lora is not None and c.reference.update_every > 0:
+        yield (
             "with actor.lora the reference is the model without adapters, which no update changes: set "
-            "reference.update_every = 0",
-        ),
-        (
-            offloads and (c.topology.gpus_per_host == 0 or c.topology.learners > 1),
+            "reference.update_every = 0"
+        )
+    if offloads and (c.topology.gpus_per_host == 0 or c.topology.learners > 1):
+        yield (
             "actor.lora.offload is for one learner on a GPU: set it to false, or topology.learners = 1 with "
-            "topology.gpus_per_host",
-        ),
-        (
-            offloads and not c.learner.gradient_checkpointing,
+            "topology.gpus_per_host"
+        )
+    if offloads and not c.learner.gradient_checkpointing:
+        yield (
             "actor.lora.offload copies weights to the GPU again in the backward pass: set "
-            "learner.gradient_checkpointing = true, or all copies stay there",
-        ),
-        (
-            c.actor.lora is not None and not kind_of(c.rollout.engine).takes_adapters,
+            "learner.gradient_checkpointing = true, or all copies stay there"
+        )
+    if c.actor.lora is not None and not kind_of(c.rollout.engine).takes_adapters:
+        yield (
             f"actor.lora is refused: the engine {c.rollout.engine} takes no adapters; remove [actor.lora], or set "
-            'rollout.engine = "builtin"',
-        ),
-    ]
+            'rollout.engine = "builtin"'
+        )
 
 
-def _optimizer(actor: ActorConfig) -> list[Rule]:
+def _optimizer(actor: ActorConfig) -> Iterator[str]:
     """Rules for the optimizer and its groups of parameters."""
     name, defaults = actor.optimizer, ActorConfig()
     adam = [key for key in ("adam_beta1", "adam_beta2", "adam_eps") if getattr(actor, key) != getattr(defaults, key)]
     by_file = ["group"] if actor.group else []
     by_file += ["weight_decay"] if actor.weight_decay else []
     wrong = [group.match for group in actor.group if not _is_pattern(group.match)]
-    return [
-        (
-            name not in OPTIMIZERS and not is_users(name),
-            f'unknown actor.optimizer {name!r}: it is one of {", ".join(OPTIMIZERS)}, or "module:make"',
-        ),
-        (
-            actor.adamw_lr is not None and name != "muon",
+    if name not in OPTIMIZERS and not is_users(name):
+        yield f'unknown actor.optimizer {name!r}: it is one of {", ".join(OPTIMIZERS)}, or "module:make"'
+    if actor.adamw_lr is not None and name != "muon":
+        yield (
             f'actor.adamw_lr is for actor.optimizer = "muon", whose other parameters have AdamW: it is "{name}"; '
-            "remove it, or set a group's lr_scale",
-        ),
-        (name == "sgd" and bool(adam), f'actor.{"".join(adam[:1])} is for AdamW: actor.optimizer is "sgd"; remove it'),
-        (
-            is_users(name) and bool(by_file),
-            f'actor.{"".join(by_file[:1])} is for the named optimizers: "{name}" makes its own groups; remove it',
-        ),
-        (bool(wrong), f"wrong match in [[actor.group]]: {''.join(wrong[:1])!r} is not a regular expression"),
-    ]
+            "remove it, or set a group's lr_scale"
+        )
+    if name == "sgd" and adam:
+        yield f'actor.{adam[0]} is for AdamW: actor.optimizer is "sgd"; remove it'
+    if is_users(name) and by_file:
+        yield f'actor.{by_file[0]} is for the named optimizers: "{name}" makes its own groups; remove it'
+    if wrong:
+        yield f"wrong match in [[actor.group]]: {wrong[0]!r} is not a regular expression"
 
 
-def _offload(c: Config) -> list[Rule]:
+def _offload(c: Config) -> Iterator[str]:
     """Rules for learners that keep a part of their memory on the host."""
     kind, lora = c.actor.offload, c.actor.lora
-    return [
-        (
-            kind != "none" and c.topology.gpus_per_host == 0,
+    if kind != "none" and c.topology.gpus_per_host == 0:
+        yield (
             f'actor.offload = "{kind}" needs GPUs, whose memory it moves to the host: topology.gpus_per_host is 0; '
-            "remove the key",
-        ),
-        (
-            kind == "optimizer" and c.actor.optimizer == "sgd",
+            "remove the key"
+        )
+    if kind == "optimizer" and c.actor.optimizer == "sgd":
+        yield (
             'actor.offload = "optimizer" moves the states of the optimizer, and actor.optimizer = "sgd" has none: set '
-            '"all" or "none"',
-        ),
-        (
-            kind == "all" and lora is not None and lora.offload,
-            'actor.offload = "all" has the model\'s weights in host memory already: set actor.lora.offload = false',
-        ),
-    ]
+            '"all" or "none"'
+        )
+    if kind == "all" and lora is not None and lora.offload:
+        yield 'actor.offload = "all" has the model\'s weights in host memory already: set actor.lora.offload = false'
 
 
 def _is_pattern(text: str) -> bool:
@@ -284,80 +254,63 @@ def _is_pattern(text: str) -> bool:
     return True
 
 
-def _critic(c: Config) -> list[Rule]:
+def _critic(c: Config) -> Iterator[str]:
     """Settings that only GAE reads, and what GAE cannot have."""
     given, is_gae = c.critic.model_dump(exclude_defaults=True), c.actor.advantage == "gae"
     defaults = ActorConfig()
     lambdas = (c.actor.discount, c.actor.gae_lambda) != (defaults.discount, defaults.gae_lambda)
-    return [
-        (
-            not is_gae and bool(given),
-            f'[critic] is for actor.advantage = "gae": it is "{c.actor.advantage}"; remove '
-            f"critic.{next(iter(given), '')}",
-        ),
-        (
-            not is_gae and c.actor.truncated_samples == "bootstrap",
+    if not is_gae and given:
+        yield (
+            f'[critic] is for actor.advantage = "gae": it is "{c.actor.advantage}"; remove critic.{next(iter(given))}'
+        )
+    if not is_gae and c.actor.truncated_samples == "bootstrap":
+        yield (
             'actor.truncated_samples = "bootstrap" needs the values of a critic: set actor.advantage = "gae" (it is '
-            f'"{c.actor.advantage}")',
-        ),
-        (
-            is_gae and c.critic.warmup_updates >= c.run.total_train_steps,
+            f'"{c.actor.advantage}")'
+        )
+    if is_gae and c.critic.warmup_updates >= c.run.total_train_steps:
+        yield (
             f"critic.warmup_updates ({c.critic.warmup_updates}) must be below run.total_train_steps "
-            f"({c.run.total_train_steps}): the policy would never be trained",
-        ),
-        (
-            not is_gae and lambdas,
-            f'actor.discount and actor.gae_lambda are for actor.advantage = "gae": it is "{c.actor.advantage}"',
-        ),
-        (
-            is_gae and c.actor.normalize_batch and c.actor.normalize_batch_over == "signal" and c.gconfig.n_samples < 2,
-            'a critic needs no groups: set actor.normalize_batch_over = "all"',
-        ),
-    ]
+            f"({c.run.total_train_steps}): the policy would never be trained"
+        )
+    if not is_gae and lambdas:
+        yield f'actor.discount and actor.gae_lambda are for actor.advantage = "gae": it is "{c.actor.advantage}"'
+    if is_gae and c.actor.normalize_batch and c.actor.normalize_batch_over == "signal" and c.gconfig.n_samples < 2:
+        yield 'a critic needs no groups: set actor.normalize_batch_over = "all"'
 
 
-def _settings_without_use(actor: ActorConfig) -> list[Rule]:
+def _settings_without_use(actor: ActorConfig) -> Iterator[str]:
     """A setting that the chosen parts do not read is refused, so that none does nothing."""
     correction, defaults = correction_of(actor), ActorConfig()
     ours = not is_users(actor.loss)
     bounds = ("action", "metric", "aggregate", "lower", "upper")
     fixed = [f"correction_{key}" for key in bounds if getattr(actor, f"correction_{key}") is not None]
-    return [
-        (
-            ours and actor.eps_clip_higher is not None and actor.loss not in CLIPPING,
-            f'actor.eps_clip_higher is for losses that clip ({", ".join(CLIPPING)}): actor.loss is "{actor.loss}"',
-        ),
-        (
-            ours and actor.c_clip is not None and actor.loss not in DUAL_CLIPPING,
-            f'actor.c_clip is for {" and ".join(DUAL_CLIPPING)}: actor.loss is "{actor.loss}"',
-        ),
-        (
-            ours
-            and actor.loss != "sapo"
-            and (actor.sapo_tau_pos, actor.sapo_tau_neg) != (defaults.sapo_tau_pos, defaults.sapo_tau_neg),
-            f'actor.sapo_tau_pos and sapo_tau_neg are for actor.loss = "sapo": it is "{actor.loss}"',
-        ),
-        (
-            bool(fixed) and correction in ("decoupled", "none"),
-            f"actor.{fixed[0] if fixed else ''} is for the corrections tis, tis_sequence, icepop and kpop: "
+    if ours and actor.eps_clip_higher is not None and actor.loss not in CLIPPING:
+        yield f'actor.eps_clip_higher is for losses that clip ({", ".join(CLIPPING)}): actor.loss is "{actor.loss}"'
+    if ours and actor.c_clip is not None and actor.loss not in DUAL_CLIPPING:
+        yield f'actor.c_clip is for {" and ".join(DUAL_CLIPPING)}: actor.loss is "{actor.loss}"'
+    if (
+        ours
+        and actor.loss != "sapo"
+        and (actor.sapo_tau_pos, actor.sapo_tau_neg) != (defaults.sapo_tau_pos, defaults.sapo_tau_neg)
+    ):
+        yield f'actor.sapo_tau_pos and sapo_tau_neg are for actor.loss = "sapo": it is "{actor.loss}"'
+    if fixed and correction in ("decoupled", "none"):
+        yield (
+            f"actor.{fixed[0]} is for the corrections tis, tis_sequence, icepop and kpop: "
             f'actor.correction is "{correction}"'
-            + ("; behav_imp_weight_cap bounds its weight" if correction == "decoupled" else ""),
-        ),
-        (
-            actor.behav_imp_weight_mode == "mask" and actor.behav_imp_weight_cap is None,
-            'actor.behav_imp_weight_mode = "mask" excludes tokens above a cap: set actor.behav_imp_weight_cap',
-        ),
-        (
-            actor.aggregation_length is not None
-            and actor.aggregation in AGGREGATIONS
-            and actor.aggregation != "seq-mean-token-sum-norm",
-            f'actor.aggregation_length is for "seq-mean-token-sum-norm": actor.aggregation is "{actor.aggregation}"',
-        ),
-        (
-            actor.min_lr_ratio > 0 and actor.lr_schedule == "constant",
-            'actor.min_lr_ratio is for a schedule that falls: set actor.lr_schedule = "linear" or "cosine"',
-        ),
-    ]
+            + ("; behav_imp_weight_cap bounds its weight" if correction == "decoupled" else "")
+        )
+    if actor.behav_imp_weight_mode == "mask" and actor.behav_imp_weight_cap is None:
+        yield 'actor.behav_imp_weight_mode = "mask" excludes tokens above a cap: set actor.behav_imp_weight_cap'
+    if (
+        actor.aggregation_length is not None
+        and actor.aggregation in AGGREGATIONS
+        and actor.aggregation != "seq-mean-token-sum-norm"
+    ):
+        yield f'actor.aggregation_length is for "seq-mean-token-sum-norm": actor.aggregation is "{actor.aggregation}"'
+    if actor.min_lr_ratio > 0 and actor.lr_schedule == "constant":
+        yield 'actor.min_lr_ratio is for a schedule that falls: set actor.lr_schedule = "linear" or "cosine"'
 
 
 def kl_estimator_of(actor: ActorConfig) -> str:
@@ -365,7 +318,7 @@ def kl_estimator_of(actor: ActorConfig) -> str:
     return actor.kl_estimator or ("k1" if actor.kl_in == "reward" else "k3")
 
 
-def _frozen_models(c: Config) -> list[Rule]:
+def _frozen_models(c: Config) -> Iterator[str]:
     """Rules for the reference model and the teacher."""
     actor, reference, defaults = c.actor, c.reference, ActorConfig()
     rewards = ("reward_scaling", "reward_bias", "reward_clip", "overlong_tokens", "length_penalty", "normalize_batch")
@@ -373,49 +326,41 @@ def _frozen_models(c: Config) -> list[Rule]:
     unread += ["truncated_samples"] if actor.truncated_samples == "zero" else []
     unread += ["kl_in"] if actor.kl_ctl and actor.kl_in == "reward" else []
     is_distilled = actor.advantage == "distill"
-    return [
-        (
-            not uses_reference(actor) and (actor.kl_estimator, actor.kl_in) != (defaults.kl_estimator, defaults.kl_in),
-            "actor.kl_estimator and kl_in describe the KL from a reference model: set actor.kl_ctl (it is 0)",
-        ),
-        (
-            not uses_reference(actor) and bool(reference.path or reference.update_every),
-            "[reference] is the model of the KL divergence: set actor.kl_ctl (it is 0), or remove the section",
-        ),
-        (
-            uses_reference(actor) and actor.kl_in == "reward" and actor.kl_estimator in ("k2", "k3"),
+    if not uses_reference(actor) and (actor.kl_estimator, actor.kl_in) != (defaults.kl_estimator, defaults.kl_in):
+        yield "actor.kl_estimator and kl_in describe the KL from a reference model: set actor.kl_ctl (it is 0)"
+    if not uses_reference(actor) and (reference.path or reference.update_every):
+        yield "[reference] is the model of the KL divergence: set actor.kl_ctl (it is 0), or remove the section"
+    if uses_reference(actor) and actor.kl_in == "reward" and actor.kl_estimator in ("k2", "k3"):
+        yield (
             f'actor.kl_estimator = "{actor.kl_estimator}" is refused in the reward: there the policy gradient weighs '
             'its value, whose slope is near 0 where the policies agree; remove it ("k1" is the default there), or set '
-            'actor.kl_in = "loss"',
-        ),
-        (
-            uses_reference(actor) and actor.kl_in == "loss" and actor.kl_estimator == "k1",
+            'actor.kl_in = "loss"'
+        )
+    if uses_reference(actor) and actor.kl_in == "loss" and actor.kl_estimator == "k1":
+        yield (
             'actor.kl_estimator = "k1" has no use as a loss, because its gradient is 0 on average: set "k2" (whose '
-            'gradient is that of the divergence) or "k3", or actor.kl_in = "reward"',
-        ),
-        (
-            uses_teacher(actor) and not c.teacher.path,
+            'gradient is that of the divergence) or "k3", or actor.kl_in = "reward"'
+        )
+    if uses_teacher(actor) and not c.teacher.path:
+        yield (
             f"missing teacher.path: actor.{'advantage' if is_distilled else 'distill_coef'} asks for distillation, "
-            "which needs a teacher",
-        ),
-        (
-            bool(c.teacher.path) and not uses_teacher(actor),
+            "which needs a teacher"
+        )
+    if c.teacher.path and not uses_teacher(actor):
+        yield (
             'teacher.path names a model that nothing uses: set actor.advantage = "distill" (without the reward) or '
-            "actor.distill_coef (beside the reward)",
-        ),
-        (
-            is_distilled and actor.distill_coef > 0,
+            "actor.distill_coef (beside the reward)"
+        )
+    if is_distilled and actor.distill_coef > 0:
+        yield (
             'actor.distill_coef adds the teacher to the advantage of the reward, and actor.advantage = "distill" '
-            "leaves the reward out: remove one of them",
-        ),
-        (
-            is_distilled and bool(unread),
-            f'actor.advantage = "distill" does not use the reward: remove actor.{unread[0] if unread else ""}',
-        ),
-    ]
+            "leaves the reward out: remove one of them"
+        )
+    if is_distilled and unread:
+        yield f'actor.advantage = "distill" does not use the reward: remove actor.{unread[0]}'
 
 
-def _simulated(c: Config) -> list[Rule]:
+def _simulated(c: Config) -> Iterator[str]:
     """Rules for an update that computes nothing."""
     is_on = c.learner.simulated is not None
     needs_passes = [
@@ -431,14 +376,10 @@ def _simulated(c: Config) -> list[Rule]:
         )
         if is_needed
     ]
-    return [
-        (
-            is_on and not kind_of(c.rollout.engine).makes_up_tokens,
+    if is_on and not kind_of(c.rollout.engine).makes_up_tokens:
+        yield (
             '[learner.simulated] trains nothing, so its generators simulate, too: set rollout.engine = "simulated", '
-            "or remove the table",
-        ),
-        (
-            is_on and bool(needs_passes),
-            f"[learner.simulated] runs no model: remove {', '.join(needs_passes)}, or the table",
-        ),
-    ]
+            "or remove the table"
+        )
+    if is_on and needs_passes:
+        yield f"[learner.simulated] runs no model: remove {', '.join(needs_passes)}, or the table"

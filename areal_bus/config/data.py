@@ -1,7 +1,7 @@
 """Settings of the rows: [data], its sources and its curriculum."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import PurePath
 from typing import Literal
 
@@ -154,86 +154,67 @@ class DataConfig(Section):
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # also a part of file names and of journal fields
 KINDS = ("path", "task", "function")
 
-Rule = tuple[bool, str]  # (whether it is violated, error text)
 
-
-def data_rules(data: DataConfig, sets: Collection[str]) -> list[Rule]:
+def data_rules(data: DataConfig, sets: Collection[str]) -> Iterator[str]:
     """`sets`: the names in [[evaluate.sets]]."""
     given = [key for key in KINDS if getattr(data, key)]
-    return [
-        *(_several(data, given, sets) if data.source else _single(data, given)),
-        *_options(data),
-        *_curriculum(data),
-    ]
+    yield from _several(data, given, sets) if data.source else _single(data, given)
+    yield from _options(data)
+    yield from _curriculum(data)
 
 
-def _single(data: DataConfig, given: list[str]) -> list[Rule]:
-    return [
-        (not given, 'data is needed: set data.path, or data.task = "sums"'),
-        (
-            given == ["task"] and not data.is_generated,
-            f"data.task = {data.task!r} has no Hugging Face id here: set data.path to its file",
-        ),
-        (data.is_generated and bool(data.path), "one data source only: remove data.task or data.path"),
-        (bool(data.function) and len(given) > 1, "one data source only: remove data.function, or the other one"),
-    ]
+def _single(data: DataConfig, given: list[str]) -> Iterator[str]:
+    if not given:
+        yield 'data is needed: set data.path, or data.task = "sums"'
+    if given == ["task"] and not data.is_generated:
+        yield f"data.task = {data.task!r} has no Hugging Face id here: set data.path to its file"
+    if data.is_generated and data.path:
+        yield "one data source only: remove data.task or data.path"
+    if data.function and len(given) > 1:
+        yield "one data source only: remove data.function, or the other one"
 
 
-def _several(data: DataConfig, given: list[str], sets: Collection[str]) -> list[Rule]:
+def _several(data: DataConfig, given: list[str], sets: Collection[str]) -> Iterator[str]:
     labels = [source.label for source in data.source]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     both = sorted(set(labels) & set(sets))
-    return [
-        (bool(given), f"one source in [data], or several in [[data.source]]: remove {given} of [data], or the tables"),
-        *(rule for number, source in enumerate(data.source, start=1) for rule in _source(source, number)),
-        (bool(twice), f"duplicate name of [[data.source]]: {twice}; set name"),
-        (bool(both), f"a source and a set of [[evaluate.sets]] need different names: {both} is the name of both"),
-    ]
+    if given:
+        yield f"one source in [data], or several in [[data.source]]: remove {given} of [data], or the tables"
+    for number, source in enumerate(data.source, start=1):
+        yield from _source(source, number)
+    if twice:
+        yield f"duplicate name of [[data.source]]: {twice}; set name"
+    if both:
+        yield f"a source and a set of [[evaluate.sets]] need different names: {both} is the name of both"
 
 
-def _source(source: SourceConfig, number: int) -> list[Rule]:
+def _source(source: SourceConfig, number: int) -> Iterator[str]:
     which = repr(source.label) if source.label else f"number {number}"
     given = [key for key in KINDS if getattr(source, key)]
     is_named = given == ["path", "task"] and not DataConfig(task=source.task).is_generated
     found = f"has {' and '.join(given)}" if given else "has none of them"
-    return [
-        (
-            len(given) != 1 and not is_named,
-            f"each [[data.source]] needs one of path, task and function: source {which} {found}",
-        ),
-        (
-            source.weight <= 0,
+    if len(given) != 1 and not is_named:
+        yield f"each [[data.source]] needs one of path, task and function: source {which} {found}"
+    if source.weight <= 0:
+        yield (
             f"each [[data.source]] needs a weight above 0, its share of the prompts: that of source {which} is "
-            f"{source.weight:g}",
-        ),
-        (
-            bool(source.label) and not NAME.fullmatch(source.label),
-            f"the name of a [[data.source]] has up to 64 letters, digits and . _ -: set name for source {which}",
-        ),
-    ]
-
-
-def _options(data: DataConfig) -> list[Rule]:
-    wrong = [part.task for _, part in data.parts if part.task_options and not gym_task(part.task)]
-    return [
-        (
-            bool(wrong),
-            f'data.task_options are for data.task = "reasoning-gym:NAME": it is {wrong and wrong[0]!r}',
+            f"{source.weight:g}"
         )
-    ]
+    if source.label and not NAME.fullmatch(source.label):
+        yield f"the name of a [[data.source]] has up to 64 letters, digits and . _ -: set name for source {which}"
 
 
-def _curriculum(data: DataConfig) -> list[Rule]:
+def _options(data: DataConfig) -> Iterator[str]:
+    wrong = [part.task for _, part in data.parts if part.task_options and not gym_task(part.task)]
+    if wrong:
+        yield f'data.task_options are for data.task = "reasoning-gym:NAME": it is {wrong[0]!r}'
+
+
+def _curriculum(data: DataConfig) -> Iterator[str]:
     window = data.curriculum
     if window is None:
-        return []
-    return [
-        (
-            window.low >= window.high,
-            f"data.curriculum.low ({window.low:g}) must be below data.curriculum.high ({window.high:g})",
-        ),
-        (
-            all(part.function for _, part in data.parts),
-            "data.curriculum is for rows that are read: a loader decides its order itself; remove [data.curriculum]",
-        ),
-    ]
+        return
+    if window.low >= window.high:
+        yield f"data.curriculum.low ({window.low:g}) must be below data.curriculum.high ({window.high:g})"
+    if all(part.function for _, part in data.parts):
+        yield "data.curriculum is for rows that are read: a loader decides its order itself; remove [data.curriculum]"

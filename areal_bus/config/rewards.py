@@ -1,7 +1,7 @@
 """Settings of the reward: [reward] and its tables."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from string import Formatter
 from typing import Literal
 
@@ -136,103 +136,71 @@ class RewardConfig(Section):
 WEIGHTED, JUDGE = "weighted", "judge"
 URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 
-Rule = tuple[bool, str]  # (whether it is violated, error text)
 
-
-def reward_rules(reward: RewardConfig, others: Collection[str] = ()) -> list[Rule]:
+def reward_rules(reward: RewardConfig, others: Collection[str] = ()) -> Iterator[str]:
     """`others`: reward functions beside reward.function."""
     functions = {reward.function, *others}
-    return [
-        *_check(reward),
-        *_url(reward, functions),
-        *_terms(reward, functions),
-        *_format(reward),
-        *_judge(reward, functions),
-    ]
+    yield from _check(reward)
+    yield from _url(reward, functions)
+    yield from _terms(reward, functions)
+    yield from _format(reward)
+    yield from _judge(reward, functions)
 
 
-def _check(reward: RewardConfig) -> list[Rule]:
-    return [
-        (
-            reward.check.function == reward.function,
-            f"reward.check.function must be another grader than reward.function: both are {reward.function!r}",
-        )
-    ]
+def _check(reward: RewardConfig) -> Iterator[str]:
+    if reward.check.function == reward.function:
+        yield f"reward.check.function must be another grader than reward.function: both are {reward.function!r}"
 
 
-def _terms(reward: RewardConfig, functions: Collection[str]) -> list[Rule]:
+def _terms(reward: RewardConfig, functions: Collection[str]) -> Iterator[str]:
     labels = [term.label for term in reward.terms]
     twice = [label for label in labels if labels.count(label) > 1]
     is_weighted = WEIGHTED in functions
-    return [
-        (
-            is_weighted and not reward.terms,
-            'reward.function = "weighted" is the sum of reward.terms: add a table [[reward.terms]]',
-        ),
-        (
-            bool(reward.terms) and not is_weighted,
-            f'reward.terms are read by reward.function = "weighted" only: it is {reward.function!r}',
-        ),
-        (len(labels) > MAX_PARTS, f"reward.terms has at most {MAX_PARTS} tables: there are {len(labels)}"),
-        (bool(twice), f"duplicate name in reward.terms: {twice[:1]}; set name"),
-        (
-            WEIGHTED in [term.function for term in reward.terms],
-            'a term cannot be "weighted" itself: name its terms in reward.terms',
-        ),
-        (
-            bool(labels) and not any(term.weight for term in reward.terms),
-            "one of reward.terms needs a weight other than 0: all weights are 0",
-        ),
-    ]
+    if is_weighted and not reward.terms:
+        yield 'reward.function = "weighted" is the sum of reward.terms: add a table [[reward.terms]]'
+    if reward.terms and not is_weighted:
+        yield f'reward.terms are read by reward.function = "weighted" only: it is {reward.function!r}'
+    if len(labels) > MAX_PARTS:
+        yield f"reward.terms has at most {MAX_PARTS} tables: there are {len(labels)}"
+    if twice:
+        yield f"duplicate name in reward.terms: {twice[:1]}; set name"
+    if WEIGHTED in [term.function for term in reward.terms]:
+        yield 'a term cannot be "weighted" itself: name its terms in reward.terms'
+    if labels and not any(term.weight for term in reward.terms):
+        yield "one of reward.terms needs a weight other than 0: all weights are 0"
 
 
-def _url(reward: RewardConfig, functions: Collection[str]) -> list[Rule]:
+def _url(reward: RewardConfig, functions: Collection[str]) -> Iterator[str]:
     names = {*functions, *(term.function for term in reward.terms), reward.group}
-    return [
-        (
-            "model" in names and not reward.model.path,
-            'the reward "model" needs reward.model.path, a sequence classifier with one label',
-        ),
-        (
-            "url" in names and not URL.fullmatch(reward.url),
-            f'the reward "url" needs reward.url = "http://HOST:PORT/PATH": it is {reward.url!r}',
-        ),
-        (
-            bool(reward.url) and not names & {"url", "code", "code_share"},
-            f'reward.url is read by the rewards "url", "code" and "code_share" only: the reward is {reward.function!r}',
-        ),
-        (
-            "url" in names and bool(names & {"code", "code_share"}),
+    if "model" in names and not reward.model.path:
+        yield 'the reward "model" needs reward.model.path, a sequence classifier with one label'
+    if "url" in names and not URL.fullmatch(reward.url):
+        yield f'the reward "url" needs reward.url = "http://HOST:PORT/PATH": it is {reward.url!r}'
+    if reward.url and not names & {"url", "code", "code_share"}:
+        readers = '"url", "code" and "code_share"'
+        yield f"reward.url is read by the rewards {readers} only: the reward is {reward.function!r}"
+    if "url" in names and names & {"code", "code_share"}:
+        yield (
             'reward.url is the server of "url" or the sandbox server of "code": name one of them, and take '
-            '"module:function" for the other',
-        ),
-    ]
-
-
-def _format(reward: RewardConfig) -> list[Rule]:
-    pattern = reward.format.pattern
-    return [
-        (
-            bool(error := pattern_error(pattern)),
-            f"reward.format.pattern must be a regular expression: {pattern!r}: {error}",
+            '"module:function" for the other'
         )
-    ]
 
 
-def _judge(reward: RewardConfig, functions: Collection[str]) -> list[Rule]:
+def _format(reward: RewardConfig) -> Iterator[str]:
+    pattern = reward.format.pattern
+    if error := pattern_error(pattern):
+        yield f"reward.format.pattern must be a regular expression: {pattern!r}: {error}"
+
+
+def _judge(reward: RewardConfig, functions: Collection[str]) -> Iterator[str]:
     judge = reward.judge
     is_used = JUDGE in (*functions, *(term.function for term in reward.terms))
-    return [
-        (
-            is_used and not URL.fullmatch(judge.url),
-            f'the reward "judge" needs reward.judge.url = "https://HOST/v1": it is {judge.url!r}',
-        ),
-        (is_used and not judge.model, 'the reward "judge" needs reward.judge.model, the name of a model at its URL'),
-        (
-            bool(error := template_error(judge.prompt)),
-            f"reward.judge.prompt must be a template with {{completion}} ({{{{ and }}}} for braces): {error}",
-        ),
-    ]
+    if is_used and not URL.fullmatch(judge.url):
+        yield f'the reward "judge" needs reward.judge.url = "https://HOST/v1": it is {judge.url!r}'
+    if is_used and not judge.model:
+        yield 'the reward "judge" needs reward.judge.model, the name of a model at its URL'
+    if error := template_error(judge.prompt):
+        yield f"reward.judge.prompt must be a template with {{completion}} ({{{{ and }}}} for braces): {error}"
 
 
 def template_error(template: str) -> str:

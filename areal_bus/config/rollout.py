@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -112,50 +113,45 @@ OURS = (  # parameters of transformers' apply_chat_template that are no argument
     *("padding", "truncation", "max_length"),
 )
 
-Rule = tuple[bool, str]  # (whether it is violated, error text)
 
-
-def generation_rules(c: Config) -> list[Rule]:
+def generation_rules(c: Config) -> Iterator[str]:
     """Rules for [gconfig] and data.chat_template_kwargs."""
     g, own = c.gconfig, sorted(c.data.chat_template_kwargs.keys() & set(OURS))
     odd = [token for token in [*g.stop_token_ids, *g.logit_bias] if token < 0]
     large = [token for token, bias in g.logit_bias.items() if abs(bias) > MOST_BIAS]
     builds_prompts = c.workflow.function == type(c.workflow)().function
-    return [
-        (
-            g.temperature == 0 and g.n_samples > 1,
+    if g.temperature == 0 and g.n_samples > 1:
+        yield (
             f"greedy samples of one prompt are all the same, and a group of them trains nothing: set "
-            f"gconfig.temperature above 0, or gconfig.n_samples to 1 (it is {g.n_samples})",
-        ),
-        (
-            g.min_new_tokens > g.max_new_tokens,
-            f"gconfig.min_new_tokens ({g.min_new_tokens}) must not exceed gconfig.max_new_tokens ({g.max_new_tokens})",
-        ),
-        ("" in g.stop, "a text of gconfig.stop has at least one character: one is empty"),
-        (bool(odd), f"token ids of gconfig are 0 or more: {odd[:1]} is in stop_token_ids or logit_bias"),
-        (
-            bool(large),
-            f"gconfig.logit_bias must be from -{MOST_BIAS} to {MOST_BIAS}: that of token {large[:1]} is larger",
-        ),
-        (
-            not kind_of(c.rollout.engine).takes_logit_controls and changes_logits(g),
+            f"gconfig.temperature above 0, or gconfig.n_samples to 1 (it is {g.n_samples})"
+        )
+    if g.min_new_tokens > g.max_new_tokens:
+        yield f"gconfig.min_new_tokens ({g.min_new_tokens}) must not exceed gconfig.max_new_tokens ({g.max_new_tokens})"
+    if "" in g.stop:
+        yield "a text of gconfig.stop has at least one character: one is empty"
+    if odd:
+        yield f"token ids of gconfig are 0 or more: {odd[:1]} is in stop_token_ids or logit_bias"
+    if large:
+        yield f"gconfig.logit_bias must be from -{MOST_BIAS} to {MOST_BIAS}: that of token {large[:1]} is larger"
+    if not kind_of(c.rollout.engine).takes_logit_controls and changes_logits(g):
+        yield (
             "SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens, and training needs those "
-            'of the model: remove these keys of gconfig, or set rollout.engine = "builtin" or "vllm"',
-        ),
-        (
-            not kind_of(c.rollout.engine).takes_temperatures
-            and changes_sampling(g)
-            and not set(_temperatures(c)) <= {0.0, 1.0},
+            'of the model: remove these keys of gconfig, or set rollout.engine = "builtin" or "vllm"'
+        )
+    if (
+        not kind_of(c.rollout.engine).takes_temperatures
+        and changes_sampling(g)
+        and not set(_temperatures(c)) <= {0.0, 1.0}
+    ):
+        yield (
             "vLLM has log-probs of the whole distribution at temperature 1 only, where anything but the temperature "
             "changes what is drawn: set gconfig.temperature and those of [evaluate] to 1 (or 0), or remove top_p, "
-            "top_k, min_p, min_new_tokens, logit_bias and penalties of gconfig",
-        ),
-        (bool(own), f"data.chat_template_kwargs may not set {own[:1]}: that is set for each prompt"),
-        (
-            bool(c.data.chat_template_kwargs) and builds_prompts and not c.data.chat_template,
-            "data.chat_template_kwargs needs a chat template: set data.chat_template = true",
-        ),
-    ]
+            "top_k, min_p, min_new_tokens, logit_bias and penalties of gconfig"
+        )
+    if own:
+        yield f"data.chat_template_kwargs may not set {own[:1]}: that is set for each prompt"
+    if c.data.chat_template_kwargs and builds_prompts and not c.data.chat_template:
+        yield "data.chat_template_kwargs needs a chat template: set data.chat_template = true"
 
 
 def changes_logits(g: GenerationConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -28,8 +29,6 @@ class StageConfig(Section):
     gconfig: StageGeneration = StageGeneration()
     learner: StageLearner = StageLearner()
 
-
-Rule = tuple[bool, str]  # (whether it is violated, error text)
 
 KEYS = ("gconfig.n_samples", "gconfig.max_new_tokens", "learner.max_tokens_per_mb")  # that a stage may set
 
@@ -79,23 +78,17 @@ def with_values(config: Config, values: dict[str, int]) -> Config:
     return config
 
 
-def stage_rules(config: Config) -> list[Rule]:
+def stage_rules(config: Config) -> Iterator[str]:
     """Rules for the order of the stages. Each stage's settings pass all other rules, too (validation.py)."""
     starts = [stage.from_step for stage in config.run.stage]
     idle = [stage.from_step for stage in config.run.stage if not values_of(stage)]
     total = config.run.total_train_steps
-    return [
-        (
-            sorted(set(starts)) != starts,
-            f"the stages of [[run.stage]] come in the order of from_step, each once: it is {starts}",
-        ),
-        (
-            bool(idle),
-            f"no setting in [[run.stage]] with from_step = {idle[:1]}: a stage changes one of {', '.join(KEYS)}",
-        ),
-        (
-            bool(starts) and starts[-1] >= total,
+    if sorted(set(starts)) != starts:
+        yield f"the stages of [[run.stage]] come in the order of from_step, each once: it is {starts}"
+    if idle:
+        yield f"no setting in [[run.stage]] with from_step = {idle[:1]}: a stage changes one of {', '.join(KEYS)}"
+    if starts and starts[-1] >= total:
+        yield (
             f"a stage begins before the run ends: from_step = {starts[-1:]} is not below run.total_train_steps "
-            f"({total})",
-        ),
-    ]
+            f"({total})"
+        )

@@ -1,7 +1,8 @@
-"""Rules across several settings, each with an error text that states what to change."""
+"""Rules across several settings: each yields the error text of what violates it, which states what to change."""
 
 import os
 import re
+from collections.abc import Iterator
 
 from areal_bus.config.adapt import adapt_rules, is_adaptive, settings_by_split
 from areal_bus.config.algorithms import GROUP_BASELINES, refusals
@@ -16,8 +17,6 @@ from areal_bus.config.rollout import generation_rules
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.config.stages import settings_by_stage, stage_rules
 from areal_bus.errors import ConfigError
-
-Rule = tuple[bool, str]  # (whether it is violated, error text)
 
 SERVER_URL = re.compile(r"https?://[^\s/]+(:[0-9]{1,5})?/?")
 RENDEZVOUS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}|ipc://\S.*")
@@ -58,66 +57,54 @@ def check(config: Config) -> None:
                 raise ConfigError(f"{error} (with {learners} learners, topology.adapt)") from None
 
 
-def _check(rules: list[Rule]) -> None:
-    for is_violated, sentence in rules:
-        if is_violated:
-            raise ConfigError(sentence)
+def _check(faults: Iterator[str]) -> None:
+    for sentence in faults:
+        raise ConfigError(sentence)
 
 
 def _check_settings(config: Config) -> None:
-    rules = [
-        *_sources(config),
-        *_training(config),
-        *reward_rules(config.reward, _other_rewards(config)),
-        *generation_rules(config),
-        *refusals(config),
-        *_engine(config),
-        *_profile(config),
-        *_ring(config),
-        *_topology(config),
-        *_watching(config),
-    ]
-    _check(rules)
+    _check(_sources(config))
+    _check(_training(config))
+    _check(reward_rules(config.reward, _other_rewards(config)))
+    for rules in (generation_rules, refusals, _engine, _profile, _ring, _topology, _watching):
+        _check(rules(config))
 
 
-def _sources(c: Config) -> list[Rule]:
+def _sources(c: Config) -> Iterator[str]:
     """Rules for model, data and prompts."""
     builds_prompts = c.workflow.function == WorkflowConfig().function or c.learner.warmup.steps > 0
-    return [
-        (not c.model.path and c.model.scratch is None, "missing model: set model.path, or add [model.scratch]"),
-        (
-            bool(c.model.path) and c.model.scratch is not None,
-            f"one model only: remove model.path ({c.model.path!r}) or [model.scratch]",
-        ),
-        *data_rules(c.data, [problems.name for problems in c.evaluate.sets]),
-        *_environment(c),
-        (
-            c.data.chat_template and c.model.scratch is not None and builds_prompts,
+    if not c.model.path and c.model.scratch is None:
+        yield "missing model: set model.path, or add [model.scratch]"
+    if c.model.path and c.model.scratch is not None:
+        yield f"one model only: remove model.path ({c.model.path!r}) or [model.scratch]"
+    yield from data_rules(c.data, [problems.name for problems in c.evaluate.sets])
+    yield from _environment(c)
+    if c.data.chat_template and c.model.scratch is not None and builds_prompts:
+        yield (
             "missing chat template in the tokenizer of [model.scratch]: data.chat_template = true needs one; set "
-            "data.chat_template = false",
-        ),
-        (
-            (c.workflow.function == "agent") != bool(c.workflow.agent.function),
+            "data.chat_template = false"
+        )
+    if (c.workflow.function == "agent") != bool(c.workflow.agent.function):
+        yield (
             'an agent needs both keys: set workflow.function = "agent" and workflow.agent.function = "module:function" '
-            "(or neither)",
-        ),
-        (
-            bool(c.workflow.arguments) and ":" not in c.workflow.function and c.workflow.function not in BUILT_IN,
+            "(or neither)"
+        )
+    if c.workflow.arguments and ":" not in c.workflow.function and c.workflow.function not in BUILT_IN:
+        yield (
             'workflow.arguments are for workflow.function = "multi_turn", "tools", "verifiers:NAME" or "module:Class": '
-            f"it is {c.workflow.function!r}",
-        ),
-        (
-            c.workflow.uses_endpoint and c.model.scratch is not None and not c.workflow.agent.chat_template,
+            f"it is {c.workflow.function!r}"
+        )
+    if c.workflow.uses_endpoint and c.model.scratch is not None and not c.workflow.agent.chat_template:
+        yield (
             "missing chat template in the tokenizer of [model.scratch]: conversations need one; set "
-            "workflow.agent.chat_template",
-        ),
-        (
-            c.evaluate.is_on and not (c.evaluate.path or c.evaluate.sets or c.data.evaluated or _held_out(c.data)),
+            "workflow.agent.chat_template"
+        )
+    if c.evaluate.is_on and not (c.evaluate.path or c.evaluate.sets or c.data.evaluated or _held_out(c.data)):
+        yield (
             "evaluate.before, evaluate.after and evaluate.every_steps need problems: set evaluate.path, "
-            "[[evaluate.sets]] or evaluate_path of a [[data.source]] (or data.task with data.held_out)",
-        ),
-        *_evaluations(c),
-    ]
+            "[[evaluate.sets]] or evaluate_path of a [[data.source]] (or data.task with data.held_out)"
+        )
+    yield from _evaluations(c)
 
 
 def _other_rewards(c: Config) -> list[str]:
@@ -126,25 +113,17 @@ def _other_rewards(c: Config) -> list[str]:
     return [*(source.reward for source in c.data.source), *of_workflow, c.reward.check.function]
 
 
-def _environment(c: Config) -> list[Rule]:
+def _environment(c: Config) -> Iterator[str]:
     """Rules for workflow.function = "verifiers:NAME"."""
     function, name = c.workflow.function, c.workflow.environment
     tasks = [task for _, part in c.data.parts if environment_of(task := part.task)]
     own = [key for key in ("path", "sets") if getattr(c.evaluate, key)]
-    return [
-        (
-            bool(tasks) and set(tasks) != {function},
-            f"data.task = {tasks and tasks[0]!r} needs workflow.function = {tasks and tasks[0]!r}: it is {function!r}",
-        ),
-        (
-            bool(name) and (bool(c.data.source) or c.data.task != function),
-            f"an environment brings its own rows: remove the source of [data] (workflow.function is {function!r})",
-        ),
-        (
-            bool(name) and bool(own),
-            f"an environment brings its own problems: remove evaluate.{own and own[0]} ({function!r})",
-        ),
-    ]
+    if tasks and set(tasks) != {function}:
+        yield f"data.task = {tasks[0]!r} needs workflow.function = {tasks[0]!r}: it is {function!r}"
+    if name and (bool(c.data.source) or c.data.task != function):
+        yield f"an environment brings its own rows: remove the source of [data] (workflow.function is {function!r})"
+    if name and own:
+        yield f"an environment brings its own problems: remove evaluate.{own[0]} ({function!r})"
 
 
 def _held_out(data: DataConfig) -> bool:
@@ -152,7 +131,7 @@ def _held_out(data: DataConfig) -> bool:
     return not data.source and data.is_generated and data.held_out > 0
 
 
-def _evaluations(c: Config) -> list[Rule]:
+def _evaluations(c: Config) -> Iterator[str]:
     """Rules for evaluations in training."""
     evaluate, n_slots, n_train = c.evaluate, c.rollout.max_concurrent_rollouts, c.gconfig.n_samples
     names = [problems.name for problems in evaluate.sets]
@@ -161,69 +140,58 @@ def _evaluations(c: Config) -> list[Rule]:
     no_file = [problems.name for problems in evaluate.sets if not problems.path]
     is_set = "function" in c.reward.model_fields_set
     others = [p.name for p in evaluate.sets if p.task and not is_scored_by(p.task, c.reward.function, is_set=is_set)]
-    return [
-        (bool(no_file), f"missing path in [[evaluate.sets]]: {', '.join(no_file)}"),
-        (
-            bool(others),
+    if no_file:
+        yield f"missing path in [[evaluate.sets]]: {', '.join(no_file)}"
+    if others:
+        yield (
             f"the sets of [[evaluate.sets]] are scored by reward.function = {c.reward.function!r}: the task of "
             f"{', '.join(others)} has another reward; set that as reward.function, or use evaluate_path of a "
-            "[[data.source]], or tools.evaluate --task",
-        ),
-        (len(set(names)) < len(names), f"the sets of [[evaluate.sets]] need different names: {', '.join(names)}"),
-        (
-            evaluate.early_stop_patience > 0 and not evaluate.every_steps,
-            "evaluate.early_stop_patience counts evaluations in training: set evaluate.every_steps as well",
-        ),
-        (
-            c.checkpoint.keep_best > 0 and not evaluate.every_steps,
-            "checkpoint.keep_best compares evaluations in training: set evaluate.every_steps as well",
-        ),
-        (
-            bool(c.checkpoint.push_to_hub) and not c.checkpoint.at_end,
-            "checkpoint.push_to_hub uploads the final model: set checkpoint.at_end = true as well",
-        ),
-        (
-            bool(evaluate.metric_set) and evaluate.metric_set not in known,
-            f"unknown evaluate.metric_set {evaluate.metric_set!r}: the sets are {known}",
-        ),
-        (
-            (evaluate.early_stop_patience > 0 or c.checkpoint.keep_best > 0)
-            and not (evaluate.metric_set or evaluate.path or _held_out(c.data)),
-            "evaluate.metric needs a set: set evaluate.metric_set to a name in [[evaluate.sets]]",
-        ),
-        (
-            evaluate.every_steps > 0 and c.rollout.max_head_offpolicyness > 0 and most + n_train > n_slots,
+            "[[data.source]], or tools.evaluate --task"
+        )
+    if len(set(names)) < len(names):
+        yield f"the sets of [[evaluate.sets]] need different names: {', '.join(names)}"
+    if evaluate.early_stop_patience > 0 and not evaluate.every_steps:
+        yield "evaluate.early_stop_patience counts evaluations in training: set evaluate.every_steps as well"
+    if c.checkpoint.keep_best > 0 and not evaluate.every_steps:
+        yield "checkpoint.keep_best compares evaluations in training: set evaluate.every_steps as well"
+    if c.checkpoint.push_to_hub and not c.checkpoint.at_end:
+        yield "checkpoint.push_to_hub uploads the final model: set checkpoint.at_end = true as well"
+    if evaluate.metric_set and evaluate.metric_set not in known:
+        yield f"unknown evaluate.metric_set {evaluate.metric_set!r}: the sets are {known}"
+    if (evaluate.early_stop_patience > 0 or c.checkpoint.keep_best > 0) and not (
+        evaluate.metric_set or evaluate.path or _held_out(c.data)
+    ):
+        yield "evaluate.metric needs a set: set evaluate.metric_set to a name in [[evaluate.sets]]"
+    if evaluate.every_steps > 0 and c.rollout.max_head_offpolicyness > 0 and most + n_train > n_slots:
+        yield (
             "an evaluation in training leaves room for training: evaluate.n_samples + gconfig.n_samples = "
-            f"{most + n_train} must not exceed rollout.max_concurrent_rollouts ({n_slots})",
-        ),
-    ]
+            f"{most + n_train} must not exceed rollout.max_concurrent_rollouts ({n_slots})"
+        )
 
 
-def _training(c: Config) -> list[Rule]:
+def _training(c: Config) -> Iterator[str]:
     """Rules for groups, batches and the loss."""
-    return [
-        (
-            c.gconfig.n_samples < 2 and (c.actor.advantage in GROUP_BASELINES or _counts_signals(c)),
+    if c.gconfig.n_samples < 2 and (c.actor.advantage in GROUP_BASELINES or _counts_signals(c)):
+        yield (
             f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}; set it higher, or "
-            'actor.advantage = "reinforce" (or "none", normalised over "all")',
-        ),
-        (
-            c.data.max_refill > 0 and c.gconfig.n_samples < 2,
+            'actor.advantage = "reinforce" (or "none", normalised over "all")'
+        )
+    if c.data.max_refill > 0 and c.gconfig.n_samples < 2:
+        yield (
             "data.max_refill replaces groups with equal rewards, and a group of one always has equal rewards: set "
-            "gconfig.n_samples to 2 or more, or data.max_refill = 0",
-        ),
-        *_verdicts(c),
-        (
-            c.actor.ppo_n_minibatches > c.data.batch_size,
+            "gconfig.n_samples to 2 or more, or data.max_refill = 0"
+        )
+    yield from _verdicts(c)
+    if c.actor.ppo_n_minibatches > c.data.batch_size:
+        yield (
             f"actor.ppo_n_minibatches ({c.actor.ppo_n_minibatches}) must not exceed data.batch_size "
-            f"({c.data.batch_size}): a minibatch holds whole groups",
-        ),
-        (
-            c.rollout.max_concurrent_rollouts < c.gconfig.n_samples,
+            f"({c.data.batch_size}): a minibatch holds whole groups"
+        )
+    if c.rollout.max_concurrent_rollouts < c.gconfig.n_samples:
+        yield (
             f"rollout.max_concurrent_rollouts ({c.rollout.max_concurrent_rollouts}) must hold one group: at least "
-            f"gconfig.n_samples ({c.gconfig.n_samples})",
-        ),
-    ]
+            f"gconfig.n_samples ({c.gconfig.n_samples})"
+        )
 
 
 def _counts_signals(c: Config) -> bool:
@@ -231,187 +199,152 @@ def _counts_signals(c: Config) -> bool:
     return c.actor.normalize_batch and c.actor.normalize_batch_over == "signal"
 
 
-def _verdicts(c: Config) -> list[Rule]:
+def _verdicts(c: Config) -> Iterator[str]:
     """Rules for failed scores."""
     declared = {"on_timeout": c.reward.on_timeout, "on_error": c.reward.on_error}
     large = [f"reward.{key} is {value:g}" for key, value in declared.items() if value != "refund" and abs(value) > 1e9]
-    return [
-        (bool(large), f"a reward must be at most 1e9 in size: {', '.join(large)}"),
-        (
-            bool(c.reward.group) and c.gconfig.n_samples < 2,
+    if large:
+        yield f"a reward must be at most 1e9 in size: {', '.join(large)}"
+    if c.reward.group and c.gconfig.n_samples < 2:
+        yield (
             f"reward.group compares the samples of a prompt: set gconfig.n_samples to 2 or more (it is "
-            f"{c.gconfig.n_samples}), or use reward.function",
-        ),
-        (
-            c.reward.partial_groups and "refund" not in declared.values(),
+            f"{c.gconfig.n_samples}), or use reward.function"
+        )
+    if c.reward.partial_groups and "refund" not in declared.values():
+        yield (
             "reward.partial_groups leaves out samples without a reward, and every sample has one: set it to false, or "
-            'reward.on_timeout or reward.on_error to "refund"',
-        ),
-        (
-            c.reward.partial_groups and c.gconfig.n_samples < 3,
+            'reward.on_timeout or reward.on_error to "refund"'
+        )
+    if c.reward.partial_groups and c.gconfig.n_samples < 3:
+        yield (
             "reward.partial_groups trains two samples or more of a group that lost one: set gconfig.n_samples to 3 or "
-            f"more (it is {c.gconfig.n_samples}), or reward.partial_groups = false",
-        ),
-    ]
+            f"more (it is {c.gconfig.n_samples}), or reward.partial_groups = false"
+        )
 
 
-def _engine(c: Config) -> list[Rule]:
+def _engine(c: Config) -> Iterator[str]:
     """Rules for inference servers."""
     server_keys = sorted(c.engine.model_dump(exclude_defaults=True, exclude={"simulated"}))
     name, kind = c.rollout.engine, kind_of(c.rollout.engine)
     wrong = [url for url in c.engine.urls if not SERVER_URL.fullmatch(url)]
     n = c.topology.generators
-    return [
-        (not is_known(name), why_unknown(name)),
-        (
-            c.topology.tensor_parallel > 1 and not kind.tensor_parallel,
+    if not is_known(name):
+        yield why_unknown(name)
+    if c.topology.tensor_parallel > 1 and not kind.tensor_parallel:
+        yield (
             f'rollout.engine = "{name}" computes on one GPU: topology.tensor_parallel is {c.topology.tensor_parallel}; '
-            f"set it to 1, or rollout.engine to {SERVED}",
-        ),
-        (
-            not kind.is_server and bool(server_keys),
-            f"the {name} engine has no server: remove engine.{server_keys[0] if server_keys else ''}, or set "
-            f"rollout.engine = {SERVED}",
-        ),
-        (
-            kind.makes_up_tokens and c.evaluate.is_on,
+            f"set it to 1, or rollout.engine to {SERVED}"
+        )
+    if not kind.is_server and server_keys:
+        yield (f"the {name} engine has no server: remove engine.{server_keys[0]}, or set rollout.engine = {SERVED}")
+    if kind.makes_up_tokens and c.evaluate.is_on:
+        yield (
             "the simulated engine does not use the model, so its evaluation is meaningless: set evaluate.before and "
-            "evaluate.after to false, and evaluate.every_steps to 0",
-        ),
-        (
-            bool(wrong),
-            f'invalid URL in engine.urls: {wrong[0] if wrong else ""!r}; it must be like "http://127.0.0.1:30000"',
-        ),
-        (
-            bool(c.engine.urls) and n is not None and len(c.engine.urls) != n,
-            f"engine.urls has a server for each generator: {len(c.engine.urls)} for {n} (topology.generators)",
-        ),
-        (
-            len({url.rstrip("/").lower() for url in c.engine.urls}) < len(c.engine.urls),
-            "duplicate server in engine.urls: each generator has its own",
-        ),
-        (
-            kind.is_server and c.engine.start_timeout_s >= c.launch.timeout_s,
+            "evaluate.after to false, and evaluate.every_steps to 0"
+        )
+    if wrong:
+        yield f'invalid URL in engine.urls: {wrong[0]!r}; it must be like "http://127.0.0.1:30000"'
+    if c.engine.urls and n is not None and len(c.engine.urls) != n:
+        yield f"engine.urls has a server for each generator: {len(c.engine.urls)} for {n} (topology.generators)"
+    if len({url.rstrip("/").lower() for url in c.engine.urls}) < len(c.engine.urls):
+        yield "duplicate server in engine.urls: each generator has its own"
+    if kind.is_server and c.engine.start_timeout_s >= c.launch.timeout_s:
+        yield (
             f"the ring waits for servers to start: set launch.timeout_s ({c.launch.timeout_s:g}) to more than "
-            f"engine.start_timeout_s ({c.engine.start_timeout_s:g})",
-        ),
-        (
-            bool(c.engine.urls) and bool(c.engine.python or c.engine.arguments),
-            "a server of engine.urls runs already: remove engine.python and engine.arguments",
-        ),
-    ]
+            f"engine.start_timeout_s ({c.engine.start_timeout_s:g})"
+        )
+    if c.engine.urls and (c.engine.python or c.engine.arguments):
+        yield "a server of engine.urls runs already: remove engine.python and engine.arguments"
 
 
-def _profile(c: Config) -> list[Rule]:
+def _profile(c: Config) -> Iterator[str]:
     """Rules for recordings by torch.profiler."""
     actor, steps = c.profile.actor, c.profile.steps
     role, _, number = actor.partition(".")[0].partition("-")
     n = {"learner": c.topology.learners, "generator": c.topology.generators}.get(role)
     if is_adaptive(c.topology):
         n = None  # another split has others
-    return [
-        (
-            bool(actor) != (steps is not None),
+    if bool(actor) != (steps is not None):
+        yield (
             'missing profile.actor or profile.steps: set both ("learner-0.0", [10, 12]), or neither '
-            "(SIGUSR2 records on demand)",
-        ),
-        (
-            steps is not None and not 0 <= steps[0] <= steps[1] < c.run.total_train_steps,
+            "(SIGUSR2 records on demand)"
+        )
+    if steps is not None and not 0 <= steps[0] <= steps[1] < c.run.total_train_steps:
+        yield (
             f"profile.steps are the first and the last step to record, of steps 0 to {c.run.total_train_steps - 1}: "
-            f"{list(steps or ())}",
-        ),
-        (
-            n is not None and int(number or 0) >= n,
-            f"profile.actor must be an actor of the job: {actor} is none of its {n} {role}s, which count from 0",
-        ),
-    ]
+            f"{list(steps)}"
+        )
+    if n is not None and int(number or 0) >= n:
+        yield f"profile.actor must be an actor of the job: {actor} is none of its {n} {role}s, which count from 0"
 
 
-def _ring(c: Config) -> list[Rule]:
+def _ring(c: Config) -> Iterator[str]:
     """Rules for bootstrap, bus and the run's name."""
     meet = c.launch.rendezvous
     port = int(meet.rpartition(":")[2]) if RENDEZVOUS.fullmatch(meet) and meet.startswith("tcp") else 1
-    return [
-        (
-            c.bus.interface in {"*", "0.0.0.0", "::"},
+    if c.bus.interface in {"*", "0.0.0.0", "::"}:
+        yield (
             f"bus.interface must name one interface, {c.bus.interface!r} means all: set for example bus.interface = "
-            '"lo" or "eth0"',
-        ),
-        (
-            meet.startswith(("tcp://*", "tcp://0.0.0.0", "tcp://[::]")),
+            '"lo" or "eth0"'
+        )
+    if meet.startswith(("tcp://*", "tcp://0.0.0.0", "tcp://[::]")):
+        yield (
             f"launch.rendezvous must name one interface, {meet!r} means all: set for example launch.rendezvous = "
-            '"tcp://10.0.0.1:29500"',
-        ),
-        (
-            bool(meet) and (not RENDEZVOUS.fullmatch(meet) or not 1 <= port <= 65535),
-            f'launch.rendezvous must be "tcp://HOST:PORT" (a port from 1 to 65535) or "ipc://PATH": it is {meet!r}',
-        ),
-        (
-            meet.startswith("tcp://["),
-            f"IPv6 is not supported: launch.rendezvous is {meet!r}; give an IPv4 address or a host's name",
-        ),
-        (
-            c.bus.interface.count(":") > 1,
+            '"tcp://10.0.0.1:29500"'
+        )
+    if meet and (not RENDEZVOUS.fullmatch(meet) or not 1 <= port <= 65535):
+        yield f'launch.rendezvous must be "tcp://HOST:PORT" (a port from 1 to 65535) or "ipc://PATH": it is {meet!r}'
+    if meet.startswith("tcp://["):
+        yield f"IPv6 is not supported: launch.rendezvous is {meet!r}; give an IPv4 address or a host's name"
+    if c.bus.interface.count(":") > 1:
+        yield (
             f"IPv6 is not supported: bus.interface is {c.bus.interface!r}; give the name of an interface or its IPv4 "
-            "address or network",
-        ),
-        (
-            c.launch.start == "fork" and c.launch.bootstrap == "mpi",
-            'launch.start = "fork" forks processes, which is not safe after MPI_Init: set launch.bootstrap = "env"',
-        ),
-        (
-            c.launch.start == "fork" and c.topology.gpus_per_host > 0,
+            "address or network"
+        )
+    if c.launch.start == "fork" and c.launch.bootstrap == "mpi":
+        yield 'launch.start = "fork" forks processes, which is not safe after MPI_Init: set launch.bootstrap = "env"'
+    if c.launch.start == "fork" and c.topology.gpus_per_host > 0:
+        yield (
             'launch.start = "fork" is for ranks on CPU: topology.gpus_per_host is '
-            f'{c.topology.gpus_per_host}; set it to 0, or launch.start to "spawn"',
-        ),
-        (
-            bool(why := reserved_name(c.run.name)),
-            why,
-        ),
-    ]
+            f'{c.topology.gpus_per_host}; set it to 0, or launch.start to "spawn"'
+        )
+    if why := reserved_name(c.run.name):
+        yield why
 
 
-def _topology(c: Config) -> list[Rule]:
+def _topology(c: Config) -> Iterator[str]:
     """Rules for copies of the model and the memory of GPUs."""
-    return [
-        (
-            c.topology.learners % c.topology.replicas != 0,
+    if c.topology.learners % c.topology.replicas != 0:
+        yield (
             f"topology.replicas divides topology.learners: {c.topology.learners} learners are no "
-            f"{c.topology.replicas} copies of equally many ranks",
-        ),
-        (
-            c.topology.learners % c.actor.context_parallel != 0,
+            f"{c.topology.replicas} copies of equally many ranks"
+        )
+    if c.topology.learners % c.actor.context_parallel != 0:
+        yield (
             f"actor.context_parallel divides topology.learners: {c.topology.learners} learners are no groups of "
-            f"{c.actor.context_parallel} ranks that share a sequence",
-        ),
-        (
-            c.topology.gpu_memory_gib != "" and gib_of(c.topology.gpu_memory_gib) is None,
+            f"{c.actor.context_parallel} ranks that share a sequence"
+        )
+    if c.topology.gpu_memory_gib != "" and gib_of(c.topology.gpu_memory_gib) is None:
+        yield (
             f"topology.gpu_memory_gib is GiB above 0 or a card's name: {c.topology.gpu_memory_gib!r} is neither; "
-            f"{nearest(str(c.topology.gpu_memory_gib))}",
-        ),
-        (
-            c.topology.gpu_memory_gib != "" and c.topology.gpus_per_host == 0,
+            f"{nearest(str(c.topology.gpu_memory_gib))}"
+        )
+    if c.topology.gpu_memory_gib != "" and c.topology.gpus_per_host == 0:
+        yield (
             "topology.gpu_memory_gib is the memory of a GPU, and topology.gpus_per_host = 0 runs everything on CPU: "
-            f"set topology.gpus_per_host, or remove topology.gpu_memory_gib ({c.topology.gpu_memory_gib})",
-        ),
-    ]
+            f"set topology.gpus_per_host, or remove topology.gpu_memory_gib ({c.topology.gpu_memory_gib})"
+        )
 
 
-def _watching(c: Config) -> list[Rule]:
+def _watching(c: Config) -> Iterator[str]:
     """Rules for watchdog and journal."""
-    return [
-        (
-            c.watchdog.act_s < c.watchdog.stall_s,
+    if c.watchdog.act_s < c.watchdog.stall_s:
+        yield (
             f"watchdog.act_s ({c.watchdog.act_s:g}) must follow the first warning: set it to watchdog.stall_s "
-            f"({c.watchdog.stall_s:g}) or more, or lower that",
-        ),
-        (
-            c.journal.tokens and not c.journal.samples,
-            "journal.tokens keeps the tokens of kept samples: set journal.samples = true (or journal.tokens = false)",
-        ),
-        *((bool(why), why) for why in map(why_unknown_tracker, c.journal.tracker)),
-        (
-            len(set(c.journal.tracker)) < len(c.journal.tracker),
-            f"journal.tracker names each tracker once: it is {list(c.journal.tracker)}",
-        ),
-    ]
+            f"({c.watchdog.stall_s:g}) or more, or lower that"
+        )
+    if c.journal.tokens and not c.journal.samples:
+        yield "journal.tokens keeps the tokens of kept samples: set journal.samples = true (or journal.tokens = false)"
+    yield from filter(None, map(why_unknown_tracker, c.journal.tracker))
+    if len(set(c.journal.tracker)) < len(c.journal.tracker):
+        yield f"journal.tracker names each tracker once: it is {list(c.journal.tracker)}"

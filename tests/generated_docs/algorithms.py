@@ -68,7 +68,7 @@ def combinations() -> str:
 def is_accepted(loss: str, correction: str) -> bool:
     actor = {"loss": loss, "correction": correction}
     config = Config.model_validate({"actor": actor})
-    return not any(is_violated for is_violated, _ in refusals(config))
+    return next(refusals(config), None) is None
 
 
 def algorithms() -> str:

@@ -165,7 +165,7 @@ REFUSED = [  # options, apart by blanks; what the sentence says
         f"{ADAPT} topology.gpus_per_host=4 actor.lora.offload=true learner.gradient_checkpointing=true",
         "actor.lora.offload is for one learner on a GPU",
     ),
-    (f"{ADAPT} topology.adapt.schedule=[[3,2]]", "either topology.adapt.schedule or the planner"),
+    (f"{ADAPT} topology.adapt.schedule=[[3,2]]", "follows topology.adapt.schedule or the planner"),
     ("topology.adapt.schedule=[[3,2],[2,1]]", "with ascending steps from 1 to 9: its steps are [3, 2]"),
     ("topology.adapt.schedule=[[0,2]]", "with ascending steps from 1 to 9: its steps are [0]"),
     ("topology.adapt.schedule=[[10,2]]", "with ascending steps from 1 to 9: its steps are [10]"),

@@ -201,7 +201,7 @@ def test_impossible_adapter_settings_are_refused(tmp_path: Path) -> None:
     ]
     warm = settings(learner={"warmup": {"steps": 1}}).learner
     for make, sentence in refusing:
-        assert [text for broken, text in refusals(make()) if broken and sentence in text], sentence
+        assert [text for text in refusals(make()) if sentence in text], sentence
     whole = tiny_actor(tmp_path / "whole", model=load_model(model, "float32", "cpu"))
     train(whole, range(1))
     of_whole, own = save_run(whole, tmp_path / "w"), save_run(tiny_actor(tmp_path / "l", config), tmp_path / "l")
