@@ -9,7 +9,7 @@ from areal_bus.core.parts.split import RankPool, Split
 from areal_bus.core.parts.stages import Stage, stage_at
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.planner.split_planner import PlannerRules
-from areal_bus.messages import Partial, Scored, VerdictStatus
+from areal_bus.messages import Partial, Sampled, Scored, VerdictStatus
 
 MAX_REISSUES = 3  # policy `drop`: how often a row is issued again
 
@@ -72,7 +72,14 @@ class HeadRules:
 
     def check_sample(self, sample: Scored | Partial, born: int, *, is_guests: bool) -> None:
         """Raises ImpossibleEvent for a sample over the limits of the run. `born`: the version of its stage."""
-        self.limits.check(sample, stage_at(self.stages, born) if self.stages else None, is_guests=is_guests)
+        self.limits.check(sample, self._stage(born), is_guests=is_guests)
+
+    def check_count(self, report: Sampled, born: int) -> None:
+        """Raises ImpossibleEvent for a report of more tokens than a sample may have. `born`: as for `check_sample`."""
+        self.limits.check_count(report, self._stage(born))
+
+    def _stage(self, version: int) -> Stage | None:
+        return stage_at(self.stages, version) if self.stages else None
 
     @property
     def split(self) -> Split:

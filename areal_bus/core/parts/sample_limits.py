@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from areal_bus.core.parts.stages import Stage
 from areal_bus.errors import ImpossibleEvent
-from areal_bus.messages import Partial, Scored
+from areal_bus.messages import Partial, Sampled, Scored
 from areal_bus.trajectories import split
 
 # The highest byte of a float32 shows its size: of 0 to 1/128 (rounding may pass 0), and of 0 to -32. A token of a lower
@@ -29,6 +29,16 @@ class SampleLimits:
         if broken := self._of_tokens(sample, bounds_logps=bounds_logps) or self._of_turns(sample, stage):
             raise ImpossibleEvent(f"a sample of {sample.uid}/{sample.sample} exceeds a limit: {broken}")
 
+    def check_count(self, report: Sampled, stage: Stage | None) -> None:
+        """Raises ImpossibleEvent for a report of more tokens than one turn may have. `stage`: that of its prompt."""
+        if broken := self._of_one_turn(report.n_tokens, stage):
+            raise ImpossibleEvent(f"a report of {report.uid}/{report.sample} exceeds a limit: {broken}")
+
+    def _of_one_turn(self, n_sampled: int, stage: Stage | None) -> str:
+        if self.prompt is not None and stage is not None and n_sampled > stage.max_new_tokens:
+            return f"{n_sampled} sampled tokens, over gconfig.max_new_tokens = {stage.max_new_tokens}"
+        return ""
+
     def _of_turns(self, sample: Scored | Partial, stage: Stage | None) -> str:
         segments = sample.segments
         if not segments or segments[0][0] < 1 or sample.n_sampled < 1:
@@ -42,9 +52,7 @@ class SampleLimits:
         n_given, n_sampled = segments[0]
         if len(segments) > 1 or n_given > self.prompt:
             return f"one turn, after at most data.max_prompt_tokens = {self.prompt} tokens; got {segments[:4]}"
-        if stage is not None and n_sampled > stage.max_new_tokens:
-            return f"{n_sampled} sampled tokens, over gconfig.max_new_tokens = {stage.max_new_tokens}"
-        return ""
+        return self._of_one_turn(n_sampled, stage)
 
     def _of_tokens(self, sample: Scored | Partial, *, bounds_logps: bool) -> str:
         if self.vocabulary is not None and sample.ids:

@@ -117,6 +117,7 @@ class Rollouts:
 
     def sampled(self, member: Member, message: m.Sampled) -> None:
         """A generator finished a sample: its slot is free. The verdict comes from a reward and may arrive first."""
+        self._check_count(message)
         lease = (message.evaluation, message.uid, message.attempt, message.sample)
         self._discard(member, lease)
         if message.evaluation:
@@ -129,6 +130,13 @@ class Rollouts:
         if self.state.is_guest(member) and not is_scored:
             member.unscored.add(lease)
         self.effects.record(Event.SAMPLED, **ids(message), n_tokens=message.n_tokens)
+
+    def _check_count(self, message: m.Sampled) -> None:
+        """Its lease stays its holder's: the sample itself, where it is judged, ends it."""
+        if message.evaluation:
+            self.rules.check_count(message, self.evaluations.named(message.evaluation).version)
+        elif entry := self.ledger.open.get(message.uid):
+            self.rules.check_count(message, entry.born)
 
     def partial(self, member: Member, message: Partial) -> None:
         """Store an unfinished sample's tokens for its next holder; the last holder may offer them."""

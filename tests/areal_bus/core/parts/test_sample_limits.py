@@ -50,6 +50,17 @@ def test_a_sample_over_a_limit_is_refused(what: str) -> None:
         LIMITS.check(OVER[what], STAGE)
 
 
+def test_a_count_over_the_limit_of_one_turn_is_refused_and_keeps_its_lease() -> None:
+    head, _ = head_with(limits=LIMITS)
+    head.state.rules = head.rollouts.rules = replace(head.state.rules, stages=(STAGE,))
+    lease = ("", 0, 0, 0)
+    assert lease in head.state.members.by_name[G0].leased
+    assert "241 sampled tokens" in refused(head.on(G0, m.Sampled(0, 0, 0, "", 241), 0.0))[0]
+    assert lease in head.state.members.by_name[G0].leased
+    effects = head.on(G0, m.Sampled(0, 0, 0, "", 240), 0.0)
+    assert [line["n_tokens"] for line in records(effects, Event.SAMPLED)] == [240]
+
+
 @pytest.mark.parametrize("logp", [0.0, -0.0, 1e-6, -1e-40, -31.9])
 def test_a_sample_at_the_limits_is_accepted(logp: float) -> None:
     LIMITS.check(of([[8, 240]], token=99, logp=logp), STAGE)
