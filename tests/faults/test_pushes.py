@@ -184,6 +184,7 @@ def test_row_25_a_lost_term_announcement_comes_with_the_next_push(tmp_path: Path
     ring.hold_learner(3)
     with ring.started():
         ring.wait_for_version(3, f"{ONE}.0", f"{OTHER}.0")
+        ring.wait_for("checkpoint", role="learner", step=2)  # it is written beside training
         ring.set_failpoint("message-Term", "drop", who=ONE)
         fault = ring.kill("learner-0")
         ring.hold_learner(None)
