@@ -18,7 +18,6 @@ from areal_bus.config.names.named_tasks import is_generated
 from areal_bus.config.names.packaged import find_and_announce
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from areal_bus.process.commands import as_here
 from areal_bus.process.isolation import CHILD, child_path
 from areal_bus.storage import versioned_dirs
 from tools import run, terminal
@@ -38,11 +37,8 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.evaluate"),
-        description="Score a model or a run on a file of problems.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = terminal.tool_parser(
+        "python -m tools.evaluate", description="Score a model or a run on a file of problems.", epilog=EPILOG
     )
     p.add_argument("model", metavar="MODEL_OR_RUN", help="model folder, Hugging Face id, or run (its exported model)")
     p.add_argument(

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 
 from areal_bus.errors import ConfigError
-from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.report.facts.run_facts import RunFacts, read_curves
 from tools.report.page.charts import number
@@ -43,12 +42,7 @@ KEYS = tuple(one.name for one in fields(ListedRun))
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.runs"),
-        description="List the runs of a folder.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = terminal.tool_parser("python -m tools.runs", description="List the runs of a folder.", epilog=EPILOG)
     p.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="folder with the runs (runs)")
     p.add_argument("--sort", choices=KEYS, default="name", metavar="KEY", help=f"one of {', '.join(KEYS)} (name)")
     p.add_argument("--json", action="store_true", help="one JSON object a run")

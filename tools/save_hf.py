@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from areal_bus.errors import CheckpointError, ConfigError
-from areal_bus.process.commands import as_here
 from areal_bus.storage import versioned_dirs
 from tools import run, terminal
 from tools.evaluate import run_offline
@@ -20,11 +19,10 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.save_hf"),
+    p = terminal.tool_parser(
+        "python -m tools.save_hf",
         description="Write the model of a checkpoint as a Hugging Face folder.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EPILOG,
     )
     p.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint, or a run (its newest checkpoint)")
     p.add_argument("folder", metavar="FOLDER", help="where to write; must not exist, or be empty")

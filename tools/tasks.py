@@ -4,17 +4,8 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from areal_bus.config.names.named_tasks import (
-    GENERATED,
-    GYM_PREFIX,
-    GYM_REFUSED,
-    NAMED_TASKS,
-    REASONING_GYM,
-    check_name,
-    gym_task,
-)
+from areal_bus.config.names import named_tasks
 from areal_bus.errors import ConfigError
-from areal_bus.process.commands import as_here
 from tools import terminal
 from tools.evaluate import run_offline
 
@@ -29,11 +20,8 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.tasks"),
-        description="List the named tasks, or check a file of one.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    p = terminal.tool_parser(
+        "python -m tools.tasks", description="List the named tasks, or check a file of one.", epilog=EPILOG
     )
     commands = p.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="the tasks with their reward and evaluation protocol")
@@ -55,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.command == "list":
         return list_tasks(as_json=args.json)
-    check_name(args.name)
-    if args.name in GENERATED or (gym_task(args.name) and args.data):
+    named_tasks.check_name(args.name)
+    if args.name in named_tasks.GENERATED or (named_tasks.gym_task(args.name) and args.data):
         raise ConfigError(f"the task {args.name} is generated and has no file to check")
     order = {"task": args.name, "data": args.data, "limit": args.limit, "json": args.json}
     return run_offline("check_task", order)
@@ -64,26 +52,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def list_tasks(*, as_json: bool) -> int:
     if as_json:
-        tasks = {name: {"about": task.about, **task.keys()} for name, task in NAMED_TASKS.items()}
+        tasks = {name: {"about": task.about, **task.keys()} for name, task in named_tasks.NAMED_TASKS.items()}
         print(
             json.dumps(
                 tasks
                 | {
-                    f"{GYM_PREFIX}NAME": {
+                    f"{named_tasks.GYM_PREFIX}NAME": {
                         "about": "generated",
-                        **REASONING_GYM,
-                        "refused": GYM_REFUSED,
+                        **named_tasks.REASONING_GYM,
+                        "refused": named_tasks.GYM_REFUSED,
                     }
                 }
             )
         )
         return 0
     rows = [("task", "what", "reward", "evaluation", "Hugging Face id")]
-    for name, task in NAMED_TASKS.items():
+    for name, task in named_tasks.NAMED_TASKS.items():
         rows.append((name, task.about, task.reward, task.protocol, task.hub or "none: give the file"))
     rows.append(
         (
-            f"{GYM_PREFIX}NAME",
+            f"{named_tasks.GYM_PREFIX}NAME",
             "generated puzzles and exercises",
             "reasoning_gym",
             "1 x greedy, pass@1",

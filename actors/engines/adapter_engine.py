@@ -1,18 +1,16 @@
 """An `Engine` that merges adapters into base weights (always from the base, in float32) for an engine without them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from actors.engines.protocol import Completion, Done, Engine, Request
+from actors.engines.protocol import Engine
 from actors.models.lora import BASE_DIGEST, adapted_layers, adapter_tensors, base_digest, merged, names_of
 from areal_bus.config.learner import LoraConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError
-
-Key = tuple[str, int, int, int, int]
 
 
 def with_adapters(engine: Engine, model: Any, config: Config, *, base_on: torch.device, is_live: bool) -> Engine:
@@ -22,7 +20,7 @@ def with_adapters(engine: Engine, model: Any, config: Config, *, base_on: torch.
         return engine
     layers = list(adapted_layers(model, lora.target_modules))
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return AdapterEngine(engine, weights, layers, lora, base_on=base_on, is_live=is_live)
+    return cast(Engine, AdapterEngine(engine, weights, layers, lora, base_on=base_on, is_live=is_live))
 
 
 class AdapterEngine:
@@ -80,48 +78,6 @@ class AdapterEngine:
                 "all hosts the same model"
             )
 
-    # everything else is the engine's
-
-    @property
-    def version(self) -> int | None:
-        return self._engine.version
-
-    @property
-    def n_live(self) -> int:
-        return self._engine.n_live
-
-    @property
-    def n_tokens(self) -> int:
-        return self._engine.n_tokens
-
-    @property
-    def prefill_s(self) -> float:
-        """Seconds in prefills so far, of an engine that measures it."""
-        return float(getattr(self._engine, "prefill_s", 0.0))
-
-    def submit(self, request: Request) -> None:
-        self._engine.submit(request)
-
-    def step(self) -> list[Completion]:
-        return self._engine.step()
-
-    def abort(self, key: Key) -> Completion | None:
-        return self._engine.abort(key)
-
-    def newest(self, key: Key) -> int | None:
-        return self._engine.newest(key)
-
-    def so_far(self, key: Key) -> Done | None:
-        return self._engine.so_far(key)
-
-    def hold(self) -> bool:
-        return self._engine.hold()
-
-    def pause(self) -> None:
-        self._engine.pause()
-
-    def check(self) -> None:
-        self._engine.check()
-
-    def close(self) -> None:
-        self._engine.close()
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the engine's."""
+        return getattr(self._engine, name)

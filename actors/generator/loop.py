@@ -15,32 +15,11 @@ from actors.generator.rollout_runner import Outcome, RolloutRunner
 from actors.generator.weight_updates import BrokenPush, ReceivedWeights, WeightUpdates
 from actors.runtime.context import journal_pushed
 from actors.runtime.head_session import HEAD, ActorRuntime
+from areal_bus import messages as m
 from areal_bus.core.events import Event
 from areal_bus.core.parts.partial_rollouts import SampleOffers
 from areal_bus.core.parts.terms import TermHistory
 from areal_bus.errors import EngineError, Evicted, EvictedForGood, Restart
-from areal_bus.messages import (
-    Ack,
-    Cancel,
-    Evict,
-    HeadHeartbeat,
-    LeaveRequest,
-    Message,
-    Partial,
-    PeerList,
-    Prompt,
-    PushBegin,
-    PushBroken,
-    PushDone,
-    Reassign,
-    Refund,
-    Rejoin,
-    Sampled,
-    SampleFailed,
-    Stop,
-    Term,
-    Trajectory,
-)
 
 IDLE_S = 0.5  # longest wait for a message when there is nothing to decode
 SEND_BYTES = 1 << 20  # of trajectories in one send
@@ -106,7 +85,7 @@ class Generator:
         """Ask the head to stop leasing prompts to this generator. HeadSession repeats it to a restarted head."""
         if not self._is_leaving:
             self._is_leaving = True
-            self._session.send(LeaveRequest())
+            self._session.send(m.LeaveRequest())
 
     @property
     def _has_weights(self) -> bool:
@@ -152,37 +131,37 @@ class Generator:
             self._on(received[1])
             patience_s = 0.0
 
-    def _on(self, message: Message) -> None:
+    def _on(self, message: m.Message) -> None:
         match message:
-            case Prompt():
+            case m.Prompt():
                 self._expects_more = message.more
                 self._handle(self._runner.begin(message))
-            case Partial():
+            case m.Partial():
                 if self._has_weights:
                     self._runner.add_partial(message)
-            case PushBegin():
+            case m.PushBegin():
                 self._begin_term(message.term, message.base)
                 self._offer(message.term, message.base)
                 if message.term == self._terms.term:
                     self._weight_updates.begin(message)
-            case Term():
+            case m.Term():
                 self._begin_term(message.term, message.version)
                 self._offer(message.term, message.version)
-            case Ack():
+            case m.Ack():
                 if self._delivery.ack((message.evaluation, message.uid, message.attempt, message.sample)):
                     self._heartbeat.report_progress()
-            case Cancel():  # never arrives within a share
+            case m.Cancel():  # never arrives within a share
                 self._expects_more = False
                 self._drop(message.evaluation, message.uid, message.attempt)
-            case PeerList():
+            case m.PeerList():
                 self._update_rewards(message)
-            case Stop():
+            case m.Stop():
                 self.stopped = message.reason
-            case Evict():
+            case m.Evict():
                 raise (EvictedForGood if message.for_good else Evicted)(message.reason)
-            case Reassign():
+            case m.Reassign():
                 raise Restart(f"the split of ranks has changed: {message.reason}")
-            case HeadHeartbeat() | Rejoin():
+            case m.HeadHeartbeat() | m.Rejoin():
                 pass  # handled by `HeadSession`; pushes carry the published version, too
 
     def _begin_term(self, term: int, base: int) -> None:
@@ -198,7 +177,7 @@ class Generator:
         for evaluation, uid, attempt in sorted(self._runner.lost(keeps) | self._delivery.lost(keeps)):
             self._drop(evaluation, uid, attempt)
             error = f"term {term} began at version {base}, before some of its tokens"
-            self._bus.send(HEAD, SampleFailed(uid, attempt, evaluation, str(Refund.LOST_TIMELINE), error))
+            self._bus.send(HEAD, m.SampleFailed(uid, attempt, evaluation, str(m.Refund.LOST_TIMELINE), error))
         if not keeps(self._engine.version):
             self._invalidate_weights()
 
@@ -232,7 +211,7 @@ class Generator:
         self._runner.cancel(evaluation, uid, attempt)
         self._delivery.drop(evaluation, uid, attempt)
 
-    def _update_rewards(self, peers: PeerList) -> None:
+    def _update_rewards(self, peers: m.PeerList) -> None:
         new, gone = self._delivery.update_rewards(peers)
         for name in gone:
             self._bus.disconnect(name)
@@ -244,7 +223,7 @@ class Generator:
     def _handle(self, outcomes: Iterable[Outcome]) -> None:
         """Queue trajectories for delivery, and report failed samples to the head."""
         for outcome in outcomes:
-            if isinstance(outcome, Trajectory):
+            if isinstance(outcome, m.Trajectory):
                 self._delivery.add(outcome)
             else:
                 self._delivery.drop(outcome.evaluation, outcome.uid, outcome.attempt)
@@ -255,7 +234,7 @@ class Generator:
         now = time.monotonic()
         if coalesce and self._delivery.should_wait(now):
             return
-        messages: list[tuple[str, Message]] = []
+        messages: list[tuple[str, m.Message]] = []
         n_bytes = 0
         for reward, t, is_first in self._delivery.due(now, self._bus.n_waiting):
             messages.append((reward, t))
@@ -263,7 +242,7 @@ class Generator:
                 len(t.ids) + len(t.logps) + len(t.prompt_text) + len(t.text) + len(t.row) + len(t.turns) + len(t.fields)
             )
             if is_first:
-                messages.append((HEAD, Sampled(t.uid, t.sample, t.attempt, t.evaluation, n_tokens=len(t.logps) // 4)))
+                messages.append((HEAD, m.Sampled(t.uid, t.sample, t.attempt, t.evaluation, n_tokens=len(t.logps) // 4)))
             if n_bytes >= SEND_BYTES:  # the choice of the next reward depends on the send queues
                 self._bus.send_all(messages)
                 messages, n_bytes = [], 0
@@ -301,7 +280,7 @@ class Generator:
         self._weight_updates.swapped(received, spare)
         self._weights_are_lost = False
         self._heartbeat.version = begin.version
-        done = PushDone(
+        done = m.PushDone(
             begin.push,
             begin.version,
             received.digest,
@@ -316,6 +295,6 @@ class Generator:
             partials = self._runner.partials(at_least=self._rules.report_tokens)
             self._bus.send_all((HEAD, partial) for partial in partials)
 
-    def _report_broken(self, begin: PushBegin, error: str) -> None:
+    def _report_broken(self, begin: m.PushBegin, error: str) -> None:
         self._journal.write(Event.PUSH_BROKEN, push=begin.push, version=begin.version, error=error[:500])
-        self._bus.send(HEAD, PushBroken(begin.push, begin.version, error))
+        self._bus.send(HEAD, m.PushBroken(begin.push, begin.version, error))

@@ -11,19 +11,7 @@ from areal_bus.core.effects import Discard, Save
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
 from areal_bus.core.parts.terms import slot
 from areal_bus.errors import CheckpointError
-from areal_bus.storage import versioned_dirs
-from areal_bus.storage.head_checkpoints import (
-    discard,
-    drop_waypoints,
-    load,
-    mark,
-    path_of,
-    save,
-    tidy,
-    usable,
-    versions,
-    waypoints,
-)
+from areal_bus.storage import head_checkpoints, versioned_dirs
 
 SETTLE_S = 60.0  # longest wait for the writes before
 
@@ -33,7 +21,7 @@ class HeadCheckpointWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        tidy(folder)
+        head_checkpoints.tidy(folder)
         self._work: queue.SimpleQueue[Save | Discard | threading.Event | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[HeadCheckpoint] = queue.SimpleQueue()
         self._undiscarded: set[Path] = set()  # files that could not be deleted
@@ -42,12 +30,15 @@ class HeadCheckpointWriter:
 
     def load(self) -> dict[int, HeadCheckpoint]:
         """All complete checkpoints by version, and the initial state."""
-        found = {version: load(path_of(self._folder, version)) for version in usable(self._folder)}
+        found = {
+            version: head_checkpoints.load(head_checkpoints.path_of(self._folder, version))
+            for version in head_checkpoints.usable(self._folder)
+        }
         return {**START, **found}
 
     def waypoints(self) -> list[HeadSavepoint]:
         """States from which a learner that survived the head may continue."""
-        return waypoints(self._folder)
+        return head_checkpoints.waypoints(self._folder)
 
     def mark(self, waypoint: HeadSavepoint) -> None:
         """Write a savepoint before returning. If that fails, a restarted head goes back to a checkpoint; where an older
@@ -55,10 +46,10 @@ class HeadCheckpointWriter:
         """
         version = waypoint.checkpoint.version
         try:
-            mark(self._folder, waypoint)
+            head_checkpoints.mark(self._folder, waypoint)
         except OSError as error:
             logger.warning("no savepoint of version {}: if the head dies, this version is lost: {}", version, error)
-            if any(slot(other) == slot(waypoint) for other in waypoints(self._folder)):
+            if any(slot(other) == slot(waypoint) for other in head_checkpoints.waypoints(self._folder)):
                 raise CheckpointError(
                     f"a savepoint must replace an older one before its batch is sent: that of version {version} was "
                     f"not written: {error}"
@@ -66,7 +57,7 @@ class HeadCheckpointWriter:
 
     def drop_waypoints(self) -> None:
         """Delete all savepoints, as far as possible: the run is over."""
-        drop_waypoints(self._folder)
+        head_checkpoints.drop_waypoints(self._folder)
 
     def do(self, effect: Save | Discard) -> None:
         self._work.put(effect)
@@ -74,9 +65,9 @@ class HeadCheckpointWriter:
     def save_now(self, checkpoint: HeadCheckpoint) -> None:
         """Write it, after all others, before returning. Raises CheckpointError if the write fails."""
         self.settle(SETTLE_S, version=checkpoint.version)
-        path = path_of(self._folder, checkpoint.version)
+        path = head_checkpoints.path_of(self._folder, checkpoint.version)
         try:
-            save(path, checkpoint)
+            head_checkpoints.save(path, checkpoint)
         except OSError as error:
             raise CheckpointError(f"a change of the split needs a head checkpoint: {path}: {error}") from error
 
@@ -84,7 +75,7 @@ class HeadCheckpointWriter:
         """Finish all writes and delete checkpoints after `version`, at which a term begins. Raises CheckpointError on
         failure or timeout.
         """
-        if lost := tuple(other for other in versions(self._folder) if other > version):
+        if lost := tuple(other for other in head_checkpoints.versions(self._folder) if other > version):
             self._work.put(Discard(lost))
         done = threading.Event()
         self._work.put(done)
@@ -116,9 +107,9 @@ class HeadCheckpointWriter:
 
     def _discard(self, versions: tuple[int, ...]) -> None:
         for version in versions:
-            path = path_of(self._folder, version)
+            path = head_checkpoints.path_of(self._folder, version)
             try:
-                discard(path)
+                head_checkpoints.discard(path)
                 self._undiscarded.discard(path)
             except OSError as error:
                 logger.warning("the head checkpoint of version {} cannot be deleted: {}", version, error)
@@ -127,7 +118,7 @@ class HeadCheckpointWriter:
     def _save(self, frontier: HeadCheckpoint) -> None:
         """If the write fails, this version cannot be resumed; the checkpoint before it is kept."""
         try:
-            save(path_of(self._folder, frontier.version), frontier)
+            head_checkpoints.save(head_checkpoints.path_of(self._folder, frontier.version), frontier)
             self._done.put(frontier)
         except (OSError, CheckpointError) as error:
             logger.warning("version {} has no head checkpoint: {}", frontier.version, error)
@@ -136,6 +127,6 @@ class HeadCheckpointWriter:
 def newest_checkpoint(run: Path, version: int) -> str:
     """Folder of the newest model checkpoint, up to `version`, that has a head checkpoint; "" if there is none."""
     for found, path in versioned_dirs.versions(run / "checkpoints").items():
-        if found <= version and path_of(run / "frontiers", found).is_file():
+        if found <= version and head_checkpoints.path_of(run / "frontiers", found).is_file():
             return str(path)
     return ""

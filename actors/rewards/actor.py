@@ -13,28 +13,13 @@ from actors.rewards.second_opinion import MOST_WAITING, CheckKey, is_chosen, jou
 from actors.runtime.context import Context, HeartbeatState, collect_seldom, journal_rejections, open_bus
 from actors.runtime.head_session import HEAD, ActorRuntime, HeadSession
 from actors.runtime.user_failures import Failures, Prints
+from areal_bus import messages as m
 from areal_bus.authorization import index_of
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.parts.reward_parts import as_fields, dumped
 from areal_bus.foreign_text import described
-from areal_bus.messages import (
-    Cancel,
-    Failure,
-    Group,
-    GroupScored,
-    HeadHeartbeat,
-    Message,
-    PeerList,
-    Ready,
-    Rejoin,
-    Scored,
-    Stop,
-    Trajectory,
-    VerdictStatus,
-    recast,
-)
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.send_queue import ROOM_BYTES
@@ -77,7 +62,7 @@ def run(context: Context) -> None:
         reason = score_until_stop(context, config, journal, heartbeat, bus)
     except Exception as error:
         journal.write(Event.FAILED, error=described(error))
-        bus.send(HEAD, Failure(error=described(error)))
+        bus.send(HEAD, m.Failure(error=described(error)))
         raise
     else:
         journal.close(reason=reason)
@@ -152,12 +137,12 @@ class RewardLoop:
         self._failures, self._prints = failures, prints
         self._announced = False  # Ready was sent
         self._n_disagreements = 0  # of reward.check
-        self._in_progress: dict[Key, Trajectory] = {}
+        self._in_progress: dict[Key, m.Trajectory] = {}
         self._n_bytes: Counter[str] = Counter()  # of the trajectories in progress, by generator; no zeros
-        self._groups: dict[GroupKey, Group] = {}  # in progress; the head sends at most one a worker
+        self._groups: dict[GroupKey, m.Group] = {}  # in progress; the head sends at most one a worker
         self.check_share = 0.0  # of the samples, for the second grader
-        self._checks: dict[CheckKey, tuple[Trajectory, Verdict]] = {}  # in progress, with the verdict that counts
-        self._unsent: list[Scored | GroupScored] = []
+        self._checks: dict[CheckKey, tuple[m.Trajectory, Verdict]] = {}  # in progress, with the verdict that counts
+        self._unsent: list[m.Scored | m.GroupScored] = []
 
     def turn(self) -> None:
         self._take_messages()
@@ -172,7 +157,7 @@ class RewardLoop:
         self._send_scored()
         if not self._announced and self._pool.ready:
             self._announced = True
-            self._session.send(Ready(capacity=self._capacity))
+            self._session.send(m.Ready(capacity=self._capacity))
         self._heartbeat.note = self._session.with_silence(self._status())
         journal_rejections(self._bus, self._journal)
 
@@ -208,19 +193,19 @@ class RewardLoop:
             self._on(*received)
             patience_s = 0.0
 
-    def _on(self, sender: str, message: Message) -> None:
-        if isinstance(message, Trajectory):
+    def _on(self, sender: str, message: m.Message) -> None:
+        if isinstance(message, m.Trajectory):
             self._submit(message)
-        elif isinstance(message, Group):
+        elif isinstance(message, m.Group):
             self._submit_group(message)
-        elif isinstance(message, Cancel):
+        elif isinstance(message, m.Cancel):
             self._forget(message)
-        elif isinstance(message, Stop):
+        elif isinstance(message, m.Stop):
             self.stopped = message.reason
-        elif not isinstance(message, HeadHeartbeat | PeerList | Rejoin):
+        elif not isinstance(message, m.HeadHeartbeat | m.PeerList | m.Rejoin):
             logger.debug("ignored an unexpected {} from {}", type(message).__name__, sender)
 
-    def _submit(self, trajectory: Trajectory) -> None:
+    def _submit(self, trajectory: m.Trajectory) -> None:
         """Score a trajectory, unless it is being scored already: generators resend unacknowledged ones."""
         t = trajectory
         key = Key(t.generator, t.lease, t.evaluation, t.uid, t.sample, t.attempt)
@@ -230,7 +215,7 @@ class RewardLoop:
         self._n_bytes[t.generator] += size_of(trajectory)
         submit(self._pool, key, trajectory, sender=t.generator)
 
-    def _submit_group(self, group: Group) -> None:
+    def _submit_group(self, group: m.Group) -> None:
         """Compare the samples of a group. The head asks again when it took this actor for dead."""
         key = GroupKey(group.uid, group.attempt)
         if key not in self._groups:
@@ -238,14 +223,14 @@ class RewardLoop:
             prompt, samples, row = group.prompt_text, group.samples, group.row
             self._pool.submit_group(key, prompt=prompt, samples=samples, row=row, sender=HEAD)
 
-    def _end(self, key: Key) -> Trajectory:
+    def _end(self, key: Key) -> m.Trajectory:
         trajectory = self._in_progress.pop(key)
         self._n_bytes[trajectory.generator] -= size_of(trajectory)
         if not self._n_bytes[trajectory.generator]:
             del self._n_bytes[trajectory.generator]
         return trajectory
 
-    def _forget(self, cancel: Cancel) -> None:
+    def _forget(self, cancel: m.Cancel) -> None:
         """The group is refunded: drop its waiting scores. One of them might hang, as the one before did."""
         group = (cancel.evaluation, cancel.uid, cancel.attempt)
         unwanted = {key for key in self._in_progress if (key.evaluation, key.uid, key.attempt) == group}
@@ -281,10 +266,10 @@ class RewardLoop:
         self._note_result(verdict)
         self._heartbeat.progress += 1
 
-    def _check(self, trajectory: Trajectory, verdict: Verdict) -> None:
+    def _check(self, trajectory: m.Trajectory, verdict: Verdict) -> None:
         """Ask the second grader, if this sample is chosen."""
         t, key = trajectory, CheckKey(trajectory.uid, trajectory.sample, trajectory.attempt)
-        is_value = verdict.status == VerdictStatus.VALUE
+        is_value = verdict.status == m.VerdictStatus.VALUE
         if (
             not (is_value and is_chosen(t, self.check_share))
             or key in self._checks
@@ -309,7 +294,7 @@ class RewardLoop:
             self._prints.log_once()
         if self._failures is None:
             return
-        if verdict.status == VerdictStatus.VALUE:
+        if verdict.status == m.VerdictStatus.VALUE:
             self._failures.note_success()
         elif verdict.place:
             group, about = about_key(verdict.key)
@@ -340,7 +325,7 @@ def about_key(key: Key | GroupKey) -> tuple[tuple[str, int], str]:
 
 
 def submit(
-    pool: WorkerPool, key: Hashable, trajectory: Trajectory, *, sender: str = "", is_check: bool = False
+    pool: WorkerPool, key: Hashable, trajectory: m.Trajectory, *, sender: str = "", is_check: bool = False
 ) -> None:
     """Queue the score of a trajectory, in the turn of this sender; `is_check`: by the second grader."""
     pool.submit(
@@ -355,12 +340,12 @@ def submit(
     )
 
 
-def n_before(trajectory: Trajectory) -> int:
+def n_before(trajectory: m.Trajectory) -> int:
     """Tokens before the last completion."""
     return len(trajectory.ids) // 4 - trajectory.segments[-1][1]
 
 
-def size_of(trajectory: Trajectory) -> int:
+def size_of(trajectory: m.Trajectory) -> int:
     """Approximate size in memory, in bytes: texts count their characters."""
     return (
         RECORD_BYTES
@@ -375,10 +360,10 @@ def size_of(trajectory: Trajectory) -> int:
     )
 
 
-def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
-    return recast(
+def scored(trajectory: m.Trajectory, verdict: Verdict) -> m.Scored:
+    return m.recast(
         trajectory,
-        Scored,
+        m.Scored,
         status=verdict.status,
         reward=verdict.reward,
         correct=verdict.correct,
@@ -388,8 +373,8 @@ def scored(trajectory: Trajectory, verdict: Verdict) -> Scored:
     )
 
 
-def group_scored(key: GroupKey, verdict: Verdict) -> GroupScored:
-    return GroupScored(
+def group_scored(key: GroupKey, verdict: Verdict) -> m.GroupScored:
+    return m.GroupScored(
         status=verdict.status,
         rewards=list(verdict.rewards),
         error=verdict.error,
@@ -401,15 +386,15 @@ def group_scored(key: GroupKey, verdict: Verdict) -> GroupScored:
 
 def journal_group_score(journal: Journal, key: GroupKey, verdict: Verdict) -> None:
     """Write the journal line of a group's verdict. It has rewards or an error, never both (I10)."""
-    has_value = verdict.status == VerdictStatus.VALUE
+    has_value = verdict.status == m.VerdictStatus.VALUE
     outcome = {"rewards": list(verdict.rewards)} if has_value else {"error": verdict.error[:500]}
     status, score_s = str(verdict.status), round(verdict.score_s, 6)
     journal.keep(Event.GROUP_SCORE, uid=key.uid, attempt=key.attempt, status=status, score_s=score_s, **outcome)
 
 
-def journal_score(journal: Journal, trajectory: Trajectory, verdict: Verdict) -> None:
+def journal_score(journal: Journal, trajectory: m.Trajectory, verdict: Verdict) -> None:
     """Write the journal line of a score. It has a reward or an error, never both (I10)."""
-    has_value = verdict.status == VerdictStatus.VALUE
+    has_value = verdict.status == m.VerdictStatus.VALUE
     outcome = {"reward": verdict.reward, **as_fields(verdict.parts)} if has_value else {"error": verdict.error[:500]}
     journal.keep(
         Event.SCORE,

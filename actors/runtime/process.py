@@ -7,15 +7,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from areal_bus.errors import (
-    ActorFailed,
-    CheckpointError,
-    ConfigError,
-    EvictedForGood,
-    NonFinite,
-    Restart,
-    UserCodeFailed,
-)
+from areal_bus import errors
 
 DONE = 0  # the head sent Stop. If the job is not over, the actor is restarted and the restart is counted
 CRASHED = 1  # as any other code and any signal: restarted as a new incarnation and counted
@@ -26,13 +18,13 @@ RESTART = 75  # restart as a new incarnation; not a failure, not counted
 
 
 def code_of(error: Exception) -> int:
-    if isinstance(error, ConfigError):
+    if isinstance(error, errors.ConfigError):
         return BAD_INPUT
-    if isinstance(error, ActorFailed | NonFinite | CheckpointError | UserCodeFailed):
+    if isinstance(error, errors.ActorFailed | errors.NonFinite | errors.CheckpointError | errors.UserCodeFailed):
         return OVER
-    if isinstance(error, EvictedForGood):
+    if isinstance(error, errors.EvictedForGood):
         return LEFT
-    return RESTART if isinstance(error, Restart) else CRASHED
+    return RESTART if isinstance(error, errors.Restart) else CRASHED
 
 
 _drain_requested = threading.Event()

@@ -23,7 +23,6 @@ from areal_bus.errors import CheckpointError
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
-BLOCK = 1 << 20
 NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,})")  # any other name is a copy, or a stranger's
 
 
@@ -189,11 +188,8 @@ def _release(temporary: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

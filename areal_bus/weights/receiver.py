@@ -14,35 +14,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin
+from areal_bus.weights import protocol
 from areal_bus.weights.checksum import Checksum, prepare
 from areal_bus.weights.delta import BaseWeights, Patch, blocks_of, patches
 from areal_bus.weights.manifest import Manifest, TensorEntry, cut, first_difference
 from areal_bus.weights.process_group import WINDOW, Operation, PushGroup, StoreListener, brief, join_store
-from areal_bus.weights.protocol import (
-    ANNOUNCE,
-    END,
-    GO,
-    HELD,
-    READY,
-    REPORT,
-    WRONG,
-    Announcement,
-    BroadcastTree,
-    BroadcastTrees,
-    DeltaHeader,
-    MemberReady,
-    PushGo,
-    SnapshotOffer,
-    arrive,
-    bucket,
-    ends_of,
-    key,
-    meet_tree,
-    reason,
-    stop_push,
-    title,
-    words,
-)
 from areal_bus.weights.shared_memory import MemoryPlace, Opened, open_memory, place_of
 from areal_bus.weights.snapshot import forms_of
 from areal_bus.weights.waits import PushWaits, StoreConnections, StoreWatch, Wakeup, reason_of
@@ -207,7 +183,7 @@ class WeightReceiver:
         self.name = name
         self._listener = StoreListener(address, interface)
         self._device = torch.device("cpu" if staging == "host" else device)
-        self._trees = BroadcastTrees()
+        self._trees = protocol.BroadcastTrees()
         self._rejected = ""  # digest of weights with which a delta did not give the right ones
         self._has_warned = False  # whether it was logged that the root's memory cannot be opened
         self._wake = Wakeup()
@@ -244,7 +220,7 @@ class WeightReceiver:
                 self._refuse(begin, error)
                 if isinstance(error, PushFailed):
                     raise
-                raise PushFailed(f"{title(begin)} failed at {self.name}: {brief(error)}") from error
+                raise PushFailed(f"{protocol.title(begin)} failed at {self.name}: {brief(error)}") from error
             if buffers.wrong:  # already reported: the root continues with the others
                 self._trees.drop_view(begin.view)
                 self._rejected = start.digest if start else ""
@@ -285,9 +261,13 @@ class WeightReceiver:
     ) -> tuple[ReceiveBuffers, int, BaseWeights | None]:
         """Returns the written buffers, the bytes that the sender sent, and the weights that a delta was applied to."""
         store, connections = self._join(begin)
-        watch = StoreWatch(connections, words(begin), self._wake, timeout_s=begin.timeout_s)
-        waits = PushWaits(title(begin), watch, timeout_s=begin.timeout_s, cancelled=self._cancelled, wake=self._wake)
-        announced = Announcement.decode(waits.value(key(begin, ANNOUNCE), lambda: "the root's announcement"))
+        watch = StoreWatch(connections, protocol.words(begin), self._wake, timeout_s=begin.timeout_s)
+        waits = PushWaits(
+            protocol.title(begin), watch, timeout_s=begin.timeout_s, cancelled=self._cancelled, wake=self._wake
+        )
+        announced = protocol.Announcement.decode(
+            waits.value(protocol.key(begin, protocol.ANNOUNCE), lambda: "the root's announcement")
+        )
         manifest = announced.manifest
         difference = None if expect is None else first_difference(expect, manifest)
         if difference is not None or manifest.version != begin.version:
@@ -303,14 +283,14 @@ class WeightReceiver:
             return buffers, landing.n_bytes, landing.base
         if memory is not None:
             self._copy(manifest, buffers, memory, waits)
-            if store.check([key(begin, END)]):  # an aborted push is not reported
-                raise waits.aborted(reason_of(store.get(key(begin, END)).decode()))
-            arrive(store, begin, REPORT, self.name)
+            if store.check([protocol.key(begin, protocol.END)]):  # an aborted push is not reported
+                raise waits.aborted(reason_of(store.get(protocol.key(begin, protocol.END)).decode()))
+            protocol.arrive(store, begin, protocol.REPORT, self.name)
             return buffers, 0, None
         raise PushFailed("only members that have opened the root's memory can copy from it")
 
     def _landing(
-        self, delta: DeltaHeader | None, manifest: Manifest, buffers: ReceiveBuffers, base: BaseWeights | None
+        self, delta: protocol.DeltaHeader | None, manifest: Manifest, buffers: ReceiveBuffers, base: BaseWeights | None
     ) -> Landing:
         if delta is None:
             return buffers
@@ -319,7 +299,9 @@ class WeightReceiver:
             raise PushFailed(f"version mismatch of a delta: {self.name} holds {held}")
         return DeltaBuffers(delta.n_bytes, base, manifest, buffers)
 
-    def _open(self, offer: SnapshotOffer | None, n_bytes: int, waits: PushWaits) -> tuple[MemoryPlace, Opened | None]:
+    def _open(
+        self, offer: protocol.SnapshotOffer | None, n_bytes: int, waits: PushWaits
+    ) -> tuple[MemoryPlace, Opened | None]:
         """The place of this member and the root's memory; without access to it, None and a unique place."""
         here = place_of(self._device)
         if offer is None or offer.place != here:
@@ -335,19 +317,19 @@ class WeightReceiver:
 
     def _meet(
         self, begin: PushBegin, store: TCPStore, place: MemoryPlace, held: str, waits: PushWaits
-    ) -> tuple[PushGo, BroadcastTree | None]:
+    ) -> tuple[protocol.PushGo, protocol.BroadcastTree | None]:
         """Report ready, then use or build the groups that the root names; None when members copy."""
         tree = self._trees.of_view(begin.view)
-        ready = MemberReady(self.name, tree.name if tree else "", place, os.getpid(), held)
-        arrive(store, begin, READY, ready.encode())
-        go = PushGo.decode(waits.value(key(begin, GO), lambda: "the root's go"))
+        ready = protocol.MemberReady(self.name, tree.name if tree else "", place, os.getpid(), held)
+        protocol.arrive(store, begin, protocol.READY, ready.encode())
+        go = protocol.PushGo.decode(waits.value(protocol.key(begin, protocol.GO), lambda: "the root's go"))
         if go.copies:
             return go, None
         if tree is not None and tree.name == go.group:
             return go, tree
         self._trees.drop_view(begin.view)
         rank, size = begin.members.index(self.name) + 1, len(begin.members) + 1
-        tree = meet_tree(go.group, store, waits, rank=rank, size=size, listener=self._listener)
+        tree = protocol.meet_tree(go.group, store, waits, rank=rank, size=size, listener=self._listener)
         self._trees.keep(begin.view, tree)
         return go, tree
 
@@ -355,18 +337,18 @@ class WeightReceiver:
         """Copy from the root's memory. If the root overwrites it meanwhile, the checksums do not match."""
         buckets = manifest.buckets()
         for index, (start, stop) in enumerate(buckets):
-            waits.check(bucket(index, len(buckets)))
+            waits.check(protocol.bucket(index, len(buckets)))
             buffers.write(start, memory.data[start:stop])
             memory.release(start, stop)
         buffers.finish()
 
-    def _take(self, landing: Landing, bucket_bytes: int, tree: BroadcastTree, waits: PushWaits) -> None:
+    def _take(self, landing: Landing, bucket_bytes: int, tree: protocol.BroadcastTree, waits: PushWaits) -> None:
         """Receive the buckets, relay them to this member's receivers, and report for all of them."""
         if (above := tree.above) is None:
             raise PushFailed(f"missing place of {self.name} below the root")
-        reported = None if tree.below is None else tree.below.report(HELD, waits.limit_s)
+        reported = None if tree.below is None else tree.below.report(protocol.HELD, waits.limit_s)
         self._take_buckets(landing, cut(landing.n_bytes, bucket_bytes), tree, above, waits)
-        worst = WRONG if landing.wrong else HELD
+        worst = protocol.WRONG if landing.wrong else protocol.HELD
         if reported is not None:
             operation, statuses = reported
             waits.until(operation.done, lambda: "the reports of its receivers", tree)
@@ -378,7 +360,7 @@ class WeightReceiver:
         self,
         landing: Landing,
         buckets: Sequence[tuple[int, int]],
-        tree: BroadcastTree,
+        tree: protocol.BroadcastTree,
         above: PushGroup,
         waits: PushWaits,
     ) -> None:
@@ -389,11 +371,11 @@ class WeightReceiver:
         def land(index: int) -> None:
             start, stop = buckets[index]
             piece = staging[index % WINDOW][: stop - start]
-            waits.until(posted[index].done, bucket(index, len(buckets)), tree)
+            waits.until(posted[index].done, protocol.bucket(index, len(buckets)), tree)
             relayed = None if tree.below is None else tree.below.broadcast(piece, waits.limit_s)
             landing.write(start, piece)
             if relayed is not None:  # then the next bucket may be received here
-                waits.until(relayed.done, bucket(index, len(buckets)), tree)
+                waits.until(relayed.done, protocol.bucket(index, len(buckets)), tree)
 
         for index, (start, stop) in enumerate(buckets):
             if index >= WINDOW:
@@ -408,7 +390,7 @@ class WeightReceiver:
         if self._store is None:
             return
         try:
-            if not self._store.check([key(begin, END)]):
-                stop_push(self._store, ends_of(begin), f"{self.name}: {reason(error)}")
+            if not self._store.check([protocol.key(begin, protocol.END)]):
+                protocol.stop_push(self._store, protocol.ends_of(begin), f"{self.name}: {protocol.reason(error)}")
         except RuntimeError:  # the root and its store are gone; the next push joins again
             self.close()

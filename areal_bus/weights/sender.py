@@ -26,37 +26,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_bus.errors import PushFailed
 from areal_bus.messages import PushBegin, PushDone
+from areal_bus.weights import protocol
 from areal_bus.weights.delta import ChangeHistory, Delta
 from areal_bus.weights.manifest import cut
 from areal_bus.weights.process_group import WINDOW, Operation, PushGroup, StoreListener, brief
-from areal_bus.weights.protocol import (
-    ALL,
-    ANNOUNCE,
-    END,
-    GO,
-    HELD,
-    READY,
-    Announcement,
-    BroadcastTree,
-    BroadcastTrees,
-    CompletionReports,
-    DeltaHeader,
-    MemberReady,
-    PushGo,
-    SnapshotOffer,
-    all_of,
-    bucket,
-    ends_of,
-    key,
-    keys_of_members,
-    meet_tree,
-    missing,
-    ready_reports,
-    reason,
-    stop_push,
-    title,
-    words,
-)
 from areal_bus.weights.route import Route, is_shared
 from areal_bus.weights.snapshot import Snapshot
 from areal_bus.weights.waits import PushWaits, StoreConnections, StoreWatch, Wakeup
@@ -90,7 +63,7 @@ class WeightSender:
         self._route = route
         self._changes = changes
         self._listener = StoreListener(address, interface)
-        self._trees = BroadcastTrees()
+        self._trees = protocol.BroadcastTrees()
         self._connections = StoreConnections(store)
         self._wake = Wakeup()
         self._cancelled = threading.Event()
@@ -121,15 +94,15 @@ class WeightSender:
                 self._forget_old_keys(begin)
                 if begin.members:
                     sent = self._push(snapshot, begin)
-                    self._store.set(key(begin, END), "")
+                    self._store.set(protocol.key(begin, protocol.END), "")
             except (PushFailed, RuntimeError) as error:
                 self._trees.drop_view(begin.view)
-                self._old_keys = [at for at in self._old_keys if at not in words(begin)]
+                self._old_keys = [at for at in self._old_keys if at not in protocol.words(begin)]
                 with suppress(RuntimeError):  # best effort: otherwise members stop at their own deadline
-                    stop_push(self._store, words(begin), reason(error))
+                    protocol.stop_push(self._store, protocol.words(begin), protocol.reason(error))
                 if isinstance(error, PushFailed):
                     raise
-                raise PushFailed(f"{title(begin)} failed at the root: {brief(error)}") from error
+                raise PushFailed(f"{protocol.title(begin)} failed at the root: {brief(error)}") from error
             finally:
                 snapshot.n_users -= 1
         took_s = time.monotonic() - started
@@ -148,11 +121,13 @@ class WeightSender:
         self._trees.clear()
 
     def _push(self, snapshot: Snapshot, begin: PushBegin) -> Sent:
-        ends = ends_of(begin)
+        ends = protocol.ends_of(begin)
         watch = StoreWatch(self._connections, ends, self._wake, timeout_s=begin.timeout_s)
-        waits = PushWaits(title(begin), watch, timeout_s=begin.timeout_s, cancelled=self._cancelled, wake=self._wake)
+        waits = PushWaits(
+            protocol.title(begin), watch, timeout_s=begin.timeout_s, cancelled=self._cancelled, wake=self._wake
+        )
         try:
-            self._store.set(key(begin, ANNOUNCE), self._announcement(snapshot).encode())
+            self._store.set(protocol.key(begin, protocol.ANNOUNCE), self._announcement(snapshot).encode())
             ready = self._ready(begin, waits)
             if is_shared(self._route, snapshot.place, {name: report.place for name, report in ready.items()}):
                 self._let_copy(begin, ready, watch, waits)
@@ -161,50 +136,54 @@ class WeightSender:
         finally:
             with suppress(RuntimeError):
                 for end in ends:  # so that the watch ends
-                    self._store.set(end, ALL)
+                    self._store.set(end, protocol.ALL)
 
-    def _announcement(self, snapshot: Snapshot) -> Announcement:
+    def _announcement(self, snapshot: Snapshot) -> protocol.Announcement:
         if self._route == "gloo" or snapshot.shared is None or snapshot.place is None:
-            return Announcement(snapshot.layout, None)
-        return Announcement(snapshot.layout, SnapshotOffer(snapshot.place, snapshot.shared.handle))
+            return protocol.Announcement(snapshot.layout, None)
+        return protocol.Announcement(snapshot.layout, protocol.SnapshotOffer(snapshot.place, snapshot.shared.handle))
 
-    def _ready(self, begin: PushBegin, waits: PushWaits) -> dict[str, MemberReady]:
+    def _ready(self, begin: PushBegin, waits: PushWaits) -> dict[str, protocol.MemberReady]:
         """The reports of all members, once all are ready."""
 
         def not_ready() -> str:
-            return "members to be ready: " + ", ".join(missing(ready_reports(self._store, begin), begin))
+            return "members to be ready: " + ", ".join(
+                protocol.missing(protocol.ready_reports(self._store, begin), begin)
+            )
 
-        waits.value(all_of(begin, READY), not_ready)
-        ready = ready_reports(self._store, begin)
+        waits.value(protocol.all_of(begin, protocol.READY), not_ready)
+        ready = protocol.ready_reports(self._store, begin)
         if ready.keys() != set(begin.members):
             raise PushFailed(f"each member reports once that it is ready: {sorted(ready)} did, not {begin.members}")
         return ready
 
     def _let_copy(
-        self, begin: PushBegin, ready: Mapping[str, MemberReady], watch: StoreWatch, waits: PushWaits
+        self, begin: PushBegin, ready: Mapping[str, protocol.MemberReady], watch: StoreWatch, waits: PushWaits
     ) -> None:
-        self._store.set(key(begin, GO), PushGo("").encode())
+        self._store.set(protocol.key(begin, protocol.GO), protocol.PushGo("").encode())
         pids = {name: report.pid for name, report in ready.items()}
-        with CompletionReports(self._store, watch, begin, pids) as reports:
+        with protocol.CompletionReports(self._store, watch, begin, pids) as reports:
             waits.until(reports.are_there, reports.waits_for, also=reports.running)
 
     def _broadcast(
-        self, snapshot: Snapshot, begin: PushBegin, ready: Mapping[str, MemberReady], waits: PushWaits
+        self, snapshot: Snapshot, begin: PushBegin, ready: Mapping[str, protocol.MemberReady], waits: PushWaits
     ) -> Sent:
         delta = self._delta(snapshot, ready)
-        header = None if delta is None else DeltaHeader(len(delta.payload), delta.bases)
+        header = None if delta is None else protocol.DeltaHeader(len(delta.payload), delta.bases)
         tree = self._meet(begin, ready, waits, header)
         if (group := tree.below) is None:
-            raise PushFailed(f"the root of a tree has receivers: {title(begin)} has {len(begin.members)} members")
-        reported, statuses = group.report(HELD, waits.limit_s)
+            raise PushFailed(
+                f"the root of a tree has receivers: {protocol.title(begin)} has {len(begin.members)} members"
+            )
+        reported, statuses = group.report(protocol.HELD, waits.limit_s)
         data = snapshot.host_data() if delta is None else delta.payload
         self._send(data, snapshot.layout.bucket_bytes, group, waits)
         waits.until(reported.done, lambda: "the members' reports", group)
-        if any(int(status) != HELD for status in statuses):
+        if any(int(status) != protocol.HELD for status in statuses):
             self._trees.drop_view(begin.view)  # that member has dropped its groups as well
         return Sent(len(data), None if delta is None else delta.version)
 
-    def _delta(self, snapshot: Snapshot, ready: Mapping[str, MemberReady]) -> Delta | None:
+    def _delta(self, snapshot: Snapshot, ready: Mapping[str, protocol.MemberReady]) -> Delta | None:
         """A delta for all members; None for a full push."""
         if self._changes is None:
             return None
@@ -212,18 +191,22 @@ class WeightSender:
         return self._changes.delta(snapshot, {report.held for report in ready.values()})
 
     def _meet(
-        self, begin: PushBegin, ready: Mapping[str, MemberReady], waits: PushWaits, delta: DeltaHeader | None
-    ) -> BroadcastTree:
+        self,
+        begin: PushBegin,
+        ready: Mapping[str, protocol.MemberReady],
+        waits: PushWaits,
+        delta: protocol.DeltaHeader | None,
+    ) -> protocol.BroadcastTree:
         """The groups of this view: the previous ones if all members still hold them, otherwise new ones."""
         tree = self._trees.of_view(begin.view)
         size = len(begin.members) + 1
         if tree is not None and {report.group for report in ready.values()} == {tree.name} and tree.size == size:
-            self._store.set(key(begin, GO), PushGo(tree.name, delta).encode())
+            self._store.set(protocol.key(begin, protocol.GO), protocol.PushGo(tree.name, delta).encode())
             return tree
         self._trees.drop_view(begin.view)
         name = f"view-{begin.view}.{self._store.add('groups', 1)}"
-        self._store.set(key(begin, GO), PushGo(name, delta).encode())
-        tree = meet_tree(name, self._store, waits, rank=0, size=size, listener=self._listener)
+        self._store.set(protocol.key(begin, protocol.GO), protocol.PushGo(name, delta).encode())
+        tree = protocol.meet_tree(name, self._store, waits, rank=0, size=size, listener=self._listener)
         self._trees.keep(begin.view, tree)
         return tree
 
@@ -232,13 +215,13 @@ class WeightSender:
         sent: list[Operation] = []
         for index, (start, stop) in enumerate(buckets):
             if index >= WINDOW:
-                waits.until(sent[index - WINDOW].done, bucket(index - WINDOW, len(buckets)), group)
+                waits.until(sent[index - WINDOW].done, protocol.bucket(index - WINDOW, len(buckets)), group)
             sent.append(group.broadcast(data[start:stop], waits.limit_s))
         for index, operation in enumerate(sent[-WINDOW:], start=max(len(sent) - WINDOW, 0)):
-            waits.until(operation.done, bucket(index, len(buckets)), group)
+            waits.until(operation.done, protocol.bucket(index, len(buckets)), group)
 
     def _forget_old_keys(self, begin: PushBegin) -> None:
         """Delete the keys of the previous push. The words of a failed push stay, for late members."""
         for old in self._old_keys:
             self._store.delete_key(old)
-        self._old_keys = [*keys_of_members(begin), *words(begin)]
+        self._old_keys = [*protocol.keys_of_members(begin), *protocol.words(begin)]

@@ -31,7 +31,8 @@ from areal_bus.storage.journal import Journal
 from benchmarks.gpu.shapes import SHAPES, Card, card_of, config_json, decode_bound, training_flops
 from benchmarks.harness.protocol import Figures
 from benchmarks.harness.worker_process import ROOT
-from launch.memory import DecoderShape, estimate
+from launch.memory.ranks import estimate
+from launch.memory.shape import DecoderShape
 from tools.follow import JournalFollower
 from tools.run import Run
 from tools.trackers.series import EVENTS, Row, SeriesReader

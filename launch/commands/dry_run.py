@@ -19,17 +19,10 @@ from areal_bus.messages import Role
 from areal_bus.process import terminal
 from launch.checks.model_checks import check_token_ids, check_tokenizer
 from launch.checks.row_checks import count_tokens, render_prompt
-from launch.memory import (
-    BYTES,
-    N_LOGITS,
-    DecoderShape,
-    MicroBatch,
-    ParameterCounts,
-    find_shape,
-    learner_activation_numbers,
-)
 from launch.memory.fits import Fit, compare
 from launch.memory.loads import Proposal, format_bytes, rank_need, stage_lines
+from launch.memory.ranks import N_LOGITS, MicroBatch, learner_activation_numbers
+from launch.memory.shape import BYTES, DecoderShape, ParameterCounts, find_shape
 from launch.plan.seats import plan_ranks, rank_pool
 from launch.plan.settings_text import as_toml
 from launch.plan.topology import RankPlan, check_route, min_ranks, planned_hosts, ranks_by_gpu

@@ -1,32 +1,14 @@
-"""Documentation of the settings: `--explain KEY`, and the text of docs/config.md."""
+"""`--explain KEY`: type, default, limits and meaning of a setting."""
 
-import re
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from areal_bus.config.loader import Given, bounds, fields, kind, section_of, unknown
-from areal_bus.config.sections import Config
+from areal_bus.config.loader import Given, bounds, fields, kind, unknown
 from areal_bus.errors import ConfigError
 from launch.plan.settings_text import toml_value
 
 MISSING = object()
-
-HEADER = """# Settings
-
-Generated from `areal_bus/config/` by `python -m tests.generated_docs`; do not edit.
-
-Precedence, highest first: `--set actor.lr=1e-5`, the environment (`AREAL_BUS_ACTOR__LR=1e-5`), the TOML file (of
-several the last), the files that it `extends`, and what `actor.algorithm`, `data.task` and `workflow.function` stand
-for. `config.json` of the run has the result.
-
-`extends = "base.toml"` or `extends = ["gpus-8.toml", "algorithms/dapo.toml"]`: the last wins. A name is a path from the
-file's folder, else an installed config. A file that is reached twice counts once, where it is reached first.
-
-`key=default`: a key without a default is unset or empty. A type is shown where the default does not show it. `--explain
-KEY` prints one entry; with files (`--explain actor.lr my.toml`) also the value and where it comes from.
-"""
 
 
 def explain(key: str, given: Given | None = None) -> str:
@@ -72,56 +54,3 @@ def default(field: Any) -> str:
     if field.default is PydanticUndefined:
         return "none (required)"
     return toml_value(field.default)
-
-
-def page() -> str:
-    """The text of docs/config.md."""
-    parts = [HEADER]
-    for name, field in Config.model_fields.items():
-        section = section_of(field.annotation)
-        if section is not None:
-            parts.append(table(name, section))
-    return "\n".join(parts)
-
-
-SIGNS = {
-    " or a string": " or str",
-    "true or false or ": "bool or ",
-    "a whole number": "int",
-    "a number": "float",
-    "true or false": "",
-    "a path (string)": "",
-    "a string": "",
-    "one of ": "of ",
-    "a list, each item a table with": "tables of",
-    "a list, each item ": "list of ",
-    "a table, each value ": "table of ",
-    ", of length at least ": " ≥",
-    ", at least ": " ≥",
-    ", above ": " >",
-    " and at most ": ",≤",
-    " and below ": ",<",
-    "9223372036854775808": "2^63",
-}
-
-
-def limits_of(field: Any) -> str:
-    """Type and limits in signs, as the table has them; what the default shows is left out."""
-    limits = bounds(field)
-    text = f"{kind(field.annotation)}{', ' + limits if limits else ''}"
-    for words, sign in SIGNS.items():
-        text = text.replace(words, sign)
-    return (text if field.default in (None, "") else re.sub(r"^(int|float) (?=[≥>])", "", text)).lstrip(", ")
-
-
-def table(name: str, section: type[BaseModel]) -> str:
-    lines = [f"## [{name}]", ""]
-    for key, field in fields(section).items():
-        text = " ".join((field.description or "").split())
-        shown = default(field) if len(default(field)) < 60 else '"..."'
-        value = "" if field.default in (None, "") else f"={shown}"
-        limits = limits_of(field)
-        if limits.startswith("of ") and all(choice in text for choice in re.findall(r'"[^"]+"', limits)):
-            limits = ""  # the text names each choice
-        lines.append(f"- `{key}{value}`{f' ({limits})' if limits else ''}: {text}")
-    return "\n".join(lines) + "\n"

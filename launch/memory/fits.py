@@ -11,7 +11,6 @@ from areal_bus.config.stages import largest
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from launch.memory import receives_on_device
 from launch.memory.loads import (
     Load,
     Proposal,
@@ -23,6 +22,7 @@ from launch.memory.loads import (
     host_memory,
     is_served,
 )
+from launch.memory.ranks import receives_on_device
 
 MIN_SERVER_SLOTS = 1  # a server runs with it; other samples wait
 SPARE_SHARE = 0.05  # of the memory: an advised plan leaves it free, because the formula does not count everything

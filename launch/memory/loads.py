@@ -13,18 +13,8 @@ from areal_bus.config.sections import Config
 from areal_bus.config.stages import KEYS, settings_by_stage, value_at
 from areal_bus.messages import Role
 from areal_bus.process import terminal
-from launch.memory import (
-    ATTENDANT,
-    FORK_SERVER,
-    FORKED_SUPERVISOR,
-    GIB,
-    MIB,
-    SUPERVISOR,
-    DecoderShape,
-    Need,
-    estimate,
-    fsdp_bytes,
-)
+from launch.memory.ranks import estimate, fsdp_bytes
+from launch.memory.shape import ATTENDANT, FORK_SERVER, FORKED_SUPERVISOR, GIB, MIB, SUPERVISOR, DecoderShape, Need
 from launch.plan.seats import plan_ranks
 from launch.plan.topology import RankPlan, check_route, min_ranks, planned_hosts, ranks_by_gpu, smallest_gpu_mib
 

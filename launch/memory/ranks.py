@@ -11,6 +11,7 @@ from areal_bus.weights.route import home
 from launch.memory.shape import (
     BYTES,
     MIB,
+    REWARD_WORKER,
     DecoderShape,
     Need,
     ParameterCounts,
@@ -340,3 +341,12 @@ def receives_on_device(config: Config) -> bool:
     """Whether a generator's receive buffer is on the device. Weights for a server arrive in host memory."""
     staging, on_gpu = config.weights.staging, config.topology.gpus_per_host > 0
     return kind_of(config.rollout.engine).on_device and (staging == "device" or (staging == "auto" and on_gpu))
+
+
+def estimate(config: Config, shape: DecoderShape, role: Role, index: int, *, n_prompt: int) -> Need:
+    """Memory of one actor on each of its ranks. `n_prompt`: tokens of the longest prompt."""
+    if role is Role.LEARNER:
+        return learner_need(config, shape, index, n_prompt)
+    if role is Role.GENERATOR:
+        return generator_need(config, shape, n_prompt)
+    return Need(0, libraries(config, role) + (config.reward.workers * REWARD_WORKER if role is Role.REWARD else 0))

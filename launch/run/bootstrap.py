@@ -97,6 +97,7 @@ class MpiBootstrap:
 
         self._mpi = MPI
         self._world = MPI.COMM_WORLD
+        self.rank, self.size = self._world.Get_rank(), self._world.Get_size()
         self._timeout_s = timeout_s
         started = rank_and_size()[1]
         if self.size != started:
@@ -104,14 +105,6 @@ class MpiBootstrap:
                 f"MPI and the launcher must agree on the number of ranks: MPI has {self.size}, the launcher {started}; "
                 'use the mpirun of this environment, or set launch.bootstrap = "env"'
             )
-
-    @property
-    def rank(self) -> int:
-        return self._world.Get_rank()
-
-    @property
-    def size(self) -> int:
-        return self._world.Get_size()
 
     def allgather(self, data: bytes) -> list[bytes]:
         deadline = time.monotonic() + self._timeout_s
@@ -179,26 +172,14 @@ class EnvBootstrap:
             self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_PART_BYTES)
             self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_PARTS)
             self._socket.setsockopt(zmq.BACKLOG, max(BACKLOG, self.size))
-            self._bind(url)
         else:
             self._socket.setsockopt(zmq.IDENTITY, identity(self.rank))
-            self._connect(url)
-
-    def _bind(self, url: str) -> None:
         try:
-            self._socket.bind(url)
+            (self._socket.connect if self.rank else self._socket.bind)(url)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"launch.rendezvous must be free at rank 0: {url}: {error}") from None
-
-    def _connect(self, url: str) -> None:
-        try:
-            self._socket.connect(url)
-        except zmq.ZMQError as error:
-            self.close()
-            raise ConfigError(
-                f"launch.rendezvous must be an address that every rank can reach: {url}: {error}"
-            ) from None
+            rule = "an address that every rank can reach" if self.rank else "free at rank 0"
+            raise ConfigError(f"launch.rendezvous must be {rule}: {url}: {error}") from None
 
     def _private_folder(self, environ: Mapping[str, str]) -> Path:
         """A folder with mode 0700, the same for all ranks of this launch on this host."""

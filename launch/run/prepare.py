@@ -43,24 +43,12 @@ from launch.checks.model_checks import (
 )
 from launch.checks.row_checks import check_prompts, seen_note, unknown_notes, why_unread
 from launch.checks.trial import check_reward, is_tried, is_users_reward, trials
-from launch.memory import find_shape
 from launch.memory.loads import stage_lines
+from launch.memory.shape import find_shape
 from launch.plan.environment import actor_environment
+from launch.run import runs
 from launch.run.job_id import slurm_job
 from launch.run.resume import check_changes, next_start, resume_lines
-from launch.run.runs import (
-    CONFIG,
-    ORIGIN,
-    SUMMARY,
-    make_run_folder,
-    n_started,
-    point_latest,
-    read_object,
-    run_name,
-    runs_named,
-    why_failed,
-    why_refused,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +91,25 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     notes += stage_lines(config, shape, config.data.max_prompt_tokens) + row_notes
     resumed = run is not None
     if run is None:
-        run = make_run_folder(config.run.folder, run_name(config, config_file))
+        run = runs.make_run_folder(config.run.folder, runs.run_name(config, config_file))
         shutil.copyfile(config_file, run / "config.toml")
         if config.model.scratch is not None:
             write_scratch_folder(run / "scratch-model", config.model.scratch)
     else:
         archive_last_start(run)
         if run.parent == config.run.folder.resolve():
-            point_latest(run.parent, run.name)
-    name = run_name(config, config_file)
-    start = 1 + max(map(n_started, [run, *runs_named(config.run.folder, name)]))
+            runs.point_latest(run.parent, run.name)
+    name = runs.run_name(config, config_file)
+    start = 1 + max(map(runs.n_started, [run, *runs.runs_named(config.run.folder, name)]))
     origin: dict[str, Any] = {
         "config": str(config_file.resolve()),
         "folder": str(folder),
         "working_folder": str(Path.cwd()),
-        "date": read_object(run / ORIGIN).get("date") or date.today().isoformat(),  # of the first start
+        "date": runs.read_object(run / runs.ORIGIN).get("date") or date.today().isoformat(),  # of the first start
     }
     origin |= {"start": start} | slurm_job(os.environ)
-    write_atomic(run / ORIGIN, json.dumps(origin | data, indent=2) + "\n")
-    write_atomic(run / CONFIG, config.model_dump_json(indent=2) + "\n")
+    write_atomic(run / runs.ORIGIN, json.dumps(origin | data, indent=2) + "\n")
+    write_atomic(run / runs.CONFIG, config.model_dump_json(indent=2) + "\n")
     model = model or str(run / "scratch-model")
     return Prepared(str(run), model, resumed, tuple(notes))
 
@@ -129,9 +117,9 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
 def archive_last_start(run: Path) -> None:
     """Rename settings and summary of the last start by its number."""
     last = next_start(run) - 1
-    shutil.copyfile(run / CONFIG, run / f"config-{last}.json")
-    if (run / SUMMARY).exists():
-        (run / SUMMARY).replace(run / f"summary-{last}.json")
+    shutil.copyfile(run / runs.CONFIG, run / f"config-{last}.json")
+    if (run / runs.SUMMARY).exists():
+        (run / runs.SUMMARY).replace(run / f"summary-{last}.json")
 
 
 def fingerprint(rows: Sequence[RowWithOrigin]) -> dict[str, Any]:
@@ -147,7 +135,7 @@ def fingerprint(rows: Sequence[RowWithOrigin]) -> dict[str, Any]:
 
 def check_same_data(run: Path, data: dict[str, Any]) -> None:
     """Raises ConfigError unless the rows are those of the run's first start (I4)."""
-    before = read_object(run / ORIGIN)
+    before = runs.read_object(run / runs.ORIGIN)
     if "rows_sha256" in before and before["rows_sha256"] != data["rows_sha256"]:
         raise ConfigError(
             f"a run keeps its rows, because its uids count them: {run} began with {before['rows']} rows "
@@ -285,9 +273,9 @@ def main() -> None:
     except ConfigError as error:
         answer = {"error": str(error)}
     except OSError as error:
-        answer = {"refused": why_refused(error)}
+        answer = {"refused": runs.why_refused(error)}
     except Exception as error:  # noqa: BLE001  the ranks of the job wait for the answer
-        answer = {"refused": why_failed(error, Path(config.run.folder))}
+        answer = {"refused": runs.why_failed(error, Path(config.run.folder))}
     print(f"\n{json.dumps(answer)}", flush=True)  # on a new line: the user's module may have printed half a line
 
 

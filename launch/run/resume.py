@@ -15,21 +15,7 @@ from areal_bus.core.evaluation import has_stopped_improving, history
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.storage.versioned_dirs import version_of
 from launch.plan.settings_text import toml_value
-from launch.run.runs import (
-    CONFIG,
-    ORIGIN,
-    SUMMARY,
-    Lock,
-    RunInUse,
-    check_free,
-    checkpoints,
-    is_finished,
-    n_updates,
-    read_object,
-    run_name,
-    runs_named,
-    why_no_run,
-)
+from launch.run import runs
 
 AUTO = "auto"
 EARLIER_CONFIG = re.compile(r"config-[0-9]+\.json")
@@ -111,10 +97,10 @@ def exclusive_choice(config: Config, name: str, *, wait_s: float = AUTO_WAIT_S) 
         return
     try:
         config.run.folder.mkdir(parents=True, exist_ok=True)
-        lock = Lock(config.run.folder, wait_s=wait_s, name=f".{name}.lock")
+        lock = runs.Lock(config.run.folder, wait_s=wait_s, name=f".{name}.lock")
     except OSError as error:
         raise ConfigError(f"run.folder must be a writable folder: {config.run.folder}: {error.strerror}") from None
-    except RunInUse as error:
+    except runs.RunInUse as error:
         raise ConfigError(
             f'only one start of {name!r} with run.resume = "{AUTO}" may choose its run at a time: {error.holder} holds '
             "the lock"
@@ -125,7 +111,7 @@ def exclusive_choice(config: Config, name: str, *, wait_s: float = AUTO_WAIT_S) 
         lock.release()
 
 
-def choose_run(config: Config, name: str) -> tuple[Path, Lock] | None:
+def choose_run(config: Config, name: str) -> tuple[Path, runs.Lock] | None:
     """The run to resume, with its lock; None for a new run. `name`: of a new run.
 
     Raises ConfigError when run.resume names no run, a finished one or one that runs now; AlreadyFinished when "auto"
@@ -134,11 +120,11 @@ def choose_run(config: Config, name: str) -> tuple[Path, Lock] | None:
     run = find_run(config, name)
     if run is None:
         return None
-    lock = Lock(run, wait_s=AUTO_WAIT_S if config.run.resume == AUTO else 0.0)
-    if config.run.resume != AUTO and is_finished(run):
+    lock = runs.Lock(run, wait_s=AUTO_WAIT_S if config.run.resume == AUTO else 0.0)
+    if config.run.resume != AUTO and runs.is_finished(run):
         check_extends(run, config)
         return run, lock
-    if not is_finished(run):
+    if not runs.is_finished(run):
         return run, lock
     lock.release()  # the run finished while this start waited
     raise AlreadyFinished(f'run.resume = "{AUTO}": the job before this one has finished {run}: nothing is left to do')
@@ -151,25 +137,27 @@ def find_run(config: Config, name: str) -> Path | None:
         return None
     if wanted == AUTO:
         unfinished = (
-            run for run in runs_named(config.run.folder, name) if is_named(run, name) and not is_finished(run)
+            run for run in runs.runs_named(config.run.folder, name) if is_named(run, name) and not runs.is_finished(run)
         )
         run = next(unfinished, None)
         return run.resolve() if run is not None else None
     run = Path(wanted).resolve()
-    if not (run / CONFIG).is_file():
-        raise ConfigError(f"--resume takes the folder of a run, or {AUTO}: {why_no_run(wanted, config.run.folder)}")
-    if is_finished(run):
+    if not (run / runs.CONFIG).is_file():
+        raise ConfigError(
+            f"--resume takes the folder of a run, or {AUTO}: {runs.why_no_run(wanted, config.run.folder)}"
+        )
+    if runs.is_finished(run):
         check_extends(run, config)
     return run
 
 
 def check_extends(run: Path, new: Config) -> None:
     """Raises ConfigError unless a finished run has a checkpoint, and more to do with the new settings."""
-    done, old = n_updates(run), saved_config(run)
+    done, old = runs.n_updates(run), saved_config(run)
     wanted, how = what_ended(run, old, new)
-    if not wanted and new.run.total_train_steps > done and checkpoints(run):
+    if not wanted and new.run.total_train_steps > done and runs.checkpoints(run):
         return
-    if not checkpoints(run):
+    if not runs.checkpoints(run):
         raise ConfigError(f"no checkpoint in {run}: a finished run is extended from its last one; start a new run")
     if new.run.total_train_steps <= done:
         more = f"run.total_train_steps={2 * done}"
@@ -190,21 +178,21 @@ def what_ended(run: Path, old: Config, new: Config) -> tuple[str, str]:
         at = f"it stopped early, as {new.evaluate.metric} did not improve in {patience} evaluations; 0: never"
         return f"{key} ({at})", f"--set {key}=0"
     epochs, was = new.data.total_train_epochs, old.data.total_train_epochs
-    if n_updates(run) >= old.run.total_train_steps or was is None or epochs is None or epochs > was:
+    if runs.n_updates(run) >= old.run.total_train_steps or was is None or epochs is None or epochs > was:
         return "", ""
     return f"data.total_train_epochs (its data ended: it was {was})", f"--set data.total_train_epochs={was + 1}"
 
 
 def stopped_early(run: Path, config: Config) -> bool:
     """Whether the evaluations of a finished run end it early with these settings."""
-    rule, figures = config.evaluate, read_object(run / SUMMARY).get("evaluations", {})
+    rule, figures = config.evaluate, runs.read_object(run / runs.SUMMARY).get("evaluations", {})
     values = history(rule.metric_set, rule.metric, figures)
     return has_stopped_improving(values, patience=rule.early_stop_patience)
 
 
 def is_named(run: Path, name: str) -> bool:
     """Whether the run was started with this name; its folder's name may have a number added."""
-    config, origin = read_object(run / CONFIG), read_object(run / ORIGIN)
+    config, origin = runs.read_object(run / runs.CONFIG), runs.read_object(run / runs.ORIGIN)
     return (config.get("run", {}).get("name") or Path(origin.get("config", "")).stem) == name
 
 
@@ -236,7 +224,7 @@ def check_changes(run: Path, new: Config) -> list[Change]:
     """The changed settings. Raises ConfigError that lists the fixed ones among them."""
     old = saved_config(run)
     found = changed_settings(old, new)
-    reached = max((version_of(path) for path in checkpoints(run)), default=0)
+    reached = max((version_of(path) for path in runs.checkpoints(run)), default=0)
     may_change = {"run.stage"} if is_later(old, new, reached) else set()
     fixed = [change for change in found if change.reason and change.key not in may_change]
     if fixed:
@@ -274,10 +262,10 @@ def what_to_do(config: Config) -> str:
 def saved_config(run: Path) -> Config:
     """The settings of the run's last start. Raises ConfigError when this version cannot read them."""
     try:
-        return saved((run / CONFIG).read_text(encoding="utf-8"))
+        return saved((run / runs.CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[:2]
-        raise ConfigError(f"invalid settings in {run / CONFIG}, of another version: {' '.join(first)}") from None
+        raise ConfigError(f"invalid settings in {run / runs.CONFIG}, of another version: {' '.join(first)}") from None
 
 
 def next_start(run: Path) -> int:
@@ -287,20 +275,24 @@ def next_start(run: Path) -> int:
 
 def resume_lines(run: Path, found: list[Change]) -> list[str]:
     n = f"{len(found)} changed setting{'s' if len(found) != 1 else ''}" + (":" if found else "")
-    folders = [path.name for path in checkpoints(run)]
+    folders = [path.name for path in runs.checkpoints(run)]
     kept = f"checkpoints {', '.join(folders)}" if folders else "no checkpoint yet: from version 0"
-    what = f"extends {run}, which had finished at version {n_updates(run)}" if is_finished(run) else f"resumes {run}"
-    notes = [*map(str, found), *ignored(read_object(run / CONFIG))]
+    what = (
+        f"extends {run}, which had finished at version {runs.n_updates(run)}"
+        if runs.is_finished(run)
+        else f"resumes {run}"
+    )
+    notes = [*map(str, found), *ignored(runs.read_object(run / runs.CONFIG))]
     return [f"{what} (start {next_start(run)}; {kept}), with {n}", *(f"  {note}" for note in notes)]
 
 
 def preview_resume(config: Config, file: Path) -> list[str]:
     """For --dry-run: the lines of a resumed run, without locking it."""
-    name = run_name(config, file)
+    name = runs.run_name(config, file)
     run = find_run(config, name)
     if run is None:
         return [new_run_line(config, name)] if config.run.resume else []
-    check_free(run)
+    runs.check_free(run)
     return resume_lines(run, check_changes(run, config))
 
 

@@ -9,8 +9,7 @@ from areal_convert.areal import AREAL
 from areal_convert.trl import TRL
 from areal_convert.verl import VERL
 from benchmarks.gpu import page as gpu
-from launch.commands import settings_help
-from tests.generated_docs import algorithms, converted_keys, states
+from tests.generated_docs import algorithms, converted_keys, settings, states
 from tests.structure import as_table, measure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +38,7 @@ PAGES: Mapping[str, Parts] = {
 def generated() -> dict[str, str]:
     """The text of each page that is generated in whole or in part."""
     texts = {name: with_parts((DOCS / name).read_text(encoding="utf-8"), parts) for name, parts in PAGES.items()}
-    return texts | {"config.md": settings_help.page()}
+    return texts | {"config.md": settings.page()}
 
 
 def with_parts(text: str, parts: Parts) -> str:

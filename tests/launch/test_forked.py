@@ -18,7 +18,7 @@ from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
 from launch.fork import attendant
 from launch.fork.attendant import VARIABLE, is_wanted
-from launch.memory import ATTENDANT
+from launch.memory.shape import ATTENDANT
 from launch.run.job_id import LAUNCHERS, TORCHRUN
 
 ROOT = Path(__file__).parents[2]

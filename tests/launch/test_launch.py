@@ -17,7 +17,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.process.commands import script
 from areal_bus.transport.bus import Bus
 from launch.commands.main import main
-from launch.memory import KNOWN_SHAPES
+from launch.memory.shape import KNOWN_SHAPES
 from launch.plan.network import (
     HostFacts,
     choose_interfaces,

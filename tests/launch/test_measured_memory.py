@@ -13,7 +13,8 @@ from areal_bus.config.loader import load
 from areal_bus.messages import Role
 from benchmarks.jobs.demo import mpirun
 from launch.commands.dry_run import longest_prompt
-from launch.memory import MIB, REWARD_WORKER, estimate, find_shape
+from launch.memory.ranks import estimate
+from launch.memory.shape import MIB, REWARD_WORKER, find_shape
 from tests.launch.test_bootstrap import MPIRUN
 
 ROOT = Path(__file__).parents[2]

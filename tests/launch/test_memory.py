@@ -16,27 +16,22 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_bus.weights.delta import MAX_SHARE
 from launch.commands.dry_run import dry_run, longest_prompt, make_plan_page
-from launch.memory import (
+from launch.memory import ranks
+from launch.memory.fits import SPARE_SHARE
+from launch.memory.loads import CUDA, NCCL, Proposal, format_bytes, fsdp_bytes, gpu_loads, gpu_overhead, host_loads
+from launch.memory.ranks import SERVER_RANK, MicroBatch, activations, estimate, layer_bytes, saved_bytes
+from launch.memory.shape import (
     KNOWN_SHAPES,
     LIBRARIES,
     MAX_DELTA_SHARE,
     MIB,
     REWARD_WORKER,
     DecoderShape,
-    MicroBatch,
     Need,
     ParameterCounts,
-    activations,
-    estimate,
     find_shape,
-    layer_bytes,
-    ranks,
     read_shape,
-    saved_bytes,
 )
-from launch.memory.fits import SPARE_SHARE
-from launch.memory.loads import CUDA, NCCL, Proposal, format_bytes, fsdp_bytes, gpu_loads, gpu_overhead, host_loads
-from launch.memory.ranks import SERVER_RANK
 from launch.plan.topology import plan
 
 ROOT = Path(__file__).parents[2]

@@ -400,7 +400,7 @@ def test_auto_ends_with_0_when_the_job_it_waited_for_has_finished_the_run(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = begin(file)
-    monkeypatch.setattr("launch.run.resume.Lock", Late)
+    monkeypatch.setattr("launch.run.runs.Lock", Late)
     cleanup: list[Any] = []
     answer = prepare_run(load(file, ["run.resume=auto"], {}), file, cleanup, facts=[local_facts()], address="127.0.0.1")
     remove_all(cleanup)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.errors import ConfigError
-from areal_bus.process.commands import as_here
 from tools import run, terminal
 from tools.report.facts.length_bias import length_biases
 from tools.report.facts.run_facts import read_facts
@@ -34,11 +33,10 @@ now. docs/report.md explains the page."""
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        as_here("python -m tools.report"),
+    p = terminal.tool_parser(
+        "python -m tools.report",
         description="Write a page that explains a run, compares several runs, or shows a sweep.",
-        epilog=as_here(EPILOG),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EPILOG,
     )
     p.add_argument(
         "runs", nargs="*", metavar="RUN", help="folder of a run, its name below runs/ (runs/latest), or of a sweep"

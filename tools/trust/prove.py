@@ -77,11 +77,10 @@ class Proof:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+    p = terminal.tool_parser(
         f"{SCRIPT} prove",
         description="Compare the ring at eta = 0 with the plain synchronous loop, for this config.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("config", metavar="CONFIG", help="a TOML file")
     p.add_argument("--steps", type=int, default=STEPS, metavar="K", help=f"updates of each run ({STEPS})")

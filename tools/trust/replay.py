@@ -34,11 +34,10 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+    p = terminal.tool_parser(
         f"{SCRIPT} replay",
         description="Train again from a checkpoint of a run with its recorded batches.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("run", metavar="RUN", help="folder of a run, or its name below runs/")
     p.add_argument("--from", type=int, required=True, dest="first", metavar="K", help="the first version to compare")

@@ -87,7 +87,7 @@ class BuiltinEngine:
         self._term = 0  # term of the version
         self._holds = False  # start no new request before the next update
         self._paused = False  # decode nothing before the next update
-        self._n_tokens = 0
+        self.n_tokens = 0
         self._ahead_s = options.ahead_s
         self._step_s = math.inf  # duration of the latest step without prefill
         self.prefill_s = 0.0  # seconds in prefills so far; measured on a CPU only
@@ -102,10 +102,6 @@ class BuiltinEngine:
     @property
     def n_live(self) -> int:
         return len(self._rows) + len(self._waiting)
-
-    @property
-    def n_tokens(self) -> int:
-        return self._n_tokens
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError if it does not fit the model or its key is not unique."""
@@ -126,16 +122,16 @@ class BuiltinEngine:
         self._admit(self._version)
         if not self._rows:
             return []
-        began, only_decodes, n_tokens = time.perf_counter(), all(row.cached for row in self._rows), self._n_tokens
+        began, only_decodes, n_tokens = time.perf_counter(), all(row.cached for row in self._rows), self.n_tokens
         n_steps = self._n_ahead() if only_decodes else 1
         tokens, logps = self._decode_several(n_steps) if n_steps > 1 else ([], [])
         if not tokens or not tokens[0]:
             tokens, logps = self._sample(self._version)
         for row, new, of_new in zip(self._rows, tokens, logps, strict=True):
             row.add(new, of_new, self._version)
-        self._n_tokens += len(self._rows) * len(tokens[0])
+        self.n_tokens += len(self._rows) * len(tokens[0])
         if only_decodes:
-            self._step_s = (time.perf_counter() - began) * len(self._rows) / (self._n_tokens - n_tokens)
+            self._step_s = (time.perf_counter() - began) * len(self._rows) / (self.n_tokens - n_tokens)
             self._n_decoded = len(self._rows)
         return self._collect()
 

@@ -6,25 +6,24 @@ With LoRA each version is loaded under its label, requests name it, and all of t
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import torch
 from loguru import logger
 
 from actors.engines.adapter_engine import with_adapters
-from actors.engines.protocol import Engine, SamplingControls
+from actors.engines.protocol import Engine
 from actors.engines.servers.engine import ServerEngine
 from actors.engines.servers.http_client import HttpClient, ServerRejected, done
 from actors.engines.servers.model_spec import ModelSpec, shape_of
 from actors.engines.servers.protocol import (
     LOOPBACK,
     AdapterRoutes,
-    PieceUpdate,
     RequestPiece,
     Server,
     ServerContext,
@@ -34,16 +33,16 @@ from actors.engines.servers.protocol import (
 from actors.engines.servers.server_process import ServerProcess, free_port, installed, interpreter
 from actors.engines.servers.sglang import SGLANG
 from actors.engines.servers.vllm import VLLM_SERVER
+from actors.engines.servers.vllm_probe import HERE
 from actors.engines.servers.weight_transfer import SERVER_BYTES, WeightFiles, check_shared_memory
 from actors.models.loading import empty_model, load_base, stop_ids
 from actors.models.lora import BASE_DIGEST, adapted_layers, adapter_tensors
 from actors.models.model_config import CONFIG_FILE, PREFIX, WEIGHTS_FILE
 from actors.runtime.context import Context
+from areal_bus.config.learner import LoraConfig
 from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost
-
-HERE = ("127.0.0.1", "::1", "localhost")
 
 
 def why_merged(met: ServerContext, routes: AdapterRoutes, server: Server) -> str:
@@ -71,28 +70,19 @@ def why_merged(met: ServerContext, routes: AdapterRoutes, server: Server) -> str
     return next((sentence for holds, sentence in rules if holds), "")
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterFiles:
-    """The contents of adapter_config.json, which all versions share."""
-
-    rank: int
-    alpha: float
-    layers: tuple[str, ...]
-    base: str
-
-    def encode(self) -> str:
-        modules = sorted({layer.rpartition(".")[2] for layer in self.layers})
-        about = {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "r": self.rank,
-            "lora_alpha": self.alpha,
-            "lora_dropout": 0.0,
-            "bias": "none",
-            "target_modules": modules,
-            "base_model_name_or_path": self.base,
-        }
-        return json.dumps(about)
+def adapter_config(lora: LoraConfig, layers: Collection[str], base: str) -> str:
+    """The contents of adapter_config.json, which all versions share. `base`: the folder of the model."""
+    about = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({layer.rpartition(".")[2] for layer in layers}),
+        "base_model_name_or_path": base,
+    }
+    return json.dumps(about)
 
 
 class AdapterServer:
@@ -100,18 +90,12 @@ class AdapterServer:
 
     stamps = False
 
-    def __init__(
-        self, server: Server, link: HttpClient, routes: AdapterRoutes, files: AdapterFiles, config: Config
-    ) -> None:
-        self._server, self._link, self._routes, self._files = server, link, routes, files
+    def __init__(self, server: Server, link: HttpClient, routes: AdapterRoutes, about: str, config: Config) -> None:
+        self._server, self._link, self._routes, self._about = server, link, routes, about
         self._call_timeout_s, self._load_timeout_s = config.engine.call_timeout_s, config.weights.timeout_s
         self._handover = WeightFiles()
         self._held = ExitStack()  # the files of the adapter in use
         self._label: str | None = None
-
-    @property
-    def pauses(self) -> bool:
-        return self._server.pauses
 
     def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
         path, body = self._server.ask(piece)
@@ -122,7 +106,7 @@ class AdapterServer:
         self._held.close()
         adapters = {f"{PREFIX}{name}": tensor for name, tensor in tensors.items() if name != BASE_DIGEST}
         folder = self._held.enter_context(self._handover.holding(adapters, WEIGHTS_FILE))
-        (folder / CONFIG_FILE).write_text(self._files.encode(), encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(self._about, encoding="utf-8")
         body = {"lora_name": label, "lora_path": str(folder)}
         try:
             self._call(self._routes.load, body, self._load_timeout_s)
@@ -143,31 +127,9 @@ class AdapterServer:
         self._handover.close()
         self._server.close()
 
-    # all other methods are those of the server
-
-    def check_sampling(self, *, temperature: float, top_p: float, controls: SamplingControls) -> None:
-        self._server.check_sampling(temperature=temperature, top_p=top_p, controls=controls)
-
-    def read(self, event: Mapping[str, Any], n_known: int) -> PieceUpdate:
-        return self._server.read(event, n_known)
-
-    def abort(self, rid: str) -> None:
-        self._server.abort(rid)
-
-    def abort_all(self) -> None:
-        self._server.abort_all()
-
-    def pause(self, *, keep: bool) -> None:
-        self._server.pause(keep=keep)
-
-    def resume(self) -> None:
-        self._server.resume()
-
-    def ping(self) -> None:
-        self._server.ping()
-
-    def check(self) -> None:
-        self._server.check()
+    def __getattr__(self, name: str) -> Any:
+        """All else is the server's."""
+        return getattr(self._server, name)
 
 
 POLL_S = 0.2
@@ -213,8 +175,8 @@ def _open(context: Context, config: Config, model: Any, tokenizer: Any) -> tuple
             layers = {
                 layer: module.weight.shape for layer, module in adapted_layers(model, lora.target_modules).items()
             }
-            files = AdapterFiles(lora.rank, lora.alpha, tuple(layers), context.model_folder)
-            server = AdapterServer(server, link, kind.adapters, files, config)
+            about = adapter_config(lora, layers, context.model_folder)
+            server = cast(Server, AdapterServer(server, link, kind.adapters, about, config))
             shape = replace(shape, parameters=adapter_tensors(layers, lora))
     except BaseException:
         link.close()

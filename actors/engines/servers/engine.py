@@ -53,7 +53,7 @@ class ServerEngine:
         self._rests = False  # until the next update
         self._holds = False  # start no episode before the next update
         self._ends = False  # samples are being ended
-        self._n_pieces = self._n_tokens = 0
+        self._n_pieces = self.n_tokens = 0
         self._heard = self._listened = time.monotonic()
 
     @property
@@ -63,10 +63,6 @@ class ServerEngine:
     @property
     def n_live(self) -> int:
         return len(self._samples) + len(self._ended)
-
-    @property
-    def n_tokens(self) -> int:
-        return self._n_tokens
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError for a request that is too long or unsupported."""
@@ -208,7 +204,7 @@ class ServerEngine:
     def _on(self, sample: ServerRequest, news: PieceUpdate) -> None:
         self._shape.check_sampled(news.ids, news.logps)
         sample.hear(news)
-        self._n_tokens += len(news.ids)
+        self.n_tokens += len(news.ids)
         has_end = sample.find_end()
         if news.finish is None:
             if has_end and sample.is_sure:

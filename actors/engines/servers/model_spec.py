@@ -113,6 +113,11 @@ def check_formats(url: str, served: NumberFormats, dtype: str) -> None:
         (cache not in same, f"KV-cache dtype mismatch: keys and values of {url} are in {cache}, and model.dtype is "
          f"{dtype}: start it without --kv-cache-dtype"),
     ]  # fmt: skip
+    refuse(rules)
+
+
+def refuse(rules: Iterable[tuple[bool, str]]) -> None:
+    """Raises ConfigError with the sentence of the first rule that is broken."""
     for broken, sentence in rules:
         if broken:
             raise ConfigError(sentence)

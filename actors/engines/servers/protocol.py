@@ -117,14 +117,6 @@ class Command(Protocol):
     def __call__(self, context: Context, config: Config, *, most_tokens: int, port: int) -> list[str]: ...
 
 
-class Environment(Protocol):
-    def __call__(self, context: Context, config: Config) -> dict[str, str]: ...
-
-
-class Connect(Protocol):
-    def __call__(self, met: ServerContext) -> Server: ...
-
-
 @dataclass(frozen=True, slots=True)
 class AdapterRoutes:
     """How a server takes adapters."""
@@ -144,8 +136,8 @@ class ServerSpec:
     oldest: tuple[int, ...]  # version of it that may serve
     ready: str  # path that answers as soon as it can serve
     command: Command  # what follows the interpreter
-    environment: Environment  # beside its own
-    meet: Connect
+    environment: Callable[[Context, Config], dict[str, str]]  # beside its own
+    meet: Callable[[ServerContext], Server]
     adapters: AdapterRoutes
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import SamplingControls
+from actors.engines.servers import sglang_probe
 from actors.engines.servers.http_client import ServerRejected, done, perform, ping, weights_rejected
 from actors.engines.servers.protocol import (
     LOOPBACK,
@@ -16,19 +17,6 @@ from actors.engines.servers.protocol import (
     ServerSpec,
     longest,
     seed,
-)
-from actors.engines.servers.sglang_probe import (
-    ABORT,
-    BEGIN,
-    END,
-    JOIN,
-    OLDEST,
-    PAUSE,
-    RESUME,
-    ROOM,
-    UPDATE,
-    SGLangCapabilities,
-    probe,
 )
 from actors.engines.servers.weight_transfer import WeightBroadcast
 from actors.runtime.context import Context
@@ -50,7 +38,7 @@ class SGLang:
         self,
         met: ServerContext,
         relay: WeightBroadcast,
-        abilities: SGLangCapabilities,
+        abilities: sglang_probe.SGLangCapabilities,
     ) -> None:
         """Joins the server to a new process group named `met.name`. Raises EngineLost if it does not join."""
         self._link, self._relay, self._abilities, self._process = met.link, relay, abilities, met.process
@@ -92,36 +80,36 @@ class SGLang:
             )
 
     def abort(self, rid: str) -> None:
-        self._link.begin("POST", ABORT, {"rid": rid}, timeout_s=self._call_timeout_s)
+        self._link.begin("POST", sglang_probe.ABORT, {"rid": rid}, timeout_s=self._call_timeout_s)
 
     def abort_all(self) -> None:
         body = {"rid": "", "abort_all": True}
-        perform(self._link, ABORT, body, timeout_s=self._call_timeout_s, reports_success=False)
+        perform(self._link, sglang_probe.ABORT, body, timeout_s=self._call_timeout_s, reports_success=False)
 
     def pause(self, *, keep: bool) -> None:
         body = {"mode": "in_place" if keep else "retract"}
-        perform(self._link, PAUSE, body, timeout_s=self._call_timeout_s)
+        perform(self._link, sglang_probe.PAUSE, body, timeout_s=self._call_timeout_s)
 
     def resume(self) -> None:
-        perform(self._link, RESUME, {}, timeout_s=self._call_timeout_s)
+        perform(self._link, sglang_probe.RESUME, {}, timeout_s=self._call_timeout_s)
 
     def load(self, label: str, tensors: Mapping[str, Any], *, flush: bool) -> None:
         """Send weights in parts of at most `bucket_bytes`, one broadcast a tensor. The last part carries the label."""
         deadline = time.monotonic() + self._load_timeout_s
         try:
             if self._abilities.sessions:
-                done(self._link.call("POST", BEGIN, {}, timeout_s=self._call_timeout_s))
+                done(self._link.call("POST", sglang_probe.BEGIN, {}, timeout_s=self._call_timeout_s))
             parts = split(tensors, self._bucket_bytes)
             for index, names in enumerate(parts):
                 is_last = index == len(parts) - 1
                 part = {name: tensors[name] for name in names}
                 body = update_body(part, self._group, label if is_last else None, flush=flush and is_last)
                 left_s = max(deadline - time.monotonic(), 0.1)
-                call = self._link.begin("POST", UPDATE, body, timeout_s=left_s)
+                call = self._link.begin("POST", sglang_probe.UPDATE, body, timeout_s=left_s)
                 self._relay.send(list(part.values()), call, timeout_s=left_s)
                 done(call.result())
             if self._abilities.sessions:
-                done(self._link.call("POST", END, {}, timeout_s=self._call_timeout_s))
+                done(self._link.call("POST", sglang_probe.END, {}, timeout_s=self._call_timeout_s))
         except ServerRejected as error:
             raise weights_rejected(self._link, label, error, is_known=self._is_known) from None
         self._label, self._is_known = label, True
@@ -148,7 +136,7 @@ class SGLang:
             "group_name": self._group,
             "backend": "gloo",
         }
-        call = self._link.begin("POST", JOIN, body, timeout_s=self._call_timeout_s)
+        call = self._link.begin("POST", sglang_probe.JOIN, body, timeout_s=self._call_timeout_s)
         try:
             self._relay.meet(self._group, size, call, timeout_s=self._call_timeout_s)
         except ServerRejected as error:
@@ -251,7 +239,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
         "--load-format", "dummy",  # all weights arrive by pushes
         "--dtype", config.model.dtype,
         "--tp-size", config.topology.tensor_parallel,
-        "--context-length", most_tokens + ROOM,
+        "--context-length", most_tokens + sglang_probe.ROOM,
         "--max-running-requests", rollout.max_concurrent_rollouts,
         "--random-seed", seed(config.run.seed, context),
         "--skip-tokenizer-init",
@@ -262,14 +250,14 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
     if rollout.on_update == "keep":
         words = [*words, "--disable-radix-cache", "--disable-overlap-schedule"]
     if context.device == "cpu":
-        most = longest(config, most_tokens) + ROOM
+        most = longest(config, most_tokens) + sglang_probe.ROOM
         words = [
             *words,
             "--device", "cpu",
             "--attention-backend", "torch_native",
             "--grammar-backend", "none",
             "--disable-overlap-schedule",
-            "--max-total-tokens", max(SPARE * most * rollout.max_concurrent_rollouts, most_tokens + ROOM),
+            "--max-total-tokens", max(SPARE * most * rollout.max_concurrent_rollouts, most_tokens + sglang_probe.ROOM),
         ]  # fmt: skip
     return [*map(str, words), *config.engine.arguments]
 
@@ -289,7 +277,7 @@ def meet(met: ServerContext) -> Server:
     config, call_s = met.config, met.config.engine.call_timeout_s
     keep = config.rollout.on_update == "keep"
     names = met.shape.parameters if met.process is None else None
-    abilities = probe(
+    abilities = sglang_probe.probe(
         met.link,
         architecture=met.architecture,
         names=names,
@@ -307,7 +295,7 @@ def largest_rank(settings: Mapping[str, Any]) -> int:
 
 
 SGLANG = ServerSpec(
-    oldest=OLDEST,
+    oldest=sglang_probe.OLDEST,
     ready="/model_info",
     command=command,
     environment=environment,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.engines.servers.http_client import HttpClient, ServerRejected
-from actors.engines.servers.model_spec import NumberFormats, check_formats, check_names
+from actors.engines.servers.model_spec import NumberFormats, check_formats, check_names, refuse
 from actors.engines.servers.protocol import number
 from areal_bus.errors import ConfigError, EngineLost
 
@@ -99,9 +99,7 @@ def check(
         (keep and "in_place" in modes and bool(stale), f'with rollout.on_update = "keep" no prefix of old weights may '
          f"be used again: start {url} with " + " and ".join(f"--{key.replace('_', '-')}" for key in stale)),
     ]  # fmt: skip
-    for broken, sentence in rules:
-        if broken:
-            raise ConfigError(sentence)
+    refuse(rules)
 
 
 def check_room(url: str, settings: Mapping[str, Any], longest: int) -> None:

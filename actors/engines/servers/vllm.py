@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import PLAIN, SamplingControls
+from actors.engines.servers import vllm_probe
 from actors.engines.servers.http_client import ServerRejected, done, perform, ping, weights_rejected
 from actors.engines.servers.protocol import (
     LOOPBACK,
@@ -20,19 +21,6 @@ from actors.engines.servers.protocol import (
     seed,
 )
 from actors.engines.servers.server_process import core_set
-from actors.engines.servers.vllm_probe import (
-    ABORT,
-    CACHE,
-    GENERATE,
-    LABEL,
-    OLDEST,
-    PAUSE,
-    RESUME,
-    RPC,
-    VLLMCapabilities,
-    is_untied,
-    probe,
-)
 from actors.engines.servers.weight_transfer import WeightFiles
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
@@ -53,7 +41,7 @@ class VLLM:
     def __init__(
         self,
         met: ServerContext,
-        abilities: VLLMCapabilities,
+        abilities: vllm_probe.VLLMCapabilities,
         handover: WeightFiles,
     ) -> None:
         self._link, self._abilities, self._handover, self._process = met.link, abilities, handover, met.process
@@ -68,7 +56,7 @@ class VLLM:
             raise SettingRefused(broken)
 
     def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
-        return GENERATE, request_body(piece)
+        return vllm_probe.GENERATE, request_body(piece)
 
     def read(self, event: Mapping[str, Any], n_known: int) -> PieceUpdate:
         try:
@@ -77,17 +65,17 @@ class VLLM:
             raise EngineLost(f"{self._link.url} must answer as vLLM does: {error!r} in {str(event)[:300]}") from None
 
     def abort(self, rid: str) -> None:
-        self._link.begin("POST", ABORT, {"request_ids": [PREFIX + rid]}, timeout_s=self._call_timeout_s)
+        self._link.begin("POST", vllm_probe.ABORT, {"request_ids": [PREFIX + rid]}, timeout_s=self._call_timeout_s)
 
     def abort_all(self) -> None:
-        self._call(ABORT, {})
+        self._call(vllm_probe.ABORT, {})
 
     def pause(self, *, keep: bool) -> None:
         """Running requests stay queued. Without `keep` their KV caches and all cached prefixes are dropped."""
-        self._call(f"{PAUSE}?mode=keep&clear_cache={'false' if keep else 'true'}", {})
+        self._call(f"{vllm_probe.PAUSE}?mode=keep&clear_cache={'false' if keep else 'true'}", {})
 
     def resume(self) -> None:
-        self._call(RESUME, {})
+        self._call(vllm_probe.RESUME, {})
 
     def load(self, label: str, tensors: Mapping[str, Any], *, flush: bool) -> None:
         """Load weights from a folder in memory, which holds them during the call only."""
@@ -97,12 +85,12 @@ class VLLM:
             body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             left_s = max(deadline - time.monotonic(), 0.1)
             try:
-                done(self._link.call("POST", RPC, body, timeout_s=left_s))
+                done(self._link.call("POST", vllm_probe.RPC, body, timeout_s=left_s))
             except ServerRejected as error:
                 raise weights_rejected(self._link, label, error, is_known=self._is_known) from None
         if flush:
-            self._call(CACHE, {})
-        self._call(LABEL, {"new_version": label})
+            self._call(vllm_probe.CACHE, {})
+        self._call(vllm_probe.LABEL, {"new_version": label})
         self._is_known = True
 
     def ping(self) -> None:
@@ -262,7 +250,7 @@ def meet(met: ServerContext) -> Server:
     config, call_s = met.config, met.config.engine.call_timeout_s
     keep = config.rollout.on_update == "keep"
     names = met.shape.parameters if met.process is None else None
-    abilities = probe(
+    abilities = vllm_probe.probe(
         met.link,
         names=names,
         dtype=config.model.dtype,
@@ -289,11 +277,11 @@ def largest_rank(settings: Mapping[str, Any]) -> int:
 
 def has_own_head(settings: Mapping[str, Any]) -> bool:
     """Whether it was started with tie_word_embeddings = false: a base that it loads has no such head then."""
-    return is_untied(settings["vllm_config"])
+    return vllm_probe.is_untied(settings["vllm_config"])
 
 
 VLLM_SERVER = ServerSpec(
-    oldest=OLDEST,
+    oldest=vllm_probe.OLDEST,
     ready="/health",
     command=command,
     environment=environment,

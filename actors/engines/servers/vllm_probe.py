@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from actors.engines.servers.http_client import HttpClient, ServerRejected
-from actors.engines.servers.model_spec import NumberFormats, check_formats, check_names
+from actors.engines.servers.model_spec import NumberFormats, check_formats, check_names, refuse
 from actors.engines.servers.protocol import number
 from areal_bus.errors import ConfigError
 
@@ -71,7 +71,7 @@ def check_routes(url: str, paths: set[str], version: str) -> None:
         (GENERATE not in paths, f"vLLM needs {GENERATE}, which {url} ({version}) has not: start it with "
          "--enable-scale-out"),
     ]  # fmt: skip
-    _raise_first(rules)
+    refuse(rules)
 
 
 def check_settings(url: str, settings: Mapping[str, Any], *, is_tied: bool, keep: bool, longest: int) -> None:
@@ -92,7 +92,7 @@ def check_settings(url: str, settings: Mapping[str, Any], *, is_tied: bool, keep
         (on_cpu and is_tied and not is_untied(settings), f"on CPU vLLM never reloads a tied output layer: start {url} "
          """with --hf-overrides '{"tie_word_embeddings": false}'"""),
     ]  # fmt: skip
-    _raise_first(rules)
+    refuse(rules)
 
 
 def formats(settings: Mapping[str, Any]) -> NumberFormats:
@@ -115,9 +115,3 @@ def read_from_folders(link: HttpClient, *, timeout_s: float) -> None:
     """The server was started with dummy weights; make it read safetensors from now on."""
     overrides = {"load_config": {"load_format": "safetensors"}}
     link.call("POST", RPC, {"method": "update_config", "kwargs": {"overrides": overrides}}, timeout_s=timeout_s)
-
-
-def _raise_first(rules: list[tuple[bool, str]]) -> None:
-    for broken, sentence in rules:
-        if broken:
-            raise ConfigError(sentence)

@@ -138,7 +138,7 @@ class SimulatedEngine:
         self._key = b""  # of the weights held
         self._holds = False  # no further request is begun before the next update
         self._rests = False  # nothing is sampled before the next update
-        self._n_tokens = 0
+        self.n_tokens = 0
         self.prefill_s = 0.0  # seconds of prefills so far
 
     @property
@@ -148,10 +148,6 @@ class SimulatedEngine:
     @property
     def n_live(self) -> int:
         return len(self._texts) + len(self._waiting)
-
-    @property
-    def n_tokens(self) -> int:
-        return self._n_tokens
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError if it does not fit the model, is invalid, or its key is not unique."""
@@ -291,7 +287,7 @@ class SimulatedEngine:
             rank = self._filtered_rank(row, turn) if row.is_filtered else text.ranks.at(row.uniforms.at(row.length))
             token = self._tokens[(rank + turn) % len(self._tokens)]
             row.add([token], [math.log1p(-min(hazard, ALMOST)) + text.ranks.logps[rank]], version)
-        self._n_tokens += 1
+        self.n_tokens += 1
 
     def _ends(self, text: Text, n: int, hazard: float) -> bool:
         """At temperature 0 when nothing is likelier; never before min_new_tokens."""

@@ -21,7 +21,8 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_bus.weights.process_group import join_store
-from launch.memory import DecoderShape, estimate
+from launch.memory.ranks import estimate
+from launch.memory.shape import DecoderShape
 from tests.support.forked_ranks import run_ranks
 from tests.support.learner_setup import (
     random_shard,
