@@ -2,18 +2,23 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from areal_serve.rejection import Rejected
 
 Given = dict[str, Any]
+Kind = TypeVar("Kind", dict[str, Any], list[Any], str, bool)
+KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
 
 
 async def read_json(request: web.Request) -> Given:
     try:
-        found = json.loads(await request.read())
+        body = (await request.read()).decode()
+        found = json.loads(body)
+        if "\\u" in body:
+            json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError):
         raise Rejected("invalid body: it must be a JSON object") from None
     if not isinstance(found, dict):
@@ -24,7 +29,7 @@ async def read_json(request: web.Request) -> Given:
 def text(given: Mapping[str, Any], name: str) -> str:
     value = given.get(name)
     if not isinstance(value, str) or not value:
-        raise Rejected(f"missing {name}: it must be a string, got {value!r}")
+        raise Rejected(f"missing {name}: it must be a string, got {cut(value)}")
     return value
 
 
@@ -35,10 +40,11 @@ def whole(given: Mapping[str, Any], name: str, low: int = 0, high: int = (1 << 6
     return int(value)  # type: ignore[arg-type]
 
 
-def table(given: Mapping[str, Any], name: str) -> Given | None:
+def optional(given: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind | None:
+    """A field of this type; None if it is missing or null."""
     value = given.get(name)
-    if not isinstance(value, dict | None):
-        raise Rejected(f"invalid {name}: it must be an object, not {cut(value)}")
+    if value is not None and type(value) is not kind:
+        raise Rejected(f"invalid {name}: it must be {KINDS[kind]}, not {cut(value)}")
     return value
 
 
@@ -82,7 +88,7 @@ def sampling_options(given: Given, n_prompt: int) -> Given:
     """What a sampling request asks for beside its prompt. Raises Rejected."""
     params = given.get("sampling_params")
     options: Given = {name: given.get(name) for name in SCORED}
-    options["prompt_logprobs"] = bool(options["prompt_logprobs"])
+    options["prompt_logprobs"] = bool(optional(given, "prompt_logprobs", bool))
     if not isinstance(params, dict):
         raise Rejected("missing sampling_params")
     params = {name: value for name in PARAMS if (value := params.get(name)) is not None}
@@ -112,16 +118,18 @@ def _targets(given: Any, n_prompt: int) -> list[list[int]] | None:
     """(tokens of the prompt - 1, K) ids to score, -1 for none. Raises Rejected."""
     if given is None:
         return None
-    try:
-        rows, width = given["shape"]
-        if given.get("sparse_crow_indices") is not None:
-            raise Rejected("unsupported target_prompt_logprobs: this server takes dense tensors of them")
-        data = [int(value) for value in given["data"]]
-        is_known = all(-1 <= value <= TOKEN for value in data)
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-        raise Rejected("invalid target_prompt_logprobs: a tensor of two dimensions") from None
-    if rows != n_prompt - 1 or rows * width != len(data) or not data or not is_known:
-        raise Rejected(f"shape mismatch: target_prompt_logprobs needs {n_prompt - 1} rows, got shape {given['shape']}")
+    shape, data = (given.get(name) if isinstance(given, dict) else None for name in ("shape", "data"))
+    if not isinstance(shape, list) or len(shape) != 2 or not isinstance(data, list):
+        raise Rejected("invalid target_prompt_logprobs: a tensor of two dimensions")
+    if given.get("sparse_crow_indices") is not None:
+        raise Rejected("unsupported target_prompt_logprobs: this server takes dense tensors of them")
+    if not all(is_whole(value, -1, TOKEN) for value in data):
+        raise Rejected(f"invalid target_prompt_logprobs: its data are token ids, or -1, at most {TOKEN}")
+    rows, width = n_prompt - 1, len(data) // max(1, n_prompt - 1)
+    if not data or shape != [rows, width] or rows * width != len(data):
+        raise Rejected(
+            f"shape mismatch: target_prompt_logprobs needs {rows} rows, got shape {cut(shape)} and {len(data)} values"
+        )
     return [data[row * width : (row + 1) * width] for row in range(rows)]
 
 

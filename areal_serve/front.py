@@ -20,17 +20,17 @@ from areal_serve.bodies import (
     Given,
     cut,
     is_whole,
+    optional,
     page,
     read_json,
     sampling_options,
     seed_of,
-    table,
     text,
     tokens,
     whole,
 )
 from areal_serve.registry import JSON, PROTOBUF, Future, Model, Registry
-from areal_serve.rejection import Rejected
+from areal_serve.rejection import MOST_CHARACTERS, Rejected
 from areal_serve.samplers import Samplers
 from areal_serve.storage import checkpoints
 from areal_serve.storage.downloads import EXTERNAL, SIGNED, Downloads
@@ -59,6 +59,12 @@ NOT_SERVED = {  # paths that the SDK may ask for -> why this server has none
     "/sessions/{session_id}/trace_export": "this server keeps no traces",
     "/training_runs/{model_id}/checkpoints/{kind}/{name}/publish": "this server has no public checkpoints",
 }
+SESSION: Mapping[str, Any] = {
+    "tags": list,
+    "user_metadata": dict,
+    "sdk_version": str,
+    "display_name": str,
+}  # its fields
 SAVES = {  # kind of a checkpoint -> type of the call that writes it
     "weights": "save_weights",
     "sampler_weights": "save_weights_for_sampler",
@@ -136,6 +142,8 @@ class Front:
             return await handler(request)
         except Rejected as rejection:
             return _error(str(rejection), rejection.status)
+        except web.RequestPayloadError as error:
+            return _error(f"invalid body: it cannot be decoded: {error}"[:MOST_CHARACTERS], 400)
         except web.HTTPRequestEntityTooLarge:
             return _error(f"body too large: at most {BODY_BYTES} bytes; send fewer data at a time", 413)
         except web.HTTPException as error:
@@ -170,7 +178,10 @@ class Front:
         return _reply({"supported_models": models})
 
     async def _create_session(self, request: web.Request) -> web.Response:
-        id = self._registry.open_session(await read_json(request))
+        given = await read_json(request)
+        for name, kind in SESSION.items():
+            optional(given, name, kind)
+        id = self._registry.open_session(given)
         return _reply({"type": "create_session", "session_id": id, "info_message": NO_UNEMBED})
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
@@ -207,13 +218,15 @@ class Front:
         given = await read_json(request)
         base = text(given, "base_model")
         is_full = self._base(base)
-        if (kind := (table(given, "optimizer_config") or {}).get("type", "adamw")) != "adamw":
+        if (kind := (optional(given, "optimizer_config", dict) or {}).get("type", "adamw")) != "adamw":
             raise Rejected(f"unsupported optimizer {cut(kind)}: this server has adamw")
-        lora = None if is_full else table(given, "lora_config")
+        lora = None if is_full else optional(given, "lora_config", dict)
         if lora is not None:
             for name, low, high in (("rank", 1, 1024), ("seed", 0, (1 << 63) - 1)):
                 if not is_whole(lora.get(name), low, high) and (name == "rank" or lora.get(name) is not None):
                     raise Rejected(f"invalid {name} {cut(lora.get(name))}: from {low} to {high}")
+            for name in ("train_mlp", "train_attn"):
+                optional(lora, name, bool)
         elif not is_full:
             raise Rejected(f"missing lora_config: to train all weights, the base model is {self._name + FULL!r}")
         model = self._model(given, base, lora)
@@ -223,7 +236,9 @@ class Front:
     def _model(self, given: Given, base: str, lora: dict[str, Any] | None) -> Model:
         session_id, number = text(given, "session_id"), whole(given, "model_seq_id")
         self._registry.session(session_id)
-        return Model(f"{session_id}:train:{number}", session_id, base, lora, time.time(), given.get("user_metadata"))
+        return Model(
+            f"{session_id}:train:{number}", session_id, base, lora, time.time(), optional(given, "user_metadata", dict)
+        )
 
     def _base(self, name: str) -> bool:
         """Whether all weights of the base model of this name are trained. Raises Rejected."""
@@ -285,7 +300,9 @@ class Front:
         reply = {"path": f"{checkpoints.SCHEME}{model_id}/{kind}/{name}", "type": SAVES[kind]}
         frame = {"op": "save", "folder": str(folder), "optimizer": kind == "weights", "reply": reply}
         frame["for_others"] = kind == EXTERNAL
-        return self._called(given, {**frame, "overwrite": bool(given.get("overwrite")), "meta": self._meta(given)})
+        return self._called(
+            given, {**frame, "overwrite": bool(optional(given, "overwrite", bool)), "meta": self._meta(given)}
+        )
 
     def _meta(self, given: Given) -> Given:
         run = self._registry.run(text(given, "model_id"))
@@ -294,7 +311,7 @@ class Front:
             "call": call,
             "created": time.time(),
             "base_model": run.model.base_model,
-            "user_metadata": given.get("user_metadata"),
+            "user_metadata": optional(given, "user_metadata", dict),
             "expires": checkpoints.expiry(given.get("ttl_seconds")),
         }
 
@@ -303,7 +320,9 @@ class Front:
         if given.get("path"):
             return self._saved(given, "sampler_weights", text(given, "path"))
         run, number = self._registry.run(text(given, "model_id")), whole(given, "sampling_session_seq_id")
-        is_inflight = given.get("kind", "snapshot") == "inflight"
+        if (kind := given.get("kind", "snapshot")) not in ("snapshot", "inflight"):
+            raise Rejected(f"unknown kind {cut(kind)}: a sampling client is of kind 'snapshot' or 'inflight'")
+        is_inflight = kind == "inflight"
         folder = run.folder / f"{'inflight' if is_inflight else 'unnamed'}-{whole(given, 'seq_id')}"
         sampler_id = f"{run.model.session_id}:sample:{number}"
         reply = {"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
@@ -316,7 +335,7 @@ class Front:
 
     async def _load_weights(self, request: web.Request) -> web.Response:
         given = await read_json(request)
-        path, optimizer = text(given, "path"), bool(given.get("optimizer"))
+        path, optimizer = text(given, "path"), bool(optional(given, "optimizer", bool))
         _, folder = checkpoints.find(self._models, path)
         if given.get("session_id") is None:
             reply = {"path": path, "model_id": given.get("model_id"), "type": "load_weights"}
@@ -424,7 +443,7 @@ class Front:
         return Model(**json.loads(path.read_text(encoding="utf-8")))
 
     def _training_run(self, model: Model) -> Given:
-        held = list(checkpoints.listed(self._models / model.id))
+        held = checkpoints.listed(self._models / model.id)
         last = {
             kind: next((one for one in held if one["checkpoint_type"] == kind), None)
             for kind in ("training", "sampler")
@@ -454,7 +473,7 @@ class Front:
 
     async def _list_checkpoints(self, request: web.Request) -> web.Response:
         model = self._known(request.match_info["model_id"])
-        return _reply({"checkpoints": list(checkpoints.listed(self._models / model.id))})
+        return _reply({"checkpoints": checkpoints.listed(self._models / model.id)})
 
     async def _list_all_checkpoints(self, request: web.Request) -> web.Response:
         found = [one for model in self._all_models() for one in checkpoints.listed(self._models / model.id)]

@@ -5,9 +5,9 @@ ready, and serves until SIGTERM.
 """
 
 import os
+import select
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ class Workers:
         self.samplers = Samplers()
         self.registry = Registry(run, save_every=config.serve.save_every, to_trainer=self._to_trainer)
         self._trainer: WorkerProcess | None = None
+        self._all: list[WorkerProcess] = []
         self._journal: ClientJournal | None = None
         self._starting = 1 + n_samplers
         self.on_ready: Callable[[], None] = lambda: None
@@ -75,7 +76,9 @@ class Workers:
             variables["CUDA_VISIBLE_DEVICES"] = str(index % n_gpus)
         assert self._journal is not None
         on_end = partial(self._journal.worker_ended, role, index)
-        return WorkerProcess([role, *self._words], variables, on_frame=on_frame, on_start=started, on_end=on_end)
+        words = [role, *self._words]
+        self._all.append(WorkerProcess(words, variables, on_frame=on_frame, on_start=started, on_end=on_end))
+        return self._all[-1]
 
     def watch(self) -> None:
         """Called every WATCH_S."""
@@ -84,9 +87,10 @@ class Workers:
             self._journal.mark()
 
     async def close(self, app: web.Application) -> None:
-        for worker in [self._trainer, *self.samplers.links]:
-            if worker is not None:
-                worker.close()
+        for worker in self._all:
+            worker.kill()
+        for worker in self._all:  # they end together
+            worker.close()
         if self._journal is not None:
             self._journal.close()
 
@@ -95,9 +99,9 @@ def main(words: list[str]) -> None:
     run, port, n_samplers, folder, name, parent = words
     die_with_parent(int(parent))
     key, is_quiet = os.environ.pop(KEY), os.environ.pop(QUIET, "")
-    ended = threading.Event()
+    ended, end = os.pipe()  # a handler takes no lock: it may interrupt the thread that has it
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: os.write(end, b"."))
     config = saved((Path(run) / "config.json").read_text(encoding="utf-8"))
     workers = Workers(config, Path(run), folder, n_samplers=int(n_samplers))
     context = max_positions(folder) or 1 << 20
@@ -107,7 +111,7 @@ def main(words: list[str]) -> None:
     if not is_quiet:
         workers.on_ready = lambda: print(f"TINKER_BASE_URL=http://{HOST}:{port}\n{KEY}={key}", flush=True)
     server = WebServer(front.app, name="front", n_connections=N_CONNECTIONS, port=int(port))
-    while not ended.wait(WATCH_S):
+    while not select.select([ended], [], [], WATCH_S)[0]:
         server.thread.soon(workers.watch)
     server.close()
 

@@ -91,6 +91,8 @@ class Run:
         """Count a call that is carried out and in no snapshot."""
         self.steps += frame["op"] == "step" and not future.error
         self.n_bytes += CALL_BYTES + len(frame.get("body", b""))
+        if frame.get("folder") and frame["op"] != "save" and not future.error:
+            self.n_bytes = SNAPSHOT_BYTES  # it has read a checkpoint, which a client may delete or overwrite
 
 
 class Registry:
@@ -176,6 +178,8 @@ class Registry:
         request = f"{model.id}:0"
         if request not in self.futures:
             self.session(model.session_id)
+            if model.id in self.runs:
+                raise Rejected(f"result of {request} is no longer kept: the model was created once", status=410)
             run = Run(model, self.folder / "models" / model.id, seen=time.time())
             run.folder.mkdir(parents=True, exist_ok=True)
             write_atomic(run.folder / "model.json", json.dumps(asdict(model)))

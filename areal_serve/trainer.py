@@ -272,7 +272,7 @@ class Trainer:
 
 def chosen_layers(model: Any, lora: Mapping[str, Any]) -> tuple[str, ...]:
     """Last parts of the names of the layers that get adapters. None means all."""
-    mlp, attention = bool(lora.get("train_mlp", True)), bool(lora.get("train_attn", True))
+    mlp, attention = lora.get("train_mlp") is not False, lora.get("train_attn") is not False
     if mlp and attention:
         return ()
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]

@@ -51,7 +51,7 @@ def read_pass(body: bytes, *, with_data: bool = True) -> PassRequest:
     try:
         for number, value in fields(memoryview(body)):
             _take(found, number, value, with_data=with_data)
-    except (IndexError, ValueError, TypeError, struct.error, UnicodeDecodeError) as error:
+    except (IndexError, ValueError, TypeError, OverflowError, struct.error) as error:
         raise Rejected(f"invalid body: a request of a forward pass is a protocol buffer: {error}") from None
     return found
 
@@ -110,7 +110,7 @@ def tensor(data: memoryview) -> Numbers:
             dtype = whole(value)
         elif number == 4:
             shape += [value] if isinstance(value, int) else list(packed(value))
-    if dtype not in DTYPES or math.prod(shape) > MOST_ELEMENTS:
+    if dtype not in DTYPES or math.prod(max(1, size) for size in shape) > MOST_ELEMENTS:
         raise ValueError(f"a tensor has a known type and at most {MOST_ELEMENTS} elements: type {dtype}, shape {shape}")
     if sparse is None:
         values = _widened(np.frombuffer(dense, DTYPES[dtype]), dtype)

@@ -73,10 +73,15 @@ class WorkerProcess:
             body = msgpack.packb(frame, use_bin_type=True)
             self._writer.write(LENGTH.pack(len(body)) + body)
 
-    def close(self) -> None:
+    def kill(self) -> None:
+        """It is not started again."""
         self._task.cancel()
         if self._process is not None:
             self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        if self._process is not None:
             self._process.wait()
 
     async def _run(self) -> None:

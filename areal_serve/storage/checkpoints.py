@@ -1,10 +1,11 @@
 """Checkpoints by path (tinker://MODEL/weights/NAME, tinker://MODEL/sampler_weights/NAME), and their records."""
 
+import contextlib
 import json
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,15 @@ def model_of(models: Path, folder: str) -> str:
     return Path(folder).relative_to(models).parts[0] if folder else ""
 
 
-def listed(model: Path) -> Iterator[dict[str, Any]]:
+def listed(model: Path) -> list[dict[str, Any]]:
     """The records of a model's checkpoints, newest first."""
     folders = [folder for kind in TYPES for folder in (model / kind).glob("*") if (folder / META).is_file()]
-    for folder in sorted(folders, key=lambda one: (one / META).stat().st_mtime, reverse=True):
-        if not _has_expired(folder):
-            yield record(folder)
+    found = []
+    for folder in folders:
+        with contextlib.suppress(OSError, Rejected):  # the trainer writes it again, or it was deleted just now
+            if not _has_expired(folder):
+                found.append(((folder / META).stat().st_mtime, record(folder)))
+    return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
 def record(folder: Path) -> dict[str, Any]:
@@ -87,7 +91,11 @@ def delete(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / META).read_text(encoding="utf-8")))
+    """Raises Rejected."""
+    try:
+        return dict(json.loads((folder / META).read_text(encoding="utf-8")))
+    except OSError:
+        raise Rejected(f"missing checkpoint {folder.name}: it was deleted, or is being written", status=404) from None
 
 
 def write(folder: Path, meta: Mapping[str, Any]) -> None:

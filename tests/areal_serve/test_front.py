@@ -4,11 +4,12 @@ import asyncio
 import io
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -18,6 +19,7 @@ from areal_bus.config.sections import Config, ServeConfig
 from areal_serve.front import BODY_BYTES, FULL, NOT_SERVED, Front
 from areal_serve.limits import MOST
 from areal_serve.registry import Registry
+from areal_serve.rejection import MOST_CHARACTERS
 from areal_serve.sampler import Sampler
 from areal_serve.samplers import Samplers
 from areal_serve.storage.client_journal import ClientJournal
@@ -39,7 +41,7 @@ class InlineSampler:
         self._sampler = Sampler(CONFIG, str(model_folder()), load_tokenizer(str(model_folder())), device="cpu")
 
     def send(self, frame: Frame) -> None:
-        take(self._sampler, frame)
+        take(self._sampler, msgpack.unpackb(msgpack.packb(frame)))
         asyncio.get_running_loop().call_soon(self._run)
 
     def close(self) -> None: ...
@@ -68,11 +70,19 @@ async def serving(folder: Path, config: Config = CONFIG) -> AsyncIterator[Call]:
         samplers.on_start(0)
 
         async def call(
-            path: str, given: Any = None, *, method: str = "POST", key: str = KEY, headers: dict[str, str] | None = None
+            path: str,
+            given: Any = None,
+            *,
+            method: str = "POST",
+            key: str = KEY,
+            headers: dict[str, str] | None = None,
+            more: Mapping[str, str] = {},
         ) -> Answer:
             body = given if isinstance(given, bytes) or given is None else json.dumps(given).encode()
             sent = None if body is None else io.BytesIO(body)
-            async with client.request(method, f"/api/v1{path}", data=sent, headers={"X-API-Key": key}) as response:
+            async with client.request(
+                method, f"/api/v1{path}", data=sent, headers={"X-API-Key": key, **more}
+            ) as response:
                 found = await response.read()
                 if headers is not None:
                     headers |= response.headers
@@ -328,7 +338,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [  # @M: a model, @S: its session, @B
             "target_prompt_logprobs": {"shape": [1, 1], "data": [1 << 70]},
         },
         400,
-        "shape mismatch",
+        "its data are token ids",
     ),
     ("/asample", {**ASKED, "seq_id": "../x"}, 400, "missing seq_id"),
     ("/create_model", {"base_model": NAME, "lora_config": 5}, 400, "invalid lora_config"),
@@ -341,6 +351,17 @@ REFUSED: list[tuple[str, Any, int, str]] = [  # @M: a model, @S: its session, @B
     ("/save_weights_for_sampler", {"model_id": "@M", "seq_id": 1, "sampling_session_seq_id": "../x"}, 400, "missing"),
     ("/create_sampling_session", {"session_id": "@S", "sampling_session_seq_id": "../x"}, 400, "missing"),
     ("/nonsense", {}, 404, "unknown path"),
+    ("/create_session", b'{"display_name": "\\ud800"}', 400, "it must be a JSON object"),
+    ("/create_session", b'{"display_name": "\xed\xa0\x80"}', 400, "it must be a JSON object"),
+    ("/create_session", {"tags": "x"}, 400, "invalid tags: it must be a list, not 'x'"),
+    ("/save_weights", {"model_id": "@M", "seq_id": 1, "overwrite": "no"}, 400, "invalid overwrite: it must be true"),
+    (
+        "/save_weights_for_sampler",
+        {"model_id": "@M", "seq_id": 1, "sampling_session_seq_id": 1, "kind": "x"},
+        400,
+        "unknown kind 'x'",
+    ),
+    ("/asample", {**ASKED, "prompt_logprobs": 1}, 400, "invalid prompt_logprobs: it must be true or false, not 1"),
     ("/audit", {}, 404, "not served: this server keeps no audit log"),
 ]
 
@@ -359,6 +380,98 @@ def test_bad_requests_are_refused_with_a_sentence_and_the_model_goes_on(tmp_path
             code, found = await call(path, text)
             assert (code, words in found["error"]) == (status, True), (path, found)
         assert (await train(call, id, 1))["step:max"] == 1
+
+    run(tmp_path, scenario)
+
+
+WRONG: tuple[Any, ...] = (
+    "MISSING",
+    None,
+    -1,
+    1.5,
+    1 << 70,
+    math.nan,
+    True,
+    "x",
+    "tinker://../weights/x",
+    "x" * 99_999,
+    [],
+    [None],
+    {"a": {}},
+)
+ALL_FIELDS: dict[str, Any] = {  # @M, @S, @B as above; @N: the number of the next call
+    "/create_session": {"tags": ["a"], "user_metadata": {"a": "b"}, "sdk_version": "0.38.0", "display_name": "x"},
+    "/create_model": {
+        "session_id": "@S", "model_seq_id": "@N", "base_model": NAME, "user_metadata": {"a": "b"},
+        "lora_config": {"rank": 2, "seed": 1, "train_mlp": True, "train_attn": True},
+    },
+    "/get_info": {"model_id": "@M"},
+    "/optim_step": {"model_id": "@M", "seq_id": "@N", "adam_params": {"learning_rate": 1e-3, "eps": 1e-8}},
+    "/save_weights": {"model_id": "@M", "seq_id": "@N", "path": "one", "overwrite": True, "ttl_seconds": 7200},
+    "/save_weights_for_sampler": {"model_id": "@M", "seq_id": "@N", "sampling_session_seq_id": 3, "kind": "snapshot"},
+    "/load_weights": {"model_id": "@M", "seq_id": "@N", "path": "tinker://@M/weights/kept", "optimizer": True},
+    "/create_sampling_session": {"session_id": "@S", "sampling_session_seq_id": 7, "base_model": NAME},
+    "/asample": {
+        **ASKED, "seq_id": "@N", "num_samples": 2, "prompt": {"chunks": [{"tokens": [5, 6, 7]}]},
+        "sampling_params": {"max_tokens": 3, "seed": 1, "stop": ["a", 5], "temperature": 1.0, "top_k": 3, "top_p": 0.9},
+        "prompt_logprobs": True, "topk_prompt_logprobs": 2, "topk_sample_logprobs": 2, "prompt_alt_tokens_k": 2,
+        "prompt_logprobs_last_n": 1, "target_prompt_logprobs": {"shape": [2, 1], "data": [1, 2]},
+    },
+    "/retrieve_future": {"request_id": "x:1"},
+    "/weights_info": {"tinker_path": "tinker://@M/weights/kept"},
+}  # fmt: skip
+
+
+def spoilt(given: Any, wrong: Any) -> Iterator[Any]:
+    """The body with one of its fields replaced, for each field at any depth."""
+    for key in given if isinstance(given, dict) else range(len(given)) if isinstance(given, list) else ():
+        other = given.copy()
+        if wrong == "MISSING":
+            del other[key]
+        else:
+            other[key] = wrong
+        yield other
+        for inner in spoilt(given[key], wrong):
+            other = given.copy()
+            other[key] = inner
+            yield other
+
+
+def test_no_wrong_value_of_a_field_is_a_fault_of_the_server(tmp_path: Path) -> None:
+    async def scenario(call: Call) -> None:
+        id = await model(call)
+        session = id.partition(":")[0]
+        base = {"session_id": session, "sampling_session_seq_id": 0, "base_model": NAME}
+        assert (await call("/create_sampling_session", base))[0] == 200
+        _, promise = await call("/save_weights", {"model_id": id, "seq_id": 1, "path": "kept"})
+        await result(call, promise["request_id"])
+        numbers = dict.fromkeys(ALL_FIELDS, 2)
+        for path, given in ALL_FIELDS.items():
+            of_model = "/optim_step" if given.get("model_id") and given.get("seq_id") else path
+            for wrong in WRONG:
+                for body in spoilt(given, wrong):
+                    text = (
+                        json.dumps(body).replace("@M", id).replace("@S", session).replace("@B", f"{session}:sample:0")
+                    )
+                    status, found = await call(path, text.replace('"@N"', str(numbers[of_model])).encode())
+                    assert status < 500, (path, body, found)
+                    assert status < 400 or len(found["error"]) <= MOST_CHARACTERS
+                    if status != 200 or "request_id" not in found or path == "/retrieve_future":
+                        continue
+                    numbers[of_model] += 1
+                    if not found["request_id"].endswith((":1", str(1 << 70))):  # a call that was there, or waits
+                        told = str(await result(call, found["request_id"]))
+                        assert "a fault of this server" not in told, (path, body, told)
+        assert (await train(call, id, numbers["/optim_step"]))["step:max"] >= 1
+
+    run(tmp_path, scenario)
+
+
+def test_body_that_cannot_be_decoded_is_refused(tmp_path: Path) -> None:
+    async def scenario(call: Call) -> None:
+        headers = {"Content-Encoding": "gzip"}
+        status, found = await call("/create_session", b"no gzip", more=headers)
+        assert (status, "invalid body: it cannot be decoded" in found["error"]) == (400, True)
 
     run(tmp_path, scenario)
 

@@ -33,7 +33,7 @@ class Adder:
 
     def carried_out(self, frame: Frame) -> dict[str, Any]:
         id = frame["model_id"]
-        if frame["op"] == "create":
+        if frame["op"] in ("create", "load"):
             folder = frame["folder"]
             self.values[id] = 0 if folder is None else json.loads((Path(folder) / "meta.json").read_text())["value"]
         elif frame["op"] == "step":
@@ -95,6 +95,23 @@ def test_repeated_call_is_carried_out_once(tmp_path: Path) -> None:
     step(registry, id, 1)
     adder.answer()
     assert adder.values[id] == 1
+
+
+def test_checkpoint_that_was_loaded_may_be_deleted_or_overwritten(tmp_path: Path) -> None:
+    registry, adder = opened(tmp_path)
+    id, folder = model(registry), tmp_path / "kept"
+    step(registry, id, 1, 5)
+    registry.call(id, 2, {"op": "save", "folder": str(folder)})
+    step(registry, id, 3, 70)
+    registry.call(id, 4, {"op": "load", "folder": str(folder)})
+    adder.answer()
+    other = Model(f"{id}x", registry.runs[id].model.session_id, "base", {"rank": 1}, 0.0)
+    registry.create(other, folder=folder, optimizer=False, reply={})
+    adder.answer()
+    (folder / "meta.json").write_text(json.dumps({"value": 900}))
+    adder.die()
+    adder.answer()
+    assert adder.values == {id: 5, other.id: 5}
 
 
 def test_models_take_turns(tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ def test_sparse_tensor_is_filled_with_zeros_and_bfloat16_widened() -> None:
     assert tensor(memoryview(dense(halves, 4))).tolist() == [1.5, -2.0]
 
 
+def test_empty_tensor_of_an_impossible_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="elements"):
+        tensor(memoryview(varint(3 << 3) + varint(2) + part(4, varint(0) + varint(1 << 63))))
+
+
 @pytest.mark.parametrize("columns", [[2, 0, 3], [2, 0, -1]])
 def test_sparse_tensor_with_columns_outside_is_refused(columns: list[int]) -> None:
     rows, values = np.array([0, 1, 3], "<i8"), np.array([7, 8, 9], "<i8")
