@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal_bus.config.loader import load
-from areal_bus.config.sections import BusConfig, Config
+from areal_bus.config.sections import BusConfig
 from areal_bus.core.parts.split import Split
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import script
@@ -29,7 +29,7 @@ from launch.plan.network import (
 )
 from launch.plan.topology import plan
 from launch.run.bootstrap import RANK_VARIABLES, EnvBootstrap
-from launch.run.prepare import prepare, prepare_in_subprocess
+from launch.run.prepare import prepare
 from launch.run.rank import actor_contexts, report_error
 from launch.run.runs import make_run_folder
 from tests.launch.test_bootstrap import MPI, MPIRUN
@@ -129,32 +129,11 @@ def test_settings_that_do_not_fit_files_or_functions_are_refused_before_the_star
     assert not (file.parent / "runs").exists()
 
 
-def test_a_model_folder_without_weights_is_refused(file: Path) -> None:
-    (file.parent / "hollow").mkdir()
-    (file.parent / "hollow" / "config.json").write_text("{}")
-    file.write_text(SMALL.replace("[model.scratch]", '[model]\npath = "hollow"'), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"missing weights: no .*hollow"):
-        prepare(load(file, (), {}), file)
-
-
 def test_a_row_without_an_answer_is_refused_with_its_line(file: Path) -> None:
     (file.parent / "rows.jsonl").write_text('{"question": "ab", "answer": "ba"}\n{"question": "cd"}\n')
     file.write_text(SMALL.replace('task = "reverse"', 'path = "rows.jsonl"'), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"rows\.jsonl.*2"):
         prepare(load(file, (), {}), file)
-
-
-@pytest.mark.slow
-def test_rank_0_prepares_in_a_subprocess(file: Path) -> None:
-    config = load(file, (), {})
-    prepared = prepare_in_subprocess(config, file)
-    run = Path(prepared.run_folder)
-    assert run == (file.parent / "runs" / "small").resolve()
-    assert Config.model_validate_json((run / "config.json").read_text()) == config
-    assert (run / "config.toml").read_text() == SMALL
-    assert Path(prepared.model_folder, "config.json").is_file()
-    with pytest.raises(ConfigError, match="must import"):
-        prepare_in_subprocess(load(file, ["reward.function=nowhere:score"], {}), file)
 
 
 def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def test_the_page_on_resuming_names_every_fixed_setting() -> None:
 
 def test_a_resumed_run_keeps_its_folder_and_takes_the_new_settings(file: Path) -> None:
     run = begin(file)
+    assert (run / "config.toml").read_text() == SMALL
     old = (run / "config.json").read_text()
     summarize(run, code=0, drained=True)
     checkpoint(run, 10, 20)
@@ -354,7 +355,7 @@ def test_a_folder_in_the_place_of_the_latest_link_ends_no_start(file: Path, caps
     assert sorted(path.name for path in (file.parent / "runs").iterdir()) == ["latest", "small"]
 
 
-def test_a_running_run_is_refused_and_that_of_a_killed_job_is_not(file: Path) -> None:
+def test_a_running_run_is_refused_or_waited_for_and_that_of_a_killed_job_is_not(file: Path) -> None:
     run = begin(file)
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(run)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -367,24 +368,12 @@ def test_a_running_run_is_refused_and_that_of_a_killed_job_is_not(file: Path) ->
         with pytest.raises(RunInUse):
             preview_resume(config, file)
         job.kill()
+        Lock(run, wait_s=20.0).release()  # as with run.resume = "auto"
         job.wait(10)
     check_free(run)
     chosen = choose_run(config, "small")
     assert chosen is not None
     chosen[1].release()
-
-
-def test_auto_waits_for_the_end_of_the_job_before_it(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None
-        assert job.stdin is not None
-        job.stdout.readline()
-        with pytest.raises(RunInUse):
-            Lock(tmp_path)
-        job.stdin.close()  # it begins to end
-        Lock(tmp_path, wait_s=20.0).release()
 
 
 class Late(Lock):
@@ -411,6 +400,16 @@ def test_auto_ends_with_0_when_the_job_it_waited_for_has_finished_the_run(
     assert choose_run(config, "small") is None  # started anew later it begins a new run
 
 
+class Odd:
+    """Text that json reads and that raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+UNEXPECTED = (KeyError("rows"), RuntimeError("two\nlines"), RuntimeError(Odd()), MemoryError())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "error"),
@@ -422,10 +421,11 @@ def test_auto_ends_with_0_when_the_job_it_waited_for_has_finished_the_run(
         ("launch.run.runs.os.open", PermissionError(errno.EACCES, "Permission denied", "runs/small/lock")),
         ("launch.run.rank.first_split", OSError(errno.EROFS, "Read-only file system", "split.json")),
         ("launch.run.prepare.subprocess.run", OSError(errno.ENOMEM, "Cannot allocate memory")),
+        *(("launch.run.rank.first_split", error) for error in UNEXPECTED),
     ],
 )
-def test_an_error_of_the_system_at_rank_0_ends_all_ranks_with_a_sentence(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str, error: OSError
+def test_an_error_at_rank_0_ends_all_ranks_with_a_sentence_and_keeps_an_unexpected_ones_traceback(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
 ) -> None:
     run = begin(file)
 
@@ -439,40 +439,15 @@ def test_an_error_of_the_system_at_rank_0_ends_all_ranks_with_a_sentence(
     remove_all(cleanup)
     said = capsys.readouterr().err
     assert answer == {"code": 1}  # what the other ranks get: they end at once
-    assert said.startswith(f"error: {error.strerror}")
     assert said.count("\n") == 1
-    assert "TMPDIR" in said
-
-
-class Odd:
-    """Text that json reads and that raises."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("error", [KeyError("rows"), RuntimeError("two\nlines"), RuntimeError(Odd()), MemoryError()])
-def test_an_unexpected_error_at_rank_0_ends_all_ranks_with_a_sentence_and_its_traceback_is_kept(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    run = begin(file)
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("launch.run.rank.first_split", fail)
-    cleanup: list[Any] = []
-    config = load(file, [f"run.resume={run}"], {})
-    answer = prepare_run(config, file, cleanup, facts=[local_facts()], address="127.0.0.1")
-    remove_all(cleanup)
-    said = capsys.readouterr().err
-    kept = Path(config.run.folder) / "start.error.txt"
-    assert answer == {"code": 1}
-    assert said.startswith(f"error: unexpected error while the run was prepared: {type(error).__name__}")
-    assert said.rstrip().endswith(f"full traceback: {kept}")
-    assert said.count("\n") == 1
-    assert "in fail" in kept.read_text(encoding="utf-8")
+    if isinstance(error, OSError):
+        assert said.startswith(f"error: {error.strerror}")
+        assert "TMPDIR" in said
+    else:
+        kept = Path(config.run.folder) / "start.error.txt"
+        assert said.startswith(f"error: unexpected error while the run was prepared: {type(error).__name__}")
+        assert said.rstrip().endswith(f"full traceback: {kept}")
+        assert "in refuse" in kept.read_text(encoding="utf-8")
 
 
 def test_an_unexpected_error_while_the_settings_are_checked_is_one_sentence(

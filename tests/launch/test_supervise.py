@@ -154,10 +154,6 @@ def ends_within(pid: int, timeout_s: float) -> bool:
         os.close(descriptor)
 
 
-def test_a_rank_whose_actors_succeed_ends_with_0() -> None:
-    assert outcome(READ + LEAVE, READ + LEAVE) == 0
-
-
 def test_an_actor_gets_its_context_as_a_line() -> None:
     check = f"from actors.runtime.context import Context; Context.from_json(line).name == 'reward-0.0' and {LEAVE}"
     assert outcome(READ + check) == 0
