@@ -31,7 +31,7 @@ from tools.report.facts.seeds import groups_of, mean_and_range
 from tools.report.facts.settings_rows import setting_rows
 from tools.report.page.charts import CHARACTER, LEFT, number, y_axis
 from tools.report.page.curve_cards import Plot, with_spread, within
-from tools.report.page.parts import of_labels, render
+from tools.report.page.parts import render
 from tools.report.page.run_page import run_page, second_opinion
 from tools.report.verdict import judge
 from tools.report.verdict.health import remarks_on
@@ -80,6 +80,7 @@ def copied(journals: Path, folder: Path, name: str = "push-bound") -> Path:
             ids = {"version": 0, "uid": line["uid"], "sample": line["sample"], "attempt": line["attempt"]}
             sample = {"kind": "train", "evaluation": "", "step": 0} | ids
             told = {"prompt": "1+1=", "completion": HOSTILE, "reward": 0.0, "correct": False, "status": "value"}
+            told["answer"] = "2 apples"
             sample |= told | {"finish": "stop", "versions": [[0, 4]], "n_tokens": 4}
             file.write(json.dumps(sample, separators=(",", ":")) + "\n")
     return folder / name
@@ -265,6 +266,9 @@ def test_the_page_has_every_part_loads_nothing_and_shows_texts_as_text(journals:
     assert "&lt;script&gt;document.title" in page
     assert "\x1b" not in page
     assert "\\x1b[31m \\ud800 \\u202e" in page
+    assert "answer of the row" in page
+    assert "2 apples" in page
+    assert re.search(r'<p class="dim">wrong; ', page)
 
 
 def test_the_page_lists_alarms_with_samples_and_links_recordings_below_the_run(journals: Path, tmp_path: Path) -> None:
@@ -291,12 +295,9 @@ def test_changed_settings_are_listed_with_their_defaults() -> None:
     assert rows["actor.lr"].default != "0.5"
     assert not rows["rollout.engine"].is_changed
     assert "no such key" in rows["actor.clip"].meaning
-
-
-def test_a_section_that_is_not_set_is_no_unknown_key() -> None:
-    rows = setting_rows(Config().model_dump(mode="json"))
-    assert [row.key for row in rows if "no such key" in row.meaning] == []
-    assert {row.key for row in rows} <= set(fields())
+    unset = setting_rows(Config().model_dump(mode="json"))  # a section that is not set is no unknown key
+    assert [row.key for row in unset if "no such key" in row.meaning] == []
+    assert {row.key for row in unset} <= set(fields())
 
 
 def test_a_run_whose_held_out_score_fell_is_not_advised_to_train_longer() -> None:
@@ -323,17 +324,6 @@ def test_a_run_that_stopped_early_is_not_advised_to_train_longer(tmp_path: Path)
     assert any(reason in line for line in advice)
 
 
-def test_a_sample_is_shown_with_its_verdict_and_the_answer_of_its_row(journals: Path, tmp_path: Path) -> None:
-    folder = copied(journals, tmp_path)
-    path = folder / "samples" / "samples.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(line | {"answer": "2 apples"}, separators=(",", ":")) + "\n" for line in lines))
-    page = page_of(folder)
-    assert "answer of the row" in page
-    assert "2 apples" in page
-    assert re.search(r'<p class="dim">wrong; ', page)
-
-
 @pytest.mark.parametrize("is_share", [True, False])
 def test_a_band_ends_at_the_values_that_it_is_about(is_share: bool) -> None:
     """A deviation of 0.4 around 0.9 ends at the largest reward, and around a share at 1."""
@@ -344,29 +334,6 @@ def test_a_band_ends_at_the_values_that_it_is_about(is_share: bool) -> None:
         with_spread(curves["rollout/reward"].bins(), curves["rollout/reward"], curves["spread"]), curves, plot
     )
     assert [(one.low, one.high) for one in bins] == [(0.5, 1.0), (0.0, 0.5)]
-
-
-def test_labels_of_one_card_have_a_colour_each() -> None:
-    labels = [
-        "generate",
-        "backward",
-        "score",
-        "decide",
-        "idle",
-        "wait",
-        "wait_batch",
-        "prox",
-        "reference",
-        "idle:prompt",
-    ]
-    colours = of_labels(labels)
-    assert len(set(colours.values())) == len(labels)
-    assert {label for label, colour in colours.items() if colour[0] == "w"} == {
-        "idle",
-        "wait",
-        "wait_batch",
-        "idle:prompt",
-    }
 
 
 @given(st.floats(-1e13, 1e13))

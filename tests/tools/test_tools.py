@@ -13,8 +13,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.storage.journal import Journal
 from benchmarks import __main__ as bench
 from benchmarks.jobs import demo
-from tools import run, samples, surviving_history, terminal
-from tools.breakdown import __main__ as breakdown
+from tools import run, surviving_history, terminal
 
 ROOT = Path(__file__).parents[2]
 Out = pytest.CaptureFixture[str]
@@ -178,15 +177,6 @@ def test_a_bench_of_a_job_that_fails_gives_no_figure(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(demo, "command", failing)
     with pytest.raises(ConfigError, match="it ended with 3"):
         demo.Demo().measure(quiet=True)
-
-
-def test_every_tool_has_help(capsys: Out) -> None:
-    for tool in (samples, breakdown, bench):
-        with pytest.raises(SystemExit) as ended:
-            tool.main(["--help"])
-        assert ended.value.code == 0
-        usage = r"usage: (python -m (tools\.\w+|benchmarks)|\S*areal-bus \w+) "
-        assert re.match(usage, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
