@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from rich.console import Console
 
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
@@ -24,6 +26,7 @@ from tests.tools.test_export import Ring
 from tools.alarms.rules import WINDOW
 from tools.run import Run
 from tools.watch import __main__ as watch
+from tools.watch import screen
 from tools.watch.live_run import LiveRun, thinned
 from tools.watch.metrics import labels
 from tools.watch.ring_flow import RingFlow, Stage
@@ -318,4 +321,11 @@ def test_the_time_left_is_that_of_the_steps_so_far(tmp_path: Path) -> None:
     assert LiveRun(Run(ring.folder)).frame(now=1002.0).left_s is None
     ring.update(0.5)
     walls = [float(line["wall"]) for line in Run(ring.folder).events("update")]
-    assert LiveRun(Run(ring.folder)).frame(now=1003.0).left_s == pytest.approx(8 * (walls[1] - walls[0]))
+    frame = LiveRun(Run(ring.folder)).frame(now=1003.0)
+    assert frame.left_s == pytest.approx(8 * (walls[1] - walls[0]))
+    narrow = Console(width=70)
+    with narrow.capture() as captured:
+        narrow.print(screen.render(replace(frame, verdict="learner-0 waits"), 70))
+    shown = " ".join(captured.get().split())
+    for text in (" of 10, ", " left, ", "learner-0 waits", " prompts: "):
+        assert text in shown

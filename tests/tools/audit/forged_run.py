@@ -307,3 +307,16 @@ def put(name: str, event: str, changes: Line, /, **which: Any) -> Edit:
 def drop(name: str, event: str, /, **which: Any) -> Edit:
     """Removes that line."""
     return lambda forge: forge.lines[name].remove(forge.of(name, event, **which)[0])
+
+
+class Forgeries(list[tuple[str, Any, str]]):
+    """Invariant, the change of a true run that breaks it, and the rule that reports it."""
+
+    def add(self, invariant: str, rule: str) -> Callable[[Any], Any]:
+        """A decorator of the change."""
+
+        def keep(edit: Any) -> Any:
+            self.append((invariant, edit, rule))
+            return edit
+
+        return keep

@@ -1,29 +1,19 @@
 """tools.audit over a forged run: each broken invariant is reported with its reason and journal line."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tools.audit.forged_run import GENERATORS, HEAD, LEARNER, REWARD, Edit, Forge, drop, put, true_run
+from tests.tools.audit.forged_run import GENERATORS, HEAD, LEARNER, REWARD, Edit, Forge, Forgeries, drop, put, true_run
 from tools.audit import __main__ as command
 from tools.audit.audit import Audit, audit, judge
 from tools.audit.findings import NAMES, InvariantVerdict
 from tools.run import Run
 
-MADE: list[tuple[str, Edit, str]] = []  # invariant, what is changed, the rule that reports it
-
-
-def forgery(invariant: str, rule: str) -> Callable[[Edit], Edit]:
-    """A change of the true run that breaks this invariant by this rule."""
-
-    def keep(edit: Edit) -> Edit:
-        MADE.append((invariant, edit, rule))
-        return edit
-
-    return keep
+MADE = Forgeries()
+forgery = MADE.add
 
 
 def caught(tmp_path: Path, invariant: str, edit: Edit, rule: str) -> Audit:

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
-from tests.tools.audit.forged_run import GENERATORS, HEAD, REWARD, Edit, Forge, Line, drop, put, true_run
+from tests.tools.audit.forged_run import GENERATORS, HEAD, REWARD, Edit, Forge, Forgeries, Line, drop, put, true_run
 from tests.tools.audit.test_forged import caught
 from tools.audit.audit import Audit, audit, judge
 from tools.audit.findings import InvariantVerdict
 from tools.run import Run
+
+MADE = Forgeries()
+forgery = MADE.add
 
 
 def found(tmp_path: Path, edit: Edit) -> Audit:
@@ -28,19 +31,15 @@ def move(forge: Forge, line: Line, *, after: Line) -> None:
 # a version is published when its push is complete (I6)
 
 
-def test_I6_a_version_published_before_its_push_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        move(forge, forge.of(HEAD, "publish", version=2)[0], after=forge.of(HEAD, "update", version=2)[0])
-
-    caught(tmp_path, "I6", edit, "a version is published when its push is complete: version 2 was not pushed to [")
+@forgery("I6", "a version is published when its push is complete: version 2 was not pushed to [")
+def a_version_published_before_its_push(forge: Forge) -> None:
+    move(forge, forge.of(HEAD, "publish", version=2)[0], after=forge.of(HEAD, "update", version=2)[0])
 
 
-def test_I6_a_version_published_while_its_push_is_in_flight_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        first = forge.of(HEAD, "member", name=GENERATORS[0], version=1)[0]
-        move(forge, forge.of(HEAD, "publish", version=1)[0], after=first)
-
-    caught(tmp_path, "I6", edit, "a push is over when each member completed it, broke it or is gone: 1 of 2 in push 1")
+@forgery("I6", "a push is over when each member completed it, broke it or is gone: 1 of 2 in push 1")
+def a_version_published_while_its_push_is_in_flight(forge: Forge) -> None:
+    first = forge.of(HEAD, "member", name=GENERATORS[0], version=1)[0]
+    move(forge, forge.of(HEAD, "publish", version=1)[0], after=first)
 
 
 def publish_to_nobody(forge: Forge, last_word: Line) -> None:
@@ -89,22 +88,18 @@ def forget_scores(forge: Forge, **ids: Any) -> None:
         forge.lines[REWARD].remove(line)
 
 
-def test_I10_a_verdict_that_no_reward_gave_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forget_scores(forge, uid=4)
-        for line in forge.of(HEAD, "scored", uid=4) + forge.of(HEAD, "trajectory", uid=4):
-            line["reward"] = 777
-
-    caught(tmp_path, "I10", edit, "a verdict is given by a reward: none says that it gave value 777")
+@forgery("I10", "a verdict is given by a reward: none says that it gave value 777")
+def a_verdict_that_no_reward_gave(forge: Forge) -> None:
+    forget_scores(forge, uid=4)
+    for line in forge.of(HEAD, "scored", uid=4) + forge.of(HEAD, "trajectory", uid=4):
+        line["reward"] = 777
 
 
-def test_I10_a_verdict_of_an_evaluation_that_no_reward_gave_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        for line in forge.of(HEAD, "scored", evaluation="after", status="value"):
-            line["reward"] = 1.0
-        forge.of(HEAD, "evaluation")[0]["reward"] = 1.0
-
-    caught(tmp_path, "I10", edit, "a verdict reaches the head as it was given: value 1.0, value 0.5 at reward-0.0")
+@forgery("I10", "a verdict reaches the head as it was given: value 1.0, value 0.5 at reward-0.0")
+def a_verdict_of_an_evaluation_that_no_reward_gave(forge: Forge) -> None:
+    for line in forge.of(HEAD, "scored", evaluation="after", status="value"):
+        line["reward"] = 1.0
+    forge.of(HEAD, "evaluation")[0]["reward"] = 1.0
 
 
 def test_verdicts_of_a_reward_whose_file_is_missing_are_not_vouched_for(tmp_path: Path) -> None:
@@ -135,12 +130,10 @@ def test_the_last_scores_of_a_killed_reward_may_be_lost(lived_on_s: float, is_cl
 # what the head says of weights and samples is what their makers say (I5)
 
 
-def test_I5_a_finish_that_changes_on_its_way_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        for line in forge.of(HEAD, "scored", uid=4) + forge.of(HEAD, "trajectory", uid=4):
-            line["finish"] = "length"
-
-    caught(tmp_path, "I5", edit, "are those of the completion: (5, 'stop', 1, 1), not (5, 'length', 1, 1)")
+@forgery("I5", "are those of the completion: (5, 'stop', 1, 1), not (5, 'length', 1, 1)")
+def a_finish_that_changes_on_its_way(forge: Forge) -> None:
+    for line in forge.of(HEAD, "scored", uid=4) + forge.of(HEAD, "trajectory", uid=4):
+        line["finish"] = "length"
 
 
 @pytest.mark.parametrize("name", ["min_version", "max_version"])
@@ -164,14 +157,12 @@ def test_I6_a_sample_begun_in_another_generators_file_is_caught(tmp_path: Path) 
     assert any("generator-1.0 completed it, not generator-0.0" in x.text for x in broken.findings.first["I6"])
 
 
-def test_I6_an_attempt_that_two_generators_sample_is_caught(tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        mine, other = (forge.lines[name] for name in GENERATORS)
-        moved = [line for line in mine if line.get("uid") == 4 and line.get("sample") == 1]
-        mine[:] = [line for line in mine if line not in moved]
-        other[:] = sorted([*other, *moved], key=lambda line: line["t"])
-
-    caught(tmp_path, "I6", edit, "one generator samples an attempt: generator-0.0 does")
+@forgery("I6", "one generator samples an attempt: generator-0.0 does")
+def an_attempt_that_two_generators_sample(forge: Forge) -> None:
+    mine, other = (forge.lines[name] for name in GENERATORS)
+    moved = [line for line in mine if line.get("uid") == 4 and line.get("sample") == 1]
+    mine[:] = [line for line in mine if line not in moved]
+    other[:] = sorted([*other, *moved], key=lambda line: line["t"])
 
 
 def put_sampled(name: str, value: int) -> Edit:
@@ -207,6 +198,7 @@ def test_a_late_report_of_a_sample_has_the_tokens_of_its_verdict(n_tokens: int, 
 
 
 FORGERIES: tuple[tuple[str, Edit, str], ...] = (
+    *MADE,
     ("I2", lambda f: f.of(HEAD, "update", version=3)[0].pop("lag_max"), "lag_max is missing"),
     ("I5", put(HEAD, "update", {"digest": "rubbish"}, version=2),
      "a version is one set of weights: digest rubbish here, digest of 2"),

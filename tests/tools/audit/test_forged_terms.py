@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.audit.forged_run import GENERATORS, HEAD, put
+from tests.tools.audit.forged_run import GENERATORS, HEAD, Forgeries, put
 from tests.tools.audit.forged_terms import HEADS, LEARNERS, TermForge, crashed_run, term
 from tools.audit.audit import audit, judge
 from tools.audit.findings import Findings, InvariantVerdict
@@ -16,6 +16,9 @@ from tools.audit.run_settings import read
 from tools.run import Run
 
 Edit = Callable[[TermForge], object]
+
+MADE = Forgeries()
+forgery = MADE.add
 
 
 def caught(tmp_path: Path, invariant: str, rule: str, edit: Edit) -> None:
@@ -35,35 +38,29 @@ def keep(forge: TermForge, number: int, kept: dict[int, list[int]]) -> None:
 # I1
 
 
-def test_I1_open_prompts_that_were_not_counted_are_caught(tmp_path: Path) -> None:
-    def edit(forge: TermForge) -> None:
-        for line in forge.of(HEADS[1], "admit")[:2]:
-            line["live"] -= 2
-
-    caught(tmp_path, "I1", "live is what admissions, batches, refunds and publishes add up to: 3, not 1", edit)
+@forgery("I1", "live is what admissions, batches, refunds and publishes add up to: 3, not 1")
+def open_prompts_that_were_not_counted(forge: TermForge) -> None:
+    for line in forge.of(HEADS[1], "admit")[:2]:
+        line["live"] -= 2
 
 
-def test_I1_more_prompts_than_credits_as_a_term_begins_are_caught(tmp_path: Path) -> None:
-    def edit(forge: TermForge) -> None:
-        term(forge, 1)["next_uid"] = 5
-        keep(forge, 1, {uid: [] for uid in range(5)})
-
-    caught(tmp_path, "I1", "live + in training <= (eta + 1) * B = 4: 5 as a term begins", edit)
+@forgery("I1", "live + in training <= (eta + 1) * B = 4: 5 as a term begins")
+def more_prompts_than_credits_as_a_term_begins(forge: TermForge) -> None:
+    term(forge, 1)["next_uid"] = 5
+    keep(forge, 1, {uid: [] for uid in range(5)})
 
 
 # I3
 
 
-def test_I3_a_refunded_prompt_that_vanishes_is_caught(tmp_path: Path) -> None:
+@forgery("I3", "what was refunded after batch 1 was taken is open again")
+def a_refunded_prompt_that_vanishes(forge: TermForge) -> None:
     """It was refunded in what is undone, so it lives again."""
 
-    def edit(forge: TermForge) -> None:
-        at = forge.lines[HEAD].index(forge.of(HEAD, "refund", uid=7)[0])
-        refund = {"uid": 2, "reason": "sampling_error", "n_tokens_dropped": 5, "error": "", "again": False}
-        forge.lines[HEAD].insert(at, {**forge.lines[HEAD][at], **refund})
-        keep(forge, 1, {3: [0, 1]})
-
-    caught(tmp_path, "I3", "what was refunded after batch 1 was taken is open again", edit)
+    at = forge.lines[HEAD].index(forge.of(HEAD, "refund", uid=7)[0])
+    refund = {"uid": 2, "reason": "sampling_error", "n_tokens_dropped": 5, "error": "", "again": False}
+    forge.lines[HEAD].insert(at, {**forge.lines[HEAD][at], **refund})
+    keep(forge, 1, {3: [0, 1]})
 
 
 # I4
@@ -103,16 +100,14 @@ def test_I4_a_source_out_of_turn_and_a_row_left_out_without_a_reason_are_caught(
     assert "the source furthest behind its weight is next, 'a', not 'b'" in findings.first["I4"][1].text
 
 
-def test_I4_a_row_to_be_drawn_again_that_is_forgotten_is_caught(tmp_path: Path) -> None:
+@forgery("I4", "rows to be drawn again come before new ones: 1 wait when row 6 is drawn")
+def a_row_to_be_drawn_again_that_is_forgotten(forge: TermForge) -> None:
     """Prompt 5 became too old in what is undone: it is open again, and refunded once more before a new row is drawn."""
 
-    def edit(forge: TermForge) -> None:
-        lines = forge.lines[HEADS[1]]
-        at = lines.index(forge.of(HEADS[1], "admit", uid=6)[0])
-        refund = {"uid": 5, "reason": "too_old", "n_tokens_dropped": 0, "error": "", "again": True}
-        lines.insert(at, {**lines[at], "event": "refund", **refund})
-
-    caught(tmp_path, "I4", "rows to be drawn again come before new ones: 1 wait when row 6 is drawn", edit)
+    lines = forge.lines[HEADS[1]]
+    at = lines.index(forge.of(HEADS[1], "admit", uid=6)[0])
+    refund = {"uid": 5, "reason": "too_old", "n_tokens_dropped": 0, "error": "", "again": True}
+    lines.insert(at, {**lines[at], "event": "refund", **refund})
 
 
 # I5, I6, I7
@@ -134,11 +129,9 @@ def test_I4_the_rows_of_a_loader_that_goes_on_exactly_are_clean(tmp_path: Path) 
     assert found["I4"].verdict is InvariantVerdict.HOLDS
 
 
-def test_I4_a_row_of_a_loader_that_is_another_one_when_it_is_drawn_again_is_caught(tmp_path: Path) -> None:
-    def edit(forge: TermForge) -> None:
-        [line for line in with_digests(forge) if line["row"] == 4][-1]["row_digest"] = "another"
-
-    caught(tmp_path, "I4", "a row that is drawn again is the same: row 4 of pass 0 is another, it was row 4", edit)
+@forgery("I4", "a row that is drawn again is the same: row 4 of pass 0 is another, it was row 4")
+def a_row_of_a_loader_that_is_another_one_when_it_is_drawn_again(forge: TermForge) -> None:
+    [line for line in with_digests(forge) if line["row"] == 4][-1]["row_digest"] = "another"
 
 
 def last_equals_first(forge: TermForge) -> list[dict[str, Any]]:
@@ -159,68 +152,57 @@ def test_I4_equal_rows_of_the_data_prove_nothing(tmp_path: Path) -> None:
     assert judge(audit(Run(forge.save(tmp_path / "run"))))["I4"].verdict is InvariantVerdict.HOLDS
 
 
-def test_I5_a_term_that_begins_with_other_weights_is_caught(tmp_path: Path) -> None:
-    def edit(forge: TermForge) -> None:
-        for name in (LEARNERS[2], *GENERATORS):
-            forge.of(name, "pushed", version=2, term=2)[0]["digest"] = "digest of something else"
-
-    caught(tmp_path, "I5", "a term begins with the weights of its version", edit)
+@forgery("I5", "a term begins with the weights of its version")
+def a_term_that_begins_with_other_weights(forge: TermForge) -> None:
+    for name in (LEARNERS[2], *GENERATORS):
+        forge.of(name, "pushed", version=2, term=2)[0]["digest"] = "digest of something else"
 
 
-def test_I5_a_stamp_of_a_version_that_is_void_is_caught(tmp_path: Path) -> None:
+@forgery("I5", "a token's version is held while it is sampled: [0, 2, 2, 3], held 0..1")
+def a_stamp_of_a_version_that_is_void(forge: TermForge) -> None:
     """Prompt 2 goes on in term 1, which began at version 1: it has no token of version 2 of term 0."""
 
-    def edit(forge: TermForge) -> None:
-        forge.of(GENERATORS[0], "completion", uid=2, sample=0)[0]["versions"] = [0, 2, 2, 3]
-
-    caught(tmp_path, "I5", "a token's version is held while it is sampled: [0, 2, 2, 3], held 0..1", edit)
+    forge.of(GENERATORS[0], "completion", uid=2, sample=0)[0]["versions"] = [0, 2, 2, 3]
 
 
-def test_I6_a_result_of_versions_that_are_undone_is_caught(tmp_path: Path) -> None:
+@forgery("I6", "of what term 0 made, versions up to 1 count in term 1: it has tokens of version 2")
+def a_result_of_versions_that_are_undone(forge: TermForge) -> None:
     """Prompt 2 was completed in term 0 by its version 2, and is scored in term 1, which began at version 1."""
 
-    def edit(forge: TermForge) -> None:
-        done = forge.of(GENERATORS[0], "completion", uid=2, sample=0)[0]
-        lines = forge.lines[GENERATORS[0]]
-        lines.remove(done)
-        lines.insert(lines.index(forge.of(GENERATORS[0], "pushed", term=1)[0]), done)
-        done.update(term=0, versions=[0, 3, 2, 2])
-        forge.of(HEAD, "scored", uid=2, sample=0)[0]["max_version"] = 2
-
-    caught(tmp_path, "I6", "of what term 0 made, versions up to 1 count in term 1: it has tokens of version 2", edit)
+    done = forge.of(GENERATORS[0], "completion", uid=2, sample=0)[0]
+    lines = forge.lines[GENERATORS[0]]
+    lines.remove(done)
+    lines.insert(lines.index(forge.of(GENERATORS[0], "pushed", term=1)[0]), done)
+    done.update(term=0, versions=[0, 3, 2, 2])
+    forge.of(HEAD, "scored", uid=2, sample=0)[0]["max_version"] = 2
 
 
-def test_I6_a_lease_that_survives_its_head_is_caught(tmp_path: Path) -> None:
-    def edit(forge: TermForge) -> None:
-        lease = forge.of(HEADS[1], "lease", uid=4)[0]
-        forge.lines[HEADS[1]].remove(lease)
-        for line in forge.of(HEADS[1], "scored", uid=4):
-            line["attempt"] = 1000
-
-    caught(tmp_path, "I6", "an older attempt's results are refused: attempt 1000, queued is 1000", edit)
+@forgery("I6", "an older attempt's results are refused: attempt 1000, queued is 1000")
+def a_lease_that_survives_its_head(forge: TermForge) -> None:
+    lease = forge.of(HEADS[1], "lease", uid=4)[0]
+    forge.lines[HEADS[1]].remove(lease)
+    for line in forge.of(HEADS[1], "scored", uid=4):
+        line["attempt"] = 1000
 
 
-def test_I7_work_for_a_generator_that_missed_the_push_of_the_term_is_caught(tmp_path: Path) -> None:
-    def edit(forge: TermForge) -> None:
-        pushed = forge.of(GENERATORS[1], "pushed", version=2, term=2)[0]
-        forge.lines[GENERATORS[1]].remove(pushed)
-
-    caught(tmp_path, "I7", "generator-1.0 itself held 3, of term 1", edit)
+@forgery("I7", "generator-1.0 itself held 3, of term 1")
+def work_for_a_generator_that_missed_the_push_of_the_term(forge: TermForge) -> None:
+    pushed = forge.of(GENERATORS[1], "pushed", version=2, term=2)[0]
+    forge.lines[GENERATORS[1]].remove(pushed)
 
 
 # I12
 
 
-def test_I12_tokens_that_a_term_dropped_and_a_refund_counts_are_caught(tmp_path: Path) -> None:
+@forgery("I12", "dropped tokens are those received: 5, not 10")
+def tokens_that_a_term_dropped_and_a_refund_counts(forge: TermForge) -> None:
     """Prompt 8 of term 1 had a verdict; prompt 8 of term 2 is another one."""
 
-    def edit(forge: TermForge) -> None:
-        forge.of(HEADS[1], "refund", uid=8)[0]["n_tokens_dropped"] = 10
-
-    caught(tmp_path, "I12", "dropped tokens are those received: 5, not 10", edit)
+    forge.of(HEADS[1], "refund", uid=8)[0]["n_tokens_dropped"] = 10
 
 
 FORGERIES: tuple[tuple[str, Edit, str], ...] = (
+    *MADE,
     ("I3", lambda f: keep(f, 1, {3: [0, 1]}), "a live prompt is open in the next term"),
     ("I3", lambda f: term(f, 1).update(next_uid=7), "between update 1 and batch 1: 4..6, not 7"),
     ("I3", lambda f: term(f, 1).update(next_uid=3), "between update 1 and batch 1: 4..6, not 3"),
