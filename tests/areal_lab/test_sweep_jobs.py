@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from areal_bus.process.isolation import CHILD
-from areal_lab.sweep.job_server import JobServer
 from areal_lab.sweep.plan import METRICS, Job
 from areal_lab.sweep.runner import named
 from areal_lab.sweep.starting import JobStart, JobStarter, environment, log_of, loop_of, modules_of, start_of
@@ -179,11 +178,3 @@ def test_no_process_survives_a_killed_sweep(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert "error: another sweep runs in" in again.stderr
     wait_until(lambda: not processes(sweep.pid))
-
-
-def test_the_server_starts_with_the_first_job_and_ends_with_the_sweep() -> None:
-    server = JobServer(environment())
-    assert is_server(next(iter(processes(os.getpid()))))
-    server.close()
-    assert server.exit_code == -signal.SIGTERM
-    assert not processes(os.getpid())

@@ -53,7 +53,7 @@ def test_the_budgets_fit_into_fifteen_minutes() -> None:
 def test_a_part_ends_whole_by_its_budget_or_with_its_error_and_keeps_its_rows() -> None:
     whole = bench.run_part("swap", "cpu", 120.0, is_quick=True)
     assert whole["end"] == "whole"
-    assert len(whole["rows"]) == 1
+    assert [row["pause_ms"] >= 0 for row in whole["rows"]] == [True]
     late = bench.run_part("decoder", "cpu", 25.0, is_quick=True)  # it never ends by itself
     assert late["end"] == "time"
     assert late["rows"]
@@ -90,7 +90,7 @@ def test_another_start_measures_only_the_parts_that_are_missing(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows", "figure"),
-    [("memory", 2, "plan_gib"), ("train", 2, "mfu"), ("generate", 2, "of_bound"), ("swap", 1, "pause_ms")],
+    [("memory", 2, "plan_gib"), ("train", 2, "mfu"), ("generate", 2, "of_bound")],
 )
 def test_a_part_measures_a_tiny_model_on_a_cpu(name: str, rows: int, figure: str) -> None:
     found: Iterator[dict[str, object]] = parts.PARTS[name][0](Size("cpu", is_quick=True))

@@ -36,12 +36,6 @@ def trained(folder: Path, redirection: str, *settings: str, environment: dict[st
     return run
 
 
-@pytest.mark.soak  # the next test but one has the other redirection
-@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
-def test_a_job_trains_to_its_end_when_standard_output_takes_nothing(tmp_path: Path, redirection: str) -> None:
-    trained(tmp_path, redirection)
-
-
 @pytest.mark.soak
 def test_a_job_without_mpirun_trains_to_its_end_when_its_disk_is_full(tmp_path: Path) -> None:
     into_full = ["sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh"]

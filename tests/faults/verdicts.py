@@ -25,11 +25,6 @@ def sleep(_: str) -> Any:
     time.sleep(600)
 
 
-def spin(_: str) -> Any:
-    while True:
-        pass
-
-
 def spin_in_c(_: str) -> Any:
     """A call that holds the GIL for ever, so no signal handler and no thread runs."""
     return re.match(r"(a+)+$", "a" * 60 + "b")
@@ -63,14 +58,9 @@ def fill(completion: str) -> Any:
 
 TRICKS: dict[str, Callable[[str], Any]] = {
     "sleep": sleep,
-    "spin": spin,
     "spin in C": spin_in_c,
     "explode": explode,
     "nan": lambda _: float("nan"),
-    "inf": lambda _: float("inf"),
-    "huge": lambda _: 1e30,
-    "text": lambda _: "fine",
-    "none": lambda _: None,
     "leave": leave,
     "fork": fork,
     "fill": fill,

@@ -252,7 +252,7 @@ def test_only_progress_that_a_restart_does_not_undo_is_reported_to_the_superviso
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["reward", "generator", "learner"])
+@pytest.mark.parametrize("role", ["reward", "learner"])
 def test_an_actor_that_ends_with_0_before_the_job_is_over_is_restarted(
     role: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

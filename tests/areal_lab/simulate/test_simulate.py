@@ -22,7 +22,6 @@ from areal_lab.simulate.generator import PlannedGenerator, PlannedSample
 from areal_lab.simulate.outcome import simulate
 from areal_lab.simulate.ring import RingModel
 from areal_lab.simulate.schedule import ObservedLengths, Schedule
-from areal_lab.simulate.sweep import Split
 
 SIZES: dict[str, Any] = {"batch_size": 8, "n_samples": 4, "eta": 1, "n_generators": 3, "slots": 8}
 BASE = Schedule(
@@ -154,15 +153,6 @@ def test_slow_generators_are_the_bound() -> None:
     assert outcome.tokens_per_s == pytest.approx(schedule.generation_alone, rel=0.05)
 
 
-def test_one_device_halves_both_speeds_while_both_work() -> None:
-    speeds = replace(BASE.speeds, update_s=0.0)
-    alone = replace(BASE, n_generators=1, eta=4, on_update="keep", push_s=0.0, reward_s=0.0, speeds=speeds)
-    shared = simulate(replace(alone, cores=Cores(1.0)), n_steps=60, n_settle=15)
-    schedule = replace(alone, cores=Cores(1.0))
-    assert shared.tokens_per_s == pytest.approx(schedule.bound, rel=0.06)
-    assert shared.tokens_per_s < 0.8 * simulate(alone, n_steps=60, n_settle=15).tokens_per_s
-
-
 def test_spans_are_split_where_the_versions_change() -> None:
     schedule = replace(
         BASE, on_update="keep", prompt_tokens=0, speeds=SpeedLaw(10.0, 0.0, 1.0, 0.0)
@@ -226,16 +216,6 @@ def test_a_run_that_is_too_short_is_not_measured(tmp_path: Path) -> None:
     where = journals(tmp_path, head=HEAD, learner=[], generator=COMPLETIONS)
     with pytest.raises(ConfigError, match="after a warm-up of 4, and a measurement needs more than 5"):
         tool.main(["--from", str(where)])
-
-
-def test_the_output_names_the_origin_of_the_split() -> None:
-    each = [Split(1, 3)]
-    args = tool.parser().parse_args([CONFIG, "--from", "runs/mine"])
-    assert tool.split_line(each, args) == (
-        f"split      1 + 3: that of runs/mine, not that of {CONFIG} (--split L+G, or --gpus N: all splits of N devices)"
-    )
-    args = tool.parser().parse_args([CONFIG, "--from", "runs/mine", "--gpus", "4"])
-    assert tool.split_line(each, args) == "split      all splits of 4 devices"
 
 
 @pytest.mark.parametrize(
