@@ -86,32 +86,24 @@ def test_own_data_and_reward_run_as_shown(mine: Path) -> None:
 
 
 @pytest.mark.slow
-def test_own_parts_and_an_own_workflow_of_two_turns_which_asks_by_the_chat_template_and_keeps_every_turn(
-    mine: Path,
-) -> None:
-    words = ["workflow.function=turns:TwoTries", "learner.loop=ppo", "run.total_train_steps=1"]
+def test_the_loop_of_the_docs_runs_with_own_parts_and_a_workflow_of_two_turns_that_keeps_every_turn(mine: Path) -> None:
+    """The workflow asks by the chat template."""
+    (mine / "mine/noise.py").write_text("def score(completion): return len(completion) % 3")
+    words = ["learner.loop=loops:train", "workflow.function=turns:TwoTries", "reward.function=noise:score"]
     own = [f"actor.{part}=parts:{name}" for part, name in OWN_PARTS.items()]
-    done = launch(mine, *words, *own, "evaluate.before=false", "evaluate.after=false")
+    done = launch(mine, *words, *own, "run.total_train_steps=2", "evaluate.before=false", "evaluate.after=false")
     assert done.returncode == 0, done.stdout + done.stderr
+    lines = re.findall(r"^version (\d): reward \d\.\d{3}, trained (\d+)$", done.stdout, re.M)
+    assert [version for version, _ in lines] == ["1", "2"]
+    assert all(int(n) > 0 for _, n in lines)
     samples = [json.loads(line) for line in (mine / "runs/latest/samples/samples.jsonl").read_text().splitlines()]
-    assert len(samples) == 64
+    assert len(samples) == 128
     for sample in samples:
         (first, answer), (second, last) = sample["turns"]
         assert re.fullmatch(r"user What is the capital of \w+\? Answer in one short sentence\.\.assistant ", first)
         assert re.fullmatch(r"(<eos>)?\.user Are you sure\? Answer in one short sentence\.\.assistant ", second), second
         assert sample["completion"] == last
         assert isinstance(answer, str)
-
-
-@pytest.mark.slow
-def test_the_loop_of_the_docs_runs_as_shown(mine: Path) -> None:
-    words = ["learner.loop=loops:train", "reward.function=noise:score", "run.total_train_steps=2"]
-    (mine / "mine/noise.py").write_text("def score(completion): return len(completion) % 3")
-    done = launch(mine, *words, "evaluate.before=false", "evaluate.after=false")
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = re.findall(r"^version (\d): reward \d\.\d{3}, trained (\d+)$", done.stdout, re.M)
-    assert [version for version, _ in lines] == ["1", "2"]
-    assert all(int(n) > 0 for _, n in lines)
 
 
 def test_the_docs_of_the_loop_name_every_field_of_batch_and_item() -> None:
