@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ import pytest
 
 from actors.processes import worker_process
 from actors.processes.worker_process import MARK, kill_marked
+from tests.support.polling import wait_until
 
 
 @pytest.fixture
@@ -54,8 +54,7 @@ def test_kill_marked_waits_for_a_process_in_execve(mark: str, hidden: str, monke
 def test_kill_marked_does_not_wait_for_processes_without_an_environment() -> None:
     bare, ended = started({}), subprocess.Popen(["true"])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie
-    while not worker_process.read_proc(bare.pid, "cmdline"):
-        time.sleep(0.001)
+    wait_until(lambda: worker_process.read_proc(bare.pid, "cmdline"), "it has a command line")
     assert not worker_process.is_in_execve(bare.pid)
     assert not worker_process.is_in_execve(ended.pid)
     assert not worker_process.is_in_execve(2)  # of the kernel, or of another user, or none
