@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
-PROTOCOL = 18  # incremented with every change of a record, of the wire format or of a checksum
+PROTOCOL = 19  # incremented with every change of a record, of the wire format or of a checksum
 
 ATTEMPTS = 1000  # attempts of a prompt in one term; separates the results of different terms
 MAX_PARTS = 32  # rewards by name that one score reports
@@ -165,12 +165,13 @@ class Rejoin:
     """The head does not know the receiver: discard all work of the head, then send Join and Ready again.
 
     A learner cannot discard its state. It reports its version to a new incarnation of the head (BeginTerm). Otherwise,
-    and whenever `anew` is set, it exits and restarts from its checkpoint as a new incarnation.
+    and whenever `anew` is set, it exits and restarts as a new incarnation, with `undo` from its checkpoint on disk.
     """
 
     reason: Sentence
     life: int = 0  # incarnation of the head
     anew: bool = False
+    undo: bool = False
 
 
 @record
@@ -363,14 +364,17 @@ class Cancel:
 
 @record
 class BeginTerm:
-    """Learner rank 0 begins a term with these weights: initial, of a checkpoint, or its current ones (`lives_on`)."""
+    """Learner rank 0 begins a term with these weights: initial, of a checkpoint, of a copy in memory (`restored`), or
+    its current ones (`lives_on`).
+    """
 
     version: int
     digest: Name
     life: int = 0  # incarnation of the head that it has joined
     lives_on: bool = False
     sealed: list[int] = dataclasses.field(default_factory=list)  # versions with complete checkpoints on disk
-    max_lag: int | None = None  # of the tokens trained by this incarnation
+    max_lag: int | None = None  # of the tokens trained by this incarnation, and by that of the copy
+    restored: bool = False
 
 
 @record
@@ -439,6 +443,7 @@ class UpdateDone:
     stats: dict[str, float]  # metrics of the step
     digest: Name  # of the snapshot
     kept: bool = False  # a checkpoint of this version is being written
+    held: bool = False  # the supervisors of all learner ranks hold a copy of it
 
 
 @record

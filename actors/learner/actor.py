@@ -5,12 +5,14 @@ import socket
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from loguru import logger
 
 from actors.learner.batching import build
 from actors.learner.checkpoint.checkpoint_manager import CheckpointHooks, CheckpointManager, StartPoint
+from actors.learner.checkpoint.memory_copy import MemoryCopies
 from actors.learner.link.inbox import LearnerInbox, StopRun
 from actors.learner.link.rendezvous import LearnerRanks, Rendezvous, lost_peer, meet, part
 from actors.learner.link.rollout import HeadFailover, Rollout
@@ -22,7 +24,7 @@ from actors.learner.model.startup import load_critic, load_policy, warm
 from actors.learner.update.ppo import PPOActor, UpdateContext
 from actors.learner.update.simulated_update import simulated_update
 from actors.models.loading import load_tokenizer
-from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
+from actors.runtime.context import COPY_FD, Context, HeartbeatState, journal_rejections, open_bus, take_descriptor
 from actors.runtime.process import leave
 from actors.runtime.stages import stages_of
 from actors.runtime.torch_profiler import TorchProfiler
@@ -77,6 +79,14 @@ class Learner:
         self.digest = ""  # of the newest version; rank 0 only
         self.max_lag: int | None = None  # of the tokens trained by this process; None before the first
         self.began_at = 0  # the version at the start of this process
+        self.is_restored = False  # it began from the copy in memory
+        n_learners = context.n_learners
+        self.copies = MemoryCopies(
+            take_descriptor(COPY_FD),
+            owner=f"{context.job} {context.split} {context.index}/{n_learners}",
+            journal=journal,
+            n_here=min(n_learners, config.topology.gpus_per_host or n_learners),
+        )
         sends_deltas = self.is_root and config.weights.delta_push == "auto" and config.actor.lora is None
         self.changes = ChangeHistory(DELTA_VERSIONS) if sends_deltas else None
         if self.is_root:
@@ -147,6 +157,8 @@ class Learner:
             return
         if isinstance(meaning, Restart):
             self.journal.write(Event.NOTE, text=f"comes back from its checkpoint: {meaning}")
+            if self.inbox.undoes:
+                self.copies.clear()
         else:
             self.journal.write(Event.FAILED, error=str(meaning))
             self.send(m.Failure(str(meaning)))
@@ -204,7 +216,7 @@ class Learner:
         with self.journal.span("load"):
             if context.n_learners == 1:
                 self.inbox.bind()
-                return LearnerRanks(), self.checkpoints.choose()
+                return LearnerRanks(), self.checkpoints.choose(self.copies.versions)
             self.heartbeat.note = "waits for the other learners"
             meeting = Rendezvous(
                 self.inbox,
@@ -213,10 +225,10 @@ class Learner:
                 look=lambda: self.journal.mark("load"),
             )
             if self.is_root:
-                start = self.checkpoints.choose()
-                store = meeting.host(self.endpoint, asdict(start), size=context.n_learners)
+                store = meeting.host(self.endpoint, self._choose, size=context.n_learners)
+                start = self._start
             else:
-                store, word = meeting.visit(context.index)
+                store, word = meeting.visit(context.index, self.copies.versions)
                 start = StartPoint(**word)
             ranks = meet(
                 store,
@@ -231,9 +243,17 @@ class Learner:
             self.has_met = True
             return ranks, start
 
+    def _choose(self, copies: list[list[int]]) -> dict[str, Any]:
+        """The start point of all ranks. `copies`: the versions that each other rank has a copy of."""
+        self._start = self.checkpoints.choose(set(self.copies.versions).intersection(*copies))
+        return asdict(self._start)
+
     def _load(self, ranks: LearnerRanks, start: StartPoint) -> None:
         """Load tokenizer and model; afterwards the actor holds the start version."""
         config, context = self.config, self.context
+        self.is_restored = start.is_held
+        if not start.is_held:
+            self.copies.clear()
         with self.journal.span("load"):
             self.heartbeat.note = "loads the model"
             self.tokenizer = load_tokenizer(context.model_folder, date=context.run_date())
@@ -241,7 +261,7 @@ class Learner:
             self.policy = load_policy(config, model, settings, checkpoint=start.folder)
             critic = load_critic(config, model, settings, config_folder=Path(context.config_folder))
         self._record_model()
-        if config.learner.warmup.steps and not start.folder:
+        if config.learner.warmup.steps and not (start.folder or start.is_held):
             with self.journal.span("warmup"):
                 warm(
                     self.policy,
@@ -263,6 +283,9 @@ class Learner:
         if start.folder:
             with self.journal.span("load"):
                 self.checkpoints.restore(self.actor, start)
+        if start.is_held:
+            with self.journal.span("load"):
+                self.max_lag = self.copies.restore(self.actor, start.version)
 
     def _record_model(self) -> None:
         """Write the size of the model and its device, from which readers compute FLOPs."""
@@ -290,6 +313,9 @@ class Learner:
         self.began_at = self.actor.version
         self.shared_on = self._shared_on()
         self.digest = self._snapshot(self.began_at)
+        self.copies.begin(self.actor)
+        if not self.is_restored:
+            self.copies.keep(self.actor, self.max_lag)
         self.inbox.live_on(lambda life: self.send(replace(self._join(), again=life)))
         self.failover.confirm(False)
         if self.is_root:
@@ -308,24 +334,28 @@ class Learner:
         self.send(m.Ready(capacity=0))
         if self.is_root:
             has_more = lives_on and version > self.began_at  # than a restarted learner would have
-            self.send(m.BeginTerm(version, self.digest, life, has_more, self.checkpoints.sealed(), self.max_lag))
+            is_copy, sealed = self.is_restored and not has_more, self.checkpoints.sealed()
+            self.send(m.BeginTerm(version, self.digest, life, has_more, sealed, self.max_lag, is_copy))
 
     def _publish(self, version: int, stats: dict[str, float]) -> None:
         """Runs at the end of every update, on every rank."""
         self.digest = self._snapshot(version)
         self._record()
         is_kept = self.checkpoints.is_due(self.actor)
-        if self.is_root:
+        if "lag_max" in stats:
+            self.max_lag = max(self.max_lag or 0, int(stats["lag_max"]))
+        if self.is_root:  # before the copy, after which a head may continue at this version
             self.journal.write(Event.STEP, version=version, digest=self.digest, **stats)
-            if not self.failover.has_new_head:  # else the next head receives the version in BeginTerm
-                self.send(m.UpdateDone(version=version, stats=stats, digest=self.digest, kept=is_kept))
-            if "lag_max" in stats:
-                self.max_lag = max(self.max_lag or 0, int(stats["lag_max"]))
+        is_held = self.copies.keep(self.actor, self.max_lag)
+        if is_held:  # its updates survive this process
+            self.heartbeat.report_progress()
+        if self.is_root and not self.failover.has_new_head:  # else the next head receives the version in BeginTerm
+            self.send(m.UpdateDone(version=version, stats=stats, digest=self.digest, kept=is_kept, held=is_held))
         if is_kept:
             self.checkpoints.keep(self.actor, self.tokenizer)
 
     def _sealed(self, version: int, folder: str) -> None:
-        """Runs on every rank when a checkpoint is complete. Only its updates survive this process."""
+        """Runs on every rank when a checkpoint is complete: its updates survive this process."""
         if version > self.began_at:
             self.heartbeat.report_progress()
         if self.is_root and not self.failover.has_new_head:

@@ -23,6 +23,7 @@ DETAIL_BYTES = (
 )  # of a process's first full journal files, which keep the times of single spans for the timeline
 GC_THRESHOLD = 20_000  # allocations before a young collection; Python's default is 700
 PROGRESS_FD = "AREAL_BUS_PROGRESS_FD"  # environment: pipe on which an actor reports first progress to its supervisor
+COPY_FD = "AREAL_BUS_COPY_FD"  # environment: memory of the supervisor, for copies of a learner's state
 TURNS_FD = "AREAL_BUS_TURNS_FD"  # environment: eventfd on which the head reports each loop iteration to its supervisor
 
 

@@ -134,8 +134,8 @@ class HeadState:
         """Stale generators that get no share at eta = 0, as long as they miss pushes of their own."""
         return [x for x in self.members.of(Role.GENERATOR, MemberState.STALE) if self.pushes.misses_its_own(x.name)]
 
-    def checkpoint(self, version: int, *, verdicts: bool = True) -> HeadCheckpoint:
-        """Capture the state at `version`. A batch that is in training counts as trained."""
+    def checkpoint(self, version: int, *, verdicts: bool = True, reopens: bool = False) -> HeadCheckpoint:
+        """Capture the state at `version`. A batch in training counts as trained, or with `reopens` as not taken."""
         open_prompts = tuple(
             OpenPrompt(
                 entry.uid,
@@ -147,7 +147,7 @@ class HeadState:
                 tuple(entry.verdicts.values()) if verdicts else (),
                 entry.group if verdicts else None,
             )
-            for entry in self.ledger.live()
+            for entry in (self.ledger.open.values() if reopens else self.ledger.live())
         )
         rows, figures = self.rows, dict(self.figures)
         return HeadCheckpoint(

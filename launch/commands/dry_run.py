@@ -21,7 +21,7 @@ from launch.checks.model_checks import check_token_ids, check_tokenizer
 from launch.checks.row_checks import count_tokens, render_prompt
 from launch.memory.fits import Fit, compare
 from launch.memory.loads import Proposal, format_bytes, rank_need, stage_lines
-from launch.memory.ranks import N_LOGITS, MicroBatch, learner_activation_numbers
+from launch.memory.ranks import N_LOGITS, MicroBatch, copied_bytes, learner_activation_numbers
 from launch.memory.shape import BYTES, DecoderShape, ParameterCounts, find_shape
 from launch.plan.seats import plan_ranks, rank_pool
 from launch.plan.settings_text import as_toml
@@ -80,6 +80,7 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
         *stage_lines(config, shape, n_prompt),
         *minibatch_lines(config, places),
         *shared_gpu_lines(config, places, shape, n_prompt),
+        *copy_lines(config, shape),
         *fit.lines,
         *interpreter_lines(config, file.resolve().parent),
     ]
@@ -88,6 +89,14 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
     else:
         rest = ["# changed settings; --all: every setting, and the memory formula", changed(config)]
     return PlanPage("\n".join([*resumed, *plan_lines, "", *rest]), fit.is_too_large)
+
+
+def copy_lines(config: Config, shape: DecoderShape | None) -> list[str]:
+    """The copies of a learner's state in memory, which are made only where there is room."""
+    if shape is None:
+        return []
+    size = format_bytes(copied_bytes(config, shape))
+    return [f"copies in memory of each learner rank's state: {size} more on its host, if that has 4 times as much free"]
 
 
 def check_weights(config: Config, folder: Path) -> None:

@@ -127,6 +127,7 @@ STATE_BYTES = 3 * BYTES["float32"]  # a parameter and two moments
 FLOAT = BYTES["float32"]
 SQRT_BYTES = BYTES["float32"]  # torch on a GPU computes the square roots of all second moments at once
 BLOCK = 256  # numbers with a common scale in the 8-bit states of torchao
+N_COPIES = 2  # of actors/learner/checkpoint/memory_copy.py
 N_SNAPSHOTS = 2  # kept by actors/learner/link/weight_pusher.py
 N_LOADED = 2  # a model's file and its copy in memory, before training begins
 
@@ -264,6 +265,18 @@ def staged_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -
     if keeps_reference(config) and config.actor.lora is None:
         numbers += BYTES[config.model.dtype] * shape.n_parameters
     return numbers // config.topology.learners
+
+
+def copied_bytes(config: Config, shape: DecoderShape) -> int:
+    """Bytes of both copies of a learner rank's state in memory: parameters, moments, critic, reference."""
+    counts, sharers = ParameterCounts.of(config, shape), n_sharers(config)
+    if config.learner.simulated is not None:
+        return N_COPIES * FLOAT * counts.trained // sharers
+    held = FLOAT * counts.trained + moment_bytes(config, shape, counts, in_float32=True)
+    held += STATE_BYTES * shape.n_parameters if config.actor.advantage == "gae" else 0
+    if keeps_reference(config) and config.actor.lora is None:
+        held += BYTES[config.model.dtype] * shape.n_parameters
+    return N_COPIES * held // sharers
 
 
 def saved_bytes(config: Config, counts: ParameterCounts) -> int:

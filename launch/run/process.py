@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.runtime import start
-from actors.runtime.context import PROGRESS_FD, TURNS_FD, Context
+from actors.runtime.context import COPY_FD, PROGRESS_FD, TURNS_FD, Context
 from areal_bus.errors import ArealBusError
 from areal_bus.messages import Role
 from areal_bus.process import parent_death
@@ -57,17 +57,21 @@ class ActorProcess:
             os.close(self.ticks)
 
 
-def start_actor(context: Context, gpus: Sequence[int], command: Sequence[str] | None) -> ActorProcess:
+def start_actor(
+    context: Context, gpus: Sequence[int], command: Sequence[str] | None, *, memory: int | None = None
+) -> ActorProcess:
     """Start an actor in its own session: signals of the terminal and of mpirun reach it only through the supervisor.
 
-    `command`: None forks this process. SIGUSR1 and SIGUSR2 are blocked in the actor until it listens
-    (actors/runtime/process.py). Raises ArealBusError when the process cannot be started.
+    `command`: None forks this process. `memory`: a file that outlives it, for copies of its state.
+    SIGUSR1 and SIGUSR2 are blocked in the actor until it listens (actors/runtime/process.py). Raises ArealBusError when
+    the process cannot be started.
     """
     child_stdin, stdin = os.pipe()
     progress, child_progress = os.pipe()
     os.set_blocking(progress, False)
     ticks = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if context.role == Role.HEAD else None
-    inherited = {PROGRESS_FD: child_progress} | ({TURNS_FD: ticks} if ticks is not None else {})
+    ours_to_give = {PROGRESS_FD: child_progress, TURNS_FD: ticks, COPY_FD: memory}
+    inherited = {name: descriptor for name, descriptor in ours_to_give.items() if descriptor is not None}
     numbers = {name: str(descriptor) for name, descriptor in inherited.items()}
     inner = actor_environment(os.environ, gpus=gpus, cpu=context.device == "cpu") | numbers
     if context.role == Role.LEARNER:

@@ -1,5 +1,7 @@
 """One actor of a rank as its supervisor sees it, its restarts after crashes, and the stall timer of a head."""
 
+import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +12,7 @@ from areal_bus.config.sections import WatchdogConfig
 from areal_bus.messages import Role
 from launch.run.process import ActorProcess
 
+COPY_TRIES = 2  # crashes in a row without progress, after which a learner goes back to its checkpoint on disk
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0)  # delay of the first, second, ... restart in a row without progress
 
 
@@ -81,6 +84,20 @@ class SupervisedActor:
     is_parked: bool = False  # this rank runs no learner or generator in the present split
     misplaced_since: float | None = None  # when the split was seen to have another actor here
     fault: Fault | None = None  # where in the user's code the incarnation before ended, if it did
+    memory: int | None = None  # of a learner: holds copies of its state (actors/learner/checkpoint/memory_copy.py)
+
+    def take_memory(self) -> int | None:
+        """The descriptor for the next incarnation; None for another role, or without memfd."""
+        if self.memory is None and self.context.role == Role.LEARNER:
+            with contextlib.suppress(OSError, AttributeError):  # a Python may be built without memfd
+                self.memory = os.memfd_create("areal-bus-learner")
+        return self.memory
+
+    def drop_memory(self) -> None:
+        """Free all copies once no process has them open."""
+        if self.memory is not None:
+            os.close(self.memory)
+            self.memory = None
 
     @property
     def is_head(self) -> bool:

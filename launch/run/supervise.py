@@ -32,7 +32,7 @@ from launch.run.job_end import (
     write_cause,
 )
 from launch.run.process import ActorProcess, Signals, print_to_mpirun, resume_hint, start_actor
-from launch.run.restart_policy import RestartBackoff, StallTimer, SupervisedActor
+from launch.run.restart_policy import COPY_TRIES, RestartBackoff, StallTimer, SupervisedActor
 from launch.run.runs import PID, SUMMARY
 
 GRACE_S = 5.0  # for actors to exit before SIGKILL; mpirun and Slurm wait for longer
@@ -78,7 +78,7 @@ class Supervisor:
         """Raises ArealBusError when the process cannot be started."""
         actor = SupervisedActor(context, gpus, RestartBackoff(self.launch.max_restarts), StallTimer(self.watchdog))
         self.actors.append(actor)
-        actor.child = start_actor(context, gpus, self._command)
+        actor.child = start_actor(context, gpus, self._command, memory=actor.take_memory())
 
     def park(self, context: Context) -> None:
         """This rank runs no learner or generator in the present split, but may in another one."""
@@ -102,6 +102,8 @@ class Supervisor:
         finally:
             for child in self._children():
                 child.close()
+            for actor in self.actors:
+                actor.drop_memory()
 
     def end(self) -> None:
         """Send SIGTERM to all actors, and SIGKILL after GRACE_S."""
@@ -196,6 +198,7 @@ class Supervisor:
         actor.context = replace(now, incarnation=actor.context.incarnation + 1)
         actor.gpus = self.seat.gpus(Role(now.role)) if now.device == "cuda" else ()
         actor.backoff = RestartBackoff(self.launch.max_restarts)
+        actor.drop_memory()
         actor.is_parked, actor.misplaced_since, actor.fault, actor.stopped = False, None, None, None
         return True
 
@@ -223,6 +226,8 @@ class Supervisor:
         if pause_s is None:
             often = f"that is {most + 1} in a row without progress in between, and " if most else ""
             return self._give_up(who, f"{how}{last_error(actor.context)}; {often}launch.max_restarts is {most}")
+        if actor.backoff.n_crashes > COPY_TRIES:
+            actor.drop_memory()
         actor.context = replace(actor.context, incarnation=actor.context.incarnation + 1)
         actor.due = time.monotonic() + pause_s
         again = f"starts again in {pause_s:g} s as" if pause_s else "started again as"
@@ -247,7 +252,8 @@ class Supervisor:
         if not self._take_seat(actor):
             return None
         try:
-            actor.child = start_actor(actor.context, actor.gpus, self._command)
+            memory = actor.take_memory()
+            actor.child = start_actor(actor.context, actor.gpus, self._command, memory=memory)
             actor.stall_timer = StallTimer(self.watchdog)
         except ArealBusError as error:
             return self._restart(actor, str(error), crashed=True, progressed=False)

@@ -71,8 +71,11 @@ class Ring:
         config: Path = CONFIG,
         bootstrap: str = "mpi",
         before: Callable[[int], list[str]] = lambda rank: [],
+        copies: bool = False,
     ) -> None:
-        """`changes` as after --set; `bootstrap` "env" starts the ranks without mpirun, each behind `before(rank)`."""
+        """`changes` as after --set; `bootstrap` "env" starts the ranks without mpirun, each behind `before(rank)`.
+        `copies`: supervisors have memory for copies of a learner's state; else a dead one goes back to a checkpoint.
+        """
         self.folder, self.changes, self.ranks = folder, changes, ranks
         self.config, self.bootstrap, self._before = config, bootstrap, before
         self.codes: list[int] = []  # of the processes of the last start, once they have ended
@@ -81,6 +84,7 @@ class Ring:
         self._began, self._n_failpoints = 0.0, 0
         for name in ("failpoints", "failpoints_hit"):
             (folder / name).mkdir(parents=True, exist_ok=True)
+        replace(folder / "no_copies", "" if copies else "yes")
 
     # starting and ending
 

@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -150,10 +150,7 @@ def stage(
     final, ranks = versioned_dirs.place(folder, version), policy.ranks
     parts = {"model": policy} if reference is None else {"model": policy, REFERENCE: reference}
     building, number = _begin(final, ranks, [shards.FOLDER, *parts])
-    state = _tensors_of(policy, optimizer, POLICY, has_masters=policy.push_dtype is not torch.float32)
-    if critic is not None:
-        state |= _tensors_of(critic.model, critic.optimizer, CRITIC, has_masters=True)
-    state[f"{RNG}{ranks.index}"] = torch.get_rng_state()
+    state = training_state(policy, optimizer, critic, has_masters=policy.push_dtype is not torch.float32)
     return PendingCheckpoint(
         final=final,
         version=version,
@@ -202,6 +199,17 @@ def _reason(error: Exception | None) -> str:
 def _is_of_the_disk(error: Exception) -> bool:
     """Whether it is a disk error. Rust libraries have no class of their own for it."""
     return isinstance(error, OSError | SafetensorError) or OS_ERROR in str(error)
+
+
+def training_state(
+    policy: Policy, optimizer: torch.optim.Optimizer, critic: Critic | None, *, has_masters: bool
+) -> dict[str, Tensor]:
+    """Live tensors of policy, critic and random numbers, by key; with `has_masters` the policy's parameters."""
+    state = _tensors_of(policy, optimizer, POLICY, has_masters=has_masters)
+    if critic is not None:
+        state |= _tensors_of(critic.model, critic.optimizer, CRITIC, has_masters=True)
+    state[f"{RNG}{policy.ranks.index}"] = torch.get_rng_state()
+    return state
 
 
 def _tensors_of(
@@ -259,15 +267,33 @@ def restore(state: TrainingState, *, policy: Policy, optimizer: torch.optim.Opti
     if state.tensors is not None:
         _restore_whole(state.tensors, policy, optimizer)
         return
-    reader = ShardReader(state.folder)
+    restore_state(ShardReader(state.folder), policy=policy, optimizer=optimizer, critic=None)
+
+
+class StateReader(Protocol):
+    """The training state of a checkpoint, or of a copy in memory."""
+
+    def forms(self, prefix: str) -> dict[str, TensorStorageMetadata]:
+        """Key without the prefix -> shape and dtype of the whole tensor."""
+
+    def load(self, targets: Mapping[str, Tensor]) -> None:
+        """Fill the tensors."""
+
+
+def restore_state(
+    reader: StateReader, *, policy: Policy, optimizer: torch.optim.Optimizer, critic: Critic | None
+) -> None:
+    """Restore optimizer, RNG, the parameters that it has, and a critic. CheckpointError: state of another model."""
     _restore_shards(reader, POLICY, policy, optimizer)
+    if critic is not None:
+        _restore_shards(reader, CRITIC, critic.model, critic.optimizer)
     saved, index = reader.forms(RNG), policy.ranks.index
-    rng = torch.empty(saved["0"].size, dtype=torch.uint8)
+    rng = torch.empty(next(iter(saved.values())).size, dtype=torch.uint8)
     reader.load({f"{RNG}{index if str(index) in saved else 0}": rng})
     torch.set_rng_state(rng)
 
 
-def _restore_shards(reader: ShardReader, prefix: str, model: Policy, optimizer: torch.optim.Optimizer) -> None:
+def _restore_shards(reader: StateReader, prefix: str, model: Policy, optimizer: torch.optim.Optimizer) -> None:
     parameters, forms = model.parameters(), reader.forms(prefix)
     _check_names({key.split("/", 1)[1] for key in forms}, parameters)
     _check_shapes(forms, parameters)

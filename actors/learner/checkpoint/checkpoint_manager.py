@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from areal_bus.storage.run_files import BestRule
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """A version and its checkpoint folder; "" for version 0 from the model folder."""
+    """A version and its checkpoint folder; "" for version 0 from the model folder, and for a copy in memory."""
 
     version: int
     folder: str
+    is_held: bool = False  # from the copies in memory of all ranks
 
 
 def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> StartPoint:
@@ -174,9 +175,19 @@ class CheckpointManager:
         self._took_s: float | None = None  # duration of the last checkpoint; None: this process has written none
         self._waited_s = 0.0  # the part of it in which training waited
 
-    def choose(self) -> StartPoint:
-        """Choose the start version and remove newer checkpoints. Raises CheckpointError."""
-        beginning = choose(self._run, every_steps=self._settings.every_steps, warn=self._warn)
+    def choose(self, held: Collection[int] = ()) -> StartPoint:
+        """Choose the start version and remove newer checkpoints. Raises CheckpointError.
+
+        `held`: versions of which all ranks have a copy in memory.
+        """
+        sealed = versioned_dirs.versions(self._run / "checkpoints")
+        if held and max(held) >= max(sealed, default=0):
+            beginning = StartPoint(max(held), "", is_held=True)
+            versioned_dirs.tidy(self._run / "checkpoints")
+            if sealed:
+                self._version, self.folder = max(sealed), str(sealed[max(sealed)])
+        else:
+            beginning = choose(self._run, every_steps=self._settings.every_steps, warn=self._warn)
         for path in forget_newer(self._run, beginning.version):
             self._warn(f"{path.name} is removed: this term begins at version {beginning.version}, before it")
         if self._uploads is not None:  # what an earlier process had not uploaded

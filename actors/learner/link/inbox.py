@@ -98,6 +98,11 @@ class LearnerInbox:
         if self._rejoin is not None and self._is_bound:
             raise Restart(f"a learner unknown to the head restarts from its checkpoint: {self._rejoin.reason}")
 
+    @property
+    def undoes(self) -> bool:
+        """Whether the head has refused the copy that this learner began from."""
+        return self._rejoin is not None and self._rejoin.undo
+
     def await_order(self, timeout_s: float) -> None:
         """Wait `timeout_s` for an order. Raises as `check` when the head sends Stop or Rejoin."""
         deadline = time.monotonic() + timeout_s

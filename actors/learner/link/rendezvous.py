@@ -1,6 +1,7 @@
 """Learner ranks meet at the store of rank 0 and reduce values over all ranks.
 
 A rank may die and restart until rank 0 has met all of them. From then on they depend on each other.
+  copies/K the versions that rank K has a copy of in memory
   here/K   the name of rank K, set as soon as it has found the store
   begun    rank 0's word: whom it met, and what they begin with. Who is not named waits for rank 0's next life
 
@@ -50,19 +51,23 @@ class Rendezvous:
         self._look = look
         self._host: RankHost | None = None  # rank 0 by the latest PeerList
 
-    def host(self, endpoint: str, word: Mapping[str, Any], *, size: int) -> Store:
-        """Rank 0: wait for all others at its store and publish `word`. Raises as `LearnerInbox.check`."""
+    def host(self, endpoint: str, choose: Callable[[list[list[int]]], Mapping[str, Any]], *, size: int) -> Store:
+        """Rank 0: wait for all others at its store and publish what `choose` returns for the versions of their copies.
+
+        Raises as `LearnerInbox.check`.
+        """
         store = join_store(endpoint, CONNECT_S)
         ours = PrefixStore("meeting", store)
         keys = [_here(index) for index in range(1, size)]
         while not ours.check(keys):
             self._pause(POLL_S)
         names = [ours.get(key).decode() for key in keys]
+        copies: list[list[int]] = [json.loads(ours.get(f"copies/{index}")) for index in range(1, size)]
         self._inbox.bind()
-        ours.set(BEGUN, json.dumps({"names": names, "word": word}))
+        ours.set(BEGUN, json.dumps({"names": names, "word": dict(choose(copies))}))
         return store
 
-    def visit(self, index: int) -> tuple[Store, dict[str, Any]]:
+    def visit(self, index: int, copies: Sequence[int] = ()) -> tuple[Store, dict[str, Any]]:
         """Any other rank: find the store of rank 0 and read the word. Raises as `host`."""
         closed: RankHost | None = None  # began without this rank
         while True:
@@ -71,7 +76,7 @@ class Rendezvous:
             if host is not None and host != closed:
                 try:
                     store = join_store(host.endpoint, CONNECT_S)
-                    begun = self._wait_at(store, host, index)
+                    begun = self._wait_at(store, host, index, copies)
                 except (PushFailed, RuntimeError):  # that incarnation is gone or not reachable yet
                     self._pause(RETRY_S)
                     continue
@@ -81,10 +86,11 @@ class Rendezvous:
                 closed = host
             self._pause(POLL_S)
 
-    def _wait_at(self, store: Store, host: RankHost, index: int) -> dict[str, Any] | None:
+    def _wait_at(self, store: Store, host: RankHost, index: int, copies: Sequence[int]) -> dict[str, Any] | None:
         """Register at the store and wait for the word; None if rank 0 restarted meanwhile."""
         ours = PrefixStore("meeting", store)
         if not ours.check([BEGUN]):
+            ours.set(f"copies/{index}", json.dumps(list(copies)))
             ours.set(_here(index), self._name)
         while not ours.check([BEGUN]):
             self._pause(POLL_S)

@@ -1,8 +1,10 @@
 """Terms (incarnations of the learner) and which tokens of older terms still count.
 
-A term begins at the version of a checkpoint, or at the version of a learner that survived its head. A learner
-checkpoint needs the head checkpoint of the same version, so both are kept equally long. A surviving learner needs a
-savepoint that was captured for it: at the version where it began, or for one of its last two batches.
+A term begins at the version of a checkpoint, of a learner that survived its head, or of the copy in memory of one that
+died. A learner checkpoint needs the head checkpoint of the same version, so both are kept equally long. A surviving
+learner needs a savepoint that was captured for it: at the version where it began, or for one of its last two batches.
+A copy needs nothing while its head lives and knows no later version; else such a savepoint, or the state that the head
+captured when it was made.
 
 The version at which a term begins is its base. Everything that later versions of older terms made is void. Versions
 of different terms are compared by this rule only.
@@ -36,6 +38,7 @@ class Terms:
         self._every = every
         self._keep = keep
         self._has_begun = False
+        self._held: dict[int, HeadCheckpoint] = {}  # at the last two versions of which supervisors hold copies
         self._saved = {version for version in checkpoints if version}  # on disk
         self._sealed = set(self._saved)  # whose checkpoint is whole
         self._whole: set[int] = set()  # both were when the last batch went out
@@ -57,14 +60,19 @@ class Terms:
         return self._every > 0 and version % self._every == 0
 
     def begin(
-        self, version: int, *, outlived: str | None = None, sealed: Collection[int] = ()
+        self,
+        version: int,
+        *,
+        outlived: str | None = None,
+        sealed: Collection[int] = (),
+        copied: HeadCheckpoint | None = None,
     ) -> HeadCheckpoint | None:
         """Begin a term at `version`. Returns its head checkpoint; None, with nothing begun, if there is none.
 
         `outlived`: the learner 0 that survived a head, if one did. `sealed`: versions whose checkpoints it reports as
-        complete.
+        complete. `copied`: what the copy in memory that it begins from needs.
         """
-        checkpoint = self.checkpoints.get(version)
+        checkpoint = copied or self.checkpoints.get(version)
         if outlived is not None:
             savepoint = self._savepoints.get(version % 2)
             is_its_own = savepoint is not None and (savepoint.root, savepoint.checkpoint.version) == (outlived, version)
@@ -73,7 +81,25 @@ class Terms:
             self.term += self._has_begun
             self._has_begun = True
             self._sealed = self.checkpoints.keys() & set(sealed)
+            self._held = {other: held for other, held in self._held.items() if other <= version}
         return checkpoint
+
+    def _saved_at(self, version: int) -> HeadCheckpoint | None:
+        savepoint = self._savepoints.get(version % 2)
+        return savepoint.checkpoint if savepoint is not None and savepoint.checkpoint.version == version else None
+
+    def has_savepoint(self, version: int) -> bool:
+        """Whether the last two savepoints have one of this version."""
+        return self._saved_at(version) is not None
+
+    def of_copy(self, version: int) -> HeadCheckpoint | None:
+        """What a copy of this version needs, if later updates are undone or the head has restarted."""
+        return self.checkpoints.get(version) or self._held.get(version) or self._saved_at(version)
+
+    def hold(self, checkpoint: HeadCheckpoint) -> None:
+        """The supervisors hold a copy of this version. Of the copies they keep two."""
+        self._held[checkpoint.version] = checkpoint
+        self._held = dict(sorted(self._held.items())[-2:])
 
     def mark(self, savepoint: HeadSavepoint) -> None:
         """Keep a savepoint, before a batch is sent or at the begin of a term. It replaces the one before the last."""

@@ -128,7 +128,7 @@ class Batcher:
         )
         for entry in entries:
             self.rows.learn(entry.uid, *entry.solved)
-            drawn = self.rows.close(entry.uid).drawn
+            drawn = self.rows.of(entry.uid).drawn
             for _, scored in sorted(entry.scored.items()):
                 self._record_trajectory(scored, step, clock, entry.born, drawn)
         return BatchPlan(step, clock, entries)

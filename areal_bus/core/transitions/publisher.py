@@ -43,6 +43,10 @@ class Publisher:
         """Learner 0 holds `version` ready for pushes."""
         self._digests[version] = digest
 
+    def is_digest(self, version: int, digest: str) -> bool:
+        """Whether this version was made in this term, with this digest."""
+        return self._digests.get(version) == digest
+
     def done(self, member: Member, message: m.PushDone) -> None:
         """A member (or the root) completed its part. Raises ImpossibleEvent for a push that is not in flight."""
         self._check_version(message)

@@ -50,11 +50,13 @@ class Training:
             return
         self._take_over(message)
         survivor = member.name if message.lives_on else None
-        checkpoint = self.terms.begin(message.version, outlived=survivor, sealed=message.sealed)
+        checkpoint, continues = self._of_copy(message) if message.restored else (None, message.lives_on)
+        if checkpoint is not None or not message.restored:
+            checkpoint = self.terms.begin(message.version, outlived=survivor, sealed=message.sealed, copied=checkpoint)
         if checkpoint is not None:
-            self._begin_term(member, message, checkpoint)
-        elif message.lives_on:
-            self._send_back(member, message.version)
+            self._begin_term(member, message, checkpoint, continues=continues)
+        elif message.lives_on or message.restored:
+            self._send_back(member, message)
         else:
             self.phases.end(1, f"missing head checkpoint of version {message.version}, at which {member.name} begins")
 
@@ -64,7 +66,25 @@ class Training:
         if handed_over is not None and message.version == handed_over == self.gate.u == self.gate.w:
             self.phases.save_checkpoint()
 
-    def _begin_term(self, root: Member, message: m.BeginTerm, checkpoint: HeadCheckpoint) -> None:
+    def _of_copy(self, message: m.BeginTerm) -> tuple[HeadCheckpoint | None, bool]:
+        """The state for a copy of this version, None if there is none; and whether no update is undone.
+
+        A head that lives takes its own state: at u the batch in training is formed again, at w = u + 1 the UpdateDone
+        was lost. When the run closes, the head checkpoint of u has the prompts that were open.
+        """
+        version, gate = message.version, self.gate
+        if self.publisher.root is None:  # this head has begun no term
+            return self.terms.of_copy(version), self.terms.has_savepoint(version)
+        if self.state.phase in (Phase.CLOSING, Phase.AFTER):
+            return self.terms.checkpoints.get(version), False
+        if version == gate.u and not self.publisher.is_digest(version, message.digest):
+            return None, False
+        if version == gate.u or version == gate.w == gate.u + 1:
+            return self.state.checkpoint(version, reopens=version == gate.u), True
+        return self.terms.of_copy(version), False
+
+    def _begin_term(self, root: Member, message: m.BeginTerm, checkpoint: HeadCheckpoint, *, continues: bool) -> None:
+        """`continues`: no update of learner 0 is undone."""
         term, version, state = self.terms.term, message.version, self.state
         kept = self.rollouts.begin_term(term, checkpoint)
         self.refill.restart()
@@ -72,7 +92,7 @@ class Training:
         self.publisher.restart(term, version, message.digest, root=root.name)
         self.terms.begun_by = root.name
         state.figures = dict(checkpoint.results)
-        state.max_lag = largest(checkpoint.max_lag, message.max_lag if message.lives_on else None)
+        state.max_lag = largest(checkpoint.max_lag, message.max_lag if continues else None)
         self.effects.record(
             Event.TERM,
             term=term,
@@ -81,17 +101,18 @@ class Training:
             position=checkpoint.position,
             open=list(kept),
             kept=list(kept.values()),
-            lives_on=message.lives_on,
+            lives_on=continues,
+            **({"restored": True} if continues and message.restored else {}),
             **self._compared(),
         )
         self.publisher.record_stage(version)
         self._write_savepoint(version, root.name)
         is_kept = version in message.sealed or self.terms.is_due(version)
-        if message.lives_on and is_kept and version not in self.terms.checkpoints:
+        if continues and is_kept and version not in self.terms.checkpoints:
             self.phases.save_checkpoint()  # the learner's checkpoint is on disk, or is being written
         for generator in state.members.of(Role.GENERATOR):
             self.effects.send(generator.name, m.Term(term, version))
-        self._restart_phases(version, lives_on=message.lives_on)
+        self._restart_phases(version, message)
 
     def _compared(self) -> dict[str, list[int]]:
         """Journal field: the open prompts that keep the verdict of their group."""
@@ -107,11 +128,12 @@ class Training:
                 f"{self.state.incarnation}"
             )
 
-    def _send_back(self, member: Member, version: int) -> None:
-        """A learner survived its head, and no savepoint has its version: it restarts from its checkpoint."""
-        why = f"missing savepoint of {member.name} at version {version}"
+    def _send_back(self, member: Member, message: m.BeginTerm) -> None:
+        """A learner outlived its head, or its copy it, and the head has no state of its version: back to disk."""
+        why = f"missing savepoint of {member.name} at version {message.version}"
         self.effects.progress("warning", text=f"{why}: back to the last checkpoint")
-        self.effects.send(member.name, m.Rejoin(why, self.state.incarnation, anew=True))
+        order = m.Rejoin(why, self.state.incarnation, anew=True, undo=message.restored)
+        self.effects.send(member.name, order)
 
     def _write_savepoint(self, version: int, root: str) -> None:
         """Write what a restarted head needs if learner 0, `root`, survives with this version."""
@@ -119,10 +141,11 @@ class Training:
         self.terms.mark(savepoint)
         self.effects.mark(savepoint)
 
-    def _restart_phases(self, version: int, *, lives_on: bool) -> None:
+    def _restart_phases(self, version: int, message: m.BeginTerm) -> None:
         """Go to the phase in which a term at `version` begins."""
         if version:
-            how = ", which the learner holds: it survived the previous head" if lives_on else ""
+            how = ", which the learner holds: it survived the previous head" if message.lives_on else ""
+            how = ", from the copy in memory of a learner that died" if message.restored else how
             self.effects.progress("note", name="head", text=f"term {self.terms.term} begins at version {version}{how}")
         if self.state.phase is not Phase.ASSEMBLING:
             self.phases.begin()
@@ -151,7 +174,8 @@ class Training:
         if member.name != self.terms.begun_by:
             raise ImpossibleEvent(f"update refused: {member.name} has not begun this term")
         self.gate.finish_update(message.version)
-        self.state.ledger.trained(message.version - 1)
+        for entry in self.state.ledger.trained(message.version - 1):
+            self.state.rows.close(entry.uid)
         if (lag := message.stats.get("lag_max")) is not None:
             self.state.max_lag = largest(self.state.max_lag, int(lag))
         clock = {"version": message.version, "u": self.gate.u}
@@ -159,6 +183,8 @@ class Training:
         self.effects.progress("step", version=message.version, v=self.gate.v, **message.stats)
         self.publisher.snapshot(message.version, message.digest)
         self.effects.discard(self.terms.updated())
+        if message.held:
+            self.terms.hold(self.state.checkpoint(self.gate.u))
         if message.kept or self.terms.is_due(message.version):
             self.phases.save_checkpoint()
 

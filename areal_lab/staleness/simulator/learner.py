@@ -37,6 +37,8 @@ class Learners:
         self.restarted: Callable[[int, int], None] = lambda index, incarnation: None
         self.weights: dict[tuple[str, int], str] = {}  # (root, version) -> which weights those are
         self.begun: tuple[int, str] = (0, MODEL)  # version and weights that a crew began with last
+        self.held: dict[int, str] = {}  # the last two copies in memory: version -> weights
+        self._held_in = 0  # split of ranks that made them
         self.drained: int | None = None  # version that the ranks saved when the job drained
         self._met: dict[int, Rank] = {}  # ranks that compute together, by index
         self._words: dict[int, Word] = {}  # of the ranks that wait for the others
@@ -66,18 +68,21 @@ class Learners:
     def _begin(self, root: "Rank") -> None:
         """All have loaded: each reports it to the head that all have joined."""
         crew = self._crew(root)
-        version, self.drained = self.disk.newest, None
+        self.held = self.held if self._held_in == root.split else {}
+        version, self._held_in, self.drained = max([self.disk.newest, *self.held]), root.split, None
+        is_restored = version in self.held
+        self.held = self.held if is_restored else {}
         self.disk.checkpoints = {other: w for other, w in self.disk.checkpoints.items() if other <= version}
-        self.weights[root.name, version] = self.disk.checkpoints.get(version, MODEL)
+        self.weights[root.name, version] = self.held.get(version) or self.disk.checkpoints.get(version, MODEL)
         for rank in crew:
-            rank.begin(version)
+            rank.begin(version, is_restored=is_restored)
 
-    def say_begin(self, root: "Rank", version: int, life: int, *, lives_on: bool) -> None:
+    def say_begin(self, root: "Rank", version: int, life: int, *, lives_on: bool, restored: bool) -> None:
         """Rank 0 reports the start version."""
         weights = self.weights[root.name, version]
         self.begun = (version, weights)
         sealed = sorted(self.disk.checkpoints)
-        self.world.send(root.name, HEAD, m.BeginTerm(version, weights, life, lives_on, sealed))
+        self.world.send(root.name, HEAD, m.BeginTerm(version, weights, life, lives_on, sealed, None, restored))
 
     def _crew(self, root: "Rank") -> "list[Rank]":
         """The live ranks that compute with this root; none if one of them is dead."""
@@ -146,8 +151,11 @@ class Learners:
         weights = self.weights[root.name, version] = f"{version} of {root.name}"
         every, p_timed = self.scenario.checkpoint_every, self.scenario.p_timed
         is_due = bool(every and version % every == 0) or (p_timed > 0 and self.rng.random() < p_timed)
+        is_held = self.scenario.p_held > 0 and self.rng.random() < self.scenario.p_held
+        if is_held:
+            self.held = dict(sorted({**self.held, version: weights}.items())[-2:])
         if root.has_head:
-            self.world.send(root.name, HEAD, m.UpdateDone(version, {}, weights, kept=is_due))
+            self.world.send(root.name, HEAD, m.UpdateDone(version, {}, weights, kept=is_due, held=is_held))
         if (is_due and self.rng.random() >= self.scenario.p_disk) or (end.last and self.scenario.checkpoint_at_end):
             self._checkpoint(crew, version, lambda: self._go_on(crew, version, end.last))
         else:
@@ -218,6 +226,7 @@ class Rank:
         self._world = learners.world
         self._step: int | None = None  # None before it has begun
         self._began_at = 0  # its start version
+        self._is_restored = False  # it began from a copy in memory
         self._items: list[m.ShardItem] = []
         self._life: int | None = None  # of the head that it joined
         self._asked: int | None = None  # life of the head that all ranks ask; None before there is one
@@ -230,8 +239,9 @@ class Rank:
         name, role = self.name, Role.LEARNER
         self._world.send(name, HEAD, m.Join(name, role, self.index, self.incarnation, name, 1, "", again, self.split))
 
-    def begin(self, version: int) -> None:
+    def begin(self, version: int, *, is_restored: bool = False) -> None:
         """The rank has loaded. All ranks agree on the head to which they report it."""
+        self._is_restored = is_restored
         self._step = self._began_at = version
         self._lose_head()
 
@@ -254,6 +264,8 @@ class Rank:
         elif isinstance(message, m.PushBegin):
             self._learners.begin_push(self, message)
         elif isinstance(message, m.Rejoin):
+            if message.undo:
+                self._learners.held = {}
             if self._step is None or message.anew or message.life == self._life:
                 self.come_back()
             else:
@@ -316,7 +328,8 @@ class Rank:
         self._world.send(self.name, HEAD, m.Ready(0))
         if self.index == 0:
             has_more = lives_on and self._now_at > self._began_at  # than a restarted rank has
-            self._learners.say_begin(self, self._now_at, self._asked, lives_on=has_more)
+            restored = self._is_restored and not has_more
+            self._learners.say_begin(self, self._now_at, self._asked, lives_on=has_more, restored=restored)
         self._ask()
 
     @property

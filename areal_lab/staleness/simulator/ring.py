@@ -246,6 +246,7 @@ class Ring:
         self.learners.drained = None
         self.world.at(self.world.now + for_s, self._start_head)
         if everybody:
+            self.learners.held = {}  # with their supervisors
             self.disk.evicted = ()  # by a head of another start
             self.witness.excuses.gone.clear()
         for role, index in list(self.names) if everybody else ():

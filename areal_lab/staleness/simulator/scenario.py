@@ -107,6 +107,7 @@ class Scenario:
     p_timed: float = 0.0  # an update after which a checkpoint is due by time
     checkpoint_s: float = 2.0  # at most; until then nothing of it is on disk
     checkpoint_at_end: bool = False
+    p_held: float = 0.0  # an update of which supervisors hold a copy
     frontier_s: float = 2.0
     p_disk: float = 0.0  # a checkpoint or a frontier cannot be written
     poison: frozenset[int] = frozenset()  # rows that crash every generator that samples them
@@ -225,7 +226,8 @@ class Numbers:
 
 def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
     """The schedule of this seed: small, and with faults of every kind in about half of the seeds."""
-    return _with_splits(_draw(seed, policy), random.Random(f"splits of {seed}"))
+    p_held = random.Random(f"copies of {seed}").choice((0.0, 0.0, 0.5, 1.0))
+    return replace(_with_splits(_draw(seed, policy), random.Random(f"splits of {seed}")), p_held=p_held)
 
 
 def _draw(seed: int, policy: StalenessPolicy | None) -> Scenario:

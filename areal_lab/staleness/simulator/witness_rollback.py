@@ -18,7 +18,7 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
     compared = set(line.get("compared", ()))
     witness.n_terms += 1
     if line["lives_on"]:
-        _finish(witness, version)
+        _finish(witness, version, restored=line.get("restored", False))
     witness.begin_term(version, n_live=len(kept))
     _check_weights(witness, version)
     _check_change(witness, version)
@@ -45,13 +45,15 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
     witness.check("I4", line["position"] == n_rows, "row {} is next, {} rows are known", line["position"], n_rows)
 
 
-def _finish(witness: "Witness", version: int) -> None:
-    """A learner survived its head: the batch in training counts as trained, although no head received the update."""
+def _finish(witness: "Witness", version: int, *, restored: bool) -> None:
+    """A learner, or its copy, outlived a process: the batch counts as trained, although no head received the update."""
     begun = witness.learners.begun if witness.learners is not None else (0, "")
     trained = {uid for uid, _ in witness.samples_trained}
     for uid, prompt in witness.prompts.items():
         has_it = prompt.batch == version and uid in trained
-        witness.check("I4", not has_it, "a learner that lives on at {} has trained it since", version, uid=uid)
+        witness.check(
+            "I4", restored or not has_it, "a learner that lives on at {} has trained it since", version, uid=uid
+        )
     made = version in (witness.u, witness.u + 1) and (version == witness.u or version - 1 in witness.update_of)
     witness.check("I6", made, "a learner lives on at {}, {} updates are known", version, witness.u)
     if made and version > witness.u:

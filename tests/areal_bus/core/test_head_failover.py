@@ -224,10 +224,10 @@ def test_a_savepoint_captured_before_its_batch_is_detected(monkeypatch: pytest.M
             early[id(self.state)] = capture(self.state, self.gate.w + 1, verdicts=False)
             return take_batch(self, n_groups)
 
-        def wrong(self: Any, version: int, *, verdicts: bool = True) -> Any:
+        def wrong(self: Any, version: int, *, verdicts: bool = True, reopens: bool = False) -> Any:
             kept = early.get(id(self))
             is_of_this = not verdicts and kept is not None and kept.version == version
-            return kept if is_of_this else capture(self, version, verdicts=verdicts)
+            return kept if is_of_this else capture(self, version, verdicts=verdicts, reopens=reopens)
 
         patch.setattr(Batcher, "take", remember)
         patch.setattr(HeadState, "checkpoint", wrong)
@@ -256,8 +256,8 @@ def test_the_savepoint_of_another_learner_is_detected(monkeypatch: pytest.Monkey
         patch.setattr(
             Terms,
             "begin",
-            lambda self, version, outlived=None, sealed=(): begin(
-                self, version, outlived=outlived and "learner-0.1", sealed=sealed
+            lambda self, version, outlived=None, **how: begin(
+                self, version, outlived=outlived and "learner-0.1", **how
             ),
         )
         wrong = next_head(before, marked)

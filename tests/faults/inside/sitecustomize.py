@@ -145,6 +145,14 @@ def keeping(module: Any) -> None:
     before(module.CheckpointManager, "keep", "announced")
 
 
+def copies(module: Any) -> None:
+    """A learner copies its state to memory; or the machine has none for it."""
+    before(module._Stream, "put", "copying")
+    after(module.CopyMemory, "write", "copied")
+    real = module.available_bytes
+    module.available_bytes = lambda: 0 if control("no_copies") else real()
+
+
 def shards(module: Any) -> None:
     """A learner rank writes its shard of a checkpoint, on a thread."""
     before(module.Shard, "write", "shard-begun")
@@ -323,6 +331,7 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.learner.update.ppo": actor,
     "actors.learner.actor": learner,
     "actors.learner.checkpoint.checkpoint_manager": keeping,
+    "actors.learner.checkpoint.memory_copy": copies,
     "actors.learner.checkpoint.shards": shards,
     "areal_bus.storage.versioned_dirs": shelf,
     "areal_bus.weights.sender": weights,

@@ -111,7 +111,7 @@ class Clock:
         if began is not None:
             self._in_time(*began, line["t"] - self.file.still_s, version)
 
-    def go_back(self, beginning: TermStart) -> int:
+    def go_back(self, beginning: TermStart, *, is_same_head: bool) -> int:
         """A term begins: u = v = w = V, and nothing is in training. Returns how many updates are undone."""
         version, next_uid = beginning.version, beginning.next_uid
         n_undone = max(0, self.u - version)
@@ -124,6 +124,9 @@ class Clock:
             if beginning.lives_on and version:
                 low = self._last_uids.get(version - 1, low)
                 rule = f"next_uid is what it was between batches {version - 1} and {version}"
+            if beginning.restored and is_same_head:
+                low = high = self._n_uids
+                rule = "next_uid is what it was: the copy of a learner undoes no admission"
             if not low <= next_uid <= high:
                 self.file.add("I3", f"{rule}: {low}..{high}, not {next_uid}", version=version)
             self._first_uids[version] = min(next_uid, self._first_uids[version])

@@ -54,6 +54,11 @@ class Stalls:
             self.file.add("I11", text)
 
 
+def _life(name: str) -> int:
+    """The incarnation of an actor."""
+    return int(name.rpartition(".")[2] or 0)
+
+
 def _is_learner_back(line: Line) -> bool:
     return line["event"] == "joined" and str(line["name"]).startswith("learner-")
 
@@ -180,7 +185,7 @@ class HeadReplay:
         self.evaluations.go_back()
         self.members.begin_term()
         self.pushing.begin()
-        self.undone.updates += self.clock.go_back(beginning)
+        self.undone.updates += self.clock.go_back(beginning, is_same_head=is_same_head)
         rollback = Rollback(self.prompts, beginning, is_same_head=is_same_head)
         rollback.run()
         self.prompts.first_attempt = beginning.term * ATTEMPTS
@@ -193,6 +198,10 @@ class HeadReplay:
     def _figures(self, beginning: terms.TermStart) -> Line | None:
         """Figures of an update that no head recorded, from the journal of the surviving learner."""
         version, learner = beginning.version, self.members.root
+        if beginning.restored:
+            lives = [_life(name) for name, made in self.evidence.steps if made == version]
+            before = [life for life in lives if life < _life(learner)]
+            learner = f"learner-0.{max(before)}" if before else learner
         known = self.evidence.steps.get((learner, version))
         if known is None and (learner in self.evidence.learners or not learner):
             text = (

@@ -17,6 +17,7 @@ class Rollback:
     def __init__(self, prompts: Prompts, beginning: TermStart, *, is_same_head: bool) -> None:
         self.prompts, self.beginning, self.is_same_head = prompts, beginning, is_same_head
         self.file = prompts.file
+        self.keeps_refunds = beginning.restored and is_same_head
         self.moment = 2 * beginning.version  # of the clock, between update V and batch V
         self.first = self.moment - beginning.lives_on  # between batch V - 1 and update V
         self.n_erased = 0
@@ -42,6 +43,9 @@ class Rollback:
                 continue
             if left < self.moment and self.prompts.state[uid] in (TRAINING, TRAINED):  # by batch V - 1
                 stay.append((left, uid))
+                continue
+            if self.keeps_refunds and self.prompts.state[uid] == REFUNDED:
+                stay.append((min(left, self.moment), uid))
                 continue
             since.add(uid)
             if uid not in self.beginning.open:

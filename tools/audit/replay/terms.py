@@ -23,7 +23,10 @@ class TermStart:
     position: int  # rows drawn from the data
     open: Mapping[int, frozenset[int]]  # prompt -> its samples whose verdicts are kept
     compared: frozenset[int] = frozenset()  # open prompts that keep the verdict of their group
-    lives_on: bool = False  # begun by a learner that survived its head: the state is that after batch V - 1
+    lives_on: bool = False  # no update of the learner is undone: the state is that after batch V - 1, or a later one
+    restored: bool = (
+        False  # it lives on as a copy in memory. The state is all that the same head had: nothing is undone
+    )
 
 
 def read(line: Line) -> TermStart:
@@ -35,7 +38,8 @@ def read(line: Line) -> TermStart:
         raise ValueError("numbers count from 0, and each prompt is open once")
     term, version, next_uid, position = numbers
     compared = frozenset(line.get("compared", ()))
-    return TermStart(term, version, next_uid, position, open_, compared, line.get("lives_on", False) is True)
+    how = (line.get(name, False) is True for name in ("lives_on", "restored"))
+    return TermStart(term, version, next_uid, position, open_, compared, *how)
 
 
 class TermLog:

@@ -64,7 +64,7 @@ class Place:
         return endpoint
 
     def host(self, rank: Rank, endpoint: str, size: int) -> "Future[Any]":
-        return self.pool.submit(rank.meeting.host, endpoint, WORD, size=size)
+        return self.pool.submit(rank.meeting.host, endpoint, lambda copies: WORD, size=size)
 
     def visit(self, rank: Rank, index: int, *hosts: tuple[str, str]) -> "Future[Any]":
         for name, endpoint in hosts:
