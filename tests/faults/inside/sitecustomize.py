@@ -177,7 +177,7 @@ def weights(module: Any) -> None:
     """A push at the root, in the order of its phases, by either route."""
     before(module.WeightSender, "_ready", "push-announced")
     before(module.WeightSender, "_send", "push-met")
-    before(module.CompletionReports, "__enter__", "push-met")
+    before(module.protocol.CompletionReports, "__enter__", "push-met")
     after(module.WeightSender, "_push", "push-reported")
 
 
@@ -187,14 +187,14 @@ def member(module: Any) -> None:
     before(module.WeightReceiver, "_take", "receive-met")
     before(module.WeightReceiver, "_copy", "receive-met")
     after(module.WeightReceiver, "_receive", "receive-reported")
-    real = module.arrive
+    real = module.protocol.arrive
 
     def arrive(store: Any, begin: Any, phase: str, text: str) -> None:
         real(store, begin, phase, text)
         if phase == "ready":
             failpoint("receive-ready")
 
-    module.arrive = arrive
+    module.protocol.arrive = arrive
 
 
 def landing(module: Any) -> None:
