@@ -23,6 +23,7 @@ from benchmarks.jobs import async_speedup, demo, interrupt, throughput_bound
 from benchmarks.loss import bench as loss
 from benchmarks.observability import bench as observability
 from benchmarks.pack import bench as pack
+from benchmarks.parity import bench as parity
 from benchmarks.push import bench as push
 from benchmarks.reward import bench as reward
 from benchmarks.simulate import bench as simulate
@@ -48,6 +49,7 @@ BENCHES: Mapping[str, Bench] = {
     "loss": loss.LossBench(),
     "observability": observability.Observability(),
     "pack": pack.PackBench(),
+    "parity": parity.Parity(),
     "push": push.PushBench(),
     "reward": reward.RewardBench(),
     "simulate": simulate.SimulateBench(),
