@@ -65,9 +65,9 @@ def one_step(task: Task, place: Path, model: Path) -> dict[str, float]:
 
 
 def all_runs(task: Task, place: Path, model: Path, seeds: range, *, quiet: bool) -> Iterator[RunLine]:
-    """Every run, made or read, in turn."""
-    file = place / f"{task.name}.jsonl"
-    known = {(line["side"], line["seed"]): line for line in read_lines(file)}
+    """Every run, made or read, in turn. A line of other settings does not count."""
+    file, setting = place / f"{task.name}.jsonl", asdict(task)
+    known = {(line["side"], line["seed"]): line for line in read_lines(file) if line["setting"] == setting}
     order = [(SIDES[(i + seed) % len(SIDES)], seed) for seed in seeds for i in range(len(SIDES))]
     missing = [one for one in order if one not in known]
     began = time.monotonic()
@@ -75,7 +75,7 @@ def all_runs(task: Task, place: Path, model: Path, seeds: range, *, quiet: bool)
         theirs = stack.enter_context(worker_process.peer("parity.trl")) if missing else None
         for number, (side, seed) in enumerate(missing, start=1):
             pace.say(number, len(missing), f"{task.name}: {side}, seed {seed}: run", time.monotonic() - began)
-            line: RunLine = {"side": side, "seed": seed, "setting": asdict(task)}
+            line: RunLine = {"side": side, "seed": seed, "setting": setting}
             if side == "trl" and theirs is not None:
                 files = {"rows": str(place / task.name / f"train-{seed}.jsonl")}
                 files |= {"held_out": str(place / task.name / "held-out.jsonl"), "out": str(place / "trl")}

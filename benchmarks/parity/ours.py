@@ -2,7 +2,6 @@
 
 import json
 import random
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,14 +123,12 @@ def train(task: Task, folder: Path, model: Path, *, seed: int, eta: int, quiet: 
         f"evaluate.n_samples={ANSWERS}",
         "evaluate.temperature=1.0",
     )
-    before = cpu_s()
     run = finished(folder / "runs" / f"eta{eta}-{seed}", settings, quiet=quiet)
     scores = {line["name"]: line["accuracy"] for line in run.events("evaluation", role="head")}
     return {
         "updates": list(updates(run, task.batch)),
         "before": scores.get("before"),
         "after": scores["after"],
-        "job_cpu_s": cpu_s() - before,
     }
 
 
@@ -157,9 +154,3 @@ def finished(folder: Path, settings: tuple[str, ...], *, quiet: bool) -> Run:
     with job.started():
         job.ended(PATIENCE_S)
     return Run(folder)
-
-
-def cpu_s() -> float:
-    """User and system seconds of all children that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

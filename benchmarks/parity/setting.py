@@ -59,8 +59,8 @@ SPELL = Task(
     groups=16,
     samples=8,
     n_new=10,
-    lr=1e-3,
-    updates=60,
+    lr=4e-4,
+    updates=100,
     seeds=5,
 )
 TASKS = {task.name: task for task in (SUMS, SPELL)}

@@ -31,21 +31,20 @@ trl: Any = importlib.import_module("trl")
 
 
 class Updates(TrainerCallback):
-    """Reward, length, seconds and CPU seconds at the end of each update."""
+    """Reward, length and seconds at the end of each update."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, float]] = []
-        self._began = (0.0, 0.0)
+        self._began = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._began = (time.monotonic(), time.process_time())
+        self._began = time.monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         if "num_tokens" in logs:
-            wall_s, cpu_s = time.monotonic() - self._began[0], time.process_time() - self._began[1]
             names = {"reward": "reward", "length": "completions/mean_length", "norm": "grad_norm", "loss": "loss"}
             line = {name: float(logs[key]) for name, key in names.items()}
-            self.lines.append(line | {"s": wall_s, "cpu_s": cpu_s})
+            self.lines.append(line | {"s": time.monotonic() - self._began})
 
 
 class FirstStep(trl.GRPOTrainer):  # type: ignore[misc]

@@ -1,6 +1,8 @@
 """Bench `parity`: rows of both sides, verdicts, curves, and the resume of its runs."""
 
 import json
+from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -61,11 +63,13 @@ def test_both_sides_call_the_same_reward() -> None:
 
 
 def test_a_run_that_is_in_the_file_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = [line(side, seed, [0.1], 0.2) for seed in (1, 2) for side in bench.SIDES]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(one) + "\n" for one in known), encoding="utf-8")
+    others = [line("trl", 1, [0.9], 0.9) | {"setting": asdict(replace(SUMS, lr=1.0))}]
+    known = [line(side, seed, [0.1], 0.2) | {"setting": asdict(SUMS)} for seed in (1, 2) for side in bench.SIDES]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(one) + "\n" for one in known + others), encoding="utf-8")
     monkeypatch.setattr(ours, "train", lambda *_, **__: pytest.fail("repeated"))
     found = list(bench.all_runs(SUMS, tmp_path, tmp_path, range(1, 3), quiet=True))
-    assert sorted((one["side"], one["seed"]) for one in found) == sorted((one["side"], one["seed"]) for one in known)
+    key = itemgetter("side", "seed")
+    assert sorted(found, key=key) == sorted(known, key=key)
 
 
 def test_the_curve_over_seconds_spans_the_time_that_all_runs_have() -> None:
