@@ -17,10 +17,11 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from actors.mcp_server import McpFailed, McpServer
 from actors.rewards.binding.values import read_value
 from actors.rewards.loading import load_reward
 from actors.rewards.protocol import RewardFunction
-from actors.runtime.user_code import describe, load_function
+from actors.runtime.user_code import describe, load_function, user_folder
 from areal_bus.errors import ConfigError
 from areal_bus.foreign_text import described, valid
 from areal_bus.messages import MAX_PARTS
@@ -129,18 +130,36 @@ RESULT_CHARACTERS = 10_000  # a longer result is cut
 class ToolCalls:
     """Up to `max_turns` answers; each that calls tools is followed by their results. The last one counts."""
 
-    def __init__(self, reward_fn: RewardFunction, tools: Sequence[Tool], *, max_turns: int = 4) -> None:
-        """Raises ConfigError for a tool that cannot be described."""
+    def __init__(
+        self, reward_fn: RewardFunction, tools: Sequence[Tool] = (), *, mcp: str = "", max_turns: int = 4
+    ) -> None:
+        """`mcp`: a command of an MCP server in each line, run in the config's folder. Raises ConfigError for a tool that
+        cannot be described, and for a server that does not start.
+        """
         if max_turns < 1:
             raise ConfigError(f"workflow.arguments.max_turns must be at least 1: it is {max_turns}")
         self._score, self._max_turns = AnswerScore(reward_fn), max_turns
-        self._schemas = [schema(tool) for tool in tools]
+        commands = [line.strip() for line in mcp.splitlines() if line.strip()]
+        offered = [(command, tool) for command in commands for tool in tools_of(command)]
+        self._of_server = {tool["function"]["name"]: command for command, tool in offered}
+        self._schemas = [*map(schema, tools), *(tool for _, tool in offered)]
+        if not self._schemas:
+            raise ConfigError("missing tools: set workflow.arguments.tools or workflow.arguments.mcp")
         names = [one["function"]["name"] for one in self._schemas]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"workflow.arguments.tools must have different names: {twice[0]!r} occurs twice")
-        self._tools = dict(zip(names, tools, strict=True))
+        self._tools = dict(zip(names, tools, strict=False))
+        self._servers: dict[str, McpServer] = {}  # those of the episode, by command
 
     def __call__(self, row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
+        try:
+            return self._converse(row, base_url, api_key)
+        finally:
+            for server in self._servers.values():
+                server.close()
+            self._servers.clear()
+
+    def _converse(self, row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
         model, messages = EndpointModel(base_url, api_key), list(row["messages"])
         n_calls = n_failed = 0
         answer = model.answer(messages, self._schemas)
@@ -162,11 +181,15 @@ class ToolCalls:
 
     def _result(self, function: Mapping[str, str]) -> tuple[str, bool]:
         """The result of a call as text, and whether it succeeded. The model reads what was wrong."""
-        tool = self._tools.get(function["name"])
-        if tool is None:
-            return f"error: there is no tool {function['name']!r}: the tools are {', '.join(self._tools)}", False
+        name = function["name"]
+        tool = self._tools.get(name)
+        if tool is None and name not in self._of_server:
+            known = ", ".join([*self._tools, *self._of_server])
+            return f"error: there is no tool {name!r}: the tools are {known}", False
         try:
             given = json.loads(function["arguments"])
+            if tool is None:
+                return self._of_mcp(name, given)
             inspect.signature(tool).bind(**given)
             result = tool(**given)
             if inspect.iscoroutine(result):
@@ -175,6 +198,30 @@ class ToolCalls:
         except Exception as error:  # noqa: BLE001  a tool raises any error on what the model wrote
             return f"error: {described(error, RESULT_CHARACTERS)}", False
         return valid(text[:RESULT_CHARACTERS]), True
+
+    def _of_mcp(self, name: str, given: Any) -> tuple[str, bool]:
+        """The result of a server's tool. One that failed is started anew by the next call; McpFailed if it cannot."""
+        command = self._of_server[name]
+        if command not in self._servers:
+            self._servers[command] = McpServer(command, user_folder())
+        try:
+            text, is_right = self._servers[command].call(name, given)
+        except McpFailed:
+            del self._servers[command]
+            raise
+        return valid(("" if is_right else "error: ") + text[:RESULT_CHARACTERS]), is_right
+
+
+def tools_of(command: str) -> list[Message]:
+    """The tools of an MCP server. Raises ConfigError."""
+    try:
+        server = McpServer(command, user_folder())
+        try:
+            return server.tools()
+        finally:
+            server.close()
+    except (McpFailed, LookupError, TypeError) as error:
+        raise ConfigError(f"workflow.arguments.mcp: {error}") from None
 
 
 def schema(tool: Tool) -> Message:
@@ -278,7 +325,7 @@ def check(name: str, given: Mapping[str, Any], made: Callable[..., Any]) -> None
             hint = f"the nearest is {near[0]}" if near else f"it takes {', '.join(parameters)}"
             raise ConfigError(f"workflow.function = {name!r} takes no argument {argument}: {hint}")
         default = parameters[argument].default
-        kinds: tuple[type, ...] = (str,) if default is inspect.Parameter.empty else (type(default),)
+        kinds: tuple[type, ...] = (str,) if default in (inspect.Parameter.empty, ()) else (type(default),)
         kinds = (*kinds, int) if float in kinds else kinds
         if not isinstance(value, kinds) or isinstance(value, bool):
             words = {str: "a text", int: "a whole number", float: "a number"}[kinds[0]]

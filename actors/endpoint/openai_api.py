@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ Message = dict[str, Any]  # role, content, and where they are there name, tool_c
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MESSAGE_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
 IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # labels without effect on the answer
+IGNORED |= {"seed"}  # the samples of a group would be equal
 CONTROLS = (  # OpenAI's fields, then those that vLLM and SGLang add
     *("stop", "frequency_penalty", "presence_penalty", "logit_bias"),
     *("top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids", "ignore_eos"),
@@ -29,22 +30,29 @@ SUPPORTED = {
     "stream_options",
     "logprobs",
     "tools",
+    "tool_choice",
+    "n",
     "chat_template_kwargs",
     *CONTROLS,
 }
 DEFAULTS: Mapping[str, tuple[Any, ...]] = {  # accepted with these values, which request the default behaviour
-    "n": (1,),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
-    "tool_choice": ("auto",),
     "parallel_tool_calls": (True,),
     "modalities": (["text"],),
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
+REASONS: Mapping[str, str] = {  # why others are refused
+    "response_format": "no engine constrains tokens, since log-probs must be the model's own: ask for JSON in the "
+    "prompt, and reward it",
+    "top_logprobs": "engines return the log-probs of sampled tokens only",
+}
+TOOL_CHOICES = ("auto", "none", "required")
 
 
 MOST_STOPS, LONGEST_STOP = 64, 1000  # stop strings of a request, and characters of one: each token is compared
+MOST_CHOICES = 16
 MOST_TOOLS = 512  # of a request: the text of the template is searched for each name
 DEEPEST = 200  # levels of lists and objects in a request
 
@@ -64,6 +72,8 @@ class ChatCall:
     messages: tuple[Message, ...]
     body: bytes  # the raw request; an equal one may be a retry
     tools: tuple[dict[str, Any], ...] = ()
+    reads_tool_calls: bool = False  # tools are there, and tool_choice allows calls
+    n: int = 1  # choices
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -79,17 +89,25 @@ def read_call(body: bytes) -> ChatCall:
     fields = {name: value for name, value in read_object(body).items() if value is not None}  # null is "not set"
     for name, value in fields.items():
         if name not in SUPPORTED and name not in IGNORED and value not in DEFAULTS.get(name, ()):
-            raise RequestRejected(f"{name} = {shown(value)} is not supported: leave it out")
+            reason = f" ({REASONS[name]})" if name in REASONS else ""
+            raise RequestRejected(f"{name} = {shown(value)} is not supported{reason}: leave it out")
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRejected("messages must be a list of one message or more")
     options = fields.get("stream_options", {})
     if not isinstance(options, dict) or not options.keys() <= {"include_usage", "include_obfuscation"}:
         raise RequestRejected(f"stream_options may hold include_usage only: it is {shown(options)}")
+    tools, choice, n = read_tools(fields.get("tools", [])), fields.get("tool_choice", "auto"), fields.get("n", 1)
+    if choice not in TOOL_CHOICES:
+        raise RequestRejected(f"tool_choice must be one of {', '.join(TOOL_CHOICES)}: it is {shown(choice)}")
+    if read_whole(n, "n", least=1) > MOST_CHOICES:
+        raise RequestRejected(f"n must be at most {MOST_CHOICES}: it is {n}")
     return ChatCall(
         messages=tuple(read_message(message, at) for at, message in enumerate(messages)),
         body=body,
-        tools=read_tools(fields.get("tools", [])),
+        tools=tools,
+        reads_tool_calls=bool(tools) and choice != "none",
+        n=n,
         max_tokens=read_max_tokens(fields),
         temperature=read_number(fields, "temperature"),
         top_p=read_number(fields, "top_p"),
@@ -299,41 +317,51 @@ class ChatCompletion:
     version: int  # newest version of the sampled tokens
 
 
-def completion(call: ChatCall, sampled: ChatCompletion, *, id: str, model: str) -> dict[str, Any]:
+def completion(call: ChatCall, choices: Sequence[ChatCompletion], *, id: str, model: str) -> dict[str, Any]:
     """The response without streaming."""
-    message = {"role": "assistant", "refusal": None, **sampled.message, "content": sampled.message["content"] or None}
-    if not message.get("tool_calls"):
-        message["content"] = sampled.message["content"]
-    choice = {"index": 0, "message": message, "finish_reason": sampled.finish, "logprobs": logprobs(call, sampled)}
-    return head(sampled, "chat.completion", id, model) | {"choices": [choice], "usage": usage(sampled)}
+    record = head(choices, "chat.completion", id, model)
+    return record | {"choices": [choice(call, *one) for one in enumerate(choices)], "usage": usage(choices)}
 
 
-def chunks(call: ChatCall, sampled: ChatCompletion, *, id: str, model: str) -> Iterator[dict[str, Any]]:
-    """The response as a stream, with the whole message in one chunk."""
-    start = head(sampled, "chat.completion.chunk", id, model)
-    calls = [{"index": at, **call} for at, call in enumerate(sampled.message.get("tool_calls", []))]
-    delta = {"role": "assistant", "content": sampled.message["content"], **({"tool_calls": calls} if calls else {})}
-    piece = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": logprobs(call, sampled)}
-    end = {"index": 0, "delta": {}, "finish_reason": sampled.finish, "logprobs": None}
-    yield start | {"choices": [piece]}
-    yield start | {"choices": [end]}
+def choice(call: ChatCall, index: int, sampled: ChatCompletion) -> dict[str, Any]:
+    message = {"role": "assistant", "refusal": None, **sampled.message}
+    if message.get("tool_calls"):
+        message["content"] = message["content"] or None
+    return {"index": index, "message": message, "finish_reason": sampled.finish, "logprobs": logprobs(call, sampled)}
+
+
+def chunks(call: ChatCall, choices: Sequence[ChatCompletion], *, id: str, model: str) -> Iterator[dict[str, Any]]:
+    """The response as a stream: of each choice its role, its text, its tool calls and its end; then the usage."""
+    start = head(choices, "chat.completion.chunk", id, model) | ({"usage": None} if call.stream_usage else {})
+    for index, sampled in enumerate(choices):
+        for delta in deltas(sampled.message):
+            found = logprobs(call, sampled) if "content" in delta and "role" not in delta else None
+            yield start | {"choices": [{"index": index, "delta": delta, "finish_reason": None, "logprobs": found}]}
+        end = {"index": index, "delta": {}, "finish_reason": sampled.finish, "logprobs": None}
+        yield start | {"choices": [end]}
     if call.stream_usage:
-        yield start | {"choices": [], "usage": usage(sampled)}
+        yield start | {"choices": [], "usage": usage(choices)}
 
 
-def head(sampled: ChatCompletion, kind: str, id: str, model: str) -> dict[str, Any]:
+def deltas(message: Message) -> Iterator[dict[str, Any]]:
+    """The parts of a message as OpenAI streams them; a tool call begins with its name, its arguments follow."""
+    yield {"role": "assistant", "content": "", "refusal": None}
+    yield {"content": message["content"]}
+    for index, call in enumerate(message.get("tool_calls", [])):
+        function = call["function"]
+        yield {"tool_calls": [{"index": index, **call, "function": {"name": function["name"], "arguments": ""}}]}
+        yield {"tool_calls": [{"index": index, "function": {"arguments": function["arguments"]}}]}
+
+
+def head(choices: Sequence[ChatCompletion], kind: str, id: str, model: str) -> dict[str, Any]:
     """The common fields. `system_fingerprint` is the version of the weights."""
-    fingerprint = f"version-{sampled.version}"
+    fingerprint = f"version-{choices[-1].version}"
     return {"id": id, "object": kind, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
 
 
-def usage(sampled: ChatCompletion) -> dict[str, int]:
-    n_sampled = len(sampled.logps)
-    return {
-        "prompt_tokens": sampled.n_prompt,
-        "completion_tokens": n_sampled,
-        "total_tokens": sampled.n_prompt + n_sampled,
-    }
+def usage(choices: Sequence[ChatCompletion]) -> dict[str, int]:
+    n_given, n_sampled = choices[0].n_prompt, sum(len(one.logps) for one in choices)
+    return {"prompt_tokens": n_given, "completion_tokens": n_sampled, "total_tokens": n_given + n_sampled}
 
 
 def logprobs(call: ChatCall, sampled: ChatCompletion) -> dict[str, Any] | None:
@@ -347,8 +375,8 @@ def logprobs(call: ChatCall, sampled: ChatCompletion) -> dict[str, Any] | None:
     return {"content": content, "refusal": None}
 
 
-def models(model: str) -> dict[str, Any]:
-    return {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "areal-bus"}]}
+def about_model(model: str) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": 0, "owned_by": "areal-bus"}
 
 
 def error(sentence: str, *, status: int, code: str) -> dict[str, Any]:

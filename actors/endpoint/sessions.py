@@ -5,7 +5,8 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from actors.endpoint.openai_api import ChatCall, ChatCompletion, RequestRejected
 
 ENDED = "this conversation has ended"
+MOST_ENDED = 1000  # keys of closed sessions that are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,19 @@ class Pending:
         self.client_is_gone = client_is_gone  # valid until the answer is delivered
         self.is_delivered = False  # the answer was written to the client
         self._session = session
-        self._result: Future[ChatCompletion] = Future()
+        self._result: Future[Sequence[ChatCompletion]] = Future()
         self._result.set_running_or_notify_cancel()  # from here on no waiting handler can cancel it
 
-    def answer(self, sampled: ChatCompletion) -> None:
+    def answer(self, choices: Sequence[ChatCompletion]) -> None:
         self._session.resume_clock()
-        self._result.set_result(sampled)
+        self._result.set_result(choices)
 
     def reject(self, rejection: RequestRejected) -> None:
         self._session.resume_clock()
         self._result.set_exception(rejection)
 
-    async def result(self) -> ChatCompletion:
-        """Wait for the completion. Raises RequestRejected."""
+    async def result(self) -> Sequence[ChatCompletion]:
+        """Wait for the choices. Raises RequestRejected."""
         return await asyncio.wrap_future(self._result)
 
     @property
@@ -103,7 +105,7 @@ class Session:
     def call(self, call: ChatCall, client_is_gone: Callable[[], bool], *, is_retry: bool = False) -> Pending:
         """Queue a call to the model; a retry of the last call returns that one. Raises RequestRejected."""
         with self._lock:
-            if self._is_closed:
+            if not self.needs_connections:
                 raise RequestRejected(ENDED, status=401, code="invalid_api_key")
             last = self._last
             if last is not None and last.call.body == call.body and (is_retry or last.is_undeliverable):
@@ -134,11 +136,15 @@ class Session:
         with self._lock:
             self._own_s, self._runs_since = 0.0, time.monotonic()
 
-    def end(self, ended: AgentEnded) -> None:
-        self._has_ended = True
-        self._on_end(self)
-        self._events.put(ended)
-        self._waker.wake()
+    def end(self, ended: AgentEnded) -> bool:
+        """The first end counts. Returns whether this is it."""
+        with self._lock:
+            is_first, self._has_ended = self.needs_connections, True
+        if is_first:
+            self._on_end(self)
+            self._events.put(ended)
+            self._waker.wake()
+        return is_first
 
     @property
     def own_s(self) -> float:
@@ -194,6 +200,7 @@ class Sessions:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._waker = WakeOnce(wake)
         self._open: dict[str, Session] = {}
+        self._ended: deque[str] = deque(maxlen=MOST_ENDED)  # keys
         self._n_opened = 0
         self.on_close = no_connection  # closes the connections of a session whose agent has ended or is stopped
 
@@ -208,7 +215,12 @@ class Sessions:
     def find(self, key: str) -> Session | None:
         return self._open.get(key)
 
+    def has_ended(self, key: str) -> bool:
+        """Whether it is the key of one of the latest sessions that were closed."""
+        return key in self._ended
+
     def close(self, session: Session) -> None:
+        self._ended.append(session.key)
         self._open.pop(session.key, None)
         session.close()
         self.on_close(session)

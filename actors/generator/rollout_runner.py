@@ -258,7 +258,7 @@ class RolloutRunner:
         return Request(
             key=(*key, live.run.n_turns - 1),
             ids=asked.ids,
-            seed=(*live.seed, live.run.n_begun_anew) if live.run.n_begun_anew else live.seed,
+            seed=(*live.seed, *live.run.branch),
             max_new_tokens=max_new_tokens,
             temperature=self._temperature(key),
             top_p=gconfig.top_p,

@@ -16,6 +16,7 @@ from loguru import logger
 
 from actors.endpoint.agent_pool import AgentCode, AgentJob, AgentPool
 from actors.endpoint.conversation import Conversation, HistoryRewritten
+from actors.endpoint.external_agents import AgentAccess, ExternalAgents
 from actors.endpoint.openai_api import ChatCall, ChatCompletion, Message, RequestRejected
 from actors.endpoint.sessions import AgentEnded, Pending, Sessions
 from actors.endpoint.tool_calls import FORMS, form_of, read_calls, split_thought, text_with_marks
@@ -25,7 +26,7 @@ from actors.runtime.user_failures import Prints
 from actors.workflows.episode_runner import Awaited
 from actors.workflows.prompts import fill, prompt_of
 from actors.workflows.protocol import Ask, Episode, Row, Turn, at_turn_ends
-from areal_bus.config.names.workflows import BUILT_IN
+from areal_bus.config.names.workflows import BUILT_IN, EXTERNAL
 from areal_bus.config.sections import AgentConfig, Config
 from areal_bus.errors import ConfigError, EngineError, SettingRefused, WorkflowError
 from areal_bus.foreign_text import cut
@@ -82,13 +83,19 @@ class AgentWorkflow:
         self._prints = prints
         code = AgentCode.of(config, prints.run_folder if prints is not None else None)
         self._what = code.function
-        self._agents = AgentPool(
+        self._agents = self._external() or AgentPool(
             code,
             n_workers=self._agent.workers,
             timeout_s=self._agent.timeout_s,
             prints=prints.file if prints is not None else None,
         )
         self._server: EndpointServer | None = None
+
+    def _external(self) -> ExternalAgents | None:
+        """Agents outside the job, if this one has them. Raises ConfigError."""
+        if self._agent.function != EXTERNAL or self._prints is None:
+            return None
+        return ExternalAgents(AgentAccess.of(self._prints.run_folder), timeout_s=self._agent.timeout_s)
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
         """Run until the agent returns. Raises WorkflowError when it fails, ConfigError when it cannot run at all."""
@@ -107,7 +114,7 @@ class AgentWorkflow:
             if not ended.was_killed or n_killed == MAX_KILLED:
                 return dialogue.episode(row, ended)
             n_killed += 1
-            logger.warning("{}: a process of {} was killed: its conversation is restarted", ask.name, self._what)
+            logger.warning("{}: its conversation with {} is restarted: {}", ask.name, self._what, ended.error)
 
     def _first_messages(self, row: Row) -> list[Message]:
         """The prompt as [data] configures it, for a built-in agent."""
@@ -144,8 +151,16 @@ class AgentWorkflow:
         if self._server is None:
             from actors.endpoint.http_server import EndpointServer  # aiohttp, which other workflows need not load
 
-            model = Path(self._config.model.path).name or "scratch"
-            self._server = EndpointServer(self._sessions, model=model, n_connections=16 + 4 * self._agent.workers)
+            model, n_connections = Path(self._config.model.path).name or "scratch", 16 + 4 * self._agent.workers
+            external = self._agents if isinstance(self._agents, ExternalAgents) else None
+            if external is None and self._agent.function == EXTERNAL:
+                raise ConfigError(f"missing run: agents outside the job ({EXTERNAL!r}) find the endpoint of a run only")
+            try:
+                self._server = EndpointServer(
+                    self._sessions, model=model, n_connections=n_connections, external=external
+                )
+            except OSError as error:
+                raise ConfigError(f"cannot serve agents: {error}; delete RUN/agents.json for another port") from error
             logger.info("conversations of {} use the endpoint {}", self._what, self._server.base_url)
         return self._server.base_url
 
@@ -174,19 +189,15 @@ class Dialogue:
     async def take(self, pending: Pending) -> None:
         """Answer a call, or reject it without a change of state."""
         call = pending.call
-        self._n_asked += 1
+        self._n_asked += call.n
         try:
             self._check(call)
             number, conversation, ids = self._extended(call)
             budget = self._budget(call, len(ids))
-            is_anew = number < len(self._conversations) and conversation is not self._conversations[number]
-            turn = await self._ask(
-                ids,
-                max_new_tokens=budget,
-                anew=is_anew or self._replaces,
-                trajectory=number,
-                controls=self._controls(call, budget),
-            )
+            choices = [await self._sample(call, number, conversation, ids, budget)]
+            while len(choices) < call.n:  # each in a trajectory of its own
+                number, conversation = len(self._conversations), self._new_conversation()
+                choices.append(await self._sample(call, number, conversation, ids, budget))
         except RequestRejected as rejection:
             pending.reject(rejection)
             return
@@ -196,12 +207,26 @@ class Dialogue:
         except EngineError as error:
             pending.reject(RequestRejected(f"{TOO_LONG}: {error}", code="context_length_exceeded"))
             return
+        pending.answer(choices)
+
+    async def _sample(
+        self, call: ChatCall, number: int, conversation: Conversation, ids: list[int], budget: int
+    ) -> ChatCompletion:
+        """One choice, which extends or begins trajectory `number`. Raises EngineError, RequestRejected."""
+        is_anew = number < len(self._conversations) and conversation is not self._conversations[number]
+        turn = await self._ask(
+            ids,
+            max_new_tokens=budget,
+            anew=is_anew or self._replaces,
+            trajectory=number,
+            controls=self._controls(call, budget),
+        )
         self._replaces = False
         self._n_anew += is_anew
         self._turn_lengths = [*([] if is_anew else self._turn_lengths), len(turn.ids)]
         self._conversations[number : number + 1] = [conversation]
         self._latest = number
-        pending.answer(self._record(call, ids, turn))
+        return self._record(call, ids, turn)
 
     def episode(self, row: Row, ended: AgentEnded) -> Episode:
         """The episode for the reward: the last answer, the text before it as prompt, the agent's fields in the row."""
@@ -244,6 +269,8 @@ class Dialogue:
             (call.top_p not in (None, top_p), f"this run samples at top_p {top_p:g}: leave top_p out"),
             (bool(call.tools) and self._agent.tool_calls == "none", "tools need to know how the model writes calls: "
              "leave them out, or set workflow.agent.tool_calls"),
+            (call.n > 1 and self._agent.rewritten != "new_trajectory", f"n = {call.n} makes trajectories of one prompt"
+             ': set workflow.agent.rewritten = "new_trajectory", or leave n out'),
             (self._n_asked > limit, f"too many calls: a conversation has at most workflow.agent.max_calls = {limit}"),
         ]  # fmt: skip
         for broken, sentence in rules:
@@ -290,7 +317,7 @@ class Dialogue:
         text = before_stop(turn.text, stops)  # as the API says; the trajectory has all tokens
         message: Message = {"role": "assistant", "content": text}
         finish = "length" if turn.finish == "length" else "stop"
-        if call.tools:
+        if call.reads_tool_calls:
             form, tokenizer = self._form, self._ask.tokenizer
             marked = before_stop(text_with_marks(tokenizer, turn.ids), stops) if form.has_special_marks else text
             thought, answer = split_thought(marked, str(tokenizer.decode(ids[-PROMPT_END:])))

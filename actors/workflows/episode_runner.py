@@ -98,6 +98,12 @@ class EpisodeRun:
         return len(self.segments)
 
     @property
+    def branch(self) -> tuple[int, ...]:
+        """A part of the seed: equal positions of two trajectories, or of two starts, draw different numbers."""
+        number = self.trajectories[-1]
+        return (self.n_begun_anew, number) if number else (self.n_begun_anew,) if self.n_begun_anew else ()
+
+    @property
     def _state(self) -> State:
         made = self.ids, self.logps, self.spans, self.segments, self.trajectories, self._begun
         return *made, self.n_forgotten, self.n_begun_anew

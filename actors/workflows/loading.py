@@ -10,6 +10,7 @@ from actors.workflows.agent import AgentWorkflow, do_nothing
 from actors.workflows.areal_workflow import ArealWorkflow
 from actors.workflows.protocol import Workflow
 from actors.workflows.single_turn import SingleTurn
+from areal_bus.config.names.workflows import EXTERNAL
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import largest
 from areal_bus.errors import ConfigError
@@ -72,5 +73,6 @@ def close_workflow(workflow: Workflow) -> None:
 def check_workflow(config: Config) -> None:
     """Raises ConfigError when the workflow does not load. An agent's code is loaded in a worker process."""
     load_workflow(config)
-    if config.workflow.uses_endpoint and not config.workflow.environment:
+    loads_code = not config.workflow.environment and config.workflow.agent.function != EXTERNAL
+    if config.workflow.uses_endpoint and loads_code:
         check_agent(AgentCode.of(config))

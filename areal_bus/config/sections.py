@@ -159,7 +159,8 @@ class ModelConfig(Section):
 
 class AgentConfig(Section):
     function: str = ""
-    """The agent, "module:function", called with (row, base_url, api_key) (docs/agents.md)."""
+    """The agent, "module:function", called with (row, base_url, api_key); "external": outside the job
+    (docs/agents.md)."""
     workers: int = Field(8, ge=1)
     """Concurrent conversations, a process each, per generator."""
     timeout_s: float = Field(60.0, gt=0)

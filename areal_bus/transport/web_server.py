@@ -23,11 +23,22 @@ class WebServer:
     """Serves until it is closed."""
 
     def __init__(
-        self, app: web.Application, *, name: str, n_connections: int, port: int = 0, silent_s: float = SILENT_S
+        self,
+        app: web.Application,
+        *,
+        name: str,
+        n_connections: int,
+        port: int = 0,
+        silent_s: float = SILENT_S,
+        shared_port: int | None = None,
     ) -> None:
-        """`port`: 0 takes a free one. `name`: of the thread. Raises OSError when the port is taken."""
-        self._socket = socket.create_server((HOST, port), backlog=BACKLOG)
-        self.port: int = self._socket.getsockname()[1]
+        """`port`: 0 takes a free one. `name`: of the thread. `shared_port`: a second port, on which other processes
+        listen, too: each connection goes to one of them. Raises OSError when a port is taken.
+        """
+        self._sockets = [socket.create_server((HOST, port), backlog=BACKLOG)]
+        self.port: int = self._sockets[0].getsockname()[1]
+        if shared_port is not None:
+            self._sockets.append(socket.create_server((HOST, shared_port), backlog=BACKLOG, reuse_port=True))
         self._n_connections = n_connections
         self._runner = web.AppRunner(
             app,
@@ -44,11 +55,13 @@ class WebServer:
     def close(self) -> None:
         self.thread.run(self._runner.cleanup()).result()
         self.thread.close()
-        self._socket.close()
+        for one in self._sockets:
+            one.close()
 
     async def _start(self) -> None:
         await self._runner.setup()
-        await asyncio.get_running_loop().create_server(self._protocol, sock=self._socket, backlog=BACKLOG)
+        for one in self._sockets:
+            await asyncio.get_running_loop().create_server(self._protocol, sock=one, backlog=BACKLOG)
 
     def _protocol(self) -> asyncio.Protocol:
         """That of a new connection."""

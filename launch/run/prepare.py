@@ -21,12 +21,14 @@ from typing import Any
 from actors.data.fields import SOURCE, UNREAD
 from actors.data.loading import RowWithOrigin, check_demonstrations, rows_with_origins, sets_with_origins
 from actors.data.source import LoaderSource
+from actors.endpoint.external_agents import ACCESS, AgentAccess
 from actors.models.scratch import write_scratch_folder
 from actors.runtime.user_code import add_user_folder, load_function
 from actors.workflows.loading import check_workflow
 from areal_bus.config.algorithms import is_users
 from areal_bus.config.learner import LearnerConfig
 from areal_bus.config.names.trackers import check_trackers
+from areal_bus.config.names.workflows import EXTERNAL
 from areal_bus.config.sections import Config, WorkflowConfig
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.process import standard_streams
@@ -110,6 +112,9 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
     origin |= {"start": start} | slurm_job(os.environ)
     write_atomic(run / runs.ORIGIN, json.dumps(origin | data, indent=2) + "\n")
     write_atomic(run / runs.CONFIG, config.model_dump_json(indent=2) + "\n")
+    if config.workflow.agent.function == EXTERNAL:
+        access = AgentAccess.make(run)
+        notes.append(f"agents open episodes at {access.base_url}/episodes with the key {access.key} ({run / ACCESS})")
     model = model or str(run / "scratch-model")
     return Prepared(str(run), model, resumed, tuple(notes))
 

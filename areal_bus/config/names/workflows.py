@@ -11,6 +11,7 @@ HELD_OUT = 100  # problems of an evaluation, at most
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
 DATA_KINDS = ("path", "task", "function", "source")
 BUILT_IN = ("multi_turn", "tools")
+EXTERNAL = "external"  # workflow.agent.function of agents outside the job
 DEFAULTS: Mapping[str, Any] = {  # section.key of both
     "reward.function": "agent",
 }

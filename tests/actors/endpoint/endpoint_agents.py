@@ -73,6 +73,34 @@ def wait_for(path: str) -> None:
         time.sleep(0.01)
 
 
+def chooses(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """Three answers to one call, and a call that goes on from the second of them."""
+    messages = [user("one")]
+    _, first = post(base_url, api_key, {"messages": messages, "n": 3, "stream": row.get("stream", False)})
+    messages += [first["choices"][1]["message"], user("two")]
+    status, second = post(base_url, api_key, {"messages": messages})
+    return {"first": first, "status": status, "second": second}
+
+
+def by_client(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
+    """The package openai: a stream, its chunks put together, with a tool; then the models."""
+    from openai import OpenAI  # an optional package
+
+    client = OpenAI(base_url=base_url, api_key=api_key)
+    tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    messages: Any = [user(row["question"])]
+    with client.chat.completions.stream(
+        model="any", messages=messages, tools=tools, stream_options={"include_usage": True}, seed=1
+    ) as stream:
+        events = [event.type for event in stream]
+        first = stream.get_final_completion()
+    messages += [first.choices[0].message.model_dump(exclude_none=True)]
+    messages += [{"role": "tool", "tool_call_id": first.choices[0].message.tool_calls[0].id, "content": "3"}]
+    second = client.chat.completions.create(model="any", messages=messages, tools=tools, logprobs=True)
+    ids = [client.models.list().data[0].id, client.models.retrieve("any").id]
+    return {"events": events, "first": first.to_dict(), "second": second.to_dict(), "ids": ids}
+
+
 async def reward_later(row: Any, base_url: str, api_key: str) -> float:
     once(row, base_url, api_key)
     await asyncio.sleep(0)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from actors.endpoint.external_agents import AgentAccess
 from actors.endpoint.http_server import SILENT_S, EndpointServer
 from actors.endpoint.openai_api import read_call
 from actors.endpoint.sessions import AgentEnded, Sessions
@@ -24,7 +25,9 @@ from actors.learner.batching import Batch, build
 from actors.models.loading import load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward
+from actors.runtime.user_failures import Prints
 from actors.workflows.loading import check_workflow, close_workflow, load_workflow
+from areal_bus.config.names.workflows import EXTERNAL
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Prompt, SampleFailed, ShardItem, Trajectory, recast
@@ -47,7 +50,8 @@ class Stage:
 
     def __init__(self, folder: Path, function: str, **agent: Any) -> None:
         """`agent`: fields of the section of that name that differ."""
-        names = {"function": f"tests.actors.endpoint.endpoint_agents:{function}", "chat_template": TEMPLATE}
+        named = function if function == EXTERNAL else f"tests.actors.endpoint.endpoint_agents:{function}"
+        names = {"function": named, "chat_template": TEMPLATE}
         self.config = Config.model_validate(
             {
                 "data": {"task": "reverse"},
@@ -67,7 +71,11 @@ class Stage:
             version=0,
         )
         self._news = threading.Event()
-        self.workflow = load_workflow(self.config, wake=self._news.set)
+        prints = None
+        if function == EXTERNAL:
+            AgentAccess.make(folder)
+            prints = Prints(folder / "logs", "generator-0.0", "agents")
+        self.workflow = load_workflow(self.config, wake=self._news.set, prints=prints)
         self.journal = Journal(folder / "journal", role="generator", index=0, incarnation=0)
         self.sampling = RolloutRunner(
             self.engine, self.workflow, self.tokenizer, self.config, RolloutLog("generator", self.journal)
@@ -312,14 +320,36 @@ def test_connections_that_an_agent_forgets_end_with_its_conversation(stage: Call
     assert [returned(t)["status"] for t in s.run() if isinstance(t, Trajectory)] == [200] * 4
 
 
-def test_a_stream_is_the_answer_in_one_piece(stage: Callable[..., Stage]) -> None:
-    t, row = stage("once").hold(fields={"stream": True, "stream_options": {"include_usage": True}})
+def test_a_stream_is_the_answer_in_chunks(stage: Callable[..., Stage]) -> None:
+    fields = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
+    t, row = stage("once").hold(fields=fields)
     events = row["answer"].removesuffix("\n\n").split("\n\n")
     assert events.pop() == "data: [DONE]"
-    piece, end, usage = (json.loads(event.removeprefix("data: ")) for event in events)
-    assert piece["choices"][0]["delta"] == {"role": "assistant", "content": t.text}
+    role, text, end, usage = (json.loads(event.removeprefix("data: ")) for event in events)
+    assert (role["choices"][0]["delta"]["role"], role["usage"]) == ("assistant", None)
+    assert text["choices"][0]["delta"] == {"content": t.text}
+    assert len(text["choices"][0]["logprobs"]["content"]) == len(t.logps) // 4
     assert end["choices"][0]["finish_reason"] == t.finish
-    assert usage["usage"]["completion_tokens"] == len(t.logps) // 4
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], len(t.logps) // 4)
+
+
+def test_choices_are_trajectories_of_one_prompt_and_each_can_be_continued(stage: Callable[..., Stage]) -> None:
+    s = stage("chooses", rewritten="new_trajectory")
+    t, row = s.hold()
+    assert (row["status"], t.trajectories) == (200, [0, 1, 2, 1])
+    assert [choice["index"] for choice in row["first"]["choices"]] == [0, 1, 2]
+    n_given, n_sampled = [n for n, _ in t.segments], [n for _, n in t.segments]
+    assert n_given[:3] == [len("user>one>assistant>")] * 3
+    usage = {"prompt_tokens": n_given[0], "completion_tokens": sum(n_sampled[:3])}
+    assert len({choice["message"]["content"] for choice in row["first"]["choices"]}) == 3  # seeds of their own
+    assert row["first"]["usage"] == usage | {"total_tokens": sum(usage.values())}
+    assert s.engine.n_tokens == sum(n_sampled) == batch_of(t).items[0].n_trained
+
+
+def test_choices_are_refused_where_an_episode_has_one_trajectory(stage: Callable[..., Stage]) -> None:
+    s = stage("once")
+    s.begin(fields={"n": 2})
+    assert "missing call of the model" in s.unsampled().error  # it got 400, and called no more
 
 
 @pytest.mark.parametrize(
@@ -535,3 +565,19 @@ def test_a_tool_call_is_text_of_the_model_and_its_result_is_given(tmp_path: Path
     assert row["first"]["choices"][0]["finish_reason"] == "tool_calls"
     assert row["first"]["choices"][0]["message"]["content"] is None
     assert row["second"]["choices"][0]["message"]["content"] == "3"
+
+
+def test_the_client_of_openai_reads_streams_tool_calls_and_models(tmp_path: Path) -> None:
+    pytest.importorskip("openai", reason="the package openai is not installed")
+    agent = {"function": "tests.actors.endpoint.endpoint_agents:by_client", "chat_template": TOOLS}
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    config = Config.model_validate({"workflow": {"function": "agent", "agent": agent | {"tool_calls": "hermes"}}})
+    with talking(tmp_path, config) as talk:
+        row = talk.hold({"question": "1+2"}, [f"{call}<eos>", "3<eos>"])
+    first = row["first"]["choices"][0]
+    assert first["finish_reason"] == "tool_calls"
+    assert json.loads(first["message"]["tool_calls"][0]["function"]["arguments"]) == {"a": 1, "b": 2}
+    assert "tool_calls.function.arguments.done" in row["events"]
+    assert row["first"]["usage"]["completion_tokens"] > 0
+    assert row["second"]["choices"][0]["message"]["content"] == "3"
+    assert len(row["ids"]) == 2

@@ -47,10 +47,13 @@ def tokenizer() -> Any:
 
 
 def test_a_call_is_parsed_to_a_sampling_request_with_its_parameters() -> None:
-    read = call(max_tokens=9, max_completion_tokens=7, temperature=1, stream=True, logprobs=True, user="me", n=1)
+    read = call(max_tokens=9, max_completion_tokens=7, temperature=1, stream=True, logprobs=True, user="me", n=3)
+    assert read.n == 3
     assert (read.max_tokens, read.temperature, read.stream, read.logprobs) == (7, 1.0, True, True)
     assert read.messages == ({"role": "user", "content": "hello"},)
-    assert call(stop=None, seed=None, tools=[]).tools == ()
+    assert call(stop=None, seed=5, tools=[]).tools == ()
+    assert call(tools=WEATHER, tool_choice="required").reads_tool_calls
+    assert not call(tools=WEATHER, tool_choice="none").reads_tool_calls
     assert call(stop=None, logit_bias={}).controls == {"logit_bias": ()}
     fields = {"stop": "x", "top_k": -1, "min_tokens": 3, "stop_token_ids": [4], "ignore_eos": True, "min_p": 0.1}
     read = call(**fields, logit_bias={"7": -2}, presence_penalty=1, chat_template_kwargs={"enable_thinking": False})
@@ -64,21 +67,21 @@ def test_a_call_is_parsed_to_a_sampling_request_with_its_parameters() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"n": 2}, "n = 2 is not supported"),
+        ({"n": 17}, "n must be at most 16: it is 17"),
+        ({"n": 0}, "n must be a whole number of at least 1"),
         ({"stop": ["x", ""]}, "none of them empty"),
         ({"stop": 3}, "stop must be a text"),
         ({"stop_token_ids": [1.5]}, "whole number"),
         ({"top_k": -2}, "at least -1"),
         ({"ignore_eos": "yes"}, "true or false"),
         ({"chat_template_kwargs": {"tokenize": True}}, "arguments of the template"),
-        ({"seed": 5}, "seed = 5"),
         ({"logit_bias": {"x": -100}}, "logit_bias must be an object"),
         ({"logit_bias": {"4": "much"}}, "4 must be a number"),
         ({"logit_bias": {"4" * 5000: 1}}, "logit_bias must be an object"),
         ({"presence_penalty": True}, "presence_penalty must be a number"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"top_logprobs": 3}, "top_logprobs = 3 .*of sampled tokens only"),
+        ({"response_format": {"type": "json_object"}}, "response_format = .*no engine constrains tokens"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice must be one of auto, none, required"),
         ({"some_new_field": 1}, "some_new_field"),
         ({"max_tokens": 0}, "at least 1"),
         ({"max_tokens": True}, "whole number"),

@@ -1,0 +1,191 @@
+"""Agents outside the job open episodes with a URL and a key, and every way in which they end has a verdict."""
+
+import json
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.endpoint.agent_pool import AgentJob
+from actors.endpoint.external_agents import ACCESS, AgentAccess, ExternalAgents, read_result
+from actors.endpoint.http_server import EndpointServer
+from actors.endpoint.openai_api import RequestRejected
+from actors.endpoint.sessions import Sessions
+from actors.workflows.episode_runner import Asker
+from actors.workflows.loading import close_workflow, load_workflow
+from areal_bus.errors import ConfigError
+from areal_bus.messages import Trajectory
+from tests.actors.endpoint.endpoint_agents import post, user
+from tests.actors.endpoint.test_http_server import WAIT_S, Stage, returned
+from tests.support.polling import wait_until
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+    with ExitStack() as stack:
+
+        def make(**agent: Any) -> Stage:
+            made = Stage(tmp_path, "external", **agent)
+            stack.callback(made.journal.close)
+            stack.callback(close_workflow, made.workflow)
+            return made
+
+        yield make
+
+
+def opened(access: AgentAccess) -> dict[str, Any]:
+    """An episode, asked for until there is one."""
+
+    def ask() -> dict[str, Any] | None:
+        try:
+            status, answer = post(access.base_url, access.key, {}, path="/episodes")
+        except OSError:  # no generator serves yet
+            return None
+        assert status in (200, 503), answer
+        return answer if status == 200 else None
+
+    episode = wait_until(ask, "an episode waits", WAIT_S)
+    assert episode is not None
+    return episode
+
+
+def ask(episode: dict[str, Any], *texts: str) -> list[dict[str, Any]]:
+    """A conversation: each text is answered."""
+    messages: list[Any] = []
+    for text in texts:
+        _, answer = post(episode["base_url"], episode["api_key"], {"messages": [*messages, user(text)]})
+        messages += [user(text), answer["choices"][0]["message"]]
+    return messages
+
+
+def close(episode: dict[str, Any], **result: Any) -> tuple[int, Any]:
+    return post(episode["base_url"], episode["api_key"], json.dumps(result).encode(), path="/episodes/close")
+
+
+def beside(stage: Stage, act: Callable[[], None]) -> list[Any]:
+    """The outcomes of the stage's samples while an agent acts in its thread."""
+    agent = threading.Thread(target=act, daemon=True)
+    agent.start()
+    outcomes = stage.run()
+    agent.join(WAIT_S)
+    assert not agent.is_alive()
+    return outcomes
+
+
+def test_an_agent_with_a_url_and_a_key_opens_an_episode_and_its_close_is_the_verdict(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    s, access = stage(), AgentAccess.of(tmp_path)
+    said: list[Any] = []
+
+    def act() -> None:
+        episode = opened(access)
+        said.append(episode)
+        said.append(post(access.base_url, access.key + "x", {}, path="/episodes"))
+        said.append(post(episode["base_url"], access.key, {"messages": [user("a")]}))
+        said.append(ask(episode, episode["row"]["question"], "and then"))
+        said.append(close(episode, reward="much"))
+        said.append(close(episode, reward=0.5, parts={"tools": 2}))
+        said.append(close(episode, reward=1.0))
+
+    s.begin(question="abc")
+    (t,) = beside(s, act)
+    episode, stranger, not_of_episode, messages, refused, closed, again = said
+    assert isinstance(t, Trajectory), t
+    assert episode["row"]["question"] == "abc"
+    assert (stranger[0], not_of_episode[0]) == (401, 401)
+    assert "wrong API key" in stranger[1]["error"]["message"]
+    assert (refused[0], closed) == (400, (200, {"id": episode["id"], "status": "closed"}))
+    assert (again[0], again[1]["error"]["code"]) == (409, "episode_ended")
+    found = returned(t)
+    assert (found["reward"], found["parts"]) == (0.5, {"tools": 2})
+    assert [m["content"] for m in found["messages"]] == [m["content"] for m in messages]
+    assert s.engine.n_tokens == len(t.logps) // 4
+
+
+def test_an_episode_whose_agent_falls_silent_is_begun_again_by_another(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    s, access = stage(timeout_s=0.5), AgentAccess.of(tmp_path)
+    late: list[tuple[int, Any]] = []
+
+    def act() -> None:
+        lost = opened(access)
+        ask(lost, "one")
+        other = opened(access)  # the same sample, once the first agent's time is over
+        assert (lost["id"], lost["row"]) == (other["id"], other["row"])
+        late.append(close(lost, reward=1.0))
+        ask(other, "one")
+        assert close(other, reward=0.25)[0] == 200
+
+    s.begin()
+    (t,) = beside(s, act)
+    assert isinstance(t, Trajectory), t
+    assert late[0][0] == 409
+    assert (returned(t)["reward"], returned(t)["n_killed"]) == (0.25, 1)
+    (completion,) = [line for line in map(json.loads, s.journal.path.read_text().splitlines()) if "n_forgotten" in line]
+    assert s.engine.n_tokens == len(t.logps) // 4 + completion["n_forgotten"]
+
+
+def test_an_episode_that_three_agents_leave_or_that_one_gives_up_fails_with_the_reason(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    s, access = stage(timeout_s=0.2), AgentAccess.of(tmp_path)
+
+    def leave() -> None:
+        for _ in range(3):
+            opened(access)
+
+    s.begin()
+    (failed,) = beside(s, leave)
+    assert "timed out: its agent did not close it within workflow.agent.timeout_s = 0.2 s of its own" in failed.error
+
+    def give_up() -> None:
+        assert close(opened(access), error="the tool is down")[0] == 200
+
+    s.outcomes.clear()
+    s.begin(1)
+    (failed,) = beside(s, give_up)
+    assert "failed: the tool is down" in failed.error
+
+
+def test_agents_with_one_key_get_an_episode_each_from_all_generators_of_a_host(tmp_path: Path) -> None:
+    access = AgentAccess.make(tmp_path)
+    assert stat.S_IMODE((tmp_path / ACCESS).stat().st_mode) == 0o600
+    assert AgentAccess.make(tmp_path) == access  # as after a resume
+    with ExitStack() as stack:
+        for generator in range(2):
+            sessions, external = Sessions(lambda: None), ExternalAgents(access, timeout_s=WAIT_S)
+            server = EndpointServer(sessions, model="m", n_connections=20, external=external)
+            stack.callback(server.close)
+            for sample in range(2):
+                external.run(AgentJob(sessions.open(f"{generator}.{sample}"), {}, server.base_url))
+        found: list[dict[str, Any]] = []
+        agents = [threading.Thread(target=lambda: found.append(opened(access))) for _ in range(4)]
+        for agent in agents:
+            agent.start()
+        for agent in agents:
+            agent.join(WAIT_S)
+    assert {episode["id"] for episode in found} == {"0.0", "0.1", "1.0", "1.1"}
+    assert len({episode["base_url"] for episode in found}) == 2
+    assert len({episode["api_key"] for episode in found}) == 4
+
+
+@pytest.mark.parametrize("body", [b'{"reward": 1e999}', b'{"reward": true}', b"[]", b"x" * (65 << 10)])
+def test_a_result_that_is_none_leaves_the_episode_open(body: bytes) -> None:
+    with pytest.raises(RequestRejected):
+        read_result(body)
+
+
+def test_agents_outside_need_a_run_whose_file_is_readable(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    s = stage()
+    workflow = load_workflow(s.config)
+    with pytest.raises(ConfigError, match="missing run: agents outside the job"):
+        workflow.episode({}, Asker(s.tokenizer, "sample", 1.0)).send(None)
+    (tmp_path / ACCESS).write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"unreadable .*agents\.json"):
+        AgentAccess.of(tmp_path)
