@@ -133,8 +133,8 @@ class ToolCalls:
     def __init__(
         self, reward_fn: RewardFunction, tools: Sequence[Tool] = (), *, mcp: str = "", max_turns: int = 4
     ) -> None:
-        """`mcp`: a command of an MCP server in each line, run in the config's folder. Raises ConfigError for a tool that
-        cannot be described, and for a server that does not start.
+        """`mcp`: a command of an MCP server in each line, run in the config's folder. Raises ConfigError for a tool or
+        a server that cannot be used.
         """
         if max_turns < 1:
             raise ConfigError(f"workflow.arguments.max_turns must be at least 1: it is {max_turns}")

@@ -19,6 +19,7 @@ from areal_bus.foreign_text import text_of
 PROTOCOL = "2025-06-18"
 START_S = 60.0  # from the start of the process to its list of tools
 CALL_S = 30.0
+LOOK_S = 1.0  # interval of looks at the process
 ANSWER_BYTES = 4 << 20  # read until a request is answered
 READ_BYTES = 64 << 10
 KEPT_BYTES = 500  # of its standard error, for error texts
@@ -33,14 +34,14 @@ class McpFailed(Exception):
 class McpServer:
     """A server that has started; requests are made one after the other."""
 
-    def __init__(self, command: str, folder: str | None) -> None:
-        """`command`: as in a shell, without one; `folder`: where it runs. Raises McpFailed."""
+    def __init__(self, command: str, folder: str = "") -> None:
+        """`command`: as in a shell, without one; `folder`: where it runs, "" for here. Raises McpFailed."""
         self._command, self._n, self._text, self._errors = command, 0, b"", b""
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(
                 shlex.split(command),
-                cwd=folder,
+                cwd=folder or None,
                 bufsize=0,
                 start_new_session=True,
                 stdin=pipe,
@@ -128,8 +129,10 @@ class McpServer:
             if len(self._text) > most:
                 raise McpFailed(f"an answer is over {ANSWER_BYTES >> 20} MiB")
             left_s = self._deadline - time.monotonic()
-            ready = [number for number, _ in poll.poll(1000 * left_s)] if left_s > 0 else []
-            if not ready:
+            ready = [number for number, _ in poll.poll(1000 * min(max(left_s, 0.0), LOOK_S))]
+            if not ready and self._process.poll() is not None:  # a child of it may keep the pipes open
+                raise McpFailed("it has ended")
+            if left_s <= 0:
                 raise McpFailed("timed out")
             if errors.fileno() in ready:
                 told = os.read(errors.fileno(), READ_BYTES)

@@ -1,6 +1,7 @@
 """Tool and reward of the examples: a customer writes `send 75 to cfc`, the model calls `[send(n=75, to="cfc")]`."""
 
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from typing import Any
 
 
@@ -16,6 +17,6 @@ class Bank:
         return self.sent[-1]
 
     def score(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The reward: what the customer wrote was sent, and nothing else."""
-        is_right = self.sent == [row["answer"]]
-        return {"reward": float(is_right), "correct": is_right, "parts": {"calls": len(self.sent)}}
+        """The reward: how alike the first transfer and the one that the customer wrote are; 0 without a transfer."""
+        alike = SequenceMatcher(None, self.sent[0], row["answer"]).ratio() if self.sent else 0.0
+        return {"reward": alike, "correct": self.sent == [row["answer"]], "parts": {"calls": len(self.sent)}}

@@ -171,6 +171,8 @@ UNFIT: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"reward_fn": "weighted"}, "add a table"),
     ],
     "tools": [
+        (EXACT, "missing tools: set workflow.arguments.tools or workflow.arguments.mcp"),
+        (EXACT | {"mcp": "true"}, "workflow.arguments.mcp: the MCP server 'true' failed in initialize: it has ended"),
         (EXACT | {"tools": "abacus"}, 'must list calculator or "module:function"'),
         (
             EXACT | {"tools": "mine:nothing"},
