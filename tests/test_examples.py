@@ -1,6 +1,8 @@
 """The examples of examples/: the algorithm in one file, held to the parts of the ring, and the tutorials."""
 
 import runpy
+import sys
+import tomllib
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -9,6 +11,10 @@ import pytest
 import torch
 
 from actors.learner.algorithms.fused import decoupled_ppo
+from actors.runtime import user_code
+from actors.runtime.user_code import add_user_folder
+from areal_bus.config.sections import Config
+from tests.support.talking import talking
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -60,3 +66,23 @@ def test_the_algorithm_in_one_file_learns_at_a_lag(loop: dict[str, Any], capsys:
     assert max(lag for _, lag in history) == 2
     assert fmean(reward for reward, _ in history[-5:]) > fmean(reward for reward, _ in history[:5]) + 0.08
     assert len(capsys.readouterr().out.splitlines()) == 40
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "history"),
+    [("agents", "openai_agents_sdk", "refuse"), ("smolagents", "smolagents_tools", "new_trajectory")],
+)
+def test_an_agent_of_pypi_calls_its_tool_and_is_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, module: str, history: str
+) -> None:
+    pytest.importorskip(package, reason=f"the package with the module {package} is not installed")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_code, "_folders", [])
+    add_user_folder(EXAMPLES / "agents")
+    tree = tomllib.loads((EXAMPLES / "agents" / "openai-agents.toml").read_text(encoding="utf-8"))["workflow"]
+    tree["agent"] |= {"function": f"{module}:solve", "rewritten": history}
+    with talking(tmp_path, Config.model_validate({"workflow": tree})) as talk:
+        row = {"question": "send 75 to cfc", "answer": "75 cfc"}
+        found = talk.hold(row, ['[send(n=75, to="cfc")]<eos>', "done<eos>"])
+    assert (found["reward"], found["correct"], found["parts"]) == (1.0, True, {"calls": 1})
+    assert found["n_trajectories"] == (2 if history == "new_trajectory" else 1)
