@@ -3,7 +3,7 @@
 import runpy
 import sys
 import tomllib
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -77,7 +77,7 @@ def test_an_agent_of_pypi_calls_its_tool_and_is_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, module: str, history: str
 ) -> None:
     pytest.importorskip(package, reason=f"the package with the module {package} is not installed")
-    if package == "agents" and tuple(map(int, version("openai-agents").split(".")[:2])) < (0, 24):
+    if package == "agents" and tuple(map(int, metadata.version("openai-agents").split(".")[:2])) < (0, 24):
         pytest.skip("an openai-agents before 0.24 does not fit this openai: InputTokensDetails needs another field")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(user_code, "_folders", [])
