@@ -1,5 +1,5 @@
 #!/bin/bash
-# Make .venv-tinker, the tinker SDK with torch for make test-tinker: install.sh PYTHON STAMP
+# Make .venv-tinker, the tinker SDK and its cookbook, with torch, for make test-tinker: install.sh PYTHON STAMP
 # An environment of its own: the server is tested without a package of its client.
 set -euo pipefail
 python=$1 stamp=$2
@@ -11,6 +11,6 @@ if [[ -z $python ]]; then
 fi
 [[ -x $sdk ]] || "$python" -m venv --clear .venv-tinker
 "$sdk" -m pip --disable-pip-version-check install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
-"$sdk" -m pip --disable-pip-version-check install --quiet 'tinker==0.38.*'
+"$sdk" -m pip --disable-pip-version-check install --quiet 'tinker==0.38.*' 'tinker-cookbook[math-rl]==0.5.8' torch==2.13.0
 touch "$stamp"
 echo "Ready: make test-tinker"

@@ -148,3 +148,38 @@ def test_loop_of_a_client_learns_sums_in_ten_steps(tmp_path: Path) -> None:
     with serving(tmp_path, "configs/demo.toml") as server:
         rewards = program("sums", server, "10")["rewards"]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.1, rewards
+
+
+NAMED = Path("Qwen", "Qwen3-4B-Instruct-2507")  # a model that the cookbook knows; its turns are those of SmolLM2
+
+
+def recipe(name: str, server: dict[str, str], folder: Path, *words: str) -> list[dict[str, Any]]:
+    """The metrics of each step of a recipe of the cookbook, unmodified. `folder`: where it looks for models."""
+    command = [str(SDK), "-m", f"tinker_cookbook.recipes.{name}", f"model_name={NAMED}", f"log_path={folder / 'log'}"]
+    variables = {key: value for key, value in server.items() if key.startswith("TINKER")}
+    environment = {**os.environ, **variables, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    words = (f"base_url={server['TINKER_BASE_URL']}", *words)
+    done = subprocess.run(
+        [*command, *words], capture_output=True, text=True, timeout=PROGRAM_S, env=environment, cwd=folder, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in (folder / "log" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_recipe_of_the_cookbook_learns_sums(tmp_path: Path) -> None:
+    """Its `sl_loop`, with a data set of ours in place of the downloaded one."""
+    model = ROOT / "models" / "SmolLM2-135M-Instruct"
+    if not model.is_dir():
+        pytest.skip("needs SmolLM2: make model")
+    for place in (NAMED.parent, Path("HuggingFaceH4", "no_robots")):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / NAMED).symlink_to(model)
+    rows = [(a, b) for a in range(10) for b in range(10)]
+    asked = [[("user", f"What is {a}+{b}?"), ("assistant", str(a + b))] for a, b in rows]
+    lines = [json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) for turns in asked]
+    (tmp_path / "HuggingFaceH4/no_robots/train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    with serving(tmp_path, "configs/demo.toml", "--set", f"model.path={tmp_path / NAMED}") as server:
+        steps = recipe("sl_loop", server, tmp_path, "batch_size=8", "max_steps=4", "learning_rate=4e-4")
+    losses = [step["train_mean_nll"] for step in steps]
+    assert len(losses) == 4
+    assert losses[-1] < 0.7 * losses[0], losses
