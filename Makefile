@@ -104,7 +104,7 @@ test-vllm: vllm-cpu  ## the engine vllm against that server: the rules of all en
 	@$(IN_VENV) python -m pytest -m vllm $(PYTEST_ARGS)
 
 TINKER := .venv-tinker/tinker-sdk.stamp
-tinker-sdk: setup $(TINKER)  ## the tinker SDK, for make test-tinker, in an environment of its own (1 GB)
+tinker-sdk: setup $(TINKER)  ## the tinker SDK, for make test-tinker, in an environment of its own (1.6 GB)
 
 $(TINKER): tests/areal_serve/sdk/install.sh
 	@tests/areal_serve/sdk/install.sh "$(PYTHON)" "$@"
