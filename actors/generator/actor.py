@@ -11,7 +11,7 @@ from actors.generator.weight_updates import WeightUpdates
 from actors.models.loading import load_tokenizer
 from actors.runtime import process
 from actors.runtime.context import Context, HeartbeatState, journal_rejections, open_bus
-from actors.runtime.head_session import HEAD, ActorRuntime, HeadSession
+from actors.runtime.head_session import ActorRuntime, HeadSession, run_until_stop
 from actors.runtime.torch_profiler import TorchProfiler
 from actors.runtime.user_code import load_function
 from actors.runtime.user_failures import Failures, Prints
@@ -19,10 +19,8 @@ from actors.workflows.loading import close_workflow, continues, load_workflow
 from areal_bus.config.capacity import capacity, slots, together
 from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
-from areal_bus.core.events import Event
-from areal_bus.errors import ConfigError, Restart
-from areal_bus.foreign_text import described
-from areal_bus.messages import Failure, Ready
+from areal_bus.errors import ConfigError
+from areal_bus.messages import Ready
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
 from areal_bus.weights.process_group import print_numeric_peers
@@ -39,19 +37,7 @@ def run(context: Context) -> None:
     journal = context.journal(config)
     heartbeat = HeartbeatState()
     bus = open_bus(context, config, heartbeat)
-    try:
-        reason = sample_until_stop(context, config, journal, heartbeat, bus)
-    except Restart as error:  # no failure
-        journal.close(reason=str(error))
-        raise
-    except Exception as error:
-        journal.write(Event.FAILED, error=described(error))
-        bus.send(HEAD, Failure(error=described(error)))
-        raise
-    else:
-        journal.close(reason=reason)
-    finally:
-        bus.close()
+    run_until_stop(journal, bus, lambda: sample_until_stop(context, config, journal, heartbeat, bus))
 
 
 def sample_until_stop(context: Context, config: Config, journal: Journal, heartbeat: HeartbeatState, bus: Bus) -> str:

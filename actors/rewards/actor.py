@@ -11,7 +11,7 @@ from actors.rewards.loading import reward_name, reward_options
 from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from actors.rewards.second_opinion import MOST_WAITING, CheckKey, is_chosen, journal_check
 from actors.runtime.context import Context, HeartbeatState, collect_seldom, journal_rejections, open_bus
-from actors.runtime.head_session import HEAD, ActorRuntime, HeadSession
+from actors.runtime.head_session import HEAD, ActorRuntime, HeadSession, run_until_stop
 from actors.runtime.user_failures import Failures, Prints
 from areal_bus import messages as m
 from areal_bus.authorization import index_of
@@ -19,7 +19,6 @@ from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.parts.reward_parts import as_fields, dumped
-from areal_bus.foreign_text import described
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.send_queue import ROOM_BYTES
@@ -58,16 +57,7 @@ def run(context: Context) -> None:
     heartbeat = HeartbeatState()
     bus = open_bus(context, config, heartbeat, listen=listen_endpoint(context))
     collect_seldom()
-    try:
-        reason = score_until_stop(context, config, journal, heartbeat, bus)
-    except Exception as error:
-        journal.write(Event.FAILED, error=described(error))
-        bus.send(HEAD, m.Failure(error=described(error)))
-        raise
-    else:
-        journal.close(reason=reason)
-    finally:
-        bus.close()
+    run_until_stop(journal, bus, lambda: score_until_stop(context, config, journal, heartbeat, bus))
 
 
 def score_until_stop(context: Context, config: Config, journal: Journal, heartbeat: HeartbeatState, bus: Bus) -> str:

@@ -15,7 +15,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -158,16 +158,9 @@ class WorkerOrder:
 
     def packed(self) -> bytes:
         """The first frame that a worker reads."""
-        order = {
-            "function": self.function,
-            "folder": str(self.folder),
-            "fields": None if self.fields is None else sorted(self.fields),
-            "prints": None if self.prints is None else str(self.prints.resolve()),
-            "options": None if self.options is None else dict(self.options),
-            "fresh_process": self.fresh_process,
-            "group": self.group,
-            "check": self.check,
-        }
+        fields = None if self.fields is None else sorted(self.fields)
+        prints = None if self.prints is None else str(self.prints.resolve())
+        order = asdict(self) | {"folder": str(self.folder), "fields": fields, "prints": prints}
         return pack(order, cap_bytes=REQUEST_BYTES)
 
 

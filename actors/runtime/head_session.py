@@ -8,15 +8,35 @@ guest, so a guest ends when it has not heard a head for the configured time.
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from actors.runtime.context import Context, HeartbeatState
-from areal_bus.errors import ActorFailed
-from areal_bus.messages import HeadHeartbeat, Join, LeaveRequest, Message, PeerList, Ready, Rejoin
+from areal_bus.core.events import Event
+from areal_bus.errors import ActorFailed, Restart
+from areal_bus.foreign_text import described
+from areal_bus.messages import Failure, HeadHeartbeat, Join, LeaveRequest, Message, PeerList, Ready, Rejoin
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
 
 HEAD = "head"
+
+
+def run_until_stop(journal: Journal, bus: Bus, work: Callable[[], str]) -> None:
+    """Run an actor's work, which returns the reason of its Stop. Journal and head get an error, which is raised."""
+    try:
+        reason = work()
+    except Restart as error:  # no failure
+        journal.close(reason=str(error))
+        raise
+    except Exception as error:
+        journal.write(Event.FAILED, error=described(error))
+        bus.send(HEAD, Failure(error=described(error)))
+        raise
+    else:
+        journal.close(reason=reason)
+    finally:
+        bus.close()
 
 
 class HeadSession:

@@ -87,7 +87,7 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
     if every:
         rest = [FORMULA, *bytes_per_token_lines(largest(config), shape, n_prompt), "", as_toml(config)]
     else:
-        rest = ["# changed settings; --all: every setting, and the memory formula", changed(config)]
+        rest = ["# changed settings; --all: every setting, and the memory formula", as_toml(config, changed_only=True)]
     return PlanPage("\n".join([*resumed, *plan_lines, "", *rest]), fit.is_too_large)
 
 
@@ -161,10 +161,6 @@ def base_lines(config: Config, file: Path) -> list[str]:
     """For a file without run.name that others in its folder extend."""
     over = [] if config.run.name else extending(file)
     return [f"{file} is a base for other configs; these extend it: {', '.join(over)}"] if over else []
-
-
-def changed(config: Config) -> str:
-    return as_toml(config, changed_only=True)
 
 
 def interpreter_lines(config: Config, folder: Path) -> list[str]:

@@ -5,19 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import SamplingControls
-from actors.engines.servers import sglang_probe
+from actors.engines.servers import protocol, sglang_probe
 from actors.engines.servers.http_client import ServerRejected, done, perform, ping, weights_rejected
-from actors.engines.servers.protocol import (
-    LOOPBACK,
-    AdapterRoutes,
-    PieceUpdate,
-    RequestPiece,
-    Server,
-    ServerContext,
-    ServerSpec,
-    longest,
-    seed,
-)
 from actors.engines.servers.weight_transfer import WeightBroadcast
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
@@ -36,7 +25,7 @@ class SGLang:
 
     def __init__(
         self,
-        met: ServerContext,
+        met: protocol.ServerContext,
         relay: WeightBroadcast,
         abilities: sglang_probe.SGLangCapabilities,
     ) -> None:
@@ -60,10 +49,10 @@ class SGLang:
         if controls.changes_logits:
             raise SettingRefused(CHANGED_LOGITS)
 
-    def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
+    def ask(self, piece: protocol.RequestPiece) -> tuple[str, dict[str, Any]]:
         return "/generate", request_body(piece)
 
-    def read(self, event: Mapping[str, Any], n_known: int) -> PieceUpdate:
+    def read(self, event: Mapping[str, Any], n_known: int) -> protocol.PieceUpdate:
         try:
             self._check_label(event.get("meta_info") or {})
             return read_event(event, n_known, is_incremental=self._abilities.is_incremental)
@@ -143,7 +132,7 @@ class SGLang:
             raise EngineLost(f"{self._link.url} must join the group that brings its weights: {error}") from None
 
 
-def request_body(piece: RequestPiece) -> dict[str, Any]:
+def request_body(piece: protocol.RequestPiece) -> dict[str, Any]:
     """The body of a request: sets every field that the model's generation config could change."""
     return {
         "rid": piece.rid,
@@ -165,10 +154,10 @@ def request_body(piece: RequestPiece) -> dict[str, Any]:
     }
 
 
-def read_event(event: Mapping[str, Any], n_known: int, *, is_incremental: bool) -> PieceUpdate:
+def read_event(event: Mapping[str, Any], n_known: int, *, is_incremental: bool) -> protocol.PieceUpdate:
     """`n_known`: known tokens; without `is_incremental` the event begins with them. Raises KeyError, TypeError, ..."""
     if "error" in event:
-        return PieceUpdate(finish=Finish.ABORT, error=str(event["error"]))
+        return protocol.PieceUpdate(finish=Finish.ABORT, error=str(event["error"]))
     about, n_before = event["meta_info"], 0 if is_incremental else n_known
     finish = about.get("finish_reason")
     ids = [int(token) for token in event["output_ids"][n_before:]]
@@ -180,7 +169,7 @@ def read_event(event: Mapping[str, Any], n_known: int, *, is_incremental: bool) 
     if finish and finish.get("matched") == NAN:
         raise ValueError("its last token is not the one that was sampled")
     spans = about.get("weight_versions") if finish else None
-    return PieceUpdate(
+    return protocol.PieceUpdate(
         ids=ids,
         logps=[float(pair[0]) for pair in pairs],
         finish=None if finish is None else str(Finish(finish["type"])),
@@ -241,7 +230,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
         "--tp-size", config.topology.tensor_parallel,
         "--context-length", most_tokens + sglang_probe.ROOM,
         "--max-running-requests", rollout.max_concurrent_rollouts,
-        "--random-seed", seed(config.run.seed, context),
+        "--random-seed", protocol.seed(config.run.seed, context),
         "--skip-tokenizer-init",
         "--skip-server-warmup",
         "--incremental-streaming-output",
@@ -250,7 +239,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
     if rollout.on_update == "keep":
         words = [*words, "--disable-radix-cache", "--disable-overlap-schedule"]
     if context.device == "cpu":
-        most = longest(config, most_tokens) + sglang_probe.ROOM
+        most = protocol.longest(config, most_tokens) + sglang_probe.ROOM
         words = [
             *words,
             "--device", "cpu",
@@ -266,13 +255,13 @@ def environment(context: Context, config: Config) -> dict[str, str]:
     more = {
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
-        "GLOO_SOCKET_IFNAME": LOOPBACK[1],
-        "NCCL_SOCKET_IFNAME": LOOPBACK[1],
+        "GLOO_SOCKET_IFNAME": protocol.LOOPBACK[1],
+        "NCCL_SOCKET_IFNAME": protocol.LOOPBACK[1],
     }
     return more | {"SGLANG_USE_CPU_ENGINE": "1"} if context.device == "cpu" else more
 
 
-def meet(met: ServerContext) -> Server:
+def meet(met: protocol.ServerContext) -> protocol.Server:
     """The server, joined to a process group. Raises ConfigError if it cannot serve the run, and EngineLost."""
     config, call_s = met.config, met.config.engine.call_timeout_s
     keep = config.rollout.on_update == "keep"
@@ -294,11 +283,13 @@ def largest_rank(settings: Mapping[str, Any]) -> int:
     return int(settings.get("max_lora_rank") or 1 << 20) if settings.get("enable_lora") else 0
 
 
-SGLANG = ServerSpec(
+SGLANG = protocol.ServerSpec(
     oldest=sglang_probe.OLDEST,
     ready="/model_info",
     command=command,
     environment=environment,
     meet=meet,
-    adapters=AdapterRoutes("/load_lora_adapter", "/unload_lora_adapter", "lora_path", "/server_info", largest_rank),
+    adapters=protocol.AdapterRoutes(
+        "/load_lora_adapter", "/unload_lora_adapter", "lora_path", "/server_info", largest_rank
+    ),
 )

@@ -7,19 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.engines.protocol import PLAIN, SamplingControls
-from actors.engines.servers import vllm_probe
+from actors.engines.servers import protocol, vllm_probe
 from actors.engines.servers.http_client import ServerRejected, done, perform, ping, weights_rejected
-from actors.engines.servers.protocol import (
-    LOOPBACK,
-    AdapterRoutes,
-    PieceUpdate,
-    RequestPiece,
-    Server,
-    ServerContext,
-    ServerSpec,
-    controls_of,
-    seed,
-)
 from actors.engines.servers.server_process import core_set
 from actors.engines.servers.weight_transfer import WeightFiles
 from actors.runtime.context import Context
@@ -40,7 +29,7 @@ class VLLM:
 
     def __init__(
         self,
-        met: ServerContext,
+        met: protocol.ServerContext,
         abilities: vllm_probe.VLLMCapabilities,
         handover: WeightFiles,
     ) -> None:
@@ -55,10 +44,10 @@ class VLLM:
         if broken := sampling_rule(mode, temperature=temperature, top_p=top_p, controls=controls):
             raise SettingRefused(broken)
 
-    def ask(self, piece: RequestPiece) -> tuple[str, dict[str, Any]]:
+    def ask(self, piece: protocol.RequestPiece) -> tuple[str, dict[str, Any]]:
         return vllm_probe.GENERATE, request_body(piece)
 
-    def read(self, event: Mapping[str, Any], n_known: int) -> PieceUpdate:
+    def read(self, event: Mapping[str, Any], n_known: int) -> protocol.PieceUpdate:
         try:
             return read_event(event)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -133,7 +122,7 @@ def sampling_rule(logprobs_mode: str, *, temperature: float, top_p: float, contr
     return ""
 
 
-def request_body(piece: RequestPiece) -> dict[str, Any]:
+def request_body(piece: protocol.RequestPiece) -> dict[str, Any]:
     """The body of a request. It sets every field that the model's generation config could change."""
     controls = piece.controls
     bias = {"logit_bias": {str(token): bias for token, bias in controls.logit_bias}} if controls.logit_bias else {}
@@ -160,10 +149,10 @@ def request_body(piece: RequestPiece) -> dict[str, Any]:
     }
 
 
-def read_event(event: Mapping[str, Any]) -> PieceUpdate:
+def read_event(event: Mapping[str, Any]) -> protocol.PieceUpdate:
     """Raises KeyError, TypeError or the like for an invalid event."""
     if "error" in event:
-        return PieceUpdate(finish=Finish.ABORT, error=str(event["error"]))
+        return protocol.PieceUpdate(finish=Finish.ABORT, error=str(event["error"]))
     (choice,) = event["choices"]
     ids = [int(token) for token in choice["token_ids"] or []]
     told = (choice["logprobs"] or {}).get("content") or []
@@ -174,7 +163,7 @@ def read_event(event: Mapping[str, Any]) -> PieceUpdate:
         raise ValueError("a log-prob is not a number")
     finish = choice["finish_reason"]
     spans = choice["weight_versions"] if finish else None
-    return PieceUpdate(
+    return protocol.PieceUpdate(
         ids=ids,
         logps=logps,
         finish=None if finish is None else str(Finish(finish)),
@@ -199,7 +188,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
         "--tensor-parallel-size", config.topology.tensor_parallel,
         "--max-model-len", most_tokens,
         "--max-num-seqs", config.rollout.max_concurrent_rollouts,
-        "--seed", seed(config.run.seed, context),
+        "--seed", protocol.seed(config.run.seed, context),
         "--skip-tokenizer-init",
         "--generation-config", "vllm",  # ignore the model's generation config
         "--enable-scale-out",  # tokens in, tokens out
@@ -222,7 +211,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
 
 def needs_raw(config: Config) -> bool:
     """Whether processed log-probs would differ from those of the model."""
-    return config.gconfig.top_p < 1 or controls_of(config).changes_sampling
+    return config.gconfig.top_p < 1 or protocol.controls_of(config).changes_sampling
 
 
 def environment(context: Context, config: Config) -> dict[str, str]:
@@ -231,21 +220,26 @@ def environment(context: Context, config: Config) -> dict[str, str]:
         "VLLM_SERVER_DEV_MODE": "1",  # enables the routes for new weights
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # those for adapters, with --enable-lora
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_HOST_IP": LOOPBACK[0],
-        "GLOO_SOCKET_IFNAME": LOOPBACK[1],
-        "NCCL_SOCKET_IFNAME": LOOPBACK[1],
+        "VLLM_HOST_IP": protocol.LOOPBACK[0],
+        "GLOO_SOCKET_IFNAME": protocol.LOOPBACK[1],
+        "NCCL_SOCKET_IFNAME": protocol.LOOPBACK[1],
     }
 
 
 def cores(context: Context, config: Config) -> dict[str, str]:
     """On CPU, the cores of this server. By itself each would pin its threads to the same ones."""
-    if context.device != "cpu" or CORES in os.environ or context.interface != LOOPBACK[1] or context.n_generators < 2:
+    if (
+        context.device != "cpu"
+        or CORES in os.environ
+        or context.interface != protocol.LOOPBACK[1]
+        or context.n_generators < 2
+    ):
         return {}
     own = core_set(context.index % context.n_generators, context.n_generators, ranks=config.topology.tensor_parallel)
     return {CORES: own or "nobind"}
 
 
-def meet(met: ServerContext) -> Server:
+def meet(met: protocol.ServerContext) -> protocol.Server:
     """The server, ready for weights. Raises ConfigError if it cannot serve the run, and EngineLost."""
     config, call_s = met.config, met.config.engine.call_timeout_s
     keep = config.rollout.on_update == "keep"
@@ -264,7 +258,7 @@ def meet(met: ServerContext) -> Server:
             abilities.logprobs_mode,
             temperature=temperature,
             top_p=config.gconfig.top_p,
-            controls=controls_of(config),
+            controls=protocol.controls_of(config),
         ):
             raise ConfigError(f'rollout.engine = "vllm": {broken}')
     return VLLM(met, abilities, WeightFiles())
@@ -280,13 +274,13 @@ def has_own_head(settings: Mapping[str, Any]) -> bool:
     return vllm_probe.is_untied(settings["vllm_config"])
 
 
-VLLM_SERVER = ServerSpec(
+VLLM_SERVER = protocol.ServerSpec(
     oldest=vllm_probe.OLDEST,
     ready="/health",
     command=command,
     environment=environment,
     meet=meet,
-    adapters=AdapterRoutes(
+    adapters=protocol.AdapterRoutes(
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
         "model",

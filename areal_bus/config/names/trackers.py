@@ -23,10 +23,10 @@ class TrackerKind:
 
 TRACKERS = {
     "tensorboard": TrackerKind("tools.trackers.tensorboard_writer:TensorboardWriter", "tensorboard"),
-    "wandb": TrackerKind("tools.trackers.wandb_writer:WandbWriter", "wandb"),
-    "trackio": TrackerKind("tools.trackers.trackio_writer:TrackioWriter", "trackio"),
+    "wandb": TrackerKind("tools.trackers.run_writers:wandb_writer", "wandb"),
+    "trackio": TrackerKind("tools.trackers.run_writers:trackio_writer", "trackio"),
     "mlflow": TrackerKind("tools.trackers.mlflow_writer:MlflowWriter", "mlflow"),
-    "swanlab": TrackerKind("tools.trackers.swanlab_writer:SwanlabWriter", "swanlab"),
+    "swanlab": TrackerKind("tools.trackers.run_writers:swanlab_writer", "swanlab"),
     "csv": TrackerKind("tools.trackers.tables:csv_writer"),
     "parquet": TrackerKind("tools.trackers.tables:parquet_writer", "pyarrow"),
 }
