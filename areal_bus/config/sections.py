@@ -28,6 +28,7 @@ AlarmName = Literal[
     "unended_answers",
     "entropy_cliff",
     "mismatch_rises",
+    "collapse_ahead",
     "masked_tokens",
     "no_signal",
     "starved_learner",

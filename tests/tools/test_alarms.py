@@ -62,6 +62,7 @@ PLANTED: Mapping[str, Callable[[int], dict[str, float]]] = {  # alarm -> values,
     "unended_answers": lambda n: {"rollout/accuracy": 113 / 128, "rollout/completed_accuracy": 0.0},
     "entropy_cliff": lambda n: {"train/entropy": 0.5 * 0.8**n},
     "mismatch_rises": lambda n: {"train/kl": 0.001 * 2.0**n},
+    "collapse_ahead": lambda n: {"train/ess": 0.5, "train/clip_share": 0.4},
     "masked_tokens": lambda n: {"staleness/masked_share": 0.15},
     "no_signal": lambda n: {"rollout/zero_advantage_share": 0.95},
 }

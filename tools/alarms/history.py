@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
+from areal_bus.core.parts.collapse import CollapseForecast
 from tools.run import Line, is_number
 from tools.trackers.series import Row
 
@@ -20,7 +21,15 @@ SERIES = (
     "staleness/masked_share",
     "train/entropy",
     "train/kl",
+    "train/ess",
 )
+FORECAST = {  # figure of a step -> series
+    "ess": "train/ess",
+    "mismatch_kl": "train/kl",
+    "clip_share": "train/clip_share",
+    "entropy": "train/entropy",
+    "lag_mean": "staleness/lag",
+}
 REPEATED = "samples/repeated_share"
 WAITS = {"generator": ("idle:prompt", "idle:weights"), "learner": ("wait_batch",)}  # labels of an actor that starves
 LEAST_WAIT_S = 2.0  # of labelled time, before a share of it is judged
@@ -88,12 +97,16 @@ class History:
     templates: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)  # version, shares
     waits: list[tuple[int, Waiting]] = field(default_factory=list)
     evaluations: list[Evaluated] = field(default_factory=list)
+    signs: list[str] = field(default_factory=list)  # of a collapse, in the newest update
+    _forecast: CollapseForecast = field(default_factory=CollapseForecast)
 
     def add(self, row: Row) -> None:
         """Add the row of an update."""
         self.version = row.step
         for name in SERIES:
             self.add_value(name, row.values.get(name, math.nan))
+        values = {figure: row.values[name] for figure, name in FORECAST.items() if name in row.values}
+        self.signs = self._forecast.signs(values)
 
     def add_value(self, name: str, value: float) -> None:
         """Add a value of the newest version, unless it is not finite."""
@@ -117,6 +130,7 @@ class History:
     def go_back(self, version: int) -> None:
         """Remove what is later than a version."""
         self.version = min(self.version, version)
+        self.signs, self._forecast = [], CollapseForecast()
         self.points = {name: [p for p in points if p[0] <= version] for name, points in self.points.items()}
         self.templates = [one for one in self.templates if one[0] <= version]
         self.waits = [one for one in self.waits if one[0] <= version]

@@ -6,6 +6,7 @@ from math import sqrt
 from typing import Any
 
 from areal_bus.config.sections import AlarmName
+from areal_bus.core.parts.collapse import COLLAPSE_ESS, COLLAPSE_KL
 from areal_bus.limits import MASKED_SHARE, NO_SIGNAL_SHARE
 from tools.alarms.history import REPEATED, Evaluated, History, Window, summed
 from tools.run import Line, is_number
@@ -20,7 +21,7 @@ TEMPLATE_SHARE = 0.5  # of samples with one text, or one opening, for different 
 UNENDED_SHARE = 0.5  # of right answers that no accepted stop ended
 LEAST_ACCURACY = 0.05  # fewer right answers raise nothing
 ENTROPY_RATIO = 0.35  # to the entropy before
-MISMATCH_KL = 0.1  # between sampler and learner
+MISMATCH_KL = COLLAPSE_KL  # between sampler and learner
 LEARNER_WAIT_SHARE = 0.9  # of its time that a learner waits for batches
 GENERATOR_WAIT_SHARE = 0.75  # higher than a clean ring on a busy host has
 MISMATCH_RISE = 3.0  # the factor by which the mismatch rises
@@ -166,6 +167,13 @@ def _mismatch(history: History) -> Reading | None:
     return Reading(after.mean, MISMATCH_KL, seen)
 
 
+def _collapse(history: History) -> Reading | None:
+    last = history.last("train/ess", 1)
+    if last is None or not history.signs:
+        return None
+    return Reading(last.mean, COLLAPSE_ESS, f"update {history.version}: {', '.join(history.signs)}")
+
+
 def _masked(history: History) -> Reading | None:
     last = history.last("staleness/masked_share", WINDOW)
     if last is None or last.mean <= MASKED_SHARE:
@@ -298,6 +306,15 @@ RULES = (
         _mismatch,
         _series("train/kl"),
         "the figure `mismatch_kl` of a step",
+    ),
+    Rule(
+        "collapse_ahead",
+        "the policy moves too far in a version for a stable update, or two of these: a low effective sample size, a "
+        "large KL between sampler and learner, many clipped tokens, an entropy far from that of the first updates",
+        "lower actor.lr or rollout.max_head_offpolicyness, and go back to an older checkpoint",
+        _collapse,
+        _series("train/ess"),
+        "the figure `ess` of a step",
     ),
     Rule(
         "masked_tokens",
