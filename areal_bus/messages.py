@@ -49,7 +49,7 @@ def record(kind: type[Kind]) -> type[Kind]:
     return dataclass(slots=True, unsafe_hash=True)(kind)
 
 
-def recast(source: Any, kind: type[Kind], **others: Any) -> Kind:
+def recast(source: Any, kind: type[Kind], /, **others: Any) -> Kind:
     """A record of `kind`: the fields that `source` has too are taken from it, unless `others` names them."""
     names = _shared(type(source), kind)  # type: ignore[arg-type]  # mypy does not see that classes are hashable
     return kind(**{name: getattr(source, name) for name in names} | others)
@@ -414,6 +414,7 @@ class ShardItem:
     fields: bytes = frame("fields", default=b"")  # as in the Trajectory
     born: int = 0  # version at which its prompt was admitted: its stage
     trajectories: list[int] = dataclasses.field(default_factory=list)  # as in the Trajectory
+    source: Name = ""  # name of the [[data.source]] of its row: its limits and temperature
 
 
 @record

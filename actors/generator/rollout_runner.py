@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from actors.data.fields import UNREAD
+from actors.data.fields import SOURCE, UNREAD
 from actors.engines.protocol import Done, Engine, Request, SamplingControls
 from actors.runtime.context import dump
-from actors.runtime.stages import stages_of
 from actors.runtime.user_code import describe, known_fields, place_of, trace_of
 from actors.runtime.user_failures import Failures
 from actors.workflows.episode_runner import Asked, Awaited, EpisodeRun, Wish
 from actors.workflows.protocol import Workflow
+from areal_bus.config.rollout import GenerationConfig
 from areal_bus.config.sections import Config
+from areal_bus.config.stages import has_one_limit, sampling_of, settings_by_stage
 from areal_bus.core.events import Event
-from areal_bus.core.parts.stages import stage_at
+from areal_bus.core.parts.stages import in_force
 from areal_bus.errors import ConfigError, EngineError, PromptTooLong, SettingRefused, WorkflowError
 from areal_bus.foreign_text import text_of
 from areal_bus.messages import ATTEMPTS, Partial, Prompt, Refund, SampleFailed, Trajectory
@@ -34,6 +35,14 @@ Group = tuple[str, int, int]  # evaluation, uid, attempt
 Outcome = Trajectory | SampleFailed
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the samples of a stage and source, or of an evaluation, are drawn."""
+
+    gconfig: GenerationConfig
+    controls: SamplingControls
+
+
 @dataclass(slots=True)
 class LiveSample:
     """One sample in progress."""
@@ -42,7 +51,7 @@ class LiveSample:
     row: dict[str, Any]
     seed: tuple[int, ...]
     lease: str  # id of its lease
-    most: int  # sampled tokens of a completion, in its stage
+    sampling: Sampling
     began: float  # monotonic
     begun: Partial | None = None  # its first tokens, from another generator
     n_reported: int = 0  # tokens reported to the head
@@ -71,8 +80,9 @@ class RolloutRunner:
     ) -> None:
         self._engine, self._workflow, self._tokenizer = engine, workflow, tokenizer
         self._config, self._name, self._journal, self._failures = config, log.name, log.journal, log.failures
-        self._controls_of_run = SamplingControls(**config.gconfig.controls())
-        self._stages = stages_of(config)
+        self._by_stage = settings_by_stage(config)
+        self._sampling: dict[tuple[int, str, str], Sampling] = {}  # by stage, source, evaluation
+        self._is_one = has_one_limit(config)
         self._live: dict[Key, LiveSample] = {}
         self._begun: dict[Key, Partial] = {}  # partial rollouts whose prompt follows
         self.term = 0  # stamped on every complete trajectory
@@ -83,16 +93,16 @@ class RolloutRunner:
 
     def begin(self, prompt: Prompt) -> Iterator[Outcome]:
         """Start the samples of a group. Yields samples that end at once; a failed group yields one SampleFailed."""
-        most = stage_at(self._stages, prompt.born).max_new_tokens
         begun, self._begun = self._begun, {}
         for sample in prompt.samples:
             key = (prompt.evaluation, prompt.uid, prompt.attempt, sample)
             if key in self._live:  # a repeated prompt
                 continue
             row = json.loads(prompt.row)  # of its own: a workflow may change it
-            run = self._run(key, row)
+            sampling = self._sampling_of(prompt, row)
+            run = self._run(key, row, sampling.gconfig.temperature)
             seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
-            live = LiveSample(run, row, seed, prompt.lease, most, time.monotonic(), begun=begun.get(key))
+            live = LiveSample(run, row, seed, prompt.lease, sampling, time.monotonic(), begun=begun.get(key))
             self._live[key] = live
             evaluation = {"evaluation": prompt.evaluation} if prompt.evaluation else {}
             outcome = self._advance(key, run.start)
@@ -104,14 +114,19 @@ class RolloutRunner:
             if isinstance(outcome, SampleFailed):
                 return
 
-    def _run(self, key: Key, row: dict[str, Any]) -> EpisodeRun:
+    def _sampling_of(self, prompt: Prompt, row: dict[str, Any]) -> Sampling:
+        begun = list(self._by_stage)[in_force(list(self._by_stage), prompt.born)]
+        key = begun, str(row.get(SOURCE, "")), prompt.evaluation
+        if key not in self._sampling:
+            gconfig = sampling_of(self._by_stage[begun], *key[1:])
+            self._sampling[key] = Sampling(gconfig, SamplingControls(**gconfig.controls()))
+        return self._sampling[key]
+
+    def _run(self, key: Key, row: dict[str, Any], temperature: float) -> EpisodeRun:
         evaluation, uid, attempt, sample = key
         of = f" of evaluation {evaluation!r}" if evaluation else ""
         name = f"uid {uid} sample {sample} attempt {attempt}{of}"
-        return EpisodeRun(self._workflow, row, self._tokenizer, name=name, temperature=self._temperature(key))
-
-    def _temperature(self, key: Key) -> float:
-        return self._config.evaluate.temperature_of(key[0]) if key[0] else self._config.gconfig.temperature
+        return EpisodeRun(self._workflow, row, self._tokenizer, name=name, temperature=temperature)
 
     def add_partial(self, partial: Partial) -> None:
         """Add the first tokens of a sample whose prompt follows."""
@@ -249,10 +264,10 @@ class RolloutRunner:
         return None
 
     def _request(self, key: Key, live: LiveSample, asked: Asked) -> Request:
-        gconfig = self._config.gconfig
-        max_new_tokens = asked.max_new_tokens or live.most
-        if len(self._stages) > 1:  # a workflow knows the largest stage only
-            max_new_tokens = min(max_new_tokens, live.most)
+        own = live.sampling.gconfig
+        max_new_tokens = asked.max_new_tokens or own.max_new_tokens
+        if not self._is_one:  # a workflow knows the largest limit only
+            max_new_tokens = min(max_new_tokens, own.max_new_tokens)
         done = self._done(live.begun, asked.ids, max_new_tokens) if live.begun is not None else None
         live.begun, live.n_reported = None, live.n_reported if done is None else len(done.ids)
         return Request(
@@ -260,17 +275,19 @@ class RolloutRunner:
             ids=asked.ids,
             seed=(*live.seed, *live.run.branch),
             max_new_tokens=max_new_tokens,
-            temperature=self._temperature(key),
-            top_p=gconfig.top_p,
+            temperature=own.temperature,
+            top_p=own.top_p,
             done=done,
-            controls=self._controls(asked, max_new_tokens),
+            controls=self._controls(asked, live.sampling.controls, max_new_tokens),
         )
 
-    def _controls(self, asked: Asked, max_new_tokens: int) -> SamplingControls:
-        """Those of the call, else of [gconfig], whose least length yields to the budget; with stages the call's too."""
-        if asked.controls is not None and len(self._stages) == 1:
+    def _controls(self, asked: Asked, own: SamplingControls, max_new_tokens: int) -> SamplingControls:
+        """Those of the call, else the sample's own, whose least length yields to the budget; with several limits the
+        call's, too.
+        """
+        if asked.controls is not None and self._is_one:
             return asked.controls
-        controls = asked.controls or self._controls_of_run
+        controls = asked.controls or own
         return replace(controls, min_new_tokens=min(controls.min_new_tokens, max_new_tokens))
 
     def _done(self, begun: Partial, ids: list[int], max_new_tokens: int) -> Done | None:

@@ -113,7 +113,8 @@ class Alerts:
         return "".join(f"\n  reward {s.reward:g}: {_short(s.prompt_text)} -> {_short(s.text)}" for s in self._samples)
 
     def _truncated(self, share: float) -> str:
-        limit = stage_at(self._stages, self._samples_step or 0).max_new_tokens
+        stage = stage_at(self._stages, self._samples_step or 0)
+        limit = max((one.max_new_tokens for one in stage.sources), default=stage.max_new_tokens)
         return (
             f"{share:.0%} of the answers are cut off at gconfig.max_new_tokens = {limit}: raise it, unless short "
             "answers are enough for the reward"

@@ -104,6 +104,7 @@ def as_tokens(effect: Keep) -> dict[str, Any]:
         "versions": s.spans,
         "ids": _numbers("i", s.ids),
         "logps": [float(f"{logp:.9g}") for logp in _numbers("f", s.logps)],  # 9 digits name a float32
+        **({"source": effect.source} if effect.source else {}),
         **({"trajectories": s.trajectories} if s.trajectories else {}),
     }
 

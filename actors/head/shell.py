@@ -25,6 +25,7 @@ from actors.runtime.stages import stages_of
 from areal_bus import messages as m
 from areal_bus.config.capacity import capacity, slots
 from areal_bus.config.sections import Config
+from areal_bus.config.stages import own_of_set, sampling_of
 from areal_bus.core.effects import Discard, Divide, Effect, End, EvictForGood, Keep, Mark, Progress, Record, Save, Send
 from areal_bus.core.evaluation import EvaluationSet, best, history, name_of
 from areal_bus.core.events import Event
@@ -114,11 +115,13 @@ def with_planner(rules: HeadRules, config: Config) -> HeadRules:
 
 
 def evaluation_sets(config: Config, sets: Mapping[str, list[dict[str, Any]]]) -> tuple[EvaluationSet, ...]:
-    n_samples = {problems.name: problems.n_samples for problems in config.evaluate.sets}
-    return tuple(
-        EvaluationSet(name, n_samples.get(name) or config.evaluate.n_samples, tuple(map(dump, rows)))
-        for name, rows in sets.items()
-    )
+    """`sets`: the problems of each set by its name."""
+    found = []
+    for name, rows in sets.items():
+        own = own_of_set(config, name).get("max_new_tokens")
+        n_samples = sampling_of(config, "", f"before:{name}").n_samples
+        found.append(EvaluationSet(name, n_samples, tuple(map(dump, rows)), own))
+    return tuple(found)
 
 
 def declared(policy: float | str) -> float | None:

@@ -26,7 +26,7 @@ from actors.learner.update.simulated_update import simulated_update
 from actors.models.loading import load_tokenizer
 from actors.runtime.context import COPY_FD, Context, HeartbeatState, journal_rejections, open_bus, take_descriptor
 from actors.runtime.process import leave
-from actors.runtime.stages import stages_of
+from actors.runtime.stages import stages_of, temperatures_of
 from actors.runtime.torch_profiler import TorchProfiler
 from actors.runtime.user_code import place_of
 from actors.runtime.user_failures import Fault, keep_fault
@@ -133,8 +133,9 @@ class Learner:
                 build,
                 eta=self.config.rollout.max_head_offpolicyness,
                 policy=StalenessPolicy(self.config.rollout.staleness_policy),
-                n_samples=lambda born: stage_at(stages, born).n_samples,
+                n_samples=lambda born, source: stage_at(stages, born, source).n_samples,
                 partial_groups=self.config.reward.partial_groups,
+                temperatures=temperatures_of(self.config),
             ),
             journal=self.journal,
             heartbeat=self.heartbeat,

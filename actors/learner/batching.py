@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ class Item:
     born: int = 0  # version at which its prompt was admitted
     cuts: tuple[int, ...] = ()  # positions in ids_T at which further trajectories begin
     fields: Mapping[str, Tensor] = field(default_factory=dict)  # of its workflow: (n_sampled,) float32 by name
+    source: str = ""  # name of the [[data.source]] of its row
+    temperature: float | None = None  # of its log-probs; None: the policy's
 
     @property
     def n_sampled(self) -> int:
@@ -63,14 +66,14 @@ class Item:
     def pieces(self, places_N: Tensor) -> list[SequencePiece]:
         """The trajectories that have some of these places, in order: together they have them all."""
         if not self.cuts:
-            return [SequencePiece(self.ids_T, places_N, family=self.group)]
+            return [SequencePiece(self.ids_T, places_N, family=self.group, temperature=self.temperature)]
         firsts, counts = (0, *self.cuts), self.counts(places_N)
         ids = torch.split(
             self.ids_T, [end - first for first, end in zip(firsts, (*self.cuts, len(self.ids_T)), strict=True)]
         )
         found = zip(ids, torch.split(places_N, counts), firsts, strict=True)
         return [
-            SequencePiece(ids_t, at_n - first, family=-1 - k if k else self.group)
+            SequencePiece(ids_t, at_n - first, family=-1 - k if k else self.group, temperature=self.temperature)
             for k, (ids_t, at_n, first) in enumerate(found)
             if len(at_n)
         ]
@@ -152,20 +155,22 @@ def build(
     n_groups: int,
     eta: int,
     policy: StalenessPolicy = StalenessPolicy.MASK,
-    n_samples: int | Callable[[int], int] | None = None,
+    n_samples: int | Callable[[int, str], int] | None = None,
     partial_groups: bool = False,
+    temperatures: Mapping[str, float] = MappingProxyType({}),
 ) -> Batch:
     """The batch of a rank's share, in the order of (group, sample).
 
-    `n_samples`: samples of a group, or a function of the version at which its prompt was admitted.
+    `n_samples`: samples of a group, or a function of the version at which its prompt was admitted and of its source.
+    `temperatures`: of sources whose log-probs have another one than the policy's.
     A group has all of them or, with `partial_groups`, two at least (that none is lost, ShardEnd.n_items shows).
     Raises ImpossibleEvent when an item contradicts itself (I5) or its policy (I2), or a group is not whole (I8).
     """
     ordered = sorted(shard, key=lambda item: (item.group, item.sample))
-    items = [_item(item, clock=clock, eta=eta, policy=policy) for item in ordered]
+    items = [_item(item, clock=clock, eta=eta, policy=policy, temperatures=temperatures) for item in ordered]
     sizes = Counter(item.group for item in items)
     if n_samples is not None:
-        whole = {item.group: n_samples(item.born) if callable(n_samples) else n_samples for item in items}
+        whole = {one.group: n_samples(one.born, one.source) if callable(n_samples) else n_samples for one in items}
         _check_sizes(sizes, whole, step=step, partial_groups=partial_groups)
     return as_batch(items, step=step, clock=clock, n_groups=n_groups)
 
@@ -179,7 +184,7 @@ def _check_sizes(sizes: Counter[int], whole: dict[int, int], *, step: int, parti
         raise ImpossibleEvent(f"a rank trains whole groups of {wanted} samples{short}: step {step} brought {wrong}")
 
 
-def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> Item:
+def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy, temperatures: Mapping[str, float]) -> Item:
     ids = numbers("i", item.ids)
     cuts: tuple[int, ...] = ()
     try:
@@ -221,6 +226,8 @@ def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy) -> 
         born=item.born,
         cuts=cuts,
         fields=fields_K,
+        source=item.source,
+        temperature=temperatures.get(item.source),
     )
 
 

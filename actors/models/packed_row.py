@@ -27,6 +27,7 @@ class SequencePiece:
     places_K: Tensor
     family: int | None = None  # pieces of one family begin with the same prompt
     targets_K: Tensor | None = None  # other tokens whose log-probs are wanted there; None: those of the sequence
+    temperature: float | None = None  # of its log-probs; None: the model's
 
     @property
     def n_read(self) -> int:
@@ -45,6 +46,7 @@ class PackedRow:
     targets_N: Tensor  # that token
     expand_E: Tensor | None  # row of each token of the whole sequences, the shortest first; None: the row is these
     keep_S: Tensor | None  # for each row, a place among the E at which it stands
+    heat_N: Tensor | None = None  # float32 temperature of each target; None: all have the model's
 
     def filled(self, n_tokens: int, n_wanted: int) -> "PackedRow":
         """As many tokens and wanted ones: behind it zeros, a sequence of their own, and its last wanted one again."""
@@ -52,9 +54,9 @@ class PackedRow:
         row = self
         if again:
             wanted_N = torch.cat([self.wanted_N, self.wanted_N[-1:].expand(again)])
-            row = replace(
-                row, wanted_N=wanted_N, targets_N=torch.cat([self.targets_N, self.targets_N[-1:].expand(again)])
-            )
+            targets_N = torch.cat([self.targets_N, self.targets_N[-1:].expand(again)])
+            heat_N = None if self.heat_N is None else torch.cat([self.heat_N, self.heat_N[-1:].expand(again)])
+            row = replace(row, wanted_N=wanted_N, targets_N=targets_N, heat_N=heat_N)
         if more:
             zeros = torch.zeros(more, dtype=torch.int64)
             row = replace(
@@ -68,8 +70,11 @@ class PackedRow:
         return row
 
 
-def lay_out(pieces: Sequence[SequencePiece], *, share: bool) -> PackedRow:
-    """One row for all pieces, in order; with `share` attention sees sequences by length, equal ones in one call."""
+def lay_out(pieces: Sequence[SequencePiece], *, share: bool, temperature: float = 1.0) -> PackedRow:
+    """One row for all pieces, in order; with `share` attention sees sequences by length, equal ones in one call.
+
+    `temperature`: of pieces without their own.
+    """
     ids, places = [piece.ids_T.numpy() for piece in pieces], [piece.places_K.numpy() for piece in pieces]
     n_read_P = np.array([piece.n_read for piece in pieces])
     expands = share and len(pieces) > 1
@@ -80,6 +85,8 @@ def lay_out(pieces: Sequence[SequencePiece], *, share: bool) -> PackedRow:
     expand_E = laid.rows(np.repeat(whole_P, length_P), place_E)
     keep_S = _first_places(expand_E, laid.n_rows)
     wanting_N = np.repeat(np.arange(len(pieces)), [len(part) for part in places])
+    heat_P = [temperature if piece.temperature is None else piece.temperature for piece in pieces]
+    has_own = any(heat != temperature for heat in heat_P)
     return PackedRow(
         ids_S=torch.from_numpy(np.concatenate([ids[i][begin:end] for i, begin, end in laid.runs])),
         positions_S=torch.from_numpy(place_E[keep_S]),
@@ -88,6 +95,7 @@ def lay_out(pieces: Sequence[SequencePiece], *, share: bool) -> PackedRow:
         targets_N=torch.from_numpy(np.concatenate([_targets(piece) for piece in pieces])),
         expand_E=torch.from_numpy(expand_E) if expands else None,
         keep_S=torch.from_numpy(keep_S) if expands else None,
+        heat_N=torch.tensor(heat_P, dtype=torch.float32)[torch.from_numpy(wanting_N)] if has_own else None,
     )
 
 

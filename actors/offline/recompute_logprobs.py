@@ -17,6 +17,7 @@ from actors.models.loading import load_model
 from actors.runtime.process import leave
 from areal_bus.config.removed import saved
 from areal_bus.config.sections import Config
+from areal_bus.config.stages import sampling_of
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.storage import versioned_dirs
 from areal_bus.trajectories import split, within
@@ -108,7 +109,7 @@ def read(path: Path, config: Config) -> Iterator[LoggedSample]:
                 return
             line = json.loads(text)
             stamped = [version for version, n in line["versions"] for _ in range(n)]
-            heat = (config.evaluate.temperature if line["evaluation"] else config.gconfig.temperature) or 1.0
+            heat = sampling_of(config, line.get("source", ""), line["evaluation"]).temperature or 1.0
             for one in split(line["segments"], line.get("trajectories", [])):
                 ids = [line["ids"][i] for i in within(one.tokens)]
                 logps, versions = ([values[i] for i in within(one.sampled)] for values in (line["logps"], stamped))

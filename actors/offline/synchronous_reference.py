@@ -142,13 +142,11 @@ class SynchronousReference(OfflineLearner):
             judged = [correct for _, _, correct in group if correct is not None]
             self._source.learn(self._drawn.pop(group[0][0].uid), sum(judged), len(judged))
 
-    @property
-    def _n_samples(self) -> int:
-        """Samples of a group at the version of the learner."""
-        return stage_at(self._stages, self._actor.version).n_samples
+    def _n_samples(self, uid: int) -> int:
+        """Samples of a group at the version of the learner, of the source of its row."""
+        return stage_at(self._stages, self._actor.version, self._drawn[uid].source).n_samples
 
     def _draw(self, n: int) -> list[Prompt]:
-        samples = list(range(self._n_samples))
         prompts: list[Prompt] = []
         while len(prompts) < n and not self._has_ended:
             drawn = self._source.draw()
@@ -156,6 +154,7 @@ class SynchronousReference(OfflineLearner):
                 self._has_ended = True
                 break
             self._drawn[self._next_uid] = drawn
+            samples = list(range(self._n_samples(self._next_uid)))
             prompts.append(Prompt(self._next_uid, 0, self._actor.version, samples, "", drawn.text))
             self._next_uid += 1
         return prompts
@@ -167,10 +166,10 @@ class SynchronousReference(OfflineLearner):
             share = [prompt for prompt in prompts if self._engine_of(prompt) == index]
             for outcome in sample_share(runner, share, self._woken):
                 made[outcome.uid].append(outcome)
-        for trajectories in made.values():
+        for uid, trajectories in made.items():
             trajectories.sort(key=lambda trajectory: trajectory.sample)
             group = [(trajectory, *verdict) for trajectory in trajectories if (verdict := self._score(trajectory))]
-            n_samples = self._n_samples
+            n_samples = self._n_samples(uid)
             least = min(LEAST, n_samples) if self.config.reward.partial_groups else n_samples
             if len(trajectories) == n_samples and len(group) >= least:
                 yield self._compared(group) if self._compare is not None else group

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterator
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,22 @@ class CurriculumConfig(Section):
     """Rows whose last pass rate is at most this come in one of four passes."""
     high: float = Field(1.0, ge=0, le=1)
     """Rows whose last pass rate is at least this come in one of four passes."""
+
+
+class OwnGeneration(Section):
+    """Keys of [gconfig] that a source or a set of an evaluation sets itself; unset: those of the run."""
+
+    n_samples: int | None = Field(None, ge=1)
+    max_new_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stop: tuple[str, ...] | None = None
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The keys that are set."""
+        found = {name: getattr(self, name) for name in OwnGeneration.model_fields}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class SourceConfig(Section):
@@ -52,6 +68,11 @@ class SourceConfig(Section):
     evaluate_path: str = ""
     """File of problems, evaluated as a set of this name with this prompt and reward; empty: the held-out problems of a
     generated task."""
+    gconfig: OwnGeneration = OwnGeneration()
+    """n_samples, max_new_tokens, temperature, top_p and stop of this source; unset: as in [gconfig]."""
+    evaluate: OwnGeneration = OwnGeneration()
+    """The same keys for its problems; unset: n_samples and temperature of [evaluate], max_new_tokens and stop of the
+    source, top_p of [gconfig]."""
 
     @property
     def label(self) -> str:
@@ -142,9 +163,12 @@ class DataConfig(Section):
         own = {name: part.is_generated and part.held_out > 0 for name, part in self.parts}
         return tuple(source.label for source in self.source if source.evaluate_path or own[source.label])
 
+    def source_named(self, name: str) -> SourceConfig | None:
+        return next((one for one in self.source if one.label == name), None)
+
     def of(self, name: str) -> "DataConfig":
         """The settings of a source by name; these for a row of none."""
-        source = next((one for one in self.source if one.label == name), None)
+        source = self.source_named(name)
         if source is None:
             return self
         own = source.model_dump(include=OF_A_SOURCE, exclude_none=True)

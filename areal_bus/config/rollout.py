@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -114,8 +114,8 @@ OURS = (  # parameters of transformers' apply_chat_template that are no argument
 )
 
 
-def generation_rules(c: Config) -> Iterator[str]:
-    """Rules for [gconfig] and data.chat_template_kwargs."""
+def generation_rules(c: Config, evaluated: Sequence[GenerationConfig]) -> Iterator[str]:
+    """Rules for [gconfig], for `evaluated`, which evaluations sample with, and for data.chat_template_kwargs."""
     g, own = c.gconfig, sorted(c.data.chat_template_kwargs.keys() & set(OURS))
     odd = [token for token in [*g.stop_token_ids, *g.logit_bias] if token < 0]
     large = [token for token, bias in g.logit_bias.items() if abs(bias) > MOST_BIAS]
@@ -127,7 +127,7 @@ def generation_rules(c: Config) -> Iterator[str]:
         )
     if g.min_new_tokens > g.max_new_tokens:
         yield f"gconfig.min_new_tokens ({g.min_new_tokens}) must not exceed gconfig.max_new_tokens ({g.max_new_tokens})"
-    if "" in g.stop:
+    if any("" in one.stop for one in (g, *evaluated)):
         yield "a text of gconfig.stop has at least one character: one is empty"
     if odd:
         yield f"token ids of gconfig are 0 or more: {odd[:1]} is in stop_token_ids or logit_bias"
@@ -138,10 +138,8 @@ def generation_rules(c: Config) -> Iterator[str]:
             "SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens, and training needs those "
             'of the model: remove these keys of gconfig, or set rollout.engine = "builtin" or "vllm"'
         )
-    if (
-        not kind_of(c.rollout.engine).takes_temperatures
-        and changes_sampling(g)
-        and not set(_temperatures(c)) <= {0.0, 1.0}
+    if not kind_of(c.rollout.engine).takes_temperatures and any(
+        changes_sampling(one) and one.temperature not in (0.0, 1.0) for one in (g, *evaluated)
     ):
         yield (
             "vLLM has log-probs of the whole distribution at temperature 1 only, where anything but the temperature "
@@ -163,8 +161,3 @@ def changes_logits(g: GenerationConfig) -> bool:
 def changes_sampling(g: GenerationConfig) -> bool:
     """Whether tokens are drawn from another distribution than the model's at the temperature."""
     return changes_logits(g) or bool(g.top_k or g.min_p or g.top_p < 1)
-
-
-def _temperatures(c: Config) -> list[float]:
-    sets = [problems.temperature for problems in c.evaluate.sets if problems.temperature is not None]
-    return [c.gconfig.temperature, *((c.evaluate.temperature, *sets) if c.evaluate.is_on else ())]

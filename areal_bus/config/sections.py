@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from areal_bus.config.adapt import AdaptSettings
-from areal_bus.config.data import DataConfig
+from areal_bus.config.data import DataConfig, OwnGeneration
 from areal_bus.config.learner import ActorConfig, CriticConfig, LearnerConfig, ReferenceConfig, TeacherConfig
 from areal_bus.config.names.workflows import BUILT_IN, environment_of
 from areal_bus.config.rewards import RewardConfig
@@ -238,7 +238,9 @@ class CheckpointConfig(Section):
     """Write checkpoints in the background, from a copy in host memory."""
 
 
-class EvaluateSet(Section):
+class EvaluateSet(OwnGeneration):
+    """Unset n_samples and temperature are those of [evaluate]; max_new_tokens, top_p and stop those of [gconfig]."""
+
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the set in the journal and the table."""
     task: str = ""
@@ -248,10 +250,6 @@ class EvaluateSet(Section):
     """File of problems (as data.path); needed without a task."""
     limit: int | None = Field(None, ge=1)
     """Use only the first problems."""
-    n_samples: int | None = Field(None, ge=1)
-    """Samples per problem; unset: evaluate.n_samples."""
-    temperature: float | None = Field(None, ge=0)
-    """Sampling temperature; unset: evaluate.temperature."""
 
 
 class EvaluateConfig(Section):
@@ -281,12 +279,6 @@ class EvaluateConfig(Section):
     @property
     def is_on(self) -> bool:
         return self.before or self.after or self.every_steps > 0
-
-    def temperature_of(self, evaluation: str) -> float:
-        """The sampling temperature of an evaluation by its name ("step-8:SET")."""
-        name = evaluation.partition(":")[2]
-        own = next((problems.temperature for problems in self.sets if problems.name == name), None)
-        return self.temperature if own is None else own
 
 
 class WatchdogConfig(Section):

@@ -1,15 +1,16 @@
-"""Stages of a run, tables [[run.stage]]: their settings, rules, and how they resolve to whole settings. Pure."""
+"""Stages of a run, tables [[run.stage]]: their settings and rules, and the settings of each stage and source. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from areal_bus.config.section import Section
 
 if TYPE_CHECKING:
+    from areal_bus.config.rollout import GenerationConfig
     from areal_bus.config.sections import Config
 
 
@@ -30,6 +31,7 @@ class StageConfig(Section):
     learner: StageLearner = StageLearner()
 
 
+FIRST = "before"  # an evaluation, for the settings of a set
 KEYS = ("gconfig.n_samples", "gconfig.max_new_tokens", "learner.max_tokens_per_mb")  # that a stage may set
 
 
@@ -43,18 +45,75 @@ def settings_by_stage(config: Config) -> dict[int, Config]:
     return found
 
 
-def largest(config: Config) -> Config:
-    """The settings with the largest value that any stage has of each key: the bound of what is fixed at the start."""
-    if not config.run.stage:
-        return config
+def sampling_of(config: Config, source: str, evaluation: str = "") -> GenerationConfig:
+    """How the samples of a row are drawn: [gconfig] of this stage with the own keys of its source, which win.
+
+    In an evaluation ("step-8:SET") n_samples and temperature are those of [evaluate], max_new_tokens and stop those of
+    the source whose problems they are, and the own keys of the set win.
+    """
+    name = evaluation.partition(":")[2] if evaluation else source
+    found = config.data.source_named(name)
+    own = found.gconfig.own if found is not None else {}
+    if evaluation:
+        task = {key: value for key, value in own.items() if key in ("max_new_tokens", "stop")}
+        plain = {"n_samples": config.evaluate.n_samples, "temperature": config.evaluate.temperature}
+        own = task | plain | own_of_set(config, name)
+    return config.gconfig.model_copy(update=own) if own else config.gconfig
+
+
+def own_of_set(config: Config, name: str) -> dict[str, Any]:
+    """The keys of [gconfig] that a set of an evaluation sets itself: one of [[evaluate.sets]] or a source's."""
+    source = config.data.source_named(name)
+    if source is not None:
+        return source.evaluate.own
+    return next((problems.own for problems in config.evaluate.sets if problems.name == name), {})
+
+
+def of_source(config: Config, source: str) -> Config:
+    """The settings with [gconfig] as it is for the rows of a source."""
+    return config.model_copy(update={"gconfig": sampling_of(config, source)})
+
+
+def evaluations_of(config: Config) -> list[GenerationConfig]:
+    """How each set that may be evaluated is sampled; none where evaluation is off."""
+    return [sampling_of(config, "", f"{FIRST}:{name}") for name in names_of_sets(config)]
+
+
+def names_of_sets(config: Config) -> list[str]:
+    """Of all sets that are evaluated, "" for the problems of [evaluate] itself; none where evaluation is off."""
+    names = ["", *(problems.name for problems in config.evaluate.sets), *config.data.evaluated]
+    return names if config.evaluate.is_on else []
+
+
+def variants(config: Config) -> list[Config]:
+    """The settings of each stage for each source: all that prompts are trained with."""
     stages = settings_by_stage(config).values()
-    values = {key: max(value_at(stage, key) for stage in stages) for key in KEYS}
-    return with_values(next(iter(stages)), values)
+    names = [source.label for source in config.data.source] or [""]
+    return [of_source(stage, name) for stage in stages for name in names]
+
+
+def has_one_limit(config: Config) -> bool:
+    """Whether all stages, sources and sets of evaluations sample alike, except for temperature and group size."""
+    stages = settings_by_stage(config).values()
+    found = [*(one.gconfig for one in variants(config)), *(one for stage in stages for one in evaluations_of(stage))]
+    alike = [one.model_copy(update={"n_samples": 1, "temperature": 1.0}) for one in found]
+    return all(one == alike[0] for one in alike)
+
+
+def largest(config: Config) -> Config:
+    """The settings with the largest value that any stage or source has of each key: the bound of what is fixed at the
+    start. An evaluation's max_new_tokens count where it sets its own.
+    """
+    found = variants(config)
+    values = {key: max(value_at(one, key) for one in found) for key in KEYS}
+    own = (own_of_set(config, name).get("max_new_tokens", 0) for name in names_of_sets(config))
+    values["gconfig.max_new_tokens"] = max(values["gconfig.max_new_tokens"], *own, 0)
+    return config if config == (made := with_values(found[0], values)) else made
 
 
 def smallest_group(config: Config) -> int:
-    """The smallest gconfig.n_samples of all stages."""
-    return min(stage.gconfig.n_samples for stage in settings_by_stage(config).values())
+    """The smallest gconfig.n_samples of all stages and sources."""
+    return min(one.gconfig.n_samples for one in variants(config))
 
 
 def values_of(stage: StageConfig) -> dict[str, int]:
@@ -83,6 +142,13 @@ def stage_rules(config: Config) -> Iterator[str]:
     starts = [stage.from_step for stage in config.run.stage]
     idle = [stage.from_step for stage in config.run.stage if not values_of(stage)]
     total = config.run.total_train_steps
+    own = [source.gconfig.own.keys() for source in config.data.source]
+    set_by_all = {f"gconfig.{key}" for key in set.intersection(*map(set, own))} if own else set()
+    if hidden := sorted({key for stage in config.run.stage for key in values_of(stage)} & set_by_all):
+        yield (
+            f"no effect of {hidden[:1]} in [[run.stage]]: each [[data.source]] sets it itself, for all stages; remove "
+            "it from the stages, or from a source"
+        )
     if sorted(set(starts)) != starts:
         yield f"the stages of [[run.stage]] come in the order of from_step, each once: it is {starts}"
     if idle:

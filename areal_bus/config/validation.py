@@ -15,7 +15,7 @@ from areal_bus.config.names.workflows import BUILT_IN, environment_of
 from areal_bus.config.rewards import reward_rules
 from areal_bus.config.rollout import generation_rules
 from areal_bus.config.sections import Config, WorkflowConfig
-from areal_bus.config.stages import settings_by_stage, stage_rules
+from areal_bus.config.stages import evaluations_of, of_source, settings_by_stage, stage_rules
 from areal_bus.errors import ConfigError
 
 SERVER_URL = re.compile(r"https?://[^\s/]+(:[0-9]{1,5})?/?")
@@ -43,12 +43,14 @@ def check(config: Config) -> None:
     _check(stage_rules(config))
     _check(adapt_rules(config))
     for start, settings in settings_by_stage(config).items():
-        try:
-            _check_settings(settings)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error} (from step {start}, [[run.stage]])" if config.run.stage else str(error)
-            ) from None
+        for label in [source.label for source in config.data.source] or [""]:
+            try:
+                _check_settings(of_source(settings, label))
+            except ConfigError as error:
+                stage = f" (from step {start}, [[run.stage]])" if config.run.stage else ""
+                own = config.data.source_named(label)
+                where = f" (source {label!r} of [[data.source]])" if own and own.gconfig.own else ""
+                raise ConfigError(f"{error}{where}{stage}") from None
     if is_adaptive(config.topology):
         for learners, settings in settings_by_split(next(iter(settings_by_stage(config).values()))).items():
             try:
@@ -66,7 +68,8 @@ def _check_settings(config: Config) -> None:
     _check(_sources(config))
     _check(_training(config))
     _check(reward_rules(config.reward, _other_rewards(config)))
-    for rules in (generation_rules, refusals, _engine, _profile, _ring, _topology, _watching):
+    _check(generation_rules(config, evaluations_of(config)))
+    for rules in (refusals, _engine, _profile, _ring, _topology, _watching):
         _check(rules(config))
 
 
@@ -136,7 +139,7 @@ def _evaluations(c: Config) -> Iterator[str]:
     evaluate, n_slots, n_train = c.evaluate, c.rollout.max_concurrent_rollouts, c.gconfig.n_samples
     names = [problems.name for problems in evaluate.sets]
     known = [*names, *c.data.evaluated]
-    most = max([evaluate.n_samples, *(problems.n_samples or 0 for problems in evaluate.sets)])
+    most = max((one.n_samples for one in evaluations_of(c)), default=evaluate.n_samples)
     no_file = [problems.name for problems in evaluate.sets if not problems.path]
     is_set = "function" in c.reward.model_fields_set
     others = [p.name for p in evaluate.sets if p.task and not is_scored_by(p.task, c.reward.function, is_set=is_set)]

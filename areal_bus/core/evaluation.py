@@ -33,6 +33,7 @@ class EvaluationSet:
     name: str  # "" for the problems of [evaluate] itself
     n_samples: int
     problems: tuple[str, ...]  # JSON objects
+    max_new_tokens: int | None = None  # its own limit; None: that of its source or the run
 
 
 def name_of(when: str, problems: EvaluationSet) -> str:
@@ -224,6 +225,7 @@ class Evaluation:
     failed_at: dict[int, set[str]] = field(default_factory=dict)  # uid -> generators that could not sample it
     first_attempt: int = 0
     set_name: str = ""
+    max_new_tokens: int | None = None  # as in its set
 
     def __post_init__(self) -> None:
         self.waiting = list(range(len(self.rows)))

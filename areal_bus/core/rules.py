@@ -66,20 +66,33 @@ class HeadRules:
         own = {rule.name: getattr(source, rule.name) for rule in fields(cls) if hasattr(source, rule.name)}
         return cls(**own | others)
 
-    def samples_at(self, version: int) -> int:
-        """Samples of a group whose prompt is admitted at this version."""
-        return stage_at(self.stages, version).n_samples if self.stages else self.n_samples
+    def samples_at(self, version: int, source: str = "") -> int:
+        """Samples of a group whose prompt is admitted at this version, of a row of this source."""
+        return stage_at(self.stages, version, source).n_samples if self.stages else self.n_samples
 
-    def check_sample(self, sample: Scored | Partial, born: int, *, is_guests: bool) -> None:
-        """Raises ImpossibleEvent for a sample over the limits of the run. `born`: the version of its stage."""
-        self.limits.check(sample, self._stage(born), is_guests=is_guests)
+    def most_samples_at(self, version: int) -> int:
+        """Of the largest group of any source at this version."""
+        return max(stage_at(self.stages, version).group_sizes) if self.stages else self.n_samples
 
-    def check_count(self, report: Sampled, born: int) -> None:
-        """Raises ImpossibleEvent for a report of more tokens than a sample may have. `born`: as for `check_sample`."""
-        self.limits.check_count(report, self._stage(born))
+    def mean_samples_at(self, version: int) -> float:
+        """Over the prompts of all sources at this version."""
+        return stage_at(self.stages, version).mean_samples if self.stages else self.n_samples
 
-    def _stage(self, version: int) -> Stage | None:
-        return stage_at(self.stages, version) if self.stages else None
+    def check_sample(
+        self, sample: Scored | Partial, born: int, source: str, *, is_guests: bool, most: int | None = None
+    ) -> None:
+        """Raises ImpossibleEvent for a sample over the limits of the run. `born`: the version of its stage; `source`:
+        that of its row, or its evaluation set; `most`: the own limit of that set.
+        """
+        self.limits.check(sample, self._stage(born, source, most), is_guests=is_guests)
+
+    def check_count(self, report: Sampled, born: int, source: str, *, most: int | None = None) -> None:
+        """Raises ImpossibleEvent for a report of more tokens than a sample may have; as `check_sample`."""
+        self.limits.check_count(report, self._stage(born, source, most))
+
+    def _stage(self, version: int, source: str, most: int | None) -> Stage | None:
+        stage = stage_at(self.stages, version, source) if self.stages else None
+        return stage if stage is None or most is None else replace(stage, max_new_tokens=most)
 
     @property
     def split(self) -> Split:
@@ -98,8 +111,8 @@ class HeadRules:
 
     @property
     def least_samples(self) -> int:
-        """Samples of the smallest group of any stage."""
-        return min((stage.n_samples for stage in self.stages), default=self.n_samples)
+        """Samples of the smallest group of any stage and source."""
+        return min((n for stage in self.stages for n in stage.group_sizes), default=self.n_samples)
 
     def reward_of(self, status: str, reward: float) -> float | None:
         """The reward of a training sample: its value, or the configured one for its verdict; None if it has none."""

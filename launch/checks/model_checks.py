@@ -9,7 +9,7 @@ from actors.models.loading import check_model_path, empty_model, load_tokenizer,
 from actors.models.model_config import is_adapter_folder
 from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
 from areal_bus.config.sections import Config
-from areal_bus.config.stages import largest
+from areal_bus.config.stages import evaluations_of, largest, variants
 from areal_bus.errors import ConfigError
 
 
@@ -91,10 +91,11 @@ def check_token_ids(config: Config, vocabulary: int) -> None:
 
 def check_tokenizer(config: Config, model: str) -> None:
     """Stop strings need a fast tokenizer, arguments a template that reads them. Raises ConfigError."""
-    if config.model.scratch is not None or not (config.gconfig.stop or config.data.chat_template_kwargs):
+    stops = any(one.stop for one in (*(found.gconfig for found in variants(config)), *evaluations_of(config)))
+    if config.model.scratch is not None or not (stops or config.data.chat_template_kwargs):
         return
     tokenizer = load_tokenizer(model)
-    if config.gconfig.stop and (why := cannot_stop(tokenizer)):
+    if stops and (why := cannot_stop(tokenizer)):
         raise ConfigError(f"gconfig.stop: {why}")
     check_arguments(config, tokenizer)
 

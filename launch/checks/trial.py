@@ -27,6 +27,7 @@ from actors.workflows.loading import close_workflow, load_workflow
 from actors.workflows.protocol import Workflow
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config, WorkflowConfig
+from areal_bus.config.stages import smallest_group
 from areal_bus.errors import ConfigError, PromptTooLong, WorkflowError
 from areal_bus.messages import VerdictStatus
 
@@ -178,7 +179,7 @@ def check_reward(
         is_compared = config.reward.group and first and not error
         is_checked = ":" in config.reward.check.function and first and not error
         check_error = try_scores(pool, first, is_check=True) if is_checked else ""
-        group_error = try_group(pool, first[0], config.gconfig.n_samples) if is_compared else ""
+        group_error = try_group(pool, first[0], smallest_group(config)) if is_compared else ""
     if group_error:
         raise ConfigError(f"reward.group {config.reward.group!r} failed in a trial before the start, {group_error}")
     if check_error:

@@ -10,7 +10,7 @@ from typing import Any
 from areal_bus.config.names.engines import kind_of
 from areal_bus.config.names.gpu_memory import gib_of
 from areal_bus.config.sections import Config
-from areal_bus.config.stages import KEYS, settings_by_stage, value_at
+from areal_bus.config.stages import KEYS, largest, settings_by_stage, value_at
 from areal_bus.messages import Role
 from areal_bus.process import terminal
 from launch.memory.ranks import estimate, fsdp_bytes
@@ -123,7 +123,7 @@ def host_bytes(proposal: Proposal, place: RankPlan) -> int:
 
 def rank_need(config: Config, place: RankPlan, shape: DecoderShape, n_prompt: int) -> Need:
     """Memory of one rank, of its largest stage: its actors and its supervisor."""
-    needs = [need_in_stage(stage, place, shape, n_prompt) for stage in settings_by_stage(config).values()]
+    needs = [need_in_stage(largest(stage), place, shape, n_prompt) for stage in settings_by_stage(config).values()]
     return Need(max(need.device for need in needs), max(need.host for need in needs))
 
 
@@ -192,7 +192,7 @@ def stage_lines(config: Config, shape: DecoderShape | None, n_prompt: int) -> li
 
 def stage_bytes(settings: Config, shape: DecoderShape | None, role: Role, n_prompt: int) -> int | None:
     """Of the first actor of this role; None for a model of unknown shape."""
-    return None if shape is None else estimate(settings, shape, role, 0, n_prompt=n_prompt).device
+    return None if shape is None else estimate(largest(settings), shape, role, 0, n_prompt=n_prompt).device
 
 
 def memory_cell(needs: list[int | None], index: int) -> str:

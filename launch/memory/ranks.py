@@ -68,7 +68,8 @@ def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
 def has_plain_logits(config: Config) -> bool:
     """Whether the model's logits are used as they are: neither cast nor divided; the entropy has no gradient."""
     is_cast = config.model.dtype != "float32" or config.topology.gpus_per_host > 0
-    return not is_cast and config.gconfig.temperature in (0.0, 1.0) and config.actor.entropy_coef == 0
+    heats = {config.gconfig.temperature, *(source.gconfig.temperature or 1.0 for source in config.data.source)}
+    return not is_cast and heats <= {0.0, 1.0} and config.actor.entropy_coef == 0
 
 
 def kept_bytes(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:

@@ -39,6 +39,7 @@ class RunSettings:
     partial_groups: bool = False
     compares: bool = False  # reward.group
     max_refill: int | None = None  # groups without signal that may be replaced for a batch
+    own_samples: Mapping[str, int] = field(default_factory=dict)  # of a group, of sources that set it themselves
     sources: tuple[tuple[str, float], ...] = ()  # names and weights of [[data.source]], in order
     loaders: tuple[str, ...] = ()  # names of the sources that are loaders
     window: PassRateWindow | None = None  # of the curriculum
@@ -52,9 +53,10 @@ class RunSettings:
         """The declared reward of a verdict `timeout` or `error`."""
         return self.on_timeout if status == "timeout" else self.on_error if status == "error" else None
 
-    @property
-    def group_sizes(self) -> tuple[int, ...]:
-        """Samples of a group, of all stages; () if unknown."""
+    def group_sizes(self, source: str) -> tuple[int, ...]:
+        """Samples of a group of a source, in all stages; () if unknown."""
+        if source in self.own_samples:
+            return (self.own_samples[source],)
         return () if self.n_samples is None else tuple(map(int, str(self.n_samples).split(", ")))
 
     @property
@@ -158,6 +160,9 @@ def _data(data: dict[str, Any]) -> dict[str, Any]:
     window = data.get("curriculum")
     return {
         "sources": tuple((name, source["weight"]) for name, source in sources.items()),
+        "own_samples": {
+            name: n for name, source in sources.items() if (n := source.get("gconfig", {}).get("n_samples"))
+        },
         "loaders": tuple(name for name, source in (sources or {"": data}).items() if source.get("function")),
         "window": None if window is None else PassRateWindow(window["low"], window["high"], window.get("every", 4)),
         "n_passes": data.get("total_train_epochs"),

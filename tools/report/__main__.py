@@ -12,6 +12,7 @@ from areal_bus.errors import ConfigError
 from tools import run, terminal
 from tools.report.facts.length_bias import length_biases
 from tools.report.facts.run_facts import read_facts
+from tools.report.facts.source_figures import source_figures
 from tools.report.facts.token_account import fate_rows
 from tools.report.page.comparison_page import comparison_page
 from tools.report.page.parts import Page, write
@@ -85,11 +86,13 @@ def page_of(found: Sequence[Run]) -> Page:
 
 
 def as_json(where: Run) -> dict[str, Any]:
-    """The verdict, where every token went, and the length bias of what is trained."""
+    """The verdict, where every token went, the length bias of what is trained, and the figures of each source."""
     facts = read_facts(where)
     biases = [asdict(one) for one in length_biases(facts.samples)]
     rows = [row._asdict() for row in fate_rows(facts.samples)]
-    return {"run": str(where.folder), "verdict": asdict(judge(facts)), "tokens": rows, "length_bias": biases}
+    sources = [asdict(one) for one in source_figures(facts)]
+    found = {"verdict": asdict(judge(facts)), "tokens": rows, "length_bias": biases, "sources": sources}
+    return {"run": str(where.folder), **found}
 
 
 def names_of(found: Sequence[Run]) -> list[str]:

@@ -23,10 +23,14 @@ class HeadTask:
     """The output that a forward pass requests from the model's head instead of logits."""
 
     targets_N: Tensor
-    temperature: float
+    temperature: float | Tensor  # of all targets, or (N, 1)
     n_chunk: int
     entropy_grad: bool = False
     soft_cap: float | None = None
+
+    def heat(self, chunk: slice) -> float | Tensor:
+        """The temperature of a chunk's targets, by which its logits are divided."""
+        return self.temperature[chunk] if isinstance(self.temperature, Tensor) else self.temperature
 
 
 class ChunkedHead(Linear):
@@ -80,7 +84,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         found_N2 = hidden_NH.new_empty(len(hidden_NH), 2, dtype=torch.float32)
         for at in range(0, len(hidden_NH), task.n_chunk):
             chunk = slice(at, at + task.n_chunk)
-            logits_CV, _ = _logits(hidden_NH[chunk], cast_VH, bias_V, task)
+            logits_CV, _ = _logits(hidden_NH[chunk], cast_VH, bias_V, task.heat(chunk), task.soft_cap)
             found_N2[chunk, 0], found_N2[chunk, 1], _ = _read(logits_CV, task.targets_N[chunk])
         return found_N2
 
@@ -94,8 +98,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
         by_bias_V = None if bias_V is None else _sum_like(bias_V)
         for at in range(0, len(hidden_NH), task.n_chunk):
             chunk = slice(at, at + task.n_chunk)
-            logits_CV, slope_CV = _logits(hidden_NH[chunk], cast_VH, bias_V, task)
-            grad_CV = _gradient(logits_CV, gradients[0][chunk], task, task.targets_N[chunk])
+            logits_CV, slope_CV = _logits(hidden_NH[chunk], cast_VH, bias_V, task.heat(chunk), task.soft_cap)
+            grad_CV = _gradient(logits_CV, gradients[0][chunk], task, chunk)
             if slope_CV is not None:
                 grad_CV *= slope_CV
             grad_CV = grad_CV.to(ctx.dtype)
@@ -126,16 +130,16 @@ def _compute_dtype(hidden: Tensor) -> torch.dtype:
 
 
 def _logits(
-    hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, task: HeadTask
+    hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, heat: float | Tensor, soft_cap: float | None
 ) -> tuple[Tensor, Tensor | None]:
     """float32 logits at the temperature; their derivative by the product if a soft cap bends it (else a number)."""
     logits_CV = torch.mm(hidden_CH.to(weight_VH.dtype), weight_VH.t()).float()
     if bias_V is not None:
         logits_CV += bias_V
-    if task.soft_cap is None:
-        return (logits_CV / task.temperature if task.temperature != 1.0 else logits_CV), None
-    bent_CV = torch.tanh(logits_CV / task.soft_cap)
-    return bent_CV * (task.soft_cap / task.temperature), 1.0 - bent_CV.square()
+    if soft_cap is None:
+        return (logits_CV / heat if isinstance(heat, Tensor) or heat != 1.0 else logits_CV), None
+    bent_CV = torch.tanh(logits_CV / soft_cap)
+    return bent_CV * (soft_cap / heat), 1.0 - bent_CV.square()
 
 
 def _read(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,10 +153,11 @@ def _read(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return logp_C, total_C - torch.einsum("cv,cv->c", prob_CV, logits_CV), prob_CV
 
 
-def _gradient(logits_CV: Tensor, grad_C2: Tensor, task: HeadTask, targets_C: Tensor) -> Tensor:
+def _gradient(logits_CV: Tensor, grad_C2: Tensor, task: HeadTask, chunk: slice) -> Tensor:
     """By the product of the head, before the bend of a soft cap: of the log-prob, target - p; of the entropy,
     -p (log p + entropy).
     """
+    targets_C, heat = task.targets_N[chunk], task.heat(chunk)
     logp_C, entropy_C, prob_CV = _read(logits_CV, targets_C)
     by_logp_C1 = grad_C2[:, :1]
     weights_CV: Tensor | float = -by_logp_C1
@@ -161,4 +166,4 @@ def _gradient(logits_CV: Tensor, grad_C2: Tensor, task: HeadTask, targets_C: Ten
         log_p_CV = logits_CV - total_C.unsqueeze(1)
         weights_CV = weights_CV - grad_C2[:, 1:] * (log_p_CV + entropy_C.unsqueeze(1))
     grad_CV = prob_CV.mul_(weights_CV).scatter_add_(1, targets_C.unsqueeze(1), by_logp_C1)
-    return grad_CV.div_(task.temperature) if task.temperature != 1.0 else grad_CV
+    return grad_CV.div_(heat) if isinstance(heat, Tensor) or heat != 1.0 else grad_CV

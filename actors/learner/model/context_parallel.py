@@ -51,7 +51,7 @@ class RowSplit:
         own_R = shares[group.index]
         self._group = group
         self._base: Tensor | None = None  # of the masks
-        wanted_M, targets_M = self._choose_wanted(row, shares, device)
+        wanted_M, targets_M, heat_M = self._choose_wanted(row, shares, device)
         self.part = replace(  # of the row: what a forward pass of this rank's tokens needs
             row,
             ids_S=row.ids_S[own_R],
@@ -59,13 +59,18 @@ class RowSplit:
             lengths=(len(own_R),),
             wanted_N=wanted_M,
             targets_N=targets_M,
+            heat_N=heat_M,
             expand_E=None,
             keep_S=None,
         )
         self._plan_attention(row, shares, device)
 
-    def _choose_wanted(self, row: PackedRow, shares: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-        """This rank's wanted rows, as places among its own, and their targets; the first row again fills them up."""
+    def _choose_wanted(
+        self, row: PackedRow, shares: Sequence[Tensor], device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """This rank's wanted rows, as places among its own, and their targets and temperatures; the first row again
+        fills them up.
+        """
         owner_S, local_S = torch.empty_like(row.positions_S), torch.empty_like(row.positions_S)
         for rank, rows in enumerate(shares):
             owner_S[rows], local_S[rows] = rank, torch.arange(len(rows))
@@ -79,7 +84,8 @@ class RowSplit:
         is_own_N = owner_N == self._group.index
         fill = torch.zeros(n_own - int(counts[self._group.index]), dtype=torch.int64)
         own = torch.cat([local_S[row.wanted_N[is_own_N]], fill])
-        return own, torch.cat([row.targets_N[is_own_N], fill.to(row.targets_N.dtype)])
+        heat_M = None if row.heat_N is None else torch.cat([row.heat_N[is_own_N], torch.ones(len(fill))])
+        return own, torch.cat([row.targets_N[is_own_N], fill.to(row.targets_N.dtype)]), heat_M
 
     def _plan_attention(self, row: PackedRow, shares: Sequence[Tensor], device: torch.device) -> None:
         """Runs of own tokens that are neighbours in a sequence: they see it from its beginning to the run's end."""

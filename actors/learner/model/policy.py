@@ -43,7 +43,7 @@ class ModelSettings(TypedDict, total=False):
 
     ranks: Required[LearnerRanks]
     device: Required[str]
-    temperature: Required[float]  # of the sampler: log-probs are those of logits / temperature
+    temperature: Required[float]  # of the sampler: log-probs are of logits / temperature; a sequence may have its own
     dtype: str  # of compute; default "float32"
     gradient_checkpointing: bool  # recompute activations in the backward pass; default off
     computes: bool  # False: no pass is ever run, and every rank holds the whole model; default True
@@ -184,7 +184,7 @@ class PackedModel:
     def logprobs(
         self, pieces: Sequence[SequencePiece], *, entropy: bool = False, entropy_grad: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """(logp_N, entropy_N) of the wanted tokens of all pieces, in order, float32, at the policy's temperature.
+        """(logp_N, entropy_N) of the wanted tokens of all pieces, in order, float32, at the temperature of each piece.
 
         The pieces are packed into one row without attention across pieces. If the model allows it (`packed`), the
         shared prompt of a family is computed once. The entropy carries a gradient with `entropy_grad` only.
@@ -195,7 +195,7 @@ class PackedModel:
             ]
             entropies = [entropy_N for _, entropy_N in parts if entropy_N is not None]
             return torch.cat([logp_N for logp_N, _ in parts]), torch.cat(entropies) if entropies else None
-        row = lay_out(pieces, share=self.packed)
+        row = lay_out(pieces, share=self.packed, temperature=self.temperature)
         n = len(row.targets_N)
         if (split := self.split(row)) is not None:
             logp_M, entropy_M = self._chosen(split.part, split, entropy=entropy, entropy_grad=entropy_grad)
@@ -221,17 +221,18 @@ class PackedModel:
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs, and entropies if asked for, of all wanted tokens of the row."""
         targets_N = row.targets_N.to(self.device)
+        heat = self.temperature if row.heat_N is None else row.heat_N.to(self.device).unsqueeze(1)
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         n_chunk = logits_chunk(len(targets_N), vocabulary, self._max_logits_mib)
         if n_chunk is not None and self._head is not None:
-            task = chunked_head.HeadTask(targets_N, self.temperature, n_chunk, entropy_grad)
+            task = chunked_head.HeadTask(targets_N, heat, n_chunk, entropy_grad)
             with chunked_head.working(self.model, self._head, task):
                 found_N2 = self._forward(row, packing).flatten(0, 1)
             by_chunk_N = found_N2[:, 1] if entropy_grad else found_N2[:, 1].detach()
             return found_N2[:, 0], by_chunk_N if entropy else None
         logits_NV = self._forward(row, packing).flatten(0, 1).float()  # a view: the gradient of [0] would be copied
-        if self.temperature != 1.0:
-            logits_NV = logits_NV / self.temperature
+        if isinstance(heat, Tensor) or heat != 1.0:
+            logits_NV = logits_NV / heat
         choose_logprobs = _selected_with_entropy if entropy_grad else _selected
         return choose_logprobs(logits_NV, targets_N, entropy=entropy)
 

@@ -158,7 +158,7 @@ def shaped_rewards(batch: Batch, config: Config) -> Tensor:
     """(n_items,) float64, without the rewards by token."""
     rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
     stages = stages_of(config)
-    most = torch.tensor([stage_at(stages, item.born).max_new_tokens for item in batch.items])
+    most = torch.tensor([stage_at(stages, item.born, item.source).max_new_tokens for item in batch.items])
     turns = torch.tensor([longest_turn(item.places_K) for item in batch.items], dtype=torch.int64)
     return shape_rewards(
         rewards, lengths_of(batch), is_truncated(batch), config.actor, max_new_tokens=most, longest_M=turns

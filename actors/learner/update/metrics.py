@@ -1,7 +1,7 @@
 """Metrics of a training step, reduced over ranks and watched; without a value a metric is left out."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -50,6 +50,17 @@ class MetricSums:
 
 
 @dataclass(slots=True)
+class SourceSums:
+    """Sums over the items of one [[data.source]]."""
+
+    items: float = 0
+    tokens: float = 0
+    truncated: float = 0
+    trained: float = 0  # tokens whose entropy is known, in all passes
+    entropy: float = 0
+
+
+@dataclass(slots=True)
 class StepMetrics:
     """Collects the metrics of one step on one rank; `reduce` combines the ranks."""
 
@@ -58,6 +69,7 @@ class StepMetrics:
     lag_max: float = 0
     mismatch_max: float = 0
     user: dict[str, float] = field(default_factory=dict)  # sums of the statistics of a user's loss
+    by_source: dict[str, SourceSums] = field(default_factory=dict)  # all of the run, the same on each rank
 
     def add(self, mismatch: Mismatch) -> None:
         self.mismatch_max = max(self.mismatch_max, mismatch.largest)
@@ -65,6 +77,18 @@ class StepMetrics:
         self.sums.kl += mismatch.kl
         self.sums.weight += mismatch.weight
         self.sums.weight_squared += mismatch.weight_squared
+
+    def add_entropy(self, items: Sequence[Item], entropy_N: Tensor) -> None:
+        """Add the entropies of one micro-batch: those of the trained tokens of these items, in order."""
+        if not self.by_source:
+            self.sums.entropy += float(entropy_N.sum())
+            return
+        by_item = torch.split(entropy_N, [item.n_trained for item in items])
+        for item, entropy in zip(items, torch.stack([part.sum() for part in by_item]).tolist(), strict=True):
+            self.sums.entropy += entropy
+            if item.source in self.by_source:
+                self.by_source[item.source].entropy += entropy
+                self.by_source[item.source].trained += item.n_trained
 
     def add_divergences(self, logprobs_N: Tensor, streams: Mapping[str, Tensor]) -> None:
         """Add the KL of one micro-batch from the frozen models."""
@@ -79,9 +103,12 @@ class StepMetrics:
         """Sums and maxima over the ranks, in place (a collective)."""
         names = [one.name for one in fields(MetricSums)]
         n = len(names)
-        totals = ranks.sum([*(getattr(self.sums, name) for name in names), *self.user.values()])
+        of_sources = [number for one in self.by_source.values() for number in astuple(one)]
+        totals = ranks.sum([*(getattr(self.sums, name) for name in names), *self.user.values(), *of_sources])
         self.sums = MetricSums(*totals[:n])
-        self.user = dict(zip(self.user, totals[n:], strict=True))
+        rest = iter(totals[n:])
+        self.user = {name: next(rest) for name in self.user}
+        self.by_source = {name: SourceSums(*(next(rest) for _ in fields(SourceSums))) for name in self.by_source}
         self.lag_max, self.mismatch_max = ranks.max([self.lag_max, self.mismatch_max])
 
     def flat(self) -> dict[str, float]:
@@ -111,6 +138,9 @@ class StepMetrics:
             ("kl_ref", s.kl_ref, s.with_ref),
             ("kl_teacher", s.kl_teacher, s.with_teacher),
             *((f"loss/{name}", value, passed) for name, value in self.user.items()),
+            *((f"entropy/{name}", one.entropy, one.trained) for name, one in self.by_source.items()),
+            *((f"length/{name}", one.tokens, one.items) for name, one in self.by_source.items()),
+            *((f"truncated_share/{name}", one.truncated, one.items) for name, one in self.by_source.items()),
         ]
         stats |= {name: part / whole for name, part, whole in shares if whole}
         if s.trained:
@@ -121,12 +151,12 @@ class StepMetrics:
         return {name: float(value) for name, value in stats.items()}
 
 
-def count(batch: Batch) -> StepMetrics:
-    """Rewards, shares and token counts of this rank, which need no forward pass."""
+def count(batch: Batch, sources: Iterable[str] = ()) -> StepMetrics:
+    """Rewards, shares and token counts of this rank, which need no forward pass. `sources`: names of all of the run."""
     if batch.signal is None:
         raise ValueError("missing advantages in the batch: call compute_advantages_and_returns before ppo_update")
     computed = batch.signal if batch.computed is None else batch.computed
-    metrics = StepMetrics(MetricSums())
+    metrics = StepMetrics(MetricSums(), by_source={name: SourceSums() for name in sources})
     s = metrics.sums
     trained: list[Item] = []
     with_signal: set[int] = set()
@@ -138,6 +168,10 @@ def count(batch: Batch) -> StepMetrics:
         s.completed += item.correct is True and item.finish == Finish.STOP
         s.truncated += item.finish == Finish.LENGTH
         s.tokens += item.n_sampled
+        if (own := metrics.by_source.get(item.source)) is not None:
+            own.items += 1
+            own.tokens += item.n_sampled
+            own.truncated += item.finish == Finish.LENGTH
         s.masked += item.n_sampled - item.n_trained
         if has_signal:
             with_signal.add(item.group)

@@ -154,7 +154,7 @@ class PPOActor:
         if batch.clock != self.version:
             raise ImpossibleEvent(f"version mismatch of a batch: clock {batch.clock}, version {self.version}")
         began = time.monotonic()
-        metrics = count(batch)
+        metrics = count(batch, [source.label for source in self._config.data.source])
         metrics.sums.forward = self._passes.take_planned()
         metrics.user = dict.fromkeys(self.algorithm.statistics, 0.0)
         metrics.n_epochs = self._settings.ppo_epochs
@@ -316,7 +316,8 @@ class PPOActor:
             metrics.add(mismatch(done.importance_N, done.log_ratio))
         metrics.add_divergences(logprobs_N.detach(), part.streams)
         sums = metrics.sums
-        sums.entropy += float(entropy_N.detach().sum()) if entropy_N is not None else 0.0
+        if entropy_N is not None:
+            metrics.add_entropy([batch.items[i] for i in indices], entropy_N.detach())
         sums.clipped += done.n_clipped
         sums.loss += done.value * totals.n_tokens
         for name, value in done.statistics.items():

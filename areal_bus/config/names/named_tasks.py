@@ -128,7 +128,7 @@ def is_generated(task: str) -> bool:
 
 
 SHARED = (  # by all sources of a run
-    *("data.max_prompt_tokens", "reward.timeout_s", "reward.code.memory_mib", "gconfig.max_new_tokens"),
+    *("data.max_prompt_tokens", "reward.timeout_s", "reward.code.memory_mib"),
 )
 
 
@@ -191,8 +191,9 @@ def fill_sets(tree: dict[str, Any]) -> None:
 
 
 def fill_sources(tree: dict[str, Any], sources: list[dict[str, Any]]) -> None:
-    """The same for [[data.source]]: path, split, prompt and reward of each; of the shared keys the largest value."""
+    """The same for [[data.source]]: path, split, prompt, reward, length of each; of shared keys the largest value."""
     tasks: list[Mapping[Key, Any]] = []
+    is_bounded = "max_new_tokens" in section_of(tree, ["gconfig"])
     for source in sources:
         name = source.get("task")
         if not isinstance(name, str):
@@ -201,6 +202,9 @@ def fill_sources(tree: dict[str, Any], sources: list[dict[str, Any]]) -> None:
         if name in NAMED_TASKS or gym_task(name):
             tasks.append(NAMED_TASKS[name].keys() if name in NAMED_TASKS else REASONING_GYM)
             _fill_source(source, tasks[-1])
+            own = source.setdefault("gconfig", {})
+            if not is_bounded and isinstance(own, dict):
+                own.setdefault("max_new_tokens", tasks[-1]["gconfig.max_new_tokens"])
     for key in SHARED:
         *sections, last = key.split(".")
         values = [keys[key] for keys in tasks if key in keys]

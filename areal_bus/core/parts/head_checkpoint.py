@@ -61,9 +61,8 @@ def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, reward_o
 
     Verdicts whose tokens are all of versions <= `version` are kept; the lease only if all verdicts are.
     """
-    entry = LedgerEntry(
-        prompt.uid, prompt.born, prompt.n_samples, None, attempt=prompt.attempt, n_deaths=prompt.n_deaths
-    )
+    entry = LedgerEntry(prompt.uid, prompt.born, prompt.n_samples, None, source=prompt.issue.drawn.source)
+    entry.attempt, entry.n_deaths = prompt.attempt, prompt.n_deaths
     kept = {scored.sample: scored for scored in prompt.scored}
     if known is not None:
         entry.attempt, entry.n_deaths = known.attempt, known.n_deaths

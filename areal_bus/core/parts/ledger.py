@@ -78,6 +78,7 @@ class LedgerEntry:
     failed_at: set[str] = field(default_factory=set)  # generators that could not sample it, without incarnation
     leased_at: float = 0.0  # when this attempt was leased, in monotonic seconds
     asked: str | None = None  # the reward actor that compares its samples
+    source: str = ""  # of its row, of a mix
     singles: dict[int, Scored] | None = None  # of a compared group: `scored` as the rewards gave it, sample by sample
 
     @property
@@ -194,9 +195,9 @@ class Ledger:
 
     # admission and leases
 
-    def admit(self, *, born: int, n_samples: int, holder: str) -> LedgerEntry:
+    def admit(self, *, born: int, n_samples: int, holder: str, source: str = "") -> LedgerEntry:
         """Create a prompt and lease it to `holder`."""
-        entry = LedgerEntry(self.next_uid, born, n_samples, holder, attempt=self.first_attempt)
+        entry = LedgerEntry(self.next_uid, born, n_samples, holder, attempt=self.first_attempt, source=source)
         self.next_uid += 1
         self._open(entry, PromptState.LEASED)
         return entry

@@ -168,7 +168,7 @@ class WatchedGroup:
 class RingObserver:
     """Call one method for each event, in order of time. `figures` gives the figures of the ring as it is now."""
 
-    def __init__(self, *, batch_size: int, n_samples: int, slots: int) -> None:
+    def __init__(self, *, batch_size: int, n_samples: float, slots: int) -> None:
         self._batch_size, self.n_samples, self._slots = batch_size, n_samples, slots
         self._decoders: dict[str, Decoder] = {}
         self._groups: dict[int, WatchedGroup] = {}

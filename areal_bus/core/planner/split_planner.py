@@ -34,7 +34,7 @@ class RingFigures:
     """The measured figures of a ring that do not depend on its split or its eta."""
 
     batch_size: int  # B, groups
-    n_samples: int  # of a group
+    n_samples: float  # of a group; the mean of a mix
     slots: int  # of a generator
     mean_tokens: float  # sampled tokens of a sample
     longest_tokens: float  # of the longest sample of a group, on average

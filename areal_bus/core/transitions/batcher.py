@@ -72,9 +72,9 @@ def _closest_pair(heavy: Sequence[int], light: Sequence[int], wish: float) -> tu
     return found
 
 
-def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int, born: int) -> ShardItem:
-    """The message with which a learner rank receives a scored trajectory; `born` is that of its prompt."""
-    return recast(scored, ShardItem, step=step, clock=clock, group=group, n_groups=n_groups, born=born)
+def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int, born: int, source: str = "") -> ShardItem:
+    """The message with which a learner rank receives a scored trajectory; `born` and `source` are its prompt's."""
+    return recast(scored, ShardItem, step=step, clock=clock, group=group, n_groups=n_groups, born=born, source=source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,10 @@ class Batcher:
         step, clock, entries = batch.step, batch.clock, batch.entries
         n_items = 0
         for group in share:
-            born = entries[group].born
-            for _, scored in sorted(entries[group].scored.items()):
-                shard = item(scored, step=step, clock=clock, group=group, n_groups=len(entries), born=born)
+            entry = entries[group]
+            for _, scored in sorted(entry.scored.items()):
+                place = {"step": step, "clock": clock, "group": group, "n_groups": len(entries)}
+                shard = item(scored, **place, born=entry.born, source=entry.source)
                 self.effects.send(learner.name, shard)
                 n_items += 1
         last = step + 1 >= self.rules.total_steps

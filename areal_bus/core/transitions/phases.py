@@ -136,6 +136,7 @@ class Phases:
             list(problems.problems),
             first_attempt=self.terms.term * m.ATTEMPTS,
             set_name=problems.name,
+            max_new_tokens=problems.max_new_tokens,
         )
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:

@@ -134,9 +134,10 @@ class Rollouts:
     def _check_count(self, message: m.Sampled) -> None:
         """Its lease stays its holder's: the sample itself, where it is judged, ends it."""
         if message.evaluation:
-            self.rules.check_count(message, self.evaluations.named(message.evaluation).version)
+            of = self.evaluations.named(message.evaluation)
+            self.rules.check_count(message, of.version, of.set_name, most=of.max_new_tokens)
         elif entry := self.ledger.open.get(message.uid):
-            self.rules.check_count(message, entry.born)
+            self.rules.check_count(message, entry.born, entry.source)
 
     def partial(self, member: Member, message: Partial) -> None:
         """Store an unfinished sample's tokens for its next holder; the last holder may offer them."""
@@ -154,7 +155,7 @@ class Rollouts:
             )
         check_whole(message)
         check_spans(message, born=entry.born, clock=self.gate.u)
-        self.rules.check_sample(message, entry.born, is_guests=self.state.is_guests(member.name))
+        self.rules.check_sample(message, entry.born, entry.source, is_guests=self.state.is_guests(member.name))
         self.partials.keep(replace(message, lease=""))
 
     def unsampled(self, member: Member, message: m.SampleFailed) -> None:
@@ -266,7 +267,13 @@ class Rollouts:
         evaluation.check(message)
         try:
             check_spans(message, born=evaluation.version, clock=self.gate.u)
-            self.rules.check_sample(message, evaluation.version, is_guests=self.state.is_guests(message.generator))
+            self.rules.check_sample(
+                message,
+                evaluation.version,
+                evaluation.set_name,
+                is_guests=self.state.is_guests(message.generator),
+                most=evaluation.max_new_tokens,
+            )
         except ImpossibleEvent as error:
             self.problem_failed(evaluation, message.uid, message.attempt, str(error))
             self.end_lease(message.generator, message.uid, message.attempt, evaluation.name)
@@ -300,7 +307,8 @@ class Rollouts:
             if is_void:
                 raise ImpossibleEvent(void)
             check_spans(message, born=entry.born, clock=self.gate.u)
-            self.rules.check_sample(message, entry.born, is_guests=self.state.is_guests(message.generator))
+            is_guests = self.state.is_guests(message.generator)
+            self.rules.check_sample(message, entry.born, entry.source, is_guests=is_guests)
         except ImpossibleEvent as error:
             self.failed(entry, Refund.SAMPLING_ERROR, str(error))
             raise

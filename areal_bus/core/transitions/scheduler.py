@@ -103,7 +103,7 @@ class Scheduler:
             return False  # others are to catch up with what failed here
         if self.rules.eta == 0 or not self.gate.may_admit(member.version):
             return False
-        if not self._fits(member, self.rules.samples_at(member.version)):
+        if not self._fits(member, self.rules.most_samples_at(member.version)):  # which source comes next is not known
             return False
         issue = self.rows.draw()
         if issue is None:
@@ -154,7 +154,9 @@ class Scheduler:
     def _admit(self, member: Member, born: int, issue: IssuedRow) -> LedgerEntry:
         gate = self.gate
         gate.admit(born)
-        entry = self.ledger.admit(born=born, n_samples=self.rules.samples_at(born), holder=member.name)
+        source = issue.drawn.source
+        n_samples = self.rules.samples_at(born, source)
+        entry = self.ledger.admit(born=born, n_samples=n_samples, holder=member.name, source=source)
         self.rows.issue(entry.uid, issue)
         self.effects.record(
             Event.ADMIT,

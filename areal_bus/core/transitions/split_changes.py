@@ -94,7 +94,7 @@ class Adaptation:
     def _on_update(self, line: Fields) -> None:
         version, split = line["version"], self.state.split
         self._updated_s = self.now
-        self.observer.n_samples = self.state.rules.samples_at(version)
+        self.observer.n_samples = self.state.rules.mean_samples_at(version)
         self.observer.updated(version, self._n_tokens, self.now)
         self.planner.measured(version, self.observer.figures, split.learners, self.observer.interval_s)
 

@@ -157,15 +157,17 @@ class Scenario:
             capacity=None,  # the simulated generators ask for no more than theirs
         )
 
-    def samples_at(self, born: int) -> int:
-        """Samples of a group whose prompt is admitted at this version."""
+    def samples_at(self, born: int, source: str = "") -> int:
+        """Samples of a group whose prompt is admitted at this version, of a row of this source."""
         begun = [stage for stage in self.stages if stage.from_step <= born]
-        return begun[-1].n_samples if begun else self.n_samples
+        own = [one.n_samples for one in begun[-1].sources if one.name == source] if begun else []
+        return own[0] if own else begun[-1].n_samples if begun else self.n_samples
 
     @property
     def most_samples(self) -> int:
         """Samples of the largest group."""
-        return max([self.n_samples, *(stage.n_samples for stage in self.stages)])
+        of_sources = (one.n_samples for stage in self.stages for one in stage.sources)
+        return max([self.n_samples, *(stage.n_samples for stage in self.stages), *of_sources])
 
     def _sets(self) -> tuple[EvaluationSet, ...]:
         main = EvaluationSet("", 2, ("{}",) * self.n_problems)

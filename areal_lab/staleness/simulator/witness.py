@@ -230,7 +230,7 @@ class Witness:
             prompt.correct[sample, line["attempt"]] = line["correct"]
         if line["status"] != "value":
             prompt.failures[sample, line["attempt"]] = line["status"]
-        n_samples, n_without = self.scenario.samples_at(prompt.born), len(self.without(prompt))
+        n_samples, n_without = self.scenario.samples_at(prompt.born, prompt.row[0]), len(self.without(prompt))
         if n_without and (not self.scenario.partial_groups or n_samples - n_without < 2):
             prompt.failed = line["status"]
         elif len(prompt.accepted) == n_samples and not self.scenario.compares:
@@ -241,7 +241,7 @@ class Witness:
         uid, status, rewards = line["uid"], line["status"], tuple(line.get("rewards", ()))
         prompt = self._of(uid)
         self.check("I4", not prompt.is_compared, "its samples are compared twice", uid=uid)
-        is_whole = len(prompt.accepted) == self.scenario.samples_at(prompt.born)
+        is_whole = len(prompt.accepted) == self.scenario.samples_at(prompt.born, prompt.row[0])
         self.check("I8", is_whole, "{} samples are compared", len(prompt.accepted), uid=uid)
         verdict = (uid, line["attempt"], status, rewards)
         given = any(verdict in reward.group_verdicts for reward in self.rewards)
@@ -467,7 +467,7 @@ class Witness:
             prompt.state = "trained"
             samples = groups.get(uid, set())
             without = self.without(prompt)
-            whole = samples == set(range(self.scenario.samples_at(prompt.born))) - without
+            whole = samples == set(range(self.scenario.samples_at(prompt.born, prompt.row[0]))) - without
             may_be = not without or (self.scenario.partial_groups and len(samples) >= 2)
             self.check("I8", whole and may_be, "its group has samples {}", sorted(samples), uid=uid)
             told = {sample for other, sample in named if other == uid}

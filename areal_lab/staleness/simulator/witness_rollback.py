@@ -36,7 +36,7 @@ def go_back(witness: "Witness", line: dict[str, Any]) -> None:
             witness.check("I3", prompt.state != "live", "it vanished with its term", uid=uid)
     live = ((uid, prompt) for uid, prompt in witness.prompts.items() if prompt.state == "live")
     size_at = witness.scenario.samples_at
-    complete = ((uid, prompt) for uid, prompt in live if len(prompt.accepted) == size_at(prompt.born))
+    complete = ((uid, prompt) for uid, prompt in live if len(prompt.accepted) == size_at(prompt.born, prompt.row[0]))
     compares = witness.scenario.compares
     witness.whole = {(prompt.born, uid) for uid, prompt in complete if prompt.is_compared or not compares}
     witness.is_same_head = True
@@ -95,7 +95,7 @@ def _reopen(witness: "Witness", uid: int, prompt: Followed, kept: list[int], ver
     known = all(prompt.accepted.get(sample, -1) >= 0 for sample in kept)
     witness.check("I3", known, "samples {} are kept, {} had counted", kept, sorted(prompt.accepted), uid=uid)
     failed = witness.without(prompt).intersection(kept)
-    n_samples = witness.scenario.samples_at(prompt.born)
+    n_samples = witness.scenario.samples_at(prompt.born, prompt.row[0])
     may_stay = not failed or (witness.scenario.partial_groups and n_samples - len(failed) >= 2)
     witness.check("I10", may_stay, "samples {} are kept, whose verdicts are no numbers", sorted(failed), uid=uid)
     for sample in kept:

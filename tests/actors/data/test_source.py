@@ -9,8 +9,11 @@ from actors.data.loading import load_rows, load_sets
 from actors.data.source import make_source
 from actors.rewards.loading import load_reward, reward_name, reward_options
 from actors.workflows.prompts import prompt_of
+from areal_bus.config.data import OwnGeneration
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
+from areal_bus.config.stages import StageConfig, sampling_of
+from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
 
 SETTINGS = """
@@ -93,4 +96,39 @@ def test_a_named_task_fills_in_its_source_and_the_keys_that_all_share(tmp_path: 
         "{question}!",
         "{question}!",
     )
-    assert (config.reward.timeout_s, config.gconfig.max_new_tokens) == (30.0, 1024)
+    assert config.reward.timeout_s == 30.0
+    assert [sampling_of(config, one.label).max_new_tokens for one in (gsm8k, humaneval)] == [512, 1024]
+    bounded = load(tmp_path / "c.toml", ["gconfig.max_new_tokens=64"], {})
+    assert {sampling_of(bounded, one).max_new_tokens for one in ("gsm8k", "humaneval")} == {64}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"gconfig": {"temperature": 0}},
+            r"greedy samples of one prompt.*\(source 'capitals' of \[\[data.source\]\]\)",
+        ),
+        ({"gconfig": {"n_samples": 1}}, "a group baseline needs at least 2 samples: gconfig.n_samples is 1"),
+        ({"gconfig": {"n_samples": 99}}, "max_concurrent_rollouts .* must hold one group: at least .*99"),
+        ({"evaluate": {"stop": [""]}}, "a text of gconfig.stop has at least one character"),
+    ],
+)
+def test_settings_of_a_source_pass_the_rules_of_those_of_the_run(
+    config: Config, change: dict[str, dict[str, object]], said: str
+) -> None:
+    sums, capitals = (one.model_dump() for one in config.data.source)
+    tree = config.model_dump() | {"data": config.data.model_dump() | {"source": (sums, capitals | change)}}
+    with pytest.raises(ConfigError, match=said):
+        check(Config.model_validate(tree))
+
+
+def test_a_stage_without_effect_is_refused(config: Config) -> None:
+    own = [one.model_copy(update={"gconfig": OwnGeneration(n_samples=2)}) for one in config.data.source]
+    stage = StageConfig.model_validate({"from_step": 2, "gconfig": {"n_samples": 4}})
+    data, run = (
+        config.data.model_copy(update={"source": tuple(own)}),
+        config.run.model_copy(update={"stage": (stage,)}),
+    )
+    with pytest.raises(ConfigError, match=r"no effect of .*gconfig\.n_samples"):
+        check(config.model_copy(update={"data": data, "run": run}))

@@ -11,7 +11,9 @@ from actors.engines.protocol import Request
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.runtime.user_failures import MIN_FAILURES, Failures
 from actors.workflows.protocol import Ask, Episode, Row
+from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
+from areal_bus.config.stages import largest
 from areal_bus.errors import EngineError, UserCodeFailed
 from areal_bus.messages import ATTEMPTS, Prompt, SampleFailed
 from areal_bus.storage.journal import Journal
@@ -139,3 +141,52 @@ def test_a_workflow_that_exits_fails_its_sample_and_not_its_generator(
         assert outcome.error.startswith(type(error).__name__)
     runner.cancel("", 0, 0)
     assert runner.n_live == 0
+
+
+MIX = """
+[model]
+path = "m"
+[gconfig]
+n_samples = 4
+max_new_tokens = 20
+top_p = 0.9
+stop = [";"]
+[evaluate]
+after = true
+temperature = 0
+n_samples = 1
+[[data.source]]
+name = "a"
+path = "a.jsonl"
+weight = 1
+evaluate_path = "a.jsonl"
+gconfig = { max_new_tokens = 5, temperature = 0.3, stop = ["."] }
+evaluate = { max_new_tokens = 7, top_p = 1.0 }
+[[data.source]]
+name = "b"
+path = "b.jsonl"
+weight = 1
+[[evaluate.sets]]
+name = "c"
+path = "c.jsonl"
+temperature = 0.6
+"""
+
+
+def test_each_sample_is_drawn_as_its_source_says_and_in_an_evaluation_never_as_in_training(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(MIX, encoding="utf-8")
+    engine, journal = Requests(), Journal(tmp_path, role="generator", index=0, incarnation=0)
+    config = load(tmp_path / "c.toml", (), {})
+    runner = RolloutRunner(engine, Asking(), None, config, RolloutLog("generator-0.0", journal))
+    for uid, (source, evaluation) in enumerate(
+        [("a", ""), ("b", ""), ("a", "after:a"), ("c", "after:c"), ("", "after")]
+    ):
+        assert list(runner.begin(Prompt(uid, 0, 0, [0], evaluation, f'{{"source_name": "{source}"}}'))) == []
+    assert [(r.max_new_tokens, r.temperature, r.top_p, r.controls.stop) for r in engine.requests] == [
+        (5, 0.3, 0.9, (".",)),
+        (20, 1.0, 0.9, (";",)),
+        (7, 0.0, 1.0, (".",)),
+        (20, 0.6, 0.9, (";",)),
+        (20, 0.0, 0.9, (";",)),
+    ]
+    assert largest(config).gconfig.max_new_tokens == 20

@@ -69,10 +69,10 @@ def test_a_group_that_is_not_whole_is_refused() -> None:
 
 def test_a_group_is_whole_by_the_stage_of_its_prompt() -> None:
     shard = [replace(item, born=int(item.group == 2)) for item in random_shard(1) if item.group < 2 or item.sample < 3]
-    batch = build(shard, step=0, clock=0, n_groups=3, eta=1, n_samples=lambda born: (4, 3)[born])
+    batch = build(shard, step=0, clock=0, n_groups=3, eta=1, n_samples=lambda born, source: (4, 3)[born])
     assert [item.born for item in batch.items] == [0] * 8 + [1] * 3
     with pytest.raises(ImpossibleEvent, match=r"whole groups of 4 samples: .* \{2: 3\}"):
-        build(shard, step=0, clock=0, n_groups=3, eta=1, n_samples=lambda born: 4)
+        build(shard, step=0, clock=0, n_groups=3, eta=1, n_samples=lambda born, source: 4)
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ class Prompts:
         expected = self.first_attempt
         if prompt.attempt is None:
             prompt.n = line["n"]
-            if prompt.n not in (sizes := self.clock.setup.group_sizes) and sizes:
+            if prompt.n not in (sizes := self.clock.setup.group_sizes(prompt.row[0])) and sizes:
                 told = ", ".join(map(str, sizes))
                 self.file.add("I8", f"a group has gconfig.n_samples = {told} samples: {prompt.n}", uid=uid)
         else:

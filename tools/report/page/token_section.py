@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tools.report.facts import token_account as fates
 from tools.report.facts.length_bias import LengthBias, RatioEstimate, length_biases
 from tools.report.facts.run_facts import RunFacts
+from tools.report.facts.source_figures import SourceFigures, source_figures
 from tools.report.facts.token_account import FateRow
 from tools.report.page.parts import PageTable, Section
 
@@ -43,6 +44,8 @@ def token_section(facts: RunFacts) -> Section:
         "generator labels generate, divided among its samples by time in flight, and within a sample by tokens."
     )
     section.tables.append(fate_table(rows))
+    if sources := source_figures(facts):
+        section.tables.append(source_table(sources))
     biases = length_biases(facts.samples)
     if biases:
         policy, eta = (facts.setting(f"rollout.{key}") for key in ("staleness_policy", "max_head_offpolicyness"))
@@ -68,6 +71,16 @@ def fate_table(found: Sequence[FateRow]) -> PageTable:
     rows.append(["all", f"{n_samples:,}", f"{n_tokens:,}", "100.0%", f"{total_s:,.1f}", ""])
     columns = ["went to", "samples", "tokens", "of all", "generator seconds", "meaning"]
     return PageTable(columns, rows, right=frozenset({1, 2, 3, 4}))
+
+
+def source_table(found: Sequence[SourceFigures]) -> PageTable:
+    columns = ["source", "groups", "samples", "tokens, mean", "reward", "accuracy", "entropy", "cut off"]
+    rows = [
+        [one.source, f"{one.n_groups:,}", f"{one.n_samples:,}", f"{one.mean_tokens:.1f}",
+         *("" if value is None else f"{value:.3f}" for value in (one.reward, one.accuracy, one.entropy)),
+         "" if one.truncated_share is None else f"{one.truncated_share:.1%}"] for one in found
+    ]  # fmt: skip
+    return PageTable(columns, rows, "By source, from reward on in the last fifth", right=frozenset(range(1, 8)))
 
 
 def length_table(found: Sequence[LengthBias], title: str) -> PageTable:

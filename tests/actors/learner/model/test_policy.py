@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -293,3 +294,35 @@ def test_a_checkpoint_exports_the_pushed_weights_and_restores_the_masters_bit_fo
 def test_float32_weights_are_kept_once(tmp_path: Path) -> None:
     folder = save(tiny_actor(tmp_path), tmp_path / "checkpoints")
     assert set(load_file(str(folder / "shards" / "shard-00001-of-00001.safetensors"))) == {"rng/0"}
+
+
+@pytest.mark.parametrize("limit", [512.0, FEW_MIB])
+@pytest.mark.parametrize("share", [True, False])
+def test_a_row_of_several_temperatures_gives_each_sequence_its_own(limit: float, share: bool) -> None:
+    """Log-probs, entropies and gradients of a mixed row are those of each temperature alone, whole and in chunks."""
+    heats = {None: TEMPERATURE, 0.3: 0.3, 1.0: 1.0}
+    given = [replace(one, temperature=list(heats)[i % 3]) for i, one in enumerate(families())]
+    mixed, *others = (
+        Policy(tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=heat, max_logits_mib=limit)
+        for heat in (TEMPERATURE, *heats.values())
+    )
+    within = 1e-6 if share else 1e-5
+    if not share:  # transformers' own packed mask, which rounds more
+        mixed.model.set_attn_implementation("sdpa")
+        mixed.packed = False
+    logp, entropy = mixed.logprobs(given, entropy=True, entropy_grad=True)
+    assert entropy is not None
+    (logp.square().sum() + entropy.sum()).backward()
+    total = [torch.zeros_like(p) for p in mixed.parameters().values()]
+    at_piece = torch.arange(len(given)).repeat_interleave(torch.tensor([len(one.places_K) for one in given]))
+    for own, policy in zip(heats, others, strict=True):
+        mine = [i for i, one in enumerate(given) if one.temperature == own]
+        theirs = policy.logprobs([replace(given[i], temperature=None) for i in mine], entropy=True, entropy_grad=True)
+        is_mine = torch.isin(at_piece, torch.tensor(mine))
+        torch.testing.assert_close((logp[is_mine], entropy[is_mine]), theirs, atol=within, rtol=within)
+        assert theirs[1] is not None
+        (theirs[0].square().sum() + theirs[1].sum()).backward()
+        for sum_, p in zip(total, policy.parameters().values(), strict=True):
+            sum_ += p.grad
+    for p, sum_ in zip(mixed.parameters().values(), total, strict=True):
+        torch.testing.assert_close(p.grad, sum_, atol=1e-5 * float(sum_.abs().max()), rtol=1e-4)

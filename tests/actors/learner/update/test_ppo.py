@@ -20,8 +20,10 @@ from actors.learner.batching import Batch, build
 from actors.learner.link.rendezvous import LearnerRanks, meet, part
 from actors.learner.model.policy import whole
 from actors.learner.update.ppo import PPOActor, epoch_order, learning_rate
+from actors.runtime.stages import stages_of, temperatures_of
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.sections import Config
+from areal_bus.core.parts.stages import stage_at
 from areal_bus.errors import ImpossibleEvent, NonFinite
 from areal_bus.messages import ShardItem
 from areal_bus.weights.process_group import join_store
@@ -514,3 +516,68 @@ def test_each_pass_and_version_has_an_order_of_its_own_that_the_seed_gives_again
     assert all(sorted(order) == list(range(8)) for order in orders)
     assert orders[-1] == epoch_order(1, 2, 2, 8)
     assert orders[-1] != epoch_order(2, 2, 2, 8)
+
+
+MIX = {  # two of group "a", at 0.3, with one masked token; four of group "b", at the run's temperature 1
+    "data": {
+        "source": [
+            {"name": "a", "path": "a.jsonl", "weight": 1, "gconfig": {"n_samples": 2, "temperature": 0.3}},
+            {"name": "b", "path": "b.jsonl", "weight": 1},
+        ]
+    }
+}
+
+
+def mixed_shard() -> list[ShardItem]:
+    rewards = {"a": [1.0, 0.0], "b": [0.5, 0.0, 1.0, 0.0]}
+    return [
+        replace(
+            shard_item(
+                group=group, sample=s, reward=reward, n_groups=2, clock=3,
+                prompt=[5, 6 + group], sampled=[2 + s, 9, 3, 4 + group][: 4 - group], finish="length" if s else "stop",
+                spans=[[0, 1], [3, 3]] if (group, s) == (0, 0) else [[3, 4 - group]], logps=[-2.0 - s] * (4 - group),
+            ),
+            source=source,
+        )
+        for group, (source, own) in enumerate(rewards.items()) for s, reward in enumerate(own)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("budget", [1, 12, 10_000])
+def test_groups_of_two_and_four_at_two_temperatures_have_the_gradient_of_a_hand_computation(
+    tmp_path: Path, budget: int
+) -> None:
+    """grpo by hand: (r - mean) / (std + eps) of each group of its own size; tokens of all groups in one denominator."""
+    actor = {"advantage": "rloo", "max_grad_norm": 1e9}
+    config = settings(actor=actor, learner={"max_tokens_per_mb": budget}, **MIX)
+    learner = tiny_actor(tmp_path, config)
+    learner.version = 3
+    limits = stages_of(config)
+    batch = build(
+        mixed_shard(), step=3, clock=3, n_groups=2, eta=1, temperatures=temperatures_of(config),
+        n_samples=lambda born, source: stage_at(limits, born, source).n_samples,
+    )  # fmt: skip
+    stats = learner.ppo_update(learner.compute_advantages_and_returns(batch))
+    model = tiny_model().eval()
+    losses, n, entropies = [], 0, {"a": [], "b": []}
+    for one in batch.items:
+        heat, others = (
+            {"a": 0.3, "b": 1.0}[one.source],
+            [o for o in batch.items if o.group == one.group and o is not one],
+        )
+        logp = (model(input_ids=one.ids_T[None]).logits[0] / heat).log_softmax(-1)
+        now = logp[one.trained_places - 1, one.ids_T[one.trained_places]]
+        advantage = one.reward - sum(o.reward for o in others) / len(others)
+        losses.append(
+            -((now.detach() - one.behav_K[one.trained_K]).exp() * (now - now.detach()).exp() * advantage).sum()
+        )
+        n += one.n_trained
+        entropies[one.source] += (-(logp.exp() * logp).sum(-1)[one.trained_places - 1]).tolist()
+    assert n == 3 + 4 + 4 * 3
+    (torch.stack(losses).sum() / n).backward()
+    norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    assert stats["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    for source, found in entropies.items():
+        assert stats[f"entropy/{source}"] == pytest.approx(sum(found) / len(found), rel=1e-5)
+    assert (stats["length/a"], stats["length/b"]) == (4.0, 3.0)
+    assert (stats["truncated_share/a"], stats["truncated_share/b"]) == (0.5, 0.75)

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_bus.core.events import Event
-from areal_bus.core.parts.stages import Stage, in_force, stage_at
+from areal_bus.core.parts.stages import SourceLimits, Stage, in_force, stage_at
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Scenario, draw
+from areal_lab.staleness.simulator.sources import SimulatedSource
 
 STARTS = st.lists(st.integers(1, 50), unique=True, max_size=6).map(lambda starts: [0, *sorted(starts)])
 
@@ -32,6 +33,28 @@ def staged(seed: int, sizes: tuple[int, int, int], starts: tuple[int, int]) -> S
     plain = draw(seed)
     stages = tuple(Stage(start, n, 10, 100) for start, n in zip((0, *starts), sizes, strict=True))
     return replace(plain, stages=stages, n_samples=sizes[0], partial_groups=False, total_steps=5)
+
+
+def mixed(seed: int, sizes: tuple[int, int]) -> Scenario:
+    """A drawn schedule, with its faults, of two sources whose groups differ in size."""
+    sources = tuple(SimulatedSource(name, 1.0, 3) for name in "ab")
+    limits = tuple(SourceLimits(name, 1.0, n, 10) for name, n in zip("ab", sizes, strict=True))
+    stages = (Stage(0, 2, 10, 100, limits),)
+    plain = replace(draw(seed), sources=sources, window=None, n_rows=None, stages=stages)
+    return replace(plain, partial_groups=False, total_steps=4)
+
+
+@given(seed=st.integers(0, 1 << 30), sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)))
+@settings(max_examples=20)
+def test_invariants_hold_for_groups_whose_size_is_that_of_their_source(seed: int, sizes: tuple[int, int]) -> None:
+    ring = Ring(mixed(seed, sizes))
+    ring.records = []
+    assert ring.run().violations == []
+    lines = [record.fields | {"event": record.event} for _, record in ring.records]
+    source = {line["uid"]: line["source"] for line in lines if line["event"] is Event.ADMIT}
+    for line in lines:
+        if line["event"] is Event.LEASE and line["attempt"] == 0:
+            assert line["n"] == sizes["ab".index(source[line["uid"]])]
 
 
 @pytest.mark.slow
