@@ -13,7 +13,7 @@ COLLAPSE_PACE = 0.0165  # nats a token and version of lag, mean of two updates; 
 COLLAPSE_SIGNS = 2  # of the following: each alone is harmless in some run
 COLLAPSE_ESS = 0.8  # clean runs of that task stay above 0.88, also at lag 4
 COLLAPSE_KL = 0.1  # between sampler and learner, a token; they stay below 0.07
-COLLAPSE_CLIP_SHARE = 0.3  # of trained tokens; losses that clip much, as GSPO, stay near 0.15
+COLLAPSE_CLIP_SHARE = 0.3  # of trained tokens; a chosen bound, not measured
 COLLAPSE_ENTROPY = (0.5, 1.5)  # times that of the first updates
 FIRST_UPDATES = 5  # whose mean entropy is the reference
 
