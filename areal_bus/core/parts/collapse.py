@@ -25,16 +25,21 @@ def pace(stats: Mapping[str, float], floor: float) -> float:
     return max(stats.get("mismatch_kl", 0.0) - floor, 0.0) / max(stats.get("lag_mean", 1.0), 1.0)
 
 
-def signs_of(stats: Mapping[str, float], entropy: float | None) -> list[str]:
-    """Signs of a collapse in the figures of an update. `entropy`: of the first updates; None: not known."""
+def signs_of(stats: Mapping[str, float], first: Mapping[str, float]) -> list[str]:
+    """Signs of a collapse in the figures of an update, beside those with which the run began.
+
+    `first`: `kl`, the least one so far, and `ess`, the largest: what sampler and learner differ by at equal weights is
+    no sign; `entropy`: of the first updates, missing until it is known.
+    """
     ess, kl, clip = stats.get("ess", 1.0), stats.get("mismatch_kl", 0.0), stats.get("clip_share", 0.0)
     signs = []
-    if ess < COLLAPSE_ESS:
-        signs.append(f"the effective sample size is {ess:.2f} (under {COLLAPSE_ESS:g})")
-    if kl > COLLAPSE_KL:
-        signs.append(f"the KL between sampler and learner is {kl:.2g} (over {COLLAPSE_KL:g})")
+    if ess < COLLAPSE_ESS * first["ess"]:
+        signs.append(f"the effective sample size is {ess:.2f} (under {COLLAPSE_ESS * first['ess']:.2g})")
+    if kl > COLLAPSE_KL + first["kl"]:
+        signs.append(f"the KL between sampler and learner is {kl:.2g} (over {COLLAPSE_KL + first['kl']:.2g})")
     if clip > COLLAPSE_CLIP_SHARE:
         signs.append(f"{clip:.0%} of the tokens are clipped (over {COLLAPSE_CLIP_SHARE:.0%})")
+    entropy = first.get("entropy")
     low, high = COLLAPSE_ENTROPY
     if entropy and not low <= (ratio := stats.get("entropy", entropy) / entropy) <= high:
         signs.append(f"the entropy is {ratio:.2f} times that of the first {FIRST_UPDATES} updates")
@@ -46,7 +51,7 @@ class CollapseForecast:
 
     def __init__(self) -> None:
         self._entropies: list[float] = []  # of the first updates
-        self._floor = COLLAPSE_KL  # the least KL of an update
+        self._first = {"kl": inf, "ess": 0.0}
         self._pace = 0.0  # of the update before
         self._holds = False
 
@@ -58,12 +63,16 @@ class CollapseForecast:
 
     def signs(self, stats: Mapping[str, float]) -> list[str]:
         """What announces a collapse in the next update: its pace, or COLLAPSE_SIGNS of the others."""
-        is_known = len(self._entropies) == FIRST_UPDATES
-        signs = signs_of(stats, fmean(self._entropies) if is_known else None)
-        if not is_known and "entropy" in stats:
+        self._first["kl"] = min(self._first["kl"], stats.get("mismatch_kl", inf))
+        self._first["ess"] = max(self._first["ess"], stats.get("ess", 1.0))
+        if COLLAPSE_KL < self._first["kl"] < inf:
+            return []  # sampler and learner never agreed: what they differ by says nothing of the policy's movement
+        signs = signs_of(stats, self._first)
+        if "entropy" in stats and len(self._entropies) < FIRST_UPDATES:
             self._entropies.append(stats["entropy"])
-        self._floor = min(self._floor, stats.get("mismatch_kl", inf))
-        before, self._pace = self._pace, pace(stats, self._floor)
+            if len(self._entropies) == FIRST_UPDATES:
+                self._first["entropy"] = fmean(self._entropies)
+        before, self._pace = self._pace, pace(stats, self._first["kl"])
         moved = (before + self._pace) / 2
         if moved > COLLAPSE_PACE:
             return [f"the policy moves {moved:.2g} nats a token and version (over {COLLAPSE_PACE:g})", *signs]

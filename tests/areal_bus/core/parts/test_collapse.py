@@ -40,3 +40,9 @@ def test_two_signs_of_one_update_raise_a_forecast_and_one_alone_does_not(signs: 
     for name in signs.keys() - {"lag_mean"}:
         alone = usual | {name: signs[name], "lag_mean": signs.get("lag_mean", 1.0)}
         assert forecasts(*[usual] * 6, alone) == [], name
+
+
+def test_sampler_and_learner_that_never_agreed_are_not_judged() -> None:
+    """As of an engine whose log-probs are not the learner's: their difference says nothing of the policy's movement."""
+    rows = [(0.58 + 0.1 * (n % 5), 0.5 - 0.06 * (n % 5), 1) for n in range(15)]
+    assert forecasts(*measured(rows)) == []
