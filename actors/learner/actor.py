@@ -36,7 +36,7 @@ from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.parts.stages import stage_at
 from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_bus.errors import ConfigError, PushFailed, Restart
+from areal_bus.errors import CheckpointError, ConfigError, PushFailed, Restart
 from areal_bus.storage.journal import Journal
 from areal_bus.storage.run_files import BestRule
 from areal_bus.weights.delta import ChangeHistory
@@ -285,8 +285,17 @@ class Learner:
             with self.journal.span("load"):
                 self.checkpoints.restore(self.actor, start)
         if start.is_held:
+            self.checkpoints.know(start.newest)
             with self.journal.span("load"):
-                self.max_lag = self.copies.restore(self.actor, start.version)
+                self._restore_copy(start.version)
+
+    def _restore_copy(self, version: int) -> None:
+        """Raises Restart, from the checkpoint on disk, if the copy does not fit the model."""
+        try:
+            self.max_lag = self.copies.restore(self.actor, version)
+        except CheckpointError as error:
+            self.copies.clear()
+            raise Restart(f"unusable copy in memory: {error}") from error
 
     def _record_model(self) -> None:
         """Write the size of the model and its device, from which readers compute FLOPs."""

@@ -87,8 +87,9 @@ class SupervisedActor:
     memory: int | None = None  # of a learner: holds copies of its state (actors/learner/checkpoint/memory_copy.py)
 
     def take_memory(self) -> int | None:
-        """The descriptor for the next incarnation; None for another role, or without memfd."""
-        if self.memory is None and self.context.role == Role.LEARNER:
+        """The descriptor for the next incarnation; None for another role, without memfd, and after COPY_TRIES."""
+        has_tried = self.backoff.n_crashes > COPY_TRIES  # what it goes back to undoes updates: copies are no progress
+        if self.memory is None and self.context.role == Role.LEARNER and not has_tried:
             with contextlib.suppress(OSError, AttributeError):  # a Python may be built without memfd
                 self.memory = os.memfd_create("areal-bus-learner")
         return self.memory

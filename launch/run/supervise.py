@@ -191,6 +191,7 @@ class Supervisor:
             if not actor.is_parked:
                 self._print(f"{actor.context.role}-{actor.context.index} gives its rank to a generator")
             actor.is_parked, actor.misplaced_since = True, None
+            actor.drop_memory()
             return False
         if belongs(actor.context, now) and not actor.is_parked:
             return True

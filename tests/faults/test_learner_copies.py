@@ -64,6 +64,19 @@ def test_row_09_two_learner_ranks_come_back_to_the_version_that_both_have(tmp_pa
 
 
 @pytest.mark.slow
+def test_row_09_two_learner_ranks_come_back_to_a_version_that_is_on_disk_too(tmp_path: Path) -> None:
+    """Both find it there: one that did not would write it again, alone, and wait for the other for ever."""
+    changes = ("run.total_train_steps=8", "topology.learners=2", "checkpoint.every_steps=1", ENDURING)
+    ring = Ring(tmp_path, *changes, "checkpoint.async_save=false", ranks=5, copies=True)
+    with ring.started():
+        ring.wait_for("checkpoint", role="learner", step=2)
+        ring.set_failpoint("update", who="learner-1")
+        fault = ring.wait_for_failpoint("update")
+        ring.wait_for("update", after=fault.t)
+        finish_without_loss(ring, 1)
+
+
+@pytest.mark.slow
 def test_an_update_that_fails_each_time_ends_the_job(tmp_path: Path) -> None:
     """Coming back to the same version is no progress. After three crashes the copy is dropped."""
     ring = Ring(tmp_path, "checkpoint.every_steps=2", "launch.max_restarts=4", copies=True)

@@ -26,7 +26,7 @@ from launch.plan.environment import actor_environment
 from launch.run import supervise
 from launch.run.job_end import describe_exit
 from launch.run.process import start_actor
-from launch.run.restart_policy import RestartBackoff, StallTimer
+from launch.run.restart_policy import COPY_TRIES, RestartBackoff, StallTimer, SupervisedActor
 from launch.run.supervise import Supervisor, SupervisorTimes
 
 ROOT = Path(__file__).parents[2]
@@ -222,6 +222,17 @@ def test_progress_resets_the_count_of_crashes() -> None:
 
 def test_a_requested_restart_is_no_crash() -> None:
     assert outcome(READ + f"sys.exit({LEFT} if inc == 2 else {RESTART})", max_restarts=0) == 0
+
+
+def test_a_learner_that_went_back_to_disk_gets_no_memory_before_it_has_made_progress_there() -> None:
+    """Else each of its copies would count as progress, though the next fall back to disk undoes them."""
+    actor = SupervisedActor(context(role="learner"), (), RestartBackoff(5), StallTimer(WatchdogConfig()))
+    for progressed, has_memory in ((True, True), (False, True), (False, False), (False, False), (True, True)):
+        actor.backoff.next_delay_s(crashed=True, progressed=progressed)
+        if actor.backoff.n_crashes > COPY_TRIES:
+            actor.drop_memory()
+        assert (actor.take_memory() is not None) is has_memory
+    actor.drop_memory()
 
 
 def test_the_sixth_crash_in_a_row_is_final() -> None:

@@ -305,7 +305,8 @@ def _restore_shards(reader: StateReader, prefix: str, model: Policy, optimizer: 
             targets[prefix + key] = parameter.detach()
             continue
         is_like_it = form.size == parameter.shape  # else the number of its steps
-        value = torch.zeros_like(parameter.detach()) if is_like_it else torch.zeros((), dtype=form.properties.dtype)
+        dtype = form.properties.dtype  # a user's optimizer may keep states in another one than the parameter's
+        value = torch.zeros_like(parameter.detach(), dtype=dtype) if is_like_it else torch.zeros((), dtype=dtype)
         targets[prefix + key] = optimizer.state[parameter][kind] = value
     reader.load(targets)
     for parameter in parameters.values():

@@ -28,6 +28,7 @@ class StartPoint:
     version: int
     folder: str
     is_held: bool = False  # from the copies in memory of all ranks
+    newest: str = ""  # then: the newest checkpoint on disk
 
 
 def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> StartPoint:
@@ -182,10 +183,9 @@ class CheckpointManager:
         """
         sealed = versioned_dirs.versions(self._run / "checkpoints")
         if held and max(held) >= max(sealed, default=0):
-            beginning = StartPoint(max(held), "", is_held=True)
+            newest = str(sealed[max(sealed)]) if sealed else ""
+            beginning = StartPoint(max(held), "", is_held=True, newest=newest)
             versioned_dirs.tidy(self._run / "checkpoints")
-            if sealed:
-                self._version, self.folder = max(sealed), str(sealed[max(sealed)])
         else:
             beginning = choose(self._run, every_steps=self._settings.every_steps, warn=self._warn)
         for path in forget_newer(self._run, beginning.version):
@@ -194,6 +194,11 @@ class CheckpointManager:
             for _, path in sorted(versioned_dirs.versions(self._run / "checkpoints").items()):
                 self._uploads.add(path)
         return beginning
+
+    def know(self, newest: str) -> None:
+        """The newest checkpoint on disk, on every rank: whether a version is missing is the same answer on all."""
+        if newest:
+            self._version, self.folder = versioned_dirs.version_of(Path(newest)), newest
 
     def restore(self, actor: PPOActor, beginning: StartPoint) -> None:
         """Restore optimizer, RNG, version and rounded parameters into an actor that has the weights."""

@@ -110,12 +110,11 @@ class CopyMemory:
     def load(self, copy: HeldCopy, targets: Mapping[str, Tensor]) -> None:
         """Fill the tensors (of a DTensor the local piece). Raises CheckpointError for another form."""
         for key, target in targets.items():
-            entry, piece = copy.entries[key], local(target)
+            entry, piece = copy.entries.get(key), local(target)
             form = str(piece.dtype).removeprefix("torch."), piece.nbytes
-            if form != (entry.dtype, entry.n_bytes):
-                raise CheckpointError(
-                    f"mismatch in a copy in memory: {key!r} is {entry.dtype}, {entry.n_bytes} bytes; here {form}"
-                )
+            if entry is None or form != (entry.dtype, entry.n_bytes):
+                held = "missing" if entry is None else f"{entry.dtype}, {entry.n_bytes} bytes"
+                raise CheckpointError(f"mismatch in a copy in memory: {key!r} is {held}; here {form}")
             is_direct = piece.device.type == "cpu" and piece.is_contiguous()
             host = piece if is_direct else torch.empty(piece.shape, dtype=piece.dtype)
             _read_into(self._descriptor, _bytes(host), copy.at + entry.at)
@@ -355,16 +354,31 @@ def state_of(actor: PPOActor) -> dict[str, Tensor]:
     return state
 
 
-def available_bytes(proc: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that this process may still take: of the machine, and of its control group."""
-    machine = dict(_numbers(proc)).get("MemAvailable:", 0) << 10
+V2 = "memory.max", "memory.current", "inactive_file"  # files of a control group, and a line of its memory.stat
+V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+
+
+def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that this process may still take: of the machine, and of its control groups up to the root."""
+    least = dict(_numbers(proc / "meminfo")).get("MemAvailable:", 0) << 10
+    for line in (proc / "self/cgroup").read_text(encoding="utf-8").splitlines():
+        _, kind, path = line.split(":", 2)
+        inner = Path(path.strip("/"))
+        for one in (inner, *inner.parents) if kind in ("", "memory") else ():
+            room = _room(groups / kind / one, *(V1 if kind else V2))
+            least = least if room is None else min(least, room)
+    return least
+
+
+def _room(group: Path, most: str, used: str, cached: str) -> int | None:
+    """Bytes up to the limit of a control group; None without one, and where a container does not show the group."""
     try:
-        most = (group / "memory.max").read_text(encoding="utf-8").strip()
-        used = int((group / "memory.current").read_text(encoding="utf-8"))
-        cached = dict(_numbers(group / "memory.stat")).get("inactive_file", 0)
+        limit = (group / most).read_text(encoding="utf-8").strip()
+        taken = int((group / used).read_text(encoding="utf-8"))
+        taken -= dict(_numbers(group / "memory.stat")).get(cached, 0)
     except (OSError, ValueError):
-        return machine
-    return min(machine, int(most) - used + cached) if most.isdecimal() else machine
+        return None
+    return int(limit) - taken if limit.isdecimal() else None
 
 
 def _numbers(path: Path) -> Iterator[tuple[str, int]]:

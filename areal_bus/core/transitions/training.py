@@ -76,7 +76,7 @@ class Training:
         if self.publisher.root is None:  # this head has begun no term
             return self.terms.of_copy(version), self.terms.has_savepoint(version)
         if self.state.phase in (Phase.CLOSING, Phase.AFTER):
-            return self.terms.checkpoints.get(version), False
+            return self.terms.of_copy(version), False
         if version == gate.u and not self.publisher.is_digest(version, message.digest):
             return None, False
         if version == gate.u or version == gate.w == gate.u + 1:
@@ -107,9 +107,9 @@ class Training:
         )
         self.publisher.record_stage(version)
         self._write_savepoint(version, root.name)
-        is_kept = version in message.sealed or self.terms.is_due(version)
+        is_kept = message.restored or version in message.sealed or self.terms.is_due(version)
         if continues and is_kept and version not in self.terms.checkpoints:
-            self.phases.save_checkpoint()  # the learner's checkpoint is on disk, or is being written
+            self.phases.save_checkpoint()  # the learner's checkpoint is on disk, is being written, or may be next
         for generator in state.members.of(Role.GENERATOR):
             self.effects.send(generator.name, m.Term(term, version))
         self._restart_phases(version, message)

@@ -10,12 +10,12 @@ from areal_bus.core.effects import Effect
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.ledger import PromptState
-from areal_bus.core.state import HeadState
+from areal_bus.core.state import HeadState, Phase
 from areal_bus.core.transitions.publisher import Publisher
 from areal_lab.staleness.simulator.learner import Learners
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Scenario
-from tests.areal_bus.core.parts.test_terms import LEARNER, hold, say, score, train_one, trained_head
+from tests.areal_bus.core.parts.test_terms import LEARNER, hold, saved, say, score, train_one, trained_head
 from tests.areal_bus.core.test_head import end_of, joined, records, sent
 from tests.areal_bus.core.test_head_failover import marks, next_head
 from tests.areal_bus.core.test_head_failover import schedule as of_many_heads
@@ -83,6 +83,23 @@ def test_an_older_copy_undoes_the_updates_since() -> None:
     term = term_of(restore(head, 2))
     assert (term["version"], term["lives_on"], term["open"]) == (2, False, open_then)
     assert "restored" not in term
+
+
+def test_a_copy_of_an_earlier_version_counts_while_the_run_closes() -> None:
+    head, effects = in_training()
+    effects = say(head, LEARNER, m.UpdateDone(2, {}, "digest 2", held=True))
+    open_then = list(head.state.ledger.open)
+    hold(head, 2)
+    effects += train_one(head, 2, 2)
+    head.state.phase = Phase.CLOSING
+    term = term_of(restore(head, 2))
+    assert (term["version"], term["lives_on"], term["open"]) == (2, False, open_then)
+
+
+def test_the_head_writes_its_part_of_a_version_that_came_back() -> None:
+    """The learner may checkpoint it at once, by its clock."""
+    head, _ = in_training()
+    assert [checkpoint.version for checkpoint in saved(restore(head, 1))] == [1]
 
 
 def test_a_copy_of_other_weights_is_refused_and_dropped() -> None:

@@ -2,8 +2,10 @@
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from actors.learner.actor import Learner
 from actors.learner.checkpoint import memory_copy
 from actors.learner.checkpoint.memory_copy import ALWAYS_S, CopyMemory, MemoryCopies, available_bytes, state_of
 from actors.learner.update.ppo import PPOActor
-from areal_bus.errors import CheckpointError
+from areal_bus.errors import CheckpointError, Restart
 from areal_bus.storage.journal import Journal
 from tests.support.learner_setup import settings as config_of
 from tests.support.learner_setup import tiny_actor, train, weights
@@ -184,6 +187,42 @@ def test_a_copy_of_another_model_is_refused(tmp_path: Path, memory: int) -> None
         copies(memory, tmp_path / "lora").restore(lora, 0)
 
 
+def test_a_copy_of_another_model_is_dropped_and_the_learner_goes_back_to_its_checkpoint(
+    tmp_path: Path, memory: int
+) -> None:
+    copies(memory, tmp_path / "first").keep(tiny_actor(tmp_path / "first"), None)
+    lora = tiny_actor(tmp_path / "lora", config_of(actor={"lora": {"rank": 2}}))
+    learner: Any = SimpleNamespace(copies=copies(memory, tmp_path / "lora"), actor=lora)
+    with pytest.raises(Restart):  # a CheckpointError would end the job
+        Learner._restore_copy(learner, 0)
+    assert copies(memory, tmp_path / "next").versions == []
+
+
+def test_a_users_optimizer_with_states_of_another_dtype_trains_on_bit_equal(
+    tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "half", ModuleType("half"))
+    sys.modules["half"].make = lambda ps, actor: HalfMomentum(ps.values(), {"lr": 0.1})  # type: ignore[attr-defined]
+    config = config_of(actor={"optimizer": "half:make"})
+    first, again = (tiny_actor(tmp_path / name, config) for name in ("first", "again"))
+    train(first, [0])
+    assert copies(memory, tmp_path / "first").keep(first, None)
+    copies(memory, tmp_path / "again").restore(again, 1)
+    for actor in (first, again):
+        train(actor, [1])
+    assert_equal(first, again)
+
+
+class HalfMomentum(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                held = self.state[one].setdefault("momentum", torch.zeros_like(one, dtype=torch.bfloat16))
+                held.mul_(0.9).add_(one.grad)
+                one.sub_(held, alpha=group["lr"])
+
+
 def test_copies_take_two_percent_of_the_time_unless_they_are_short(tmp_path: Path, memory: int) -> None:
     clock, cost = [0.0], [1.0]
 
@@ -230,15 +269,24 @@ def test_a_full_memory_ends_the_copies_and_not_the_training(
 
 
 def test_the_available_memory_is_that_of_the_control_group_if_it_has_less(tmp_path: Path) -> None:
-    info = tmp_path / "meminfo"
-    info.write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n", encoding="utf-8")
-    assert available_bytes(info, tmp_path) == 4000 << 10
-    for name, text in (
-        ("memory.max", "3000000"),
-        ("memory.current", "2500000"),
-        ("memory.stat", "inactive_file 300000"),
-    ):
-        (tmp_path / name).write_text(text + "\n", encoding="utf-8")
-    assert available_bytes(info, tmp_path) == 800_000
-    (tmp_path / "memory.max").write_text("max\n", encoding="utf-8")
-    assert available_bytes(info, tmp_path) == 4000 << 10
+    (tmp_path / "self").mkdir()
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n", encoding="utf-8")
+
+    def available(mounted: str, limits: dict[str, str]) -> int:
+        """`mounted`: where the limits are, below the folder of all groups."""
+        groups = tmp_path / f"groups of {mounted} {len(limits)}"
+        (groups / mounted).mkdir(parents=True)
+        for name, text in limits.items():
+            (groups / mounted / name).write_text(text + "\n", encoding="utf-8")
+        return available_bytes(tmp_path, groups)
+
+    v2 = {"memory.max": "3000000", "memory.current": "2500000", "memory.stat": "inactive_file 300000"}
+    v1 = {"memory.limit_in_bytes": "3000000", "memory.usage_in_bytes": "2600000"}
+    v1["memory.stat"] = "inactive_file 5\ntotal_inactive_file 100000"
+    (tmp_path / "self/cgroup").write_text("5:devices:/\n4:memory:/docker/9\n0::/slurm/job_1/step_0\n", encoding="utf-8")
+    assert available("elsewhere", v2) == 4000 << 10
+    for mounted in ("slurm/job_1/step_0", "slurm/job_1", ""):  # the job's limit, a container's
+        assert available(mounted, v2) == 800_000
+    for mounted in ("memory/docker/9", "memory"):
+        assert available(mounted, v1) == 500_000
+    assert available("slurm", v2 | {"memory.max": "max"}) == 4000 << 10
