@@ -147,7 +147,7 @@ class ToolCalls:
             raise ConfigError("missing tools: set workflow.arguments.tools or workflow.arguments.mcp")
         names = [one["function"]["name"] for one in self._schemas]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"workflow.arguments.tools must have different names: {twice[0]!r} occurs twice")
+            raise ConfigError(f"workflow.arguments.tools and mcp must have different names: {twice[0]!r} occurs twice")
         self._tools = dict(zip(names, tools, strict=False))
         self._servers: dict[str, McpServer] = {}  # those of the episode, by command
 
@@ -220,7 +220,7 @@ def tools_of(command: str) -> list[Message]:
             return server.tools()
         finally:
             server.close()
-    except (McpFailed, LookupError, TypeError) as error:
+    except McpFailed as error:
         raise ConfigError(f"workflow.arguments.mcp: {error}") from None
 
 

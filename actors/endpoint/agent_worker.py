@@ -3,8 +3,8 @@
 Its first frame names the agent's function, a built-in agent or the environment; it replies {"ready": true} or
 {"broken": reason}. Then each frame is one conversation and each reply the agent's return value. The pool's thread
 enforces deadlines by killing the process. An agent gets base URL and API key as arguments and in the environment
-variables of OpenAI's client. An environment gets a client: those variables stay the user's, for judges and tools of
-the environment.
+variables of OpenAI's client. For an environment or a built-in agent those variables stay the user's: its judges and
+tools, MCP servers among them, would call the model that is trained.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def main(parent: int) -> None:
     channel.reply({"ready": True})
     for request in channel:
         limit_prints()
-        if not order["environment"]:
+        if not order["environment"] and not order["built_in"]:
             os.environ |= {"OPENAI_BASE_URL": request["base_url"], "OPENAI_API_KEY": request["api_key"]}
         answer = run(agent, request["row"], request["base_url"], request["api_key"])
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
-NAMES = ("count", "raises", "dies", "hangs", "floods", "babbles")
+NAMES = ("count", "raises", "key", "dies", "hangs", "floods", "babbles")
 
 
 def answer(record: dict[str, Any]) -> None:
@@ -26,13 +26,16 @@ def result(name: str, n: int) -> dict[str, Any]:
         sys.stdout.write("x" * (1 << 20))
     while name == "babbles":
         answer({"method": "notifications/message", "params": {"data": "x" * 1000}})
-    return {"content": [{"type": "text", "text": f"call {n}"}], "isError": name == "raises"}
+    text = os.environ.get("OPENAI_API_KEY", "none") if name == "key" else f"call {n}"
+    return {"content": [{"type": "text", "text": text}], "isError": name == "raises"}
 
 
 def main(pids: str) -> None:
     child = subprocess.Popen(["sleep", "1000"])
     with Path(pids).open("a", encoding="utf-8") as file:
         file.write(f"{os.getpid()} {child.pid}\n")
+    print("Welcome!")
+    print("[" * 100_000)
     n_calls = 0
     for line in sys.stdin:
         asked = json.loads(line)

@@ -1,5 +1,6 @@
 """Tools of MCP servers: what the model reads, and that no server outlives its episode, whatever it does."""
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -41,6 +42,9 @@ def test_a_server_lists_its_tools_answers_calls_and_is_killed_with_its_group(com
     assert tools[0]["function"]["parameters"] == mcp_servers.SCHEMA
     assert server.call("count", {}) == ("call 1", True)
     assert server.call("raises", {}) == ("call 2", False)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        server.call("count", {"n": float("nan")})
+    assert server.call("count", {}) == ("call 3", True)
     assert len(pids(tmp_path)) == 2
     assert all(map(is_alive, pids(tmp_path)))
     server.close()
@@ -67,22 +71,53 @@ def test_a_server_that_fails_is_killed_and_the_fault_is_named(
     wait_until(lambda: not any(map(is_alive, pids(tmp_path))), "server and child are dead")
 
 
-@pytest.mark.parametrize("bad", ["", "/nothing/there", "echo hello", "true", '"'])
-def test_a_command_that_is_no_server_is_a_config_error(bad: str) -> None:
-    with pytest.raises(ConfigError, match=r"workflow\.arguments\.mcp: the MCP server"):
+def says(*answers: dict[str, Any]) -> str:
+    """The command of a server that writes these answers, reads nothing and stays."""
+    lines = "".join(f"{json.dumps({'id': n} | one)}\n" for n, one in enumerate(answers, 1))
+    return shlex.join(["sh", "-c", f"printf %s {shlex.quote(lines)}; exec sleep 1000"])
+
+
+GREETING: dict[str, Any] = {"result": {}}
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ("", "does not start"),
+        ("/nothing/there", "does not start"),
+        ('"', "does not start"),
+        ("echo hello", "failed in initialize: it has ended"),
+        ("true", "failed in initialize: it has ended"),
+        (says({"error": {"message": "too old"}}), "failed in initialize: too old"),
+        (says(GREETING, {"error": {"message": "not now"}}), "failed in tools/list: not now"),
+        (says(GREETING, {"result": {"tools": [{"name": "x"}]}}), "lists no tools: KeyError: 'inputSchema'"),
+    ],
+)
+def test_a_command_that_is_no_server_is_a_config_error(bad: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"workflow\.arguments\.mcp: the MCP server .* {why}"):
         tools_of(bad)
 
 
-def test_an_episode_has_servers_of_its_own_and_the_model_reads_what_failed(command: str, tmp_path: Path) -> None:
+def test_a_server_that_reads_nothing_is_late_also_for_a_long_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = McpServer(says(GREETING))
+    monkeypatch.setattr(mcp_server, "CALL_S", 0.2)
+    with pytest.raises(McpFailed, match="timed out"):
+        server.call("any", {"text": "x" * (1 << 20)})
+
+
+def test_an_episode_has_servers_of_its_own_and_the_model_reads_what_failed(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of the user")  # not the episode's
     config = settings("tools", reward_fn="exact", tools="calculator", mcp=command, max_turns=4)
     row = {"question": "1+2", "answer": "3"}
     with talking(tmp_path, config) as talk:
-        says = [f"{called(name, '{}')}<eos>" for name in ("count", "dies", "count")]
-        found = talk.hold(row, [*says, "3<eos>"])
-        again = talk.hold(row, [says[0], "3<eos>"])
+        answers = [f"{called(name, '{}')}<eos>" for name in ("count", "dies", "key")]
+        found = talk.hold(row, [*answers, "3<eos>"])
+        again = talk.hold(row, [answers[0], "3<eos>"])
         told = [m["content"] for one in (found, again) for m in one["messages"] if m["role"] == "tool"]
         wait_until(lambda: not any(map(is_alive, pids(tmp_path))), "they end while the agent's process lives")
-    assert [told[0], *told[2:]] == ["call 1", "call 1", "call 1"]  # each server began to count
+    assert [told[0], *told[2:]] == ["call 1", "of the user", "call 1"]  # each server began to count
     assert told[1].startswith("error: ")
     assert "it has ended" in told[1]
     assert found["parts"] == {"n_tool_calls": 3, "n_failed_calls": 1}
