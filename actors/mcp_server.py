@@ -14,7 +14,7 @@ import subprocess
 import time
 from typing import Any
 
-from areal_bus.foreign_text import described, text_of
+from areal_bus.foreign_text import cut, described
 
 PROTOCOL = "2025-06-18"
 START_S = 60.0  # from the start of the process to its list of tools
@@ -105,7 +105,7 @@ class McpServer:
             text = str(answer["error"]["message"])
             if method == CALL:
                 return {"content": [{"type": "text", "text": text}], "isError": True}
-            raise McpFailed(text_of(text))
+            raise McpFailed(cut(text))
         except (McpFailed, OSError, LookupError, TypeError) as error:
             self.close()
             why = str(error) if isinstance(error, McpFailed) else described(error)
@@ -145,7 +145,8 @@ class McpServer:
 
     def _line(self, most: int) -> bytes:
         """The next line of its output, of at most so many bytes; standard error is read beside it."""
-        out, errors = self._process.stdout, self._process.stderr
+        into, out, errors = self._process.stdin, self._process.stdout, self._process.stderr
+        assert into is not None
         assert out is not None
         assert errors is not None
         sources = [out, errors]
@@ -153,7 +154,7 @@ class McpServer:
             if len(self._text) > most:
                 raise McpFailed(f"an answer is over {ANSWER_BYTES >> 20} MiB")
             left_s = self._deadline - time.monotonic()
-            sinks = [self._process.stdin] if self._unsent else []
+            sinks = [into] if self._unsent else []
             ready, writable, _ = select.select(sources, sinks, [], min(max(left_s, 0.0), LOOK_S))
             if not ready and self._process.poll() is not None:  # a child of it may keep the pipes open
                 raise McpFailed("it has ended")

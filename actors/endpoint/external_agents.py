@@ -7,7 +7,6 @@ base URL of its own. It is one sample of one lease: whichever of close, deadline
 import asyncio
 import hmac
 import json
-import math
 import secrets
 import socket
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from loguru import logger
 from actors.endpoint.agent_pool import AgentJob
 from actors.endpoint.openai_api import RequestRejected, read_object
 from actors.endpoint.sessions import AgentEnded, Session
+from actors.rewards.binding.values import MAX_REWARD
 from areal_bus.errors import ConfigError
 from areal_bus.storage.atomic_file import write_atomic
 from areal_bus.transport.web_server import HOST
@@ -71,12 +71,13 @@ class ExternalAgents:
     Everything else runs on the endpoint's event loop.
     """
 
-    def __init__(self, access: AgentAccess, *, timeout_s: float) -> None:
-        """`timeout_s`: of an agent's own time, the model's not counted."""
+    def __init__(self, access: AgentAccess, *, timeout_s: float, most: int) -> None:
+        """`timeout_s`: of an agent's own time, the model's not counted. `most`: episodes that are open at once."""
         self.access = access
         self.soon: Callable[[Callable[[], object]], None] | None = None  # calls on the endpoint's loop, once it serves
         self._timeout_s = timeout_s
         self._jobs: asyncio.Queue[AgentJob] = asyncio.Queue()
+        self._free = asyncio.Semaphore(most)
         self._n_opened = 0
         self._watches: set[asyncio.Task[None]] = set()
 
@@ -100,21 +101,35 @@ class ExternalAgents:
         """Wait for an episode: its row, base URL and key. Raises RequestRejected if none comes within WAIT_S."""
         try:
             async with asyncio.timeout(WAIT_S):
-                job = await self._jobs.get()
-                while job.session.is_closed:
-                    job = await self._jobs.get()
+                job = await self._begun(is_gone)
         except TimeoutError:
             sentence = f"missing episode: none waited for an agent in {WAIT_S:g} s; ask again"
             raise RequestRejected(sentence, status=503, code="no_episode") from None
-        if is_gone():
-            self._jobs.put_nowait(job)  # for another agent
-            raise ConnectionError("the agent has disconnected")
         session = job.session
-        session.begin(lambda: None)
         self._n_opened += 1
         self._start(self._watch(session))
         about = {"id": session.name, "base_url": job.base_url, "api_key": session.key, "timeout_s": self._timeout_s}
         return about | {"row": dict(job.row)}
+
+    async def _begun(self, is_gone: Callable[[], bool]) -> AgentJob:
+        """The next episode, which has begun. Its place is another's once it is closed."""
+        await self._free.acquire()
+        try:
+            while True:
+                job = await self._jobs.get()
+                if is_gone():
+                    self._jobs.put_nowait(job)  # for another agent
+                    raise ConnectionError("the agent has disconnected")
+                if job.session.begin(self._give_back):
+                    return job
+        except BaseException:
+            self._free.release()
+            raise
+
+    def _give_back(self) -> None:
+        """From any thread."""
+        if self.soon is not None:
+            self.soon(self._free.release)
 
     def _offer(self, job: AgentJob) -> None:
         if not self._watches:
@@ -160,10 +175,12 @@ def read_result(body: bytes) -> AgentEnded:
     """
     if len(body) > RESULT_BYTES:
         raise RequestRejected(f"a result has at most {RESULT_BYTES} bytes: this one has {len(body)}", status=413)
-    fields = read_object(body or b"{}")
+    fields = {name: value for name, value in read_object(body or b"{}").items() if value is not None}  # as in a call
     if "error" in fields:
         return AgentEnded(None, str(fields["error"]) or "its agent reported an error")
     reward = fields.get("reward", 0.0)
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise RequestRejected("a reward must be a finite number: leave it out if the run's own function scores")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or abs(reward) > MAX_REWARD:
+        raise RequestRejected(
+            f"a reward must be a number of at most {MAX_REWARD:g}: leave it out if the run's own function scores"
+        )
     return AgentEnded(fields)

@@ -94,9 +94,11 @@ def read_call(body: bytes) -> ChatCall:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRejected("messages must be a list of one message or more")
-    options = fields.get("stream_options", {})
+    options, stream = fields.get("stream_options", {}), read_flag(fields, "stream")
     if not isinstance(options, dict) or not options.keys() <= {"include_usage", "include_obfuscation"}:
         raise RequestRejected(f"stream_options may hold include_usage only: it is {shown(options)}")
+    if options and not stream:
+        raise RequestRejected("stream_options need stream = true: leave them out")
     tools, choice, n = read_tools(fields.get("tools", [])), fields.get("tool_choice", "auto"), fields.get("n", 1)
     if choice not in TOOL_CHOICES:
         raise RequestRejected(f"tool_choice must be one of {', '.join(TOOL_CHOICES)}: it is {shown(choice)}")
@@ -111,8 +113,8 @@ def read_call(body: bytes) -> ChatCall:
         max_tokens=read_max_tokens(fields),
         temperature=read_number(fields, "temperature"),
         top_p=read_number(fields, "top_p"),
-        stream=read_flag(fields, "stream"),
-        stream_usage=bool(options.get("include_usage")),
+        stream=stream,
+        stream_usage=options.get("include_usage") is not None and read_flag(options, "include_usage"),
         logprobs=read_flag(fields, "logprobs"),
         controls=read_controls(fields),
         template_arguments=read_arguments(fields.get("chat_template_kwargs", {})),
@@ -123,7 +125,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     """The JSON object of a body. Raises RequestRejected, also for text that is not valid Unicode."""
     try:
         record = json.loads(body, parse_constant=refuse_constant)
-        json.dumps(record, ensure_ascii=False).encode()
+        json.dumps(record, ensure_ascii=False, allow_nan=False).encode()  # also 1e999
     except (ValueError, RecursionError) as error:
         raise RequestRejected(f"the body must be JSON: {str(error)[:200]}") from None
     if not isinstance(record, dict):
@@ -389,4 +391,5 @@ def as_bytes(record: dict[str, Any]) -> bytes:
 
 
 def as_event(record: dict[str, Any]) -> bytes:
-    return b"data: " + as_bytes(record) + b"\n\n"
+    """In ASCII: clients end a line of a stream also at U+0085, U+2028 and U+2029."""
+    return b"data: " + json.dumps(json.loads(as_bytes(record)), separators=(",", ":")).encode() + b"\n\n"

@@ -95,7 +95,8 @@ class AgentWorkflow:
         """Agents outside the job, if this one has them. Raises ConfigError."""
         if self._agent.function != EXTERNAL or self._prints is None:
             return None
-        return ExternalAgents(AgentAccess.of(self._prints.run_folder), timeout_s=self._agent.timeout_s)
+        access, agent = AgentAccess.of(self._prints.run_folder), self._agent
+        return ExternalAgents(access, timeout_s=agent.timeout_s, most=agent.workers)
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
         """Run until the agent returns. Raises WorkflowError when it fails, ConfigError when it cannot run at all."""

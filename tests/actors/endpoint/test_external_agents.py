@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from actors.endpoint import external_agents
 from actors.endpoint.agent_pool import AgentJob
 from actors.endpoint.external_agents import ACCESS, AgentAccess, ExternalAgents, read_result
 from actors.endpoint.http_server import EndpointServer
 from actors.endpoint.openai_api import RequestRejected
-from actors.endpoint.sessions import Sessions
+from actors.endpoint.sessions import AgentEnded, Sessions
 from actors.workflows.episode_runner import Asker
 from actors.workflows.loading import close_workflow, load_workflow
 from areal_bus.errors import ConfigError
@@ -159,7 +160,7 @@ def test_agents_with_one_key_get_an_episode_each_from_all_generators_of_a_host(t
     assert AgentAccess.make(tmp_path) == access  # as after a resume
     with ExitStack() as stack:
         for generator in range(2):
-            sessions, external = Sessions(lambda: None), ExternalAgents(access, timeout_s=WAIT_S)
+            sessions, external = Sessions(lambda: None), ExternalAgents(access, timeout_s=WAIT_S, most=2)
             server = EndpointServer(sessions, model="m", n_connections=20, external=external)
             stack.callback(server.close)
             for sample in range(2):
@@ -175,10 +176,44 @@ def test_agents_with_one_key_get_an_episode_each_from_all_generators_of_a_host(t
     assert len({episode["api_key"] for episode in found}) == 4
 
 
-@pytest.mark.parametrize("body", [b'{"reward": 1e999}', b'{"reward": true}', b"[]", b"x" * (65 << 10)])
+def test_an_agent_gets_no_more_episodes_at_once_than_the_run_has_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_agents, "WAIT_S", 0.1)
+    access, sessions = AgentAccess.make(tmp_path), Sessions(lambda: None)
+    external = ExternalAgents(access, timeout_s=WAIT_S, most=1)
+    server = EndpointServer(sessions, model="m", n_connections=20, external=external)
+    samples = {name: sessions.open(name) for name in ("cancelled", "one", "two")}
+    for session in samples.values():
+        external.run(AgentJob(session, {}, server.base_url))
+    try:
+        sessions.close(samples["cancelled"])
+        assert opened(access)["id"] == "one"
+        assert post(access.base_url, access.key, {}, path="/episodes")[1]["error"]["code"] == "no_episode"
+        sessions.close(samples["one"])
+        assert opened(access)["id"] == "two"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"reward": 1e999}',
+        b'{"reward": 1%s}' % (b"0" * 400),
+        b'{"parts": {"a": 1e999}}',
+        b'{"reward": true}',
+        b"[]",
+        b"x" * (65 << 10),
+    ],
+)
 def test_a_result_that_is_none_leaves_the_episode_open(body: bytes) -> None:
     with pytest.raises(RequestRejected):
         read_result(body)
+
+
+def test_null_in_a_result_is_not_set() -> None:
+    assert read_result(b'{"reward": null, "error": null, "parts": {}}') == AgentEnded({"parts": {}})
 
 
 def test_agents_outside_need_a_run_whose_file_is_readable(stage: Callable[..., Stage], tmp_path: Path) -> None:

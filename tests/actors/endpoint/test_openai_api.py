@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.endpoint.conversation import Conversation, HistoryRewritten
-from actors.endpoint.openai_api import ChatCall, RequestRejected, read_call
+from actors.endpoint.openai_api import ChatCall, RequestRejected, as_event, read_call
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.sections import ScratchConfig
@@ -89,6 +89,8 @@ def test_a_call_is_parsed_to_a_sampling_request_with_its_parameters() -> None:
         ({"temperature": 10**400}, "temperature must be a number"),
         ({"stream": 1}, "true or false"),
         ({"stream_options": {"other": 1}}, "include_usage"),
+        ({"stream_options": {"include_usage": True}}, "need stream = true"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "include_usage must be true or false"),
         ({"messages": []}, "one message or more"),
         ({"messages": "hello"}, "one message or more"),
         ({"messages": [3]}, r"messages\[0\] must be an object"),
@@ -119,6 +121,13 @@ def test_a_refusal_is_short_whatever_it_quotes(fields: dict[str, Any]) -> None:
     [b"", b"{", b"[]", b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000, b'{"messages": "\\ud800"}', b"1" * 5000],
     ids=["empty", "cut", "list", "no text", "nan", "deep", "half a character", "long number"],
 )
+def test_an_event_is_one_line_whatever_the_text_and_wherever_a_client_ends_lines() -> None:
+    record = {"text": "a\u2028b\u0085c\nd é"}
+    event = as_event(record).decode()
+    assert len(event.splitlines()) == 2
+    assert json.loads(event.removeprefix("data: ")) == record
+
+
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(RequestRejected, match="the body must be"):
         read_call(body)
