@@ -121,16 +121,16 @@ def test_a_refusal_is_short_whatever_it_quotes(fields: dict[str, Any]) -> None:
     [b"", b"{", b"[]", b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000, b'{"messages": "\\ud800"}', b"1" * 5000],
     ids=["empty", "cut", "list", "no text", "nan", "deep", "half a character", "long number"],
 )
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestRejected, match="the body must be"):
+        read_call(body)
+
+
 def test_an_event_is_one_line_whatever_the_text_and_wherever_a_client_ends_lines() -> None:
     record = {"text": "a\u2028b\u0085c\nd é"}
     event = as_event(record).decode()
     assert len(event.splitlines()) == 2
     assert json.loads(event.removeprefix("data: ")) == record
-
-
-def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
-    with pytest.raises(RequestRejected, match="the body must be"):
-        read_call(body)
 
 
 def test_a_message_is_read_as_the_template_gets_it() -> None:
