@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from actors.learner.batching import build
@@ -38,7 +39,7 @@ def compare(name: str, folder: str, rows: str, batch: dict[str, Any], gradient: 
     loss = stats["loss"] * stats["n_tokens_trained"] / stats["loss_denominator"]  # the journal's is of trained tokens
     if trained.advantages is None:
         raise RuntimeError("missing advantages after an update")
-    theirs: dict[str, Tensor] = torch.load(gradient)
+    theirs: dict[str, Tensor] = load_file(gradient)
     mine = {key: value.grad for key, value in actor.policy.parameters().items() if value.grad is not None}
     if mine.keys() != theirs.keys():
         raise RuntimeError(f"mismatch of parameters: {sorted(mine.keys() ^ theirs.keys())[:4]} are on one side")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from benchmarks.harness.worker_main import serve
@@ -65,7 +66,7 @@ class KeepsGradient(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         """After clipping."""
-        torch.save({name: value.grad for name, value in model.named_parameters()}, self._path)
+        save_file({name: value.grad.contiguous() for name, value in model.named_parameters()}, self._path)
 
 
 def trainer(

@@ -146,7 +146,8 @@ def keeping(module: Any) -> None:
 
 
 def copies(module: Any) -> None:
-    """A learner copies its state to memory; or the machine has none for it."""
+    """A learner copies its state to memory after every update, on a busy machine too; or there is no memory for it."""
+    module.ALWAYS_S = float("inf")
     before(module._Stream, "put", "copying")
     after(module.CopyMemory, "write", "copied")
     real = module.available_bytes
