@@ -228,7 +228,7 @@ class Journal:
         """Write the last spans and the END line."""
         self._count_cpu()  # before the last mark: it takes a part of a millisecond
         self.mark("end")
-        self._write_spans(time.monotonic())
+        self._write_spans(self._marked)
         self.write(Event.END, wall_s=round(time.monotonic() - self._started, 6), **fields)
         self._file.close()
         self._cpu.close()
@@ -251,7 +251,8 @@ class Journal:
         self._spans, self._parts, self._timed = {}, {}, {}
         if spent:
             rounded = {key: round(seconds, 6) for key, seconds in (spent | causes).items()}
-            self.write(Event.SPANS, **rounded, **timed, **self._cpu_s, rss_bytes=resident_bytes())
+            until = {"t": round(now, 6)}  # labels count to here: a busy machine may stop us before the line
+            self.write(Event.SPANS, **until, **rounded, **timed, **self._cpu_s, rss_bytes=resident_bytes())
             self._cpu_s = {}
 
 

@@ -10,7 +10,7 @@ from tools import run, terminal
 from tools.run import Line, Run
 
 TOLERANCE = 0.01  # of the wall time (I12)
-TOLERANCE_S = 0.02  # for incarnations under two seconds: a busy machine stops a process that long between two labels
+TOLERANCE_S = 0.005  # for incarnations of a few milliseconds: writing the lines takes part of them
 WAITING = frozenset({"wait", "wait_batch", "idle", "serve"})  # labels of time without work
 EVENTS = ("start", "spans", "end", "failed", "completion", "score")
 

@@ -3,8 +3,8 @@
 A term begins at the version of a checkpoint, of a learner that survived its head, or of the copy in memory of one that
 died. A learner checkpoint needs the head checkpoint of the same version, so both are kept equally long. A surviving
 learner needs a savepoint that was captured for it: at the version where it began, or for one of its last two batches.
-A copy needs nothing while its head lives and knows no later version; else such a savepoint, or the state that the head
-captured when it was made.
+A copy in memory is enough by itself while the same head runs and has seen no later version. Otherwise the head needs
+such a savepoint, or the state that it captured when the copy was made.
 
 The version at which a term begins is its base. Everything that later versions of older terms made is void. Versions
 of different terms are compared by this rule only.

@@ -170,7 +170,7 @@ def test_a_copy_of_another_timeline_is_detected(monkeypatch: pytest.MonkeyPatch)
         def wrong(self: Learners, root: object) -> None:
             before = self.held
             begin(self, root)  # type: ignore[arg-type]
-            self.held = dict.fromkeys(before, "of nobody")
+            self.held = dict.fromkeys(before, "no root")
 
         patch.setattr(Learners, "_begin", wrong)
         patch.setattr(Publisher, "is_digest", lambda self, version, digest: True)
