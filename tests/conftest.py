@@ -1,6 +1,6 @@
 """Shared pytest set-up: fixed hypothesis examples, skips for absent hardware and servers, fixtures.
 
-`HYPOTHESIS_PROFILE=new` draws new examples in each run, twice as many. No example has a deadline.
+`HYPOTHESIS_PROFILE=new` draws new examples in each run. No example has a deadline.
 """
 
 import gc
@@ -16,7 +16,7 @@ from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as every actor on CPU; before torch is imported
 
-settings.register_profile("same", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("new", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 

@@ -14,7 +14,7 @@ from tests.faults import ring as real
 from tests.faults.simulated import DONE, lines, play, scenario, when
 
 EVER = 1e9
-SEEDS = range(8)
+SEEDS = range(12)
 
 
 def failing(seed: int, until_s: float, **changes: Any) -> Scenario:

@@ -12,7 +12,7 @@ from tools.run import Run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 60, 30))
+@pytest.mark.parametrize("first", range(0, 120, 30))
 def test_row_48_groups_are_compared_whole_and_once_when_rewards_die(first: int, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     for seed in range(first, first + 30):

@@ -20,7 +20,7 @@ from areal_lab.staleness.simulator.scenario import Scenario
 from tests.faults.ring import Ring as Job
 from tests.faults.simulated import DONE, lines, play, scenario
 
-SEEDS = range(12)  # of each of the four ways
+SEEDS = range(20)  # of each of the four ways
 EVER = 1e9
 WAYS = [(how, until_s) for how in ("said", "silent") for until_s in (EVER, 60.0)]
 
@@ -45,7 +45,7 @@ def run(one: Scenario) -> tuple[Ring, ScheduleOutcome]:
 @pytest.mark.parametrize("how", ["said", "silent"])
 def test_row_03_two_of_nine_that_refuse_every_push_hurt_themselves_alone(how: str) -> None:
     """Of so many each half is pushed to first."""
-    for seed in range(8):
+    for seed in range(15):
         one = refusing(seed, how, EVER, n_generators=9, n_refusing=2, joins_s=(0.0,) * 9, total_steps=12)
         ring, outcome = run(one)
         assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
@@ -98,7 +98,7 @@ class HeadWithSharesForAll(Head):
 @pytest.mark.parametrize(("how", "most"), [("said", 1.3), ("silent", 3.0)])
 def test_row_03_at_eta_0_shares_are_dealt_among_those_that_complete_their_pushes(how: str, most: float) -> None:
     """From the start, or from some moment on: at most so many times as long as without the bad one."""
-    for seed in range(12):
+    for seed in range(24):
         ring, outcome = run(refusing(seed, how, EVER, eta=0))
         assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
         assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
@@ -110,7 +110,7 @@ def test_row_03_at_eta_0_shares_are_dealt_among_those_that_complete_their_pushes
 
 @pytest.mark.parametrize("how", ["said", "silent"])
 def test_row_03_at_eta_0_a_ring_goes_on_with_the_only_one_that_completes_pushes(how: str) -> None:
-    for seed in range(8):
+    for seed in range(15):
         _, outcome = run(refusing(seed, how, EVER, eta=0, n_generators=7, n_refusing=6, joins_s=(0.0,) * 7))
         assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
         assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
@@ -150,7 +150,7 @@ def test_row_03_the_job_ends_when_every_generator_refuses_every_push(how: str) -
 
 
 def test_row_03_a_generator_that_refused_for_a_while_is_fed_again() -> None:
-    for seed in range(10):
+    for seed in range(20):
         ring, _ = play(refusing(seed, "said", 60.0, total_steps=20))
         story = [x for x in ring.world.story or () if x[1].startswith("head -> generator-0.") and x[0] > 60.0]
         assert min(at_s for at_s, _, about in story if isinstance(about, m.Prompt)) < 100.0, f"seed {seed}"

@@ -52,7 +52,7 @@ def decoded(frames: Sequence[bytes]) -> list[Message]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(ANYTHING, min_size=1, max_size=30))
 def test_messages_that_go_together_come_as_each_alone_would(several: list[Message]) -> None:
     alone = encoded(several)
@@ -66,7 +66,7 @@ def test_messages_that_go_together_come_as_each_alone_would(several: list[Messag
 SIZES = st.sampled_from([0, 1, 100, 5_000, MAX_HEADERS_BYTES, 40_000, ALONE_BYTES, ALONE_BYTES + 1, MAX_BYTES])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(SIZES, min_size=1, max_size=3), min_size=1, max_size=12), st.sampled_from([1, 40]))
 def test_no_bundle_is_over_its_limits_and_none_could_take_one_more(sizes: list[list[int]], times: int) -> None:
     waiting = [[bytes(n) for n in one] for one in sizes] * times
@@ -190,14 +190,14 @@ def test_only_their_last_message_is_wrong_with_the_costly_bundles() -> None:
         assert name == "as many messages as may be" or encoded(codec.decode(part, job=JOB) for part in good) == good
 
 
-@settings(max_examples=100)
+@settings(max_examples=200)
 @given(st.binary(max_size=8), st.binary(max_size=40), st.binary(max_size=200))
 def test_random_bytes_are_no_bundle(counts: bytes, lengths: bytes, joined: bytes) -> None:
     with pytest.raises(WireError):
         decoded([MARK, counts, lengths, joined])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_damaged_bundle_is_a_wire_error_or_other_messages(data: st.DataObject) -> None:
     frames = by_hand(encoded(data.draw(st.lists(ANYTHING, min_size=2, max_size=4))))

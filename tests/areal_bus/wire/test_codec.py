@@ -73,13 +73,13 @@ def whole(record: typing.Any) -> typing.Any:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(st.one_of([of(kind) for kind in codec.KINDS.values()]))
 def test_every_record_survives_the_wire(message: messages.Message) -> None:
     assert codec.decode(codec.encode(message, job=JOB), job=JOB) == message
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(st.lists(st.binary(max_size=300), max_size=4))
 def test_random_bytes_are_a_wire_error(frames: list[bytes]) -> None:
     with pytest.raises(WireError):

@@ -93,7 +93,7 @@ def changed(data: st.DataObject, pairs: Pairs) -> Pairs:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(ANYTHING, st.data())
 def test_the_fast_decoder_equals_the_checking_decoder(message: messages.Message, data: st.DataObject) -> None:
     header, *raw = codec.encode(message, job=JOB)
@@ -109,7 +109,7 @@ def test_the_fast_decoder_equals_the_checking_decoder(message: messages.Message,
     assert outcome(frames) == by_value(frames)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(ANYTHING, st.data())
 def test_damaged_bytes_are_seen_alike(message: messages.Message, data: st.DataObject) -> None:
     header, *raw = codec.encode(message, job=JOB)
@@ -125,7 +125,7 @@ def test_fast_and_checking_decoder_agree_on_hostile_frames(name: str) -> None:
     assert outcome(frames) == by_value(frames)
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(st.one_of([of(kind) for name, kind in codec.KINDS.items() if name not in UNUSUAL]))
 def test_the_fast_decoder_accepts_every_encoded_message(message: messages.Message) -> None:
     header, *raw = codec.encode(message, job=JOB)
