@@ -42,7 +42,7 @@ Out = pytest.CaptureFixture[str]
 # prompts in the ring
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(40))
 def test_the_stages_add_up_to_the_heads_counts(seed: int) -> None:
     """Schedules with all kinds of faults. After an orderly end every prompt is trained or refunded."""
     ring = simulator.Ring(draw(seed))
