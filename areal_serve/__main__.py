@@ -4,6 +4,8 @@ This process starts the front and starts it again when it ends; the front starts
 """
 
 import argparse
+import contextlib
+import ipaddress
 import json
 import os
 import secrets
@@ -11,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from actors.models.scratch import write_scratch_folder
@@ -26,10 +28,12 @@ from areal_serve.process import KEY, QUIET
 from launch.checks.model_checks import check_model
 from launch.commands.local_job import attend
 from launch.commands.main import load_settings
+from launch.plan.network import find_interface, local_facts
 from launch.run.runs import CONFIG, ORIGIN, Lock, create_numbered_folder, run_name
 
 SHORT_S = 10.0  # a front that ends so soon has not served
 MOST_SHORT = 3
+PAGE = "docs/tinker.md"
 EPILOG = f"""\
 It prints two lines when it is ready. Set them in the environment of your program (pip install tinker):
 
@@ -50,13 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.np < 2:
         raise ConfigError(f"-np must be at least 2, one trainer and one sampler: it is {options.np}")
     config, file = load_settings(options.config, options.resume, options.set)
-    key = checked_key(os.environ.get(KEY) or f"tml-{secrets.token_urlsafe(24)}")
+    host = listening_address(config.bus.interface)
+    key = find_key(os.environ, host)
     model = check_model(config, file.resolve().parent)
     run = Path(options.resume).resolve() if options.resume else new_run(config, file)
     Lock(run)  # until this process ends
     folder = model or str(run / "scratch-model")
-    port = options.port or free_port()
-    words = [str(run), str(port), str(options.np - 1), folder, config.model.path or folder, str(os.getpid())]
+    port = options.port or free_port(host)
+    words = [str(run), host, str(port), str(options.np - 1), folder, config.model.path or folder, str(os.getpid())]
     print(f"serving {config.model.path or folder} from {run}", file=sys.stderr, flush=True)
     return supervise([*CHILD, "areal_serve.process", *words], {KEY: key})
 
@@ -70,10 +75,30 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("config", nargs="*", help="config file: its [model], [learner], [rollout] and [serve] count")
     parser.add_argument("-np", type=int, default=2, metavar="N", help="processes: one trainer, N - 1 samplers (2)")
-    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; a free one without it")
+    parser.add_argument(
+        "--port", type=int, default=0, help="port on 127.0.0.1, or on bus.interface; a free one without it"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting")
     parser.add_argument("--resume", metavar="RUN", help="go on with the sessions and models of an earlier server")
     return parser.parse_args(arguments)
+
+
+def listening_address(interface: str) -> str:
+    """The address of bus.interface: loopback without one. Raises ConfigError for one that this host does not have."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.IPv4Address(interface).is_loopback:
+            return interface  # Linux answers on all of 127.0.0.0/8, and lists one address
+    return find_interface(interface, local_facts())[1] if interface else HOST
+
+
+def find_key(environ: Mapping[str, str], host: str) -> str:
+    """That of the environment, or a new one. Raises ConfigError, also for an empty one where other hosts connect."""
+    given = environ.get(KEY)
+    if ipaddress.IPv4Address(host).is_loopback:
+        given = given or None
+    else:
+        print(f"warning: {host} is served without TLS: who reads its network has the key ({PAGE})", file=sys.stderr)
+    return f"tml-{secrets.token_urlsafe(24)}" if given is None else checked_key(given)
 
 
 def checked_key(key: str) -> str:
@@ -98,8 +123,8 @@ def new_run(config: Config, file: Path) -> Path:
     return run
 
 
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as found:
+def free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as found:
         return int(found.getsockname()[1])
 
 

@@ -80,8 +80,10 @@ class Front:
         self, registry: Registry, samplers: Samplers, *, key: str, name: str, context: int, tokenizer: str
     ) -> None:
         """`name`: of the base model, a path or an id; its last part is accepted, too, behind any other. `tokenizer`:
-        its folder.
+        its folder. Raises ValueError for an empty key, with which every request would pass.
         """
+        if not key:
+            raise ValueError("missing key: a front answers only requests with its key")
         self._registry, self._samplers = registry, samplers
         self._key, self._name, self._context, self._tokenizer = key.encode(), name, context, tokenizer
         self._models = registry.folder / "models"

@@ -1,4 +1,4 @@
-"""The front's process: `python -m areal_serve.process RUN PORT N_SAMPLERS FOLDER NAME PARENT`.
+"""The front's process: `python -m areal_serve.process RUN HOST PORT N_SAMPLERS FOLDER NAME PARENT`.
 
 The key is in its environment. It starts the trainer and the samplers as its children, prints the address when all are
 ready, and serves until SIGTERM.
@@ -19,7 +19,7 @@ from actors.models.loading import max_positions
 from areal_bus.config.removed import saved
 from areal_bus.config.sections import Config
 from areal_bus.process.parent_death import die_with_parent
-from areal_bus.transport.web_server import HOST, WebServer
+from areal_bus.transport.web_server import WebServer
 from areal_serve.front import WATCH_S, Front
 from areal_serve.registry import Registry
 from areal_serve.samplers import Samplers
@@ -96,7 +96,7 @@ class Workers:
 
 
 def main(words: list[str]) -> None:
-    run, port, n_samplers, folder, name, parent = words
+    run, host, port, n_samplers, folder, name, parent = words
     die_with_parent(int(parent))
     key, is_quiet = os.environ.pop(KEY), os.environ.pop(QUIET, "")
     ended, end = os.pipe()  # a handler takes no lock: it may interrupt the thread that has it
@@ -109,8 +109,8 @@ def main(words: list[str]) -> None:
     front.app.on_startup.append(workers.start)
     front.app.on_cleanup.append(workers.close)
     if not is_quiet:
-        workers.on_ready = lambda: print(f"TINKER_BASE_URL=http://{HOST}:{port}\n{KEY}={key}", flush=True)
-    server = WebServer(front.app, name="front", n_connections=N_CONNECTIONS, port=int(port))
+        workers.on_ready = lambda: print(f"TINKER_BASE_URL=http://{host}:{port}\n{KEY}={key}", flush=True)
+    server = WebServer(front.app, name="front", n_connections=N_CONNECTIONS, host=host, port=int(port))
     while not select.select([ended], [], [], WATCH_S)[0]:
         server.thread.soon(workers.watch)
     server.close()

@@ -1,4 +1,4 @@
-"""Serves an aiohttp application on 127.0.0.1, in a thread, with limits on connections and on silence."""
+"""Serves an aiohttp application in a thread, with an address and limits on connections and on silence."""
 
 import asyncio
 import logging
@@ -28,6 +28,7 @@ class WebServer:
         *,
         name: str,
         n_connections: int,
+        host: str = HOST,
         port: int = 0,
         silent_s: float = SILENT_S,
         shared_port: int | None = None,
@@ -35,10 +36,10 @@ class WebServer:
         """`port`: 0 takes a free one. `name`: of the thread. `shared_port`: a second port, on which other processes
         listen, too: each connection goes to one of them. Raises OSError when a port is taken.
         """
-        self._sockets = [socket.create_server((HOST, port), backlog=BACKLOG)]
+        self._sockets = [socket.create_server((host, port), backlog=BACKLOG)]
         self.port: int = self._sockets[0].getsockname()[1]
         if shared_port is not None:
-            self._sockets.append(socket.create_server((HOST, shared_port), backlog=BACKLOG, reuse_port=True))
+            self._sockets.append(socket.create_server((host, shared_port), backlog=BACKLOG, reuse_port=True))
         self._n_connections = n_connections
         self._runner = web.AppRunner(
             app,

@@ -5,8 +5,10 @@ import pytest
 
 from areal_bus.errors import ConfigError
 from areal_bus.process.isolation import ROOT
-from areal_serve.__main__ import checked_key, main, new_run
+from areal_serve.__main__ import checked_key, find_key, listening_address, main, new_run
+from areal_serve.process import KEY
 from launch.commands.main import load_settings
+from launch.plan.network import interfaces
 from launch.run.runs import Lock
 
 
@@ -34,6 +36,25 @@ def test_folder_that_a_server_uses_is_refused(tmp_path: Path) -> None:
 def test_key_that_the_sdk_does_not_take_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="must begin with tml-"):
         checked_key(key)
+
+
+def test_server_listens_on_loopback_unless_an_interface_of_this_host_is_given() -> None:
+    own = interfaces()
+    assert listening_address("") == "127.0.0.1"
+    assert listening_address("127.0.0.2") == "127.0.0.2"
+    assert {name: listening_address(name) for name in own} == own
+    for absent in ("0.0.0.0", "203.0.113.7", "no-such-interface"):
+        with pytest.raises(ConfigError, match="bus.interface must match a network interface"):
+            listening_address(absent)
+
+
+def test_server_for_other_hosts_always_has_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_key({KEY: ""}, "127.0.0.1").startswith("tml-")
+    assert not capsys.readouterr().err
+    assert find_key({}, "192.0.2.7").startswith("tml-")
+    assert "192.0.2.7 is served without TLS" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=f"invalid {KEY}"):
+        find_key({KEY: ""}, "192.0.2.7")
 
 
 def test_server_needs_two_processes() -> None:

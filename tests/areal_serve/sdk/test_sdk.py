@@ -2,54 +2,25 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from areal_bus.process.isolation import CHILD, ROOT, child_path
-from areal_bus.process.parent_death import die_with_parent
+from areal_bus.process.isolation import ROOT
 from areal_serve.front import API, NOT_SERVED, Front
 from areal_serve.registry import Registry
 from areal_serve.samplers import Samplers
+from tests.areal_serve.processes import serving
 from tools.report.facts.run_facts import read_facts
 from tools.run import Run
 
 pytestmark = [pytest.mark.tinker, pytest.mark.slow]
 
 SDK = ROOT / ".venv-tinker" / "bin" / "python"
-READY_S, PROGRAM_S = 300, 900
-
-
-@contextmanager
-def serving(folder: Path, *words: str) -> Iterator[dict[str, str]]:
-    """A server's two lines as variables, and RUN, its folder."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TINKER")}
-    command = [*CHILD, "areal_serve", *words, "--set", f"run.folder={folder}"]
-    with (folder / "err").open("wb") as errors:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment | {"PYTHONPATH": child_path()},
-            preexec_fn=die_with_parent,  # this process may be killed
-        )
-    try:
-        assert process.stdout is not None
-        lines = [process.stdout.readline().strip() for _ in range(2)]
-        assert all(lines), (folder / "err").read_text()
-        (run,) = folder.glob("serve/*")
-        yield dict(line.split("=", 1) for line in lines) | {"RUN": str(run)}
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        if process.stdout is not None:
-            process.stdout.close()
+PROGRAM_S = 900
 
 
 def program(name: str, server: dict[str, str], *words: str, most_s: float = PROGRAM_S) -> Any:
