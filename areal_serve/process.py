@@ -110,7 +110,7 @@ def main(words: list[str]) -> None:
     front.app.on_cleanup.append(workers.close)
     if not is_quiet:
         workers.on_ready = lambda: print(f"TINKER_BASE_URL=http://{host}:{port}\n{KEY}={key}", flush=True)
-    server = WebServer(front.app, name="front", n_connections=N_CONNECTIONS, host=host, port=int(port))
+    server = WebServer(front.app, name="front", n_connections=N_CONNECTIONS, address=(host, int(port)))
     while not select.select([ended], [], [], WATCH_S)[0]:
         server.thread.soon(workers.watch)
     server.close()

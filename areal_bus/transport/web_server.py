@@ -28,18 +28,17 @@ class WebServer:
         *,
         name: str,
         n_connections: int,
-        host: str = HOST,
-        port: int = 0,
+        address: tuple[str, int] = (HOST, 0),
         silent_s: float = SILENT_S,
         shared_port: int | None = None,
     ) -> None:
-        """`port`: 0 takes a free one. `name`: of the thread. `shared_port`: a second port, on which other processes
-        listen, too: each connection goes to one of them. Raises OSError when a port is taken.
+        """`address`: port 0 takes a free one. `name`: of the thread. `shared_port`: a second port, on which other
+        processes listen, too: each connection goes to one of them. Raises OSError when a port is taken.
         """
-        self._sockets = [socket.create_server((host, port), backlog=BACKLOG)]
+        self._sockets = [socket.create_server(address, backlog=BACKLOG)]
         self.port: int = self._sockets[0].getsockname()[1]
         if shared_port is not None:
-            self._sockets.append(socket.create_server((host, shared_port), backlog=BACKLOG, reuse_port=True))
+            self._sockets.append(socket.create_server((address[0], shared_port), backlog=BACKLOG, reuse_port=True))
         self._n_connections = n_connections
         self._runner = web.AppRunner(
             app,

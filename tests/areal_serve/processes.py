@@ -21,10 +21,12 @@ Server = Mapping[str, str]
 
 @contextmanager
 def serving(
-    folder: Path, *words: str, command: Sequence[str] = SERVE, variables: Mapping[str, str] = {}
+    folder: Path, *words: str, command: Sequence[str] = SERVE, variables: dict[str, str] | None = None
 ) -> Iterator[dict[str, str]]:
     """A server's two lines as variables, RUN, its folder, and PID. It must end with 0."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TINKER")} | variables
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TINKER")} | (
+        variables or {}
+    )
     with (folder / "err").open("wb") as errors:
         process = subprocess.Popen(
             [*command, *words, "--set", f"run.folder={folder}"],

@@ -44,7 +44,7 @@ def test_server_listens_on_loopback_unless_an_interface_of_this_host_is_given() 
     assert listening_address("127.0.0.2") == "127.0.0.2"
     assert {name: listening_address(name) for name in own} == own
     for absent in ("0.0.0.0", "203.0.113.7", "no-such-interface"):
-        with pytest.raises(ConfigError, match="bus.interface must match a network interface"):
+        with pytest.raises(ConfigError, match="must match a network interface of every host"):
             listening_address(absent)
 
 

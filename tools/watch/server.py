@@ -36,7 +36,7 @@ class PageServer:
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
         try:
-            self._server = WebServer(app, name="watch", n_connections=N_CONNECTIONS, port=port)
+            self._server = WebServer(app, name="watch", n_connections=N_CONNECTIONS, address=(HOST, port))
         except OSError as error:
             raise ConfigError(f"--port must be free on {HOST}: {port}: {error.strerror}") from None
         self.port = self._server.port

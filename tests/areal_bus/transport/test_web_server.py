@@ -57,5 +57,5 @@ def test_web_server_rejects_a_malformed_request_and_logs_nothing(sent: bytes, ca
 
 def test_web_server_frees_its_port_at_its_end() -> None:
     with serving() as server, pytest.raises(OSError, match="in use"):
-        WebServer(web.Application(), name="other", n_connections=1, port=server.port)
-    WebServer(web.Application(), name="other", n_connections=1, port=server.port).close()
+        WebServer(web.Application(), name="other", n_connections=1, address=(HOST, server.port))
+    WebServer(web.Application(), name="other", n_connections=1, address=(HOST, server.port)).close()
