@@ -26,7 +26,7 @@ class Crash:
 
     fault: Fault
     sealed: int  # newest version whose checkpoint it had said to be whole
-    reached: int  # newest update that the head knew
+    reached: int  # newest update that the head knew: the word of the last one may be lost with the learner
     term: Line  # the next one
 
 
@@ -92,7 +92,7 @@ def test_row_09_kill_learner_between_consume_and_publish(crashed: CrashedRing, p
 def test_row_10_kill_learner_while_it_writes_a_checkpoint(crashed: CrashedRing, point: str) -> None:
     """The previous checkpoint is used: one without its final name is ignored."""
     one = crashed.crashes[point]
-    assert one.reached == one.sealed + EVERY  # it was about to write that one
+    assert one.sealed + EVERY - one.reached in (0, 1)  # it was about to write that one
     assert one.term["version"] == one.sealed
     trained_again(crashed, one)
 
@@ -101,7 +101,8 @@ def test_row_10_kill_learner_while_it_writes_a_checkpoint(crashed: CrashedRing, 
 def test_row_10_kill_learner_when_a_checkpoint_has_its_name(crashed: CrashedRing, point: str) -> None:
     """It is complete, even if nobody was informed."""
     one = crashed.crashes[point]
-    assert one.term["version"] == one.reached
+    assert one.term["version"] - one.reached in (0, 1)
+    assert one.term["version"] % EVERY == 0
     trained_again(crashed, one)
 
 

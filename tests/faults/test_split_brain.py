@@ -64,6 +64,7 @@ def ring(tmp_path: Path) -> Iterator[Ring]:
     with ring.started():
         ring.wait_for("update", version=3)
         ring.wait_for("publish", version=3)
+        ring.wait_for("checkpoint", role="learner", step=2)  # it is written beside training
         ring.wait_for_version(3, "generator-0.0", "generator-1.0")
         yield ring
 
