@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 class AdaptSettings(Section):
     schedule: tuple[tuple[int, int], ...] = ()
-    """Learner ranks from given steps on, [[100, 2], [400, 1]]; topology.learners before the first (docs/adapt.md)."""
+    """Learner ranks from given steps on: [[100, 2], [400, 1]] (docs/adapt.md)."""
     every_steps: int = Field(0, ge=0)
-    """The head chooses the split, at most one change in this many updates; 0: off (docs/adapt.md)."""
+    """The head chooses the split; least updates between two changes; 0: off (docs/adapt.md)."""
 
 
 def is_adaptive(topology: TopologyConfig) -> bool:

@@ -13,9 +13,9 @@ from areal_bus.config.section import Section
 
 class CurriculumConfig(Section):
     low: float = Field(0.0, ge=0, le=1)
-    """Rows whose last pass rate is at most this come in one of four passes."""
+    """Rows with a last pass rate of at most this come in one of four passes."""
     high: float = Field(1.0, ge=0, le=1)
-    """Rows whose last pass rate is at least this come in one of four passes."""
+    """Rows with a last pass rate of at least this, likewise."""
 
 
 class OwnGeneration(Section):
@@ -97,7 +97,7 @@ OF_A_SOURCE = {
 
 class DataConfig(Section):
     task: str = ""
-    """A named task ("gsm8k", ...: docs/tasks.md), which fills in unset keys; or a generated one: "sums", "reverse",
+    """A named task ("gsm8k", ...: docs/tasks.md), which sets unset keys; or a generated one: "sums", "reverse",
     "reasoning-gym:NAME"."""
     task_options: dict[str, bool | int | float | str] = Field({})
     """Options of a reasoning-gym task: { max_terms = 2 }."""
@@ -108,8 +108,7 @@ class DataConfig(Section):
     function: str = ""
     """Your loader, "module:factory": it returns a StatefulDataLoader (docs/data.md)."""
     source: tuple[SourceConfig, ...] = ()
-    """Several sources, tables [[data.source]] with weight, and path, task or function; other keys as in [data]
-    (docs/data.md)."""
+    """Several sources by weight, tables [[data.source]] (docs/data.md)."""
     curriculum: CurriculumConfig | None = None
     """Visit rows less often that the policy always or never solves: add [data.curriculum]."""
     split: str = "train"
@@ -131,7 +130,7 @@ class DataConfig(Section):
     total_train_epochs: int | None = Field(None, ge=1)
     """Passes through the data that end the run."""
     max_refill: int = Field(0, ge=0)
-    """Dynamic sampling (DAPO): most groups of equal rewards that new prompts replace per batch; 0: they are skipped."""
+    """Most groups of equal rewards per batch that new prompts replace (DAPO); 0: they are skipped."""
     drop_last: bool = False
     """Refund a last remainder below B instead of training it."""
     shuffle: bool = True
@@ -139,7 +138,7 @@ class DataConfig(Section):
     limit: int | None = Field(None, ge=1)
     """Use only the first rows."""
     max_prompt_tokens: int = Field(512, ge=1)
-    """Longer rows are refused at the start, a workflow's longer prompts refunded; none is truncated."""
+    """Longer rows are refused at the start, longer prompts of a workflow refunded."""
     long_prompts: Literal["refuse", "drop"] = "refuse"
     """"drop": longer rows are named at the start and not trained."""
     largest: int = Field(9, ge=1)

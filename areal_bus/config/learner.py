@@ -20,7 +20,7 @@ class LoraConfig(Section):
     alpha: float = Field(32.0, gt=0)
     """The adapters are multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ()
-    """Layers with adapters, as ["q_proj"]; empty: all linear ones in decoder layers."""
+    """Layers with adapters, as ["q_proj"]; empty: all linear ones of decoder layers."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout before the adapters."""
 
@@ -50,38 +50,36 @@ class ActorConfig(Section):
     reward_clip: float | None = Field(None, gt=0)
     """Bound of the absolute reward after these."""
     overlong_tokens: int = Field(0, ge=0)
-    """DAPO's soft penalty over these last tokens before gconfig.max_new_tokens; 0: off."""
+    """DAPO's soft penalty over this many last tokens before gconfig.max_new_tokens; 0: off."""
     overlong_penalty_factor: float = Field(1.0, gt=0)
     """Largest overlong penalty."""
     length_penalty: float = Field(0.0, ge=0)
     """Subtracts this times length / gconfig.max_new_tokens."""
     truncated_samples: Literal["train", "mask", "zero", "bootstrap"] = "train"
-    """Samples cut at the length limit: "train", "mask" their tokens, reward "zero", or with "gae" "bootstrap" from
-    the critic (docs/algorithms.md)."""
+    """Samples cut at the length limit: "train", "mask", "zero" reward, or "bootstrap" with "gae"
+    (docs/algorithms.md)."""
     algorithm: str = ""
     """Takes unset keys from configs/algorithms/NAME.toml ("dapo", "gspo")."""
     advantage: str = "grpo"
-    """Estimator: "grpo", "grpo_process" (rewards of turns), "dr_grpo", "rloo", "opo", "reinforce",
-    "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae" (with [critic]), "none" (the reward), "distill" (the
-    teacher), "module:function" (docs/algorithms.md)."""
+    """"grpo", "grpo_process", "dr_grpo", "rloo", "opo", "reinforce", "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline", "gae", "none", "distill", "module:function" (docs/algorithms.md)."""
     discount: float = Field(1.0, gt=0, le=1)
     """For "gae": discount by token."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
     """For "gae"."""
     normalize_batch: bool = False
-    """Normalise advantages over the batch, too (paper)."""
+    """Normalise advantages over the batch (paper)."""
     normalize_batch_over: Literal["signal", "all"] = "signal"
     """Groups for normalize_batch: "signal" (rewards differ) or "all"."""
     std_unbiased: bool = True
-    """Divide variances by n - 1, as verl, TRL and AReaL; false: by n."""
+    """Divide variances by n - 1; false: by n."""
     std_eps: float = Field(1e-6, gt=0)
     """Epsilon added to these standard deviations."""
     loss_denominator: Literal["all", "signal"] | Annotated[float, Field(gt=0)] = "all"
-    """Divisor of the summed token losses: "all" fresh tokens, those of groups with "signal", or a number
-    (docs/loss.md)."""
+    """Divisor of the token losses: "all" fresh tokens, those with "signal", or a number (docs/loss.md)."""
     aggregation: str = "token-mean"
-    """Weights of token losses: "token-mean", "seq-mean-token-mean", "seq-mean-token-sum" (paper),
-    "seq-mean-token-sum-norm" (Dr. GRPO), "module:function"."""
+    """Weights of token losses: "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm",
+    "module:function"."""
     episode_weights: Literal["token", "trajectory"] = "token"
     """Shares of an episode's trajectories: by tokens, or alike (docs/agents.md)."""
     aggregation_length: int | None = Field(None, ge=1)
@@ -94,7 +92,7 @@ class ActorConfig(Section):
     use_decoupled_loss: bool = True
     """Decoupled PPO (docs/loss.md)."""
     recompute_logprobs: bool = True
-    """Compute proximal log-probs just before the update."""
+    """Compute proximal log-probs before the update."""
     prox_logp_method: Literal["recompute", "loglinear"] = "recompute"
     """"recompute" proximal log-probs, or interpolate: "loglinear" (A-3PO)."""
     behav_imp_weight_cap: float | None = Field(None, gt=0)
@@ -102,7 +100,7 @@ class ActorConfig(Section):
     behav_imp_weight_mode: Literal["clamp", "mask"] = "clamp"
     """Weights above behav_imp_weight_cap: "clamp" them or "mask" their tokens."""
     correction_action: Literal["clamp", "mask"] | None = None
-    """Weights outside of the bounds: "clamp" or "mask" them. Unset (and the next four keys): the correction's own."""
+    """Weights outside of the bounds: "clamp" or "mask" them; unset, as the next four: the correction's own."""
     correction_metric: Literal["ratio", "k1", "k2", "k3", "binary_kl"] | None = None
     """What the bounds apply to."""
     correction_aggregate: Literal["mean", "sum", "max"] | None = None
@@ -112,7 +110,7 @@ class ActorConfig(Section):
     correction_upper: float | None = Field(None, gt=0)
     """Upper bound."""
     m2_threshold: float | None = Field(None, gt=0)
-    """M2PO: mask tokens with the largest log(prox/behav)^2 until its mean is at most this (0.04)."""
+    """M2PO: mask the largest log(prox/behav)^2 until the mean is at most this (0.04)."""
     eps_clip: float = Field(0.2, gt=0)
     """PPO clipping range."""
     eps_clip_higher: float | None = Field(None, gt=0)
@@ -130,7 +128,7 @@ class ActorConfig(Section):
     kl_in: Literal["reward", "loss"] = "loss"
     """Add the KL to the "loss", or subtract it from the "reward"."""
     distill_coef: float = Field(0.0, ge=0)
-    """Distillation beside the reward: weight of log(teacher/pi)."""
+    """Weight of log(teacher/pi) beside the reward."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
     ppo_n_minibatches: int = Field(1, ge=1)
@@ -138,8 +136,7 @@ class ActorConfig(Section):
     ppo_epochs: int = Field(1, ge=1)
     """Passes over the batch (docs/algorithms.md)."""
     optimizer: str = "adamw"
-    """"adamw", "muon" (matrices; the rest by AdamW), "adamw8bit" (package torchao), "sgd" (no momentum), "module:make"
-    (docs/optimizers.md)."""
+    """"adamw", "muon", "adamw8bit", "sgd", "module:make" (docs/optimizers.md)."""
     group: tuple[ParameterGroup, ...] = ()
     """Tables [[actor.group]] for parameters that match (docs/optimizers.md)."""
     offload: Literal["none", "optimizer", "all"] = "none"
@@ -147,11 +144,11 @@ class ActorConfig(Section):
     lr: float = Field(2e-5, gt=0)
     """Peak learning rate."""
     adamw_lr: float | None = Field(None, gt=0)
-    """For "muon": peak rate of AdamW's parameters; unset: lr."""
+    """For "muon": rate of AdamW's parameters; unset: lr."""
     lr_warmup_steps: int = Field(0, ge=0)
     """Linear warm-up, in training steps."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up; "linear" and "cosine" reach min_lr_ratio at total_train_steps."""
+    """After the warm-up; "linear" and "cosine" reach min_lr_ratio at total_train_steps."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Lowest learning rate, as a share of lr."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
@@ -165,7 +162,7 @@ class ActorConfig(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient clipping: maximum norm."""
     context_parallel: int = Field(1, ge=1)
-    """Learner ranks that share each micro-batch, for long sequences (docs/models.md)."""
+    """Learner ranks that share a micro-batch, for long sequences (docs/models.md)."""
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of the model's own weights (docs/lora.md)."""
 
@@ -174,7 +171,7 @@ class ReferenceConfig(Section):
     path: str = ""
     """Folder or Hugging Face id; empty: version 0."""
     update_every: int = Field(0, ge=0)
-    """Versions after which the policy replaces the reference; 0: fixed."""
+    """The policy replaces the reference after this many versions; 0: never."""
 
 
 class TeacherConfig(Section):
@@ -195,7 +192,7 @@ class CriticConfig(Section):
 
 class WarmupConfig(Section):
     steps: int = Field(0, ge=0)
-    """Supervised steps before version 0 on the rows' field `demonstration`."""
+    """Supervised steps before version 0, on the field `demonstration`."""
     lr: float = Field(3e-3, gt=0)
     """Learning rate of the supervised steps."""
 

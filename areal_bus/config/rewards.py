@@ -38,10 +38,9 @@ class CodeRewardConfig(Section):
 
 class FormatRewardConfig(Section):
     template: Literal["think_answer", "think", "boxed", "code"] = "think_answer"
-    """"think_answer": <think>...</think> <answer>...</answer>; "think": thoughts, </think>, answer; "boxed":
-    \\boxed{...}; "code": one ``` block."""
+    """"think_answer", "think", "boxed" or "code" (docs/rewards.md)."""
     pattern: str = ""
-    """Regular expression for the whole stripped completion, instead of template."""
+    """Regular expression of the whole stripped completion, instead of template."""
 
 
 class JudgeRewardConfig(Section):
@@ -52,7 +51,7 @@ class JudgeRewardConfig(Section):
     api_key_env: str = ""
     """Environment variable with the API key; empty: no key."""
     prompt: str = JUDGE_PROMPT
-    """Request, with {prompt}, {completion}, {max_score} and fields of the row; the reply ends with "Score: N"."""
+    """Request, with {prompt}, {completion}, {max_score} and fields of the row (docs/judge.md)."""
     max_score: float = Field(1.0, gt=0)
     """The reward is N / max_score; other N are errors."""
     correct_from: float | None = Field(None, ge=0, le=1)
@@ -62,7 +61,7 @@ class JudgeRewardConfig(Section):
     max_tokens: int = Field(512, ge=1)
     """Longest reply of the judge."""
     max_calls: int | None = Field(None, ge=1)
-    """Maximum calls per host in the run; later scores are errors."""
+    """Most calls per host; later scores are errors."""
 
 
 class RewardModelConfig(Section):
@@ -91,20 +90,19 @@ class CheckRewardConfig(Section):
     function: str = ""
     """A second grader, as "math_verify" beside "math"."""
     share: float = Field(0.05, gt=0, le=1)
-    """Share of the training samples that it scores; rewards do not change."""
+    """Share of the training samples that it scores."""
 
 
 class RewardConfig(Section):
     function: str = "exact"
-    """"exact", "sums", "reverse", "math", "math_verify", "code" (all tests pass), "code_share" (share of them),
-    "format", "reasoning_gym", "judge", "url" (your server), "model" (a reward model), "weighted" (sum of reward.terms),
-    "agent" (it returns its reward), or "module:function" next to the config (docs/rewards.md)."""
+    """"exact", "sums", "reverse", "math", "math_verify", "code", "code_share", "format", "reasoning_gym", "judge",
+    "url", "model", "weighted", "agent", or "module:function" (docs/rewards.md)."""
     signature: Literal["auto", "named", "trl", "trl_text", "trl_chat", "areal"] = "auto"
-    """How your function is called; "auto": by its parameters' names (docs/rewards.md)."""
+    """Form of the call; "auto": by the names of its parameters (docs/rewards.md)."""
     url: str = ""
     """Server of the reward "url", or sandbox of "code" and "code_share" (docs/judge.md)."""
     group: str = Field("", pattern=r"^$|^url$|^model$|^[^:]+:[^:]+$")
-    """"module:function", "url" or "model" that scores all samples of a prompt together (docs/rewards.md)."""
+    """Scores all samples of a prompt together: "module:function", "url" or "model" (docs/rewards.md)."""
     check: CheckRewardConfig = CheckRewardConfig()
     """A second opinion on some of the samples: disagreements are shown with their texts (docs/rewards.md)."""
     terms: tuple[RewardTerm, ...] = ()
@@ -120,7 +118,7 @@ class RewardConfig(Section):
     sandbox: Literal["auto", "required"] = "auto"
     """Without bubblewrap: "auto" uses a weaker sandbox, "required" refuses the start."""
     fresh_process: bool = False
-    """Each score in a fork of the worker, for a function that runs the model's text."""
+    """Each score in a fork, for a function that runs the model's text."""
     timeout_s: float = Field(10.0, gt=0)
     """Time limit of one score."""
     workers: int = Field(1, ge=1)
@@ -130,7 +128,7 @@ class RewardConfig(Section):
     on_error: Literal["refund"] | float = "refund"
     """After an error in training: "refund", or a reward for the sample."""
     partial_groups: bool = False
-    """With "refund": train the other samples if at least two have a reward."""
+    """With "refund": train the other samples if two or more have a reward."""
 
 
 WEIGHTED, JUDGE = "weighted", "judge"

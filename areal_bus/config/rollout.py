@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 class RolloutConfig(Section):
     engine: str = "builtin"
-    """"builtin" (CPU or one GPU), "sglang", "vllm" (servers), "simulated" (no model), "module:function"
-    (docs/engines.md)."""
+    """"builtin", "sglang", "vllm", "simulated" (no model), "module:function" (docs/engines.md)."""
     max_head_offpolicyness: int = Field(1, ge=0, le=1024)
     """eta: maximum staleness of a trained token, in versions; 0: synchronous."""
     staleness_policy: Literal["mask", "hold", "drop", "paper"] = "mask"
@@ -25,9 +24,9 @@ class RolloutConfig(Section):
     max_concurrent_rollouts: int = Field(32, ge=1)
     """Slots: samples that one generator decodes at once."""
     on_update: Literal["recompute", "keep", "drain"] = "recompute"
-    """In-flight samples on a weight update: "recompute" or "keep" their KV cache, or "drain" (finish first)."""
+    """In-flight samples on a weight update: "recompute" or "keep" their KV cache, or "drain" them first."""
     report_tokens: int = Field(64, ge=0)
-    """On a weight update, samples with this many new tokens are reported, so that others can continue them; 0: off."""
+    """On a weight update, samples with this many new tokens are reported, for others to continue; 0: off."""
 
 
 class SimulatedConfig(Section):
@@ -49,7 +48,7 @@ class SimulatedConfig(Section):
 
 class EngineConfig(Section):
     urls: tuple[str, ...] = ()
-    """Running servers, "http://HOST:PORT", one per generator; empty: they are started."""
+    """Running servers, "http://HOST:PORT", one per generator; empty: started."""
     python: str = ""
     """Python of the server's environment; empty: this one."""
     arguments: tuple[str, ...] = ()
@@ -57,7 +56,7 @@ class EngineConfig(Section):
     start_timeout_s: float = Field(240.0, gt=0)
     """Time limit of a server's start; below launch.timeout_s."""
     call_timeout_s: float = Field(60.0, gt=0)
-    """Time limit of a server call, but not of weight updates."""
+    """Time limit of a server call, except weight updates."""
     silent_s: float = Field(120.0, gt=0)
     """Silence after which a server with running samples is dead."""
     simulated: SimulatedConfig = SimulatedConfig()
@@ -74,9 +73,9 @@ class GenerationConfig(Section):
     n_samples: int = Field(8, ge=1)
     """Samples per prompt: the group size."""
     max_new_tokens: int = Field(256, ge=1)
-    """Maximum sampled tokens per completion."""
+    """Most sampled tokens per completion."""
     temperature: float = Field(1.0, ge=0)
-    """Temperature of sampling and log-probs; 0: greedy, with log-probs at 1."""
+    """Temperature of sampling and log-probs; 0: greedy, log-probs at 1."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling."""
     top_k: int = Field(0, ge=0, le=MOST_TOP_K)

@@ -52,9 +52,9 @@ class ProfileConfig(Section):
 
 class ServeConfig(Section):
     save_every: int = Field(20, ge=1)
-    """Optimizer steps between two whole states that `areal-bus serve` writes of a model (docs/tinker.md)."""
+    """Optimizer steps between two snapshots of a model in `areal-bus serve` (docs/tinker.md)."""
     max_staleness: int | None = Field(None, ge=0)
-    """Most optimizer steps since the weights that sampled a client's tokens; older ones are refused; unset: any."""
+    """Largest lag of a client's tokens, in optimizer steps; unset: any."""
 
 
 class RunConfig(Section):
@@ -67,8 +67,7 @@ class RunConfig(Section):
     total_train_steps: int = Field(10, ge=1)
     """Training steps, one version each."""
     stage: tuple[StageConfig, ...] = ()
-    """Tables [[run.stage]]: from_step, and gconfig.max_new_tokens, gconfig.n_samples or learner.max_tokens_per_mb
-    from there (docs/stages.md)."""
+    """Tables [[run.stage]] of settings that change at a step (docs/stages.md)."""
     resume: str = ""
     """Run folder to resume, or "auto": the newest unfinished run of this name, else a new one."""
 
@@ -77,12 +76,11 @@ class LaunchConfig(Section):
     bootstrap: Literal["mpi", "env"] = "mpi"
     """How ranks meet: "mpi", or "env" (rank and size from the environment)."""
     start: Literal["spawn", "fork"] = "spawn"
-    """"spawn": each actor imports by itself; "fork": from one process a host (many ranks on CPU; needs bootstrap =
-    "env")."""
+    """"spawn"; or "fork" all actors of a host from one process (many ranks on CPU; needs bootstrap = "env")."""
     rendezvous: str = ""
-    """For "env": where rank 0 listens, "tcp://HOST:PORT" or "ipc://PATH"; empty: an ipc path of this job."""
+    """For "env": address of rank 0, "tcp://HOST:PORT" or "ipc://PATH"; empty: an ipc path."""
     timeout_s: float = Field(300.0, gt=0)
-    """Time limit of MPI_Init, of each exchange between ranks, and of the joining of all actors."""
+    """Time limit of MPI_Init, an exchange between ranks, and the joining of all actors."""
     max_restarts: int = Field(5, ge=0)
     """Restarts of one actor without progress between them."""
     drain_s: float = Field(600.0, gt=0)
@@ -91,7 +89,7 @@ class LaunchConfig(Section):
 
 class TopologyConfig(Section):
     ranks: int | None = Field(None, ge=1)
-    """Number of ranks, for --dry-run; a start with another number is refused. Unset: any."""
+    """Number of ranks; a start with another number is refused. Unset: any."""
     learners: int = Field(1, ge=1)
     """Learner ranks; more than one use FSDP2."""
     replicas: int = Field(1, ge=1)
@@ -101,7 +99,7 @@ class TopologyConfig(Section):
     generators: int | None = Field(None, ge=1)
     """Generator actors; unset: all remaining ranks."""
     reward: Literal["rank", "beside"] = "rank"
-    """Each reward actor has its own "rank", or runs "beside" a generator."""
+    """Reward actors have their own "rank", or run "beside" a generator."""
     tensor_parallel: int = Field(1, ge=1)
     """Ranks (GPUs) per generator, on one host."""
     ranks_per_host: int = Field(8, ge=1)
@@ -109,9 +107,9 @@ class TopologyConfig(Section):
     gpus_per_host: int = Field(0, ge=0)
     """GPUs per host; 0: all on CPU."""
     gpu_memory_gib: float | str = ""
-    """For --dry-run: GiB or a card's name ("H100"); empty: this host's GPUs."""
+    """For --dry-run: GiB or a card's name, "H100"; empty: this host's GPUs."""
     host_memory_gib: float | None = Field(None, gt=0)
-    """For --dry-run; unset: this machine's, for one host without GPUs."""
+    """For --dry-run; unset: this machine's, without GPUs."""
     ranks_per_gpu: int = Field(1, ge=1)
     """Ranks per GPU; not two learners, nor two ranks of one generator."""
     adapt: AdaptSettings = AdaptSettings()
@@ -122,11 +120,11 @@ class BusConfig(Section):
     transport: Literal["auto", "ipc", "tcp"] = "auto"
     """"ipc" on one host, "tcp" between hosts; "auto" chooses."""
     interface: str = ""
-    """Interface for tcp and collectives; empty: loopback on one host, else the only network that all hosts share."""
+    """Interface for tcp and collectives; empty: loopback, or the only network that all hosts share."""
     curve: Literal["auto", "on", "off"] = "auto"
-    """CURVE encryption, one key per rank; "auto": on for tcp, off on loopback and ipc."""
+    """CURVE encryption; "auto": for tcp, not on loopback and ipc."""
     silent_s: float = Field(3.0, gt=0)
-    """Silence after which a generator or reward is dead; up to tenfold on a busy machine. Three heartbeats or more."""
+    """Silence after which a generator or reward is dead; up to tenfold on a busy machine."""
 
     @property
     def heartbeat_s(self) -> float:
@@ -171,7 +169,7 @@ class AgentConfig(Section):
     max_tokens: int | None = Field(None, ge=2)
     """Maximum tokens per conversation; unset: the engine's."""
     rewritten: Literal["refuse", "new_trajectory", "restart"] = "refuse"
-    """A call that does not continue the conversation: "refuse", "new_trajectory", or "restart" (docs/agents.md)."""
+    """A call that rewrites the history: "refuse", "new_trajectory", or "restart" (docs/agents.md)."""
 
     @field_validator("rewritten", mode="before")
     @classmethod
@@ -227,15 +225,15 @@ class CheckpointConfig(Section):
     keep_best: int = Field(0, ge=0)
     """Best checkpoints by evaluate.metric that stay, too."""
     keep_every: int = Field(0, ge=0)
-    """Multiples of this are checkpointed and stay; 0: none."""
+    """Multiples of this are written and stay; 0: none."""
     at_end: bool = True
     """Checkpoint and export the final model."""
     upload: str = ""
-    """fsspec URL ("s3://bucket/run") to which complete checkpoints are copied (docs/checkpoints.md)."""
+    """fsspec URL for copies, "s3://bucket/run" (docs/checkpoints.md)."""
     push_to_hub: str = ""
-    """Repository "USER/NAME" of the Hugging Face hub for the final model; a new one is private."""
+    """Hugging Face repository "USER/NAME" for the final model."""
     async_save: bool = True
-    """Write checkpoints in the background, from a copy in host memory."""
+    """Write checkpoints in the background, from a copy."""
 
 
 class EvaluateSet(OwnGeneration):
@@ -254,9 +252,9 @@ class EvaluateSet(OwnGeneration):
 
 class EvaluateConfig(Section):
     before: bool = False
-    """Evaluate version 0 on the held-out problems."""
+    """Evaluate version 0."""
     after: bool = False
-    """Evaluate the final version on the held-out problems."""
+    """Evaluate the final version."""
     every_steps: int = Field(0, ge=0)
     """Evaluate multiples of this (docs/evaluation.md); 0: never."""
     sets: tuple[EvaluateSet, ...] = ()
@@ -268,7 +266,7 @@ class EvaluateConfig(Section):
     early_stop_patience: int = Field(0, ge=0)
     """Evaluations without a better `metric` that end the run; 0: never."""
     path: str = ""
-    """File of problems, as data.path; empty: the held-out ones of the generated task."""
+    """File of problems, as data.path; empty: those that a generated task holds out."""
     limit: int | None = Field(None, ge=1)
     """Use only the first problems."""
     n_samples: int = Field(8, ge=1)
@@ -283,11 +281,11 @@ class EvaluateConfig(Section):
 
 class WatchdogConfig(Section):
     stall_s: float = Field(300.0, gt=0)
-    """Time without any progress until the log names who waits for whom."""
+    """Time without progress until the log names who waits for whom."""
     progress_s: float = Field(120.0, gt=0)
     """Time until an actor with work and no progress is named in a warning."""
     action: Literal["warn", "requeue", "abort"] = "warn"
-    """After act_s: "warn" logs, "requeue" gives the blocking actors' work to others, "abort" ends the job."""
+    """After act_s: "warn", "requeue" the work of the blocking actors, or "abort" the job."""
     act_s: float = Field(1800.0, gt=0)
     """Time without progress until the action."""
 
@@ -302,7 +300,7 @@ class JournalConfig(Section):
     replay: bool = False
     """Keep every trained batch, for `areal-bus replay`."""
     segment_mib: int = Field(8, ge=0)
-    """Size of a process's file before it is compressed and a new one begins; 0: one file."""
+    """Size of a file before it is compressed and the next begins; 0: one file."""
     tracker: tuple[str, ...] = ()
     """Trackers fed from the journal: "tensorboard", "wandb", "trackio", "mlflow", "swanlab", "csv", "parquet",
     "module:Writer" (docs/trackers.md)."""

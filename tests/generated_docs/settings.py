@@ -36,6 +36,7 @@ def page() -> str:
 
 
 SIGNS = {
+    "true or false or a whole number or a number or a string": "scalars",
     " or a string": " or str",
     "true or false or ": "bool or ",
     "a whole number": "int",
@@ -43,8 +44,8 @@ SIGNS = {
     "true or false": "",
     "a path (string)": "",
     "a string": "",
+    "a list, each item one of ": "list of ",
     "one of ": "of ",
-    "a list, each item a table with": "tables of",
     "a list, each item ": "list of ",
     "a table, each value ": "table of ",
     ", of length at least ": " ≥",
@@ -57,7 +58,7 @@ SIGNS = {
 
 
 def limits_of(field: Any) -> str:
-    """Type and limits in signs, as the table has them; what the default shows is left out."""
+    """Type and limits in signs, as the table has them; what the default or the text shows is left out."""
     limits = bounds(field)
     text = f"{kind(field.annotation)}{', ' + limits if limits else ''}"
     for words, sign in SIGNS.items():
@@ -72,7 +73,8 @@ def table(name: str, section: type[BaseModel]) -> str:
         shown = default(field) if len(default(field)) < 60 else '"..."'
         value = "" if field.default in (None, "") else f"={shown}"
         limits = limits_of(field)
-        if limits.startswith("of ") and all(choice in text for choice in re.findall(r'"[^"]+"', limits)):
-            limits = ""  # the text names each choice
+        is_named = limits.startswith("of ") and all(choice in text for choice in re.findall(r'"[^"]+"', limits))
+        if is_named or limits == "list of " or limits.startswith("list of a table"):
+            limits = ""  # the text names each choice, or the page with the keys of the tables
         lines.append(f"- `{key}{value}`{f' ({limits})' if limits else ''}: {text}")
     return "\n".join(lines) + "\n"
