@@ -50,8 +50,8 @@ def note(kind: str, name: str) -> str:
         return ""
     return {
         "": "",
-        "mean": " Then minus the mean over the batch's tokens.",
-        "std": " Then normalised over the batch's tokens.",
+        "mean": " Minus the batch's mean.",
+        "std": " Normalised over the batch.",
     }[ESTIMATORS[name].normalization]
 
 

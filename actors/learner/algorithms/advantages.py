@@ -99,8 +99,9 @@ def grpo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
 
 
 def grpo_process(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
-    """GRPO by step, or turn: a token has the normalised rewards of its own step and all later ones (DeepSeekMath,
-    arXiv 2402.03300, section 4.1.3). Rewards of tokens and turns: the workflow's field `token_reward`.
+    """By token the normalised rewards of its own step, or turn, and all later ones (DeepSeekMath, 4.1.3).
+
+    arXiv 2402.03300. Rewards of tokens and turns: the workflow's field `token_reward`.
     """
     return trajectories.rewards_M  # `by_step` makes the advantages
 
@@ -124,7 +125,7 @@ def dr_grpo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
 
 
 def rloo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
-    """r - mean of the other samples of the group (RLOO, arXiv 2402.14740) = n / (n - 1) (r - mean)."""
+    """r - mean of the other samples of the group (RLOO, arXiv 2402.14740)."""
     groups = groups_of(trajectories)
     centred_M = trajectories.rewards_M - groups.mean(trajectories.rewards_M)
     return centred_M * groups.spread(groups.count_G / (groups.count_G - 1))
@@ -139,17 +140,17 @@ def opo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
 
 
 def none(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
-    """r, without a baseline (REINFORCE); with normalize_batch as in the AReaL paper."""
+    """r, without a baseline (REINFORCE; the AReaL paper with normalize_batch)."""
     return trajectories.rewards_M
 
 
 def gae(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
-    """r of the trajectory; `critic.py` makes advantages of each token from it and the critic's values (GAE)."""
+    """By token from r and the critic's values (GAE), in `critic.py`."""
     return trajectories.rewards_M
 
 
 def distill(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
-    """0: the reward is not used; each token's advantage is log pi_teacher - log pi (on-policy distillation)."""
+    """By token log pi_teacher - log pi (on-policy distillation); the reward is not used."""
     return torch.zeros_like(trajectories.rewards_M)
 
 
