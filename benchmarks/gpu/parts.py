@@ -16,8 +16,9 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
+from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Request
 from actors.learner.batching import Batch, build
 from actors.learner.link.rendezvous import LearnerRanks
@@ -78,21 +79,30 @@ def folder_of(name: str, size: Size) -> str:
     return str(folder)
 
 
+def model_of(name: str, size: Size, dtype: str, *, seed: int = 1) -> Any:
+    """A model of a shape on the device. The same seed gives the same weights, rounded to `dtype`."""
+    with torch.device(size.device):  # billions of numbers, drawn one after the other on a CPU
+        model = load_model(folder_of(name, size), "float32", size.device, random_seed=seed)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    return model
+
+
 def learner(name: str, size: Size, *, checkpointing: bool, n_minibatches: int = 1) -> PPOActor:
     """With several minibatches an update computes proximal log-probs in a pass of its own."""
     config = settings(size, checkpointing=checkpointing, n_minibatches=n_minibatches)
-    folder = folder_of(name, size)
     policy = Policy(
-        load_model(folder, "float32", size.device, random_seed=1), ranks=LearnerRanks(), device=size.device,
+        model_of(name, size, "float32"), ranks=LearnerRanks(), device=size.device,
         temperature=1.0, dtype=size.dtype, gradient_checkpointing=checkpointing,
     )  # fmt: skip
-    journal = Journal(Path(folder) / "journal", role="learner", index=0, incarnation=0)
-    return PPOActor(policy, config, UpdateContext(journal, HeartbeatState(), Path(folder)))
+    folder = Path(tempfile.mkdtemp(prefix="gpu-bench-"))
+    journal = Journal(folder / "journal", role="learner", index=0, incarnation=0)
+    return PPOActor(policy, config, UpdateContext(journal, HeartbeatState(), folder))
 
 
-def engine(name: str, size: Size, n_live: int) -> BuiltinEngine:
-    model = load_model(folder_of(name, size), size.dtype, size.device, random_seed=1)
-    return BuiltinEngine(model, EngineOptions(n_slots=n_live), stop_ids=frozenset(), version=0)
+def engine(model: Any, n_live: int) -> BuiltinEngine:
+    """As a generator has it."""
+    return BuiltinEngine(model, EngineOptions(n_slots=n_live, ahead_s=AHEAD_S), stop_ids=frozenset(), version=0)
 
 
 def batch_of(name: str, size: Size, clock: int) -> Batch:
@@ -160,7 +170,7 @@ def memory(size: Size) -> Iterator[Figures]:
                 update(actor, name, size)
                 del actor
             else:
-                decode(engine(name, size, size.live[-1]), SHAPES[name], size, size.live[-1])
+                decode(engine(model_of(name, size, size.dtype), size.live[-1]), SHAPES[name], size, size.live[-1])
             peak = torch.cuda.max_memory_allocated() if size.is_cuda else None
             yield {"shape": name, "role": str(role), "plan_gib": gib(plan), "peak_gib": peak and gib(peak)}
 
@@ -207,9 +217,9 @@ def generate(size: Size) -> Iterator[Figures]:
     """(c) Tokens a second at n live samples, prefill included, and the share of what the memory's bandwidth allows."""
     card = rates(size)
     for name in size.shapes:
-        shape = SHAPES[name]
+        shape, model = SHAPES[name], model_of(name, size, size.dtype)
         for n_live in size.live:
-            running = engine(name, size, n_live)
+            running = engine(model, n_live)
             seconds = timed(size, lambda e=running, n=n_live, s=shape: decode(e, s, size, n))  # type: ignore[misc]
             speed = n_live * size.n_new / seconds
             bound = decode_bound(shape, card, n_live, GIVEN + size.n_new / 2, 2 if size.is_cuda else 4)
@@ -220,16 +230,45 @@ def generate(size: Size) -> Iterator[Figures]:
             del running
 
 
+def kernels(size: Size) -> Iterator[Figures]:
+    """What takes the time of an update and of decoding: the operations of the device that take longest."""
+    name, n_live = size.shapes[-1], size.live[-2]
+    yield from longest("update", size, updater(name, size))
+    running = engine(model_of(name, size, size.dtype), n_live)
+    decode(running, SHAPES[name], size, n_live)
+    yield from longest("decode", size, lambda: decode(running, SHAPES[name], size, n_live))
+
+
+def updater(name: str, size: Size) -> Callable[[], None]:
+    """An update of a learner that has made one."""
+    actor = learner(name, size, checkpointing=False)
+    update(actor, name, size)
+    return lambda: update(actor, name, size)
+
+
+def longest(work: str, size: Size, run: Callable[[], object], *, n: int = 12) -> Iterator[Figures]:
+    """The n operations of the device that take longest, and their sum beside the wall time."""
+    kind = ProfilerActivity.CUDA if size.is_cuda else ProfilerActivity.CPU
+    with profile(activities=[kind]) as found:
+        began = wait(size)
+        run()
+        wall_s = wait(size) - began
+    rows = [
+        (row.self_device_time_total if size.is_cuda else row.self_cpu_time_total, row) for row in found.key_averages()
+    ]
+    rows.sort(key=lambda pair: -pair[0])
+    yield {"work": work, "operation": "all", "ms": sum(us for us, _ in rows) / 1000, "wall_ms": 1000 * wall_s}
+    for us, row in rows[:n]:
+        yield {"work": work, "operation": row.key[:80], "ms": us / 1000, "calls": row.count}
+
+
 def swap(size: Size) -> Iterator[Figures]:
     """(d) The pause of an engine for new weights on its device: a swap by pointer, and the KV cache recomputed."""
     for name in size.shapes:
         n_live = size.live[-1]
-        running = engine(name, size, n_live)
-        spare: Mapping[str, torch.Tensor] = {
-            key: value.detach().clone() for key, value in load_model(
-                folder_of(name, size), size.dtype, size.device, random_seed=2
-            ).named_parameters()
-        }  # fmt: skip
+        running = engine(model_of(name, size, size.dtype), n_live)
+        other = model_of(name, size, size.dtype, seed=2)
+        spare: Mapping[str, torch.Tensor] = {key: value.data for key, value in other.named_parameters()}
         submit(running, SHAPES[name], size, n_live)
         pauses, prefills = [], []
         for version in range(1, 6):
@@ -289,7 +328,7 @@ def share(size: Size) -> Iterator[Figures]:
 def decoder(size: Size) -> Iterator[Figures]:
     """Of part (e): decodes until it is ended."""
     name, n_live = size.shapes[0], size.live[-1]
-    running = engine(name, size, n_live)
+    running = engine(model_of(name, size, size.dtype), n_live)
     decode(running, SHAPES[name], size, n_live)
     yield {}
     while True:
@@ -302,7 +341,7 @@ def mismatch(size: Size) -> Iterator[Figures]:
     """(f) Log-probs of the engine and of the learner for the same tokens and weights, by position."""
     for name in size.shapes:
         n_live = max(size.live[-2], 4)
-        running = engine(name, size, n_live)
+        running = engine(model_of(name, size, size.dtype), n_live)
         done = sorted(decode(running, SHAPES[name], size, n_live), key=lambda one: one.key)
         del running
         actor, prompts = learner(name, size, checkpointing=False, n_minibatches=2), prompts_of(SHAPES[name], n_live)
@@ -392,6 +431,7 @@ PARTS: Mapping[
 ] = {  # function, budget in seconds; most value first
     "train": (train, 120.0),
     "generate": (generate, 120.0),
+    "kernels": (kernels, 40.0),
     "swap": (swap, 40.0),
     "memory": (memory, 60.0),
     "share": (share, 60.0),

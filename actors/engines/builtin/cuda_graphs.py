@@ -4,6 +4,9 @@ A recording has fixed addresses and sizes. So a step reads its tokens and positi
 rows is rounded up to a recorded width (the padding rows decode at position 0, and nothing reads their results), the
 number of attended positions to a multiple of REACH. A recording belongs to one set of weights and one KV cache. There
 is one for each of the two sets of weights of a generator; other addresses are recorded anew.
+
+Several steps in a row need no answer from the device between them: another recording, one for each width, draws the
+next tokens and puts them and their positions where the step reads them (`decode_on`).
 """
 
 from collections import Counter
@@ -17,7 +20,10 @@ from torch import Tensor
 
 from actors.engines.builtin.dense_cache import DecodeView, DenseCache
 from actors.engines.builtin.fused_llama import ROUGH, TOLERANCE, FusedLlama
+from actors.engines.builtin.sampler import invert
+from areal_cpu.decode_step import Draws
 
+MOST_AHEAD = 16  # decode steps in a row without an answer from the device, at most
 REACH = 256  # attention reads a multiple of this many positions
 MOST_SEEN = 4096  # steps whose occurrences are counted
 WARM = 3  # calls before a recording: libraries make what they need
@@ -100,16 +106,48 @@ class CudaGraphs:
         self._ids: dict[int, Tensor] = {}  # by width: (n, 1)
         self._positions: dict[int, Tensor] = {}
         self._logits: dict[int, Tensor] = {}  # of all recordings of a width: one of them runs at a time
+        self._drawings: dict[int, Drawing] = {}  # by width
         self._kept: dict[Key, Step] = {}
         self._seen: Counter[Key] = Counter()
         self._is_broken = False
 
     def decode(self, ids: Sequence[int], positions: Sequence[int], weights: int) -> Tensor | None:
         """(n, V) logits of rows 0..n-1 until the next call; None: not recorded. `weights`: same number, same memory."""
+        again = self._step_at(ids, positions, weights, 1)
+        return None if again is None else again()[: len(ids)]
+
+    def decode_on(
+        self, ids: Sequence[int], positions: Sequence[int], weights: int, draws: Draws
+    ) -> tuple[list[list[int]], list[list[float]]] | None:
+        """Next tokens and log-probs of each row, as many as `draws` has steps, wherever it ends; None: not recorded."""
+        n_steps = len(draws.uniforms)
+        again = self._step_at(ids, positions, weights, n_steps)
+        if again is None:
+            return None
+        width = self._width(len(ids))
+        if width not in self._drawings:
+            try:
+                self._drawings[width] = Drawing(again(), self._ids[width], self._positions[width], self._record)
+            except RuntimeError as error:
+                self._give_up(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+                return None
+            self._fill(width, ids, positions)  # what the recording drew is not wanted
+        drawing = self._drawings[width]
+        drawing.begin(draws)
+        for _ in range(n_steps):
+            again()
+            drawing.draw()
+        return drawing.drawn(n_steps, len(ids))
+
+    def _width(self, n: int) -> int:
+        return next(w for w in self._widths if w >= n)
+
+    def _step_at(self, ids: Sequence[int], positions: Sequence[int], weights: int, n_steps: int) -> Step | None:
+        """The recorded step for these rows, whose buffers are filled; None: not recorded."""
         if self._is_broken or not self._slots.n_made:
             return None
-        width = next(w for w in self._widths if w >= len(ids))
-        reach = min(-(-(max(positions) + 1) // REACH) * REACH, self._slots.capacity)
+        width = self._width(len(ids))
+        reach = min(-(-(max(positions) + n_steps) // REACH) * REACH, self._slots.capacity)
         key = (width, reach, weights, (self._slots.n_made, self._forward.reserve(reach)))
         if len(self._seen) > MOST_SEEN:
             self._seen.clear()
@@ -119,8 +157,7 @@ class CudaGraphs:
         self._fill(width, ids, positions)
         if key in self._kept:
             self._kept[key] = self._kept.pop(key)  # the newest again
-        again = self._kept.get(key) or self._recorded(key)
-        return None if again is None else again()[: len(ids)]
+        return self._kept.get(key) or self._recorded(key)
 
     def _fill(self, width: int, ids: Sequence[int], positions: Sequence[int]) -> None:
         """Into the buffers that recordings of this width read."""
@@ -169,6 +206,48 @@ class CudaGraphs:
         logger.warning("decode steps are not recorded, which is slower: {}", why)
         self._is_broken = True
         self._kept.clear()
+
+
+class Drawing:
+    """Draws a token for each row on the device by inverse transform, as `sampler.sample` does, from recorded logits."""
+
+    def __init__(self, logits_nV: Tensor, ids_n1: Tensor, position_n1: Tensor, record: Recorder) -> None:
+        """A drawn token goes to `ids_n1`, and `position_n1` moves on by one."""
+        self._logits_nV, self._ids_n1, self._position_n1 = logits_nV, ids_n1, position_n1
+        n, device = len(ids_n1), ids_n1.device
+        self._heat_n1 = torch.ones(n, 1, device=device)
+        self._is_greedy_n = torch.zeros(n, dtype=torch.bool, device=device)
+        self._uniform_Sn = torch.zeros(MOST_AHEAD, n, dtype=torch.float64, device=device)
+        self._last_n1 = torch.zeros_like(position_n1)  # positions never pass these, nor does the step its last place
+        self._step_1 = torch.zeros(1, dtype=torch.long, device=device)
+        self._found_S2n = torch.zeros(MOST_AHEAD, 2, n, dtype=torch.float64, device=device)
+        self.draw = record(lambda: self._draw())
+
+    def begin(self, draws: Draws) -> None:
+        """For the first step of `draws`; tokens and positions are filled."""
+        n = len(draws.temperatures)
+        heats = torch.tensor(draws.temperatures)
+        self._heat_n1[:n, 0].copy_(torch.where(heats > 0, heats, 1.0))
+        self._is_greedy_n[:n].copy_(heats == 0)
+        self._uniform_Sn[: len(draws.uniforms), :n].copy_(torch.tensor(draws.uniforms, dtype=torch.float64))
+        torch.add(self._position_n1, len(draws.uniforms) - 1, out=self._last_n1)
+        self._step_1.zero_()
+
+    def _draw(self) -> Tensor:
+        weight_nV = torch.softmax(self._logits_nV.float() / self._heat_n1, dim=-1)
+        token_n = invert(weight_nV, self._uniform_Sn.index_select(0, self._step_1)[0])
+        token_n = torch.where(self._is_greedy_n, self._logits_nV.argmax(-1), token_n)
+        logp_n = weight_nV.gather(-1, token_n[:, None])[:, 0].log()
+        self._found_S2n.index_copy_(0, self._step_1, torch.stack([token_n.double(), logp_n.double()])[None])
+        self._ids_n1.copy_(token_n[:, None])
+        torch.minimum(self._position_n1 + 1, self._last_n1, out=self._position_n1)
+        self._step_1.add_(1).clamp_(max=MOST_AHEAD - 1)
+        return token_n
+
+    def drawn(self, n_steps: int, n: int) -> tuple[list[list[int]], list[list[float]]]:
+        """Tokens and log-probs of the first n rows, by row. Waits for the device."""
+        found_2nS = self._found_S2n[:n_steps, :, :n].permute(1, 2, 0).cpu()
+        return found_2nS[0].long().tolist(), found_2nS[1].tolist()
 
 
 def distance(found: Tensor, expected: Tensor, dtype: torch.dtype) -> tuple[float, float]:

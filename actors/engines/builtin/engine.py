@@ -6,7 +6,7 @@ A live request has a row of the KV cache: cached rows decode, others are prefill
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from loguru import logger
 from torch import Tensor
 
 from actors.engines.builtin import limits, own_forward
-from actors.engines.builtin.cuda_graphs import CudaGraphs, CudaRecorder, Recorder
+from actors.engines.builtin.cuda_graphs import MOST_AHEAD, CudaGraphs, CudaRecorder, Recorder
 from actors.engines.builtin.dense_cache import DenseCache, decode_mask
 from actors.engines.builtin.fused_llama import disagreement, fused
 from actors.engines.builtin.paged_cache import PagedCache
@@ -34,7 +34,6 @@ from areal_cpu.matmul import stepped
 Key = tuple[str, int, int, int, int]
 Mask = Tensor | dict[str, Tensor] | None  # by kind of layer where a model has several
 AHEAD_S = 0.02  # a generator decodes for about this long before it handles messages and weights
-MOST_AHEAD = 16  # decode steps in one call, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class EngineOptions:
     n_slots: int  # requests that are decoded together
     on_update: Literal["recompute", "keep", "drain"] = "recompute"
     prefill_tokens: int | None = None  # per forward pass; None: by device
-    ahead_s: float = 0.0  # a `step` may decode several tokens per row for so long, if one C call can, until a row ends
+    ahead_s: float = 0.0  # a `step` may decode several tokens per row for so long, if C or recorded steps can
 
 
 class BuiltinEngine:
@@ -125,11 +124,11 @@ class BuiltinEngine:
         began, only_decodes, n_tokens = time.perf_counter(), all(row.cached for row in self._rows), self.n_tokens
         n_steps = self._n_ahead() if only_decodes else 1
         tokens, logps = self._decode_several(n_steps) if n_steps > 1 else ([], [])
-        if not tokens or not tokens[0]:
+        if not tokens or not all(tokens):
             tokens, logps = self._sample(self._version)
         for row, new, of_new in zip(self._rows, tokens, logps, strict=True):
             row.add(new, of_new, self._version)
-        self.n_tokens += len(self._rows) * len(tokens[0])
+        self.n_tokens += sum(map(len, tokens))
         if only_decodes:
             self._step_s = (time.perf_counter() - began) * len(self._rows) / (self.n_tokens - n_tokens)
             self._n_decoded = len(self._rows)
@@ -295,17 +294,22 @@ class BuiltinEngine:
         return [[token] for token in tokens], [[logp] for logp in logps]
 
     def _n_ahead(self) -> int:
-        """Number of decode steps in one call: within `ahead_s` and the budget of every row."""
+        """Number of decode steps in one call: within `ahead_s` and the budget of every row, by graphs of one row."""
         n = min(MOST_AHEAD, int(self._ahead_s / self._step_s))
-        if n < 2 or len(self._rows) > self._n_decoded or self._fused is None or not isinstance(self._cache, PagedCache):
+        if n < 2 or len(self._rows) > self._n_decoded or self._fused is None:
             return 1
-        is_cut = any(row.request.top_p < 1 or not row.is_plain for row in self._rows)
-        return 1 if is_cut or not self._fused.steps_on(len(self._rows)) else min(n, *(row.n_left for row in self._rows))
+        if any(row.request.top_p < 1 or not row.is_plain for row in self._rows):
+            return 1
+        left = [row.n_left for row in self._rows]
+        if self._graphs is not None:
+            return min(n, max(left))
+        by_call = isinstance(self._cache, PagedCache) and self._fused.steps_on(len(self._rows))
+        return min(n, *left) if by_call else 1
 
     def _decode_several(self, n_steps: int) -> tuple[list[list[int]], list[list[float]]]:
-        """The next `n_steps` tokens and log-probs of every row; fewer if a row ends, none if it draws an absent one."""
-        if self._fused is None or not isinstance(self._cache, PagedCache):
-            raise RuntimeError("several steps in one call need the fused forward and the paged cache")
+        """At most `n_steps` next tokens and log-probs of every row, none behind its end; none for a row, or nothing,
+        where a single step has to draw.
+        """
         rows = self._rows
         lengths = [row.length for row in rows]
         positions = [length - 1 for length in lengths]
@@ -314,10 +318,26 @@ class BuiltinEngine:
             *(row.uniforms.run(length, n_steps) for row, length in zip(rows, lengths, strict=True)), strict=True
         )
         draws = Draws([row.request.temperature for row in rows], list(uniforms), self._stop_ids | self._absent)
+        last = [row.last for row in rows]
+        if self._graphs is not None:
+            found = self._graphs.decode_on(last, positions, self._weights_hash, draws)
+            return ([], []) if found is None else self._cut(*found, draws.stop_ids)
+        if self._fused is None or not isinstance(self._cache, PagedCache):
+            raise RuntimeError("several steps in one call need the fused forward and the paged cache")
         view = self._cache.steps(positions, n_steps=n_steps)
-        tokens, logps = self._fused.decoded_on([row.last for row in rows], view, draws)
+        tokens, logps = self._fused.decoded_on(last, view, draws)
         if any(of_row[-1] in self._absent for of_row in tokens):  # the last step is drawn again, without them
             return [of_row[:-1] for of_row in tokens], [of_row[:-1] for of_row in logps]
+        return tokens, logps
+
+    def _cut(
+        self, tokens: list[list[int]], logps: list[list[float]], ends: Collection[int]
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Each row up to its own end; an absent token is drawn again, without the absent ones."""
+        for row, of_row, logps_of in zip(self._rows, tokens, logps, strict=True):
+            n = min(row.n_left, next((place for place, token in enumerate(of_row, 1) if token in ends), len(of_row)))
+            n -= of_row[n - 1] in self._absent
+            del of_row[n:], logps_of[n:]
         return tokens, logps
 
     def _decode(self, positions: list[int]) -> Tensor:

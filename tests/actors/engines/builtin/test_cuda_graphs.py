@@ -1,5 +1,6 @@
 """Recorded decode steps, by a recorder that repeats what was done to the same memory and nothing else, as CUDA does."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -58,6 +59,33 @@ def test_recorded_steps_give_the_log_probs_of_fresh_forwards() -> None:
     assert recorder.n_replayed > 3 * recorder.n_recorded
     plain = run_all(engine(model, *requests, n_slots=6))
     assert {k: c.ids for k, c in plain.items()} == {k: c.ids for k, c in done.items()}
+
+
+@pytest.mark.parametrize("absent", [frozenset[int](), frozenset({5, 9, 11, 17})])
+def test_recorded_steps_in_a_row_draw_the_tokens_of_single_steps(absent: frozenset[int]) -> None:
+    """Of rows that end at different places, greedy ones among them; none draws an absent one."""
+    model = llama(0)
+    requests = [replace(one, temperature=0.0) if i % 5 == 4 else one for i, one in enumerate(mixed(20))]
+    found, n_calls = [], []
+    for ahead_s in (0.0, 1e9):
+        running, recorder = recorded(model, *requests, n_slots=6, ahead_s=ahead_s)
+        running._absent, calls = absent, 0
+        done: dict[int, Completion] = {}
+        while running.n_live:
+            calls += 1
+            done |= {c.key[1] * 100 + c.key[3]: c for c in running.step()}
+        found.append(done)
+        n_calls.append(calls)
+        assert running.n_tokens == sum(len(c.ids) for c in done.values())
+        assert recorder.n_replayed
+    single, several = found
+    assert {k: (c.ids, c.finish) for k, c in several.items()} == {k: (c.ids, c.finish) for k, c in single.items()}
+    assert len({len(c.ids) for c in single.values()}) > 5
+    assert not absent & {token for c in several.values() for token in c.ids}
+    for key, c in several.items():
+        assert c.logps == pytest.approx(single[key].logps, abs=1e-5)
+    if not absent:
+        assert n_calls[1] < n_calls[0] / 3
 
 
 @pytest.mark.slow
@@ -194,7 +222,8 @@ def test_a_new_recording_replaces_earlier_ones() -> None:
 
 
 @pytest.mark.gpu
-def test_a_cuda_device_replays_its_steps() -> None:
+@pytest.mark.parametrize("ahead_s", [0.0, 1e9])
+def test_a_cuda_device_replays_its_steps(ahead_s: float) -> None:
     model, requests = qwen(0), mixed(60)
     recorder, n_recorded = CudaRecorder(), 0
 
@@ -203,7 +232,7 @@ def test_a_cuda_device_replays_its_steps() -> None:
         n_recorded += 1
         return recorder(step)
 
-    running = engine(qwen(1).to("cuda"), *requests, n_slots=4, version=None, recorder=counting)
+    running = engine(qwen(1).to("cuda"), *requests, n_slots=4, version=None, recorder=counting, ahead_s=ahead_s)
     running.update(0, {name: tensor.to("cuda") for name, tensor in weights(model).items()})
     assert_logps(requests, run_all(running), {0: model})
     assert n_recorded >= 2
