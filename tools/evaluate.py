@@ -20,6 +20,7 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.process.isolation import CHILD, child_path
 from areal_bus.storage import versioned_dirs
+from areal_bus.storage.atomic_file import read_object
 from tools import run, terminal
 
 EPILOG = """\
@@ -200,7 +201,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         return settings.load(path).model_dump(mode="json")
     if not path.is_file():
         raise ConfigError(f"--config: file not found: {path}")
-    return removed.left_out(run.read_object(path))
+    return removed.left_out(read_object(path))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 
+from areal_bus.core.parts.split import count
 from areal_bus.errors import ConfigError
 from tools import run, terminal
 from tools.run import Line, Run
@@ -129,10 +130,6 @@ def admitted(line: Line) -> str:
 def leased(line: Line) -> str:
     goes_on = f", from {line['n_done']} tokens of earlier holders" if line.get("n_done") else ""
     return f"attempt {line['attempt']} leased to {line['holder']}: {count(line['n'], 'sample')}{goes_on}"
-
-
-def count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def begun(line: Line) -> str:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic_core import from_json
 
 from areal_bus.errors import ConfigError
+from areal_bus.storage.atomic_file import read_object
 from areal_bus.storage.journal import SCHEMA
 from areal_bus.storage.journal_segments import NAME as JOURNAL_FILE
 from areal_bus.storage.journal_segments import raw_lines
@@ -181,16 +182,3 @@ def skips_incomplete(take: Callable[[T, Line], None]) -> Callable[[T, Line], Non
 
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def read_object(path: Path) -> Line:
-    """A JSON object from a file, {} when there is no such file. Raises ConfigError when it holds something else."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} must hold one JSON object: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold one JSON object, not a {type(value).__name__}")
-    return value

@@ -95,7 +95,7 @@ class Session:
         self._lock = threading.Lock()
         self._last: Pending | None = None
         self._n_calls = 0
-        self._is_closed = self._has_ended = False
+        self.is_closed = self._has_ended = False
         self._on_close: Callable[[], None] = lambda: None
         self._own_s = 0.0  # the agent's own time until `_runs_since`
         self._runs_since: float | None = None  # None: the agent waits for the model, or has not begun
@@ -127,9 +127,9 @@ class Session:
     def begin(self, on_close: Callable[[], None]) -> bool:
         """The agent begins. `on_close` is called once, from any thread. Returns False if the session is closed."""
         with self._lock:
-            if not self._is_closed:
+            if not self.is_closed:
                 self._on_close, self._runs_since = on_close, time.monotonic()
-            return not self._is_closed
+            return not self.is_closed
 
     def restart_clock(self) -> None:
         """Reset the agent's own time to 0."""
@@ -153,13 +153,9 @@ class Session:
             return self._own_s + (0.0 if self._runs_since is None else time.monotonic() - self._runs_since)
 
     @property
-    def is_closed(self) -> bool:
-        return self._is_closed
-
-    @property
     def needs_connections(self) -> bool:
         """Its agent may send another call."""
-        return not (self._is_closed or self._has_ended)
+        return not (self.is_closed or self._has_ended)
 
     # the loop
 
@@ -180,9 +176,9 @@ class Session:
     def close(self) -> None:
         """End the session: reject a waiting call and stop the agent."""
         with self._lock:
-            if self._is_closed:
+            if self.is_closed:
                 return
-            self._is_closed = True
+            self.is_closed = True
             last = self._last
         if last is not None and not last.is_done:
             last.reject(RequestRejected(ENDED, status=410, code="conversation_ended"))

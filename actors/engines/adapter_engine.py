@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from actors.engines.protocol import Engine
+from actors.engines.protocol import Engine, check_order
 from actors.models.lora import BASE_DIGEST, adapted_layers, adapter_tensors, base_digest, merged, names_of
 from areal_bus.config.learner import LoraConfig
 from areal_bus.config.sections import Config
@@ -53,11 +53,7 @@ class AdapterEngine:
     @torch.no_grad()
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
         """Merge new adapters and swap them in; returns `tensors`. Raises EngineError (nothing changed), ConfigError."""
-        if self._held is not None and (term, version) < self._held:  # I6
-            raise EngineError(
-                f"versions never go back within a term: version {version} of term {term} comes after version "
-                f"{self._held[1]} of term {self._held[0]}"
-            )
+        check_order(self._held, term, version)
         self._check(tensors)
         weights = dict(self._engine.parameters() if self._is_live else self._weights)
         for layer, base_FE in self._base.items():

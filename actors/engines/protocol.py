@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from areal_bus.errors import EngineError
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -82,6 +84,15 @@ def stamp(spans: list[list[int]], version: int, n: int) -> None:
         spans[-1][1] += n
     else:
         spans.append([version, n])
+
+
+def check_order(held: tuple[int, int] | None, term: int, version: int) -> None:
+    """Raises EngineError for weights older than those held, (term, version)."""
+    if held is not None and (term, version) < held:  # I6
+        raise EngineError(
+            f"versions never go back within a term: version {version} of term {term} comes after version {held[1]} of "
+            f"term {held[0]}"
+        )
 
 
 class Engine(Protocol):

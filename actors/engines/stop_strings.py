@@ -25,7 +25,7 @@ class StopStrings:
             before, self._n_read = self._text, n
             self._text = text = self._decode(ids)
             n_same = _n_same(before, text)
-            if n > self._n_least and any(_ends_after(text, stop, n_same) for stop in self._stops):
+            if n > self._n_least and any(text.find(x, max(0, n_same - len(x) + 1)) >= 0 for x in self._stops):
                 return n
             if len(text) > 2 * self._n_window and n - self._first > 2 * self._n_window:
                 self._shorten(ids)
@@ -51,11 +51,6 @@ def _n_same(one: str, other: str) -> int:
     if other.startswith(one):
         return len(one)
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def _ends_after(text: str, stop: str, n: int) -> bool:
-    """Whether the text holds the string with its end after the first n characters."""
-    return text.find(stop, max(0, n - len(stop) + 1)) >= 0
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from loguru import logger
 
 from actors.data.loading import load_sets
 from actors.data.source import make_source
-from actors.head.alerts import Alert, Alerts
+from actors.head.alerts import Alerts
 from actors.head.checkpoint_writer import HeadCheckpointWriter, newest_checkpoint
 from actors.head.console import Console, clock, comparison
 from actors.head.sample_log import SampleLog
@@ -109,11 +109,6 @@ def planner_rules(config: Config, pool: RankPool | None) -> PlannerRules | None:
     )
 
 
-def with_planner(rules: HeadRules, config: Config) -> HeadRules:
-    """The rules with those of the planner, where it is on."""
-    return replace(rules, planner=planner_rules(config, rules.pool))
-
-
 def evaluation_sets(config: Config, sets: Mapping[str, list[dict[str, Any]]]) -> tuple[EvaluationSet, ...]:
     """`sets`: the problems of each set by its name."""
     found = []
@@ -199,7 +194,8 @@ class Shell:
         sets = load_sets(config, context.config_folder)
         self._save_problems(sets)
         self.checkpoints = HeadCheckpointWriter(self.folder / "frontiers")
-        rules = with_planner(with_split(rules_of(context, config, sets), self.folder), config)
+        rules = with_split(rules_of(context, config, sets), self.folder)
+        rules = replace(rules, planner=planner_rules(config, rules.pool))
         self.pool = rules.pool
         self.state = HeadState(
             rules if rules.lease_secret else replace(rules, lease_secret=secrets.token_bytes(16)),
@@ -293,7 +289,9 @@ class Shell:
                 if effect.kind == "evaluation":
                     self._note_best()
                 if effect.kind == "step":
-                    self._alert(self.alerts.step(effect.fields))
+                    for alert in self.alerts.step(effect.fields):
+                        self.console.on("alert", {"level": alert.level, "text": alert.text})
+                        self.journal.keep(Event.NOTE, level=alert.level, text=alert.text)
             else:
                 self.end = effect
         self._send_pending(bus, pending)
@@ -307,12 +305,6 @@ class Shell:
     def _keeps_figures(self) -> bool:
         """Whether the next head knows the evaluations of this one. Verdicts of open prompts and problems are lost."""
         return self.state.phase in (Phase.BEFORE, Phase.TRAINING)
-
-    def _alert(self, alerts: list[Alert]) -> None:
-        """Print the alerts and write them to the journal."""
-        for alert in alerts:
-            self.console.on("alert", {"level": alert.level, "text": alert.text})
-            self.journal.keep(Event.NOTE, level=alert.level, text=alert.text)
 
     def _send_pending(self, bus: Bus, pending: list[Send]) -> None:
         """Send the pending messages, after the journal lines decided with them."""

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from areal_bus import messages as m
 from areal_bus.config.sections import WatchdogConfig
-from areal_bus.core.diagnosis import ProgressTracker, StallVerdict, Wait, place, verdict
+from areal_bus.core.diagnosis import ProgressTracker, StallVerdict, Wait, verdict
 from areal_bus.core.effects import Effect, Effects
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
+from areal_bus.core.members.lease_failures import actor_of
 from areal_bus.core.members.membership import MemberState
 from areal_bus.core.state import Phase
 from areal_bus.messages import Role
@@ -95,7 +96,7 @@ class StallMonitor:
         stalled_s = self.tracker.stalled_s
         warns, acts = self._warn_alarm.is_due(stalled_s), self._act_alarm.is_due(stalled_s)
         found = verdict(head.state, self.tracker, now) if warns or acts else None
-        if found is not None and acts and (self.settings.action == "abort" or self._is_hopeless(found)):
+        if found is not None and acts and (self.settings.action == "abort" or found.absent):  # no role comes back
             self._is_stalled = True
             self._abort(head, found, stalled_s)
             return []
@@ -111,10 +112,6 @@ class StallMonitor:
             self._effects.progress("warning", text="the ring moves again")
         return []
 
-    def _is_hopeless(self, found: StallVerdict) -> bool:
-        """Whether a required role has no working member: such a stall does not resolve itself."""
-        return bool(found.absent)
-
     def _abort(self, head: Head, found: StallVerdict, stalled_s: float) -> None:
         sentence = f"nothing moved for {stalled_s:.0f} s: {found.sentence}"
         self._record("ring", stalled_s, sentence, found.culprits, "abort")
@@ -127,7 +124,7 @@ class StallMonitor:
         member = head.state.members.by_name.get(name)
         if member is None or member.role is Role.LEARNER or member.standing is MemberState.DEAD:
             return []
-        text = f"the work of {place(name)} goes to others"
+        text = f"the work of {actor_of(name)} goes to others"
         self._record("member", stalled_s, text, (name,), "requeue")
         self._effects.progress("warning", text=text)
         return head.requeue(name, now)
@@ -153,7 +150,7 @@ class StallMonitor:
             if warns:
                 held = f" and holds {member.load} samples" if member.load else ""
                 note = f" ({member.note})" if member.note else ""
-                text = f"{place(name)} has made no progress for {still_s:.0f} s{held}{note}"
+                text = f"{actor_of(name)} has made no progress for {still_s:.0f} s{held}{note}"
                 self._warn("member", still_s, text, (name,))
             if acts and self.settings.action == "requeue":
                 done += self._requeue(head, name, still_s, now)

@@ -100,10 +100,6 @@ class JudgeOptions:
     score_s: float = 8.0  # for one score: all calls and pauses
     folder: str = ""  # of the store; "": one of this process
 
-    @property
-    def completions_url(self) -> str:
-        return f"{self.url.rstrip('/')}/chat/completions"
-
 
 CALL_S = 30.0  # longest wait for an answer to one call
 MAX_RETRIES = 8  # further calls of one score; its deadline ends most before
@@ -311,7 +307,7 @@ def judge_of_process() -> JudgeOfProcess:
     if _options is None:
         raise RuntimeError("the reward judge must be configured: it has no URL")
     if _judge is None:
-        _judge = JudgeOfProcess(_options, _options.completions_url, read)
+        _judge = JudgeOfProcess(_options, f"{_options.url.rstrip('/')}/chat/completions", read)
     return _judge
 
 

@@ -174,7 +174,8 @@ def _evaluations(c: Config) -> Iterator[str]:
 
 def _training(c: Config) -> Iterator[str]:
     """Rules for groups, batches and the loss."""
-    if c.gconfig.n_samples < 2 and (c.actor.advantage in GROUP_BASELINES or _counts_signals(c)):
+    by_signal = c.actor.normalize_batch and c.actor.normalize_batch_over == "signal"
+    if c.gconfig.n_samples < 2 and (c.actor.advantage in GROUP_BASELINES or by_signal):
         yield (
             f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}; set it higher, or "
             'actor.advantage = "reinforce" (or "none", normalised over "all")'
@@ -195,11 +196,6 @@ def _training(c: Config) -> Iterator[str]:
             f"rollout.max_concurrent_rollouts ({c.rollout.max_concurrent_rollouts}) must hold one group: at least "
             f"gconfig.n_samples ({c.gconfig.n_samples})"
         )
-
-
-def _counts_signals(c: Config) -> bool:
-    """Whether the normalisation depends on which groups have differing rewards."""
-    return c.actor.normalize_batch and c.actor.normalize_batch_over == "signal"
 
 
 def _verdicts(c: Config) -> Iterator[str]:

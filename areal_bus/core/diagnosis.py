@@ -6,8 +6,10 @@ Reads the head's state, changes nothing. A lost lease, a broken push and a membe
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from areal_bus.core.members.lease_failures import actor_of
 from areal_bus.core.members.membership import Member, MemberState
 from areal_bus.core.parts.ledger import LedgerEntry, PromptState
+from areal_bus.core.parts.split import N_NAMED, count, first_few
 from areal_bus.core.state import HeadState, Phase
 from areal_bus.messages import Role
 
@@ -95,7 +97,7 @@ class ProgressTracker:
             member = state.members.by_name.get(name)
             wrong = "" if member is None else self._wrong(state, member, now, is_awaited=name in awaited)
             if wrong:
-                found[name] = f"{place(name)} {wrong}"
+                found[name] = f"{actor_of(name)} {wrong}"
         return found
 
     def _wrong(self, state: HeadState, member: Member, now: float, *, is_awaited: bool) -> str:
@@ -108,11 +110,6 @@ class ProgressTracker:
         if stuck_s is not None:
             return f"stands still for {stuck_s:.0f} s" + (f" ({member.note})" if member.note else "")
         return ""
-
-
-def place(name: str) -> str:
-    """The name without its incarnation: generator-1 of generator-1.0."""
-    return name.rpartition(".")[0] or name
 
 
 def _ring(state: HeadState) -> dict[str, object]:
@@ -143,7 +140,6 @@ def _is_at_work(state: HeadState, member: Member) -> bool:
     return member.load > 0 and member.version is not None
 
 
-N_NAMED = 3  # of a kind, in a sentence
 WORKING = (MemberState.STALE, MemberState.HEALTHY)
 
 
@@ -229,10 +225,10 @@ class _Moment:
                 if member is None:
                     missing.append((f"{role}-{index}", f"nobody has joined as {role}-{index}"))
                 elif member.standing is not MemberState.HEALTHY and member.name not in left_out:
-                    missing.append((member.name, f"{place(member.name)} {member.note or member.standing}"))
-        for_what = _some([place(name) for name, _ in missing]) or "learner-0 to begin"
+                    missing.append((member.name, f"{actor_of(member.name)} {member.note or member.standing}"))
+        for_what = first_few([actor_of(name) for name, _ in missing]) or "learner-0 to begin"
         on = tuple(name for name, _ in missing) or self.learners[:1]
-        return Wait("the ring", for_what, on, self._age("phase"), _some([why for _, why in missing]))
+        return Wait("the ring", for_what, on, self._age("phase"), first_few([why for _, why in missing]))
 
     def _term(self) -> Wait | None:
         """Learner 0 has not begun a term: everything waits for it."""
@@ -249,8 +245,8 @@ class _Moment:
         if self.state.phase is Phase.ASSEMBLING or any(x.standing in WORKING for x in members):
             return None
         on = tuple(x.name for x in members) or (f"{role}-0",)
-        said = [f"{place(x.name)} is {x.standing}" + (f", {x.note}" if x.note else "") for x in members]
-        return Wait(who, f"a {role}", on, self._standing_s(on), _some(said) or f"no {role} has joined")
+        said = [f"{actor_of(x.name)} is {x.standing}" + (f", {x.note}" if x.note else "") for x in members]
+        return Wait(who, f"a {role}", on, self._standing_s(on), first_few(said) or f"no {role} has joined")
 
     def _is_absent(self, role: Role) -> bool:
         """No member of this role exists or is starting. Before the first step other deadlines apply."""
@@ -267,7 +263,7 @@ class _Moment:
         found = []
         for group in alike.values():
             since_s = max(self.watch.age(self.watch.notes, x.name) for x in group)
-            who, what = _some([place(x.name) for x in group]), group[0].note.removeprefix("waits for ")
+            who, what = first_few([actor_of(x.name) for x in group]), group[0].note.removeprefix("waits for ")
             found.append(Wait(who, what, (), since_s))
         return found
 
@@ -283,12 +279,14 @@ class _Moment:
             samples = member is not None and any(x[:2] == (evaluation.name, uid) for x in member.leased)
             at[holder if samples else "the rewards"] = at.get(holder if samples else "the rewards", 0) + 1
         n_scored = at.pop("the rewards", 0)
-        places = [f"{n} at {place(holder)}" for holder, n in at.items()]
+        places = [f"{n} at {actor_of(holder)}" for holder, n in at.items()]
         places += [f"{n_scored} at the rewards"] if n_scored else []
         places += [f"{len(evaluation.waiting)} not leased"] if evaluation.waiting else []
         on = (*at, *(self._scorers() if n_scored else ()))
         n = len(evaluation.waiting) + len(evaluation.leased)
-        return Wait(f"evaluation '{evaluation.name}'", _count(n, "problem"), on, self._age("evaluated"), _some(places))
+        return Wait(
+            f"evaluation '{evaluation.name}'", count(n, "problem"), on, self._age("evaluated"), first_few(places)
+        )
 
     def _batch(self) -> Wait | None:
         """The learner has requested a batch that is not complete."""
@@ -302,14 +300,14 @@ class _Moment:
             first = under_way[:1]
             what = f"prompt {first[0].uid}, which must be in batch {self.gate.w}" if first else f"batch {self.gate.w}"
             places, on = self._places(first)
-            return Wait(who, what, on, self._age("asked"), _some([*places, f"{n_ready} ready"]))
+            return Wait(who, what, on, self._age("asked"), first_few([*places, f"{n_ready} ready"]))
         awaited = under_way[: size - n_ready]
         n_unborn = 0 if self.state.rows.is_exhausted else size - n_ready - len(awaited)
         places, on = self._places(awaited)
-        places += [f"{_count(n_unborn, 'prompt')} not admitted: {self._why_none()}"] if n_unborn else []
+        places += [f"{count(n_unborn, 'prompt')} not admitted: {self._why_none()}"] if n_unborn else []
         n = sum(len(entry.missing) for entry in awaited) + n_unborn * self.rules.samples_at(self.gate.v)
         what = f"{n} trajector{'y' if n == 1 else 'ies'} of step {self.gate.w}"
-        return Wait(who, what, on, self._age("asked"), _some(places))
+        return Wait(who, what, on, self._age("asked"), first_few(places))
 
     def _why_none(self) -> str:
         """Why no more prompts are leased."""
@@ -341,15 +339,15 @@ class _Moment:
         said: list[tuple[float, str]] = []
         for holder, prompts in held.items():
             age, uid = max(prompts)
-            where = "queued" if holder is None else f"at {place(holder)}"
+            where = "queued" if holder is None else f"at {actor_of(holder)}"
             more = f" and {len(prompts) - 1} more" if len(prompts) > 1 else ""
             said.append((age, f"prompt {uid}{more} {where} since {age:.0f} s"))
         if unscored:
             age, _ = max(unscored)
-            said.append((age, f"{_count(sum(n for _, n in unscored), 'sample')} at the rewards since {age:.0f} s"))
+            said.append((age, f"{count(sum(n for _, n in unscored), 'sample')} at the rewards since {age:.0f} s"))
         if compared:
             age = max(watch.age(watch.prompts, entry.uid) for entry in compared)
-            said.append((age, f"{_count(len(compared), 'group')} compared by the rewards since {age:.0f} s"))
+            said.append((age, f"{count(len(compared), 'group')} compared by the rewards since {age:.0f} s"))
         asked = sorted({entry.asked for entry in compared if entry.asked})
         holders = sorted((max(held[name])[0], name) for name in held if name is not None)
         on = [name for _, name in reversed(holders)] + (self._scorers() if unscored else [])
@@ -372,7 +370,7 @@ class _Moment:
             f"learner-{i}" for i in range(self.state.split.learners) if not self.members.of(Role.LEARNER, index=i)
         ]
         on = (*(x.name for x in late), *missing)
-        for_what = f"{_some([place(name) for name in on])} to ask for it"
+        for_what = f"{first_few([actor_of(name) for name in on])} to ask for it"
         since_s = min(self._age("asked"), self._age("u"))
         return Wait(f"batch {self.gate.w}", for_what, on, since_s, self._notes(late, since_s))
 
@@ -381,7 +379,7 @@ class _Moment:
             return None
         learners = self.members.of(Role.LEARNER)
         on = tuple(x.name for x in learners) or ("learner-0",)
-        for_what, since_s = _some([place(name) for name in on]), self._age("w")
+        for_what, since_s = first_few([actor_of(name) for name in on]), self._age("w")
         return Wait(f"version {self.gate.u + 1}", for_what, on, since_s, self._notes(learners, since_s))
 
     def _push(self) -> Wait | None:
@@ -393,14 +391,14 @@ class _Moment:
         left_s = max(0.0, push.deadline - self.now)
         since_s = pushes.timeout_s - left_s
         detail = f"no answer for {since_s:.0f} s, deadline in {left_s:.0f} s"
-        return Wait(f"push of version {push.version}", _some([place(x) for x in on]), tuple(on), since_s, detail)
+        return Wait(f"push of version {push.version}", first_few([actor_of(x) for x in on]), tuple(on), since_s, detail)
 
     def _version(self) -> Wait | None:
         """Generators that need a push before they get work, while no push is in flight."""
         behind = [x for x in self.members.of(Role.GENERATOR, MemberState.STALE) if not x.leaving]
         if self.state.pushes.current is not None or not (behind or self.gate.u > self.gate.v):
             return None
-        who = _some([place(x.name) for x in behind]) if 0 < len(behind) <= N_NAMED else "generators"
+        who = first_few([actor_of(x.name) for x in behind]) if 0 < len(behind) <= N_NAMED else "generators"
         ages = [self.watch.age(self.watch.standings, x.name) for x in behind]
         on = self.learners[:1] or ("learner-0",)
         return Wait(who, f"a push of version {self.gate.u}", on, max(ages, default=self._age("u")), "none is in flight")
@@ -411,7 +409,7 @@ class _Moment:
             return None
         late = [x for x in self.members.of(Role.LEARNER) if x.index not in state.terms.finished]
         on, since_s = tuple(x.name for x in late), self._age("phase")
-        return Wait("the end", _some([place(name) for name in on]), on, since_s, self._notes(late, since_s))
+        return Wait("the end", first_few([actor_of(name) for name in on]), on, since_s, self._notes(late, since_s))
 
     def _scorers(self) -> list[str]:
         """Rewards that may hold a sample: those that report scores in progress, else all."""
@@ -433,14 +431,4 @@ class _Moment:
         """The notes of these members, if they are recent enough to describe this wait."""
         if since_s < self.watch.quiet_s:
             return ""
-        return _some([f"{place(x.name)} {x.note}" for x in members if x.note])
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
-
-
-def _some(texts: Sequence[str]) -> str:
-    """The first few names, and the number of the others."""
-    more = len(texts) - N_NAMED
-    return ", ".join(texts[:N_NAMED]) + (f" and {more} more" if more > 0 else "")
+        return first_few([f"{actor_of(x.name)} {x.note}" for x in members if x.note])

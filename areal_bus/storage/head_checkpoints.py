@@ -22,7 +22,7 @@ from areal_bus.core.parts.terms import slot
 from areal_bus.core.rows import IssuedRow, Row
 from areal_bus.errors import CheckpointError, WireError
 from areal_bus.messages import Scored
-from areal_bus.storage.atomic_file import sync_folder
+from areal_bus.storage.atomic_file import sync
 from areal_bus.wire import codec
 
 SCHEMA = 1
@@ -43,7 +43,7 @@ def path_of(folder: Path, version: int) -> Path:
 def save(path: Path, checkpoint: HeadCheckpoint) -> None:
     """Write under a temporary name, sync, rename. Raises OSError, and then leaves `path` untouched."""
     _write(path, checkpoint, {}, syncs=True)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def mark(folder: Path, waypoint: HeadSavepoint) -> None:
@@ -95,7 +95,7 @@ def discard(path: Path) -> None:
     """Delete it if it exists, and sync. Raises OSError."""
     if path.exists():
         path.unlink()
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
 def load(path: Path) -> HeadCheckpoint:

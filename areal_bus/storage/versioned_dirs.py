@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.errors import CheckpointError
+from areal_bus.storage.atomic_file import sync
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -64,18 +65,18 @@ def seal(temporary: Path, final: Path, known: Mapping[str, tuple[int, str]] | No
             raise CheckpointError(f"size mismatch in a checkpoint: {paths[name]} was changed after it was written")
     files = {}
     for name, path in paths.items():
-        n_bytes, digest = known[name] if name in known else (path.stat().st_size, _sha256(path))
+        n_bytes, digest = known[name] if name in known else (path.stat().st_size, sha256(path))
         files[name] = {"bytes": n_bytes, "sha256": digest}
     (temporary / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1) + "\n", encoding="utf-8")
     folders = [path for path in temporary.rglob("*") if path.is_dir()]
     for path in [*paths.values(), temporary / MANIFEST, *folders, temporary]:
-        _sync(path)
+        sync(path)
     old = final.with_name(f".{final.name}.old")
     if final.exists():
         final.rename(old)
     temporary.rename(final)
     _release(temporary)
-    _sync(final.parent)
+    sync(final.parent)
     if old.exists():
         shutil.rmtree(old)
 
@@ -104,7 +105,7 @@ def verify(folder: Path) -> None:
     for name, expected in wanted.items():
         path = folder / name
         try:
-            matches = (path.stat().st_size, _sha256(path)) == expected
+            matches = (path.stat().st_size, sha256(path)) == expected
         except (OSError, ValueError) as error:
             raise CheckpointError(f"every file of the manifest must be readable: {path}: {error}") from error
         if not matches:
@@ -187,17 +188,9 @@ def _release(temporary: Path) -> None:
         os.close(descriptor)
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

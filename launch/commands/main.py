@@ -16,6 +16,7 @@ from areal_bus.config.removed import left_out
 from areal_bus.config.sections import Config, RunConfig
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import start_command
+from areal_bus.storage.atomic_file import read_object
 from launch.commands.dry_run import PlanPage, make_plan_page
 from launch.commands.settings_help import explain
 from launch.commands.slurm import sbatch_file
@@ -24,7 +25,7 @@ from launch.run.bootstrap import rank_and_size
 from launch.run.elastic import join_job
 from launch.run.rank import report_error, run_rank
 from launch.run.resume import AUTO
-from launch.run.runs import CONFIG, ORIGIN, read_object, run_name, why_no_run
+from launch.run.runs import CONFIG, ORIGIN, run_name, why_no_run
 
 OPTIONS = ("--set", "--dry-run", "--all", "--slurm", "--resume", "--join", "--key", "--explain", "--help")
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from areal_bus.config.sections import Config, TopologyConfig
 from areal_bus.errors import ConfigError
+from areal_bus.storage.atomic_file import read_object
 from launch.plan.topology import check_count, min_ranks
 from launch.run.job_id import SLURM_JOB
-from launch.run.runs import ORIGIN, SUMMARY, read_object, runs_named
+from launch.run.runs import ORIGIN, SUMMARY, runs_named
 
 MARGIN_S = 60  # between the limit of a drain and the end of the job
 MAX_NOTICE_S = 65535  # of sbatch

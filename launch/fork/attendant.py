@@ -84,7 +84,8 @@ def attend(connected: Callable[[], socket.socket]) -> int:
     """Have this server run the arguments of this process in a fork, and wait for it. Returns as `main` does."""
     try:
         server = connected()
-        check_user(server)
+        if pid_and_user(server)[1] != os.getuid():
+            raise PermissionError("another user has its address")
         send_request(server)
         wait_for_rank(server)
     except (OSError, EOFError) as error:
@@ -132,12 +133,6 @@ def pid_and_user(peer: socket.socket) -> tuple[int, int]:
     """Process id and user id of the process at the other end."""
     pid, user, _ = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
     return pid, user
-
-
-def check_user(server: socket.socket) -> None:
-    """Raises PermissionError when the process at the other end is of another user."""
-    if pid_and_user(server)[1] != os.getuid():
-        raise PermissionError("another user has its address")
 
 
 def send_request(server: socket.socket) -> None:

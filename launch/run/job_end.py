@@ -11,8 +11,8 @@ from typing import Any
 from actors.runtime.context import Context
 from actors.runtime.process import RESTART, signal_name
 from areal_bus.errors import ConfigError
-from areal_bus.storage.atomic_file import write_atomic
-from launch.run.runs import SUMMARY, read_object
+from areal_bus.storage.atomic_file import read_object, write_atomic
+from launch.run.runs import SUMMARY
 
 CAUSE = "ended-by.json"  # in RUN: the rank that ended the job, and why
 

@@ -34,7 +34,7 @@ from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.process import standard_streams
 from areal_bus.process.isolation import CHILD
 from areal_bus.process.parent_death import die_with_parent
-from areal_bus.storage.atomic_file import write_atomic
+from areal_bus.storage.atomic_file import read_object, write_atomic
 from launch.checks.model_checks import (
     check_frozen_models,
     check_lora,
@@ -107,7 +107,7 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
         "config": str(config_file.resolve()),
         "folder": str(folder),
         "working_folder": str(Path.cwd()),
-        "date": runs.read_object(run / runs.ORIGIN).get("date") or date.today().isoformat(),  # of the first start
+        "date": read_object(run / runs.ORIGIN).get("date") or date.today().isoformat(),  # of the first start
     }
     origin |= {"start": start} | slurm_job(os.environ)
     write_atomic(run / runs.ORIGIN, json.dumps(origin | data, indent=2) + "\n")
@@ -140,7 +140,7 @@ def fingerprint(rows: Sequence[RowWithOrigin]) -> dict[str, Any]:
 
 def check_same_data(run: Path, data: dict[str, Any]) -> None:
     """Raises ConfigError unless the rows are those of the run's first start (I4)."""
-    before = runs.read_object(run / runs.ORIGIN)
+    before = read_object(run / runs.ORIGIN)
     if "rows_sha256" in before and before["rows_sha256"] != data["rows_sha256"]:
         raise ConfigError(
             f"a run keeps its rows, because its uids count them: {run} began with {before['rows']} rows "
@@ -170,11 +170,6 @@ def loader_samples(config: Config, folder: Path) -> list[RowWithOrigin]:
     return found
 
 
-def common_fields(rows: Sequence[RowWithOrigin]) -> set[str]:
-    """Fields that every row has, which a reward function may use."""
-    return set.intersection(*(set(placed.row) for placed in rows)) - {UNREAD}
-
-
 def check_sampling(config: Config, rows: Sequence[RowWithOrigin], model: str) -> list[str]:
     """Check the prompts if the built-in workflow renders them, and give notes on them. Raises ConfigError."""
     if config.workflow.function == WorkflowConfig().function:
@@ -200,7 +195,8 @@ def check_rewards(config: Config, folder: Path, rows: Sequence[RowWithOrigin], m
         by_source.setdefault(placed.row.get(SOURCE, "") if functions else "", []).append(placed)
     for name, own in by_source.items():
         reward = config.reward.model_copy(update={"function": functions.get(name, config.reward.function)})
-        fields = common_fields(own) if own else None  # the rows of a loader are not known
+        # fields that every row has; the rows of a loader are not known
+        fields = set.intersection(*(set(placed.row) for placed in own)) - {UNREAD} if own else None
         samples = trials(config, own, model) if is_tried(config) else iter(())
         scored = samples if is_users_reward(reward) else ()
         try:

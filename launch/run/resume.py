@@ -13,6 +13,7 @@ from areal_bus.config.sections import Config
 from areal_bus.config.stages import settings_by_stage
 from areal_bus.core.evaluation import has_stopped_improving, history
 from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.storage.atomic_file import read_object
 from areal_bus.storage.versioned_dirs import version_of
 from launch.plan.settings_text import toml_value
 from launch.run import runs
@@ -185,14 +186,14 @@ def what_ended(run: Path, old: Config, new: Config) -> tuple[str, str]:
 
 def stopped_early(run: Path, config: Config) -> bool:
     """Whether the evaluations of a finished run end it early with these settings."""
-    rule, figures = config.evaluate, runs.read_object(run / runs.SUMMARY).get("evaluations", {})
+    rule, figures = config.evaluate, read_object(run / runs.SUMMARY).get("evaluations", {})
     values = history(rule.metric_set, rule.metric, figures)
     return has_stopped_improving(values, patience=rule.early_stop_patience)
 
 
 def is_named(run: Path, name: str) -> bool:
     """Whether the run was started with this name; its folder's name may have a number added."""
-    config, origin = runs.read_object(run / runs.CONFIG), runs.read_object(run / runs.ORIGIN)
+    config, origin = read_object(run / runs.CONFIG), read_object(run / runs.ORIGIN)
     return (config.get("run", {}).get("name") or Path(origin.get("config", "")).stem) == name
 
 
@@ -282,7 +283,7 @@ def resume_lines(run: Path, found: list[Change]) -> list[str]:
         if runs.is_finished(run)
         else f"resumes {run}"
     )
-    notes = [*map(str, found), *ignored(runs.read_object(run / runs.CONFIG))]
+    notes = [*map(str, found), *ignored(read_object(run / runs.CONFIG))]
     return [f"{what} (start {next_start(run)}; {kept}), with {n}", *(f"  {note}" for note in notes)]
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 import re
 import socket
@@ -11,14 +10,13 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from actors.runtime.user_code import describe, trace_of
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import reserved_name
 from areal_bus.errors import ConfigError
 from areal_bus.storage import versioned_dirs
-from areal_bus.storage.atomic_file import write_atomic
+from areal_bus.storage.atomic_file import read_object, write_atomic
 from areal_bus.storage.head_checkpoints import path_of
 from areal_bus.storage.journal_segments import NAME as JOURNAL_FILE
 
@@ -169,19 +167,6 @@ def start_time(run: Path) -> float:
     """Time of its last start, by the lock file."""
     lock = run / LOCK
     return (lock if lock.is_file() else run / CONFIG).stat().st_mtime
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; {} without the file. Raises ConfigError when the file holds anything else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"a run's files must be readable: {path}: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold one JSON object, not a {type(value).__name__}")
-    return value
 
 
 def why_no_run(wanted: str, parent: Path) -> str:

@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     folders = [Path(name) for name in args.runs]
-    if any(is_sweep(folder) for folder in folders):
+    if any((folder / "results.jsonl").is_file() for folder in folders):
         if args.json:
             raise ConfigError("--json describes runs: a sweep has its results in results.jsonl")
         if len(folders) > 1:
@@ -70,10 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return write(
         page_of(found), args.output or found[0].folder / ("comparison.html" if len(found) > 1 else "report.html")
     )
-
-
-def is_sweep(folder: Path) -> bool:
-    return (folder / "results.jsonl").is_file()
 
 
 def page_of(found: Sequence[Run]) -> Page:

@@ -189,7 +189,8 @@ class SeriesReader:
             values["perf/step_s"] = line["wall"] - self._last_wall
             if "rollout/n_tokens" in values:
                 values["perf/tokens_per_s"] = values["rollout/n_tokens"] / values["perf/step_s"]
-        values |= self._push | self._ring | self._refund_values() | dict(self._time_shares())
+        values |= self._push | self._ring | {"ring/refunds": 0.0, "ring/dropped_tokens": 0.0} | self._refunds
+        values |= dict(self._time_shares())
         self.version, self._last_wall = version, float(line["wall"])
         self._batches = {step: batch for step, batch in self._batches.items() if step >= version}
         self._refunds, self._spans = {}, {}
@@ -250,9 +251,6 @@ class SeriesReader:
         for key, seconds in line.items():
             if key.startswith("s_") and is_number(seconds):
                 labels[key[2:]] = labels.get(key[2:], 0.0) + seconds
-
-    def _refund_values(self) -> dict[str, float]:
-        return {"ring/refunds": 0.0, "ring/dropped_tokens": 0.0} | self._refunds
 
     def _time_shares(self) -> Iterator[tuple[str, float]]:
         for role, labels in self._spans.items():

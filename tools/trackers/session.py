@@ -11,9 +11,9 @@ from pathlib import Path
 
 from areal_bus.config.names.trackers import check_members, check_trackers, constructor_of
 from areal_bus.errors import ConfigError
-from areal_bus.storage.atomic_file import write_atomic
+from areal_bus.storage.atomic_file import read_object, write_atomic
 from tools.follow import JournalFollower
-from tools.run import Line, Run, is_number, parse, read_object
+from tools.run import Line, Run, is_number, parse
 from tools.samples import interleave_groups
 from tools.trackers.protocol import Target, Writer
 from tools.trackers.series import EVENTS, Row, SeriesReader, Undone

@@ -5,7 +5,6 @@ what follows from the files: invariants, bounds, tokens, evaluations.
 """
 
 import fcntl
-import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.process.commands import SCRIPT
 from areal_bus.storage import journal_chain
 from areal_bus.storage.journal_segments import raw_lines
+from areal_bus.storage.versioned_dirs import sha256
 from tools import run, terminal
 from tools.audit.audit import audit, figures, judge
 from tools.audit.findings import NAMES
@@ -73,12 +73,7 @@ def files(where: Run) -> dict[str, str]:
     found += [path for name in FOLDERS for path in (where.folder / name).rglob("*")]
     named = {path.relative_to(where.folder).as_posix(): path for path in found}
     named |= {f"journal/{path.name}": path for path in journal.glob("*.jsonl*")}
-    return {name: digest(named[name]) for name in sorted(named) if named[name].is_file()}
-
-
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {name: sha256(named[name]) for name in sorted(named) if named[name].is_file()}
 
 
 def chain_of(path: Path) -> Facts:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import SCRIPT
+from areal_bus.storage.versioned_dirs import sha256
 from tools import terminal
 from tools.run import Run
-from tools.trust.certify import SCHEMA, Facts, chain_of, digest, facts, files
+from tools.trust.certify import SCHEMA, Facts, chain_of, facts, files
 
 CONFIG = "config.json"
 SHOWN = 20  # differences
@@ -47,7 +48,7 @@ def read_certificate(path: Path) -> Facts:
 def changes(told: Facts, where: Run) -> list[str]:
     """What differs between a certificate and the run. Files first: what follows from them follows from the same."""
     then, config = told["files"], where.folder / CONFIG
-    if CONFIG in then and (not config.is_file() or digest(config) != then[CONFIG]):  # it names the journal's folder
+    if CONFIG in then and (not config.is_file() or sha256(config) != then[CONFIG]):  # it names the journal's folder
         return [f"{'changed' if config.is_file() else 'missing'} file: {CONFIG}"]
     now = files(where)
     found = [f"{word} file: {name}" for name in sorted(now.keys() | then.keys()) if (word := _word(then, now, name))]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from actors.engines.protocol import Completion, Done, Request
+from actors.engines.protocol import Completion, Done, Request, check_order
 from actors.engines.servers.http_client import StreamEnded, StreamEvent
 from actors.engines.servers.model_spec import ModelSpec
 from actors.engines.servers.protocol import PieceUpdate, Server, ServerContext
@@ -143,11 +143,7 @@ class ServerEngine:
 
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
         """Send new weights; returns `tensors` for reuse. Raises EngineError (unchanged), EngineLost, ConfigError."""
-        if self._held is not None and (term, version) < self._held:  # I6
-            raise EngineError(
-                f"versions never go back within a term: version {version} of term {term} comes after version "
-                f"{self._held[1]} of term {self._held[0]}"
-            )
+        check_order(self._held, term, version)
         self._shape.check_weights(tensors)
         keep = self._on_update == "keep" and self._held is not None and term == self._held[0] and not self._rests
         self._stop(keep=keep)
@@ -207,7 +203,7 @@ class ServerEngine:
         self.n_tokens += len(news.ids)
         has_end = sample.find_end()
         if news.finish is None:
-            if has_end and sample.is_sure:
+            if has_end and sample.n_sure is None:  # no update has begun since the piece was sent
                 self._end_here(sample)
             return
         if news.finish == Finish.ABORT and news.error and news.labels is None and self._server.stamps:

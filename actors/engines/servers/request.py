@@ -50,11 +50,6 @@ class ServerRequest:
             self.ids, self.logps, self.spans = [], [], []
             self.n_kept = None
 
-    @property
-    def is_sure(self) -> bool:
-        """Whether no update has begun since the piece was sent."""
-        return self.n_sure is None
-
     def find_end(self) -> bool:
         """Whether the sample ended where a server does not end it (stop strings, ignore_eos); drops the rest."""
         if self.n_kept is not None or self.request.controls == PLAIN:

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
-from actors.engines.protocol import Completion, Done, Request
+from actors.engines.protocol import Completion, Done, Request, check_order
 from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from areal_bus.errors import ConfigError, EngineError
 from areal_bus.messages import Finish
@@ -219,11 +219,7 @@ class SimulatedEngine:
 
     def update(self, version: int, tensors: Mapping[str, Any], *, term: int = 0) -> Mapping[str, Any]:
         """Take the key of new weights; returns `tensors`. Raises EngineError, with nothing changed, for other forms."""
-        if self._held is not None and (term, version) < self._held:  # I6
-            raise EngineError(
-                f"versions never go back within a term: version {version} of term {term} comes after version "
-                f"{self._held[1]} of term {self._held[0]}"
-            )
+        check_order(self._held, term, version)
         self._shape.check_weights(tensors)
         prefill_s = 0.0
         if self._on_update != "keep" or self._held is None or term > self._held[0]:  # of lost weights nothing is kept

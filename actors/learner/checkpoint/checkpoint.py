@@ -86,7 +86,7 @@ class PendingCheckpoint:
             self._write_files(files)
         except Exception as error:  # noqa: BLE001 (raised below: the other ranks wait for the report)
             broken = error
-        report = RankReport(files, _reason(broken))
+        report = RankReport(files, "" if broken is None else str(broken) or repr(broken))
         meeting = Meeting(self.ranks.index, self.ranks.size, self.number, self.ranks.store)
         try:
             conclude(meeting, report, self._seal, lambda: versioned_dirs.give_up(self.final))
@@ -190,10 +190,6 @@ def _begin(final: Path, ranks: LearnerRanks, folders: list[str]) -> tuple[Path, 
 
 def _refusal(final: Path, why: object) -> CheckpointError:
     return CheckpointError(f"cannot write the checkpoint {final} ({why})")
-
-
-def _reason(error: Exception | None) -> str:
-    return "" if error is None else str(error) or repr(error)
 
 
 def _is_of_the_disk(error: Exception) -> bool:

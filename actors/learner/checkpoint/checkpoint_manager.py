@@ -66,11 +66,6 @@ def _is_first(run: Path, sealed: list[int], every_steps: int) -> bool:
     return not sealed or (len(sealed) == 1 and not any(head_checkpoints.versions(run / "frontiers")))
 
 
-def forget_newer(run: Path, version: int) -> list[Path]:
-    """Remove checkpoints above `version`, whose training was rolled back. Returns their versions."""
-    return versioned_dirs.discard_above(run / "checkpoints", version)
-
-
 def has_frontier(run: Path, version: int) -> bool:
     """Whether a head checkpoint of this version exists."""
     return head_checkpoints.path_of(run / "frontiers", version).is_file()
@@ -188,7 +183,7 @@ class CheckpointManager:
             versioned_dirs.tidy(self._run / "checkpoints")
         else:
             beginning = choose(self._run, every_steps=self._settings.every_steps, warn=self._warn)
-        for path in forget_newer(self._run, beginning.version):
+        for path in versioned_dirs.discard_above(self._run / "checkpoints", beginning.version):
             self._warn(f"{path.name} is removed: this term begins at version {beginning.version}, before it")
         if self._uploads is not None:  # what an earlier process had not uploaded
             for _, path in sorted(versioned_dirs.versions(self._run / "checkpoints").items()):

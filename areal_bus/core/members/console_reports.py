@@ -4,11 +4,11 @@ import re
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from areal_bus.core.parts.split import first_few
 from areal_bus.messages import Scored, VerdictStatus
 
 N_EACH = 3  # deaths that have a line of their own
 WITHIN_S = 10.0  # within this time; later deaths are reported together after it
-N_NAMED = 3  # names in a summary line
 N_REASONS = 3
 
 
@@ -58,7 +58,7 @@ class Deaths:
         more = [f"{len(reasons) - N_REASONS} more reasons"] if len(reasons) > N_REASONS else []
         again = len(back.intersection(names))
         tail = f"; {again} of them are heard again" if again else ""
-        return [f"{_count(new, names)} for dead: {'; '.join([*whys, *more])}: {_some(names)}{tail}"]
+        return [f"{_count(new, names)} for dead: {'; '.join([*whys, *more])}: {first_few(names)}{tail}"]
 
     def _take(self) -> list[Death]:
         new, self._new, self._back = self._new, [], set()
@@ -73,11 +73,6 @@ def _count(new: list[Death], names: list[str]) -> str:
     n = len(names)
     who = "1 member was" if n == 1 else f"{n} members were"
     return f"{who} taken{f' {len(new)} times' if len(new) > n else ''}"
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - N_NAMED
-    return ", ".join(names[:N_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 SHARE = 0.05  # share of failed scores above which a warning is due

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from areal_bus.messages import Role
 
+N_NAMED = 3  # of a kind, in a sentence
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -74,3 +76,9 @@ def scheduled(schedule: Sequence[tuple[int, int]], version: int) -> int | None:
 
 def count(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def first_few(texts: Sequence[str]) -> str:
+    """The first few texts, and the number of the others."""
+    more = len(texts) - N_NAMED
+    return ", ".join(texts[:N_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -46,7 +46,7 @@ class Stalls:
         if patience_s is None or size is None or silent_s <= patience_s or not prompts.open:
             return
         n_at_work = len(prompts.open) - prompts.n_ready - prompts.n_queued
-        if n_at_work == 0 and clock.w == clock.u and prompts.n_ready < size and self.members.any_waits:
+        if n_at_work == 0 and clock.w == clock.u and prompts.n_ready < size and self.members.there():
             text = (
                 f"no state has everyone waiting: {silent_s:.0f} s without an event; {len(prompts.open)} prompts "
                 f"live, {prompts.n_ready} ready, {prompts.n_queued} queued, none sampled, trained or scored"
@@ -296,7 +296,8 @@ class HeadReplay:
         if prompt is None:
             return
         if self.batches.n_groups_seen > n_groups and not is_undone:
-            self._leave_out(prompt)
+            for number, left_out in self.prompts.left_out(prompt).items():
+                self._drop(prompt, {number: left_out}, f"reward_{left_out.status}")
         ages = self.undone_ages if is_undone else self.ages
         if line["born"] != prompt.born:
             text = f"born stays what it was at admission: {prompt.born}, not {line['born']}"
@@ -307,11 +308,6 @@ class HeadReplay:
             reward = prompt.reward_of(line["sample"])
             as_scored(self.file, line, sample, reward, has_reward=self.prompts.has_reward(sample))
         self.agreement.train(line, is_undone=is_undone)
-
-    def _leave_out(self, prompt: AuditedPrompt) -> None:
-        """Leave the samples without a reward out of the group."""
-        for number, sample in self.prompts.left_out(prompt).items():
-            self._drop(prompt, {number: sample}, f"reward_{sample.status}")
 
     def _verdict(self, prompt: AuditedPrompt, line: Line) -> AcceptedSample | None:
         """The verdict of a trajectory, perhaps one that a term lost and a later one restored."""

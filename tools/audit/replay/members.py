@@ -70,11 +70,6 @@ class Members:
         """Learner 0; "" when it has not joined."""
         return next((name for name in self.state if name.startswith("learner-0.")), "")
 
-    @property
-    def any_waits(self) -> bool:
-        """Whether a live generator could work."""
-        return bool(self.there())
-
     def there(self) -> list[str]:
         """Generators that can be pushed to."""
         return [name for name, s in self.state.items() if name.startswith(GENERATOR) and s in ("healthy", "stale")]
