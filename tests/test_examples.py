@@ -3,7 +3,7 @@
 import runpy
 import sys
 import tomllib
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from actors.engines.protocol import Completion
 from actors.learner.algorithms.fused import decoupled_ppo
+from actors.models.loading import load_tokenizer
+from actors.models.scratch import write_scratch_folder
 from actors.runtime import user_code
 from actors.runtime.user_code import add_user_folder
+from actors.workflows.episode_runner import EpisodeRun
 from areal_bus.config.sections import Config
 from tests.support.talking import talking
 
@@ -89,3 +93,28 @@ def test_an_agent_of_pypi_calls_its_tool_and_is_scored(
         found = talk.hold(row, ['[send(n=75, to="cfc")]<eos>', "done<eos>"])
     assert (found["reward"], found["correct"], found["parts"]) == (1.0, True, {"calls": 1})
     assert found["n_trajectories"] == (2 if history == "new_trajectory" else 1)
+
+
+def test_a_gymnasium_environment_answers_the_letters_of_its_actions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gymnasium", reason="gymnasium is not installed")
+    monkeypatch.setattr(sys, "path", [str(EXAMPLES / "environments"), *sys.path])
+    tree = tomllib.loads((EXAMPLES / "environments" / "frozen-lake.toml").read_text(encoding="utf-8"))
+    config = Config.model_validate(tree)
+    assert config.model.scratch is not None
+    write_scratch_folder(tmp_path, config.model.scratch)
+    tokenizer = load_tokenizer(str(tmp_path))
+    example = import_module("frozen_lake")
+    for moves, end in (("rd", 1.0), ("d", 0.0), (" rrrrrrr", 0.0)):  # around the hole, into it, and never there
+        row = {"question": "sf hg", "answer": "g"}
+        run = EpisodeRun(example.FrozenLake(config), row, tokenizer)
+        asked, letters = run.start(), iter(moves)
+        while asked is not None:
+            done = tokenizer.encode(next(letters))
+            asked = run.answer(Completion(("", 0, 0, 0, 0), done, [-0.5], [[0, 1]], "length"))
+        assert next(letters, None) is None
+        assert run.episode is not None
+        score = example.total(row | run.episode.row)
+        assert (score.reward, score.correct) == (end, end > 0)
+    assert run.turns()[:2] == [["sf hg0>", " "], ["0>", "r"]]
