@@ -247,12 +247,7 @@ def as_table(figures: Mapping[str, Any]) -> str:
         f"| {name} | about {round(figures[f'{name}: files'], -1)} | about {round(figures[f'{name}: lines'], -3):,} |"
         for name in ("product", "ring", "own packages")
     ]
-    plans = ["| | rooms | floors | arrows |", "|---|---|---|---|"]
-    plans += [
-        f"| {place} | {' | '.join(str(figures[f'{place}: {kind}']) for kind in ('rooms', 'floors', 'arrows'))} |"
-        for place in PLACES
-    ]
-    return "\n".join([*sizes, "", *plans])
+    return "\n".join(sizes)
 
 
 def parser() -> argparse.ArgumentParser:

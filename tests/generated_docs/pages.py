@@ -28,7 +28,7 @@ PAGES: Mapping[str, Parts] = {
     "from-areal.md": {"keys": lambda: converted_keys.list_of(AREAL)},
     "glossary.md": {
         "prompt states": lambda: states.page_of(PROMPT_STATES),
-        "member states": lambda: states.page_of(MEMBER_STATES),
+        "member states": lambda: states.rows(MEMBER_STATES),
     },
     "gpu.md": {"bounds": gpu.bounds, "results": gpu.page},
     "architecture.md": {"figures": lambda: as_table(measure(ROOT))},

@@ -18,10 +18,10 @@ several the last), the files that it `extends`, and what `actor.algorithm`, `dat
 for. `config.json` of the run has the result.
 
 `extends = "base.toml"` or `extends = ["gpus-8.toml", "algorithms/dapo.toml"]`: the last wins. A name is a path from the
-file's folder, else an installed config. A file that is reached twice counts once, where it is reached first.
+file's folder, else an installed config. A file that is reached twice counts where it is reached first.
 
-`key=default`: a key without a default is unset or empty. A type is shown where the default does not show it. `--explain
-KEY` prints one entry; with files (`--explain actor.lr my.toml`) also the value and where it comes from.
+`key=default`: a key without a default is unset or empty. `--explain KEY` prints one entry; with files (`--explain
+actor.lr my.toml`) also the value and where it comes from.
 """
 
 

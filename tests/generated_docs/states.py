@@ -1,4 +1,4 @@
-"""The states of prompts and members as a picture and a table, from the tables in the core."""
+"""The states of prompts (a picture, too) and members as a table, from the tables in the core."""
 
 from areal_bus.core.parts.state_table import StateTable
 
