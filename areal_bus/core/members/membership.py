@@ -30,8 +30,8 @@ MEMBER_STATES = StateTable(
             MemberState.HEALTHY,
             MemberState.DEAD,
         ): "A generator or reward is silent too long, or its connection has ended.",
-        (MemberState.DEAD, MemberState.STALE): "A generator is heard again; its leases are gone.",
-        (MemberState.DEAD, MemberState.HEALTHY): "A reward is heard again.",
+        (MemberState.DEAD, MemberState.STALE): "A generator's heartbeats return; its leases are lost.",
+        (MemberState.DEAD, MemberState.HEALTHY): "A reward's heartbeats return.",
     },
 )
 
