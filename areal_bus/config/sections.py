@@ -40,7 +40,7 @@ class WatchConfig(Section):
     console: bool = False
     """Print alarms on the console of the job (docs/alarms.md)."""
     off: tuple[AlarmName, ...] = ()
-    """Alarms that are not raised."""
+    """Names of alarms that are not raised (docs/alarms.md)."""
 
 
 class ProfileConfig(Section):

@@ -27,7 +27,7 @@ PAGES: Mapping[str, Parts] = {
     "from-trl.md": {"keys": lambda: converted_keys.list_of(TRL)},
     "from-areal.md": {"keys": lambda: converted_keys.list_of(AREAL)},
     "glossary.md": {
-        "prompt states": lambda: states.page_of(PROMPT_STATES),
+        "prompt states": lambda: states.rows(PROMPT_STATES),
         "member states": lambda: states.rows(MEMBER_STATES),
     },
     "gpu.md": {"bounds": gpu.bounds, "results": gpu.page},

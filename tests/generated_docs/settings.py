@@ -74,7 +74,7 @@ def table(name: str, section: type[BaseModel]) -> str:
         value = "" if field.default in (None, "") else f"={shown}"
         limits = limits_of(field)
         is_named = limits.startswith("of ") and all(choice in text for choice in re.findall(r'"[^"]+"', limits))
-        if is_named or limits == "list of " or limits.startswith("list of a table"):
-            limits = ""  # the text names each choice, or the page with the keys of the tables
+        if is_named or re.match(r'list of ($|a table|")', limits):
+            limits = ""  # the text names each choice, or the page with the items or their keys
         lines.append(f"- `{key}{value}`{f' ({limits})' if limits else ''}: {text}")
     return "\n".join(lines) + "\n"
