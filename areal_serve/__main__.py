@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from actors.models.scratch import write_scratch_folder
@@ -29,7 +30,7 @@ from launch.checks.model_checks import check_model
 from launch.commands.local_job import attend
 from launch.commands.main import load_settings
 from launch.plan.network import find_interface, local_facts
-from launch.run.runs import CONFIG, ORIGIN, Lock, create_numbered_folder, run_name
+from launch.run.runs import CONFIG, ORIGIN, Lock, create_numbered_folder, run_name, why_no_run
 
 SHORT_S = 10.0  # a front that ends so soon has not served
 MOST_SHORT = 3
@@ -54,16 +55,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.np < 2:
         raise ConfigError(f"-np must be at least 2, one trainer and one sampler: it is {options.np}")
     config, file = load_settings(options.config, options.resume, options.set)
+    front = prepare(config, file, resume=options.resume, port=options.port)
+    return supervise(front.command(options.np - 1), {KEY: front.key})
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a front is started with. This process has the lock of its run until it ends."""
+
+    run: Path
+    host: str
+    port: int
+    model: str  # folder
+    name: str  # of the model, for clients
+    key: str
+
+    def command(self, n_samplers: int, *, door: str = "") -> list[str]:
+        """`door`: the folder at which samplers of other ranks arrive; without one they are children of the front."""
+        words = [str(self.run), self.host, str(self.port), str(n_samplers), self.model, self.name, door]
+        return [*CHILD, "areal_serve.process", *words, str(os.getpid())]
+
+
+def prepare(config: Config, file: Path, *, resume: str | None, port: int) -> Prepared:
+    """Check the settings and make the run's folder. `port`: 0 finds a free one. Raises ConfigError."""
     host = listening_address(config.bus.interface)
     key = find_key(os.environ, host)
     model = check_model(config, file.resolve().parent)
-    run = Path(options.resume).resolve() if options.resume else new_run(config, file)
-    Lock(run)  # until this process ends
+    if resume and not (Path(resume) / CONFIG).is_file():
+        raise ConfigError(f"--resume takes the folder of a server: {why_no_run(resume, config.run.folder / 'serve')}")
+    run = Path(resume).resolve() if resume else new_run(config, file)
+    Lock(run)
     folder = model or str(run / "scratch-model")
-    port = options.port or free_port(host)
-    words = [str(run), host, str(port), str(options.np - 1), folder, config.model.path or folder, str(os.getpid())]
-    print(f"serving {config.model.path or folder} from {run}", file=sys.stderr, flush=True)
-    return supervise([*CHILD, "areal_serve.process", *words], {KEY: key})
+    name = config.model.path or folder
+    print(f"serving {name} from {run}", file=sys.stderr, flush=True)
+    return Prepared(run, host, port or free_port(host), folder, name, key)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

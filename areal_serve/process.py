@@ -1,11 +1,13 @@
-"""The front's process: `python -m areal_serve.process RUN HOST PORT N_SAMPLERS FOLDER NAME PARENT`.
+"""The front's process: `python -m areal_serve.process RUN HOST PORT N_SAMPLERS FOLDER NAME DOOR PARENT`.
 
-The key is in its environment. It starts the trainer and the samplers as its children, prints the address when all are
+The key is in its environment. It starts the trainer and the samplers as its children (those of other ranks arrive at
+DOOR, a folder), prints the address when all are
 ready, and serves until SIGTERM.
 """
 
 import os
 import select
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -21,10 +23,12 @@ from areal_bus.config.sections import Config
 from areal_bus.process.parent_death import die_with_parent
 from areal_bus.transport.web_server import WebServer
 from areal_serve.front import WATCH_S, Front
+from areal_serve.links.rank_door import RankDoor
+from areal_serve.links.worker_link import Child, Place, WorkerLink
 from areal_serve.registry import Registry
 from areal_serve.samplers import Samplers
 from areal_serve.storage.client_journal import ClientJournal
-from areal_serve.worker import Frame, WorkerProcess
+from areal_serve.worker import Frame
 
 KEY = "TINKER_API_KEY"
 QUIET = "AREAL_BUS_SERVE_QUIET"  # in the environment of a front that is started again
@@ -35,14 +39,15 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 class Workers:
     """The trainer and the samplers of a front, started on its event loop."""
 
-    def __init__(self, config: Config, run: Path, folder: str, *, n_samplers: int) -> None:
+    def __init__(self, config: Config, run: Path, folder: str, *, n_samplers: int, door: str) -> None:
         self._config, self._run, self._words, self._n_samplers = config, run, [str(run), folder], n_samplers
         self.samplers = Samplers()
         self.registry = Registry(run, save_every=config.serve.save_every, to_trainer=self._to_trainer)
-        self._trainer: WorkerProcess | None = None
-        self._all: list[WorkerProcess] = []
+        self._trainer: WorkerLink | None = None
+        self._all: list[WorkerLink] = []
         self._journal: ClientJournal | None = None
         self._starting = 1 + n_samplers
+        self._door = RankDoor(Path(door)) if door else None
         self.on_ready: Callable[[], None] = lambda: None
 
     def _to_trainer(self, frame: Frame) -> None:
@@ -50,6 +55,8 @@ class Workers:
             self._trainer.send(frame)
 
     async def start(self, app: web.Application) -> None:
+        if self._door is not None:
+            await self._door.open()
         self._journal = ClientJournal(self._run, self._config)
         self.registry.on_done = self.samplers.on_done = self._journal.call
         self._trainer = self._worker("trainer", 0, self.registry.on_trainer, self.registry.on_trainer_start)
@@ -63,21 +70,21 @@ class Workers:
                 )
             )
 
-    def _worker(self, role: str, index: int, on_frame: Any, on_start: Any) -> WorkerProcess:
+    def _worker(self, role: str, index: int, on_frame: Any, on_start: Any) -> WorkerLink:
         def started() -> None:
             on_start()
             self._starting -= 1
             if self._starting == 0:
                 self.on_ready()
 
-        n_threads = max(1, (os.cpu_count() or 1) // (1 + self._n_samplers))
-        variables = {name: os.environ.get(name, str(n_threads)) for name in THREADS}
-        if n_gpus := self._config.topology.gpus_per_host:
-            variables["CUDA_VISIBLE_DEVICES"] = str(index % n_gpus)
+        if self._door is not None and index:
+            place: Place = self._door.place(index)
+        else:
+            variables = worker_variables(self._config, index, 1 + self._n_samplers)
+            place = Child([role, *self._words], variables)
         assert self._journal is not None
         on_end = partial(self._journal.worker_ended, role, index)
-        words = [role, *self._words]
-        self._all.append(WorkerProcess(words, variables, on_frame=on_frame, on_start=started, on_end=on_end))
+        self._all.append(WorkerLink(role, place, on_frame=on_frame, on_start=started, on_end=on_end))
         return self._all[-1]
 
     def watch(self) -> None:
@@ -87,6 +94,8 @@ class Workers:
             self._journal.mark()
 
     async def close(self, app: web.Application) -> None:
+        if self._door is not None:
+            self._door.close()
         for worker in self._all:
             worker.kill()
         for worker in self._all:  # they end together
@@ -95,15 +104,24 @@ class Workers:
             self._journal.close()
 
 
+def worker_variables(config: Config, index: int, size: int) -> dict[str, str]:
+    """Of the environment of worker `index` of `size` on this host: its threads and its GPU."""
+    n_threads = max(1, (os.cpu_count() or 1) // size)
+    variables = {name: os.environ.get(name, str(n_threads)) for name in THREADS}
+    if n_gpus := config.topology.gpus_per_host:
+        variables["CUDA_VISIBLE_DEVICES"] = str(index % n_gpus)
+    return variables
+
+
 def main(words: list[str]) -> None:
-    run, host, port, n_samplers, folder, name, parent = words
+    run, host, port, n_samplers, folder, name, door, parent = words
     die_with_parent(int(parent))
     key, is_quiet = os.environ.pop(KEY), os.environ.pop(QUIET, "")
     ended, end = os.pipe()  # a handler takes no lock: it may interrupt the thread that has it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.write(end, b"."))
     config = saved((Path(run) / "config.json").read_text(encoding="utf-8"))
-    workers = Workers(config, Path(run), folder, n_samplers=int(n_samplers))
+    workers = Workers(config, Path(run), folder, n_samplers=int(n_samplers), door=door)
     context = max_positions(folder) or 1 << 20
     front = Front(workers.registry, workers.samplers, key=key, name=name, context=context, tokenizer=folder)
     front.app.on_startup.append(workers.start)
@@ -113,6 +131,8 @@ def main(words: list[str]) -> None:
     server = WebServer(front.app, name="front", n_connections=N_CONNECTIONS, address=(host, int(port)))
     while not select.select([ended], [], [], WATCH_S)[0]:
         server.thread.soon(workers.watch)
+    if door:  # at once: mpirun leaves its ranks a second, and the folder tells the others that the job ends
+        shutil.rmtree(door, ignore_errors=True)
     server.close()
 
 

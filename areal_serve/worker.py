@@ -4,18 +4,14 @@
 process that started it. A frame: its length (8 bytes, little-endian), then a map.
 """
 
-import asyncio
 import json
-import os
 import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +19,6 @@ import msgpack
 import numpy as np
 
 from areal_bus.config.removed import saved
-from areal_bus.process.isolation import CHILD, child_path
 from areal_bus.process.parent_death import die_with_parent
 from areal_serve.rejection import Rejected, fault
 from areal_serve.versions import n_trained
@@ -41,85 +36,6 @@ class Link(Protocol):
         """Replies come by the callback that it was made with."""
 
     def close(self) -> None: ...
-
-
-class WorkerProcess:
-    """Starts a worker and starts it again when it ends. Lives on the event loop."""
-
-    def __init__(
-        self,
-        words: list[str],
-        variables: Mapping[str, str],
-        *,
-        on_frame: Callable[[Frame], None],
-        on_start: Callable[[], None],
-        on_end: Callable[[int], None],
-    ) -> None:
-        """`words`: role, run, model. `on_start`: it is ready, for the first time or again. `on_end`: gets its code."""
-        self._words, self._variables, self._on_frame, self._on_start = words, variables, on_frame, on_start
-        self._on_end = on_end
-        self._process: subprocess.Popen[bytes] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        self.failure = ""  # why it will not be started again
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
-    def send(self, frame: Frame) -> None:
-        """A frame to a worker that has ended is lost: `on_start` sends what is needed again."""
-        if self._writer is not None:
-            body = msgpack.packb(frame, use_bin_type=True)
-            self._writer.write(LENGTH.pack(len(body)) + body)
-
-    def kill(self) -> None:
-        """It is not started again."""
-        self._task.cancel()
-        if self._process is not None:
-            self._process.kill()
-
-    def close(self) -> None:
-        self.kill()
-        if self._process is not None:
-            self._process.wait()
-
-    async def _run(self) -> None:
-        n_early = 0  # ends in a row before it was ready
-        while n_early < 3:
-            n_early += 1
-            ours, theirs = socket.socketpair()
-            role, *rest = self._words
-            self._process = subprocess.Popen(
-                [*CHILD, "areal_serve.worker", role, str(theirs.fileno()), *rest, str(os.getpid())],
-                env={**os.environ, "PYTHONPATH": child_path(), **self._variables},
-                pass_fds=[theirs.fileno()],
-            )
-            theirs.close()
-            reader, self._writer = await asyncio.open_connection(sock=ours)
-            try:
-                while True:
-                    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                    frame = msgpack.unpackb(await reader.readexactly(length), strict_map_key=False)
-                    if frame == READY:
-                        n_early = 0
-                    self._told(frame)
-            except (asyncio.IncompleteReadError, ConnectionError):
-                self._writer.close()
-                code = await asyncio.to_thread(self._process.wait)
-                print(f"{role} ended with code {code}: it is started again", file=sys.stderr, flush=True)
-                self._on_end(code)
-        self.failure = f"{self._words[0]} ended three times before it was ready"
-        print(f"error: {self.failure}", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def _told(self, frame: Frame) -> None:
-        """A fault in a callback ends the front: the next one begins with what is on disk."""
-        try:
-            self._on_start() if frame == READY else self._on_frame(frame)
-        except Exception:  # noqa: BLE001  no task awaits this one: clients would wait for ever
-            traceback.print_exc()
-            os._exit(1)
 
 
 class Pipe:

@@ -38,6 +38,8 @@ def main(words: Sequence[str]) -> int:
     n_ranks, others = split_count(words)
     options = launcher.parse_arguments(others)
     launcher.check_combinations(options)
+    if options.serve:
+        raise ConfigError(f"--serve is for your own mpirun: {SCRIPT} serve CONFIG.toml -np N starts the same processes")
     if options.dry_run or options.slurm:
         return launcher.main(others, n_ranks=n_ranks)
     if options.explain is not None or options.join is not None:

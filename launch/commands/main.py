@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import importlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,9 @@ from launch.run.rank import report_error, run_rank
 from launch.run.resume import AUTO
 from launch.run.runs import CONFIG, ORIGIN, run_name, why_no_run
 
-OPTIONS = ("--set", "--dry-run", "--all", "--slurm", "--resume", "--join", "--key", "--explain", "--help")
+OPTIONS = ("--set", "--dry-run", "--all", "--slurm", "--resume", "--join", "--key", "--explain", "--serve", "--port",
+           "--help")  # fmt: skip
+SERVER = "areal_serve.ranks"  # found by name: it imports this package
 
 
 def main(arguments: Sequence[str] | None = None, *, n_ranks: int | None = None) -> int:
@@ -42,6 +45,8 @@ def main(arguments: Sequence[str] | None = None, *, n_ranks: int | None = None) 
             return print_on_rank_0(rank, explain_key(options))
         if options.join is not None:
             return join_job(options.join, options.key)
+        if options.serve:
+            return int(importlib.import_module(SERVER).main(options))
         config, file = load_settings(options.config, options.resume, options.set)
         if rank == 0:
             for name in options.config:
@@ -89,10 +94,17 @@ def check_combinations(options: argparse.Namespace) -> None:
         "--join": options.join is not None,
         "--key": options.key is not None,
         "--explain": options.explain is not None,
+        "--serve": options.serve,
+        "--port": options.port != 0,
     }
     for option, allowed, why in (
         ("--explain", ("--explain", "CONFIG.toml", "--set"), "prints the meaning of a setting, and starts nothing"),
         ("--join", ("--join", "--key"), "takes all settings from the job that it joins"),
+        (
+            "--serve",
+            ("--serve", "--port", "CONFIG.toml", "--set", "--resume"),
+            "serves the Tinker API (docs/tinker.md)",
+        ),
     ):
         ineffective = [name for name, is_given in given.items() if is_given and name not in allowed]
         if given[option] and ineffective:
@@ -101,6 +113,8 @@ def check_combinations(options: argparse.Namespace) -> None:
         raise ConfigError("--all needs --dry-run: it prints every setting there")
     if given["--slurm"] and (given["--dry-run"] or given["--resume"]):
         raise ConfigError("--slurm prints an sbatch file with run.resume=auto: leave out --dry-run and --resume")
+    if given["--port"] and not given["--serve"]:
+        raise ConfigError("--port needs --serve: it is the port of the Tinker API")
     if given["--key"] and not given["--join"]:
         raise ConfigError("--key needs --join: it is the invitation for it")
     for option, what in (
@@ -178,6 +192,10 @@ def parser() -> Parser:
         help="run one more generator of a running job: the head's endpoint, or the run's folder",
     )
     parser.add_argument("--key", metavar="FILE", help="for --join: the invitation, RUN/join.json")
+    parser.add_argument(
+        "--serve", action="store_true", help="serve the Tinker API: rank 0 trains, the others sample; docs/tinker.md"
+    )
+    parser.add_argument("--port", type=int, default=0, help="for --serve: a free port without it")
     parser.add_argument(
         "--explain",
         metavar="KEY",

@@ -37,7 +37,8 @@ BACKLOG = 4096  # ranks of a host that connect at once
 CONNECT_S = 10.0
 RETRY_S = 0.01
 FULL_S = 0.1  # Linux: a user's descriptors on their way to other processes are limited as its open files are
-OTHER_MODES = {"--dry-run", "--all", "--slurm", "--join", "--key", "--explain", "--help", "-h"}  # start no ring
+# they start no ring
+OTHER_MODES = {"--dry-run", "--all", "--slurm", "--join", "--key", "--explain", "--serve", "--help", "-h"}
 SETTING, VARIABLE = "launch.start", "AREAL_BUS_LAUNCH__START"
 
 

@@ -19,11 +19,15 @@ ANSWER_S = 120.0
 Server = Mapping[str, str]
 
 
+class NoAnswer(Exception):
+    """The front has ended before it answered, or forgot a future when it ended."""
+
+
 @contextmanager
 def serving(
-    folder: Path, *words: str, command: Sequence[str] = SERVE, variables: dict[str, str] | None = None
+    folder: Path, *words: str, command: Sequence[str] = SERVE, variables: dict[str, str] | None = None, code: int = 0
 ) -> Iterator[dict[str, str]]:
-    """A server's two lines as variables, RUN, its folder, and PID. It must end with 0."""
+    """A server's two lines as variables, RUN, its folder, and PID. It must end with `code`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TINKER")} | (
         variables or {}
     )
@@ -44,7 +48,7 @@ def serving(
         yield dict(line.split("=", 1) for line in lines) | {"RUN": str(run), "PID": str(process.pid)}
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(60) == code
         if process.stdout is not None:
             process.stdout.close()
 
@@ -99,6 +103,8 @@ def post(server: Server, path: str, body: bytes, *headers: str, key: str | None 
 def call(server: Server, path: str, given: Any) -> Any:
     """The answer to a request that must be accepted: what JSON holds, or bytes."""
     status, found = raw(server, post(server, path, given if isinstance(given, bytes) else json.dumps(given).encode()))
+    if status in (0, 410):
+        raise NoAnswer(found)
     assert status == 200, found
     return json.loads(found) if found[:1] == b"{" else found
 
@@ -106,3 +112,10 @@ def call(server: Server, path: str, given: Any) -> Any:
 def result(server: Server, path: str, given: Any) -> Any:
     """The result of the future that is promised."""
     return call(server, "/retrieve_future", {"request_id": call(server, path, given)["request_id"]})
+
+
+def model_name(server: Server) -> str:
+    """Of the base model, as the server lists it."""
+    key = f"X-API-Key: {server['TINKER_API_KEY']}"
+    request = f"GET /api/v1/get_server_capabilities HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{key}\r\n\r\n"
+    return str(json.loads(raw(server, request.encode())[1])["supported_models"][0]["model_name"])

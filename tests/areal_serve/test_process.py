@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from areal_serve.front import BODY_BYTES
-from tests.areal_serve.processes import Server, call, pids, post, raw, result, serving
+from tests.areal_serve.processes import Server, call, model_name, pids, post, raw, result, serving
 from tests.areal_serve.test_front import pass_body
 from tests.areal_serve.test_wire import dense, part, varint
 
@@ -134,10 +134,3 @@ def test_bad_input_gets_an_answer_and_ends_no_process(server: Server) -> None:
     step = {"model_id": id, "seq_id": 6, "adam_params": {"learning_rate": 1e-3}}
     assert result(server, "/optim_step", step)["metrics"]["step:max"] == 1
     assert [pids(server, role) for role in ("front", "trainer", "sampler")] == before
-
-
-def model_name(server: Server) -> str:
-    """Of the base model, as the server lists it."""
-    key = f"X-API-Key: {server['TINKER_API_KEY']}"
-    request = f"GET /api/v1/get_server_capabilities HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{key}\r\n\r\n"
-    return str(json.loads(raw(server, request.encode())[1])["supported_models"][0]["model_name"])
