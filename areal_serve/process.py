@@ -56,7 +56,7 @@ class Workers:
 
     async def start(self, app: web.Application) -> None:
         if self._door is not None:
-            await self._door.open()
+            await self._door.listen()
         self._journal = ClientJournal(self._run, self._config)
         self.registry.on_done = self.samplers.on_done = self._journal.call
         self._trainer = self._worker("trainer", 0, self.registry.on_trainer, self.registry.on_trainer_start)

@@ -21,7 +21,7 @@ class RankDoor:
         self._arrivals: dict[int, asyncio.Queue[Arrival]] = {}
         self._server: asyncio.Server | None = None
 
-    async def open(self) -> None:
+    async def listen(self) -> None:
         self._server = await asyncio.start_unix_server(self._arrive, self._path)  # in place of a former front's
 
     def close(self) -> None:

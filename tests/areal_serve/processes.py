@@ -102,7 +102,10 @@ def post(server: Server, path: str, body: bytes, *headers: str, key: str | None 
 
 def call(server: Server, path: str, given: Any) -> Any:
     """The answer to a request that must be accepted: what JSON holds, or bytes."""
-    status, found = raw(server, post(server, path, given if isinstance(given, bytes) else json.dumps(given).encode()))
+    request = post(server, path, given if isinstance(given, bytes) else json.dumps(given).encode())
+    while (answer := raw(server, request))[0] == 408:  # a future that is not done
+        pass
+    status, found = answer
     if status in (0, 410):
         raise NoAnswer(found)
     assert status == 200, found
