@@ -28,6 +28,10 @@ from areal_bus.process.commands import python
 REPLY = "reply"  # of the conversation that shows how a template ends a turn
 CLOCK = "strftime_now"  # the function by which a chat template asks for the date
 DIRECTIVES = "aAbBcCdDeFGgHhIjklMmnPpRrSTUuVWwXxYyZz"  # of strftime
+DOWNLOADS = {
+    "smollm2": "smollm2-135m-instruct",
+    "gemma-3-270m": "gemma-3-270m",
+}  # part of a path -> actors.models.download
 LINE = 64  # bytes of a cache line
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # transformers' names for one class
 
@@ -95,9 +99,8 @@ def _parts(folder: Path) -> list[str]:
 
 
 def _hint(path: str) -> str:
-    if "smollm2" not in path.lower():
-        return ""
-    return f"; to bring SmolLM2: {python()} -m actors.models.download_smollm2 {shlex.quote(path)}"
+    names = [name for part, name in DOWNLOADS.items() if part in path.lower()]
+    return f"; to bring it: {python()} -m actors.models.download {names[0]} {shlex.quote(path)}" if names else ""
 
 
 def load_tokenizer(path: str, *, date: str = "") -> Any:

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.models.download_smollm2 import convert, find_gguf, is_whole
+from actors.models.download import bring, find_smollm2
+from actors.models.gguf_model import is_whole
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import SCRIPT
 from launch.commands import local_job
@@ -31,10 +32,10 @@ def choose_config() -> str:
     if is_whole(MODEL):
         return "configs/demo.toml"
     try:
-        find_gguf()
+        find_smollm2()
     except ConfigError as missing:
         print(f"{MODEL} is not in this folder, so configs/tiny.toml runs instead of configs/demo.toml: {missing}\n")
         return "configs/tiny.toml"
     print(f"converting SmolLM2-135M-Instruct to {MODEL} (538 MB, once)", file=sys.stderr, flush=True)
-    convert(MODEL)
+    bring("smollm2-135m-instruct", MODEL)
     return "configs/demo.toml"

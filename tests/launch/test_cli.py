@@ -249,12 +249,12 @@ def test_the_demo_uses_smollm2_where_present_and_logs_its_absence(monkeypatch: p
     def missing() -> Path:
         raise ConfigError("SmolLM2 comes in a wheel")
 
-    monkeypatch.setattr(demo, "find_gguf", missing)
+    monkeypatch.setattr(demo, "find_smollm2", missing)
     assert demo.choose_config() == "configs/tiny.toml"
     assert "configs/tiny.toml runs instead of configs/demo.toml: SmolLM2 comes in a wheel" in capfd.readouterr().out
     made: list[Path] = []
-    monkeypatch.setattr(demo, "find_gguf", lambda: Path("there.gguf"))
-    monkeypatch.setattr(demo, "convert", made.append)
+    monkeypatch.setattr(demo, "find_smollm2", lambda: Path("there.gguf"))
+    monkeypatch.setattr(demo, "bring", lambda _name, folder: made.append(folder))
     assert demo.choose_config() == "configs/demo.toml"
     assert made == [demo.MODEL]
 

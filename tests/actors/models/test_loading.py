@@ -5,12 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from actors.models.download_smollm2 import convert, find_gguf, is_whole, unpermute
 from actors.models.loading import check_model_path, empty_model, load_model, load_tokenizer, stop_ids, turn_end
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.sections import ScratchConfig
@@ -139,7 +137,7 @@ def test_a_model_path_that_cannot_load_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"python -m actors.models.download_smollm2 \S"):
+    with pytest.raises(ConfigError, match=r"python -m actors.models.download \S+ \S"):
         check_model_path("models/SmolLM2-135M-Instruct", tmp_path)
     with pytest.raises(ConfigError, match="nothing is at"):
         check_model_path("./nowhere/model", tmp_path)
@@ -263,30 +261,3 @@ def test_a_folder_without_a_tokenizer_is_the_users_error(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="tokenizer"):
         load_tokenizer(str(tmp_path))
-
-
-def test_unpermute_takes_rotary_pairs_apart() -> None:
-    weight = np.arange(8)[:, None]  # two heads of four rows: pairs (0 1) (2 3) | (4 5) (6 7)
-    assert unpermute(weight, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-
-
-def test_a_folder_that_is_no_whole_model_is_not_written_over(tmp_path: Path) -> None:
-    (tmp_path / "kept.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="remove it"):
-        convert(tmp_path, find_gguf())
-    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
-
-
-@pytest.mark.slow
-def test_smollm2_converts_once_and_answers(tmp_path: Path) -> None:
-    folder = tmp_path / "SmolLM2"
-    assert convert(folder)
-    assert is_whole(folder)
-    assert not convert(folder)
-    model, tokenizer = load_model(str(folder), "float32", "cpu"), load_tokenizer(str(folder))
-    chat = [{"role": "user", "content": "What is the capital of France?"}]
-    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        out = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
-    assert "Paris" in tokenizer.decode(out)
-    assert stop_ids(model, tokenizer) == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
