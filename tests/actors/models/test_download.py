@@ -24,7 +24,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         commands.append(command)
         return subprocess.CompletedProcess(command, 1)
 
-    monkeypatch.setattr(download.subprocess, "run", fail)
+    monkeypatch.setattr("actors.models.download.subprocess.run", fail)
     return commands
 
 
