@@ -94,9 +94,7 @@ class MultiTurn:
     def __init__(
         self, reward_fn: RewardFunction, *, max_turns: int = 2, discount: float = 1.0, retry: str = RETRY
     ) -> None:
-        """`discount`: of the reward, for each answer after the first. `retry`: the message after a wrong answer, with
-        {fields} of the row. Raises ConfigError.
-        """
+        """`discount`: of the reward, for each answer after the first. `retry`: the message after a wrong one."""
         if max_turns < 1:
             raise ConfigError(f"workflow.arguments.max_turns must be at least 1: it is {max_turns}")
         try:
@@ -133,9 +131,7 @@ class ToolCalls:
     def __init__(
         self, reward_fn: RewardFunction, tools: Sequence[Tool] = (), *, mcp: str = "", max_turns: int = 4
     ) -> None:
-        """`mcp`: a command of an MCP server in each line, run in the config's folder. Raises ConfigError for a tool or
-        a server that cannot be used.
-        """
+        """`mcp`: commands of MCP servers, one a line, run in the config's folder. Raises ConfigError for a bad one."""
         if max_turns < 1:
             raise ConfigError(f"workflow.arguments.max_turns must be at least 1: it is {max_turns}")
         self._score, self._max_turns = AnswerScore(reward_fn), max_turns

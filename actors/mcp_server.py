@@ -76,9 +76,7 @@ class McpServer:
         return found
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
-        """The result as text, and whether the tool succeeded. Raises McpFailed, and ValueError for arguments that are
-        no JSON.
-        """
+        """The result as text, and whether the tool succeeded. Raises McpFailed; ValueError for arguments not JSON."""
         self._deadline = time.monotonic() + CALL_S
         answer = self._request(CALL, {"name": name, "arguments": arguments})
         parts = [part.get("text", f"[{part.get('type')}]") for part in answer.get("content", [])]
@@ -128,7 +126,8 @@ class McpServer:
             if "method" not in record and record.get("id") == self._n:
                 return record
             if "method" in record and "id" in record:
-                self._send({"id": record["id"]} | answer_to(record["method"]))
+                unknown = {"error": {"code": NO_METHOD, "message": f"no method {record['method']}"}}
+                self._send({"id": record["id"]} | ({"result": {}} if record["method"] == "ping" else unknown))
 
     def _send(self, record: dict[str, Any]) -> None:
         """Raises ValueError for a number that JSON does not have."""
@@ -174,8 +173,3 @@ class McpServer:
                 self._text += read
         line, _, self._text = self._text.partition(b"\n")
         return line
-
-
-def answer_to(method: str) -> dict[str, Any]:
-    """The answer to a request of the server."""
-    return {"result": {}} if method == "ping" else {"error": {"code": NO_METHOD, "message": f"no method {method}"}}

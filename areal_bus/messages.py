@@ -364,9 +364,7 @@ class Cancel:
 
 @record
 class BeginTerm:
-    """Learner rank 0 begins a term with these weights: initial, of a checkpoint, of a copy in memory (`restored`), or
-    its current ones (`lives_on`).
-    """
+    """Learner rank 0 begins a term: weights initial, of a checkpoint or copy (`restored`), or its own (`lives_on`)."""
 
     version: int
     digest: Name

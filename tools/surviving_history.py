@@ -45,7 +45,7 @@ def undone_places(where: Run, kept: Iterable[Line]) -> set[int]:
     for place, line in enumerate(kept):
         if line["evaluation"]:
             continue
-        key = _key(line)
+        key = sample_key(line)
         if key in places:
             out.add(places[key])
         places[key] = place
@@ -59,12 +59,12 @@ def surviving(where: Run) -> set[Key] | None:
     for path in where.journals("head"):
         for line in run.lines(path, "term", "trajectory"):
             if line["event"] == "trajectory":
-                batches.setdefault(line["step"], set()).add(_key(line))
+                batches.setdefault(line["step"], set()).add(sample_key(line))
             else:
                 n_terms += 1
                 batches = {step: keys for step, keys in batches.items() if step < line["version"]}
     return set().union(*batches.values()) if n_terms > 1 else None
 
 
-def _key(line: Line) -> Key:
+def sample_key(line: Line) -> Key:
     return line["uid"], line["sample"], line["attempt"]

@@ -56,9 +56,7 @@ def width() -> int:
 
 
 def end(main: Callable[[], int]) -> None:
-    """Run a tool's main and exit with its code; 2 and an error line for invalid input, and for a file or disk that
-    refuses: 1 is a finding.
-    """
+    """Run a tool's main, exit with its code (1: a finding); 2 and an error line for wrong input or a refusing disk."""
     standard_streams.open_missing()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding, a lone surrogate

@@ -15,7 +15,7 @@ import numpy as np
 
 from actors.data.loading import complete_row, named_row
 from actors.processes.ipc import ROWS_BYTES, Channel
-from actors.runtime.user_code import add_user_folder, import_user_module
+from actors.runtime.user_code import add_user_folder, load_function
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.foreign_text import described
@@ -118,16 +118,8 @@ class Feed:
 
 def find_factory(function: str, folder: str) -> Callable[[Config], Any]:
     """The user's factory. Raises ConfigError."""
-    module, colon, name = function.partition(":")
     add_user_folder(folder)
-    try:
-        factory = getattr(import_user_module(module), name) if colon else None
-    except Exception as error:
-        raise ConfigError(f"data.function must import: {function!r}: {described(error)}") from error
-    if not callable(factory):
-        raise ConfigError(f'data.function must be "module:factory": it is {function!r}')
-    found: Callable[[Config], Any] = factory
-    return found
+    return load_function("data.function", function)
 
 
 def main(parent: int) -> None:

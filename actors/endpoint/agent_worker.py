@@ -24,7 +24,7 @@ from actors.processes.ipc import Channel, keep_prints, limit_damage, limit_print
 from actors.rewards.binding.values import plain
 from actors.rewards.protocol import Score
 from actors.rewards.worker import explain
-from actors.runtime.user_code import add_user_folder, cause, import_user_module
+from actors.runtime.user_code import add_user_folder, load_function
 from areal_bus.errors import ConfigError
 from areal_bus.foreign_text import text_of
 
@@ -41,7 +41,8 @@ def main(parent: int) -> None:
     if order["folder"]:
         add_user_folder(order["folder"])
     keep_prints(order.get("prints"))
-    bypass_proxy()
+    for name in ("no_proxy", "NO_PROXY"):  # a proxy of the environment cannot reach loopback
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name, ""), "127.0.0.1"]))
     try:
         agent = load_code(order)
     except ConfigError as error:
@@ -59,12 +60,6 @@ def main(parent: int) -> None:
             channel.reply({"id": request["id"], "error": f"an agent's return value is too long: {error}"})
 
 
-def bypass_proxy() -> None:
-    """Exclude loopback from the environment's proxies, which cannot reach it."""
-    for name in ("no_proxy", "NO_PROXY"):
-        os.environ[name] = ",".join(filter(None, [os.environ.get(name, ""), "127.0.0.1"]))
-
-
 def load_code(order: Mapping[str, Any]) -> Agent:
     """What the first frame names. Raises ConfigError."""
     if order["environment"]:
@@ -73,29 +68,15 @@ def load_code(order: Mapping[str, Any]) -> Agent:
 
 
 def load_agent(function: str) -> Agent:
-    """Import the agent's function. Raises ConfigError with the module, the name and the cause."""
-    module_name, _, name = function.partition(":")
-    if not module_name or not name:
-        raise ConfigError(f'workflow.agent.function must be "module:function": it is {function!r}')
-    try:
-        module = import_user_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"workflow.agent.function {function!r} must import: module {module_name!r} did not ({cause(error)})"
-        ) from error
-    agent = getattr(module, name, None)
-    where = f"module {module_name!r} ({module.__file__})"
-    if not callable(agent):
-        raise ConfigError(f"unknown function in workflow.agent.function {function!r}: {where} does not define it")
+    """Import the agent's function. Raises ConfigError."""
+    agent: Agent = load_function("workflow.agent.function", function)
     try:
         inspect.signature(agent).bind({}, "", "")
     except TypeError:
         raise ConfigError(
-            f"wrong parameters of workflow.agent.function {function!r} in {where}: it must take (row, base_url, "
-            "api_key)"
+            f"wrong parameters of workflow.agent.function {function!r}: it must take (row, base_url, api_key)"
         ) from None
-    found: Agent = agent
-    return found
+    return agent
 
 
 def run(agent: Agent, row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:

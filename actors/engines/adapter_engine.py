@@ -36,9 +36,7 @@ class AdapterEngine:
         base_on: torch.device,
         is_live: bool,
     ) -> None:
-        """`weights`: all base weights; `layers` are copied to `base_on`. `is_live`: merges write into `parameters`,
-        else into `weights`.
-        """
+        """`layers` of `weights` are copied to `base_on`. `is_live`: merges write into `parameters`, else `weights`."""
         self._engine, self._lora, self._layers, self._is_live = engine, lora, layers, is_live
         self._weights = weights
         self._digest = base_digest(weights)

@@ -282,9 +282,7 @@ class RolloutRunner:
         )
 
     def _controls(self, asked: Asked, own: SamplingControls, max_new_tokens: int) -> SamplingControls:
-        """Those of the call, else the sample's own, whose least length yields to the budget; with several limits the
-        call's, too.
-        """
+        """Those of the call, else the sample's own: its least length yields to the budget, and to the call's limit."""
         if asked.controls is not None and self._is_one:
             return asked.controls
         controls = asked.controls or own

@@ -72,9 +72,7 @@ class HeadCheckpointWriter:
             raise CheckpointError(f"a change of the split needs a head checkpoint: {path}: {error}") from error
 
     def settle(self, timeout_s: float, *, version: int) -> None:
-        """Finish all writes and delete checkpoints after `version`, at which a term begins. Raises CheckpointError on
-        failure or timeout.
-        """
+        """Finish all writes; delete checkpoints after `version`, where a term begins. Raises CheckpointError."""
         if lost := tuple(other for other in head_checkpoints.versions(self._folder) if other > version):
             self._work.put(Discard(lost))
         done = threading.Event()

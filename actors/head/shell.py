@@ -152,9 +152,7 @@ def run(context: Context) -> None:
 
 
 def open_bus(context: Context, config: Config, shell: "Shell") -> Bus:
-    """The head's bus. A taken port is tried again for launch.timeout_s; then it raises ConfigError at the first start,
-    later EndpointTaken.
-    """
+    """The head's bus. A taken port is tried for launch.timeout_s, then ConfigError; after a restart EndpointTaken."""
     deadline = time.monotonic() + (config.launch.timeout_s if context.incarnation else 0.0)
     while True:
         try:

@@ -322,9 +322,7 @@ def _number(share: Path) -> int:
 
 
 def record_batch(run: Path, batch: Batch, *, share: int, n_shares: int) -> None:
-    """Write a share for a replay. The first one removes those of more ranks, which trained this step before a
-    rollback.
-    """
+    """Write a share for a replay. The first removes those of more ranks, which trained this step before a rollback."""
     for other in batch_shares(run, batch.step) if share == 0 else ():
         if _number(other) >= n_shares:
             shutil.rmtree(other)

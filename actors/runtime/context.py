@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.runtime.user_code import add_user_folder
 from areal_bus.config.removed import saved
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
@@ -92,10 +91,6 @@ class Context:
     def keyring(self) -> Keyring | None:
         """The keys for the Bus; None when connections are not encrypted."""
         return Keyring(KeyPair(self.public_key, self.secret_key), self.keys) if self.public_key else None
-
-    def find_user_modules(self) -> None:
-        """Put the config's folder last on sys.path."""
-        add_user_folder(self.config_folder)
 
 
 class HeartbeatState:

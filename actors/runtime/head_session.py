@@ -90,9 +90,7 @@ class HeadSession:
         return not self._has_received or self._bus.silence_s(HEAD) > self._silent_s
 
     def give_up_after(self, patience_s: float, endpoint: str) -> None:
-        """Raise ActorFailed when the head is silent for `patience_s`, less the time in which this process was stopped.
-        Call it in every turn of the loop.
-        """
+        """Raise ActorFailed when the head is silent for `patience_s`, stops of this process excepted. Call it often."""
         now = time.monotonic()
         if now - self._checked_at > patience_s / 2:
             self._running_since = now

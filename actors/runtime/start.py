@@ -13,7 +13,7 @@ from pathlib import Path
 from actors.runtime import process
 from actors.runtime.context import Context
 from actors.runtime.process import CRASHED, DONE, LEFT, RESTART, code_of, leave
-from actors.runtime.user_code import place_of, shown
+from actors.runtime.user_code import add_user_folder, place_of, shown
 from areal_bus.foreign_text import printable, text_of
 from areal_bus.messages import Role
 from areal_bus.process import standard_streams
@@ -37,7 +37,7 @@ def main() -> int:
     context = Context.from_json(sys.stdin.readline())
     process.listen_for_profile(context.name, records=context.role in (Role.LEARNER, Role.GENERATOR))
     threading.Thread(target=end_with_supervisor, name="supervisor", daemon=True).start()
-    context.find_user_modules()
+    add_user_folder(context.config_folder)  # last on sys.path
     try:
         importlib.import_module(ACTORS[context.role]).run(context)
     except SystemExit as error:  # user code may call exit(): that is a crash

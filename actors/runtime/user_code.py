@@ -163,6 +163,8 @@ def found_instead(name: str, own: Path) -> str:
 def load_function(key: str, name: str) -> Callable[..., Any]:
     """ "module:function" from sys.path, which has the config's folder. `key` is the setting. Raises ConfigError."""
     module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ConfigError(f'{key} must be "module:function": it is {name!r}')
     try:
         module = import_user_module(module_name)
     except (Exception, SystemExit) as error:

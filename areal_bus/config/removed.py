@@ -9,6 +9,7 @@ from areal_bus.errors import ConfigError
 
 ALARMS = "the rules of alarms have fixed thresholds (docs/alarms.md); turn an alarm off with watch.off"
 PLANNED = "the planner chooses from one learner rank to as many as leave one generator; set topology.adapt.schedule"
+LOOP = "a ring's are real; train {} in one process by `python -m areal_lab.loops.{} CONFIG.toml --out FOLDER`"
 THRESHOLDS = {
     "window": 5,
     "horizon": 20,
@@ -25,39 +26,17 @@ THRESHOLDS = {
     "generator_wait_share": 0.75,
 }
 REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored, and why the key is gone
-    "rollout.exact_lag": (
-        [],
-        "the lag of a ring follows from its timing; train with a given lag in one process by "
-        "`python -m areal_lab.loops.exact_lag CONFIG.toml --out FOLDER`",
-    ),
-    "virtual_time.seconds": (
-        None,
-        "a ring runs in real time; train in virtual time in one process by "
-        "`python -m areal_lab.loops.virtual_time CONFIG.toml --out FOLDER`",
-    ),
-    "learner.helpers": (
-        0,
-        "its threads shortened an update by a tenth, only for very small models, and sums differed from run to run",
-    ),
-    "topology.adapt.eta_min": (
-        None,
-        "an eta that the head lowered by itself saved 0.3 of a version of lag and cost 2 % of the throughput; set the "
-        "eta itself, rollout.max_head_offpolicyness",
-    ),
-    "topology.adapt.slots_min": (
-        None,
-        "slots that the head lowered by itself saved 0.1 of a version of lag and cost 1 % of the throughput; set the "
-        "slots themselves, rollout.max_concurrent_rollouts",
-    ),
+    "rollout.exact_lag": ([], LOOP.format("with a given lag", "exact_lag")),
+    "virtual_time.seconds": (None, LOOP.format("in virtual time", "virtual_time")),
+    "learner.helpers": (0, "its threads shortened an update by a tenth, only for very small models; sums differed"),
+    "topology.adapt.eta_min": (None, "it cost throughput; set the eta itself, rollout.max_head_offpolicyness"),
+    "topology.adapt.slots_min": (None, "it cost throughput; set the slots themselves, rollout.max_concurrent_rollouts"),
     "topology.adapt.hysteresis": (0.03, "the split changes for a predicted gain of 3 %"),
     "topology.adapt.min_learners": (1, PLANNED),
     "topology.adapt.max_learners": (None, PLANNED),
     "data.curriculum.every": (4, "a row outside of the window comes in one of four passes; set low and high"),
     "learner.warmup.batch_size": (64, "a supervised step has 64 demonstrations; set learner.warmup.steps"),
-    "actor.correction_level": (
-        None,
-        'actor.correction = "tis_sequence" corrects by sequence, with correction_action = "mask" as icepop does',
-    ),
+    "actor.correction_level": (None, 'set actor.correction = "tis_sequence", for icepop correction_action = "mask"'),
     "actor.sft_coef": (0.0, "no run trained good samples a second time; weigh them in a loss, actor.loss"),
     "actor.sft_min_reward": (1.0, "it chose samples for actor.sft_coef, which is gone, too"),
     "critic.lr_warmup_steps": (0, "the critic warms up as the policy does; set actor.lr_warmup_steps"),
@@ -76,14 +55,8 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
     "rollout.report_mib": (256, "the head stores 256 MiB of unfinished samples; set rollout.report_tokens for fewer"),
     "learner.max_logits_mib": (512, "logits above 512 MiB are computed in chunks; set learner.max_tokens_per_mb"),
     "weights.delta_versions": (8, "a member that missed more than 8 versions gets all bytes"),
-    "evaluate.slots_share": (
-        0.25,
-        "an evaluation in training holds a quarter of the slots; set rollout.max_concurrent_rollouts",
-    ),
-    "watchdog.absent_action": (
-        "abort",
-        "a job without reward actors or generators ends after watchdog.act_s; set that",
-    ),
+    "evaluate.slots_share": (0.25, "an evaluation has a quarter of the slots; set rollout.max_concurrent_rollouts"),
+    "watchdog.absent_action": ("abort", "a job without rewards or generators ends after watchdog.act_s; set that"),
     "journal.detail_mib": (64, "the first 64 MiB of a process's journal keep the times of single spans"),
     "profile.seconds": (10.0, "a recording on demand takes 10 s; record a number of steps with profile.steps"),
     **{f"watch.{name}": (default, ALARMS) for name, default in THRESHOLDS.items()},

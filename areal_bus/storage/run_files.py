@@ -42,11 +42,6 @@ def read_split(run: Path) -> tuple[RankPool, Split] | None:
         raise CheckpointError(f"the split of ranks must be readable: {path}: {error}") from error
 
 
-def remove_split(run: Path) -> None:
-    """A start whose split is fixed has no such file."""
-    (run / SPLIT).unlink(missing_ok=True)
-
-
 BEST = "best.json"
 BEST_LINK = "best"
 

@@ -158,9 +158,7 @@ class Bus:
 
     @property
     def until(self) -> float:
-        """Of each peer of the ROUTER, `receive` has returned everything that arrived before this time, or a message
-        since. For the receiving thread.
-        """
+        """Since when each peer of the ROUTER is read up to date, or sent a message. For the receiving thread."""
         return self.receive_queue.until
 
     def connect(self, peer: str, endpoint: str) -> None:

@@ -98,7 +98,9 @@ def schema_of(kind: type) -> Schema:
     options = [_types(hints[name]) for name in names]
     finite: dict[str, Fits] = {name: math.isfinite for name in names if hints[name] is float}
     unclear = {name: plain[name] for name in names if not {int, *PLAIN}.issuperset(_types(hints[name]))}
-    short = {name: _is_short for name in names if hints[name] == list[list[int]]}
+    short: dict[str, Fits] = {
+        name: lambda pairs: len(pairs) <= MAX_PAIRS for name in names if hints[name] == list[list[int]]
+    }
     known = {name: frozenset(map(str, words[name])).__contains__ for name in words}
     return Schema(
         kind=kind,
@@ -147,10 +149,6 @@ def _is_one_of(words: type[StrEnum]) -> Fits:
 
 def _is_text_up_to(n: int) -> Fits:
     return lambda value: type(value) is str and len(value) <= n
-
-
-def _is_short(pairs: Any) -> bool:
-    return len(pairs) <= MAX_PAIRS
 
 
 def _types(hint: Any) -> list[type]:

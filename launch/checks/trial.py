@@ -58,9 +58,7 @@ def is_tried(config: Config) -> bool:
 
 
 def is_users_reward(reward: RewardConfig) -> bool:
-    """Whether the function, a term of the weighted sum, reward.group or reward.check is the user's, and no judge is
-    asked.
-    """
+    """Whether the function, a weighted term, reward.group or reward.check is the user's, and no judge is asked."""
     names = [term.function for term in reward.terms] if reward.function == WEIGHTED else [reward.function]
     return any(":" in name for name in (*names, reward.group, reward.check.function)) and "judge" not in names
 

@@ -127,7 +127,7 @@ def first_split(config: Config, run: Path, n_ranks: int) -> dict[str, Any]:
     counts = count_actors(config.topology, n_ranks)
     split = Split(counts.learners, counts.generators)
     if not is_adaptive(config.topology):
-        run_files.remove_split(run)
+        (run / run_files.SPLIT).unlink(missing_ok=True)
         return asdict(split)
     found = run_files.read_split(run)
     pool = rank_pool(config.topology, n_ranks, context_parallel=config.actor.context_parallel)

@@ -174,7 +174,7 @@ def stragglers(found: Iterable[Incarnation]) -> list[Straggler]:
         compared = [actor for actor in actors if actor.measured_s >= LONG * longest and _work_s(actor) > 0]
         if role == "head" or len(compared) < 2:
             continue
-        rates = {actor.name: _rate(actor) for actor in compared}
+        rates = {a.name: (a.n_done if a.role in WORK else 1) / _work_s(a) for a in compared}
         median = statistics.median(rates.values())
         what = f"{WORK[role][1]} per second of {WORK[role][0]}" if role in WORK else "runs per second of its work"
         out += [Straggler(name, what, rate, median) for name, rate in rates.items() if rate < SLOW * median]
@@ -194,10 +194,6 @@ def _work_s(actor: Incarnation) -> float:
     if actor.role in WORK:
         return actor.spans.get(WORK[actor.role][0], 0.0)
     return sum(seconds for label, seconds in actor.spans.items() if label not in WAITING)
-
-
-def _rate(actor: Incarnation) -> float:
-    return (actor.n_done if actor.role in WORK else 1) / _work_s(actor)
 
 
 def role_lines(found: Sequence[Incarnation]) -> list[str]:

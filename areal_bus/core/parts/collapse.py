@@ -19,9 +19,7 @@ FIRST_UPDATES = 5  # whose mean entropy is the reference
 
 
 def pace(stats: Mapping[str, float], floor: float) -> float:
-    """How far the policy moves in a version: the KL, without the `floor` by which sampler and learner differ at equal
-    weights, over the lag.
-    """
+    """How far the policy moves in a version: the KL above its `floor` (sampler and learner at equal weights) / lag."""
     return max(stats.get("mismatch_kl", 0.0) - floor, 0.0) / max(stats.get("lag_mean", 1.0), 1.0)
 
 

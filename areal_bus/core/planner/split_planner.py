@@ -200,9 +200,7 @@ class SplitPlanner:
         self.change_s = seconds
 
     def predictions(self, figures: RingFigures, learners: int) -> dict[int, float]:
-        """Learner ranks -> updates a second of every split, ascending. `learners`: those of now, whose correction
-        holds for splits that were not measured.
-        """
+        """Learner ranks -> updates a second of every split, ascending. `learners` now: its correction holds for all."""
         factors = {n: found.factor(figures.mean_tokens) for n, found in self._corrections.items()}
         of_now = factors.get(learners) or 1.0
         splits = sorted(self.rules.generators_at)

@@ -171,7 +171,7 @@ def test_a_loader_that_holds_its_shuffle_buffer_passes_the_check_of_the_start(op
         ("texts", "a loader must yield rows .*: it yields a str; set batch_size = None"),
         ("bad_row", "must have the field 'question': data.function = 'own_loader:bad_row', row 0 of pass 0"),
         ("fails", "must return a loader: it raised KeyError: 'no such file'"),
-        ("absent", "data.function must import: 'own_loader:absent': AttributeError"),
+        ("absent", "missing function 'absent' in module 'own_loader' .data.function."),
     ],
 )
 def test_a_loader_that_cannot_be_used_is_refused(open_source: Opening, function: str, says: str) -> None:

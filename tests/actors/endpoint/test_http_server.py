@@ -523,7 +523,7 @@ def test_a_failing_agent_ends_its_sample_and_nothing_else(stage: Callable[..., S
 
 
 def test_an_agent_that_does_not_load_is_a_config_error(stage: Callable[..., Stage]) -> None:
-    for agent, why in [("nowhere", "does not define it"), ("too_few", r"must take \(row, base_url, api_key\)")]:
+    for agent, why in [("nowhere", "missing function 'nowhere'"), ("too_few", r"must take \(row, base_url, api_key\)")]:
         s = stage(agent)
         with pytest.raises(ConfigError, match=why):
             check_workflow(s.config)

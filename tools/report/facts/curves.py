@@ -3,7 +3,7 @@
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -48,16 +48,13 @@ class Curve:
         """At most `most` bins of about equally many points; each point is a bin where there are no more."""
         n = min(len(self), most)
         edges = [round(i * len(self) / n) for i in range(n + 1)] if n else []
-        return [_bin(self.versions[end - 1], self.values[begin:end]) for begin, end in pairwise(edges)]
+        parts = [(self.versions[end - 1], self.values[begin:end]) for begin, end in pairwise(edges)]
+        return [CurveBin(x, math.fsum(part) / len(part), min(part), max(part)) for x, part in parts]
 
     def at(self, version: int) -> float | None:
         """The last value of this version."""
         place = bisect_right(self.versions, version) - 1
         return self.values[place] if place >= 0 and self.versions[place] == version else None
-
-
-def _bin(x: float, values: Sequence[float]) -> CurveBin:
-    return CurveBin(x, math.fsum(values) / len(values), min(values), max(values))
 
 
 MOST = 120  # bins

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from tools.run import Line, Run, is_number, parse, skips_incomplete
-from tools.surviving_history import Key
+from tools.surviving_history import Key, sample_key
 
 EVENTS = ("scored", "trajectory", "batch", "term", "check")
 N_DISAGREEMENTS = 20  # of a second grader that are shown, the last ones
@@ -47,7 +47,7 @@ class NotableSamples:
         if event == "scored":
             if not line.get("evaluation") and is_number(line.get("seconds")):
                 self._n_scored += 1
-                _push(self._slowest, Notable(float(line["seconds"]), self._n_scored, _key(line)))
+                _push(self._slowest, Notable(float(line["seconds"]), self._n_scored, sample_key(line)))
             return
         if event == "check":
             self._add_check(line)
@@ -70,7 +70,7 @@ class NotableSamples:
 
     def _add(self, line: Line) -> None:
         """A batch has its trajectories group by group."""
-        key = _key(line)
+        key = sample_key(line)
         if self._group and (self._group[0][0][0] != key[0] or self._step != line["step"]):
             self.end_group()
         self._step = int(line["step"])
@@ -95,10 +95,6 @@ class NotableSamples:
     def worse(self) -> list[Notable]:
         """Rewards far below those of the same prompt."""
         return sorted(self._worse, reverse=True)
-
-
-def _key(line: Line) -> Key:
-    return line["uid"], line["sample"], line["attempt"]
 
 
 def _push(heap: list[Notable], one: Notable) -> None:

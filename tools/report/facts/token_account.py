@@ -14,7 +14,7 @@ from tools.audit.run_settings import RunSettings
 from tools.report.facts import sampling_time
 from tools.report.facts.sampling_time import Sample, SamplingTime
 from tools.run import Line, skips_incomplete
-from tools.surviving_history import Key
+from tools.surviving_history import Key, sample_key
 
 EVENTS = (*sampling_time.EVENTS, "admit", "scored", "trajectory", "step", "update")
 TRAINED, MASKED, NO_GRADIENT, IN_FLIGHT = "trained", "masked", "without signal", "in flight"
@@ -98,7 +98,7 @@ class TokenAccount:
             self.time.take(line)
         if event in ("request", "completion", "scored") and line.get("evaluation"):
             if event == "completion":
-                self._evaluated[str(line["evaluation"]), *_key(line)] = int(line["n_tokens"])
+                self._evaluated[str(line["evaluation"]), *sample_key(line)] = int(line["n_tokens"])
         elif (handler := getattr(self, f"_on_{event}", None)) is not None:
             handler(line)
 
@@ -106,10 +106,10 @@ class TokenAccount:
 
     def _on_request(self, line: Line) -> None:
         if line.get("n_done"):
-            self._continues[_key(line)] = int(line["n_done"])
+            self._continues[sample_key(line)] = int(line["n_done"])
 
     def _on_completion(self, line: Line) -> None:
-        key = _key(line)
+        key = sample_key(line)
         n_done, before = self._continues.pop(key, 0), self._last.get(key[:2])
         if n_done and before is not None:  # tokens of a finished sample that lives on in this one
             self._made[before] -= min(n_done, self._made[before])
@@ -120,7 +120,7 @@ class TokenAccount:
             self._anew[key] = int(line["n_forgotten"])
 
     def _on_scored(self, line: Line) -> None:
-        key = _key(line)
+        key = sample_key(line)
         self._made.setdefault(key, int(line["n_tokens"]))
         self._status[key] = line["status"]
         self._prompts[key[0]].kept[key[1]] = key
@@ -150,8 +150,8 @@ class TokenAccount:
     # batches
 
     def _on_trajectory(self, line: Line) -> None:
-        self._made.setdefault(_key(line), int(line["n_tokens"]))
-        self._batches.setdefault(int(line["step"]), []).append((_key(line), read(line)))
+        self._made.setdefault(sample_key(line), int(line["n_tokens"]))
+        self._batches.setdefault(int(line["step"]), []).append((sample_key(line), read(line)))
 
     def _on_step(self, line: Line) -> None:
         if line["term"] >= self._term:
@@ -199,10 +199,6 @@ class TokenAccount:
             out.append(SampleFate(fate, n_tokens, s, source, group if counts else None, *of_batch))
         out += [SampleFate(UNFINISHED, 0, s) for s in seconds.values()]
         return [*out, SampleFate(UNFINISHED, 0, rest)] if rest else out
-
-
-def _key(line: Line) -> Key:
-    return line["uid"], line["sample"], line["attempt"]
 
 
 def _fate(key: Key, prompt: _Prompt | None, status: str | None, *, is_taken: bool) -> str:
