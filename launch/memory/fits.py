@@ -23,6 +23,7 @@ from launch.memory.loads import (
     is_served,
 )
 from launch.memory.ranks import receives_on_device
+from launch.plan.settings_text import toml_value
 
 MIN_SERVER_SLOTS = 1  # a server runs with it; other samples wait
 SPARE_SHARE = 0.05  # of the memory: an advised plan leaves it free, because the formula does not count everything
@@ -105,7 +106,7 @@ def compare_loads(proposal: Proposal, memory: Memory, first: str) -> Fit:
 def advice(proposal: Proposal, load: Load, memory: Memory) -> str:
     """Single settings with which the plan passes all checks and leaves SPARE_SHARE of this memory free."""
     found = [
-        f"{key} = {as_toml_value(value)} (it is {as_toml_value(value_of(proposal.config, key))})"
+        f"{key} = {toml_value(value)} (it is {toml_value(value_of(proposal.config, key))})"
         for key, values in remedies(proposal, load, memory)
         if (value := first_good_value(proposal, key, values, load, memory)) is not None
     ]
@@ -166,10 +167,3 @@ def is_good_plan(new: Proposal, load: Load, memory: Memory, old: Proposal) -> bo
 def value_of(config: Config, key: str) -> Any:
     section, _, name = key.partition(".")
     return getattr(getattr(config, section), name)
-
-
-def as_toml_value(value: Any) -> str:
-    """The value in TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
