@@ -25,7 +25,7 @@ from areal_bus.process.commands import SCRIPT
 from areal_bus.process.isolation import CHILD, child_path
 from areal_bus.storage.atomic_file import write_atomic
 from areal_bus.transport.web_server import HOST
-from areal_serve.process import KEY, QUIET
+from areal_serve.process import GAVE_UP, KEY, QUIET
 from launch.checks.model_checks import check_model
 from launch.commands.local_job import attend
 from launch.commands.main import load_settings
@@ -154,7 +154,7 @@ def free_port(host: str) -> int:
 
 
 def supervise(command: Sequence[str], variables: dict[str, str]) -> int:
-    """Run the front, again after each crash. Exit code: 0 after a signal to end, 1 when it does not stay up."""
+    """Run the front, again after each crash. Exit code: 0 after a signal to end, 1 when it or a worker stays down."""
     n_short = 0
     environment = {**os.environ, "PYTHONPATH": child_path(), "PYTHONUTF8": "1", **variables}
     while n_short < MOST_SHORT:
@@ -164,6 +164,8 @@ def supervise(command: Sequence[str], variables: dict[str, str]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # `attend` leaves its signals blocked: a next front would, too
         if code in (0, 130, 143):
             return 0
+        if code == GAVE_UP:
+            return 1
         n_short = n_short + 1 if time.monotonic() - began < SHORT_S else 0
         print(f"the front ended with code {code}: it is started again", file=sys.stderr, flush=True)
         environment[QUIET] = "1"

@@ -1,8 +1,8 @@
 """The front's process: `python -m areal_serve.process RUN HOST PORT N_SAMPLERS FOLDER NAME DOOR PARENT`.
 
 The key is in its environment. It starts the trainer and the samplers as its children (those of other ranks arrive at
-DOOR, a folder), prints the address when all are
-ready, and serves until SIGTERM.
+DOOR, a folder), prints the address when all are ready, and serves until SIGTERM; it ends with GAVE_UP when one of them
+does not stay up.
 """
 
 import os
@@ -33,6 +33,7 @@ from areal_serve.worker import Frame
 KEY = "TINKER_API_KEY"
 QUIET = "AREAL_BUS_SERVE_QUIET"  # in the environment of a front that is started again
 N_CONNECTIONS = 1024
+GAVE_UP = 3  # exit code
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -120,6 +121,7 @@ def main(words: list[str]) -> None:
     ended, end = os.pipe()  # a handler takes no lock: it may interrupt the thread that has it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.write(end, b"."))
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(end, b"!"))  # a worker does not stay up
     config = saved((Path(run) / "config.json").read_text(encoding="utf-8"))
     workers = Workers(config, Path(run), folder, n_samplers=int(n_samplers), door=door)
     context = max_positions(folder) or 1 << 20
@@ -133,7 +135,10 @@ def main(words: list[str]) -> None:
         server.thread.soon(workers.watch)
     if door:  # at once: mpirun leaves its ranks a second, and the folder tells the others that the job ends
         shutil.rmtree(door, ignore_errors=True)
+    given_up = os.read(ended, 1) == b"!"
     server.close()
+    if given_up:
+        sys.exit(GAVE_UP)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ class WorkerLink:
                 print(f"{self._name} ended with code {code}: it is started again", file=sys.stderr, flush=True)
                 self._on_end(code)
         print(f"error: {self._name} ended {MOST_EARLY} times before it was ready", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)  # the front's process ends with GAVE_UP
 
     def _told(self, frame: Frame) -> None:
         """A fault in a callback ends the front: the next one begins with what is on disk."""

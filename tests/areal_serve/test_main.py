@@ -1,11 +1,15 @@
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.process.isolation import ROOT
-from areal_serve.__main__ import checked_key, find_key, listening_address, main, new_run
+from areal_bus.transport.web_server import HOST
+from areal_serve.__main__ import checked_key, find_key, free_port, listening_address, main, new_run, supervise
 from areal_serve.process import KEY
 from launch.commands.main import load_settings
 from launch.plan.network import interfaces
@@ -60,3 +64,19 @@ def test_server_for_other_hosts_always_has_a_key(capsys: pytest.CaptureFixture[s
 def test_server_needs_two_processes() -> None:
     with pytest.raises(ConfigError, match="-np must be at least 2"):
         main(["configs/tiny.toml", "-np", "1"])
+
+
+@pytest.mark.slow
+def test_a_front_whose_worker_does_not_stay_up_is_not_started_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(Config().model_dump_json(), encoding="utf-8")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"max_position_embeddings": 64}', encoding="utf-8")
+    words = [str(tmp_path), HOST, str(free_port(HOST)), "1", str(model), "name", "", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "areal_serve.process", *words]
+    assert supervise(command, {KEY: "tml-" + "x" * 20}) == 1
+    said = capfd.readouterr().err
+    assert " ended 3 times before it was ready" in said
+    assert "it is started again" not in said
