@@ -163,7 +163,7 @@ def shards(module: Any) -> None:
 def shelf(module: Any) -> None:
     after(module, "building", "checkpoint-begun")
     before(module, "seal", "checkpoint-files")
-    before(module, "_sync", "checkpoint-sync")
+    before(module, "sync", "checkpoint-sync")
     before(module, "prune", "checkpoint-prune")
     real = module.shutil.rmtree
 
