@@ -17,8 +17,13 @@ from areal_bus.errors import ConfigError
 CONTROL = ["<pad>", "<eos>", "<bos>", "<unk>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["▁", "a", "b", "c", "ab", "abc", "▁a", "▁ab"]
-SHAPE = {"vocab_size": 268, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 7}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+SHAPE: dict[str, Any] = {"vocab_size": 268, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 7}
+HEADS: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
 WINDOW = 5
 
 
@@ -26,7 +31,7 @@ def tiny(family: str) -> Any:
     """Random weights, norms too: a fresh norm is 0 or 1 everywhere, which would hide its offset."""
     torch.manual_seed(3)
     if family == "gemma3":
-        more = {"query_pre_attn_scalar": 8, "sliding_window": WINDOW, "rms_norm_eps": 1e-6}
+        more: dict[str, Any] = {"query_pre_attn_scalar": 8, "sliding_window": WINDOW, "rms_norm_eps": 1e-6}
         model: Any = Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, **HEADS, **more, tie_word_embeddings=True))
     else:
         model = LlamaForCausalLM(LlamaConfig(**SHAPE, **HEADS, rms_norm_eps=1e-6, tie_word_embeddings=True))
