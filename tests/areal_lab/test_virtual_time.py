@@ -176,8 +176,8 @@ def test_a_token_that_has_begun_keeps_its_version() -> None:
 
 def test_settings_that_virtual_time_cannot_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for key, value, why in (
-        ("rollout.exact_lag", "2", "a ring cannot have it"),
-        ("virtual_time.seconds", "5", "a ring runs in real time"),
+        ("rollout.exact_lag", "2", "a ring cannot have it; train with a given lag"),
+        ("virtual_time.seconds", "5", "a ring cannot have it; train in virtual time"),
     ):
         assert launch(["configs/tiny.toml", "--set", f"{key}={value}"]) == 2
         assert why in capsys.readouterr().err
