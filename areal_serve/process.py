@@ -47,9 +47,10 @@ class Workers:
         self._trainer: WorkerLink | None = None
         self._all: list[WorkerLink] = []
         self._journal: ClientJournal | None = None
-        self._starting = 1 + n_samplers
+        self._starting = set(range(1 + n_samplers))
         self._door = RankDoor(Path(door)) if door else None
         self.on_ready: Callable[[], None] = lambda: None
+        self.on_give_up: Callable[[], None] = lambda: None  # a worker does not stay up
 
     def _to_trainer(self, frame: Frame) -> None:
         if self._trainer is not None:
@@ -74,9 +75,10 @@ class Workers:
     def _worker(self, role: str, index: int, on_frame: Any, on_start: Any) -> WorkerLink:
         def started() -> None:
             on_start()
-            self._starting -= 1
-            if self._starting == 0:
-                self.on_ready()
+            if index in self._starting:  # not again
+                self._starting.remove(index)
+                if not self._starting:
+                    self.on_ready()
 
         if self._door is not None and index:
             place: Place = self._door.place(index)
@@ -85,7 +87,10 @@ class Workers:
             place = Child([role, *self._words], variables)
         assert self._journal is not None
         on_end = partial(self._journal.worker_ended, role, index)
-        self._all.append(WorkerLink(role, place, on_frame=on_frame, on_start=started, on_end=on_end))
+        give_up = self.on_give_up
+        self._all.append(
+            WorkerLink(role, place, on_frame=on_frame, on_start=started, on_end=on_end, on_give_up=give_up)
+        )
         return self._all[-1]
 
     def watch(self) -> None:
@@ -121,11 +126,15 @@ def main(words: list[str]) -> None:
     ended, end = os.pipe()  # a handler takes no lock: it may interrupt the thread that has it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.write(end, b"."))
-    signal.signal(signal.SIGUSR1, lambda *_: os.write(end, b"!"))  # a worker does not stay up
     config = saved((Path(run) / "config.json").read_text(encoding="utf-8"))
     workers = Workers(config, Path(run), folder, n_samplers=int(n_samplers), door=door)
     context = max_positions(folder) or 1 << 20
     front = Front(workers.registry, workers.samplers, key=key, name=name, context=context, tokenizer=folder)
+
+    def give_up() -> None:
+        os.write(end, b"!")
+
+    workers.on_give_up = give_up
     front.app.on_startup.append(workers.start)
     front.app.on_cleanup.append(workers.close)
     if not is_quiet:

@@ -66,13 +66,13 @@ def main(options: argparse.Namespace) -> int:
 
 def serve(bootstrap: Bootstrap, options: argparse.Namespace, config: Config, file: Path) -> int:
     """Rank 0: run the front, with the trainer as its child. Exit code."""
-    door = made_folder("areal-bus-serve-")
     try:
-        try:
-            front = prepare(config, file, resume=options.resume, port=options.port)
-        except ConfigError as error:
-            exchange(bootstrap, {"error": str(error)})
-            raise
+        door = made_folder("areal-bus-serve-")
+        front = prepare(config, file, resume=options.resume, port=options.port)
+    except (ConfigError, OSError) as error:
+        exchange(bootstrap, {"error": str(error)})
+        raise ConfigError(str(error)) from error
+    try:
         exchange(bootstrap, asdict(Start(str(front.run), front.model, str(door))))
         return supervise(front.command(bootstrap.size - 1, door=str(door)), {KEY: front.key})
     finally:
@@ -115,7 +115,7 @@ def wait(process: subprocess.Popen[bytes]) -> bool:
     """Wait for its end. Whether a signal came, which leaves it GRACE_S."""
     deadline: float | None = None
     while process.poll() is None:
-        left_s = 3600.0 if deadline is None else max(0.0, deadline - time.monotonic())
+        left_s = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
         found = signal.sigtimedwait({*ENDING, signal.SIGCHLD}, left_s)
         if found is None and deadline is not None:
             process.kill()

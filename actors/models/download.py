@@ -9,10 +9,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.models.gguf_model import convert, is_whole
+from actors.models.gguf_model import check_new, convert, is_whole
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import install_command, python
 
@@ -81,6 +82,7 @@ def bring(name: str, folder: Path) -> bool:
     """Make the model's folder; False when it is there. Raises ConfigError."""
     if is_whole(folder):
         return False
+    check_new(folder)  # before anything is downloaded
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".download.", dir=folder.parent))
     try:
@@ -95,7 +97,8 @@ def accept(model: Download, *, accepted: bool) -> None:
         return
     print(model.terms, flush=True)
     if not accepted and sys.stdin.isatty():
-        accepted = input("Do you accept them? [y/N] ").strip().lower() in ("y", "yes")
+        with suppress(EOFError):  # Ctrl-D is no
+            accepted = input("Do you accept them? [y/N] ").strip().lower() in ("y", "yes")
     if not accepted:
         raise ConfigError(f"terms of {model.title} not accepted: read them, then answer y or pass --accept-terms")
 

@@ -36,12 +36,17 @@ ENDS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": 
 WINDOWS_A_FULL, LOCAL_THETA = 6, 1e4  # of Gemma 3: each sixth layer attends to all; RoPE's base in the others
 
 
+def check_new(folder: Path) -> None:
+    """Raises ConfigError for a folder that exists."""
+    if folder.exists():
+        raise ConfigError(f"the model is written to a new folder: {folder} exists and is no whole model; remove it")
+
+
 def convert(folder: Path, source: Path) -> bool:
     """Make the model folder, whole or not at all; False when it is there. ConfigError: another folder or family."""
     if is_whole(folder):
         return False
-    if folder.exists():
-        raise ConfigError(f"the model is written to a new folder: {folder} exists and is no whole model; remove it")
+    check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

@@ -28,10 +28,7 @@ from areal_bus.process.commands import python
 REPLY = "reply"  # of the conversation that shows how a template ends a turn
 CLOCK = "strftime_now"  # the function by which a chat template asks for the date
 DIRECTIVES = "aAbBcCdDeFGgHhIjklMmnPpRrSTUuVWwXxYyZz"  # of strftime
-DOWNLOADS = {
-    "smollm2": "smollm2-135m-instruct",
-    "gemma-3-270m": "gemma-3-270m",
-}  # part of a path -> actors.models.download
+DOWNLOADS = ("smollm2-135m-instruct", "gemma-3-270m")  # what actors.models.download brings
 LINE = 64  # bytes of a cache line
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # transformers' names for one class
 
@@ -99,8 +96,10 @@ def _parts(folder: Path) -> list[str]:
 
 
 def _hint(path: str) -> str:
-    names = [name for part, name in DOWNLOADS.items() if part in path.lower()]
-    return f"; to bring it: {python()} -m actors.models.download {names[0]} {shlex.quote(path)}" if names else ""
+    name = Path(path).name.lower()
+    return (
+        f"; to bring it: {python()} -m actors.models.download {name} {shlex.quote(path)}" if name in DOWNLOADS else ""
+    )
 
 
 def load_tokenizer(path: str, *, date: str = "") -> Any:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -85,10 +84,13 @@ class WorkerLink:
         on_frame: Callable[[Frame], None],
         on_start: Callable[[], None],
         on_end: Callable[[int], None],
+        on_give_up: Callable[[], None],
     ) -> None:
-        """`on_start`: the worker is ready, for the first time or again. `on_end`: gets its exit code."""
+        """`on_start`: the worker is ready, for the first time or again. `on_end`: gets its exit code. `on_give_up`: it
+        does not stay up.
+        """
         self._name, self._place, self._on_frame, self._on_start = name, place, on_frame, on_start
-        self._on_end = on_end
+        self._on_end, self._on_give_up = on_end, on_give_up
         self._writer: asyncio.StreamWriter | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -125,7 +127,7 @@ class WorkerLink:
                 print(f"{self._name} ended with code {code}: it is started again", file=sys.stderr, flush=True)
                 self._on_end(code)
         print(f"error: {self._name} ended {MOST_EARLY} times before it was ready", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGUSR1)  # the front's process ends with GAVE_UP
+        self._on_give_up()
 
     def _told(self, frame: Frame) -> None:
         """A fault in a callback ends the front: the next one begins with what is on disk."""

@@ -162,17 +162,25 @@ def memory(size: Size) -> Iterator[Figures]:
         config = settings(size, checkpointing=True)
         for role in (Role.LEARNER, Role.GENERATOR):
             plan = estimate(config, SHAPES[name], role, 0, n_prompt=GIVEN).device
-            if size.is_cuda:
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
             if role is Role.LEARNER:
                 actor = learner(name, size, checkpointing=True)
+                begin_peak(size)
                 update(actor, name, size)
                 del actor
             else:
-                decode(engine(model_of(name, size, size.dtype), size.live[-1]), SHAPES[name], size, size.live[-1])
+                model = model_of(name, size, size.dtype)
+                begin_peak(size)
+                decode(engine(model, size.live[-1]), SHAPES[name], size, size.live[-1])
+                del model
             peak = torch.cuda.max_memory_allocated() if size.is_cuda else None
             yield {"shape": name, "role": str(role), "plan_gib": gib(plan), "peak_gib": peak and gib(peak)}
+
+
+def begin_peak(size: Size) -> None:
+    """The peak from here on: the drawing of a model in float32 is not counted."""
+    if size.is_cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def gib(n_bytes: float) -> float:

@@ -88,11 +88,11 @@ def attend(command: Sequence[str], environment: Mapping[str, str]) -> int:
     waited = {*FORWARDED, signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     start = partial(become_child, os.getpid(), mask)
-    child = subprocess.Popen(command, env=environment, preexec_fn=start)  # this process has one thread
+    child = subprocess.Popen(command, env=environment, preexec_fn=start)
     ended_by = 0
     while child.poll() is None:
-        found = signal.sigwaitinfo(waited)
-        if found.si_signo == signal.SIGCHLD:
+        found = signal.sigtimedwait(waited, 1.0)  # another thread may have taken SIGCHLD
+        if found is None or found.si_signo == signal.SIGCHLD:
             continue
         if found.si_signo in ENDING:
             ended_by = ended_by or found.si_signo

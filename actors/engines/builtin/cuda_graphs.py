@@ -1,7 +1,7 @@
 """CUDA graphs of decode steps: recorded once and replayed without launching each kernel from Python.
 
 A recording has fixed addresses and sizes. So a step reads its tokens and positions from fixed buffers. The number of
-rows is rounded up to a recorded width (the padding rows decode at position 0, and nothing reads their results), the
+rows is rounded up to a recorded width (the padding rows begin at position 0, and nothing reads their results), the
 number of attended positions to a multiple of REACH. A recording belongs to one set of weights and one KV cache. There
 is one for each of the two sets of weights of a generator; other addresses are recorded anew.
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from actors.engines.builtin.dense_cache import DecodeView, DenseCache
 from actors.engines.builtin.fused_llama import ROUGH, TOLERANCE, FusedLlama
-from actors.engines.builtin.sampler import invert
+from actors.engines.builtin.sampler import invert, sample
 from areal_cpu.decode_step import Draws
 
 MOST_AHEAD = 16  # decode steps in a row without an answer from the device, at most
@@ -126,18 +126,39 @@ class CudaGraphs:
             return None
         width = self._width(len(ids))
         if width not in self._drawings:
-            try:
-                self._drawings[width] = Drawing(again(), self._ids[width], self._positions[width], self._record)
-            except RuntimeError as error:
-                self._give_up(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-                return None
-            self._fill(width, ids, positions)  # what the recording drew is not wanted
+            self._record_drawing(width, again, len(ids), draws)
+            self._fill(width, ids, positions)  # what it drew is not wanted
+        if self._is_broken:
+            return None
         drawing = self._drawings[width]
         drawing.begin(draws)
         for _ in range(n_steps):
             again()
             drawing.draw()
         return drawing.drawn(n_steps, len(ids))
+
+    def _record_drawing(self, width: int, again: Step, n: int, draws: Draws) -> None:
+        """One that draws what the sampler draws; no more recordings where that cannot be had."""
+        try:
+            logits_nV = again()
+            drawing = Drawing(logits_nV, self._ids[width], self._positions[width], self._record)
+            drawing.begin(draws)
+            drawing.draw()
+            found, _ = drawing.drawn(1, n)
+            expected, _ = sample(
+                logits_nV[:n], temperatures=draws.temperatures, top_ps=[1.0] * n, uniforms=draws.uniforms[0]
+            )
+        except RuntimeError as error:
+            self._give_up(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            return
+        if found != [[token] for token in expected]:
+            self._give_up("it draws other tokens than the sampler")
+        self._drawings[width] = drawing
+
+    @property
+    def is_broken(self) -> bool:
+        """No step is recorded any more."""
+        return self._is_broken
 
     def _width(self, n: int) -> int:
         return next(w for w in self._widths if w >= n)

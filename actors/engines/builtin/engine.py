@@ -302,7 +302,7 @@ class BuiltinEngine:
             return 1
         left = [row.n_left for row in self._rows]
         if self._graphs is not None:
-            return min(n, max(left))
+            return 1 if self._graphs.is_broken else min(n, max(left))
         by_call = isinstance(self._cache, PagedCache) and self._fused.steps_on(len(self._rows))
         return min(n, *left) if by_call else 1
 

@@ -66,4 +66,4 @@ def test_parts_with_another_checksum_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_remedy_for_a_missing_model_names_one_that_can_be_downloaded() -> None:
-    assert sorted(DOWNLOADS.values()) == sorted(MODELS)
+    assert sorted(DOWNLOADS) == sorted(MODELS)

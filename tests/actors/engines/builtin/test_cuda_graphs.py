@@ -88,6 +88,23 @@ def test_recorded_steps_in_a_row_draw_the_tokens_of_single_steps(absent: frozens
         assert n_calls[1] < n_calls[0] / 3
 
 
+def test_a_drawing_that_draws_other_tokens_than_the_sampler_is_not_used() -> None:
+    heard, traced, n = list[str](), Traced(), 0
+
+    def wrong(step: Step) -> Step:
+        nonlocal n
+        n += 1
+        return traced(step) if n == 1 else lambda: torch.zeros(1)  # the second one is the drawing
+
+    model, asked = llama(0), request(0, [3, 4], n=20)
+    sink = logger.add(heard.append, level="WARNING", format="{message}")
+    running = engine(model, asked, recorder=wrong, stop_ids=frozenset(), ahead_s=1e9)
+    assert_logps([asked], run_all(running), {0: model})
+    logger.remove(sink)
+    assert n == 2
+    assert ["other tokens than the sampler" in line for line in heard] == [True]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("on_update", ["recompute", "keep"])
 def test_each_set_of_weights_has_recordings_of_its_own(on_update: Any) -> None:
