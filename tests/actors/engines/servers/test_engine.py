@@ -357,6 +357,18 @@ class Storm:
         self.n_asked += 1
         self.engine.submit(self.live[key])
 
+    def begin(self) -> None:
+        """A request that has tokens of one version and goes on with the next."""
+        self.ask([3], 40)
+        self.n_allowed = 2
+        self.fake.allow(self.n_allowed)
+        deadline = time.monotonic() + PATIENCE_S
+        while self.engine.so_far(next(iter(self.live))) is None:
+            self.step()
+            assert time.monotonic() < deadline
+        self.version += 1
+        update(self.engine, self.version)
+
     def sample(self) -> None:
         self.n_allowed += self.chance.randint(0, 3)
         self.fake.allow(self.n_allowed)
@@ -424,6 +436,7 @@ def test_every_token_is_there_once_with_the_version_that_made_it(folder: Path, s
         engine = attach(folder, fake, call_timeout_s=PATIENCE_S)
         storm = Storm(engine, fake, random.Random(server))
         deeds: list[Callable[[], None]] = [storm.ask, storm.ask, storm.sample, storm.sample, storm.update, storm.abort]
+        storm.begin()
         for _ in range(80):
             storm.chance.choice([*deeds, storm.end_at_server, storm.look, storm.step, storm.step])()
         fake.allow(1 << 20)
