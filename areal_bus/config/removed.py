@@ -30,7 +30,10 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
     "virtual_time.seconds": (None, LOOP.format("in virtual time", "virtual_time")),
     "learner.helpers": (0, "its threads shortened an update by a tenth, only for very small models; sums differed"),
     "topology.adapt.eta_min": (None, "it cost 2 % of throughput; set the eta itself, rollout.max_head_offpolicyness"),
-    "topology.adapt.slots_min": (None, "it cost 1 % of speed; set the slots themselves, rollout.max_concurrent_rollouts"),
+    "topology.adapt.slots_min": (
+        None,
+        "it cost 1 % of speed; set the slots themselves, rollout.max_concurrent_rollouts",
+    ),
     "topology.adapt.hysteresis": (0.03, "the split changes for a predicted gain of 3 %"),
     "topology.adapt.min_learners": (1, PLANNED),
     "topology.adapt.max_learners": (None, PLANNED),
