@@ -63,18 +63,6 @@ def test_row_33_when_every_group_fails_the_job_ends_with_the_reason(policy: Stal
 
 
 @pytest.mark.soak
-def test_row_33_a_reward_that_always_fails_ends_a_real_job(tmp_path: Path) -> None:
-    job = real.Ring(tmp_path, "reward.function=oddities:raises", "run.total_train_steps=8")
-    with job.started():
-        job.finish(code=1)
-    where = r"ValueError: no answer is ever right \(.*oddities\.py:\d+\)"
-    assert re.search(
-        rf"failed for \d+ samples of 4 prompts or more at the same place and has never succeeded: {where}", job.output
-    )
-    assert not job.lines("batch")
-
-
-@pytest.mark.soak
 def test_row_33_groups_without_a_signal_are_counted_and_move_no_weight(tmp_path: Path) -> None:
     """All answers of all groups are worth the same: versions are counted, no optimizer step is taken, the run ends."""
     job = real.Ring(tmp_path, "reward.function=oddities:constant", "run.total_train_steps=4")
@@ -127,23 +115,6 @@ def test_row_34_a_loader_that_raises_ends_the_head_with_its_error_and_is_no_end_
         ring.run()
     assert not lines(ring, Event.REFUND)
     assert len(lines(ring, Event.ADMIT)) <= 5
-
-
-@pytest.mark.soak
-def test_row_34_passes_wrap_and_the_last_batch_may_be_short(tmp_path: Path) -> None:
-    """6 rows, 3 passes, 4 a batch, a generator killed on the way: each (pass, row) is trained once."""
-    passes = ("data.limit=6", "data.total_train_epochs=3", "run.total_train_steps=50")
-    job = real.Ring(tmp_path, *passes)
-    job.hold_learner(2)
-    with job.started():
-        job.wait_for("update", version=2)
-        job.kill("generator-0")
-        job.hold_learner(None)
-        job.finish()
-    history = job.check_survived(ended=False)
-    assert history.rows() == {(epoch, row): 1 for epoch in range(3) for row in range(6)}
-    assert [line["short"] for line in job.lines("batch")][-5:] == [False] * 4 + [True]
-    assert not history.lost
 
 
 @pytest.mark.soak

@@ -1,6 +1,5 @@
 """Rows 45 and 47: a generator fails at every prompt, for ever or for a while, while the others do good work."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -110,27 +109,3 @@ def test_row_47_a_real_generator_that_fails_for_ever_is_evicted_for_good_and_the
         "generator-0.0", "generator-0.1",
     ]  # fmt: skip
     assert not ring.lines("refund", role="head", reason="sampling_error")
-
-
-def paused_by(ring: real.Ring) -> list[str]:
-    """The generators that the head has paused, by name."""
-    return [line["name"] for line in ring.lines("member", role="head") if line["why"].startswith("paused for")]
-
-
-@pytest.mark.soak
-def test_row_45_a_real_generator_whose_engine_fails_at_every_request_is_paused_and_the_run_ends_well(
-    tmp_path: Path,
-) -> None:
-    ring = real.Ring(tmp_path, "run.total_train_steps=1000", "rollout.max_head_offpolicyness=1", ranks=5)
-    real.replace(tmp_path / "failing", "generator-0")
-    with ring.started():
-        ring.wait_until(lambda: bool(paused_by(ring)), "generator-0 is paused", timeout_s=600)
-        ring.send(signal.SIGUSR1)
-        ring.finish(timeout_s=600)
-    ring.check_survived(ended=False)
-    assert not ring.lines("refund", role="head", reason="sampling_error")
-    failed = ring.lines("unsampled", role="head")
-    assert {line["holder"].partition(".")[0] for line in failed} == {"generator-0"}
-    assert all("the device is in error" in line["error"] for line in failed)
-    assert {name.partition(".")[0] for name in paused_by(ring)} == {"generator-0"}
-    assert len(failed) < 30  # it had those of its first leases and its probation

@@ -182,35 +182,6 @@ def test_row_12_a_head_may_die_at_any_point_of_a_step_a_push_or_a_checkpoint(tmp
         outlive(ring, n_steps)
 
 
-@pytest.mark.parametrize(("every", "learners", "seed"), [(2, 1, 1), (1, 1, 2), (3, 2, 3)])
-def test_heads_and_learners_that_die_in_any_order_lose_nothing(
-    tmp_path: Path, every: int, learners: int, seed: int
-) -> None:
-    """Terms that continue at the learner, terms that go back, and terms that go back into a continued one."""
-    dice, n_steps = random.Random(seed), 100
-    ring = Ring(
-        tmp_path,
-        f"run.total_train_steps={n_steps}",
-        f"checkpoint.every_steps={every}",
-        f"topology.learners={learners}",
-        "launch.max_restarts=100",
-        ranks=3 + learners,
-    )
-    ring.throttle(0.03)
-    with ring.started():
-        ring.wait_for("update", version=1)
-        for _ in range(10):
-            victims = dice.choice([["head-0"], ["head-0"], ["learner-0"], ["head-0", "learner-0"]])
-            died = max(ring.kill(who).t for who in victims)
-            ring.wait_for("term", after=died)
-            ring.wait_for(dice.choice(["term", "update"]), after=died)
-            time.sleep(dice.uniform(0.0, 1.5))  # the fault's own time: nothing is waited for
-        ring.throttle(None)
-        ring.finish(timeout_s=240)
-    ring.check_survived()
-    assert {line["lives_on"] for line in ring.lines("term", role="head")} == {False, True}
-
-
 def test_a_learner_whose_head_restarts_without_a_savepoint_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     ring = Ring(tmp_path, "run.total_train_steps=10", "checkpoint.every_steps=3")
     ring.hold_learner(5)

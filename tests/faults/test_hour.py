@@ -26,7 +26,6 @@ MINUTES = float(os.environ.get("FAULT_MINUTES", "60"))
 KILL_EVERY_S, LEARNER_EVERY_S = 5.0, 120.0
 FEWEST = {Role.GENERATOR: 3.5, Role.REWARD: 3.5, Role.LEARNER: 0.4}  # kills a minute, of 12.5 asked for
 P99_S = 5.0
-SETTLED = 0.25  # of the time: until then caches fill
 GROWTH_MIB = 16.0  # of a process that lives for the whole hour, between the second quarter and the last
 
 
