@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.jobs.many_ranks import measure, proportions
 from tests.faults.ring import Ring
-from tests.launch.many_ranks import measure, proportions
 
 FORK = ('launch.start="fork"', 'launch.bootstrap="env"')
 RANKS = 8

@@ -1,4 +1,4 @@
-"""Measures jobs of configs/sim512.toml with many ranks on this machine: `python -m tests.launch.many_ranks 64 128`.
+"""Measures jobs of configs/sim512.toml with many ranks on this machine: `python -m benchmarks.jobs.many_ranks 64 128`.
 
 Each job keeps the proportions of the config: a quarter of the ranks learn, a reward for 32 ranks, generators of 8.
 With `--members` one rank learns, and every other rank is a generator, so that a push goes to all of them.
@@ -197,7 +197,7 @@ def row(n_ranks: int, job: Job) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.launch.many_ranks", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.jobs.many_ranks", description=__doc__.split("\n")[0])
     parser.add_argument("ranks", nargs="+", type=int, help="numbers of ranks, multiples of 32")
     parser.add_argument("--members", action="store_true", help="all ranks but one are generators of one rank each")
     parser.add_argument("--steps", type=int, default=12, help="updates of each job")
