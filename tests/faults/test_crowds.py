@@ -1,6 +1,8 @@
-"""Rows 29 and 40 with a head in its own process: oversized messages cost little, and many clients can connect."""
+"""Rows 29 and 40 with a head in its own process: garbage does not end it, and many clients can connect.
 
-import os
+What a bomb costs: tests/areal_bus/wire/test_codec.py.
+"""
+
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +17,6 @@ from areal_bus.transport.bus import Bus
 from areal_bus.transport.rejections import STRIKES
 from areal_bus.wire import codec
 from tests.areal_bus.transport.test_listener import PATIENCE_S, crowd
-from tests.areal_bus.wire.test_codec import HOSTILE
-from tests.areal_bus.wire.test_codec import JOB as WIRE_JOB
 from tests.support.strangers import JOB, dealer, next_of, word
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,9 +28,6 @@ while True:
     sender, message = head.receive()
     head.send(sender, message)
 """
-MOST_CPU_S = 0.05
-SLACK_BYTES = 2 << 20  # connections, threads and what the allocator keeps
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class House:
@@ -46,16 +43,6 @@ class House:
         self.friend.send("head", word(self._n))
         assert next_of(self.friend) == ("head", word(self._n))
 
-    @property
-    def cpu_s(self) -> float:
-        user, system = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) * TICK_S
-
-    @property
-    def most_bytes(self) -> int:
-        """Its peak memory."""
-        return int(Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]) << 10
-
 
 @contextmanager
 def house() -> Iterator[House]:
@@ -69,23 +56,6 @@ def house() -> Iterator[House]:
     finally:
         process.kill()
         process.communicate()
-
-
-def test_row_29_no_bomb_costs_more_than_50_ms_and_twice_the_cap() -> None:
-    """Each message comes from its own connection, followed by the friend's request; large ones, too."""
-    assert WIRE_JOB == JOB
-    with house() as head:
-        before = head.most_bytes
-        for number, (frames, _) in enumerate(HOSTILE.values()):
-            if frames:
-                began = head.cpu_s
-                with dealer(head.endpoint, b"generator-%d.0/0123456789abcdef" % (100 + number)) as stranger:
-                    stranger.send(*frames)
-                    stranger.send(*codec.encode(word(0), job=JOB))  # answered once the one before is refused
-                    assert stranger.socket.poll(20_000)
-                    head.answers()
-                assert head.cpu_s - began <= MOST_CPU_S + TICK_S
-        assert head.most_bytes - before <= 2 * codec.MAX_FRAME_BYTES + SLACK_BYTES
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,11 +10,7 @@ import pytest
 
 from areal_bus import messages as m
 from areal_bus.core.events import Event
-from areal_bus.core.head import Head
-from areal_bus.core.members.membership import Member
-from areal_bus.core.parts.push_queue import Push, PushQueue
 from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_bus.core.state import HeadState
 from areal_lab.staleness.simulator.ring import Ring, ScheduleOutcome
 from areal_lab.staleness.simulator.scenario import Scenario
 from tests.faults.ring import Ring as Job
@@ -54,19 +50,6 @@ def test_row_03_two_of_nine_that_refuse_every_push_hurt_themselves_alone(how: st
         assert all(name.startswith(("generator-0.", "generator-1.")) for name in left), f"seed {seed}: {left}"
 
 
-class AllTogether(PushQueue):
-    """The rule as it was: whoever missed a push is pushed to again with all the others."""
-
-    def _quarantine(self, name: str, push: Push, now: float, *, is_blamed: bool) -> None:
-        return
-
-
-class HeadWithAllTogether(Head):
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.state.pushes.__class__ = AllTogether
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "until_s"), WAYS)
 def test_row_03_a_generator_that_refuses_every_push_hurts_itself_alone(how: str, until_s: float) -> None:
@@ -79,19 +62,6 @@ def test_row_03_a_generator_that_refuses_every_push_hurts_itself_alone(how: str,
         assert all(name.startswith("generator-0.") for name in left), f"seed {seed}: {left}"
         n_dismissed += len(left)
     assert n_dismissed > 0 or until_s < EVER
-
-
-class SharesForAll(HeadState):
-    """The rule as it was at eta = 0: a share waits for everybody who is there."""
-
-    def excluded_generators(self) -> list[Member]:
-        return []
-
-
-class HeadWithSharesForAll(Head):
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.state.__class__ = SharesForAll
 
 
 @pytest.mark.slow
@@ -114,26 +84,6 @@ def test_row_03_at_eta_0_a_ring_goes_on_with_the_only_one_that_completes_pushes(
         _, outcome = run(refusing(seed, how, EVER, eta=0, n_generators=7, n_refusing=6, joins_s=(0.0,) * 7))
         assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
         assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
-
-
-@pytest.mark.parametrize("how", ["said", "silent"])
-def test_row_03_at_eta_0_a_ring_that_waits_for_all_stands_still_until_one_is_evicted(how: str) -> None:
-    """What the simulator would find if shares waited for whoever is there."""
-    for seed in range(0, 20, 2):
-        one = refusing(seed, how, EVER, eta=0, patience_s=40.0)
-        stuck = Ring(one, head_class=HeadWithSharesForAll).run()
-        assert [violation.invariant for violation in stuck.violations] == ["I11"], f"seed {seed}"
-        assert not Ring(one).run().violations, f"seed {seed}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["said", "silent"])
-def test_row_03_pushed_to_with_the_others_it_starves_the_ring(how: str) -> None:
-    """What the simulator would find if nobody was quarantined."""
-    for seed in SEEDS:
-        one = refusing(seed, how, EVER, patience_s=200.0, total_steps=30, refuses_from_s=20.0, joins_s=(0.0,) * 3)
-        starved = Ring(one, head_class=HeadWithAllTogether).run()
-        assert [violation.invariant for violation in starved.violations] == ["I11"], f"seed {seed}"
 
 
 @pytest.mark.parametrize("how", ["said", "silent"])

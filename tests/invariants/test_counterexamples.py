@@ -5,13 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from areal_bus.core.effects import End
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.staleness import StalenessPolicy, runs_under
-from areal_bus.messages import Role
-from areal_lab.staleness.simulator.ring import Ring
-from areal_lab.staleness.simulator.scenario import Fault, Scenario
-from tests.invariants import left_out
 
 HOLD = StalenessPolicy.HOLD
 
@@ -198,50 +193,3 @@ def test_random_runs_break_the_wrong_holds_and_never_ours(wrong: type[Gate]) -> 
         assert not waits
     assert n_broken > 5
     assert (n_stuck > 0) == (wrong is JudgesByPublished)
-
-
-# 3: when credits return
-
-
-def test_credits_returned_when_a_batch_is_taken_make_eta_0_stale() -> None:
-    wrong = Gate(batch_size=1, eta=0)
-    wrong.admit(0)
-    with pytest.MonkeyPatch.context() as patch:
-        left_out.credits_return_early(patch)
-        wrong.take([0])
-    assert wrong.free == 1
-    wrong.admit(0)  # sampled by version 0 while version 1 is being made
-    wrong.finish_update(1)
-    wrong.v = 1
-    assert train(wrong, 0) == 1  # older than eta = 0
-
-    right = Gate(batch_size=1, eta=0)
-    right.admit(0)
-    right.take([0])
-    assert not right.may_admit(0)
-    right.finish_update(1)
-    assert not right.may_admit(0)  # nobody has version 1 yet
-    right.publish(1)
-    right.admit(1)
-    assert train(right, 1) == 0
-
-
-# 5: no catch-up push
-
-
-@pytest.mark.parametrize("policy", StalenessPolicy)
-def test_without_a_catch_up_push_learner_and_generator_wait_for_each_other(
-    policy: StalenessPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The only generator misses the push of version 1: the learner waits for data, the generator for weights."""
-    cut = Fault("cut", Role.GENERATOR, 0, 22.0, 60.0)
-    scenario = Scenario(
-        3, policy, 1, 0, 1, 4, n_generators=1, update_s=16.0, faults=(cut,), silent_s=1000.0, calm_s=90.0
-    )
-    outcome = Ring(scenario).run()
-    assert outcome.end == End(0, "done")
-    assert not outcome.violations
-    left_out.nobody_catches_up(monkeypatch)
-    outcome = Ring(scenario).run()
-    assert outcome.end is None
-    assert [violation.invariant for violation in outcome.violations] == ["I11"]

@@ -289,25 +289,6 @@ def test_an_illegal_message_is_journalled_after_any_number_of_late_ones() -> Non
     assert refused(head.on("generator-0.0", m.Sampled(10**6, 0, 0, "", LENGTH), 1.0))
 
 
-def test_an_older_incarnation_stays_out() -> None:
-    head, _ = head_with()
-    head.on("generator-0.2", m.Join("generator-0.2", "generator", 0, 2, "", 1, ""), 0.0)
-    assert refused(head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 1, ""), 0.0))
-    assert refused(head.on("generator-0.0", m.Heartbeat(1, None, ""), 0.0))
-
-
-def test_a_repeated_message_changes_nothing() -> None:
-    head, _ = head_with()
-    assert head.state.members.by_name["generator-0.0"].version == 0
-    effects = head.on("generator-0.0", m.Ready(4), 0.0)
-    assert head.state.members.by_name["generator-0.0"].standing == "healthy"
-    assert not sent(effects, m.PushBegin)
-    head.on("reward-0.0", scored(0, 0), 0.0)
-    effects = head.on("reward-0.0", scored(0, 0), 0.0)
-    assert refused(effects)
-    assert sent(effects, m.Ack)
-
-
 def test_a_generator_that_sampled_alone_has_all_its_room_on_reconnect() -> None:
     head, _ = head_with(n_generators=2)
     member = head.state.members.by_name["generator-0.0"]

@@ -10,16 +10,13 @@ from areal_bus.core.effects import Effect
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.ledger import PromptState
-from areal_bus.core.state import HeadState, Phase
-from areal_bus.core.transitions.publisher import Publisher
-from areal_lab.staleness.simulator.learner import Learners
+from areal_bus.core.state import Phase
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Scenario
 from tests.areal_bus.core.parts.test_terms import LEARNER, hold, saved, say, score, train_one, trained_head
 from tests.areal_bus.core.test_head import end_of, joined, records, sent
 from tests.areal_bus.core.test_head_failover import marks, next_head
 from tests.areal_bus.core.test_head_failover import schedule as of_many_heads
-from tests.invariants.test_invariants_terms import first_break
 from tests.invariants.test_invariants_terms import schedule as of_dying_learners
 
 NEXT = "learner-0.1"
@@ -147,32 +144,3 @@ def test_no_invariant_breaks_where_learners_come_back_from_copies() -> None:
         if ring.scenario.p_held == 1.0 and not ring.scenario.checkpoint_every:
             assert len(updates) == len(set(updates)), seed
     assert seen["restored"] > N_SCHEDULES // 3, seen
-
-
-def test_a_batch_in_training_that_is_not_opened_again_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(patch: pytest.MonkeyPatch) -> None:
-        capture = HeadState.checkpoint
-        patch.setattr(
-            HeadState, "checkpoint", lambda self, version, verdicts=True, reopens=False: capture(
-                self, version, verdicts=verdicts
-            )
-        )  # fmt: skip
-
-    assert "I4 " in first_break(monkeypatch, forgets, with_copies)
-
-
-def test_a_copy_of_another_timeline_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digest is not compared, and a learner keeps its copies when it begins elsewhere."""
-
-    def keeps(patch: pytest.MonkeyPatch) -> None:
-        begin = Learners._begin
-
-        def wrong(self: Learners, root: object) -> None:
-            before = self.held
-            begin(self, root)  # type: ignore[arg-type]
-            self.held = dict.fromkeys(before, "no root")
-
-        patch.setattr(Learners, "_begin", wrong)
-        patch.setattr(Publisher, "is_digest", lambda self, version, digest: True)
-
-    assert "I6 " in first_break(monkeypatch, keeps, with_copies)

@@ -3,18 +3,13 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from areal_bus import messages as m
-from areal_bus.core.effects import Effect, EvictForGood, Progress
+from areal_bus.core.effects import Effect
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.members.lease_failures import EVICTIONS, FIRST, PATIENCE, LeaseFailures
-from areal_bus.core.state import HeadState
 from areal_bus.messages import Refund
-from areal_lab.staleness.simulator.scenario import Numbers
-from tests.areal_bus.core.test_head import assemble, end_of, head_with, joined, records, sent, warnings
+from tests.areal_bus.core.test_head import end_of, head_with, joined, records, sent, warnings
 
 BAD, GOOD = "generator-0.0", "generator-1.0"
 GENERATORS = [f"generator-{index}.0" for index in range(4)]
@@ -43,17 +38,6 @@ def test_a_generator_that_fails_while_others_succeed_is_paused_with_doubling_del
     assert not failures.is_paused("generator-0.1")
 
 
-def test_no_generator_is_paused_where_all_fail() -> None:
-    """Then the prompts, or the workflow, are the cause."""
-    failures = LeaseFailures()
-    for name in GENERATORS:
-        failures.succeeded(name)
-    for n in range(50):
-        for name in GENERATORS:
-            failures.failed(name, "no")
-        assert failures.judge(float(n)) == []
-
-
 def test_failures_at_a_prompt_at_which_several_fail_count_against_none_of_them() -> None:
     failures = LeaseFailures()
     for n in range(50):
@@ -63,20 +47,6 @@ def test_failures_at_a_prompt_at_which_several_fail_count_against_none_of_them()
         failures.excuse({"generator-0", "generator-1"})
         assert failures.judge(float(n)) == []
     assert not failures.is_failing(BAD)
-
-
-@given(st.lists(st.tuples(st.sampled_from(GENERATORS), st.booleans(), st.floats(0, 20)), max_size=300))
-def test_the_generator_that_succeeded_last_is_never_paused(results: list[tuple[str, bool, float]]) -> None:
-    failures, now, last = LeaseFailures(), 0.0, ""
-    for name, succeeds, pause_s in results:
-        now += pause_s
-        if succeeds:
-            failures.succeeded(name)
-            last = name
-        else:
-            failures.failed(name, "no")
-        assert all(pause.name != last for pause in failures.judge(now))
-        assert not failures.is_paused(last)
 
 
 # the head
@@ -103,19 +73,6 @@ def test_a_prompt_goes_to_others_before_it_is_refunded() -> None:
     assert head.state.refunds_in_a_row == 1
     alone, _ = head_with(n_generators=1)
     assert [line["uid"] for line in records(fail(alone, 0), Event.REFUND)] == [0]  # no other one can retry it
-
-
-def test_one_generator_that_fails_at_once_does_not_end_the_job() -> None:
-    head, _ = head_with(n_generators=3)
-    for _ in range(200):
-        held = [x for x in head.state.ledger.open.values() if x.holder == BAD]
-        if not held:
-            break
-        fail(head, held[0].uid)
-    assert head.state.ledger.refunds.total() == head.state.refunds_in_a_row == 0
-    waiting = [x for x in head.state.ledger.open.values() if x.failed_at]
-    assert waiting
-    assert all(x.holder != BAD for x in waiting)
 
 
 def test_prompts_that_the_first_generator_fails_at_wait_for_those_that_still_load() -> None:
@@ -197,22 +154,6 @@ def evict_for_good(head: Head, index: int, now: float = 0.0) -> tuple[list[Effec
     return effects, now
 
 
-def test_a_generator_that_restarts_do_not_help_is_evicted_for_good_and_the_job_goes_on() -> None:
-    head, _ = head_with(n_generators=3)
-    effects, now = evict_for_good(head, 0)
-    assert [x.generators for x in effects if isinstance(x, EvictForGood)] == [(0,)]
-    assert end_of(effects) is None
-    (gone,) = [line for line in records(effects, Event.MEMBER) if line["state"] == "left"]
-    assert gone["name"] == "generator-0.2"
-    assert gone["why"].startswith("evicted for good after 2 restarts: its last ")
-    assert gone["why"].endswith("the last error: the device is in error")
-    (text,) = [x.fields["text"] for x in effects if isinstance(x, Progress) and "for good" in x.fields["text"]]
-    assert text.endswith("the job goes on with 2 of 3 generators")
-    again = joined(head, "generator-0.3", now=now)  # the order was lost, and it joins again
-    assert set(orders(again)) == {True}
-    assert "generator-0.3" not in head.state.members.by_name
-
-
 def test_the_job_ends_with_a_sentence_when_the_last_of_its_generators_would_be_evicted_for_good() -> None:
     head, _ = head_with(n_generators=2)
     _, now = evict_for_good(head, 0)
@@ -253,14 +194,3 @@ def test_a_guest_is_never_evicted_for_good() -> None:
         effects, now = evict(head, f"generator-5.{incarnation}", now)
         assert orders(effects) == [False]
     assert not head.state.evicted
-
-
-def test_a_restarted_head_awaits_only_the_generators_that_were_not_evicted_for_good() -> None:
-    head, _ = head_with(n_generators=3, eta=0)
-    evict_for_good(head, 0)
-    state = HeadState(head.state.rules, Numbers(None), incarnation=1, term=1)
-    state.evicted.update(head.state.evicted)
-    after = Head(state, now=0.0)
-    effects = assemble(after, GOOD, "generator-2.0", learner="learner-0.1")
-    assert {to for to, _ in sent(effects, m.Prompt)} == {GOOD, "generator-2.0"}
-    assert set(orders(joined(after, "generator-0.2", now=1.0))) == {True}

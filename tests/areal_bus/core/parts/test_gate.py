@@ -34,23 +34,6 @@ def test_gate_shuts_when_every_credit_is_out() -> None:
         gate.admit(0)
 
 
-def test_a_publish_that_skips_versions_returns_the_credits_of_all_of_them() -> None:
-    gate = Gate(batch_size=1, eta=2)
-    for _ in (1, 2):
-        gate.admit(0)
-        step(gate, 0, publish=False)
-    assert gate.publish(2) == 2
-    assert gate.is_idle
-
-
-def test_a_term_may_begin_at_a_later_clock_with_the_whole_window_free() -> None:
-    gate = Gate(batch_size=2, eta=1, policy=StalenessPolicy.HOLD, clock=40)
-    assert (gate.u, gate.v, gate.w, gate.free) == (40, 40, 40, 4)
-    for _ in range(4):
-        gate.admit(40)
-    assert not gate.may_admit(40)
-
-
 @pytest.mark.parametrize(
     "impossible",
     [

@@ -51,13 +51,6 @@ def test_impossible_results_are_refused_and_change_nothing(event: Scored) -> Non
     assert ledger.counts[PromptState.LEASED] == 1
 
 
-def test_a_ready_group_is_not_lost_with_its_generator() -> None:
-    ledger = ledger_with()
-    finish(ledger, 0)
-    assert ledger.lose("g") == []
-    assert ledger.open[0].state is PromptState.READY
-
-
 def test_trained_and_refunded_prompts_are_closed() -> None:
     ledger = ledger_with(2)
     finish(ledger, 0)
@@ -73,15 +66,6 @@ def test_trained_and_refunded_prompts_are_closed() -> None:
         ledger.trained(0)
     with pytest.raises(ImpossibleEvent):
         ledger.refund(1, Refund.END_OF_RUN)
-
-
-def test_ready_prompts_are_taken_in_order_of_their_born_version() -> None:
-    ledger = Ledger()
-    for born in (2, 1, 2, 1):
-        finish(ledger, ledger.admit(born=born, n_samples=2, holder="g").uid)
-    assert ledger.ready.born == {1: 2, 2: 2}
-    assert [entry.uid for entry in ledger.take(3, batch=0)] == [1, 3, 0]
-    assert ledger.ready.born == {2: 1}
 
 
 def test_a_prompt_that_waits_for_a_lease_twice_is_there_once() -> None:

@@ -19,7 +19,7 @@ from areal_bus.messages import Partial, Role
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Fault, Numbers, Scenario, ScenarioLengths, Tail, draw
 from tests.areal_bus.core.parts.test_terms import begin, saved, trained_head
-from tests.areal_bus.core.test_head import head_with, joined, push_done, records, refused, scenario, scored, sent
+from tests.areal_bus.core.test_head import head_with, joined, push_done, records, refused, scenario, sent
 
 
 def partial(
@@ -45,15 +45,6 @@ def test_the_newest_report_of_a_sample_is_kept_and_those_of_longest_ago_make_roo
     assert kept.hand_on(0, [0], attempt=1, version=0) == [partial(0, attempt=1)]
     kept.keep(partial(3, n=4 * size))  # larger than all the room
     assert (len(kept), kept.n_bytes) == (0, 0)
-
-
-def test_a_partial_newer_than_the_next_holders_version_is_dropped() -> None:
-    kept = PartialRollouts(1 << 20)
-    kept.keep(partial(0, 0, version=2))
-    kept.keep(partial(0, 1, version=1))
-    assert kept.hand_on(0, [0, 1], attempt=1, version=1) == [partial(0, 1, version=1, attempt=1)]
-    assert len(kept) == 1
-    assert kept.hand_on(0, [1], attempt=2, version=1) == [partial(0, 1, version=1, attempt=2)]  # once more
 
 
 # the head
@@ -90,19 +81,6 @@ def test_after_a_death_the_partial_is_sent_before_the_prompt() -> None:
     assert told == [Partial, m.Prompt]
     assert [line.get("n_done") for line in leases(effects, uid)] == [7]
     assert "n_done" not in leases(effects, other)[0]
-
-
-def test_partials_of_scored_or_refunded_samples_are_dropped() -> None:
-    head, _ = head_with()
-    first, second = work_of(head, "generator-0.0")[:2]
-    for uid in (first, second):
-        head.on("generator-0.0", partial(uid, 0), 0.0)
-    assert len(head.state.partials) == 2
-    head.on("reward-0.0", scored(first, 0), 0.0)
-    assert len(head.state.partials) == 1
-    head.on("reward-0.0", replace(scored(second, 1), status="error"), 0.0)
-    assert len(head.state.partials) == 0
-    assert head.state.partials.n_bytes == 0
 
 
 def test_a_report_that_contradicts_itself_or_is_of_another_is_refused_and_ends_nothing() -> None:

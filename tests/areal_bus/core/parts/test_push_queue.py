@@ -6,13 +6,12 @@ import pytest
 
 from areal_bus import messages as m
 from areal_bus.core.effects import Effect
-from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.push_queue import OWN_SHARE, Push, PushQueue
 from areal_bus.core.state import HeadState
 from areal_bus.errors import ImpossibleEvent
 from areal_lab.staleness.simulator.scenario import Numbers
-from tests.areal_bus.core.test_head import end_of, head_with, joined, push_done, records, scenario, scored, sent
+from tests.areal_bus.core.test_head import end_of, head_with, joined, push_done, scenario, scored, sent
 
 ROOT, A, B, C = "learner-0.0", "generator-0.0", "generator-1.0", "generator-2.0"
 TIMEOUT_S = 8.0
@@ -208,44 +207,6 @@ def test_members_without_a_completed_push_are_pushed_to_separately() -> None:
     assert members_of(update(head, 2)) == [A, B]
 
 
-def test_one_that_misses_every_push_is_dismissed_while_others_complete_theirs() -> None:
-    head, _ = updated(2)
-    break_push(head)
-    break_push(head)
-    effects, now = break_push(head, ROOT, B), 1.0
-    assert members_of(effects) == [A]
-    break_push(head)
-    while not sent(effects, m.Evict):
-        now += 30.0
-        for name in (A, B, "reward-0.0", ROOT):
-            head.on(name, m.Heartbeat(0, None, ""), now)
-        assert members_of(head.tick(now)) == [A]
-        effects = break_push(head, now=now, error="another model")
-    assert head.state.pushes.hopeless() == {}
-    ((to, order),) = sent(effects, m.Evict)
-    assert (to, order) == (A, m.Evict("it missed 5 pushes of its own in a row; the last error: another model"))
-    assert A not in head.state.members.by_name
-    assert [x["name"] for x in records(effects, Event.MEMBER) if x["state"] == "left"] == [A]
-    assert str(head.state.phase) == "training"
-    queued = [entry.uid for entry in head.state.ledger.live() if entry.holder == A]
-    assert not queued, "what it held is another's"
-
-
-def test_the_job_ends_when_no_generator_at_all_completes_a_push() -> None:
-    head, _ = updated(2)
-    effects, now, n = break_push(head), 1.0, 0
-    while (end := end_of(effects)) is None:
-        now += 30.0
-        for name in (A, B, "reward-0.0", ROOT):
-            head.on(name, m.Heartbeat(0, None, ""), now)
-        head.tick(now)
-        effects, n = break_push(head, now=now, error="the root is lame"), n + 1
-    assert n == 10
-    assert not sent(effects, m.Evict)
-    sentence = "no generator completes a push: each missed 5 pushes of its own in a row; the last error: "
-    assert (end.code, end.sentence) == (1, f"{sentence}{A}: the root is lame")
-
-
 def test_one_that_may_still_come_is_hoped_for() -> None:
     """The only one that is there goes, and its supervisor brings it back: that the job ends so is up to supervisors."""
     head = Head(HeadState(scenario(n_generators=2, batch_size=1, eta=1).rules, Numbers(None)), now=0.0)
@@ -307,46 +268,6 @@ def finish_batch(head: Head, version: int) -> list[Effect]:
         head.on(holder, m.Sampled(uid, 0, entry.attempt, "", 3), 1.0)
         head.on("reward-0.0", scored(uid, 0, entry.attempt, entry.born, holder), 1.0)
     return head.on(ROOT, m.UpdateDone(version, {}, f"digest {version}"), 1.0)
-
-
-def test_at_eta_0_a_ring_begins_without_one_that_misses_a_push_of_its_own_and_not_before() -> None:
-    head = assembling()
-    effects = break_push(head)
-    assert members_of(effects) == [A]
-    assert not holders(break_push(head))
-    assert not holders(break_push(head, ROOT, B)), "generator-2 has not been pushed to alone"
-    assert str(head.state.phase) == "assembling"
-    assert holders(break_push(head, ROOT, C)) == {0: B, 1: C, 2: B}
-
-
-def test_at_eta_0_a_generator_that_has_not_come_is_waited_for() -> None:
-    head = assembling(A, B)
-    break_push(head)
-    break_push(head)
-    assert not holders(break_push(head, ROOT, B))
-    assert str(head.state.phase) == "assembling"
-    joined(head, C, now=1.0)
-    while (push := head.state.pushes.current) is not None and push.members != [C]:
-        break_push(head)
-    assert set(holders(break_push(head, ROOT, C)).values()) == {B, C}
-
-
-def test_at_eta_0_one_that_missed_in_company_alone_is_waited_for() -> None:
-    head = assembling()
-    for member in (A, B, C):
-        push = head.state.pushes.current
-        assert push is not None
-        head.on(member, m.PushDone(push.id, 0, "digest 0", 0.0, 0.0), 0.0)
-    push_done(head, ROOT, 0)
-    effects = finish_batch(head, 1)
-    assert members_of(effects) == [A, B, C]
-    effects = break_push(head)
-    assert head.state.gate.v == 1
-    for member in (A, B):
-        assert members_of(effects) == [member]
-        effects = break_push(head, ROOT, member)
-        assert not holders(effects)
-    assert holders(break_push(head, ROOT, C)) == {3: A, 4: B, 5: C}
 
 
 def test_at_eta_0_one_that_completes_a_push_again_has_a_share_of_the_next_batch_and_no_other_changes() -> None:

@@ -13,7 +13,7 @@ from areal_bus.core.state import HeadState, Phase
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import Role
 from areal_lab.staleness.simulator.scenario import Numbers
-from tests.areal_bus.core.parts.test_terms import LEARNER, saved, say, score, train_one, trained_head
+from tests.areal_bus.core.parts.test_terms import LEARNER, saved, say, train_one, trained_head
 from tests.areal_bus.core.test_head import end_of, joined, push_done, refused, scored, sent
 
 SECOND = "generator-1.0"
@@ -64,19 +64,6 @@ def hand_over(head: Head) -> list[Effect]:
         push_done(head, name, 1)
     finish_work(head)
     return say(head, LEARNER, m.BatchRequest(1, head.state.incarnation))
-
-
-def test_a_change_waits_for_the_work_of_a_generator_that_will_learn() -> None:
-    """It gets no further prompts. Training goes on until it holds nothing."""
-    head = changing()
-    assert head.state.members.by_name[SECOND].leaving
-    held = [entry for entry in head.state.ledger.live() if entry.holder == SECOND]
-    assert held
-    effects = score(head, 2 if held[0].uid != 2 else 1, [0, 1])
-    effects += say(head, LEARNER, m.BatchRequest(1, head.state.incarnation))
-    assert SECOND not in {to for to, _ in sent(effects, m.Prompt)}
-    assert not sent(effects, m.NoBatch)
-    assert not head.state.change.is_handing_over
 
 
 def test_the_new_split_is_written_before_it_is_sent() -> None:

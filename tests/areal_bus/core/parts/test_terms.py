@@ -164,27 +164,9 @@ def test_verdicts_of_later_versions_go_and_their_lease_with_them(
 # going back
 
 
-def test_at_version_0_every_prompt_starts_over() -> None:
-    head, _ = trained_head(checkpoint_every=0)
-    begin(head, 0)
-    assert (head.state.gate.u, head.state.ledger.next_uid, head.state.rows.position) == (0, 0, 0)
-    assert not head.state.ledger.open
-
-
 def test_a_version_without_head_checkpoint_ends_the_job() -> None:
     head, _ = trained_head()
     assert end_of(begin(head, 5)) == End(1, "missing head checkpoint of version 5, at which learner-0.1 begins")
-
-
-def test_generators_are_sent_the_term_and_wait_for_a_push_of_its_version() -> None:
-    head, _ = trained_head()
-    effects = begin(head, 1)
-    assert [message for _, message in sent(effects, m.Term)] == [m.Term(1, 1)]
-    assert not leases(effects)
-    assert str(head.state.members.by_name[GENERATOR].standing) == "stale"
-    ((_, push), *_) = sent(effects, m.PushBegin)
-    assert isinstance(push, m.PushBegin)
-    assert (push.version, push.term, push.base, push.store) == (1, 1, 1, "learner-0.1")
 
 
 def test_nothing_is_pushed_before_the_learner_has_begun() -> None:
@@ -200,34 +182,6 @@ def test_nothing_is_pushed_before_the_learner_has_begun() -> None:
 
 
 # results of older terms
-
-
-def going_back(version: int) -> Head:
-    """Prompt 1 is leased at attempt 0, one sample scored; the learner came back at version 1. Its lease was kept."""
-    head, _ = trained_head()
-    begin(head, version)
-    assert head.state.ledger.open[1].holder == GENERATOR
-    return head
-
-
-def test_a_sample_of_an_older_term_with_a_lost_version_ends_its_lease() -> None:
-    head = going_back(1)
-    hold(head, 1, learner="learner-0.1")
-    effects = score(head, 1, [1], version=2)
-    assert "versions that term 1 made void" in refused(effects)[0]
-    assert [to for to, _ in sent(effects, m.Ack)] == [GENERATOR]  # it need not send that again
-    assert m.Cancel(1, 0) in [message for _, message in sent(effects, m.Cancel)]
-    assert leases(effects) == {1: ATTEMPTS}
-
-
-def test_prompts_returned_by_a_generator_are_leased_again() -> None:
-    head = going_back(1)
-    hold(head, 1, learner="learner-0.1")
-    lost = m.SampleFailed(1, 0, "", Refund.LOST_TIMELINE, "term 1")
-    effects = say(head, GENERATOR, lost)
-    assert leases(effects) == {1: ATTEMPTS}
-    assert not records(effects, Event.REFUND)
-    assert refused(say(head, GENERATOR, lost))
 
 
 def test_the_verdicts_of_an_open_evaluation_go_and_its_problems_are_asked_again() -> None:
@@ -390,16 +344,6 @@ def test_a_drained_job_keeps_open_prompts_and_ends_after_the_learners_checkpoint
     assert end_of(say(head, LEARNER, m.Finished("", ""))) == End(0, "drained at version 1")
 
 
-def test_a_drain_waits_for_the_update_under_way() -> None:
-    head, _ = trained_head()
-    score(head, 1, [1])
-    say(head, LEARNER, m.BatchRequest(1))
-    assert not saved(head.drain(1.0))
-    effects = say(head, LEARNER, m.UpdateDone(2, {}, "digest 2"))
-    assert [frontier.version for frontier in saved(effects)][-1] == 2
-    assert str(head.state.phase) == "closing"
-
-
 def test_a_drained_run_continues_with_its_open_prompts() -> None:
     head, _ = trained_head()
     (frontier,) = saved(head.drain(1.0))
@@ -517,18 +461,6 @@ def test_a_head_checkpoint_of_a_lost_timeline_is_never_counted_as_saved() -> Non
     found.hand_out()
     assert found.updated() == [0]
     assert 1 in found.checkpoints
-
-
-def test_the_head_discards_by_that_rule() -> None:
-    head, effects = trained_head()
-    for step in (1, 2, 3):
-        for frontier in saved(effects):
-            head.state.terms.saved(frontier)
-        say(head, LEARNER, m.Checkpointed(step, ""))
-        hold(head, step)
-        effects = train_one(head, step, step)
-        expected = [Discard((step - 1,))]
-        assert [effect for effect in effects if isinstance(effect, Discard)] == expected
 
 
 def test_going_back_discards_later_checkpoints() -> None:
