@@ -1,27 +1,20 @@
-"""`python -m tests.structure [ROOT]`: measures the structure of the sources (files, folders, imports, sizes).
+"""Structure of the sources: their modules, imports and sizes.
 
-A room (component) of a place is a folder or a module directly in it. An arrow (dependency) is an import from one room
-to another of the same place. Floors (depth) count the rooms on the longest chain of arrows. Imports
-for types only do not count. ROOT may be any checkout, so that two can be compared.
+A room (component) of a place is a folder or a module directly in it. Imports for types only do not count.
 """
 
-import argparse
 import ast
-import json
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 PRODUCTION = ("areal_bus", "actors", "launch")  # the ring
 PRODUCT = (*PRODUCTION, "tools")  # and what reads its runs
 OWN = ("areal_cpu", "areal_math", "areal_code", "areal_convert")  # packages of their own that the product calls
 PACKAGES = (*PRODUCT, *OWN, "areal_lab", "areal_serve", "benchmarks")
-PLACES = (*PRODUCT, "areal_bus.core", "actors.learner", "actors.rewards")
-SMALL = 80  # lines
 Graph = Mapping[str, set[str]]
 
 
@@ -61,12 +54,6 @@ class Module:
                 yield from ((node.module or "", alias.name) for alias in node.names)
             pending += ast.iter_child_nodes(node)
 
-    def top_level(self) -> Iterator[tuple[str, str]]:
-        """`imported`, limited to imports at module level."""
-        for node in self.tree.body:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                yield from Module(self.path, "", ast.Module([node], [])).imported()
-
 
 class Sources:
     """All modules of our packages in one checkout."""
@@ -92,10 +79,6 @@ class Sources:
     def imports(self) -> dict[str, set[str]]:
         """Module -> the modules of ours that it imports anywhere."""
         return {module.name: self.ours(module.imported()) - {module.name} for module in self.modules}
-
-    def imports_at_once(self) -> dict[str, set[str]]:
-        """Module -> the modules of ours that it imports at module level."""
-        return {module.name: self.ours(module.top_level()) - {module.name} for module in self.modules}
 
     def rooms(self, place: str) -> dict[str, set[str]]:
         """Room of a place (areal_bus, areal_bus.core) -> the other rooms that it imports from, without `__init__`."""
@@ -160,27 +143,6 @@ def cycles(graph: Graph) -> list[list[str]]:
     return found
 
 
-def floors(graph: Graph) -> int:
-    """Nodes on the longest chain; a cycle is one node."""
-    of: dict[str, int] = {}
-
-    def height(node: str, above: frozenset[str]) -> int:
-        if node not in of:
-            below = [height(other, above | {node}) for other in graph[node] if other not in above | {node}]
-            of[node] = 1 + max(below, default=0)
-        return of[node]
-
-    return max((height(node, frozenset()) for node in sorted(graph)), default=0)
-
-
-def functions(modules: Iterable[Module]) -> Iterator[tuple[int, str]]:
-    """(lines, where) of every function and method."""
-    for module in modules:
-        for node in ast.walk(module.tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield (node.end_lineno or node.lineno) - node.lineno + 1, f"{module.path}:{node.lineno} {node.name}"
-
-
 def constructors(modules: Iterable[Module]) -> Iterator[tuple[int, str]]:
     """(parameters, where) of every explicit constructor, without `self`."""
     for module in modules:
@@ -203,44 +165,16 @@ def non_python(root: Path) -> list[Module]:
     ]
 
 
-def measure(root: Path) -> dict[str, Any]:
-    """All figures of one checkout."""
-    sources = Sources(root)
-    others = non_python(root)
-    real = [module for module in sources.modules if module.text.strip()]
-    sized = [module for module in real if module.path.name != "__init__.py"]
-    figures: dict[str, Any] = {
-        "source files": len(sources.modules) + len(others),
-        "lines": sum(m.n_lines for m in [*sources.modules, *others]),
-    }
+def measure(root: Path) -> dict[str, int]:
+    """Files and lines of the packages, Python and C."""
+    sources, figures = [*Sources(root).modules, *non_python(root)], {}
     for name, packages in (("product", PRODUCT), ("ring", PRODUCTION), ("own packages", OWN)):
-        mine = [m for m in [*sources.modules, *others] if m.path.parts[0] in packages]
-        figures[f"{name}: files"] = len(mine)
-        figures[f"{name}: lines"] = sum(m.n_lines for m in mine)
-    for place in PLACES:
-        rooms = sources.rooms(place)
-        figures[f"{place}: rooms"] = len(rooms)
-        figures[f"{place}: floors"] = floors(rooms)
-        figures[f"{place}: arrows"] = sum(map(len, rooms.values()))
-    n_files = Counter(str(m.path.parent) for m in sources.modules if m.path.name != "__init__.py")
-    folder, n_most = n_files.most_common(1)[0]
-    largest = max(sized, key=lambda module: module.n_lines)
-    n_function, function = max(functions(real))
-    n_constructor, constructor = max(constructors(real))
-    figures |= {
-        "largest folder": f"{n_most} ({folder})",
-        f"modules under {SMALL} lines": sum(module.n_lines < SMALL for module in sized),
-        "largest module": f"{largest.n_lines} ({largest.path})",
-        "largest function": f"{n_function} ({function})",
-        "most constructor parameters": f"{n_constructor} ({constructor})",
-        "class names with two meanings": len(sources.repeated_classes()),
-        "import cycles": len(cycles(sources.imports)),
-        "folder cycles": len(cycles(sources.folders())),
-    }
+        mine = [m for m in sources if m.path.parts[0] in packages]
+        figures |= {f"{name}: files": len(mine), f"{name}: lines": sum(m.n_lines for m in mine)}
     return figures
 
 
-def as_table(figures: Mapping[str, Any]) -> str:
+def as_table(figures: Mapping[str, int]) -> str:
     """Figures for docs/architecture.md, rounded so that they do not change with every commit."""
     sizes = ["| | files | lines |", "|---|---|---|"]
     sizes += [
@@ -248,31 +182,3 @@ def as_table(figures: Mapping[str, Any]) -> str:
         for name in ("product", "ring", "own packages")
     ]
     return "\n".join(sizes)
-
-
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser("python -m tests.structure", description=(__doc__ or "").partition("\n")[0])
-    p.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1], help="a checkout (this one)")
-    p.add_argument("--json", action="store_true", help="one JSON object")
-    p.add_argument("--names", action="store_true", help="list repeated class names and cycles, too")
-    return p
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    figures = measure(args.root)
-    if args.json:
-        print(json.dumps(figures))
-        return 0
-    width = max(map(len, figures))
-    print("\n".join(f"{name.ljust(width)}  {value}" for name, value in figures.items()))
-    if args.names:
-        sources = Sources(args.root)
-        print("\n".join(f"{name}: {', '.join(places)}" for name, places in sources.repeated_classes().items()))
-        for kind, graph in (("import", sources.imports), ("folder", sources.folders())):
-            print("\n".join(f"{kind} cycle: {', '.join(part)}" for part in cycles(graph)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Which folder may import which, read from the sources; `python -m tests.structure` prints the figures."""
+"""Which folder may import which, read from the sources."""
 
 import re
 import subprocess
