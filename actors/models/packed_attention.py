@@ -127,6 +127,11 @@ def packed_attention(
     return whole.unsqueeze(0), None
 
 
+def keep_apart() -> None:
+    """Leave this attention out of compiled layers: they would be compiled again for each row's lengths."""
+    AttentionInterface.register(NAME, torch.compiler.disable(packed_attention))
+
+
 def _apart(part: Tensor, n: int) -> Tensor:
     """(heads, n * length, d) -> (n, heads, length, d), without a copy."""
     return part.view(part.shape[0], n, -1, part.shape[-1]).transpose(0, 1)

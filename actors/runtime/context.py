@@ -13,7 +13,7 @@ from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.messages import Heartbeat, PushDone
 from areal_bus.storage.journal import Journal
-from areal_bus.storage.journal_segments import FileSizes
+from areal_bus.storage.journal_segments import SEGMENT_BYTES, FileSizes
 from areal_bus.transport.bus import Bus, Heartbeats
 from areal_bus.transport.curve import KeyPair, Keyring
 
@@ -85,7 +85,7 @@ class Context:
             role=self.role,
             index=self.index,
             incarnation=self.incarnation,
-            sizes=FileSizes(config.journal.segment_mib << 20, DETAIL_BYTES),
+            sizes=FileSizes(SEGMENT_BYTES, DETAIL_BYTES),
         )
 
     def keyring(self) -> Keyring | None:

@@ -200,6 +200,8 @@ def _lora(c: Config) -> Iterator[str]:
             "actor.lora.offload copies weights to the GPU again in the backward pass: set "
             "learner.gradient_checkpointing = true, or all copies stay there"
         )
+    if offloads and c.learner.compile:
+        yield "learner.compile needs the weights where they are used: set it or actor.lora.offload to false"
     if c.actor.lora is not None and not kind_of(c.rollout.engine).takes_adapters:
         yield (
             f"actor.lora is refused: the engine {c.rollout.engine} takes no adapters; remove [actor.lora], or set "

@@ -204,6 +204,8 @@ class LearnerConfig(Section):
     """Token budget of a packed micro-batch."""
     gradient_checkpointing: bool = False
     """Recompute activations to save memory."""
+    compile: bool = False
+    """torch.compile for decoder layers, on GPUs (docs/models.md)."""
     warmup: WarmupConfig = WarmupConfig()
     """Supervised warm-up."""
     simulated: SimulatedUpdateConfig | None = None

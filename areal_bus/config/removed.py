@@ -61,6 +61,7 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
     "evaluate.slots_share": (0.25, "an evaluation has a quarter of the slots; set rollout.max_concurrent_rollouts"),
     "watchdog.absent_action": ("abort", "a job without rewards or generators ends after watchdog.act_s; set that"),
     "journal.detail_mib": (64, "the first 64 MiB of a process's journal keep the times of single spans"),
+    "journal.segment_mib": (8, "a file of a journal ends at 8 MiB and is compressed; `zcat -f` reads both kinds"),
     "profile.seconds": (10.0, "a recording on demand takes 10 s; record a number of steps with profile.steps"),
     **{f"watch.{name}": (default, ALARMS) for name, default in THRESHOLDS.items()},
 }

@@ -299,8 +299,6 @@ class JournalConfig(Section):
     """Keep their token ids and log-probs, for `areal-bus audit --recompute`."""
     replay: bool = False
     """Keep every trained batch, for `areal-bus replay`."""
-    segment_mib: int = Field(8, ge=0)
-    """Size of a file before it is compressed and the next begins; 0: one file."""
     tracker: tuple[str, ...] = ()
     """Trackers fed from the journal: "tensorboard", "wandb", "trackio", "mlflow", "swanlab", "csv", "parquet",
     "module:Writer" (docs/trackers.md)."""

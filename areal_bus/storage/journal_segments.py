@@ -18,6 +18,9 @@ NAME = re.compile(r"(?P<journal>(?P<role>[a-z_]+)-(?P<rank>\d+)\.(?P<inc>\d+))(?
 TIMES = re.compile(rb',"at_[^"]*":\[[0-9,]*\]')  # a key: within a text its quotes are escaped
 
 
+SEGMENT_BYTES = 8 << 20  # of a file of a run's journal
+
+
 @dataclass(frozen=True, slots=True)
 class FileSizes:
     """A file ends at `segment_bytes` (0: never). Old ones beyond `detail_bytes` lose the times of single spans."""

@@ -8,7 +8,7 @@ from typing import Any
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.storage.journal import Journal
-from areal_bus.storage.journal_segments import FileSizes, exists
+from areal_bus.storage.journal_segments import SEGMENT_BYTES, FileSizes, exists
 from areal_serve.worker import Frame
 
 ROLE, LABEL = "front", "serve"
@@ -28,7 +28,7 @@ class ClientJournal:
         incarnation = 0
         while exists(folder / f"{ROLE}-0.{incarnation}.jsonl", 0):
             incarnation += 1
-        sizes = FileSizes(config.journal.segment_mib << 20)
+        sizes = FileSizes(SEGMENT_BYTES)
         self._journal = Journal(folder, role=ROLE, index=0, incarnation=incarnation, sizes=sizes)
 
     def call(self, frame: Frame, came: float, reply: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -56,6 +57,7 @@ class Size:
         self.repeats = 2 if is_quick else 3
         self.steps = 3 if is_quick else 40
         self.seeds = 1 if is_quick else 3
+        self.compiles = [False, True] if self.is_cuda else [False]  # a minute on a CPU
         self.is_quick = is_quick
 
 
@@ -88,12 +90,12 @@ def model_of(name: str, size: Size, dtype: str, *, seed: int = 1) -> Any:
     return model
 
 
-def learner(name: str, size: Size, *, checkpointing: bool, n_minibatches: int = 1) -> PPOActor:
+def learner(name: str, size: Size, *, checkpointing: bool, compiles: bool = False, n_minibatches: int = 1) -> PPOActor:
     """With several minibatches an update computes proximal log-probs in a pass of its own."""
     config = settings(size, checkpointing=checkpointing, n_minibatches=n_minibatches)
     policy = Policy(
         model_of(name, size, "float32"), ranks=LearnerRanks(), device=size.device,
-        temperature=1.0, dtype=size.dtype, gradient_checkpointing=checkpointing,
+        temperature=1.0, dtype=size.dtype, gradient_checkpointing=checkpointing, compile=compiles,
     )  # fmt: skip
     folder = Path(tempfile.mkdtemp(prefix="gpu-bench-"))
     journal = Journal(folder / "journal", role="learner", index=0, incarnation=0)
@@ -191,14 +193,14 @@ def train(size: Size) -> Iterator[Figures]:
     """(b) Tokens a second and MFU of an update of one minibatch: forward, backward, optimizer."""
     card = rates(size)
     for name in size.shapes:
-        for checkpointing in (False, True):
-            actor = learner(name, size, checkpointing=checkpointing)
+        for compiles, checkpointing in product(size.compiles, (False, True)):
+            actor = learner(name, size, checkpointing=checkpointing, compiles=compiles)
             seconds = timed(size, lambda actor=actor, name=name: update(actor, name, size))  # type: ignore[misc]
             speed = size.batch_tokens / seconds
             mfu = speed * training_flops(SHAPES[name], size.length) / card.flops
             yield {
-                "shape": name, "checkpointing": checkpointing, "tokens_per_s": round(speed), "mfu": round(mfu, 4),
-                "rate": card.source, "card": card.name,
+                "shape": name, "compile": compiles, "checkpointing": checkpointing,
+                "tokens_per_s": round(speed), "mfu": round(mfu, 4), "rate": card.source, "card": card.name,
             }  # fmt: skip
             del actor
 

@@ -14,7 +14,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from areal_bus.errors import ConfigError
+from areal_bus.storage.journal_segments import exists
 from benchmarks.jobs.real_job import KilledJob
+from tools.follow import Place
 from tools.run import Line
 
 PATIENT = (
@@ -37,7 +39,7 @@ class Lane:
         self._stops: list[list[float]] = []  # [stopped, continued] of finished pauses
         self._stopped_at: float | None = None
         self._path = job.run / "journal" / "head-0.0.jsonl"
-        self._n_read = 0
+        self._place = Place()
         self._published = 0
         self.updates: list[Line] = []  # each with its clock in "clock_s"
 
@@ -100,13 +102,9 @@ class Lane:
 
     def _read(self) -> None:
         """New journal lines of the head."""
-        if not self._path.is_file():
+        if not exists(self._path, 0):
             return
-        with self._path.open("rb") as file:
-            file.seek(self._n_read)
-            whole = file.read().rpartition(b"\n")[0]
-        self._n_read += len(whole) + bool(whole)
-        for raw in whole.split(b"\n"):
+        for raw in self._place.lines(self._path):
             if b'"event":"update"' in raw:
                 line = json.loads(raw)
                 self.updates.append(line | {"clock_s": self._clock(line["t"])})

@@ -20,12 +20,12 @@ from typing import Any
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from benchmarks.jobs import demo
-from tools.run import Line
+from tools.follow import Place
+from tools.run import Line, Run
 
 LOOK_S = 0.02
 PATIENCE_S = 120.0  # a loaded machine starts a generator within this
 AFTERWARDS_S = (0.2, 1.5)  # delay from the moment a kill is allowed to the kill
-WRITERS = "head-0."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +40,18 @@ class Kill:
 class JournalTail:
     """Follows the journals of a run's heads and keeps the state of the ring."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read: dict[Path, int] = {}  # bytes of each file
+    def __init__(self, run: Path) -> None:
+        self._run = Run(run)
+        self._places: dict[Path, Place] = {}
         self.states: dict[str, str] = {}  # newest state of each member of the present head
         self.version = 0
         self.n_updates = 0  # over all terms
 
     def look(self) -> None:
         """Read new lines."""
-        paths = sorted(self._folder.glob(f"{WRITERS}*.jsonl"), key=lambda path: int(path.stem.rpartition(".")[2]))
-        for path in paths:
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                whole = file.read().rpartition(b"\n")[0]
-            if whole:
-                self._read[path] = self._read.get(path, 0) + len(whole) + 1
-                for raw in whole.split(b"\n"):
-                    self._take(json.loads(raw))
+        for path in self._run.journals("head"):
+            for raw in self._places.setdefault(path, Place()).lines(path):
+                self._take(json.loads(raw))
 
     def _take(self, line: Line) -> None:
         match line["event"]:
@@ -84,11 +78,11 @@ class KilledJob:
 
     def __init__(self, run: Path, *, config: str, changes: tuple[str, ...], ranks: int, quiet: bool) -> None:
         self.run, self._quiet = run, quiet
-        settings = (*changes, "journal.segment_mib=0", f'run.name="{run.name}"', f'run.folder="{run.parent}"')
+        settings = (*changes, f'run.name="{run.name}"', f'run.folder="{run.parent}"')
         overrides = [word for setting in settings for word in ("--set", setting)]
         self._line = [demo.mpirun(), "--oversubscribe", "-np", str(ranks), sys.executable, "-m", "areal_bus.launch"]
         self._line += [config, *overrides]
-        self.tail = JournalTail(run / "journal")
+        self.tail = JournalTail(run)
         self.process: subprocess.Popen[bytes] | None = None
 
     @contextmanager
@@ -143,10 +137,9 @@ class KilledJob:
 
     def pid(self, place: str) -> tuple[str, int]:
         """Name and process id of the newest life at this place ("generator-0")."""
-        paths = (self.run / "journal").glob(f"{place}.*.jsonl")
-        path = max(paths, key=lambda path: int(path.stem.rpartition(".")[2]))
-        with path.open("rb") as file:
-            pid = int(json.loads(file.readline())["pid"])
+        paths = Run(self.run).journals(place.rpartition("-")[0])
+        path = [path for path in paths if path.name.startswith(f"{place}.")][-1]
+        pid = int(json.loads(next(Place().lines(path)))["pid"])
         if b"actors.runtime.start" not in Path(f"/proc/{pid}/cmdline").read_bytes():
             raise ConfigError(f"{path.stem} must be an actor's process to be killed: {pid} is none")
         return path.stem, pid

@@ -79,6 +79,7 @@ def tiny_actor(
         temperature=config.gconfig.temperature,
         dtype=config.model.dtype,
         gradient_checkpointing=config.learner.gradient_checkpointing,
+        compile=config.learner.compile,
         offload=config.actor.offload == "all",
     )
     reference = PolicyBase(policy, adapters) if adapters is not None else None

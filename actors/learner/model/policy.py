@@ -5,9 +5,11 @@ Shapes: S tokens of a packed row, N wanted tokens of it, V words.
 
 import contextlib
 import ctypes
+import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NoReturn, Required, TypedDict, Unpack
 
 import torch
@@ -18,6 +20,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model import chunked_head
@@ -46,6 +49,7 @@ class ModelSettings(TypedDict, total=False):
     temperature: Required[float]  # of the sampler: log-probs are of logits / temperature; a sequence may have its own
     dtype: str  # of compute; default "float32"
     gradient_checkpointing: bool  # recompute activations in the backward pass; default off
+    compile: bool  # torch.compile for decoder layers; default off
     computes: bool  # False: no pass is ever run, and every rank holds the whole model; default True
     offload: bool  # parameters and gradients stay in host memory (FSDP2, also of one rank); default off
     max_logits_mib: float  # more logits than this are computed in chunks; default LOGITS_MIB
@@ -58,6 +62,7 @@ def model_settings(config: Config, ranks: LearnerRanks, device: str) -> ModelSet
         "temperature": config.gconfig.temperature or 1.0,  # of a greedy sampler: log-probs at temperature 1
         "dtype": config.model.dtype,
         "gradient_checkpointing": config.learner.gradient_checkpointing,
+        "compile": config.learner.compile,
         "computes": config.learner.simulated is None,
         "offload": config.actor.offload == "all",
     }
@@ -87,9 +92,11 @@ class PackedModel:
         self._head = chunked_head.install(self.model)
         self._max_logits_mib = settings.get("max_logits_mib", LOGITS_MIB)
         self.model.eval()  # no dropout: log-probs must be those of the sampler
+        compiles = settings.get("compile", False)
         if not self.sharded:
             self._choose_rows()
-            self._fuse()
+            if not compiles:
+                self._fuse()
         if settings.get("gradient_checkpointing"):
             self._checkpoint_activations()
         if self.sharded:
@@ -97,6 +104,8 @@ class PackedModel:
             shard(self.model, compute, self.device, replicas=ranks.replicas, offload=offload)
             self._choose_rows()
             self.model.reshard()  # or the names would be those of gathered parameters
+        if compiles:
+            compile_layers(self.model)
         self._parameters = dict(self.model.named_parameters())
         if self.device.type == "cpu":
             _return_freed_memory()
@@ -354,9 +363,7 @@ def shard(
     summed over the ranks in float32, not averaged, because the loss is already divided by the global number of tokens.
     """
     mixed = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(dtype, torch.float32)
-    layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
-    if not layers:
-        raise ConfigError(f"no decoder layers in {type(model).__name__}: several learners need a model made of them")
+    layers = decoder_layers(model, "several learners need")
     if device.type == "cuda":
         torch.cuda.set_device(device if device.index is not None else 0)  # else the mesh derives it from the rank
     if not dist.is_initialized():
@@ -374,6 +381,36 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+
+
+def compile_layers(model: Any, backend: str = "inductor") -> None:
+    """torch.compile, layer by layer, for rows of any length; attention and the head stay as they are.
+
+    The layers of a model share one compiled form, made in the first passes. Hooks of FSDP2 and checkpointed
+    activations stay outside of it.
+    """
+    packed_attention.keep_apart()
+    compiled: dict[type, Callable[..., Any]] = {}
+    for layer in decoder_layers(model, "learner.compile needs"):
+        kind = type(layer)
+        if kind not in compiled:
+            compiled[kind] = torch.compile(inspect.unwrap(kind.forward), dynamic=True, backend=backend)
+        layer.forward = partial(_run_layer, layer, compiled[kind])
+
+
+def _run_layer(layer: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    run = partial(forward, layer, **kwargs)
+    if layer.gradient_checkpointing and layer.training:
+        return checkpoint(run, *args, use_reentrant=False)
+    return run(*args)
+
+
+def decoder_layers(model: Any, who_needs: str) -> list[nn.Module]:
+    """Raises ConfigError for a model that is not made of them."""
+    layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
+    if not layers:
+        raise ConfigError(f"no decoder layers in {type(model).__name__}: {who_needs} a model made of them")
+    return layers
 
 
 def _init_alone(device: torch.device) -> None:

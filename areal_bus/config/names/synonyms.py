@@ -50,6 +50,7 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "journal.tracker": "logger report_to use_wandb wandb trackers log_with",
     "actor.lora.rank": "lora_rank lora_r",
     "evaluate.every_steps": "eval_steps test_freq eval_every eval_interval eval_freq",
+    "learner.compile": "use_torch_compile torch_compile compile_model",
     "learner.gradient_checkpointing": "enable_gradient_checkpointing activation_checkpointing ac recompute_activations",
     "learner.max_tokens_per_mb": "micro_batch_size per_device_train_batch_size max_tokens_per_gpu"
     " ppo_max_token_len_per_gpu ppo_micro_batch_size_per_gpu gradient_accumulation_steps micro_train_batch_size",

@@ -99,7 +99,8 @@ def after(owner: Any, name: str, point: str) -> None:
 
 
 def context(module: Any) -> None:
-    """Record the context of this process, so that a test can start a second one with it."""
+    """Record the context of this process, so that a test can start a second one with it; keep journal files short."""
+    module.SEGMENT_BYTES = 1 << 20  # so that journals go on in several files
     real = module.Context.from_json
 
     def from_json(text: str) -> Any:

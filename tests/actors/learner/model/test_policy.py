@@ -84,6 +84,34 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
         assert torch.equal(ours.grad, theirs.grad)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # by Dynamo
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_compiled_layers_compute_the_same_and_are_compiled_once_for_rows_of_any_length(
+    checkpoints: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced and differentiated as torch.compile does; kernels are not generated: test_rank_modes.py has these."""
+    monkeypatch.setattr(module, "compile_layers", partial(module.compile_layers, backend="aot_eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    plain, compiled = (
+        Policy(
+            tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=TEMPERATURE,
+            gradient_checkpointing=checkpoints, compile=compiles,
+        )
+        for compiles in (False, True)
+    )  # fmt: skip
+    n_graphs = []
+    for given in (pieces(1), families(1), families(2), pieces(2)[:1], families(3)[:4]):
+        for policy in (plain, compiled):
+            for parameter in policy.parameters().values():
+                parameter.grad = None
+            logp, _ = policy.logprobs(given)
+            logp.square().sum().backward()
+        check_gradients(compiled.parameters().values(), plain.parameters().values())
+        n_graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert 0 < n_graphs[0] == n_graphs[-1]
+
+
 def test_an_idle_pass_leaves_gradients_of_zero() -> None:
     policy = policy_of(tiny_model())
     policy.idle_pass()

@@ -28,6 +28,7 @@ MODES = (  # (ranks, copies, ranks that share each sequence)
 WHOLE, ADAPTERS = "one micro-batch", "adapters"
 LORA: dict[str, Any] = {"lora": {"rank": 4}, "kl_ctl": 0.3}
 SPARING = {"max_tokens_per_mb": 60, "gradient_checkpointing": True}
+COMPILED = SPARING | {"compile": True}
 FEW_MIB = 23 * 4 * 9 / 2**20  # a logits matrix of nine tokens
 SETTINGS: dict[
     str, tuple[str, dict[str, Any], dict[str, Any], float]
@@ -35,9 +36,10 @@ SETTINGS: dict[
     WHOLE: (WHOLE, {}, {"max_tokens_per_mb": 10_000}, 512.0),
     "gradient accumulation": (WHOLE, {}, {"max_tokens_per_mb": 24}, 512.0),
     "activation checkpointing": (WHOLE, {}, SPARING, 512.0),
+    "compiled layers": (WHOLE, {}, COMPILED, 512.0),
     "head in chunks": (WHOLE, {}, {"max_tokens_per_mb": 60}, FEW_MIB),
     ADAPTERS: (ADAPTERS, LORA, {"max_tokens_per_mb": 10_000}, 512.0),
-    "adapters, all of it": (ADAPTERS, LORA, SPARING, FEW_MIB),
+    "adapters, all of it": (ADAPTERS, LORA, COMPILED, FEW_MIB),
 }
 
 
