@@ -1,7 +1,9 @@
-"""Row 4: an actor stops for longer than its lease, then continues."""
+"""Rows 4 and 41: an actor stops for longer than its lease, then continues."""
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,16 @@ pytestmark = pytest.mark.soak
 
 SILENT_S = 1.5  # as in ring.toml
 SLACK_S = 2.0
+STOPPED_S = 60.0
+BOUND = 8  # (eta + 1) * B
+FLAT = 4 << 20
+STILL = ("spans", "wait", "stall", "push", "push_broken", "publish")  # lines of a head for whom nobody works
+
+
+def last_t(ring: Ring, events: tuple[str, ...] = ()) -> float:
+    """Time of the head's last of these events; by default of all events except STILL."""
+    lines = ring.lines(*events, role="head")
+    return float(max(line["t"] for line in lines if events or line["event"] not in STILL))
 
 
 @dataclass(frozen=True)
@@ -81,3 +93,33 @@ def test_row_04_a_generator_that_goes_on_is_stale_until_a_push(stopped: Stopped)
     assert leases
     assert min(leases) > healthy["t"]
     assert len(list(runs.Run(ring.run).journals("generator"))) == 2
+
+
+def test_row_41_stop_learner_for_a_minute(tmp_path: Path) -> None:
+    """Generators continue to the credit limit and wait; memory does not grow; all continue by themselves."""
+    ring = Ring(tmp_path, "run.total_train_steps=40", "watchdog.stall_s=10")
+    ring.hold_learner(5)
+    with ring.started():
+        ring.wait_for("update", version=5)
+        ring.hold_learner(20)
+        ring.wait_for("batch", step=8)
+        fault = ring.kill("learner-0", signal.SIGSTOP)
+        ring.wait_until(lambda: last_t(ring, STILL) > last_t(ring) + 10, "everything comes to rest")
+        rested = last_t(ring)
+        parts = ("head-0", "generator-0", "generator-1", "reward-0")
+        before = {who: ring.memory(who) for who in parts}
+        ring.wait_for("spans", after=rested + STOPPED_S)
+        after = {who: ring.memory(who) for who in parts}
+        moved = [line for line in ring.lines(role="head", after=rested) if line["event"] not in STILL]
+        ring.check(not moved, f"nothing moves while the learner stands still: {moved}")
+        ring.resume_process(fault.pid)
+        ring.hold_learner(None)
+        ring.finish()
+    ring.check_survived()
+    assert {who: after[who] - before[who] for who in parts if after[who] - before[who] > FLAT} == {}
+    last = [line for line in ring.lines("admit", role="head") if line["t"] < rested + STOPPED_S][-1]
+    assert last["live"] + last["in_training"] == BOUND
+    stall = ring.lines("stall", role="head", after=fault.t)[0]
+    assert fault.name in stall["on"]
+    assert not ring.lines("member", role="head", state="dead")
+    assert {path.name.split(".")[1] for path in runs.Run(ring.run).journals()} == {"0"}
