@@ -129,7 +129,7 @@ def packed_attention(
 
 def keep_apart() -> None:
     """Leave this attention out of compiled layers: they would be compiled again for each row's lengths."""
-    AttentionInterface.register(NAME, torch.compiler.disable(packed_attention))
+    AttentionInterface.register(NAME, torch.compiler.disable(packed_attention))  # type: ignore[no-untyped-call]
 
 
 def _apart(part: Tensor, n: int) -> Tensor:
