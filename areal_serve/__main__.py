@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.models.scratch import write_scratch_folder
-from areal_bus.config.sections import Config
+from areal_bus.config.sections import Config, TopologyConfig
 from areal_bus.errors import ConfigError
 from areal_bus.process import standard_streams
 from areal_bus.process.commands import SCRIPT
@@ -78,6 +78,7 @@ class Prepared:
 
 def prepare(config: Config, file: Path, *, resume: str | None, port: int) -> Prepared:
     """Check the settings and make the run's folder. `port`: 0 finds a free one. Raises ConfigError."""
+    check_unsplit(config.topology)
     host = listening_address(config.bus.interface)
     key = find_key(os.environ, host)
     model = check_model(config, file.resolve().parent)
@@ -89,6 +90,15 @@ def prepare(config: Config, file: Path, *, resume: str | None, port: int) -> Pre
     name = config.model.path or folder
     print(f"serving {name} from {run}", file=sys.stderr, flush=True)
     return Prepared(run, host, port or free_port(host), folder, name, key)
+
+
+def check_unsplit(topology: TopologyConfig) -> None:
+    """Raises ConfigError for learners that would train together."""
+    if topology.learners > 1:
+        raise ConfigError(
+            f"unsupported topology.learners = {topology.learners}: one process of a server trains ({PAGE}); set it to "
+            "1, or train with the ring"
+        )
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

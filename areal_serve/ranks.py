@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -32,6 +33,10 @@ from launch.run.rank import report_error
 
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 RETRY_S = 0.1  # between two looks for a front that starts
+UNANSWERED = (
+    "timed out: no answer of rank 0 within launch.timeout_s = {:g}: it was killed, or its front does not begin; go on "
+    "with --serve --resume {}"
+)
 GRACE_S = 5.0  # after a signal: a worker ends with the front, which has the signal, too
 
 
@@ -55,7 +60,8 @@ def main(options: argparse.Namespace) -> int:
         if rank == 0:
             code = serve(bootstrap, options, config, file)
         else:
-            code = sample(exchange(bootstrap, {}), rank, worker_variables(config, rank, size))
+            start = exchange(bootstrap, {})
+            code = sample(start, rank, worker_variables(config, rank, size), patience_s=config.launch.timeout_s)
     except RanksMissing as error:
         return report_error(rank, error)
     if code:
@@ -91,9 +97,12 @@ def exchange(bootstrap: Bootstrap, word: dict[str, str]) -> Start:
     return Start(**given)
 
 
-def sample(start: Start, index: int, variables: Mapping[str, str]) -> int:
-    """Run the sampler, again each time that it ends, until rank 0 removes the door. Exit code."""
+def sample(start: Start, index: int, variables: Mapping[str, str], *, patience_s: float) -> int:
+    """Run the sampler, again each time that it ends, until rank 0 removes the door. Exit code: 1 when rank 0 does not
+    answer for `patience_s` (a signal has killed it, and no mpirun ends the others). Stops of this process do not count.
+    """
     door, code, is_ending = Path(start.door), 0, False
+    left_s = patience_s
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDING, signal.SIGCHLD})
     while door.is_dir() and not is_ending:
         link = socket.socket(socket.AF_UNIX)
@@ -102,8 +111,13 @@ def sample(start: Start, index: int, variables: Mapping[str, str]) -> int:
             link.sendall(HELLO.pack(index, code))
         except OSError:  # the front has not begun, or begins again
             link.close()
+            if left_s <= 0:
+                print(f"rank {index}: {UNANSWERED.format(patience_s, start.run)}", file=sys.stderr, flush=True)
+                return 1
+            left_s -= RETRY_S
             is_ending = signal.sigtimedwait(ENDING, RETRY_S) is not None
             continue
+        left_s = patience_s
         before = partial(become_child, os.getpid(), mask)
         process = start_worker(["sampler", start.run, start.model], link, variables, before)
         is_ending = wait(process)

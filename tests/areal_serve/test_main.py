@@ -36,6 +36,12 @@ def test_folder_that_a_server_uses_is_refused(tmp_path: Path) -> None:
     lock.release()
 
 
+def test_several_learners_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unsupported topology\.learners = 2"):
+        main([str(ROOT / "configs" / "tiny.toml"), "--set", "topology.learners=2", "--set", f"run.folder={tmp_path}"])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("key", ["", "abc", "tml-short", "tml-käse-käse-käse"])
 def test_key_that_the_sdk_does_not_take_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="must begin with tml-"):
