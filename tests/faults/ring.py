@@ -293,10 +293,6 @@ class Ring:
             self._n_failpoints += 1
             replace(self.folder / "failpoints" / f"{point}@{who}#{self._n_failpoints:04d}", how)
 
-    def clear_failpoints(self) -> None:
-        for path in (self.folder / "failpoints").iterdir():
-            path.unlink(missing_ok=True)
-
     def failpoint_hits(self, point: str | None = None, *, after: float = 0.0) -> list[Fault]:
         """Faults that failpoints (or this one) have applied."""
         try:

@@ -2,7 +2,6 @@
 
 import json
 import random
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -182,23 +181,6 @@ def test_row_12_a_head_may_die_at_any_point_of_a_step_a_push_or_a_checkpoint(tmp
         outlive(ring, n_steps)
 
 
-def test_a_learner_whose_head_restarts_without_a_savepoint_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
-    ring = Ring(tmp_path, "run.total_train_steps=10", "checkpoint.every_steps=3")
-    ring.hold_learner(5)
-    with ring.started():
-        ring.wait_for("update", version=5)
-        ring.wait_for("checkpoint", role="learner", step=3)
-        ring.kill("head-0")
-        for path in (ring.run / "frontiers").glob("waypoint-*"):
-            path.write_bytes(b"damaged")
-        ring.hold_learner(None)
-        ring.finish()
-    ring.check_survived()
-    (term,) = ring.lines("term", role="head")[1:]
-    assert (term["version"], term["lives_on"]) == (3, False)
-    assert "missing savepoint of learner-0.0 at version 5: back to the last checkpoint" in ring.output
-
-
 def test_a_finished_learner_survives_its_head_and_writes_no_second_checkpoint(tmp_path: Path) -> None:
     """All is trained and an evaluation runs: the next head repeats the evaluation and ends the job."""
     evaluation = ("evaluate.after=true", "evaluate.limit=8", "evaluate.n_samples=2")
@@ -214,23 +196,3 @@ def test_a_finished_learner_survives_its_head_and_writes_no_second_checkpoint(tm
     assert len(ring.lines("checkpoint", role="learner")) == 1
     assert len(ring.lines("evaluation", role="head", name="after")) == 1
     assert json.loads((ring.run / "summary.json").read_text())["code"] == 0
-
-
-def test_a_drained_job_whose_head_dies_ends_all_the_same_and_goes_on_later(tmp_path: Path) -> None:
-    ring = Ring(tmp_path, "run.total_train_steps=8", WITHOUT)
-    ring.hold_learner(3)
-    with ring.started():
-        ring.wait_for("update", version=3)
-        ring.send(signal.SIGUSR1)
-        ring.wait_until(lambda: "head: drains" in ring.output, "the head drains")
-        ring.kill("head-0")
-        ring.hold_learner(None)
-        ring.finish()
-        summary = json.loads((ring.run / "summary.json").read_text())
-        assert (summary["code"], summary["sentence"]) == (0, "drained at version 3")
-        assert summary["checkpoint"] == str(ring.run / "checkpoints" / "step-000003")
-        ring.start("--resume", str(ring.run))
-        ring.finish()
-    assert made(ring) == list(range(1, 9))
-    history = ring.check_survived()
-    assert set(history.rows().values()) == {1}

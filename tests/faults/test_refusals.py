@@ -3,7 +3,6 @@
 Many seeds in the simulator, and one real job.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from areal_bus.core.events import Event
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_lab.staleness.simulator.ring import Ring, ScheduleOutcome
 from areal_lab.staleness.simulator.scenario import Scenario
-from tests.faults.ring import Ring as Job
 from tests.faults.simulated import DONE, lines, play, scenario
 
 SEEDS = range(20)  # of each of the four ways
@@ -104,30 +102,3 @@ def test_row_03_a_generator_that_refused_for_a_while_is_fed_again() -> None:
         ring, _ = play(refusing(seed, "said", 60.0, total_steps=20))
         story = [x for x in ring.world.story or () if x[1].startswith("head -> generator-0.") and x[0] > 60.0]
         assert min(at_s for at_s, _, about in story if isinstance(about, m.Prompt)) < 100.0, f"seed {seed}"
-
-
-@pytest.mark.soak
-def test_row_03_one_that_fails_every_push_is_dismissed_and_comes_back_as_its_next_incarnation(tmp_path: Path) -> None:
-    """Its supervisor counts that as a crash; the other generator is fed all the while."""
-    job = Job(tmp_path, "run.total_train_steps=8", "weights.timeout_s=4")
-    job.hold_learner(2)
-    with job.started():
-        job.wait_for_version(2, "generator-0.0", "generator-1.0")
-        job.set_failpoint(
-            "receive-announced", "raise", who="generator-0", n=6
-        )  # one with the other generator, five alone
-        job.hold_learner(4)
-        left = job.wait_for("member", name="generator-0.0", state="left")
-        job.wait_for("member", name="generator-0.1", state="healthy")
-        job.hold_learner(None)
-        job.finish()
-    assert left["why"].startswith("it missed 5 pushes of its own in a row; the last error: ")
-    assert "failpoint receive-announced" in left["why"]
-    broken = job.lines("push_broken", role="head", name="generator-1.0")
-    assert len({line["push"] for line in broken}) == 1
-    began = job.lines("push_broken", role="head")[0]["t"]
-    assert [x for x in job.lines("lease", holder="generator-1.0") if began < x["t"] < left["t"]]
-    assert "generator-0.0 must go: " in job.output
-    assert "ended with exit code 1" in job.output
-    assert "started again as generator-0.1" in job.output
-    job.check_survived()

@@ -2,18 +2,16 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from actors.head.checkpoint_writer import newest_checkpoint
 from tests.faults.ring import CONFIG, INSIDE, ROOT, History, Ring
 from tools.run import Line
 
@@ -172,61 +170,6 @@ def test_at_eta_0_a_run_whose_learner_was_killed_is_bit_equal_to_one_without(tmp
     assert terms == [(False, 0), (False, 0), (True, 2)]
     assert differences(ring, plain) == {}
     assert batches(ring) == plain_batches(plain)
-
-
-def is_kept(ring: Ring, version: int) -> bool:
-    """Its checkpoint and its frontier are there."""
-    return newest_checkpoint(ring.run, version).endswith(f"step-{version:06d}")
-
-
-@pytest.mark.soak
-def test_row_13_a_command_line_that_is_queued_again_goes_on_by_itself(tmp_path: Path) -> None:
-    """run.resume = "auto": the first start makes the run, the next two take it up."""
-    ring = Ring(tmp_path, "run.total_train_steps=8", "run.resume='auto'")
-    ring.hold_learner(3)
-    with ring.started():
-        ring.wait_for("publish", version=3)
-        ring.wait_until(partial(is_kept, ring, 2), "version 2 is on disk")
-        ring.kill_all()
-        ring.hold_learner(6)
-        ring.start()
-        ring.wait_for("publish", version=6, inc=1)
-        ring.wait_until(partial(is_kept, ring, 6), "version 6 is on disk")
-        ring.kill_all()
-        ring.hold_learner(None)
-        ring.start()
-        ring.finish()
-    history = ring.check_survived()
-    assert [(line["inc"], line["version"]) for line in ring.lines("term", role="head")] == [(0, 0), (1, 2), (2, 6)]
-    assert set(history.rows().values()) == {1}
-    assert len(list((ring.folder / "runs").glob("ring*"))) == 1
-    assert "has no unfinished run of 'ring': a new run starts" in ring.output
-    assert ring.output.count("resumes ") == 2
-
-
-@pytest.mark.soak
-def test_row_38_a_drained_job_ends_with_0_and_goes_on_without_a_lost_step(tmp_path: Path) -> None:
-    """SIGUSR1 to mpirun in mid-rollout: the update under way is finished and checkpointed, no step is made again."""
-    ring = Ring(tmp_path, "run.total_train_steps=8", "checkpoint.every_steps=5")
-    ring.hold_learner(2)
-    with ring.started():
-        ring.wait_for("publish", version=2)
-        sample_slowly_after(ring, 3)
-        ring.hold_learner(None)
-        ring.send(signal.SIGUSR1)
-        ring.finish()
-        reached = ring.version
-        ring.check_survived(ended=False)
-        summary = json.loads((ring.run / "summary.json").read_text())
-        ring.throttle(None)
-        ring.start("--resume", str(ring.run))
-        ring.finish()
-    assert (summary["code"], summary["drained"], summary["versions"]) == (0, True, reached)
-    assert 3 <= reached < 8
-    history = ring.check_survived()
-    assert [line["version"] for line in ring.lines("term", role="head")] == [0, reached]
-    assert [line["version"] for line in ring.lines("update", role="head")] == list(range(1, 9))
-    assert set(history.rows().values()) == {1}
 
 
 @pytest.mark.soak

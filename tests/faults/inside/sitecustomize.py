@@ -155,12 +155,6 @@ def copies(module: Any) -> None:
     module.available_bytes = lambda: 0 if control("no_copies") else real()
 
 
-def shards(module: Any) -> None:
-    """A learner rank writes its shard of a checkpoint, on a thread."""
-    before(module.Shard, "write", "shard-begun")
-    after(module.Shard, "write", "shard-written")
-
-
 def shelf(module: Any) -> None:
     after(module, "building", "checkpoint-begun")
     before(module, "seal", "checkpoint-files")
@@ -334,7 +328,6 @@ WRAPPED: dict[str, Callable[[Any], None]] = {
     "actors.learner.actor": learner,
     "actors.learner.checkpoint.checkpoint_manager": keeping,
     "actors.learner.checkpoint.memory_copy": copies,
-    "actors.learner.checkpoint.shards": shards,
     "areal_bus.storage.versioned_dirs": shelf,
     "areal_bus.weights.sender": weights,
     "areal_bus.weights.receiver": receiver,
