@@ -1,7 +1,8 @@
 """areal_convert: settings of verl, TRL and AReaL become a TOML that our loader accepts."""
 
 import json
-from collections.abc import Collection
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,101 +19,10 @@ from areal_convert.__main__ import SYSTEMS, main, report, tree_of
 from areal_convert.mapping import NO_EFFECT, PLACEMENT, Converted, convert
 from areal_convert.reading import leaves, read_foreign
 
-VERL: dict[str, Any] = {
-    "algorithm": {
-        "adv_estimator": "grpo",
-        "use_kl_in_reward": False,
-        "filter_groups": {"enable": True, "metric": "acc", "max_num_gen_batches": 3},
-        "rollout_correction": {"rollout_is": "token", "rollout_is_threshold": 2.0},
-    },
-    "data": {
-        "train_files": ["~/a.parquet", "~/b.parquet"],
-        "val_files": "t.parquet",
-        "train_batch_size": 64,
-        "max_prompt_length": 256,
-        "max_response_length": 1000,
-        "apply_chat_template_kwargs": {"enable_thinking": False},
-    },
-    "actor_rollout_ref": {
-        "model": {"path": "Qwen/Qwen2.5-0.5B", "lora_rank": 32},
-        "actor": {
-            "optim": {"lr": "1e-6", "lr_warmup_steps_ratio": 0.1, "warmup_style": "cosine", "betas": [0.8, 0.9]},
-            "ppo_mini_batch_size": 16,
-            "use_kl_loss": True,
-            "kl_loss_coef": 0.01,
-            "kl_loss_type": "low_var_kl",
-            "clip_ratio_high": 0.28,
-            "loss_agg_mode": "seq-mean-token-sum-norm",
-            "ppo_epochs": 2,
-            "policy_loss": {"loss_mode": "gspo"},
-        },
-        "rollout": {"name": "vllm", "n": 5, "temperature": 0.7, "top_p": 0.95, "max_num_seqs": 3},
-    },
-    "reward_model": {"overlong_buffer": {"enable": True, "len": 128, "penalty_factor": 0.5, "log_it": 1}},
-    "custom_reward_function": {"path": "recipes/r.py", "name": "score"},
-    "trainer": {
-        "total_training_steps": 200,
-        "logger": ["console", "tensorboard"],
-        "test_freq": 5,
-        "experiment_name": "a b",
-        "default_local_dir": "checkpoints/${trainer.experiment_name}",
-    },
+EXAMPLES: dict[str, dict[str, Any]] = {
+    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
+    for path in (Path(__file__).parent / "examples").iterdir()
 }
-TRL: dict[str, Any] = {
-    "model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
-    "dataset_name": "trl-lib/DeepMath-103K",
-    "dataset_config": "default",
-    "reward_funcs": ["accuracy_reward", "my_lib.rewards.custom"],
-    "reward_weights": [1.0, 0.5],
-    "learning_rate": 1e-5,
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 4,
-    "steps_per_generation": 8,
-    "num_generations": 8,
-    "max_completion_length": 1024,
-    "beta": 0.04,
-    "loss_type": "dr_grpo",
-    "use_vllm": True,
-    "vllm_importance_sampling_mode": "token_truncate",
-    "scale_rewards": False,
-    "warmup_ratio": 0.1,
-    "max_steps": 100,
-    "use_peft": True,
-    "use_dora": True,
-    "sync_ref_model": True,
-    "lora_target_modules": ["q_proj", "v_proj"],
-    "report_to": ["wandb"],
-    "epsilon_high": 0.28,
-    "top_k": 20,
-    "logging_steps": 5,
-}
-AREAL: dict[str, Any] = {
-    "experiment_name": "gsm8k-grpo",
-    "total_train_epochs": 10,
-    "rollout": {"backend": "sglang:d4p1t2", "max_concurrent_rollouts": 256, "max_head_offpolicyness": 2},
-    "gconfig": {"n_samples": 4, "max_new_tokens": 1024, "temperature": 1.0, "frequency_penalty": 0.5},
-    "actor": {
-        "backend": "fsdp:d4p1t1",
-        "path": "Qwen/Qwen2.5-1.5B-Instruct",
-        "optimizer": {"lr": 1.7e-5, "eps": "1e-8", "warmup_steps_proportion": 0.001},
-        "eps_clip": 0.4,
-        "use_lora": True,
-        "lora_rank": 8,
-        "target_modules": ["all-linear"],
-        "temperature": "${gconfig.temperature}",
-        "reward_bias": -0.5,
-        "kl_ctl": 0.0,
-        "recompute_logprob": True,
-        "use_decoupled_loss": True,
-        "rejection_sampling": {"metric": "ratio", "upper": 5.0},
-        "reward_norm": {"mean_level": "group", "std_level": "group", "group_size": "${gconfig.n_samples}"},
-        "adv_norm": {"mean_level": "batch", "std_level": "batch"},
-    },
-    "ref": {"path": "${actor.path}"},
-    "train_dataset": {"path": "openai/gsm8k", "batch_size": 256},
-    "critic": {"path": "${actor.path}"},
-}
-EXAMPLES = {"verl": VERL, "trl": TRL, "areal": AREAL}
 EXPECTED = {
     "verl": {
         "data.source": [
@@ -187,10 +97,7 @@ EXPECTED = {
     },
 }
 ABSENT = {
-    "verl": [
-        "actor_rollout_ref.rollout.top_p",
-        "reward_model.overlong_buffer.log_it",
-    ],
+    "verl": ["actor_rollout_ref.rollout.top_p", "reward_model.overlong_buffer.log_it"],
     "trl": ["use_dora", "sync_ref_model"],
     "areal": ["gconfig.frequency_penalty", "actor.optimizer.warmup_steps_proportion"],
 }
@@ -351,228 +258,31 @@ def test_overrides_are_read_as_settings_and_references_to_sections_as_theirs(tmp
     assert read_foreign(tmp_path / "sections.yaml") == {"a.b.lr": 1, "a.b.x": {}, "c.b.lr": 1, "c.b.x": {}}
 
 
-CORRECTION = "algorithm.rollout_correction."
-IS, BYPASS, LOSS = f"{CORRECTION}rollout_is", f"{CORRECTION}bypass_mode", f"{CORRECTION}loss_type"
-RS, CAP = f"{CORRECTION}rollout_rs", "actor_rollout_ref.actor.tis_imp_ratio_cap"
-ROLLOUT, VAL = "actor_rollout_ref.rollout.", "actor_rollout_ref.rollout.val_kwargs."
-BEHIND, ETA = "trainer.v1.sampler.max_off_policy_threshold", "rollout.max_head_offpolicyness"
-NORM, TOKENS = "actor.reward_norm.", "actor.adv_norm."
-GROUP = {f"{NORM}mean_level": "group", "gconfig.n_samples": 4}
-DECOUPLED = {"actor.use_decoupled_loss": True, "actor.recompute_logprob": True}
-CUT, PENALTY = (
-    {"actor.mask_no_eos_with_zero": True},
-    {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 64},
-)
-FILE = {"custom_reward_function.path": "r.py"}
+def mapped() -> Iterator[Any]:
+    """The rows of mapped.txt: system, its settings, ours, what is lost."""
+    text = (Path(__file__).parent / "mapped.txt").read_text(encoding="utf-8")
+    short = re.findall(r"^# ([A-Z]+) = (\S+)$", text, re.M)
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            for name, key in short:
+                line = re.sub(rf"\b{name}(?=\b|_)", key, line)
+            system, values, ours, lost = (cell.strip() for cell in line.split("|"))
+            theirs = yaml.safe_load(f"{{{values}}}")
+            yield pytest.param(
+                system, theirs, yaml.safe_load(f"{{{ours}}}"), set(lost.split()), id=f"{system} {' '.join(theirs)}"[:60]
+            )
 
 
-def case(system: str, values: dict[str, Any], ours: dict[str, Any], lost: Collection[str] = ()) -> Any:
-    return pytest.param(system, values, ours, set(lost), id=f"{system} {' '.join(values)}"[:60])
-
-
-MAPPED = [  # system, its settings, ours, what is lost
-    # verl: the reward is the function that is named, and no default where another one is
-    *(
-        case("verl", {f"{base}.path": "recipes/r.py", f"{base}.name": "score"}, {"reward.function": "r:score"})
-        for base in ("custom_reward_function", "reward.custom_reward_function")
-    ),
-    *(
-        case("verl", {key: value} | named, {"reward.function": ours}, {key})
-        for key, value in (
-            ("reward.reward_model.enable", True),
-            ("reward_model.enable", True),
-            ("reward.reward_manager.name", "MyManager"),
-            ("reward.reward_manager.module.path", "m.py"),
-        )
-        for named, ours in (({}, "SET_THIS:reward"), (FILE, "r:compute_score"))
-    ),
-    *(
-        case("verl", {f"{base}.url": "http://sandbox"} | more, ours, lost)
-        for base in ("reward.sandbox_fusion", "reward_model.sandbox_fusion", "sandbox_fusion")
-        for more, ours, lost in (
-            ({f"{base}.memory_limit_mb": 2048}, {"reward.function": "code", "reward.code.memory_mib": 2048}, set()),
-            (FILE, {"reward.function": "r:compute_score"}, {f"{base}.url"}),
-        )
-    ),
-    # verl: eta is that of its trainer
-    case("verl", {"data.train_batch_size": 8}, {ETA: 0}),
-    case("verl", {"trainer.v1.trainer_mode": "sync", BEHIND: 8}, {ETA: 0}),
-    case("verl", {"trainer.v1.trainer_mode": "separate_async", BEHIND: 4}, {ETA: 4}),
-    case("verl", {"rollout.nnodes": 1, "rollout.n_gpus_per_node": 2}, {ETA: 1}),
-    case("verl", {"async_training.staleness_threshold": 0.1}, {ETA: 1}),
-    case("verl", {"async_training.staleness_threshold": 0}, {ETA: 0}),
-    # verl: corrections
-    case("verl", {}, {"actor.correction": "none"}),
-    case("verl", {IS: "token", f"{IS}_threshold": 3.0}, {"actor.correction": "tis", "actor.correction_upper": 3.0}),
-    case("verl", {IS: "sequence"}, {"actor.correction": "tis_sequence", "actor.correction_upper": 2.0}),
-    case(
-        "verl",
-        {IS: "token", f"{IS}_threshold": "0.5_5.0"},
-        {"actor.correction_lower": 0.5, "actor.correction_upper": 5.0, "actor.correction_action": "mask"},
-    ),
-    *(
-        case("verl", {BYPASS: True} | more, {"actor.correction": "none", "actor.recompute_logprobs": False})
-        for more in ({}, {IS: "token"}, {CAP: 2.0})
-    ),
-    case("verl", {CAP: 2.5}, {"actor.correction": "tis", "actor.correction_upper": 2.5}),
-    case(
-        "verl", {BYPASS: True, LOSS: "reinforce", IS: "token"}, {"actor.correction": "tis", "actor.loss": "reinforce"}
-    ),
-    case("verl", {RS: "seq_mean_k3", f"{RS}_threshold": 0.01}, {}, {RS, f"{RS}_threshold"}),
-    # verl: sampling, long prompts, streamed minibatches
-    case(
-        "verl",
-        {f"{ROLLOUT}do_sample": False, f"{ROLLOUT}repetition_penalty": 1.1},
-        {"gconfig.temperature": 0.0, "gconfig.repetition_penalty": 1.1},
-    ),
-    case(
-        "verl",
-        {f"{VAL}top_p": 0.7, f"{VAL}top_k": -1, f"{VAL}do_sample": True, f"{VAL}temperature": 1},
-        {},
-        {f"{VAL}top_p"},
-    ),
-    case("verl", {f"{ROLLOUT}top_p": 0.7, f"{VAL}top_p": 0.7}, {}),
-    case("verl", {"data.filter_overlong_prompts": True}, {"data.long_prompts": "drop"}),
-    case("verl", {"data.filter_overlong_prompts": False}, {"data.long_prompts": "refuse"}),
-    case("verl", {"data.truncation": "left"}, {}, {"data.truncation"}),
-    case("areal", {"train_dataset.max_length": 512}, {"data.long_prompts": "drop"}),
-    case(
-        "verl",
-        {
-            "async_training.trigger_parameter_sync_step": 4,
-            "async_training.require_batches": 2,
-            "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
-            "rollout.total_rollout_steps": 51200,
-            "data.train_batch_size": 0,
-        },
-        {"data.batch_size": 256, "actor.ppo_n_minibatches": 8, "run.total_train_steps": 200},
-    ),
-    # TRL: optimizer steps are updates
-    case(
-        "trl",
-        {
-            "max_steps": 1000,
-            "warmup_steps": 40,
-            "save_steps": 100,
-            "ref_model_sync_steps": 64,
-            "beta": 0.1,
-            "gradient_accumulation_steps": 2,
-            "steps_per_generation": 8,
-            "sync_ref_model": True,
-        },
-        {
-            "run.total_train_steps": 250,
-            "actor.lr_warmup_steps": 10,
-            "checkpoint.every_steps": 25,
-            "reference.update_every": 16,
-        },
-    ),
-    case(
-        "trl",
-        {"max_steps": 1000, "generation_batch_size": 64, "per_device_train_batch_size": 8},
-        {"run.total_train_steps": 125, "data.batch_size": 8},
-    ),
-    case("trl", {"max_steps": 1000, "num_iterations": 2}, {"run.total_train_steps": 500, "actor.ppo_epochs": 2}),
-    case(
-        "trl",
-        {
-            "max_staleness": 3,
-            "weight_sync_steps": 2,
-            "max_inflight_tasks": 64,
-            "max_steps": 100,
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 8,
-        },
-        {
-            ETA: 3,
-            "rollout.max_concurrent_rollouts": 64,
-            "data.batch_size": 8,  # 2 steps of 8 x 4 completions, 8 a prompt
-            "actor.ppo_n_minibatches": 2,
-            "run.total_train_steps": 50,
-            "gconfig.max_new_tokens": 2048,
-            "actor.correction": "none",
-            "actor.recompute_logprobs": False,
-            "rollout.engine": "vllm",
-        },
-    ),
-    case(
-        "trl",
-        {"reward_funcs": ["get_soft_overlong_punishment"]},
-        {"reward.function": "SET_THIS:reward"},
-        {"reward_funcs"},
-    ),
-    case("trl", {"reward_model_name_or_path": "m"}, {"reward.function": "model", "reward.model.path": "m"}),
-    case(
-        "trl",
-        {"reward_funcs": ["accuracy_reward", "think_format_reward"], "reward_weights": [2.0]},
-        {
-            "reward.terms": [
-                {"function": "math", "weight": 1.0, "name": "accuracy_reward"},
-                {"function": "format", "weight": 1.0, "name": "think_format_reward"},
-            ]
-        },
-        {"reward_weights"},
-    ),
-    case(
-        "trl",
-        {"reward_model_name_or_path": "m", "reward_funcs": ["accuracy_reward"], "reward_weights": [0.2, 1.0]},
-        {
-            "reward.function": "weighted",
-            "reward.model.path": "m",
-            "reward.terms": [
-                {"function": "model", "weight": 0.2, "name": "model"},
-                {"function": "math", "weight": 1.0, "name": "accuracy_reward"},
-            ],
-        },
-    ),
-    # AReaL: norms are an estimator
-    *(
-        case("areal", values, {"actor.advantage": advantage, "actor.normalize_batch": normalizes})
-        for values, advantage, normalizes in (
-            ({"gconfig.n_samples": 4}, "none", None),
-            (GROUP | {f"{NORM}std_level": "group"}, "grpo", None),
-            (GROUP | {f"{NORM}std_level": None}, "dr_grpo", None),
-            (GROUP | {f"{NORM}mean_leave1out": True, f"{NORM}std_level": None}, "rloo", None),
-            (GROUP | {f"{NORM}std_level": "batch"}, "dr_grpo", True),
-            ({f"{NORM}mean_level": "batch", f"{NORM}std_level": "batch"}, "none", True),
-            ({f"{NORM}group_size": 4}, "none", True),  # a norm without levels is one over the batch
-            ({f"{NORM}mean_level": "batch", f"{NORM}std_level": None}, "reinforce", None),
-            ({f"{TOKENS}mean_level": "batch", f"{TOKENS}std_level": "batch"}, "none", True),
-            ({f"{TOKENS}mean_level": "batch", f"{TOKENS}std_level": None}, "reinforce", None),
-        )
-    ),
-    # AReaL: no reference without ref, no weight without rejection; its defaults
-    case("areal", DECOUPLED, {"actor.kl_ctl": None, "actor.correction": "none", "actor.recompute_logprobs": True}),
-    case("areal", DECOUPLED | {"ref.path": "M"}, {"actor.kl_ctl": 0.1, "reference.path": "M"}),
-    case("areal", DECOUPLED | {"actor.kl_ctl": 0.1}, {"actor.kl_ctl": None}, {"actor.kl_ctl"}),
-    case(
-        "areal",
-        DECOUPLED | {"actor.rejection_sampling.metric": "ratio"},
-        {"actor.behav_imp_weight_cap": 5.0, "actor.behav_imp_weight_mode": "mask"},
-    ),
-    # AReaL: the order of truncation, penalty and scaling
-    case(
-        "areal",
-        PENALTY | {"actor.overlong_penalty_factor": 0.5, "actor.reward_scaling": 10.0},
-        {"actor.overlong_penalty_factor": 5.0},  # scaled there, not here
-        set(),
-    ),
-    case("areal", CUT, {"actor.truncated_samples": "zero"}),
-    *(
-        case("areal", CUT | more, {"actor.truncated_samples": "mask"})
-        for more in (PENALTY | {"actor.overlong_penalty_factor": 0.5}, {"actor.reward_bias": -0.5}, GROUP)
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "values", "ours", "lost"), MAPPED)
+@pytest.mark.parametrize(("name", "values", "ours", "lost"), list(mapped()))
 def test_settings_become_ours_or_are_lost_by_name(
     name: str, values: dict[str, Any], ours: dict[str, Any], lost: set[str]
 ) -> None:
     found = convert(SYSTEMS[name], values)
     resolve(tree_of(found), "converted.toml", environ={})
     assert {key: found.ours.get(key) for key in ours} == ours
-    assert {key for key in found.ours if key.startswith("actor.correction_")} <= ours.keys() or IS in values
+    assert {
+        key for key in found.ours if key.startswith("actor.correction_")
+    } <= ours.keys() or "algorithm.rollout_correction.rollout_is" in values
     assert set(found.lost) == lost
     assert_each_key_is_in_one_list(found, set(values))
 
