@@ -1,10 +1,9 @@
-"""The console script `areal-bus`, from a checkout and from an installed wheel."""
+"""The console script `areal-bus`, from a checkout; from an installed wheel: test_packaging.py."""
 
 import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from launch.run.process import resume_hint
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("areal_bus", *isolation.PACKAGES, "configs")
-MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 Out = pytest.CaptureFixture[str]
 FULL = [f"full/{name}" for name in "abcd"]
 
@@ -287,70 +285,3 @@ def test_the_starters_words_are_distinct_and_its_own_answers_score_1(tmp_path: P
     assert all(score(row["answer"], row).reward == 1.0 for row in rows)
     assert score("", rows[0]).reward == 0.0
     assert not score(rows[0]["answer"][::-1] + "x", rows[0]).correct
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of scripts of an environment with our wheel, and the packages of this one behind it."""
-    folder = tmp_path_factory.mktemp("installed")
-    (source := folder / "source").mkdir()
-    for name in PACKAGES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    python = folder / "venv/bin/python"
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    wheel = [*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
-    for line in ([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], wheel):
-        subprocess.run(line, check=True, capture_output=True)
-    install = [*pip, "--python", str(python), "install", "--no-deps", "--no-index", *map(str, folder.glob("*.whl"))]
-    subprocess.run(install, check=True, capture_output=True)
-    ours = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    theirs = next(path for path in sys.path if Path(path).name == "site-packages" and (Path(path) / "torch").is_dir())
-    (Path(ours.stdout.strip()) / "theirs.pth").write_text(f"{theirs}\n")
-    return python.parent
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
-def test_an_installed_wheel_trains_in_a_folder_with_packages_of_our_names(installed: Path, tmp_path: Path) -> None:
-    for name in ("actors", "launch", "tools"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the package of the user')")
-    (tmp_path / "random.py").write_text("raise RuntimeError('the module of the user')")
-    left_out = ("PYTHONPATH", "VIRTUAL_ENV", *commands.AS_ROOT, *commands.MORE_RANKS_THAN_CORES)
-    environ = {name: value for name, value in os.environ.items() if name not in left_out} | {
-        "PATH": f"{Path(str(MPIRUN)).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
-        "OMP_NUM_THREADS": "1",
-    }
-
-    def call(line: str) -> subprocess.CompletedProcess[str]:
-        words = shlex.split(line)
-        words[0] = str(installed / words[0]) if (installed / words[0]).exists() else words[0]
-        done = subprocess.run(
-            words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    call("areal-bus init mine")
-    short = "--set run.total_train_steps=2 --set learner.warmup.steps=5 --set data.batch_size=4 --set evaluate.limit=8"
-    trained = call(f"areal-bus run mine/config.toml -np 3 {short}")
-    assert re.match(r"(\w+=\S+ )+\S+/mpirun -np 3 \S+ -P -m areal_bus.launch mine/config.toml", trained.stderr)
-    assert len(re.findall(r"^held-out accuracy (before|after): ", trained.stdout, re.M)) == 2
-    shown = re.search(r"^run: \S+ +\((.+) shows what the model wrote\)$", trained.stdout, re.M)
-    assert shown is not None, trained.stdout
-    assert shown[1].startswith(f"{installed}/areal-bus samples {tmp_path}/runs/starter")
-    assert "reward" in call(shown[1]).stdout
-    call("areal-bus audit")
-    packaged = call("areal-bus run configs/tiny.toml --dry-run")
-    assert packaged.stderr.startswith(
-        f"configs/tiny.toml is not in this folder: using the installed {installed.parent}"
-    )
-    environ |= commands.AS_ROOT | commands.MORE_RANKS_THAN_CORES  # what the docs say to set
-    call(f"{MPIRUN} -np 3 {installed}/python -m areal_bus.launch mine/config.toml --dry-run")

@@ -1,7 +1,6 @@
 import gzip
 import json
 import random
-import shutil
 import tarfile
 from collections import defaultdict
 from pathlib import Path
@@ -22,7 +21,6 @@ Trace = list[dict[str, Any]]
 Out = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parents[2]
 N_STEPS, N_GROUPS, N_SAMPLES = 4, 3, 2
-PERFETTO = shutil.which("trace_processor_shell")
 
 
 class Ring:
@@ -319,31 +317,3 @@ def test_a_kept_journal_shows_the_stage_that_docs_profiling_names(
     assert all(names[0].startswith("admit") for names in check_flows(trace).values())
     for actor in read_all(Run(folder)):
         assert label_sums(trace)[actor.name.partition(".")[0]] == pytest.approx(actor.spans, abs=2e-5)
-
-
-@pytest.mark.skipif(
-    PERFETTO is None,
-    reason="needs Perfetto's trace_processor_shell on the PATH, which the package perfetto downloads; the tests above "
-    "check the same on the JSON",
-)
-def test_perfettos_trace_processor_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    perfetto = pytest.importorskip("perfetto.trace_processor", reason="needs the package perfetto")
-    Ring(tmp_path, monkeypatch, delay=0.003).run()
-    trace = trace_of(tmp_path)
-    config = perfetto.TraceProcessorConfig(bin_path=PERFETTO)
-    with perfetto.TraceProcessor(trace=str(tmp_path / "trace.json.gz"), config=config) as processor:
-        (errors,) = processor.query("select sum(value) as n from stats where severity = 'error'")
-        assert not errors.n
-        (arrows,) = processor.query("select count(*) as n from flow")
-        assert arrows.n == sum(len(names) - 1 for names in check_flows(trace).values())
-        (open_,) = processor.query("select count(*) as n from slice where dur < 0")
-        assert open_.n == 0
-        sums = defaultdict[str, dict[str, float]](lambda: defaultdict(float))
-        for row in processor.query(
-            "select process.name as who, slice.name as label, sum(slice.dur) as ns from slice "
-            "join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid) "
-            "where slice.category = 'label' group by 1, 2"
-        ):
-            sums[row.who][row.label.partition(":")[0]] += row.ns / 1e9
-    for actor in read_all(Run(tmp_path)):
-        assert sums[actor.name.partition(".")[0]] == pytest.approx(actor.spans, abs=1e-4)
