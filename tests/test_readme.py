@@ -91,13 +91,14 @@ def test_the_loop_of_the_docs_runs_with_own_parts_and_a_workflow_of_two_turns_th
     (mine / "mine/noise.py").write_text("def score(completion): return len(completion) % 3")
     words = ["learner.loop=loops:train", "workflow.function=turns:TwoTries", "reward.function=noise:score"]
     own = [f"actor.{part}=parts:{name}" for part, name in OWN_PARTS.items()]
-    done = launch(mine, *words, *own, "run.total_train_steps=2", "evaluate.before=false", "evaluate.after=false")
+    few = ("run.total_train_steps=2", "data.batch_size=4", "gconfig.n_samples=4")
+    done = launch(mine, *words, *own, *few, "evaluate.before=false", "evaluate.after=false")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = re.findall(r"^version (\d): reward \d\.\d{3}, trained (\d+)$", done.stdout, re.M)
     assert [version for version, _ in lines] == ["1", "2"]
     assert all(int(n) > 0 for _, n in lines)
     samples = [json.loads(line) for line in (mine / "runs/latest/samples/samples.jsonl").read_text().splitlines()]
-    assert len(samples) == 128
+    assert len(samples) == 2 * 4 * 4
     for sample in samples:
         (first, answer), (second, last) = sample["turns"]
         assert re.fullmatch(r"user What is the capital of \w+\? Answer in one short sentence\.\.assistant ", first)
@@ -133,16 +134,14 @@ def areal_bus(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-SHORTLY = (
-    "-np",
-    "3",
-    "--set",
+FEW = (
     "run.total_train_steps=1",
-    "--set",
     "learner.warmup.steps=5",
-    "--set",
+    "data.batch_size=4",
+    "gconfig.n_samples=4",
     "evaluate.limit=4",
 )
+SHORTLY = ("-np", "3", *(word for change in FEW for word in ("--set", change)))
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import pytest
 
 from actors.workflows.protocol import Turn
 from areal_bus.config import loader as settings
-from areal_bus.errors import ConfigError
 from benchmarks.harness import worker_process
 from benchmarks.harness.interleave import Rounds
 from benchmarks.harness.protocol import Figures
@@ -55,19 +54,6 @@ def test_each_sample_of_a_group_has_the_length_of_its_row_on_any_generator(tmp_p
         assert asked.lengths == [5, 9, 7]
 
 
-def test_rows_are_the_same_each_time_and_their_scores_differ() -> None:
-    one, other = (list(rows(50, 8, median=60.0, sigma=1.0, longest=200)) for _ in range(2))
-    assert one == other
-    lengths = [n for row in one for n in row["lengths"]]
-    assert len(lengths) == 400
-    assert max(lengths) == 200
-    assert {len(row["question"]) for row in one} == {N_PROMPT}
-    assert not any(row["flat"] for row in one)
-    rewards = [score("", text, one[0]) for text in ("ab", "ba", "abc")]
-    assert len(set(rewards)) == 3
-    assert all(0 <= reward <= 1 for reward in rewards)
-
-
 @pytest.mark.parametrize("n_flat", [0, 1, 2, 3, 4])
 def test_of_four_groups_that_follow_one_another_so_many_have_no_signal(n_flat: int) -> None:
     found = list(rows(50, 2, median=60.0, sigma=1.0, longest=200, n_flat=n_flat))
@@ -102,27 +88,6 @@ def test_each_half_alone_computes_the_workload_that_the_jobs_have(tmp_path: Path
     assert [batch.n_groups for batch in recorded] == [2] * 8
     flat = [all(item.reward == 0 for item in batch.items[i : i + 3]) for batch in recorded for i in (0, 3)]
     assert 5 <= sum(flat) <= 11
-
-
-@pytest.mark.parametrize("cost", [0.86, 1.0, 1.1])
-def test_interrupt_refuses_a_machine_on_which_training_is_the_slower_half(
-    monkeypatch: pytest.MonkeyPatch, cost: float
-) -> None:
-    looks = iter([9.0, cost, cost, 0.1, cost])
-
-    def beside(_made: object, _alone: object) -> dict[str, Callable[[], float]]:
-        return {"generation": lambda: 3 * next(looks), "training": lambda: 3.0}
-
-    monkeypatch.setattr(drawn, "warm", lambda _made, _alone: None)
-    monkeypatch.setattr(drawn, "beside", beside)
-    made: Any = None
-    by = interrupt.looked_at(made, made)
-    assert by == pytest.approx(cost)
-    if cost > 1:
-        assert interrupt.check_bound(by) == by
-    else:
-        with pytest.raises(ConfigError, match=rf"it takes {cost:.2f} of training's time"):
-            interrupt.check_bound(by)
 
 
 def update_a_length(made: drawn.PreparedWorkload) -> None:
@@ -184,13 +149,6 @@ def test_a_setting_reports_seconds_per_trained_token_and_staleness(tmp_path: Pat
 
 def measured(*costs: dict[str, float]) -> Rounds:
     return Rounds(costs, 0, 1e-3, 1.0)
-
-
-def test_halves_that_are_not_balanced_are_refused() -> None:
-    assert drawn.check_balance(measured({"generation": 1.2, "training": 1.0})) == pytest.approx(1.2)
-    for generation in (1.3, 0.7):
-        with pytest.raises(ConfigError, match=r"within 1\.25x"):
-            drawn.check_balance(measured({"generation": generation, "training": 1.0}))
 
 
 def test_the_bound_is_the_slower_half_of_the_same_round_and_the_lag_that_of_the_smallest_eta_that_reaches_it() -> None:

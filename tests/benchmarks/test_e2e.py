@@ -1,9 +1,7 @@
 """Benches `e2e` and `e2e-core`: the shared setting, how our job is paused and counted, and the figures."""
 
-import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from actors.models.loading import check_model_path, load_tokenizer
 from benchmarks.e2e import bench as e2e
 from benchmarks.e2e import job, setting
-from benchmarks.e2e.job import E2eJob, Spent
+from benchmarks.e2e.job import Spent
 from benchmarks.harness import worker_process
 from benchmarks.harness.interleave import Rounds
 
@@ -84,30 +82,3 @@ def test_both_clocks_are_of_the_same_rounds_and_the_better_peer_counts() -> None
     assert by_wall["core_peer_threads"] == 1
     assert by_core["wall_ratio"] == by_wall["ratio"] == by_wall["ratio_decoupled"]
     assert by_wall["refused"] == 2
-
-
-def burn(cpu_s: float) -> None:
-    began = time.process_time()
-    while time.process_time() - began < cpu_s:
-        pass
-
-
-@pytest.mark.soak
-def test_the_job_trains_the_configured_batch_and_stops_while_it_is_suspended(tmp_path: Path) -> None:
-    with worker_process.ours("e2e.ours") as ours:
-        ours.ask("write", folder=str(tmp_path / "model"))
-    with E2eJob(tmp_path, "decoupled", quiet=True).started() as ring:
-        first = ring.measure(3)
-        journal = tmp_path / "ring-decoupled" / "journal" / "generator-0.0.jsonl"
-        states = {job.stat(pid)[0] for pid in ring.processes()[1:]}
-        n_bytes = journal.stat().st_size
-        burn(0.3)
-        assert states == {"T"}
-        assert journal.stat().st_size == n_bytes
-        second = ring.measure(3)
-        assert journal.stat().st_size > n_bytes
-    for spent in (first, second):
-        assert spent.n_tokens == 3 * setting.TOKENS
-        assert 0 < spent.cpu_s < 2.5 * spent.wall_s
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert sum(line["event"] == "pushed" for line in lines) >= 6

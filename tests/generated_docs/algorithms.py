@@ -48,11 +48,9 @@ def note(kind: str, name: str) -> str:
     """What follows an estimator."""
     if kind != "advantage":
         return ""
-    return {
-        "": "",
-        "mean": " Minus the batch's mean.",
-        "std": " Normalised over the batch.",
-    }[ESTIMATORS[name].normalization]
+    return {"": "", "mean": " Minus the batch's mean.", "std": " Normalised over the batch."}[
+        ESTIMATORS[name].normalization
+    ]
 
 
 def combinations() -> str:

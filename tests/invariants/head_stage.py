@@ -19,11 +19,7 @@ from areal_lab.staleness.simulator.witness import Witness
 from areal_lab.staleness.simulator.world import REPEATED
 from tests.invariants.head_actors import Actor, GeneratorModel, LearnerModel, RewardModel
 
-MODELS: dict[Role, type[Actor]] = {
-    Role.LEARNER: LearnerModel,
-    Role.REWARD: RewardModel,
-    Role.GENERATOR: GeneratorModel,
-}
+MODELS: dict[Role, type[Actor]] = {Role.LEARNER: LearnerModel, Role.REWARD: RewardModel, Role.GENERATOR: GeneratorModel}
 
 
 class Stage:

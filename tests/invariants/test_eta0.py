@@ -12,7 +12,7 @@ from benchmarks.eta0 import bench as eta0
 from tests.support.replaying import replay_run
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: tools/trust/test_prove.py (two steps of a config), faults/test_resume.py (a resumed run)
 def test_the_ring_of_two_generators_and_the_plain_loop_are_the_same_bits(tmp_path: Path) -> None:
     evaluates = ("evaluate.before=true", "evaluate.every_steps=6", "evaluate.limit=5", "evaluate.n_samples=3")
     few = ("data.limit=1000",)

@@ -95,23 +95,24 @@ def test_a_torch_that_does_not_import_is_a_failure(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_the_command_prints_json_and_fails_for_a_config_that_this_machine_cannot_run(tmp_path: Path) -> None:
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        program = "import sys; from launch.commands.cli import main; sys.argv[0] = 'areal-bus'; sys.exit(main())"
-        root = Path(__file__).parents[2]
-        return subprocess.run(
-            [sys.executable, "-c", program, "doctor", *words], cwd=tmp_path, env={"PYTHONPATH": str(root), "HOME": "/"},
-            capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
-
-    here = call("tiny", "--json")
+def test_the_command_checks_this_machine_and_prints_json(tmp_path: Path) -> None:
+    program = "import sys; from launch.commands.cli import main; sys.argv[0] = 'areal-bus'; sys.exit(main())"
+    here = subprocess.run(
+        [sys.executable, "-c", program, "doctor", "tiny", "--json"], cwd=tmp_path, capture_output=True, text=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/"}, check=False, timeout=120,
+    )  # fmt: skip
     report = json.loads(here.stdout)
     assert (here.returncode, report["ok"]) == (0, True), here
     states = {one["name"]: one["state"] for one in report["findings"]}
     assert {states[name] for name in ("python", "ports", "torch", "mpirun", "run folder", "plan")} == {"ok"}
-    gpus = call("tiny", "--set", "topology.gpus_per_host=99")
-    assert gpus.returncode == 1
-    assert "FAILURE config: " in gpus.stdout
+
+
+def test_a_config_that_this_machine_cannot_run_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "findings", lambda folder: [])
+    assert doctor.main(["tiny", "--set", "topology.gpus_per_host=99"]) == 1
+    assert "FAILURE config: " in capsys.readouterr().out
 
 
 def test_the_text_ends_with_remedies_and_the_number_of_failures() -> None:

@@ -1,9 +1,6 @@
 """`areal-bus manifest`: the fields of its files, and a real job of two hosts that its script starts."""
 
-import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,6 @@ from areal_bus.config.loader import load
 from areal_bus.config.names.packaged import FOLDER
 from areal_bus.errors import ConfigError
 from launch.commands.manifest import kubernetes, label_of, main, skypilot
-from tests.launch.test_slurm import last_version, wait_for_update
 
 ROOT = Path(__file__).resolve().parents[2]
 # The fields that we use, of the JSON schemas of Kubernetes 1.37 (job-batch-v1, service-v1) and of the task of SkyPilot
@@ -43,7 +39,6 @@ K8S = {
 SKYPILOT = {
     "name": str, "num_nodes": int, "resources": {"accelerators": str}, "workdir": str, "setup": str, "run": str,
 }  # fmt: skip
-GETENT = "#!/bin/sh\necho '127.0.0.1 STREAM '$2\n"
 
 
 def misfits(tree: Any, schema: Any, at: str = "") -> list[str]:
@@ -114,42 +109,3 @@ def test_options_of_another_target_are_refused_and_slurm_is_that_of_the_launcher
             main(["tiny", *words])
     assert main(["tiny", "--to", "slurm"]) == 0
     assert "#SBATCH --ntasks=" in capsys.readouterr().out
-
-
-@pytest.mark.soak  # test_slurm.py has a job that is drained
-def test_two_pods_meet_train_drain_on_sigterm_and_go_on(tmp_path: Path) -> None:
-    (tmp_path / "getent").write_text(GETENT)
-    (tmp_path / "getent").chmod(0o755)
-    file = ROOT / "tests" / "faults" / "ring.toml"
-
-    def start(steps: int) -> list[subprocess.Popen[bytes]]:
-        changes = [
-            f"run.folder={str(tmp_path / 'runs')!r}", f"run.total_train_steps={steps}", "reward.function=reverse",
-            "topology.ranks_per_host=2", "bus.interface=lo",
-        ]  # fmt: skip
-        text = kubernetes(load(file, changes), [str(file)], changes, "ring", image="image", claim="claim")
-        script = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]["command"][2]
-        environment = os.environ | {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        return [
-            subprocess.Popen(
-                ["bash", "-c", script], env=environment | {"JOB_COMPLETION_INDEX": str(index)}, cwd=tmp_path,
-                start_new_session=True,
-            )
-            for index in (0, 1)
-        ]  # fmt: skip
-
-    run, pods = tmp_path / "runs" / "ring", start(200)
-    try:
-        wait_for_update(run, 3)
-        for pod in pods:
-            pod.send_signal(signal.SIGTERM)
-        assert [pod.wait(60) for pod in pods] == [0, 0]
-        first = last_version(run)
-        assert 3 <= first < 200
-        pods = start(first + 2)
-        assert [pod.wait(120) for pod in pods] == [0, 0]
-        assert last_version(run) == first + 2
-    finally:
-        for pod in pods:
-            if pod.poll() is None:
-                os.killpg(pod.pid, signal.SIGKILL)

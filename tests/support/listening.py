@@ -1,6 +1,5 @@
 """Lists the listening sockets of a process tree from /proc, to test which ports a job opens."""
 
-import ipaddress
 import socket
 import threading
 from collections.abc import Iterable, Iterator
@@ -21,11 +20,6 @@ class Listener:
     program: str  # the beginning of its command line
     address: str
     port: int
-
-    @property
-    def is_private(self) -> bool:
-        """Whether it is reachable from this host only."""
-        return ipaddress.ip_address(self.address).is_loopback
 
 
 def family(pid: int) -> list[int]:

@@ -148,8 +148,7 @@ def test_lines_of_a_host_whose_clock_is_ahead_have_age_0(forge: Forge) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "state"),
-    [(0, "done", "ended"), (1, "48 prompts in a row ended without a reward", "failed")],
+    ("code", "reason", "state"), [(0, "done", "ended"), (1, "48 prompts in a row ended without a reward", "failed")]
 )
 def test_a_run_that_ended_shows_its_reason_and_is_well_with_code_0(
     forge: Forge, code: int, reason: str, state: str

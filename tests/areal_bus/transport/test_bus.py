@@ -119,7 +119,7 @@ SPANS = [[version, 1] for version in range(300, 2300)]  # versions that Python k
 )  # fmt: skip
 def test_the_inbox_counts_no_less_than_messages_take_in_memory(message: Message) -> None:
     frames = [bytes(frame) for frame in codec.encode(message, job=JOB)]
-    n = min(4000, (8 << 20) // size(frames))
+    n = min(4000, (2 << 20) // size(frames))
     tracemalloc.start()
     kept = [codec.decode([bytes(bytearray(frame)) for frame in frames], job=JOB) for _ in range(n)]
     taken = tracemalloc.get_traced_memory()[0] / n

@@ -164,11 +164,11 @@ def test_members_of_a_tree_relay_the_roots_bits(ring: Ring, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "fan_out"), [(0, 32), (3, 32), (0, 2), (2, 2)])
+@pytest.mark.parametrize(("place", "fan_out"), [(3, 32), (0, 2)])
 def test_a_member_killed_in_mid_push_fails_it_at_once_and_a_new_view_of_the_survivors_works(
     ring: Ring, monkeypatch: pytest.MonkeyPatch, place: int, fan_out: int
 ) -> None:
-    """With groups of two, the member at place 0 relays to the last two members."""
+    """The last of one group; with groups of two the one that relays to the last two members."""
     monkeypatch.setattr(protocol, "FAN_OUT", fan_out)
     survivors = ring.members("generator-0.0", "generator-1.0", "generator-2.0")
     (dying,) = ring.members(f"generator-{place + 3}.{fan_out}")

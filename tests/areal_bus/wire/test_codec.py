@@ -203,10 +203,7 @@ HOSTILE = {
     "names that are not there": ([header(k="PeerList", f={"life": 0}, n=[1])], "frames"),
     "names without text": ([header(k="PeerList", f={"life": 0}, n=[2, 0]), b"\n\n", b""], "fields"),
     "a name that is long": ([header(k="PeerList", f={"life": 0}, n=[256, 0]), b"x" * 256, b""], "fields"),
-    "more names than members": (
-        [header(k="PeerList", f={"life": 0}, n=[1 << 20, 0]), b"x\n" * (1 << 19), b""],
-        "size",
-    ),
+    "more names than members": ([header(k="PeerList", f={"life": 0}, n=[1 << 20, 0]), b"x\n" * (1 << 19), b""], "size"),
     "turns that are no JSON": (scored({5: b"<script>"}), "text"),
     "turns that are cut off": (scored({5: b'[["a","b"],["c"'}), "text"),
     "turns of three": (scored({5: b'[["a","b","c"]]'}), "text"),

@@ -13,6 +13,7 @@ from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
 from tests.tools.trust.plain import ROOT, TINY, train_plain
 from tools.report.page.parts import render
+from tools.run import Run
 from tools.trust import prove
 from tools.trust.batches import PARTS, Sample, Step, differences, steps_of_loop
 
@@ -135,6 +136,30 @@ def test_a_shipped_config_gives_the_bits_of_the_plain_loop(name: str, tmp_path: 
     both = prove.run_both(path, prove.changes(load(path, given), 2, given), tmp_path)
     assert prove.compare(*both, both[0], eta=1).first is None
     assert len(both[1]) == 2
+
+
+FLAKY = """
+import zlib
+
+def score(prompt, completion, row):
+    if zlib.crc32(completion.encode()) % 8 == 0:
+        raise ValueError(f"cannot read {completion!r}")
+    return float(completion[:1] == row["answer"][:1])
+"""
+BESIDE = ["reward.partial_groups=true", "data.max_refill=5", "actor.advantage=gae", "actor.kl_ctl=0.04"]
+
+
+@pytest.mark.soak
+def test_short_and_replaced_groups_with_critic_and_reference_model_are_those_of_the_plain_loop(tmp_path: Path) -> None:
+    (tmp_path / "flaky.py").write_text(FLAKY)
+    (tmp_path / "flaky.toml").write_text(f'extends = "{TINY}"\n[reward]\nfunction = "flaky:score"\n')
+    given = [*FEW, *BESIDE]
+    path = tmp_path / "flaky.toml"
+    both = prove.run_both(path, prove.changes(load(path, given), 3, given), tmp_path)
+    assert prove.compare(*both, both[0], eta=1).first is None
+    lines = list(Run(tmp_path / "ring").events("batch", "refund", role="head"))
+    assert any(line.get("missing") for line in lines)
+    assert "no_signal" in {line.get("reason") for line in lines}
 
 
 @pytest.mark.soak
