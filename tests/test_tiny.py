@@ -280,6 +280,7 @@ def test_adapters_and_fields_of_a_workflow_are_trained_in_a_ring_that_resumes_an
     recomputed = re.search(r"recomputed: ([0-9]+) tokens within", done.stdout)
     assert recomputed is not None
     assert int(recomputed[1]) > 1000
+    assert "neighbours told apart" in done.stdout
     (model,) = events(run, "learner-0.0", "model")
     assert model["n_trained"] < model["n_params"] / 10
 

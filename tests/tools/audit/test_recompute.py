@@ -117,16 +117,6 @@ def test_I5_a_token_of_a_neighbouring_version_is_caught(tmp_path: Path) -> None:
     assert found.n_tokens == 3 * LENGTH
 
 
-@pytest.mark.slow
-def test_the_audit_reports_the_recomputed_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(tmp_path / "run")
-    sample_over_versions(run)
-    assert command.main([str(run), "--recompute"]) == 0
-    shown = capsys.readouterr().out
-    assert f"recomputed: {3 * LENGTH} tokens within" in shown
-    assert "4 of 4 neighbours told apart" in shown
-
-
 def test_tokens_over_kept_keys_are_counted_and_not_checked(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", on_update="keep")
     sample_over_versions(run, on_update="keep")
