@@ -137,7 +137,10 @@ def lora(value: Any, foreign: Foreign) -> Ours:
     if not truth(value):
         return {}
     modules = foreign.get("lora_target_modules")
-    return adapters(foreign.get("lora_r"), foreign.get("lora_alpha"), modules, foreign.get("lora_dropout"))
+    variant = [kind for kind in ("rslora", "dora") if truth(foreign.get(f"use_{kind}", False))]
+    dropout = None if "dora" in variant else foreign.get("lora_dropout")
+    ours = adapters(foreign.get("lora_r"), foreign.get("lora_alpha"), modules, dropout)
+    return ours | {"actor.lora.variant": variant} if variant else ours
 
 
 def evaluation(value: Any, foreign: Foreign) -> Ours:
@@ -272,7 +275,9 @@ KEYS = (
     Key("use_peft", "actor.lora.rank", "true: adapters; docs/lora.md", None, lora),
     Key("lora_r", "actor.lora.rank", "with use_peft", 16, skip),
     Key("lora_alpha", "actor.lora.alpha", "with use_peft", 32, skip),
-    Key("lora_dropout", "actor.lora.dropout", "with use_peft", 0.05, skip),
+    Key("lora_dropout", "actor.lora.dropout", "with use_peft; none with use_dora", 0.05, skip),
+    Key("use_rslora", "actor.lora.variant", "with use_peft", False, skip),
+    Key("use_dora", "actor.lora.variant", "with use_peft", False, skip),
     Key("lora_target_modules", "actor.lora.target_modules", "with use_peft", None, skip),
     Key("eval_steps", "evaluate.every_steps", 'with eval_strategy = "steps"; set evaluate.path', None, evaluation),
     Key("eval_strategy", "evaluate.every_steps", "with eval_steps", None, skip),
@@ -297,8 +302,6 @@ ABSENT = (
     Absent("datasets*", "one file or data set: data.path; several: [[data.source]]"),
     Absent("dataset_streaming", "rows are read at the start"),
     Absent("lora_*", "see docs/lora.md", of_adapters),
-    Absent("use_rslora", "the factor is alpha / rank"),
-    Absent("use_dora", "plain LoRA only"),
     Absent("load_in_*bit", "no quantized training here"),
     Absent("bnb_*", "no quantized training here", lambda value, foreign: not foreign.get("load_in_4bit", False)),
     Absent("use_bnb_nested_quant", "no quantized training here"),

@@ -249,7 +249,7 @@ ABSENT = (
     Absent(f"{MODEL}lora_adapter_path", "adapters begin at zero"),
     Absent(f"{MODEL}lora.adapter_path", "adapters begin at zero"),
     Absent(f"{MODEL}*exclude_modules", "name the layers with adapters: actor.lora.target_modules"),
-    Absent(f"{MODEL}lora.type", "plain LoRA only", unless("lora")),
+    Absent(f"{MODEL}lora.type", "LoRA only; set actor.lora.variant", unless("lora")),
     Absent(f"{MODEL}custom_chat_template", "write it into the model's folder (tokenizer_config.json)"),
     Absent(f"{MODEL}tokenizer_path", "the tokenizer is read from model.path"),
     Absent(f"{MODEL}hf_config_path", "the config is read from model.path"),

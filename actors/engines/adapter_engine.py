@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from actors.engines.protocol import Engine, check_order
-from actors.models.lora import BASE_DIGEST, adapted_layers, adapter_tensors, base_digest, merged, names_of
+from actors.models.lora import BASE_DIGEST, adapted_layers, adapter_tensors, base_digest, merged, of_layer
 from areal_bus.config.learner import LoraConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError
@@ -55,8 +55,9 @@ class AdapterEngine:
         self._check(tensors)
         weights = dict(self._engine.parameters() if self._is_live else self._weights)
         for layer, base_FE in self._base.items():
-            a_RE, b_FR = (tensors[name].to(weights[f"{layer}.weight"].device) for name in names_of(layer))
-            weights[f"{layer}.weight"].copy_(merged(base_FE, a_RE, b_FR, self._lora.scale))
+            weight = weights[f"{layer}.weight"]
+            a_RE, b_FR, m_F = of_layer(layer, tensors, weight.device)
+            weight.copy_(merged(base_FE, a_RE, b_FR, self._lora.scale(layer), m_F))
         self._engine.update(version, weights, term=term)
         self._held = (term, version)
         return tensors

@@ -104,6 +104,8 @@ def _hint(path: str) -> str:
 
 def load_tokenizer(path: str, *, date: str = "") -> Any:
     """The model's tokenizer. Raises ConfigError without one. `date`, YYYY-MM-DD: today in chat templates; "": today."""
+    if not (Path(path) / "tokenizer_config.json").is_file():  # adapters without one have that of their base
+        path = base_of(path)
     try:
         tokenizer = _tokenizer_class(path).from_pretrained(path, **_where(path))
     except (OSError, ValueError) as error:
@@ -187,9 +189,11 @@ def load_model(path: str, dtype: str, device: str, *, random_seed: int | None = 
 
 
 def load_base(config: Config, path: str, device: str) -> Any:
-    """The model of a run at version 0 in model.dtype, with random weights by the run's seed for [model.scratch]."""
+    """The model of a run, with actor.lora its base, in model.dtype; [model.scratch]: random weights by its seed."""
     seed = config.run.seed if config.model.scratch is not None else None
-    return load_model(path, config.model.dtype, device, random_seed=seed)
+    return load_model(
+        path if config.actor.lora is None else base_of(path), config.model.dtype, device, random_seed=seed
+    )
 
 
 def aligned(model: Any) -> Any:

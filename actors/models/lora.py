@@ -1,15 +1,19 @@
 """Low-rank adapters: which layers of a model have them, their names and forms, and the merge. Imports no peft.
 
-A linear layer with weight W (F, E) has A (R, E) and B (F, R), and computes with W + scale * B A.
+A linear layer with weight W (F, E) has A (R, E) and B (F, R), and computes with V = W + scale * B A. DoRA (arXiv
+2402.09353) has magnitudes m (F,), too: row f of V is scaled to the norm m_f.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
+from actors.models.model_config import PREFIX, WEIGHTS_FILE, form_of, read_adapter_config
 from areal_bus.config.learner import LoraConfig
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import install_command
@@ -29,7 +33,7 @@ def check_peft() -> None:
         raise ConfigError(f"actor.lora needs the package peft, which is not installed: run {install_command('lora')}")
 
 
-def adapted_layers(model: Any, wanted: Sequence[str]) -> dict[str, nn.Linear]:
+def adapted_layers(model: Any, wanted: Collection[str]) -> dict[str, nn.Linear]:
     """Name -> linear layer of the decoder that gets an adapter; `wanted`: last parts of names, none means all. Raises
     ConfigError for a name without a layer, and for a model without linear layers.
     """
@@ -73,20 +77,64 @@ def names_of(layer: str) -> tuple[str, str]:
     return f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
 
 
+def magnitude_of(layer: str) -> str:
+    """Name of a layer's magnitudes in the same files."""
+    return f"{layer}.lora_magnitude_vector"
+
+
+def of_layer(layer: str, tensors: Mapping[str, Tensor], device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A, B and, of DoRA, the magnitudes of a layer, on the device."""
+    a_RE, b_FR = (tensors[name].to(device) for name in names_of(layer))
+    m_F = tensors.get(magnitude_of(layer))
+    return a_RE, b_FR, None if m_F is None else m_F.to(device)
+
+
 def adapter_tensors(shapes: Mapping[str, Sequence[int]], lora: LoraConfig) -> dict[str, Tensor]:
     """The tensors of a push, on the meta device: float32 adapters of weights (F, E), and the base's digest."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for layer, (n_out, n_in) in shapes.items():
-        a, b = names_of(layer)
-        found[a] = torch.empty(lora.rank, n_in, dtype=torch.float32, device="meta")
-        found[b] = torch.empty(n_out, lora.rank, dtype=torch.float32, device="meta")
+        rank, (a, b) = lora.form(layer)[0], names_of(layer)
+        forms: dict[str, tuple[int, ...]] = {a: (rank, n_in), b: (n_out, rank)}
+        forms |= {magnitude_of(layer): (n_out,)} if "dora" in lora.variant else {}
+        found |= {name: torch.empty(*form, dtype=torch.float32, device="meta") for name, form in forms.items()}
     return found | {BASE_DIGEST: torch.empty(16, dtype=torch.uint8, device="meta")}
 
 
-def merged(base_FE: Tensor, a_RE: Tensor, b_FR: Tensor, scale: float) -> Tensor:
+def merged(base_FE: Tensor, a_RE: Tensor, b_FR: Tensor, scale: float, m_F: Tensor | None = None) -> Tensor:
     """(F, E) float32: the weight with its adapter, on the adapter's device. The operations are those of peft."""
     product_FE = torch.mm(b_FR.float(), a_RE.float()).mul_(scale)
-    return product_FE.add_(base_FE.to(product_FE.device))
+    product_FE.add_(base_FE.to(product_FE.device))
+    return product_FE if m_F is None else product_FE.mul_((m_F / row_norms(product_FE)).unsqueeze(1))
+
+
+def row_norms(weight_FE: Tensor) -> Tensor:
+    """(F,) float32."""
+    norms_F: Tensor = torch.linalg.vector_norm(weight_FE.float(), dim=1)
+    return norms_F
+
+
+def misfit(folder: Path, lora: LoraConfig, layers: Collection[str]) -> str:
+    """How the adapters of a folder differ from actor.lora on these layers; "" where they fit."""
+    theirs = read_adapter_config(folder)
+    kinds = [kind for kind in ("rslora", "dora") if theirs.get(f"use_{kind}")]
+    names = {name for layer in layers for name in names_of(layer)}
+    names |= {magnitude_of(layer) for layer in layers} if "dora" in lora.variant else set()
+    with safe_open(str(folder / WEIGHTS_FILE), framework="np") as file:
+        odd = sorted({name.removeprefix(PREFIX) for name in file.keys()} ^ names)  # noqa: SIM118  it is no mapping
+    if set(kinds) != set(lora.variant):
+        return f"mismatch of actor.lora.variant: {folder} has {kinds}, the settings {list(lora.variant)}"
+    if odd:
+        return f"mismatch of actor.lora.target_modules: {odd[0]!r} is in {folder} or in the settings, not in both"
+    pairs = ((layer, form_of(theirs, layer), lora.form(layer)) for layer in sorted(layers))
+    return next(
+        (
+            f"mismatch of actor.lora: {folder} has rank {own[0]} and alpha {own[1]:g} in {layer}, the settings "
+            f"{ours[0]} and {ours[1]:g}"
+            for layer, own, ours in pairs
+            if own != ours
+        ),
+        "",
+    )
 
 
 def base_digest(weights: Mapping[str, Tensor]) -> Tensor:

@@ -8,12 +8,13 @@ from typing import Any
 
 from areal_bus.config.rollout import changes_logits
 from areal_bus.config.sections import Config, WorkflowConfig
+from areal_bus.config.stages import samplings_of
 from areal_bus.core.parts.sample_limits import SampleLimits
 from areal_bus.errors import ConfigError
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of the names in peft's files
-REFUSED = ("use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "modules_to_save")
+REFUSED = ("fan_in_fan_out", "lora_bias", "modules_to_save")
 
 
 def is_adapter_folder(folder: Path) -> bool:
@@ -34,8 +35,8 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     if kind != "LORA" or odd or not base:
         what = f"{kind} with {odd[0]}" if odd else f"{kind} of {base!r}"
         raise ConfigError(
-            f"only plain LoRA adapters of a named model are supported: {folder} is {what}; merge it with peft "
-            "(merge_and_unload) and use the whole model"
+            f"only LoRA adapters of linear layers of a named model are supported: {folder} is {what}; merge it with "
+            "peft (merge_and_unload) and use the whole model"
         )
     return dict(config)
 
@@ -46,33 +47,47 @@ def base_of(path: str) -> str:
     return str(read_adapter_config(folder)["base_model_name_or_path"]) if is_adapter_folder(folder) else path
 
 
-def scale_of(config: dict[str, Any]) -> float:
-    """Factor of the product of the two matrices."""
-    rank = config["r"]
-    return float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+def form_of(config: dict[str, Any], layer: str) -> tuple[int, float]:
+    """Rank and alpha of a layer by peft's rules: of the first pattern that matches the end of its name, else common."""
+
+    def chosen(patterns: dict[str, Any] | None, common: Any) -> Any:
+        found = (value for name, value in (patterns or {}).items() if re.match(rf"(.*\.)?({name})$", layer))
+        return next(found, common)
+
+    rank = chosen(config.get("rank_pattern"), config["r"])
+    return int(rank), float(chosen(config.get("alpha_pattern"), config["lora_alpha"]))
+
+
+def scale_of(config: dict[str, Any], layer: str) -> float:
+    """Factor of the product of the two matrices of a layer."""
+    rank, alpha = form_of(config, layer)
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def merge_folder(model: Any, folder: Path) -> None:
     """Merge the adapters into the weights of their base model. Raises ConfigError for those of another model."""
     from safetensors.torch import load_file
 
-    from actors.models.lora import merged, names_of
+    from actors.models.lora import magnitude_of, merged, names_of
 
-    scale = scale_of(read_adapter_config(folder))
+    config = read_adapter_config(folder)
     found = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(str(folder / WEIGHTS_FILE)).items()}
     parameters = dict(model.named_parameters())
     suffix = names_of("")[0]
     for layer in [name.removesuffix(suffix) for name in list(found) if name.endswith(suffix)]:
-        a, b = (found.pop(name, None) for name in names_of(layer))
+        a, b, m = (found.pop(name, None) for name in (*names_of(layer), magnitude_of(layer)))
         weight = parameters.get(f"{layer}.weight")
         if weight is None or a is None or b is None or weight.shape != (len(b), a.shape[1]):
             raise ConfigError(
                 f"mismatch of an adapter and its base model: {folder} adapts {layer!r}, which is missing or has "
                 "another shape"
             )
-        weight.data.copy_(merged(weight.data, a.to(weight.device), b.to(weight.device), scale))
+        m = None if m is None else m.to(weight.device)
+        weight.data.copy_(merged(weight.data, a.to(weight.device), b.to(weight.device), scale_of(config, layer), m))
     if found:
-        raise ConfigError(f"unsupported weight {sorted(found)[0]!r} in {folder}: only lora_A and lora_B are read")
+        raise ConfigError(
+            f"unsupported weight {sorted(found)[0]!r} in {folder}: only lora_A, lora_B and magnitudes are read"
+        )
 
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")  # "owner/name"
@@ -109,10 +124,11 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
 def sample_limits(config: Config, model_folder: str) -> SampleLimits:
     """Limits for samples of the model in this folder, or of this Hugging Face id."""
     is_built_in = config.workflow.function == WorkflowConfig().function
+    is_plain = not any(map(changes_logits, samplings_of(config)))
     return SampleLimits(
         vocabulary=published_number(model_folder, "vocab_size"),
         positions=published_number(model_folder, "max_position_embeddings"),
         prompt=config.data.max_prompt_tokens if is_built_in else None,
-        bounds_logps=is_built_in and not changes_logits(config.gconfig),
-        bounds_guests=not changes_logits(config.gconfig),
+        bounds_logps=is_built_in and is_plain,
+        bounds_guests=is_plain,
     )

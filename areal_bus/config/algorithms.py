@@ -178,7 +178,6 @@ def _batch(c: Config) -> Iterator[str]:
 
 def _lora(c: Config) -> Iterator[str]:
     """Rules for adapters: the reference model is the model without them."""
-    offloads = c.actor.lora is not None and c.actor.lora.offload
     has_base_as_reference = c.actor.lora is not None and uses_reference(c.actor) and not c.reference.path
     if has_base_as_reference and c.learner.warmup.steps > 0:
         yield (
@@ -190,18 +189,8 @@ def _lora(c: Config) -> Iterator[str]:
             "with actor.lora the reference is the model without adapters, which no update changes: set "
             "reference.update_every = 0"
         )
-    if offloads and (c.topology.gpus_per_host == 0 or c.topology.learners > 1):
-        yield (
-            "actor.lora.offload is for one learner on a GPU: set it to false, or topology.learners = 1 with "
-            "topology.gpus_per_host"
-        )
-    if offloads and not c.learner.gradient_checkpointing:
-        yield (
-            "actor.lora.offload copies weights to the GPU again in the backward pass: set "
-            "learner.gradient_checkpointing = true, or all copies stay there"
-        )
-    if offloads and c.learner.compile:
-        yield "learner.compile needs the weights where they are used: set it or actor.lora.offload to false"
+    if c.actor.lora is not None and "dora" in c.actor.lora.variant and c.actor.lora.dropout > 0:
+        yield 'actor.lora.variant "dora" computes without dropout: set actor.lora.dropout = 0'
     if c.actor.lora is not None and not kind_of(c.rollout.engine).takes_adapters:
         yield (
             f"actor.lora is refused: the engine {c.rollout.engine} takes no adapters; remove [actor.lora], or set "
@@ -244,8 +233,18 @@ def _offload(c: Config) -> Iterator[str]:
             'actor.offload = "optimizer" moves the states of the optimizer, and actor.optimizer = "sgd" has none: set '
             '"all" or "none"'
         )
-    if kind == "all" and lora is not None and lora.offload:
-        yield 'actor.offload = "all" has the model\'s weights in host memory already: set actor.lora.offload = false'
+    if kind == "base" and (lora is None or "dora" in lora.variant or c.topology.learners > 1):
+        yield (
+            'actor.offload = "base" moves the weights under adapters, of one learner and without "dora": set '
+            'actor.offload = "all", or [actor.lora] without that variant and topology.learners = 1'
+        )
+    if kind == "base" and c.learner.compile:
+        yield 'learner.compile needs the weights where they are used: set it to false, or actor.offload = "all" or "none"'
+    if kind == "base" and not c.learner.gradient_checkpointing:
+        yield (
+            'actor.offload = "base" copies weights to the GPU again in the backward pass: set '
+            "learner.gradient_checkpointing = true, or all copies stay there"
+        )
 
 
 def _is_pattern(text: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from areal_bus.config.names.named_tasks import gym_task, is_generated
+from areal_bus.config.rollout import MOST_PENALTY, MOST_RATE, MOST_TOP_K
 from areal_bus.config.section import Section
 
 
@@ -19,13 +20,22 @@ class CurriculumConfig(Section):
 
 
 class OwnGeneration(Section):
-    """Keys of [gconfig] that a source or a set of an evaluation sets itself; unset: those of the run."""
+    """The keys of [gconfig], of which a source or a set of an evaluation sets its own; its values have their bounds."""
 
     n_samples: int | None = Field(None, ge=1)
     max_new_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0, le=MOST_TOP_K)
+    min_p: float | None = Field(None, ge=0, le=1)
+    min_new_tokens: int | None = Field(None, ge=0)
+    repetition_penalty: float | None = Field(None, ge=1 / MOST_RATE, le=MOST_RATE)
+    presence_penalty: float | None = Field(None, ge=-MOST_PENALTY, le=MOST_PENALTY)
+    frequency_penalty: float | None = Field(None, ge=-MOST_PENALTY, le=MOST_PENALTY)
+    logit_bias: dict[int, float] | None = None
     stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool | None = None
 
     @property
     def own(self) -> dict[str, Any]:
@@ -69,10 +79,9 @@ class SourceConfig(Section):
     """File of problems, evaluated as a set of this name with this prompt and reward; empty: the held-out problems of a
     generated task."""
     gconfig: OwnGeneration = OwnGeneration()
-    """n_samples, max_new_tokens, temperature, top_p and stop of this source; unset: as in [gconfig]."""
+    """Keys of [gconfig] for this source; unset: as there."""
     evaluate: OwnGeneration = OwnGeneration()
-    """The same keys for its problems; unset: n_samples and temperature of [evaluate], max_new_tokens and stop of the
-    source, top_p of [gconfig]."""
+    """The same keys for its problems; unset: docs/evaluation.md."""
 
     @property
     def label(self) -> str:

@@ -1,5 +1,6 @@
 """Settings of the learner: its loop, the algorithm, the models beside the policy, adapters. Imports without torch."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -14,23 +15,39 @@ class SimulatedUpdateConfig(Section):
     """Trained tokens a second of one learner rank."""
 
 
+Rank = Annotated[int, Field(ge=1)]
+Alpha = Annotated[float, Field(gt=0)]
+
+
 class LoraConfig(Section):
     rank: int = Field(16, ge=1)
     """Rank."""
     alpha: float = Field(32.0, gt=0)
     """The adapters are multiplied by alpha / rank."""
-    target_modules: tuple[str, ...] = ()
-    """Layers with adapters, as ["q_proj"]; empty: all linear ones of decoder layers."""
+    variant: tuple[Literal["rslora", "dora"], ...] = ()
+    """"rslora": alpha / sqrt(rank); "dora": trained norms of the weights' rows (docs/lora.md)."""
+    target_modules: tuple[str, ...] | dict[str, Rank | tuple[Rank, Alpha]] = ()
+    """Layers with adapters, as ["q_proj"], or with ranks, or [rank, alpha]: { q_proj = 32, o_proj = [8, 16] }; empty:
+    all linear ones of decoder layers."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout before the adapters."""
 
-    offload: bool = False
-    """Keep adapted layers' weights in host memory until used (docs/lora.md)."""
+    def form(self, layer: str) -> tuple[int, float]:
+        """Rank and alpha of a layer, by the last part of its name."""
+        own = self.target_modules.get(layer.rpartition(".")[2]) if isinstance(self.target_modules, dict) else None
+        if own is None:
+            return self.rank, self.alpha
+        return (own, self.alpha) if isinstance(own, int) else own
 
     @property
-    def scale(self) -> float:
-        """Factor of the product of the two matrices."""
-        return self.alpha / self.rank
+    def forms(self) -> set[tuple[int, float]]:
+        """Rank and alpha of all layers."""
+        return {self.form(name) for name in self.target_modules or ("",)}
+
+    def scale(self, layer: str) -> float:
+        """Factor of the product of a layer's two matrices."""
+        rank, alpha = self.form(layer)
+        return alpha / (math.sqrt(rank) if "rslora" in self.variant else rank)
 
 
 class ParameterGroup(Section):
@@ -139,7 +156,7 @@ class ActorConfig(Section):
     """"adamw", "muon", "adamw8bit", "sgd", "module:make" (docs/optimizers.md)."""
     group: tuple[ParameterGroup, ...] = ()
     """Tables [[actor.group]] for parameters that match (docs/optimizers.md)."""
-    offload: Literal["none", "optimizer", "all"] = "none"
+    offload: Literal["none", "optimizer", "base", "all"] = "none"
     """What GPU learners keep in host memory (docs/optimizers.md)."""
     lr: float = Field(2e-5, gt=0)
     """Peak learning rate."""

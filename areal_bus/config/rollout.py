@@ -113,20 +113,25 @@ OURS = (  # parameters of transformers' apply_chat_template that are no argument
 )
 
 
-def generation_rules(c: Config, evaluated: Sequence[GenerationConfig]) -> Iterator[str]:
-    """Rules for [gconfig], for `evaluated`, which evaluations sample with, and for data.chat_template_kwargs."""
+def generation_rules(c: Config, others: Sequence[GenerationConfig]) -> Iterator[str]:
+    """Rules for [gconfig], for `others`, which sources and evaluations sample with, and data.chat_template_kwargs."""
     g, own = c.gconfig, sorted(c.data.chat_template_kwargs.keys() & set(OURS))
-    odd = [token for token in [*g.stop_token_ids, *g.logit_bias] if token < 0]
-    large = [token for token, bias in g.logit_bias.items() if abs(bias) > MOST_BIAS]
+    ways = (g, *others)
+    odd = [token for one in ways for token in [*one.stop_token_ids, *one.logit_bias] if token < 0]
+    large = [token for one in ways for token, bias in one.logit_bias.items() if abs(bias) > MOST_BIAS]
+    short = next((one for one in ways if one.min_new_tokens > one.max_new_tokens), None)
     builds_prompts = c.workflow.function == type(c.workflow)().function
     if g.temperature == 0 and g.n_samples > 1:
         yield (
             f"greedy samples of one prompt are all the same, and a group of them trains nothing: set "
             f"gconfig.temperature above 0, or gconfig.n_samples to 1 (it is {g.n_samples})"
         )
-    if g.min_new_tokens > g.max_new_tokens:
-        yield f"gconfig.min_new_tokens ({g.min_new_tokens}) must not exceed gconfig.max_new_tokens ({g.max_new_tokens})"
-    if any("" in one.stop for one in (g, *evaluated)):
+    if short is not None:
+        yield (
+            f"gconfig.min_new_tokens ({short.min_new_tokens}) must not exceed gconfig.max_new_tokens "
+            f"({short.max_new_tokens})"
+        )
+    if any("" in one.stop for one in ways):
         yield "a text of gconfig.stop has at least one character: one is empty"
     if odd:
         yield f"token ids of gconfig are 0 or more: {odd[:1]} is in stop_token_ids or logit_bias"
@@ -137,13 +142,12 @@ def generation_rules(c: Config, evaluated: Sequence[GenerationConfig]) -> Iterat
             "SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens, and training needs those "
             'of the model: remove these keys of gconfig, or set rollout.engine = "builtin" or "vllm"'
         )
-    if not kind_of(c.rollout.engine).takes_temperatures and any(
-        changes_sampling(one) and one.temperature not in (0.0, 1.0) for one in (g, *evaluated)
-    ):
+    is_raw = not kind_of(c.rollout.engine).takes_temperatures and any(map(changes_sampling, ways))
+    if is_raw and any(one.temperature not in (0.0, 1.0) for one in ways):
         yield (
             "vLLM has log-probs of the whole distribution at temperature 1 only, where anything but the temperature "
-            "changes what is drawn: set gconfig.temperature and those of [evaluate] to 1 (or 0), or remove top_p, "
-            "top_k, min_p, min_new_tokens, logit_bias and penalties of gconfig"
+            "changes what is drawn: set gconfig.temperature and those of [evaluate] and sources to 1 (or 0), or remove "
+            "top_p, top_k, min_p, min_new_tokens, logit_bias and penalties"
         )
     if own:
         yield f"data.chat_template_kwargs may not set {own[:1]}: that is set for each prompt"

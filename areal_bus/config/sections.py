@@ -237,7 +237,7 @@ class CheckpointConfig(Section):
 
 
 class EvaluateSet(OwnGeneration):
-    """Unset n_samples and temperature are those of [evaluate]; max_new_tokens, top_p and stop those of [gconfig]."""
+    """A set of problems with keys of [gconfig] of its own; unset: docs/evaluation.md."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the set in the journal and the table."""

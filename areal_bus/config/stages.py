@@ -32,6 +32,7 @@ class StageConfig(Section):
 
 
 FIRST = "before"  # an evaluation, for the settings of a set
+OF_THE_TASK = ("max_new_tokens", "stop", "stop_token_ids")  # what ends an answer: alike in training and evaluation
 KEYS = ("gconfig.n_samples", "gconfig.max_new_tokens", "learner.max_tokens_per_mb")  # that a stage may set
 
 
@@ -48,17 +49,18 @@ def settings_by_stage(config: Config) -> dict[int, Config]:
 def sampling_of(config: Config, source: str, evaluation: str = "") -> GenerationConfig:
     """How the samples of a row are drawn: [gconfig] of this stage with the own keys of its source, which win.
 
-    In an evaluation ("step-8:SET") n_samples and temperature are those of [evaluate], max_new_tokens and stop those of
-    the source whose problems they are, and the own keys of the set win.
+    In an evaluation ("step-8:SET") n_samples and temperature are those of [evaluate], the limits and stops those of
+    training, all else the model's own distribution, whatever training has; and the own keys of the set win.
     """
     name = evaluation.partition(":")[2] if evaluation else source
     found = config.data.source_named(name)
     own = found.gconfig.own if found is not None else {}
-    if evaluation:
-        task = {key: value for key, value in own.items() if key in ("max_new_tokens", "stop")}
-        plain = {"n_samples": config.evaluate.n_samples, "temperature": config.evaluate.temperature}
-        own = task | plain | own_of_set(config, name)
-    return config.gconfig.model_copy(update=own) if own else config.gconfig
+    trained = config.gconfig.model_copy(update=own) if own else config.gconfig
+    if not evaluation:
+        return trained
+    plain = {"n_samples": config.evaluate.n_samples, "temperature": config.evaluate.temperature}
+    ends = {key: getattr(trained, key) for key in OF_THE_TASK}
+    return type(trained)().model_copy(update=ends | plain | own_of_set(config, name))
 
 
 def own_of_set(config: Config, name: str) -> dict[str, Any]:
@@ -85,6 +87,12 @@ def names_of_sets(config: Config) -> list[str]:
     return names if config.evaluate.is_on else []
 
 
+def samplings_of(config: Config) -> list[GenerationConfig]:
+    """How anything is sampled: prompts of each stage and source, sets of evaluations."""
+    evaluated = (one for stage in settings_by_stage(config).values() for one in evaluations_of(stage))
+    return [*(one.gconfig for one in variants(config)), *evaluated]
+
+
 def variants(config: Config) -> list[Config]:
     """The settings of each stage for each source: all that prompts are trained with."""
     stages = settings_by_stage(config).values()
@@ -94,9 +102,7 @@ def variants(config: Config) -> list[Config]:
 
 def has_one_limit(config: Config) -> bool:
     """Whether all stages, sources and sets of evaluations sample alike, except for temperature and group size."""
-    stages = settings_by_stage(config).values()
-    found = [*(one.gconfig for one in variants(config)), *(one for stage in stages for one in evaluations_of(stage))]
-    alike = [one.model_copy(update={"n_samples": 1, "temperature": 1.0}) for one in found]
+    alike = [one.model_copy(update={"n_samples": 1, "temperature": 1.0}) for one in samplings_of(config)]
     return all(one == alike[0] for one in alike)
 
 

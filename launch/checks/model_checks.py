@@ -8,8 +8,9 @@ from actors.engines.stop_strings import cannot_stop
 from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
 from actors.models.model_config import is_adapter_folder
 from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
+from areal_bus.config.algorithms import uses_reference
 from areal_bus.config.sections import Config
-from areal_bus.config.stages import evaluations_of, largest, variants
+from areal_bus.config.stages import largest, samplings_of
 from areal_bus.errors import ConfigError
 
 
@@ -41,18 +42,21 @@ def check_lora(config: Config, model: str) -> None:
     lora = config.actor.lora
     if lora is None:
         return
-    if is_adapter_folder(Path(model or ".")):
+    starts = bool(model) and is_adapter_folder(Path(model))
+    if starts and uses_reference(config.actor) and not config.reference.path:
         raise ConfigError(
-            f"actor.lora needs a whole model: {model} holds adapters itself; merge it (docs/lora.md), or remove "
-            "[actor.lora] to train all weights of the merged model"
+            f"the reference would be the base of {model}, not version 0, which has its adapters: set reference.path to "
+            "this folder, or to that of the base"
         )
-    from actors.models.lora import adapted_layers, check_peft  # imports torch
+    from actors.models.lora import adapted_layers, check_peft, misfit  # imports torch
 
     check_peft()
     with tempfile.TemporaryDirectory() as described:
         if config.model.scratch is not None:
             write_scratch_folder(Path(described), config.model.scratch)
-        adapted_layers(empty_model(model or described, "float32", "meta"), lora.target_modules)
+        layers = adapted_layers(empty_model(model or described, "float32", "meta"), lora.target_modules)
+    if starts and (why := misfit(Path(model), lora, layers)):
+        raise ConfigError(f"{why}; a run that starts from adapters has their settings")
 
 
 def check_frozen_models(config: Config, folder: Path, model: str) -> None:
@@ -83,15 +87,18 @@ def check_frozen_models(config: Config, folder: Path, model: str) -> None:
 
 def check_token_ids(config: Config, vocabulary: int) -> None:
     """Raises ConfigError for a token id that the model does not have."""
-    found = {"stop_token_ids": config.gconfig.stop_token_ids, "logit_bias": tuple(config.gconfig.logit_bias)}
-    for key, ids in found.items():
+    ways = samplings_of(config)
+    found = [("stop_token_ids", one.stop_token_ids) for one in ways] + [
+        ("logit_bias", (*one.logit_bias,)) for one in ways
+    ]
+    for key, ids in found:
         if large := [token for token in ids if token >= vocabulary]:
             raise ConfigError(f"unknown token id {large[0]} in gconfig.{key}: the model has {vocabulary} tokens")
 
 
 def check_tokenizer(config: Config, model: str) -> None:
     """Stop strings need a fast tokenizer, arguments a template that reads them. Raises ConfigError."""
-    stops = any(one.stop for one in (*(found.gconfig for found in variants(config)), *evaluations_of(config)))
+    stops = any(one.stop for one in samplings_of(config))
     if config.model.scratch is not None or not (stops or config.data.chat_template_kwargs):
         return
     tokenizer = load_tokenizer(model)

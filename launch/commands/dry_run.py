@@ -154,7 +154,8 @@ def adapters(config: Config, shape: DecoderShape | None) -> str:
     if config.actor.lora is None or shape is None:
         return ""
     n = ParameterCounts.of(config, shape).trained
-    return f", {n / 1e6:,.1f} million trained in adapters of rank {config.actor.lora.rank}"
+    ranks = " and ".join(str(rank) for rank in sorted({rank for rank, _ in config.actor.lora.forms}))
+    return f", {n / 1e6:,.1f} million trained in adapters of rank {ranks}"
 
 
 def base_lines(config: Config, file: Path) -> list[str]:

@@ -62,7 +62,15 @@ def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
     n = N_LOGITS_PLAIN if at_once == wanted and has_plain_logits(config) else N_LOGITS
     logits = n * at_once * shape.vocabulary * BYTES["float32"]
     by_embedding = 0 if config.actor.lora is not None else shape.vocabulary * shape.hidden * GRADIENT_BYTES
-    return kept_bytes(config, shape, batch) + logits + by_embedding
+    return kept_bytes(config, shape, batch) + logits + by_embedding + dora_bytes(config, shape)
+
+
+def dora_bytes(config: Config, shape: DecoderShape) -> int:
+    """Bytes while a pass computes the row norms of the largest layer: peft multiplies the adapters by an identity."""
+    lora = config.actor.lora
+    if lora is None or "dora" not in lora.variant:
+        return 0
+    return FLOAT * max(n_in * n_in + 3 * n_out * n_in for n_out, n_in, _ in adapted_layers(config, shape))
 
 
 def has_plain_logits(config: Config) -> bool:
@@ -103,12 +111,15 @@ def learner_activation_numbers(config: Config, shape: DecoderShape) -> tuple[int
 
 
 def adapter_activation_numbers(config: Config, shape: DecoderShape) -> int:
-    """Numbers that the adapters of a layer keep for each row: A's output; with dropout also its input, and a byte."""
+    """Numbers that the adapters of a layer keep for each row: A's output; with dropout also its input, and a byte; of
+    DoRA the outputs of both branches.
+    """
     lora, chosen = config.actor.lora, adapted_layers(config, shape)
     if lora is None:
         return 0
-    inputs = sum(n_in for _, n_in in chosen) if lora.dropout else 0
-    return lora.rank * len(chosen) + inputs + inputs // BYTES[config.model.dtype]
+    inputs = sum(n_in for _, n_in, _ in chosen) if lora.dropout else 0
+    outputs = 2 * sum(n_out for n_out, _, _ in chosen) if "dora" in lora.variant else 0
+    return sum(rank for _, _, rank in chosen) + outputs + inputs + inputs // BYTES[config.model.dtype]
 
 
 def shared_attention_numbers(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
@@ -142,8 +153,8 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     rounded = one * counts.trained if learners == 1 and config.model.dtype != "float32" else 0
     snapshots = N_SNAPSHOTS * counts.pushed_bytes if index == 0 else 0
     changes = root_delta_bytes(config, counts) if index == 0 else 0
-    offloads = config.actor.lora is not None and config.actor.lora.offload
-    away = one * counts.adapted if offloads else 0  # in host memory; on the GPU the weights of one layer
+    is_away = config.actor.offload == "base"
+    away = one * counts.adapted if is_away else 0  # in host memory; on the GPU the weights of one layer
     kept = (
         FLOAT * counts.trained + moment_bytes(config, shape, counts) + one * (counts.frozen + shape.n_frozen) - away
     ) // sharers
@@ -212,7 +223,7 @@ def offloaded(config: Config, shape: DecoderShape, counts: ParameterCounts, kept
     kind, sharers = config.actor.offload, n_sharers(config)
     critic = shape.n_parameters if config.actor.advantage == "gae" else 0
     moments, of_critic = moment_bytes(config, shape, counts) // sharers, 2 * FLOAT * critic // sharers
-    if kind == "none":
+    if kind in ("none", "base"):
         return kept, 0, 0
     if kind == "optimizer":
         moved = moments + of_critic

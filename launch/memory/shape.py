@@ -185,19 +185,22 @@ class ParameterCounts:
         chosen = adapted_layers(config, shape)
         if config.actor.lora is None:
             return ParameterCounts(shape.n_parameters, 0, shape.n_parameters * BYTES[config.model.dtype])
-        trained = shape.layers * config.actor.lora.rank * sum(n_out + n_in for n_out, n_in in chosen)
-        sizes = [n_out * n_in for n_out, n_in in chosen]
+        trained = shape.layers * sum(rank * (n_out + n_in) for n_out, n_in, rank in chosen)
+        if "dora" in config.actor.lora.variant:
+            trained += shape.layers * sum(n_out for n_out, _, _ in chosen)
+        sizes = [n_out * n_in for n_out, n_in, _ in chosen]
         return ParameterCounts(
             trained, shape.n_parameters, trained * BYTES["float32"], shape.layers * sum(sizes), max(sizes, default=0)
         )
 
 
-def adapted_layers(config: Config, shape: DecoderShape) -> list[tuple[int, int]]:
-    """(outputs, inputs) of the layers of one decoder layer that have adapters."""
-    if config.actor.lora is None:
+def adapted_layers(config: Config, shape: DecoderShape) -> list[tuple[int, int, int]]:
+    """(outputs, inputs, rank) of the layers of one decoder layer that have adapters."""
+    lora = config.actor.lora
+    if lora is None:
         return []
-    wanted = config.actor.lora.target_modules or tuple(shape.linear_layers)
-    return [form for name, form in shape.linear_layers.items() if name in wanted]
+    wanted = lora.target_modules or tuple(shape.linear_layers)
+    return [(*form, lora.form(name)[0]) for name, form in shape.linear_layers.items() if name in wanted]
 
 
 def loaded_bytes(config: Config, shape: DecoderShape) -> int:

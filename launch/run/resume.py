@@ -54,7 +54,6 @@ FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): wh
     "actor.lora": "checkpoints hold the adapters that it describes, or whole models without it",
     "actor.lora.dropout": "",
     "actor.optimizer": "checkpoints hold its state",
-    "actor.lora.offload": "",
     "reference": "",
     "reference.path": "checkpoints may hold the reference model that came from it",
     "teacher": "",

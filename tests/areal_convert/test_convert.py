@@ -76,7 +76,7 @@ EXPECTED = {
             {"function": "my_lib.rewards:custom", "weight": 0.5, "name": "custom"},
         ],
         "gconfig.top_k": 20,
-        "actor.lora.dropout": 0.05,  # TRL's default
+        "actor.lora.variant": ["dora"],
         "actor.lora.target_modules": ["q_proj", "v_proj"],
     },
     "areal": {
@@ -98,7 +98,7 @@ EXPECTED = {
 }
 ABSENT = {
     "verl": ["actor_rollout_ref.rollout.top_p", "reward_model.overlong_buffer.log_it"],
-    "trl": ["use_dora", "sync_ref_model"],
+    "trl": ["sync_ref_model"],
     "areal": ["gconfig.frequency_penalty", "actor.optimizer.warmup_steps_proportion"],
 }
 

@@ -62,7 +62,7 @@ def test_a_card_of_24_gb_holds_a_7b_with_adapters_only_by_offloading() -> None:
     file = FOLDER / "lora-1gpu.toml"
     assert not make_plan_page(load(file, (), {}), file, None).is_too_large
     assert "40.4 million trained in adapters of rank 16" in dry_run(load(file, (), {}), file, None)
-    for change in ("actor.lora.offload=false", 'weights.staging="auto"'):
+    for change in ("actor.offload=none", 'weights.staging="auto"'):
         assert make_plan_page(load(file, (change,), {}), file, None).is_too_large, change
 
 

@@ -205,6 +205,19 @@ def test_adapters_need_optimizer_state_and_the_model_itself_none() -> None:
     assert generators[0] - generators[1] == 4 * counts.adapted + 4 * n + 4 * counts.largest - 4 * N - 2 * 4 * (N - n)
 
 
+def test_adapters_with_ranks_of_their_own_and_magnitudes_are_counted() -> None:
+    target = {"q_proj": 2, "down_proj": [5, 1.0]}
+    plain, dora = (
+        config(actor={"lora": {"variant": kind, "target_modules": target}}, model={"scratch": {}})
+        for kind in ([], ["dora"])
+    )
+    n = 2 * (2 * (8 + 8) + 5 * (8 + 16))
+    assert [ParameterCounts.of(one, SHAPE).trained for one in (plain, dora)] == [n, n + 2 * (8 + 8)]
+    batch = MicroBatch.of(dora, 10)
+    more = activations(dora, SHAPE, batch) - activations(plain, SHAPE, batch)
+    assert more == 2 * batch.rows * 2 * (8 + 8) * 4 + 4 * (16 * 16 + 3 * 8 * 16)
+
+
 def test_each_optimizer_has_a_state_of_its_own_size() -> None:
     large = DecoderShape(64, 2, 1024, 2, 1, 4, 1000, True)  # its weights are more than its activations
     n, ends = large.n_parameters, 64_000

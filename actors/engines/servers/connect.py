@@ -37,7 +37,7 @@ from actors.engines.servers.vllm_probe import HERE
 from actors.engines.servers.weight_transfer import SERVER_BYTES, WeightFiles, check_shared_memory
 from actors.models.loading import empty_model, load_base, stop_ids
 from actors.models.lora import BASE_DIGEST, adapted_layers, adapter_tensors
-from actors.models.model_config import CONFIG_FILE, PREFIX, WEIGHTS_FILE
+from actors.models.model_config import CONFIG_FILE, PREFIX, WEIGHTS_FILE, base_of
 from actors.runtime.context import Context
 from areal_bus.config.learner import LoraConfig
 from areal_bus.config.names.engines import kind_of
@@ -48,7 +48,8 @@ from areal_bus.errors import ConfigError, EngineLost
 def why_merged(met: ServerContext, routes: AdapterRoutes, server: Server) -> str:
     """Why the server is sent merged weights instead of adapters; "" if it takes adapters. Asks the server."""
     config, timeout_s = met.config, met.config.engine.call_timeout_s
-    rank = 0 if config.actor.lora is None else config.actor.lora.rank
+    lora = config.actor.lora or LoraConfig()
+    rank = max(rank for rank, _ in lora.forms)
     try:
         paths = set(met.link.call("GET", "/openapi.json", timeout_s=timeout_s)["paths"])
         settings = met.link.call("GET", routes.info, timeout_s=timeout_s)
@@ -64,6 +65,8 @@ def why_merged(met: ServerContext, routes: AdapterRoutes, server: Server) -> str
         (bool(met.shape.tied) and is_untied, "its output layer is apart from the embedding, and the model's files have "
          "one for both"),
         (urlsplit(met.link.url).hostname not in HERE, "it is on another machine, and adapters go through a folder"),
+        ("dora" in lora.variant, "it takes no DoRA"),
+        (len(lora.forms) > 1, "it takes one rank and alpha for all layers"),
         (config.rollout.on_update == "keep", 'rollout.on_update = "keep" keeps samples under way'),
         (not server.stamps, "it is too old"),
     ]  # fmt: skip
@@ -71,12 +74,16 @@ def why_merged(met: ServerContext, routes: AdapterRoutes, server: Server) -> str
 
 
 def adapter_config(lora: LoraConfig, layers: Collection[str], base: str) -> str:
-    """The contents of adapter_config.json, which all versions share. `base`: the folder of the model."""
+    """The contents of adapter_config.json, which all versions share. `base`: the folder of the model.
+
+    alpha / r is the scale: not every server has another rule for rsLoRA.
+    """
+    ((rank, _),) = lora.forms
     about = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
+        "r": rank,
+        "lora_alpha": lora.scale(next(iter(layers))) * rank,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": sorted({layer.rpartition(".")[2] for layer in layers}),
@@ -175,7 +182,7 @@ def _open(context: Context, config: Config, model: Any, tokenizer: Any) -> tuple
             layers = {
                 layer: module.weight.shape for layer, module in adapted_layers(model, lora.target_modules).items()
             }
-            about = adapter_config(lora, layers, context.model_folder)
+            about = adapter_config(lora, layers, base_of(context.model_folder))
             server = cast(Server, AdapterServer(server, link, kind.adapters, about, config))
             shape = replace(shape, parameters=adapter_tensors(layers, lora))
     except BaseException:

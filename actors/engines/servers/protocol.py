@@ -84,11 +84,6 @@ class Server(Protocol):
         """Disconnect; end the server if this process started it."""
 
 
-def controls_of(config: Config) -> SamplingControls:
-    """The controls of [gconfig]; an agent's call may override them."""
-    return SamplingControls(**config.gconfig.controls())
-
-
 LOOPBACK = ("127.0.0.1", "lo")  # where servers of ours listen: address and interface
 
 

@@ -8,6 +8,7 @@ from actors.engines.protocol import SamplingControls
 from actors.engines.servers import protocol, sglang_probe
 from actors.engines.servers.http_client import ServerRejected, done, perform, ping, weights_rejected
 from actors.engines.servers.weight_transfer import WeightBroadcast
+from actors.models.model_config import base_of
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 from areal_bus.errors import EngineLost, SettingRefused
@@ -222,7 +223,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
     rollout = config.rollout
     words: Sequence[object] = [
         "-m", "sglang.launch_server",
-        "--model-path", context.model_folder,
+        "--model-path", base_of(context.model_folder),
         "--host", "127.0.0.1",
         "--port", port,
         "--load-format", "dummy",  # all weights arrive by pushes

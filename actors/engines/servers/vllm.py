@@ -11,8 +11,11 @@ from actors.engines.servers import protocol, vllm_probe
 from actors.engines.servers.http_client import ServerRejected, done, perform, ping, weights_rejected
 from actors.engines.servers.server_process import core_set
 from actors.engines.servers.weight_transfer import WeightFiles
+from actors.models.model_config import base_of
 from actors.runtime.context import Context
+from areal_bus.config.rollout import changes_sampling
 from areal_bus.config.sections import Config
+from areal_bus.config.stages import samplings_of
 from areal_bus.errors import ConfigError, EngineLost, SettingRefused
 from areal_bus.messages import Finish
 
@@ -180,7 +183,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
     """The command line after the interpreter. The user's arguments come last and take precedence."""
     words: Sequence[object] = [
         "-m", "vllm.entrypoints.openai.api_server",
-        "--model", context.model_folder,
+        "--model", base_of(context.model_folder),
         "--host", "127.0.0.1",
         "--port", port,
         "--load-format", "dummy",  # all weights arrive by pushes
@@ -211,7 +214,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
 
 def needs_raw(config: Config) -> bool:
     """Whether processed log-probs would differ from those of the model."""
-    return config.gconfig.top_p < 1 or protocol.controls_of(config).changes_sampling
+    return any(map(changes_sampling, samplings_of(config)))
 
 
 def environment(context: Context, config: Config) -> dict[str, str]:
@@ -253,12 +256,10 @@ def meet(met: protocol.ServerContext) -> protocol.Server:
         longest=met.longest,
         timeout_s=call_s,
     )
-    for temperature in (config.gconfig.temperature, config.evaluate.temperature):
+    for one in samplings_of(config):
+        controls = SamplingControls(**one.controls())
         if broken := sampling_rule(
-            abilities.logprobs_mode,
-            temperature=temperature,
-            top_p=config.gconfig.top_p,
-            controls=protocol.controls_of(config),
+            abilities.logprobs_mode, temperature=one.temperature, top_p=one.top_p, controls=controls
         ):
             raise ConfigError(f'rollout.engine = "vllm": {broken}')
     return VLLM(met, abilities, WeightFiles())

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from actors.models.lora import BASE_DIGEST, adapted_layers, base_digest, check_peft, patterns
-from actors.models.model_config import PREFIX, WEIGHTS_FILE, is_adapter_folder, read_adapter_config
+from actors.models.lora import BASE_DIGEST, adapted_layers, base_digest, check_peft, misfit, patterns, row_norms
+from actors.models.model_config import PREFIX, WEIGHTS_FILE, is_adapter_folder
 from areal_bus.config.learner import LoraConfig
 from areal_bus.errors import CheckpointError, ConfigError
 
@@ -36,18 +36,26 @@ class HostLinear(nn.Linear):
 class Adapters:
     """The adapters of one model. They are float32 and random by a seed; B is zero, so they change nothing at first."""
 
-    def __init__(self, model: Any, lora: LoraConfig, *, seed: int, base: str) -> None:
-        """Adds adapters to the frozen model. `base`: its folder or id. ConfigError: unknown targets; peft refuses."""
+    def __init__(self, model: Any, lora: LoraConfig, *, seed: int, base: str, on_host: bool = False) -> None:
+        """Adds adapters to the frozen model. `base`: its folder or id. `on_host`: adapted weights stay in host memory.
+
+        Raises ConfigError: unknown targets; peft refuses.
+        """
         check_peft()
         from peft import LoraConfig as PeftConfig  # optional
         from peft import inject_adapter_in_model
 
         chosen = list(adapted_layers(model, lora.target_modules))
+        own = {name: lora.form(name) for name in lora.target_modules}
         self.config = PeftConfig(
             r=lora.rank,
-            lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,  # type: ignore[arg-type]
+            lora_alpha=_whole(lora.alpha),
             lora_dropout=lora.dropout,
             target_modules=patterns(model, chosen),
+            rank_pattern={name: rank for name, (rank, _) in own.items() if rank != lora.rank},
+            alpha_pattern={name: _whole(alpha) for name, (_, alpha) in own.items() if alpha != lora.alpha},
+            use_rslora="rslora" in lora.variant,
+            use_dora="dora" in lora.variant,
             task_type="CAUSAL_LM",
             base_model_name_or_path=base,
         )
@@ -57,13 +65,15 @@ class Adapters:
                 inject_adapter_in_model(self.config, model)
         except (ValueError, TypeError, NotImplementedError) as error:
             raise ConfigError(f"actor.lora needs a model that peft wraps: {type(model).__name__}: {error}") from error
-        self._model = model
+        self._model, self._lora, self._names = model, lora, chosen
         self._layers = [module for module in model.modules() if hasattr(module, "lora_A")]
         for parameter in self.parameters().values():
             parameter.data = parameter.data.float()
         for layer in self._layers:
             layer.cast_input_dtype_enabled = False  # autocast and FSDP cast; a copy of each input would be kept
-            if lora.offload:
+            if "dora" in lora.variant:  # peft's are rounded to the type of the base
+                layer.lora_magnitude_vector[NAME].weight.data = row_norms(layer.base_layer.weight)
+            if on_host:
                 layer.base_layer.__class__ = HostLinear
         self.drop(False)
 
@@ -90,11 +100,14 @@ class Adapters:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The model computes without adapters: scale 0, as FSDP2 reads `requires_grad` (peft's switch) only once."""
-        from peft.helpers import rescale_adapter_scale
-
-        with rescale_adapter_scale(self._model, 0.0):
+        """The model computes without adapters. peft's own switch sets `requires_grad`, which FSDP2 reads only once."""
+        for layer in self._layers:
+            layer._disable_adapters = True
+        try:
             yield
+        finally:
+            for layer in self._layers:
+                layer._disable_adapters = False
 
     def write(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         """Write adapter_config.json and adapter_model.safetensors with these float32 adapters."""
@@ -105,20 +118,11 @@ class Adapters:
     def read(self, folder: Path) -> None:
         """Take the adapters of a checkpoint, before sharding. Raises CheckpointError for those of other settings."""
         check_folder(folder, has_lora=True)
-        theirs = read_adapter_config(folder)
-        if (theirs["r"], theirs["lora_alpha"]) != (self.config.r, self.config.lora_alpha):
-            raise CheckpointError(
-                f"mismatch of actor.lora: {folder} has rank {theirs['r']} and alpha {theirs['lora_alpha']}, the "
-                f"settings {self.config.r} and {self.config.lora_alpha}"
-            )
+        if why := misfit(folder, self._lora, self._names):
+            raise CheckpointError(f"{why}; a run keeps its adapters")
         tensors = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(str(folder / WEIGHTS_FILE)).items()}
-        parameters = self.parameters()
-        if odd := sorted(tensors.keys() ^ parameters.keys()):
-            raise CheckpointError(
-                f"a run keeps actor.lora.target_modules: {odd[0]!r} is in {folder} or the run, not both"
-            )
         with torch.no_grad():
-            for name, parameter in parameters.items():
+            for name, parameter in self.parameters().items():
                 parameter.copy_(tensors[name])
 
 
@@ -138,4 +142,10 @@ def check_folder(folder: Path, *, has_lora: bool) -> None:
 
 
 def _plain(name: str) -> str:
-    return name.replace(f".{NAME}.", ".")
+    """The name in peft's files, where magnitudes are no layer."""
+    return name.replace(f"_vector.{NAME}.weight", "_vector").replace(f".{NAME}.", ".")
+
+
+def _whole(alpha: float) -> Any:
+    """As peft's files have it."""
+    return int(alpha) if alpha == int(alpha) else alpha

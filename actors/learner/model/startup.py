@@ -16,6 +16,7 @@ from actors.learner.model.adapters import Adapters, check_folder
 from actors.learner.model.critic import ValueModel
 from actors.learner.model.policy import ModelSettings, Policy
 from actors.models.loading import check_model_path, load_base, load_model, turn_end
+from actors.models.model_config import base_of, is_adapter_folder
 from actors.models.packed_row import SequencePiece
 from actors.runtime.context import Context, HeartbeatState
 from actors.runtime.stages import stages_of
@@ -125,8 +126,8 @@ def _gradient(policy: Policy, pieces: list[SequencePiece], *, capacity: int) -> 
 
 
 def load_policy(config: Config, model: str, settings: ModelSettings, *, checkpoint: str = "") -> Policy:
-    """The weights of the checkpoint, else of the folder `model`. With actor.lora: the weights of `model`, and adapters
-    of the checkpoint or new ones. Raises ConfigError, and CheckpointError if the checkpoint does not fit actor.lora.
+    """The weights of the checkpoint, else of the folder `model`. With actor.lora: the base of `model`, and the adapters
+    of the checkpoint, of `model`, or new ones. Raises ConfigError; CheckpointError: those do not fit actor.lora.
     """
     lora, seed = config.actor.lora, config.run.seed
     is_scratch = config.model.scratch is not None
@@ -137,12 +138,14 @@ def load_policy(config: Config, model: str, settings: ModelSettings, *, checkpoi
         folder = str(held) if checkpoint else model
         random_seed = seed if is_scratch and not checkpoint else None
         return Policy(load_model(folder, "float32", _place(settings), random_seed=random_seed), **settings)
-    base = load_base(config, model, "cpu" if lora.offload else _place(settings))  # `Policy` moves what may move
+    on_host = config.actor.offload == "base"
+    base = load_base(config, model, "cpu" if on_host else _place(settings))  # `Policy` moves what may move
     if is_scratch and settings["ranks"].index == 0:
         write_base(base, base_folder(model))
-    adapters = Adapters(base, lora, seed=seed, base=base_folder(model) if is_scratch else model)
-    if checkpoint:
-        adapters.read(held)
+    named = base_folder(model) if is_scratch else base_of(model)
+    adapters = Adapters(base, lora, seed=seed, base=named, on_host=on_host)
+    if checkpoint or is_adapter_folder(Path(model)):
+        adapters.read(held if checkpoint else Path(model))
     return Policy(base, adapters, **settings)
 
 

@@ -162,8 +162,8 @@ REFUSED = [  # options, apart by blanks; what the sentence says
     # the split
     (f"{ADAPT} topology.learners=3 topology.ranks=4", "at least one generator must be left; 3 learners leave none: 2"),
     (
-        f"{ADAPT} topology.gpus_per_host=4 actor.lora.offload=true learner.gradient_checkpointing=true",
-        "actor.lora.offload is for one learner on a GPU",
+        f"{ADAPT} topology.gpus_per_host=4 actor.offload=base actor.lora.rank=8 learner.gradient_checkpointing=true",
+        'actor.offload = "base" moves the weights under adapters, of one learner',
     ),
     (f"{ADAPT} topology.adapt.schedule=[[3,2]]", "follows topology.adapt.schedule or the planner"),
     ("topology.adapt.schedule=[[3,2],[2,1]]", "with ascending steps from 1 to 9: its steps are [3, 2]"),

@@ -78,9 +78,24 @@ def untied(fake: SpeaksVLLM) -> None:
     fake.model["hf_overrides"] = UNTIED
 
 
-@pytest.mark.parametrize(("kind", "change"), [("sglang", None), ("sglang", of_low_rank), ("vllm", untied)])
-def test_a_server_that_takes_no_such_adapters_is_sent_merged_weights(folder: Path, kind: str, change: Any) -> None:
-    with SPEAKING[kind](change) as fake, running(folder, fake, lora=LORA) as run:
+DORA = {"rank": 2, "variant": ["rslora", "dora"], "target_modules": ["q_proj", "down_proj"]}
+SEVERAL = {"target_modules": {"q_proj": 2, "down_proj": [2, 4]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "lora"),
+    [
+        ("sglang", None, LORA),
+        ("sglang", of_low_rank, LORA),
+        ("vllm", untied, LORA),
+        ("vllm", vllm, DORA),
+        ("sglang", sglang, SEVERAL),
+    ],
+)
+def test_a_server_that_takes_no_such_adapters_is_sent_merged_weights(
+    folder: Path, kind: str, change: Any, lora: dict[str, Any]
+) -> None:
+    with SPEAKING[kind](change) as fake, running(folder, fake, lora=lora) as run:
         base = load_base(Config.model_validate({"model": {"path": str(folder)}}), str(folder), "cpu")
         weights = {name: parameter.detach() for name, parameter in base.named_parameters()}
         run.engine.update(0, adapters(run.engine, 1.0) | {BASE_DIGEST: base_digest(weights)})

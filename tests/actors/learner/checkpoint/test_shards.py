@@ -57,7 +57,9 @@ def config_of(kind: str) -> Config:
     if kind == MUON:
         return settings(actor={"lr": 1e-3, "optimizer": "muon", "adamw_lr": 1e-4, "weight_decay": 0.1})
     if kind == LORA:
-        return settings(actor={"lr": 1e-3, "lora": {"rank": 4}})
+        return settings(
+            actor={"lr": 1e-3, "lora": {"rank": 4, "variant": ["dora"], "target_modules": {"q_proj": 2, "up_proj": 4}}}
+        )
     return settings(model={"scratch": {}, "dtype": "bfloat16"}, actor={"lr": 1e-3, "advantage": "gae"})
 
 

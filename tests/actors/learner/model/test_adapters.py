@@ -31,6 +31,14 @@ from launch.checks.model_checks import check_lora
 from tests.support.learner_setup import resume, save, settings, tiny_actor, tiny_model, train, weights
 
 LORA = {"rank": 4, "alpha": 6}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "lora": LORA,
+    "rslora": {**LORA, "variant": ["rslora"]},
+    "dora": {**LORA, "variant": ["dora"]},
+    "groups": {
+        **LORA, "variant": ["rslora", "dora"], "target_modules": {"q_proj": 2, "up_proj": [8, 3.5], "v_proj": [4, 6]}
+    },
+}  # fmt: skip
 IDS = torch.tensor([[5, 6, 7, 2, 3, 4, 9]])
 SETTINGS: dict[str, Any] = {"ranks": LearnerRanks(), "device": "cpu", "temperature": 1.0}
 PEFT_USES = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
@@ -81,14 +89,16 @@ def test_only_adapters_are_trained_and_pushed(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings(PEFT_USES)
-def test_the_engine_merges_as_peft_does_from_the_base_each_time(tmp_path: Path) -> None:
-    actor = tiny_actor(tmp_path, lora_config(), model=load_model(base(tmp_path), "float32", "cpu"))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_engine_merges_as_peft_does_from_the_base_each_time(tmp_path: Path, variant: str) -> None:
+    lora = LoraConfig.model_validate(VARIANTS[variant])
+    actor = tiny_actor(tmp_path, lora_config(lora=lora), model=load_model(base(tmp_path), "float32", "cpu"))
+    plain_logp_T = plain_logprobs(load_model(base(tmp_path), "float32", "cpu"))
+    assert torch.allclose(logprobs(actor.policy), plain_logp_T, atol=1e-6)  # version 0 is the base
     model = load_model(base(tmp_path), "float32", "cpu")
     inner = BuiltinEngine(model, EngineOptions(n_slots=2), stop_ids=frozenset({1}))
-    layers = list(adapted_layers(model, ()))
-    engine = AdapterEngine(
-        inner, inner.parameters(), layers, LoraConfig(**LORA), base_on=torch.device("cpu"), is_live=True
-    )
+    layers = list(adapted_layers(model, lora.target_modules))
+    engine = AdapterEngine(inner, inner.parameters(), layers, lora, base_on=torch.device("cpu"), is_live=True)
     assert {name: form.shape for name, form in engine.parameters().items()} == {
         name: tensor.shape for name, tensor in actor.policy.pushed().items()
     }
@@ -103,7 +113,12 @@ def test_the_engine_merges_as_peft_does_from_the_base_each_time(tmp_path: Path) 
     expected = dict(plain.merge_and_unload().named_parameters())
     live = inner.parameters()
     assert live.keys() == expected.keys()
-    assert all(torch.equal(live[name], expected[name]) for name in live)
+    assert all(torch.allclose(live[name], expected[name], atol=1e-6, rtol=0) for name in live)
+    assert "dora" in lora.variant or all(torch.equal(live[name], expected[name]) for name in live)
+    assert actor.policy.adapters is not None
+    with actor.policy.adapters.off():
+        assert torch.allclose(logprobs(actor.policy), plain_logp_T, atol=1e-6)
+    assert not torch.allclose(logprobs(actor.policy), plain_logp_T, atol=1e-2)
     before = {name: weight.clone() for name, weight in live.items()}
     other = tensors | {"base.digest": tensors["base.digest"] + 1}
     with pytest.raises(ConfigError, match="other weights than this generator's"):
@@ -159,17 +174,29 @@ def test_equal_runs_draw_equal_dropout_and_other_seeds_another(tmp_path: Path) -
     assert norms[0] != norms[2]
 
 
-def test_an_adapter_folder_is_a_model_folder(tmp_path: Path) -> None:
-    actor = tiny_actor(tmp_path, lora_config(), model=load_model(base(tmp_path), "float32", "cpu"))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_adapter_folder_is_a_model_folder_and_the_start_of_a_run(tmp_path: Path, variant: str) -> None:
+    config = lora_config(lora=VARIANTS[variant])
+    actor = tiny_actor(tmp_path, config, model=load_model(base(tmp_path), "float32", "cpu"))
     train(actor, range(1))
     actor.policy.adapters.config.base_model_name_or_path = str(tmp_path / "base")  # type: ignore[union-attr]
     folder = str(save_run(actor, tmp_path) / "model")
+    check_lora(config, folder)
+    start = policy_of(config, folder)
+    assert torch.allclose(logprobs(start), plain_logprobs(load_model(folder, "float32", "cpu")), atol=1e-5)
+    torch.testing.assert_close(weights(start), weights(actor.policy), atol=0, rtol=0)
+    assert torch.equal(start.pushed()["base.digest"], actor.policy.pushed()["base.digest"])
+    with pytest.raises(ConfigError, match=r"would be the base of .*, not version 0"):
+        check_lora(lora_config(lora=VARIANTS[variant], kl_ctl=0.1), folder)
+    for other in VARIANTS.keys() - {variant}:
+        with pytest.raises(ConfigError, match=r"mismatch of actor.lora"):
+            check_lora(lora_config(lora=VARIANTS[other]), folder)
     assert check_model_path(folder, tmp_path) == str(Path(folder).resolve())
     found = load_model(folder, "float32", "cpu")
     assert torch.allclose(plain_logprobs(found), logprobs(actor.policy), atol=1e-5)
-    assert torch.allclose(
-        plain_logprobs(AutoModelForCausalLM.from_pretrained(folder)), logprobs(actor.policy), atol=1e-5
-    )
+    if "dora" not in VARIANTS[variant].get("variant", ()):  # transformers loses its magnitudes; peft reads them
+        of_transformers = AutoModelForCausalLM.from_pretrained(folder)
+        assert torch.allclose(plain_logprobs(of_transformers), logprobs(actor.policy), atol=1e-5)
     save_hf(SaveOrder(str(Path(folder).parent), str(tmp_path / "whole"), "", 5.0))
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     assert all(map(torch.equal, whole.parameters(), found.parameters()))
@@ -210,8 +237,8 @@ def test_impossible_adapter_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds adapters; set"):
         policy_of(settings(), model, str(own))
     for changed, sentence in (
-        ({"rank": 5}, "has rank 4 and alpha 6, the settings 5 and 32"),
-        ({**LORA, "target_modules": ["q_proj"]}, "keeps actor.lora.target_modules"),
+        ({"rank": 5}, r"has rank 4 and alpha 6 in model.layers.0.mlp.down_proj, the settings 5 and 32; a run keeps"),
+        ({**LORA, "target_modules": ["q_proj"]}, "mismatch of actor.lora.target_modules"),
     ):
         with pytest.raises(CheckpointError, match=sentence):
             policy_of(lora_config(lora=changed), model, str(own))
@@ -227,7 +254,7 @@ def test_the_log_probs_of_a_policy_are_without_dropout(tmp_path: Path) -> None:
 
 def test_offloaded_weights_stay_on_the_host_and_compute_the_same(tmp_path: Path) -> None:
     offloaded = tiny_model().bfloat16()
-    adapters = Adapters(offloaded, LoraConfig(**LORA, offload=True), seed=1, base="base")
+    adapters = Adapters(offloaded, LoraConfig(**LORA), seed=1, base="base", on_host=True)
     plain = tiny_model().bfloat16()
     beside = Adapters(plain, LoraConfig(**LORA), seed=1, base="base")
     settings = SETTINGS | {"dtype": "bfloat16", "gradient_checkpointing": True}

@@ -80,7 +80,7 @@ def config_of(kind: str = "float32") -> Config:
             "adam_eps": 1e-4,
             "normalize_batch": True,
             **(WITH_MODELS if has_models else {}),
-            **({"lora": {"rank": 4}, "kl_ctl": 0.3} if kind == LORA else {}),
+            **({"lora": {"rank": 4, "variant": ["rslora", "dora"]}, "kl_ctl": 0.3} if kind == LORA else {}),
         },
         reference={"update_every": 2 if has_models else 0},
         critic={"lr": 1e-4} if has_models else {},
