@@ -232,8 +232,9 @@ ABSENT = (
     Absent("actor.group_size", "a group has gconfig.n_samples", lambda value, foreign: value == foreign.get(
         "gconfig.n_samples")),
     *(Absent(f"eval_gconfig.{name}", f"an evaluation uses gconfig.{name}", as_gconfig(name)) for name in (
-        "max_new_tokens", "min_new_tokens", "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos",
-        "frequency_penalty")),
+        "max_new_tokens", "stop", "stop_token_ids")),
+    *(Absent(f"eval_gconfig.{name}", f"set {name} of a table [[evaluate.sets]]") for name in (
+        "min_new_tokens", "top_p", "top_k", "ignore_eos", "frequency_penalty")),
     Absent("eval_gconfig.max_tokens", "data.max_prompt_tokens and gconfig.max_new_tokens bound it",
            as_gconfig("max_tokens")),
     Absent("eval_gconfig.use_beam_search", "samples are drawn, not searched"),

@@ -100,7 +100,7 @@ class RolloutRunner:
                 continue
             row = json.loads(prompt.row)  # of its own: a workflow may change it
             sampling = self._sampling_of(prompt, row)
-            run = self._run(key, row, sampling.gconfig.temperature)
+            run = self._run(key, row, sampling.gconfig)
             seed = (self._config.run.seed, evaluation_number(prompt.evaluation), prompt.uid, sample)
             live = LiveSample(run, row, seed, prompt.lease, sampling, time.monotonic(), begun=begun.get(key))
             self._live[key] = live
@@ -122,11 +122,11 @@ class RolloutRunner:
             self._sampling[key] = Sampling(gconfig, SamplingControls(**gconfig.controls()))
         return self._sampling[key]
 
-    def _run(self, key: Key, row: dict[str, Any], temperature: float) -> EpisodeRun:
+    def _run(self, key: Key, row: dict[str, Any], gconfig: GenerationConfig) -> EpisodeRun:
         evaluation, uid, attempt, sample = key
         of = f" of evaluation {evaluation!r}" if evaluation else ""
         name = f"uid {uid} sample {sample} attempt {attempt}{of}"
-        return EpisodeRun(self._workflow, row, self._tokenizer, name=name, temperature=temperature)
+        return EpisodeRun(self._workflow, row, self._tokenizer, name=name, gconfig=gconfig)
 
     def add_partial(self, partial: Partial) -> None:
         """Add the first tokens of a sample whose prompt follows."""

@@ -178,7 +178,7 @@ class Dialogue:
         self._latest = 0  # the one of the last call
         template = self._agent.chat_template or str(ask.tokenizer.chat_template)
         self._form = FORMS.get(self._agent.tool_calls) or form_of(template)
-        self._controls_of_run = SamplingControls(**config.gconfig.controls())
+        self._controls_of_run = SamplingControls(**ask.gconfig.controls())
         self._n_asked = self._n_tool_calls = self._n_anew = 0
         self._n_given = 0  # tokens before the last completion
         self._turn_lengths: list[int] = []  # sampled tokens of each call that is kept
@@ -263,11 +263,11 @@ class Dialogue:
 
     def _check(self, call: ChatCall) -> None:
         """Raises RequestRejected for a call that this run cannot serve."""
-        top_p, limit = self._config.gconfig.top_p, self._agent.max_calls
+        top_p, limit = self._ask.gconfig.top_p, self._agent.max_calls
         rules = [
             (call.temperature not in (None, self._ask.temperature), f"this conversation is sampled at temperature "
              f"{self._ask.temperature:g}, which its training needs: leave temperature out"),
-            (call.top_p not in (None, top_p), f"this run samples at top_p {top_p:g}: leave top_p out"),
+            (call.top_p not in (None, top_p), f"this conversation is sampled at top_p {top_p:g}: leave top_p out"),
             (bool(call.tools) and self._agent.tool_calls == "none", "tools need to know how the model writes calls: "
              "leave them out, or set workflow.agent.tool_calls"),
             (call.n > 1 and self._agent.rewritten != "new_trajectory", f"n = {call.n} makes trajectories of one prompt"
@@ -293,7 +293,7 @@ class Dialogue:
 
     def _budget(self, call: ChatCall, n_given: int) -> int:
         """The largest number of tokens to sample. Raises RequestRejected."""
-        most = self._config.gconfig.max_new_tokens
+        most = self._ask.gconfig.max_new_tokens
         if self._agent.max_tokens is not None:
             most = min(most, self._agent.max_tokens - n_given)
             if most < 1:

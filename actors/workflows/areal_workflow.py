@@ -14,6 +14,7 @@ from actors.runtime.user_code import describe, place_of, trace_of
 from actors.workflows.episode_runner import Awaited
 from actors.workflows.prompts import prompt_of
 from actors.workflows.protocol import Ask, Episode, Row, Turn
+from areal_bus.config.rollout import GenerationConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError, WorkflowError
 from areal_bus.messages import Finish
@@ -131,16 +132,15 @@ class ArealWorkflow:
     def __init__(self, made: Any, config: Config, *, wake: Callable[[], None]) -> None:
         """`made`: the class, or an object of it. Raises ConfigError for an argument that nothing gives."""
         self._made, self._config, self._wake = made, config, wake
-        self._workflow: Any = None
+        self._workflows: dict[GenerationConfig, Any] = {}  # by the settings of the samples
         self._thread: LoopThread | None = None
-        self._controls = SamplingControls(**config.gconfig.controls())
         check_arguments(made, config)
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
         """Raises WorkflowError when the workflow fails, or returns other tokens than those sampled."""
         engine, tokens = ArealEngine(self._wake, self._config.workflow.agent.timeout_s), RecordedTokens()
         data, last = self._data(row), Turn([], "", Finish.STOP)
-        workflow = self._build(ask.tokenizer)
+        workflow = self._build(ask)
         running = self._start().run(engine.run(workflow, data))
         try:
             while True:
@@ -163,10 +163,12 @@ class ArealWorkflow:
             self._thread = LoopThread("areal workflows")
         return self._thread
 
-    def _build(self, tokenizer: Any) -> Any:
-        if self._workflow is None:
-            self._workflow = build(self._made, self._config, tokenizer) if inspect.isclass(self._made) else self._made
-        return self._workflow
+    def _build(self, ask: Ask) -> Any:
+        if not inspect.isclass(self._made):
+            return self._made
+        if ask.gconfig not in self._workflows:
+            self._workflows[ask.gconfig] = build(self._made, self._config, ask.gconfig, ask.tokenizer)
+        return self._workflows[ask.gconfig]
 
     def _data(self, row: Row) -> dict[str, Any]:
         """The row, with "messages" as AReaL's data sets have them."""
@@ -177,11 +179,13 @@ class ArealWorkflow:
         """Answer a call; None when the engine refuses it."""
         ids, gconfig = [int(one) for one in call.request.input_ids], call.request.gconfig
         anew = not tokens.continues(ids)
-        most = min(gconfig.max_new_tokens, self._config.gconfig.max_new_tokens)
+        most = min(gconfig.max_new_tokens, ask.gconfig.max_new_tokens)
         try:
             check_temperature(gconfig, self._config.gconfig.temperature, ask.temperature)
             controls = replace(
-                self._controls, stop=tuple(gconfig.stop or ()), min_new_tokens=min(gconfig.min_new_tokens, most)
+                SamplingControls(**ask.gconfig.controls()),
+                stop=tuple(gconfig.stop or ()),
+                min_new_tokens=min(gconfig.min_new_tokens, most),
             )
             turn = await ask(ids, max_new_tokens=most, anew=anew, controls=controls)
         except (EngineError, ValueError) as error:
@@ -233,9 +237,8 @@ def check_arguments(made: Any, config: Config) -> None:
         raise ConfigError(f"{what} takes no {unknown[0]!r}: remove workflow.arguments.{unknown[0]}")
 
 
-def build(made: Any, config: Config, tokenizer: Any) -> Any:
-    """An object of the class, with generation settings, tokenizer and workflow.arguments as it takes them."""
-    own = config.gconfig
+def build(made: Any, config: Config, own: GenerationConfig, tokenizer: Any) -> Any:
+    """An object of the class, with these generation settings, tokenizer and workflow.arguments as it takes them."""
     gconfig = GenerationHyperparameters(
         max_new_tokens=own.max_new_tokens,
         min_new_tokens=own.min_new_tokens,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from actors.engines.protocol import Completion, SamplingControls, stamp
 from actors.runtime.user_code import definition, is_users, shown
 from actors.workflows.protocol import Episode, Row, Turn, Workflow
+from areal_bus.config.rollout import GenerationConfig
 from areal_bus.errors import EngineError, WorkflowError
 from areal_bus.foreign_text import described
 from areal_bus.sample_fields import MAX_NUMBER, broken_rule
@@ -51,8 +52,8 @@ Wish = Asked | Awaited | None  # None: the episode has ended
 class Asker:
     """The `Ask` of one episode."""
 
-    def __init__(self, tokenizer: Any, name: str, temperature: float) -> None:
-        self.tokenizer, self.name, self.temperature = tokenizer, name, temperature
+    def __init__(self, tokenizer: Any, name: str, gconfig: GenerationConfig) -> None:
+        self.tokenizer, self.name, self.gconfig, self.temperature = tokenizer, name, gconfig, gconfig.temperature
 
     async def __call__(
         self,
@@ -74,8 +75,9 @@ class EpisodeRun:
     """
 
     def __init__(
-        self, workflow: Workflow, row: Row, tokenizer: Any, *, name: str = "", temperature: float = 1.0
+        self, workflow: Workflow, row: Row, tokenizer: Any, *, name: str = "", gconfig: GenerationConfig | None = None
     ) -> None:
+        """`gconfig`: of the sample; None: the defaults."""
         self.ids: list[int] = []  # given and sampled, in the order of the calls
         self.logps: list[float] = []  # of the sampled tokens
         self.spans: list[list[int]] = []  # [version, n_tokens] over the sampled tokens
@@ -90,7 +92,7 @@ class EpisodeRun:
         self.episode: Episode | None = None
         self.fields: dict[str, NDArray[np.float32]] = {}  # of the episode: (n_sampled,) each
         self._tokenizer = tokenizer
-        self._call = partial(workflow.episode, row, Asker(tokenizer, name, temperature))
+        self._call = partial(workflow.episode, row, Asker(tokenizer, name, gconfig or GenerationConfig()))
         self._coroutine: Coroutine[Any, Any, Episode] | None = None  # None before the start
 
     @property

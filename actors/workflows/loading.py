@@ -26,7 +26,6 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
     if function == "single_turn":
         return SingleTurn(config)
     if config.workflow.uses_endpoint:
-        refuse_own_controls(config)
         return AgentWorkflow(config, wake=wake, prints=prints)
     module_name, _, name = function.partition(":")
     if not module_name or not name:
@@ -41,7 +40,6 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
         ) from error
     made = getattr(module, name, None)
     if callable(getattr(made, "arun_episode", None)) and not hasattr(made, "episode"):
-        refuse_own_controls(config)
         return ArealWorkflow(made, config, wake=wake)
     if not callable(made) or not callable(getattr(made, "episode", None)):
         found = (
@@ -59,17 +57,6 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
             f"raised {cause(error)}"
         ) from error
     return workflow
-
-
-def refuse_own_controls(config: Config) -> None:
-    """Raises ConfigError for a source or set with its own top_p or stop: such a workflow sends them with each call."""
-    own = [(one.label, settings) for one in config.data.source for settings in (one.gconfig, one.evaluate)]
-    own += [(one.name, one) for one in config.evaluate.sets]
-    if wrong := [name for name, one in own if one.top_p is not None or one.stop is not None]:
-        raise ConfigError(
-            f"workflow.function {config.workflow.function!r} samples all sources with top_p and stop of [gconfig]: "
-            f"remove them from {wrong[0]!r}"
-        )
 
 
 def continues(workflow: Workflow) -> bool:

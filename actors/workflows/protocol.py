@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from actors.engines.protocol import SamplingControls
+from areal_bus.config.rollout import GenerationConfig
 from areal_bus.config.sections import Config
 
 Row = Mapping[str, Any]
@@ -47,6 +48,7 @@ class Ask(Protocol):
     tokenizer: Any  # a transformers tokenizer
     name: str  # of the sample, for logs
     temperature: float  # sampling temperature
+    gconfig: GenerationConfig  # of this sample: of its source, or its set of an evaluation
 
     async def __call__(
         self,

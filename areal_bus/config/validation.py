@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from areal_bus.config.adapt import adapt_rules, is_adaptive, settings_by_split
 from areal_bus.config.algorithms import GROUP_BASELINES, refusals
@@ -13,9 +13,9 @@ from areal_bus.config.names.named_tasks import is_scored_by
 from areal_bus.config.names.trackers import why_unknown as why_unknown_tracker
 from areal_bus.config.names.workflows import BUILT_IN, environment_of
 from areal_bus.config.rewards import reward_rules
-from areal_bus.config.rollout import generation_rules
+from areal_bus.config.rollout import GenerationConfig, generation_rules
 from areal_bus.config.sections import Config, WorkflowConfig
-from areal_bus.config.stages import evaluations_of, of_source, settings_by_stage, stage_rules
+from areal_bus.config.stages import evaluations_of, of_source, sampling_of, settings_by_stage, stage_rules
 from areal_bus.errors import ConfigError
 
 SERVER_URL = re.compile(r"https?://[^\s/]+(:[0-9]{1,5})?/?")
@@ -43,9 +43,10 @@ def check(config: Config) -> None:
     _check(stage_rules(config))
     _check(adapt_rules(config))
     for start, settings in settings_by_stage(config).items():
+        trained = [sampling_of(settings, source.label) for source in config.data.source]
         for label in [source.label for source in config.data.source] or [""]:
             try:
-                _check_settings(of_source(settings, label))
+                _check_settings(of_source(settings, label), trained)
             except ConfigError as error:
                 stage = f" (from step {start}, [[run.stage]])" if config.run.stage else ""
                 own = config.data.source_named(label)
@@ -64,11 +65,12 @@ def _check(faults: Iterator[str]) -> None:
         raise ConfigError(sentence)
 
 
-def _check_settings(config: Config) -> None:
+def _check_settings(config: Config, trained: Sequence[GenerationConfig] = ()) -> None:
+    """`trained`: how prompts of all sources are sampled."""
     _check(_sources(config))
     _check(_training(config))
     _check(reward_rules(config.reward, _other_rewards(config)))
-    _check(generation_rules(config, evaluations_of(config)))
+    _check(generation_rules(config, [*trained, *evaluations_of(config)]))
     for rules in (refusals, _engine, _profile, _ring, _topology, _watching):
         _check(rules(config))
 

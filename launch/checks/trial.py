@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from actors.data.fields import UNREAD
+from actors.data.fields import SOURCE, UNREAD
 from actors.data.loading import RowWithOrigin
 from actors.engines.protocol import Completion
 from actors.models.loading import load_tokenizer
@@ -26,8 +26,9 @@ from actors.workflows.episode_runner import Asked, EpisodeRun
 from actors.workflows.loading import close_workflow, load_workflow
 from actors.workflows.protocol import Workflow
 from areal_bus.config.rewards import RewardConfig
+from areal_bus.config.rollout import GenerationConfig
 from areal_bus.config.sections import Config, WorkflowConfig
-from areal_bus.config.stages import smallest_group
+from areal_bus.config.stages import sampling_of, smallest_group
 from areal_bus.errors import ConfigError, PromptTooLong, WorkflowError
 from areal_bus.messages import VerdictStatus
 
@@ -70,7 +71,8 @@ def trials(config: Config, rows: Sequence[RowWithOrigin], model: str) -> Iterato
     try:
         for placed, text in ((one, text) for one in rows[:N_ROWS] for text in completions(one.row)):
             try:
-                found = sample(workflow, placed, tokenizer, text)
+                gconfig = sampling_of(config, str(placed.row.get(SOURCE, "")))
+                found = sample(workflow, placed, tokenizer, text, gconfig)
             except (ConfigError, PromptTooLong):
                 raise
             except Exception as error:  # noqa: BLE001  user code
@@ -106,9 +108,11 @@ def tokenizer_of(config: Config, model: str) -> Any:
         return load_tokenizer(folder)
 
 
-def sample(workflow: Workflow, placed: RowWithOrigin, tokenizer: Any, text: str) -> TrialScore | None:
+def sample(
+    workflow: Workflow, placed: RowWithOrigin, tokenizer: Any, text: str, gconfig: GenerationConfig
+) -> TrialScore | None:
     """One episode whose completions are all `text`; None where it does not end. Raises what the workflow raises."""
-    run = EpisodeRun(workflow, dict(placed.row), tokenizer, name="trial before the start")
+    run = EpisodeRun(workflow, dict(placed.row), tokenizer, name="trial before the start", gconfig=gconfig)
     try:
         wish, deadline = run.start(), time.monotonic() + WAIT_S
         while wish is not None:

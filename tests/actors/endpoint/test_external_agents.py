@@ -18,6 +18,7 @@ from actors.endpoint.openai_api import RequestRejected
 from actors.endpoint.sessions import AgentEnded, Sessions
 from actors.workflows.episode_runner import Asker
 from actors.workflows.loading import close_workflow, load_workflow
+from areal_bus.config.rollout import GenerationConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Trajectory
 from tests.actors.endpoint.endpoint_agents import post, user
@@ -220,7 +221,7 @@ def test_agents_outside_need_a_run_whose_file_is_readable(stage: Callable[..., S
     s = stage()
     workflow = load_workflow(s.config)
     with pytest.raises(ConfigError, match="missing run: agents outside the job"):
-        workflow.episode({}, Asker(s.tokenizer, "sample", 1.0)).send(None)
+        workflow.episode({}, Asker(s.tokenizer, "sample", GenerationConfig())).send(None)
     (tmp_path / ACCESS).write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"unreadable .*agents\.json"):
         AgentAccess.of(tmp_path)

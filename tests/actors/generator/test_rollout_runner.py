@@ -161,7 +161,7 @@ path = "a.jsonl"
 weight = 1
 evaluate_path = "a.jsonl"
 gconfig = { max_new_tokens = 5, temperature = 0.3, stop = ["."] }
-evaluate = { max_new_tokens = 7, top_p = 1.0 }
+evaluate = { max_new_tokens = 7, top_p = 0.8 }
 [[data.source]]
 name = "b"
 path = "b.jsonl"
@@ -185,8 +185,8 @@ def test_each_sample_is_drawn_as_its_source_says_and_in_an_evaluation_never_as_i
     assert [(r.max_new_tokens, r.temperature, r.top_p, r.controls.stop) for r in engine.requests] == [
         (5, 0.3, 0.9, (".",)),
         (20, 1.0, 0.9, (";",)),
-        (7, 0.0, 1.0, (".",)),
-        (20, 0.6, 0.9, (";",)),
-        (20, 0.0, 0.9, (";",)),
+        (7, 0.0, 0.8, (".",)),
+        (20, 0.6, 1.0, (";",)),
+        (20, 0.0, 1.0, (";",)),
     ]
     assert largest(config).gconfig.max_new_tokens == 20
