@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from loguru import logger
@@ -40,8 +40,10 @@ DISPENSABLE = (
 class Console:
     """Prints complete lines to one stream, with styles on a terminal; never redraws, since others print there, too."""
 
-    def __init__(self, *, total_steps: int, out: TextIO = sys.stdout) -> None:
+    def __init__(self, *, total_steps: int, sources: Sequence[str] = (), out: TextIO = sys.stdout) -> None:
+        """`sources`: their mean rewards have a column each."""
         self._total = total_steps
+        self._sources = {name: max(8, len(name) + 2) for name in sources}  # and widths
         self._out = out
         self._notes: dict[str, tuple[float, str]] = {}
         self._began: float | None = None
@@ -111,7 +113,7 @@ class Console:
         self._has_accuracy = self._has_accuracy or is_new
         if self._n_lines % 20 == 0 or is_new:
             self._columns = self._fitting_columns()
-            self.print(row({name: name for name in self._columns}), "bold")
+            self.print(self._row({name: name for name in self._columns}), "bold")
         self._n_lines += 1
         step_s, self._last = now - self._last, now
         elapsed = now - (self._began if self._began is not None else now - step_s)
@@ -128,21 +130,23 @@ class Console:
             "KL(mism.)": cell(s.get("mismatch_kl"), "9.2e"),
             "tokens/s": f"{s.get('n_tokens', 0) / max(step_s, 1e-9):.0f}",
             "time left": clock(left),
+            **{name: cell(s.get(f"reward/{name}"), "6.3f") for name in self._sources},
         }
-        self.print(row({name: cells[name] for name in self._columns}))
+        self.print(self._row({name: cells[name] for name in self._columns}))
+
+    def _row(self, cells: Mapping[str, str]) -> str:
+        widths = self._sources | HEADINGS
+        return "".join(text.rjust(widths[name]) for name, text in cells.items())
 
     def _fitting_columns(self) -> list[str]:
         """The columns that fit the terminal: a row that it breaks cannot be read. Elsewhere all."""
+        widths, width = self._sources | HEADINGS, columns_of(self._out)
         found = [name for name in HEADINGS if name not in ("accuracy", "completed") or self._has_accuracy]
-        width = columns_of(self._out)
-        for name in DISPENSABLE:
-            if width and sum(HEADINGS[one] for one in found) > width and name in found:
+        found += [name for name in self._sources if name not in HEADINGS]
+        for name in (*reversed(self._sources), *DISPENSABLE):
+            if width and sum(widths[one] for one in found) > width and name in found:
                 found.remove(name)
         return found
-
-
-def row(cells: Mapping[str, str]) -> str:
-    return "".join(text.rjust(HEADINGS[name]) for name, text in cells.items())
 
 
 def cell(value: float | None, form: str) -> str:

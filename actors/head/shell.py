@@ -186,7 +186,9 @@ class Shell:
         self.end: End | None = None
         self.began = time.monotonic()
         self.sample_log = SampleLog(self.folder, tokens=config.journal.tokens) if config.journal.samples else None
-        self.console = Console(total_steps=config.run.total_train_steps)
+        self.console = Console(
+            total_steps=config.run.total_train_steps, sources=[one.label for one in config.data.source]
+        )
         self.alerts = Alerts(config)
         source = make_source(config, context.config_folder)
         sets = load_sets(config, context.config_folder)

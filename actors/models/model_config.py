@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.config.rollout import changes_logits
-from areal_bus.config.sections import Config, WorkflowConfig
+from areal_bus.config.sections import Config
 from areal_bus.config.stages import samplings_of
 from areal_bus.core.parts.sample_limits import SampleLimits
 from areal_bus.errors import ConfigError
@@ -123,7 +123,7 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
 
 def sample_limits(config: Config, model_folder: str) -> SampleLimits:
     """Limits for samples of the model in this folder, or of this Hugging Face id."""
-    is_built_in = config.workflow.function == WorkflowConfig().function
+    is_built_in = config.has_plain_prompts
     is_plain = not any(map(changes_logits, samplings_of(config)))
     return SampleLimits(
         vocabulary=published_number(model_folder, "vocab_size"),

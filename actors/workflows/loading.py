@@ -1,14 +1,15 @@
 """Loads a workflow by its configured name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from actors.data.fields import SOURCE
 from actors.endpoint.agent_pool import AgentCode, check_agent
 from actors.runtime.areal_stand_ins import import_module
 from actors.runtime.user_code import cause, check_not_hidden
 from actors.runtime.user_failures import Prints
 from actors.workflows.agent import AgentWorkflow, do_nothing
 from actors.workflows.areal_workflow import ArealWorkflow
-from actors.workflows.protocol import Workflow
+from actors.workflows.protocol import Ask, Episode, Row, Workflow
 from actors.workflows.single_turn import SingleTurn
 from areal_bus.config.names.workflows import EXTERNAL
 from areal_bus.config.sections import Config
@@ -21,11 +22,33 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
 
     `wake`: called from any thread when an episode that waited may continue. Raises ConfigError.
     """
-    config = largest(config)
-    function = config.workflow.function
+    own = {label: function for label, function in config.workflows.items() if function != config.workflow.function}
+    common = _load(largest(config), config.workflow.function, wake, prints)
+    return (
+        ByRow(common, {label: _load(largest(config), one, wake, prints) for label, one in own.items()})
+        if own
+        else common
+    )
+
+
+class ByRow:
+    """The workflows of a run whose sources have some of their own: each row has that of its source."""
+
+    def __init__(self, common: Workflow, own: Mapping[str, Workflow]) -> None:
+        self._common, self._own = common, own
+
+    @property
+    def all(self) -> list[Workflow]:
+        return [self._common, *self._own.values()]
+
+    async def episode(self, row: Row, ask: Ask) -> Episode:
+        return await self._own.get(str(row.get(SOURCE, "")), self._common).episode(row, ask)
+
+
+def _load(config: Config, function: str, wake: Callable[[], None], prints: Prints | None) -> Workflow:
     if function == "single_turn":
         return SingleTurn(config)
-    if config.workflow.uses_endpoint:
+    if config.workflow.uses_endpoint and function == config.workflow.function:
         return AgentWorkflow(config, wake=wake, prints=prints)
     module_name, _, name = function.partition(":")
     if not module_name or not name:
@@ -61,13 +84,16 @@ def load_workflow(config: Config, *, wake: Callable[[], None] = do_nothing, prin
 
 def continues(workflow: Workflow) -> bool:
     """Whether another generator can continue an episode. One that runs code beside the loop cannot move."""
+    if isinstance(workflow, ByRow):
+        return all(map(continues, workflow.all))
     return not isinstance(workflow, AgentWorkflow | ArealWorkflow)
 
 
 def close_workflow(workflow: Workflow) -> None:
     """Stop server, processes and threads of the workflow."""
-    if isinstance(workflow, AgentWorkflow | ArealWorkflow):
-        workflow.close()
+    for one in workflow.all if isinstance(workflow, ByRow) else [workflow]:
+        if isinstance(one, AgentWorkflow | ArealWorkflow):
+            one.close()
 
 
 def check_workflow(config: Config) -> None:

@@ -169,6 +169,12 @@ def _batch(c: Config) -> Iterator[str]:
         yield (
             f'actor.advantage = "{actor.advantage}" normalises over the batch itself: set actor.normalize_batch = false'
         )
+    apart = [source.normalize_with for source in c.data.source if source.normalize_with]
+    if apart and not (actor.normalize_batch or actor.advantage in BATCH_BASELINES):
+        yield (
+            f"normalize_with = {apart[0]!r} of a [[data.source]] is for advantages that are normalised over the batch: "
+            "set actor.normalize_batch = true, or remove it"
+        )
     if actor.overlong_tokens > c.gconfig.max_new_tokens:
         yield (
             f"actor.overlong_tokens ({actor.overlong_tokens}) is at most gconfig.max_new_tokens "

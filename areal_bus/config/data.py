@@ -57,6 +57,10 @@ class SourceConfig(Section):
     """As data.function."""
     reward: str = ""
     """As reward.function, for the rows of this source; empty: reward.function."""
+    workflow: str = ""
+    """As workflow.function, for these rows: "single_turn" or "module:Class"; empty: workflow.function."""
+    normalize_with: str = ""
+    """Advantages are normalised over the batch with those of sources that have the same name here."""
     prompt: str | None = None
     """As data.prompt."""
     split: str | None = None

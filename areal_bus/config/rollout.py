@@ -120,7 +120,6 @@ def generation_rules(c: Config, others: Sequence[GenerationConfig]) -> Iterator[
     odd = [token for one in ways for token in [*one.stop_token_ids, *one.logit_bias] if token < 0]
     large = [token for one in ways for token, bias in one.logit_bias.items() if abs(bias) > MOST_BIAS]
     short = next((one for one in ways if one.min_new_tokens > one.max_new_tokens), None)
-    builds_prompts = c.workflow.function == type(c.workflow)().function
     if g.temperature == 0 and g.n_samples > 1:
         yield (
             f"greedy samples of one prompt are all the same, and a group of them trains nothing: set "
@@ -151,7 +150,7 @@ def generation_rules(c: Config, others: Sequence[GenerationConfig]) -> Iterator[
         )
     if own:
         yield f"data.chat_template_kwargs may not set {own[:1]}: that is set for each prompt"
-    if c.data.chat_template_kwargs and builds_prompts and not c.data.chat_template:
+    if c.data.chat_template_kwargs and c.has_plain_prompts and not c.data.chat_template:
         yield "data.chat_template_kwargs needs a chat template: set data.chat_template = true"
 
 

@@ -329,3 +329,14 @@ class Config(Section):
     watch: WatchConfig = WatchConfig()
     profile: ProfileConfig = ProfileConfig()
     serve: ServeConfig = ServeConfig()
+
+    @property
+    def workflows(self) -> dict[str, str]:
+        """Source ("" without [[data.source]]) -> function of the workflow of its rows."""
+        own = {source.label: source.workflow for source in self.data.source} or {"": ""}
+        return {label: function or self.workflow.function for label, function in own.items()}
+
+    @property
+    def has_plain_prompts(self) -> bool:
+        """Whether the built-in workflow makes all prompts, one for each row."""
+        return set(self.workflows.values()) == {WorkflowConfig().function}

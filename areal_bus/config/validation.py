@@ -77,7 +77,7 @@ def _check_settings(config: Config, trained: Sequence[GenerationConfig] = ()) ->
 
 def _sources(c: Config) -> Iterator[str]:
     """Rules for model, data and prompts."""
-    builds_prompts = c.workflow.function == WorkflowConfig().function or c.learner.warmup.steps > 0
+    builds_prompts = WorkflowConfig().function in c.workflows.values() or c.learner.warmup.steps > 0
     if not c.model.path and c.model.scratch is None:
         yield "missing model: set model.path, or add [model.scratch]"
     if c.model.path and c.model.scratch is not None:
@@ -98,6 +98,12 @@ def _sources(c: Config) -> Iterator[str]:
         yield (
             'workflow.arguments are for workflow.function = "multi_turn", "tools", "verifiers:NAME" or "module:Class": '
             f"it is {c.workflow.function!r}"
+        )
+    own = [one.workflow for one in c.data.source if one.workflow not in ("", WorkflowConfig().function)]
+    if wrong := [one for one in own if ":" not in one or environment_of(one)]:
+        yield (
+            f'the workflow of a [[data.source]] is "single_turn" or "module:Class": it is {wrong[0]!r}; agents and '
+            "environments serve all sources, as workflow.function"
         )
     if c.workflow.uses_endpoint and c.model.scratch is not None and not c.workflow.agent.chat_template:
         yield (

@@ -27,7 +27,7 @@ from actors.workflows.loading import close_workflow, load_workflow
 from actors.workflows.protocol import Workflow
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.rollout import GenerationConfig
-from areal_bus.config.sections import Config, WorkflowConfig
+from areal_bus.config.sections import Config
 from areal_bus.config.stages import sampling_of, smallest_group
 from areal_bus.errors import ConfigError, PromptTooLong, WorkflowError
 from areal_bus.messages import VerdictStatus
@@ -54,8 +54,7 @@ class TrialScore:
 def is_tried(config: Config) -> bool:
     """Whether a workflow or a reward of the user is called."""
     rewards = (config.reward, *(config.reward.model_copy(update={"function": s.reward}) for s in config.data.source))
-    is_users_workflow = config.workflow.function != WorkflowConfig().function
-    return not config.workflow.uses_endpoint and (is_users_workflow or any(map(is_users_reward, rewards)))
+    return not config.workflow.uses_endpoint and (not config.has_plain_prompts or any(map(is_users_reward, rewards)))
 
 
 def is_users_reward(reward: RewardConfig) -> bool:

@@ -199,7 +199,7 @@ def longest_prompt(config: Config, folder: Path) -> int:
         part.is_generated or (part.path and any((base / part.path).is_file() for base in (Path(), folder)))
         for _, part in data.parts
     )
-    if config.workflow.function != "single_turn" or not has_rows or not (models or config.model.scratch):
+    if not config.has_plain_prompts or not has_rows or not (models or config.model.scratch):
         return most
     prompts = [render_prompt(config, row) for row in rows_with_origins(config, folder)]
     longest = sorted(prompts, key=lambda asked: len(asked.text.encode()))[-MAX_COUNTED_ROWS:]

@@ -29,7 +29,7 @@ from areal_bus.config.algorithms import is_users
 from areal_bus.config.learner import LearnerConfig
 from areal_bus.config.names.trackers import check_trackers
 from areal_bus.config.names.workflows import EXTERNAL
-from areal_bus.config.sections import Config, WorkflowConfig
+from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.process import standard_streams
 from areal_bus.process.isolation import CHILD
@@ -172,9 +172,9 @@ def loader_samples(config: Config, folder: Path) -> list[RowWithOrigin]:
 
 def check_sampling(config: Config, rows: Sequence[RowWithOrigin], model: str) -> list[str]:
     """Check the prompts if the built-in workflow renders them, and give notes on them. Raises ConfigError."""
-    if config.workflow.function == WorkflowConfig().function:
-        return check_prompts(config, rows, model)
-    return []
+    own = config.workflows
+    plain = [row for row in rows if own.get(str(row.row.get(SOURCE, "")), config.workflow.function) == "single_turn"]
+    return check_prompts(config, plain, model) if plain else []
 
 
 def check_journal_folder(path: str) -> None:

@@ -39,7 +39,11 @@ def fill_advantages(
     advantages, signal = group_advantages(trajectories_of(batch, config), estimator, settings)
     batch.left_out = is_masked = truncated & (settings.truncated_samples == "mask")
     if settings.normalize_batch or estimator.normalization:
-        advantages = normalized(batch, advantages, signal, ~is_masked, algorithm, total)
+        parts = [
+            normalized(batch, advantages, signal, ~is_masked, apart, algorithm, total)
+            for apart in normalized_apart(batch, config)
+        ]
+        advantages = torch.stack(parts).sum(0)
     batch.advantages = advantages
     batch.signal = signal | (advantages != 0) if estimator.has_group_baseline else advantages != 0
     if uses_teacher(settings):
@@ -104,7 +108,8 @@ def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[in
     made = batch.streams["token_advantages"]
     batch.left_out = is_masked = is_truncated(batch) & (settings.truncated_samples == "mask")
     if settings.normalize_batch:
-        normalize_by_token(batch, list(made), ~is_masked, settings, total)
+        for apart in normalized_apart(batch, config):
+            normalize_by_token(batch, [i for i in made if apart[i]], ~is_masked, settings, total)
     batch.advantages = rewards_M.float()
     if uses_teacher(settings):
         distill(batch, settings)
@@ -211,11 +216,27 @@ def needs_gradient(batch: Batch, signal: Tensor, settings: ActorConfig) -> Tenso
     return signal
 
 
+def normalized_apart(batch: Batch, config: Config) -> list[Tensor]:
+    """(n_items,) bool each: items whose advantages are normalised together, in the same order on every rank; all items
+    without `normalize_with` of a [[data.source]].
+    """
+    names = {source.label: source.normalize_with for source in config.data.source}
+    own = [names.get(item.source, "") for item in batch.items]
+    return [torch.tensor([one == name for one in own], dtype=torch.bool) for name in sorted({"", *names.values()})]
+
+
 def normalized(
-    batch: Batch, advantages: Tensor, signal: Tensor, counted: Tensor, algorithm: Algorithm, total: Total
+    batch: Batch,
+    advantages: Tensor,
+    signal: Tensor,
+    counted: Tensor,
+    apart: Tensor,
+    algorithm: Algorithm,
+    total: Total,
 ) -> Tensor:
-    """Normalise over the global batch; items not `counted` get a value and enter no statistic. Groups without signal
-    count only with `normalize_batch_over = "all"`, or where the batch is the only baseline.
+    """Normalise those items `apart` over the global batch, others get 0; items not `counted` get a value and enter no
+    statistic. Groups without signal count only with `normalize_batch_over = "all"`, or where the batch is the only
+    baseline.
     """
     settings, estimator = algorithm.settings, algorithm.estimator
     is_only_baseline = bool(estimator.normalization) and not estimator.has_group_baseline
@@ -224,7 +245,7 @@ def normalized(
     return normalize(
         advantages,
         n_trained * counted,
-        signal if over_signal else torch.ones_like(signal),
+        signal & apart if over_signal else apart,
         total,
         unbiased=settings.std_unbiased,
         eps=settings.std_eps,

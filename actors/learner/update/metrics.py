@@ -54,6 +54,7 @@ class SourceSums:
     """Sums over the items of one [[data.source]]."""
 
     items: float = 0
+    reward: float = 0
     tokens: float = 0
     truncated: float = 0
     trained: float = 0  # tokens whose entropy is known, in all passes
@@ -139,6 +140,7 @@ class StepMetrics:
             ("kl_teacher", s.kl_teacher, s.with_teacher),
             *((f"loss/{name}", value, passed) for name, value in self.user.items()),
             *((f"entropy/{name}", one.entropy, one.trained) for name, one in self.by_source.items()),
+            *((f"reward/{name}", one.reward, one.items) for name, one in self.by_source.items()),
             *((f"length/{name}", one.tokens, one.items) for name, one in self.by_source.items()),
             *((f"truncated_share/{name}", one.truncated, one.items) for name, one in self.by_source.items()),
         ]
@@ -170,6 +172,7 @@ def count(batch: Batch, sources: Iterable[str] = ()) -> StepMetrics:
         s.tokens += item.n_sampled
         if (own := metrics.by_source.get(item.source)) is not None:
             own.items += 1
+            own.reward += item.reward
             own.tokens += item.n_sampled
             own.truncated += item.finish == Finish.LENGTH
         s.masked += item.n_sampled - item.n_trained

@@ -74,3 +74,17 @@ def test_a_pipe_gets_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.split()[:7] == ["149", "147", "0.500", "0.250", "0.125", "1.25/3", "0.0%"]
     monkeypatch.setenv("COLUMNS", "70")
     assert rows_on(None, monkeypatch)[0] == heading
+
+
+def test_each_source_has_a_column_that_a_narrow_terminal_leaves_out_first() -> None:
+    out = io.StringIO()
+    console = Console(total_steps=2, sources=["sums", "a-task-of-a-long-name"], out=out)
+    for version, figures in (
+        (1, {"reward/sums": 0.25}),
+        (2, {"reward/sums": 0.5, "reward/a-task-of-a-long-name": -1.0}),
+    ):
+        console.on("step", {"version": version, "v": 0, "reward": 1.0} | figures)
+    heading, *lines = out.getvalue().splitlines()
+    assert heading.endswith("  sums  a-task-of-a-long-name")
+    assert [line.split()[-2:] for line in lines] == [["0.250", "-"], ["0.500", "-1.000"]]
+    assert {len(line) for line in (heading, *lines)} == {len(heading)}

@@ -13,11 +13,13 @@ from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from actors.workflows.chat import Chat
 from actors.workflows.episode_runner import Asked, EpisodeRun
-from actors.workflows.loading import load_workflow
+from actors.workflows.loading import continues, load_workflow
 from actors.workflows.prompts import Question, chat, fill, full_text, prompt_ids, prompt_lengths, prompt_of
 from actors.workflows.protocol import Ask, Episode, Row
 from actors.workflows.single_turn import SingleTurn
-from areal_bus.config.sections import Config, ScratchConfig
+from areal_bus.config.rollout import GenerationConfig
+from areal_bus.config.sections import Config, ModelConfig, ScratchConfig
+from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError, PromptTooLong, WorkflowError
 
 SMOLLM2 = (  # SmolLM2's template: a system message of its own unless the first message is one
@@ -324,6 +326,38 @@ def test_the_users_workflow_is_found_by_name(tmp_path: Path, monkeypatch: pytest
     ]:
         with pytest.raises(ConfigError, match=why):
             load(function)
+
+
+def test_the_rows_of_a_source_have_its_own_workflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
+) -> None:
+    (tmp_path / "of_source.py").write_text(
+        "from actors.workflows.protocol import Episode\n"
+        "class Flow:\n    def __init__(self, config): ...\n"
+        "    async def episode(self, row, ask):\n"
+        "        turn = await ask([3], max_new_tokens=ask.gconfig.max_new_tokens)\n"
+        "        return Episode(text=f'mine {ask.gconfig.top_k}')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sources = [{"name": "a", "task": "sums"}, {"name": "b", "task": "sums", "workflow": "of_source:Flow"}]
+    mixed = config(source=sources)
+    assert not mixed.has_plain_prompts
+    workflow = load_workflow(mixed)
+    assert continues(workflow)
+    found = {}
+    for name in ("a", "b", "of an evaluation"):
+        gconfig = GenerationConfig(max_new_tokens=7, top_k=3)
+        run = EpisodeRun(workflow, {"source_name": name, "question": "ab"}, tokenizer, gconfig=gconfig)
+        wish = run.start()
+        assert isinstance(wish, Asked)
+        assert run.answer(completion([9])) is None
+        found[name] = (wish.max_new_tokens, run.episode and run.episode.text.startswith("mine 3"))
+    assert found == {"a": (None, False), "b": (7, True), "of an evaluation": (None, False)}
+    for function in ("agent", "tools", "verifiers:gsm8k"):
+        source = {"name": "a", "task": "sums", "weight": 1, "workflow": function}
+        wrong = config(source=[source]).model_copy(update={"model": ModelConfig(path="m")})
+        with pytest.raises(ConfigError, match=r"the workflow of a .* is .*single_turn.* or .*module:Class"):
+            check(wrong)
 
 
 class Counting:

@@ -138,6 +138,22 @@ def test_the_papers_advantages_are_normalised_over_the_batch_without_a_groups_ba
     assert stats["n_tokens_trained"] == (32 if over == "all" else 16)
 
 
+@pytest.mark.parametrize("actor", [PAPER | {"normalize_batch_over": "all"}, {"advantage": "reinforce"}, PAPER])
+def test_sources_are_normalised_with_those_that_they_name(tmp_path: Path, actor: dict[str, Any]) -> None:
+    """Rewards of another scale change nothing for the others; each part is as if it were alone."""
+    shard = [replace(item, source="abc"[item.group % 3]) for item in random_shard(7, n_groups=6)]
+    shard = [replace(item, reward=100 * item.reward) if item.source == "c" else item for item in shard]
+    own = {"a": "small", "b": "small", "c": "large"}
+    data = {"source": [{"name": one, "task": "sums", "weight": 1, "normalize_with": own[one]} for one in own]}
+    apart = prepared(tiny_actor(tmp_path, settings(actor=actor, data=data)), shard).advantages
+    for name in ("small", "large"):
+        part = [item for item in shard if own[item.source] == name]
+        alone = prepared(tiny_actor(tmp_path, settings(actor=actor)), part).advantages
+        assert torch.allclose(apart[[own[item.source] == name for item in shard]], alone, atol=1e-5)
+    together = prepared(tiny_actor(tmp_path, settings(actor=actor)), shard).advantages
+    assert not torch.allclose(apart, together, atol=0.1)
+
+
 @pytest.mark.parametrize("over", ["all", "signal"])
 def test_without_a_baseline_a_batch_of_equal_rewards_trains_nothing(tmp_path: Path, over: str) -> None:
     shard = [shard_item(group=i // 4, sample=i % 4, reward=0.1, n_groups=2) for i in range(8)]
