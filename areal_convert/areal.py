@@ -174,13 +174,13 @@ KEYS = (
         proximal),
     Key(f"{REJECTION}upper", "actor.behav_imp_weight_cap", "of a token's ratio; other levels and metrics are "
         "actor.correction_*; unset in the section: 5", None, skip),
-    Key(f"{REJECTION}action", "actor.behav_imp_weight_mode", "unset in the section: mask", None, skip),
+    Key(f"{REJECTION}action", "actor.correction_action", "unset in the section: mask", None, skip),
     Key(f"{REJECTION}metric", "actor.correction_metric", "", None, skip),
     Key(f"{REJECTION}level", "actor.correction", "token is tis, sequence is tis_sequence", None, skip),
     Key(f"{REJECTION}agg", "actor.correction_aggregate", "", None, skip),
     Key(f"{REJECTION}lower", "actor.correction_lower", "", None, skip),
     *(Key(key, "actor.behav_imp_weight_cap", "older", None, skip) for key in CAPS),
-    *(Key(key, "actor.behav_imp_weight_mode", "older; token_mask is mask, token_truncate is clamp", None, skip)
+    *(Key(key, "actor.correction_action", "older; token_mask is mask, token_truncate is clamp", None, skip)
       for key in MODES),
     Key(f"{OPTIMIZER}lr", "actor.lr", "", 1e-3, as_number("actor.lr")),
     Key(f"{OPTIMIZER}weight_decay", "actor.weight_decay", "", 0.01, as_number("actor.weight_decay")),

@@ -176,7 +176,7 @@ def rejection(foreign: Foreign) -> Ours:
         return {
             "actor.use_decoupled_loss": True,
             "actor.behav_imp_weight_cap": upper,
-            "actor.behav_imp_weight_mode": action,
+            "actor.correction_action": action,
         }
     ours: Ours = {
         "actor.correction": "tis" if by == "token" else "tis_sequence",
@@ -193,11 +193,11 @@ def rejection(foreign: Foreign) -> Ours:
 def older_cap(foreign: Foreign, cap: str) -> Ours:
     mode = next((str(foreign.get(key)) for key in MODES if foreign.get(key) is not None), "token_mask")
     if mode.startswith("sequence"):
-        foreign.notes["actor.behav_imp_weight_mode"] = "of each token here, of the sequence there"
+        foreign.notes["actor.correction_action"] = "of each token here, of the sequence there"
     return {
         "actor.use_decoupled_loss": True,
         "actor.behav_imp_weight_cap": number(foreign.get(cap)),
-        "actor.behav_imp_weight_mode": "clamp" if mode.endswith("truncate") else "mask",
+        "actor.correction_action": "clamp" if mode.endswith("truncate") else "mask",
     }
 
 

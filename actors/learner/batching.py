@@ -104,6 +104,7 @@ class Batch:
     )
     computed: Tensor | None = None  # (n_items,) bool: items whose trained tokens enter the loss; by default `signal`
     left_out: Tensor | None = None  # (n_items,) bool: items that enter no loss and no denominator; None: none
+    repeated: Tensor | None = None  # (n_items,) bool: of those, answers that repeat themselves; None: not looked for
     # by name: log-probs of models, the user's own (`add`), and what the advantage stage and a critic make
     streams: defaultdict[str, Stream] = field(default_factory=lambda: defaultdict(dict))
 

@@ -302,14 +302,16 @@ def _settings_without_use(actor: ActorConfig) -> Iterator[str]:
         and (actor.sapo_tau_pos, actor.sapo_tau_neg) != (defaults.sapo_tau_pos, defaults.sapo_tau_neg)
     ):
         yield f'actor.sapo_tau_pos and sapo_tau_neg are for actor.loss = "sapo": it is "{actor.loss}"'
+    if correction == "decoupled":
+        fixed = [key for key in fixed if key != "correction_action"]
     if fixed and correction in ("decoupled", "none"):
         yield (
             f"actor.{fixed[0]} is for the corrections tis, tis_sequence, icepop and kpop: "
             f'actor.correction is "{correction}"'
             + ("; behav_imp_weight_cap bounds its weight" if correction == "decoupled" else "")
         )
-    if actor.behav_imp_weight_mode == "mask" and actor.behav_imp_weight_cap is None:
-        yield 'actor.behav_imp_weight_mode = "mask" excludes tokens above a cap: set actor.behav_imp_weight_cap'
+    if correction == "decoupled" and actor.correction_action == "mask" and actor.behav_imp_weight_cap is None:
+        yield 'actor.correction_action = "mask" excludes tokens above a cap: set actor.behav_imp_weight_cap'
     if (
         actor.aggregation_length is not None
         and actor.aggregation in AGGREGATIONS

@@ -59,6 +59,10 @@ class SourceConfig(Section):
     """As reward.function, for the rows of this source; empty: reward.function."""
     workflow: str = ""
     """As workflow.function, for these rows: "single_turn" or "module:Class"; empty: workflow.function."""
+    truncated_samples: Literal["train", "mask", "zero"] | None = None
+    """As actor.truncated_samples."""
+    mask_repetition: float | None = Field(None, gt=0, le=1)
+    """As actor.mask_repetition; 1: none."""
     normalize_with: str = ""
     """Advantages are normalised over the batch with those of sources that have the same name here."""
     prompt: str | None = None

@@ -75,6 +75,8 @@ class ActorConfig(Section):
     truncated_samples: Literal["train", "mask", "zero", "bootstrap"] = "train"
     """Samples cut at the length limit: "train", "mask", "zero" reward, or "bootstrap" with "gae"
     (docs/algorithms.md)."""
+    mask_repetition: float | None = Field(None, gt=0, lt=1)
+    """Mask answers in which more than this share of 8-token sequences occurs again; unset: none (0.5)."""
     algorithm: str = ""
     """Takes unset keys from configs/algorithms/NAME.toml ("dapo", "gspo")."""
     advantage: str = "grpo"
@@ -114,10 +116,8 @@ class ActorConfig(Section):
     """"recompute" proximal log-probs, or interpolate: "loglinear" (A-3PO)."""
     behav_imp_weight_cap: float | None = Field(None, gt=0)
     """Upper bound of the weight prox/behav."""
-    behav_imp_weight_mode: Literal["clamp", "mask"] = "clamp"
-    """Weights above behav_imp_weight_cap: "clamp" them or "mask" their tokens."""
     correction_action: Literal["clamp", "mask"] | None = None
-    """Weights outside of the bounds: "clamp" or "mask" them; unset, as the next four: the correction's own."""
+    """Tokens with weights outside of the bounds: "clamp" or "mask"; unset, as the next four: the correction's own."""
     correction_metric: Literal["ratio", "k1", "k2", "k3", "binary_kl"] | None = None
     """What the bounds apply to."""
     correction_aggregate: Literal["mean", "sum", "max"] | None = None

@@ -43,6 +43,7 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
     "actor.sft_coef": (0.0, "no run trained good samples a second time; weigh them in a loss, actor.loss"),
     "actor.sft_min_reward": (1.0, "it chose samples for actor.sft_coef, which is gone, too"),
     "actor.lora.offload": (False, 'one key says what is in host memory; set actor.offload = "base"'),
+    "actor.behav_imp_weight_mode": ("clamp", "actor.correction_action has it for each correction; set that"),
     "critic.lr_warmup_steps": (0, "the critic warms up as the policy does; set actor.lr_warmup_steps"),
     "critic.weight_decay": (0.0, "the critic has the weight decay of the policy; set actor.weight_decay"),
     "critic.max_grad_norm": (1.0, "the critic's gradient is clipped as the policy's; set actor.max_grad_norm"),

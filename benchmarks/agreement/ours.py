@@ -151,7 +151,7 @@ FUNCTIONS: dict[str, Function] = {
     "decoupled, unbounded": loss("ppo", correction="decoupled", **CLIP),
     "decoupled, clamped": loss("ppo", correction="decoupled", behav_imp_weight_cap=inputs.CAP, **CLIP),
     "decoupled, masked": loss(
-        "ppo", correction="decoupled", behav_imp_weight_cap=inputs.CAP, behav_imp_weight_mode="mask", **CLIP
+        "ppo", correction="decoupled", behav_imp_weight_cap=inputs.CAP, correction_action="mask", **CLIP
     ),
     "weight tis": weight("tis", correction_upper=inputs.CAP),
     "weight tis_sequence": weight("tis_sequence", correction_upper=inputs.CAP),

@@ -98,7 +98,7 @@ def read(
         partial_groups=config.get("reward", {}).get("partial_groups") is True,
         compares=bool(config.get("reward", {}).get("group")),
         orders=_orders(origin, config, *earlier),
-        trains=_trains(config.get("actor"), *(start.get("actor") for start in earlier)),
+        trains=None if _filters_apart(config) else _trains(*(start.get("actor") for start in (config, *earlier))),
         leaves_truncated_out=config.get("actor", {}).get("truncated_samples") == "mask",
         evaluates_every=_only({start.get("evaluate", {}).get("every_steps") for start in (config, *earlier)}),
         **_data(config.get("data", {})),
@@ -126,6 +126,12 @@ def _orders(origin: Mapping[str, Any], *starts: dict[str, Any]) -> dict[str, Row
 SHAPING = {"overlong_tokens": 0, "length_penalty": 0.0, "reward_clip": None, "distill_coef": 0.0, "sft_coef": 0.0}
 
 
+def _filters_apart(config: dict[str, Any]) -> bool:
+    """Whether a source has its own rule for answers that are cut off, or repeat themselves."""
+    sources = config.get("data", {}).get("source", ())
+    return any(source.get(key) is not None for source in sources for key in ("truncated_samples", "mask_repetition"))
+
+
 def _trains(*actors: dict[str, Any] | None) -> Literal["all", "signal"] | None:
     """Which groups train, the same in all starts; None if unknown."""
     found = [_trains_by(actor) for actor in actors]
@@ -139,7 +145,7 @@ def _trains_by(actor: dict[str, Any] | None) -> Literal["all", "signal"] | None:
     has_kl = actor.get("kl_ctl", 0.0) > 0
     if any(actor.get(key, plain) != plain for key, plain in SHAPING.items()) or not actor.get("reward_scaling", 1.0):
         return None
-    if actor.get("normalize_batch") or (has_kl and actor.get("kl_in") == "reward"):
+    if actor.get("normalize_batch") or actor.get("mask_repetition") or (has_kl and actor.get("kl_in") == "reward"):
         return None
     return "all" if has_kl or actor.get("entropy_coef") else "signal"
 

@@ -16,21 +16,19 @@ from areal_bus.config.learner import ActorConfig
 def shape_rewards(
     rewards_M: Tensor,
     lengths_M: Tensor,
-    truncated_M: Tensor,
+    zeroed_M: Tensor,
     settings: ActorConfig,
     *,
     max_new_tokens: Tensor | int,
     longest_M: Tensor | None = None,
 ) -> Tensor:
-    """(M,) float64, in this order: zero if truncated, bias, scale, clip, overlong and length penalties.
+    """(M,) float64, in this order: zero, bias, scale, clip, overlong and length penalties.
 
-    `lengths_M`: sampled tokens; `truncated_M`: bool, cut off by the length limit, which is `max_new_tokens`: one
-    number, or (M,) where stages have different ones. `longest_M`: of the longest turn, for the overlong penalty, as the
-    limit is that of one turn; None: each has one.
+    `lengths_M`: sampled tokens; `zeroed_M`: bool, cut off by the length limit and worth nothing. `max_new_tokens`: that
+    limit, one number, or (M,) where stages have different ones. `longest_M`: of the longest turn, for the overlong
+    penalty, as the limit is that of one turn; None: each has one.
     """
-    shaped = rewards_M.double()
-    if settings.truncated_samples == "zero":
-        shaped = torch.where(truncated_M, 0.0, shaped)
+    shaped = torch.where(zeroed_M, 0.0, rewards_M.double())
     shaped = (shaped + settings.reward_bias) * settings.reward_scaling
     if settings.reward_clip is not None:
         shaped = shaped.clamp(-settings.reward_clip, settings.reward_clip)

@@ -37,7 +37,7 @@ RULES = {
 def rule_of(settings: ActorConfig, name: str) -> Rule:
     rule = RULES[name]
     if name == "decoupled":
-        return replace(rule, action=settings.behav_imp_weight_mode, upper=settings.behav_imp_weight_cap)
+        return replace(rule, action=settings.correction_action or "clamp", upper=settings.behav_imp_weight_cap)
     given = {key: getattr(settings, f"correction_{key}") for key in ("action", "metric", "aggregate")}
     given |= {"lower": settings.correction_lower, "upper": settings.correction_upper}
     return replace(rule, **{key: value for key, value in given.items() if value is not None})

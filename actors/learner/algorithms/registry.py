@@ -57,7 +57,7 @@ class Algorithm:
             and settings.aggregation == "token-mean"
             and settings.episode_weights == "token"
             and correction_of(settings) in ("decoupled", "none")
-            and settings.behav_imp_weight_mode == "clamp"
+            and settings.correction_action != "mask"
             and settings.m2_threshold is None
             and not settings.entropy_coef
             and not (settings.kl_ctl and settings.kl_in == "loss")

@@ -20,6 +20,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import Finish
 from areal_bus.sample_fields import TAKEN, TOKEN_REWARD
 
+GRAM = 8
 Total = Callable[[list[float]], list[float]]  # sums over the learner ranks
 
 
@@ -35,9 +36,8 @@ def fill_advantages(
     if values is not None or estimator.is_by_step:
         fill_by_token(batch, config, total, values)
         return
-    truncated = is_truncated(batch)
     advantages, signal = group_advantages(trajectories_of(batch, config), estimator, settings)
-    batch.left_out = is_masked = truncated & (settings.truncated_samples == "mask")
+    is_masked = leave_out(batch, config)
     if settings.normalize_batch or estimator.normalization:
         parts = [
             normalized(batch, advantages, signal, ~is_masked, apart, algorithm, total)
@@ -106,7 +106,7 @@ def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[in
     else:
         fill_returns(batch, rewards_M, values, settings)
     made = batch.streams["token_advantages"]
-    batch.left_out = is_masked = is_truncated(batch) & (settings.truncated_samples == "mask")
+    is_masked = leave_out(batch, config)
     if settings.normalize_batch:
         for apart in normalized_apart(batch, config):
             normalize_by_token(batch, [i for i in made if apart[i]], ~is_masked, settings, total)
@@ -166,7 +166,7 @@ def shaped_rewards(batch: Batch, config: Config) -> Tensor:
     most = torch.tensor([stage_at(stages, item.born, item.source).max_new_tokens for item in batch.items])
     turns = torch.tensor([longest_turn(item.places_K) for item in batch.items], dtype=torch.int64)
     return shape_rewards(
-        rewards, lengths_of(batch), is_truncated(batch), config.actor, max_new_tokens=most, longest_M=turns
+        rewards, lengths_of(batch), cut_and(batch, config, "zero"), config.actor, max_new_tokens=most, longest_M=turns
     )
 
 
@@ -204,9 +204,36 @@ def means(batch: Batch, name: str) -> Tensor:
     return torch.tensor([float(x.double().mean()) if len(x) else 0.0 for x in by_item], dtype=torch.float64)
 
 
-def is_truncated(batch: Batch) -> Tensor:
-    """(n_items,) bool: cut off by the length limit."""
-    return torch.tensor([item.finish == Finish.LENGTH for item in batch.items], dtype=torch.bool)
+def leave_out(batch: Batch, config: Config) -> Tensor:
+    """(n_items,) bool: the masked answers, which are cut off or repeat themselves, by the settings of their source.
+    Sets `left_out` and `repeated`.
+    """
+    own = {source.label: source.mask_repetition for source in config.data.source}
+    if config.actor.mask_repetition or any(own.values()):
+        most = [own.get(item.source) or config.actor.mask_repetition or 1.0 for item in batch.items]
+        pairs = zip(batch.items, most, strict=True)
+        found = [x < 1 and repeated_share(item.ids_T[item.places_K]) > x for item, x in pairs]
+        batch.repeated = torch.tensor(found, dtype=torch.bool)
+    masked = cut_and(batch, config, "mask")
+    batch.left_out = masked if batch.repeated is None else masked | batch.repeated
+    return batch.left_out
+
+
+def cut_and(batch: Batch, config: Config, way: str) -> Tensor:
+    """(n_items,) bool: cut off by the length limit, where `truncated_samples` of the source is `way`."""
+    ways = {source.label: source.truncated_samples for source in config.data.source}
+    own = ((item.finish == Finish.LENGTH, ways.get(item.source)) for item in batch.items)
+    return torch.tensor(
+        [is_cut and (one or config.actor.truncated_samples) == way for is_cut, one in own], dtype=torch.bool
+    )
+
+
+def repeated_share(ids_K: Tensor) -> float:
+    """Share of the sequences of GRAM tokens that occurred before in the answer; 0 for an answer of less than two."""
+    if len(ids_K) < 2 * GRAM:
+        return 0.0
+    grams = ids_K.unfold(0, GRAM, 1)
+    return 1 - len(torch.unique(grams, dim=0)) / len(grams)
 
 
 def needs_gradient(batch: Batch, signal: Tensor, settings: ActorConfig) -> Tensor:

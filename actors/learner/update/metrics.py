@@ -27,6 +27,8 @@ class MetricSums:
     correct: float = 0
     completed: float = 0  # right, and ended by an accepted stop
     truncated: float = 0
+    repeated: float = 0  # left out, as they repeat themselves
+    filtered: float = 0  # items, where such answers are looked for
     groups: float = 0
     zero_groups: float = 0
     tokens: float = 0
@@ -129,6 +131,7 @@ class StepMetrics:
             ("correct", s.correct, s.judged),
             ("completed_accuracy", s.completed, s.judged),
             ("truncated_share", s.truncated, s.items),
+            ("repeated_share", s.repeated, s.filtered),
             ("masked_share", s.masked, s.tokens),
             ("zero_advantage_share", s.zero_groups, s.groups),
             ("lag_mean", s.lag, s.trained),
@@ -186,6 +189,8 @@ def count(batch: Batch, sources: Iterable[str] = ()) -> StepMetrics:
     if s.trained:
         lags_N = torch.cat([item.lags_K for item in trained])[torch.cat([item.trained_K for item in trained])]
         s.lag, metrics.lag_max = float(lags_N.sum()), float(lags_N.max())
+    if batch.repeated is not None:
+        s.repeated, s.filtered = float(batch.repeated.sum()), s.items
     s.groups = len(batch.groups)
     s.zero_groups = s.groups - len(with_signal)
     return metrics

@@ -36,7 +36,7 @@ def expected_weight(name: str, t: Tokens, i: int) -> float:
 
 KEYS: dict[str, dict[str, Any]] = {
     "decoupled": {"behav_imp_weight_cap": 1.3},
-    "decoupled, mask": {"behav_imp_weight_cap": 1.3, "behav_imp_weight_mode": "mask"},
+    "decoupled, mask": {"behav_imp_weight_cap": 1.3, "correction_action": "mask"},
     "tis": {"correction_upper": 1.1},
     "tis_sequence": {"correction_upper": 1.1},
     "icepop": {"correction_lower": 0.9, "correction_upper": 1.1},

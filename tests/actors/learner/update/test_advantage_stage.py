@@ -11,7 +11,7 @@ import torch
 from actors.learner.algorithms.advantages import shape_rewards
 from actors.learner.batching import minibatches
 from actors.learner.model.frozen_model import FrozenModels
-from actors.learner.update.advantage_stage import longest_turn
+from actors.learner.update.advantage_stage import longest_turn, repeated_share
 from actors.workflows.protocol import at_turn_ends
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.validation import check
@@ -53,6 +53,33 @@ def test_truncated_samples_are_trained_masked_or_worth_nothing(tmp_path: Path) -
     for way, counted in (("train", whole), ("zero", whole), ("mask", rest)):  # by token and by sequence
         found = (parts[way].n_tokens, parts[way].n_sequences)
         assert found == (sum(item.n_trained for item in counted), sum(item.n_trained > 0 for item in counted)), way
+
+
+def test_answers_that_repeat_themselves_are_masked_and_counted_by_the_settings_of_their_source(tmp_path: Path) -> None:
+    endless, cycle = [5] * 60, [2, 3, 4, 5, 6, 7, 8, 9, 10] * 6
+    plain = [2 + (i * i + i // 7) % 20 for i in range(60)]
+    assert [round(repeated_share(torch.tensor(one)), 2) for one in (endless, cycle, plain, endless[:15])] == [
+        0.98, 0.81, 0.0, 0.0
+    ]  # fmt: skip
+    shard = [
+        replace(shard_item(group=group, sample=s, reward=s, sampled=ids, n_groups=3), source=source, finish=finish)
+        for group, source in enumerate(("strict", "lax", "off"))
+        for s, (ids, finish) in enumerate([(endless, "stop"), (cycle, "stop"), (plain, "stop"), (plain, "length")])
+    ]
+    own = {"strict": {"truncated_samples": "mask"}, "lax": {"mask_repetition": 0.9}, "off": {"mask_repetition": 1.0}}
+    data = {"source": [{"name": name, "task": "sums", "weight": 1} | keys for name, keys in own.items()]}
+    actor = tiny_actor(tmp_path, settings(actor={"advantage": "dr_grpo", "mask_repetition": 0.5}, data=data))
+    batch = prepared(actor, shard)
+    assert batch.left_out is not None
+    assert batch.left_out.tolist() == [True, True, False, True] + [True, False, False, False] + [False] * 4
+    assert batch.advantages is not None
+    assert batch.advantages[:4].tolist() == [-1.5, -0.5, 0.5, 1.5], "their rewards stay in the baseline"
+    stats = actor.ppo_update(batch)
+    n = [len(item.places_K) for item in batch.items]
+    kept = sum(x for x, is_out in zip(n, batch.left_out.tolist(), strict=True) if not is_out)
+    assert (stats["repeated_share"], stats["n_tokens_trained"], stats["loss_denominator"]) == (3 / 12, kept, kept)
+    assert stats["n_tokens_skipped"] == sum(n) - kept
+    assert "repeated_share" not in update(tiny_actor(tmp_path / "off", settings()), random_shard(5))
 
 
 @pytest.mark.parametrize(("turns", "longest"), [([6], 6), ([3, 5, 4], 5), ([2, 2], 2), ([], 0)])
