@@ -6,14 +6,11 @@ A linear layer with weight W (F, E) has A (R, E) and B (F, R), and computes with
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
-from actors.models.model_config import PREFIX, WEIGHTS_FILE, form_of, read_adapter_config
 from areal_bus.config.learner import LoraConfig
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import install_command
@@ -111,30 +108,6 @@ def row_norms(weight_FE: Tensor) -> Tensor:
     """(F,) float32."""
     norms_F: Tensor = torch.linalg.vector_norm(weight_FE.float(), dim=1)
     return norms_F
-
-
-def misfit(folder: Path, lora: LoraConfig, layers: Collection[str]) -> str:
-    """How the adapters of a folder differ from actor.lora on these layers; "" where they fit."""
-    theirs = read_adapter_config(folder)
-    kinds = [kind for kind in ("rslora", "dora") if theirs.get(f"use_{kind}")]
-    names = {name for layer in layers for name in names_of(layer)}
-    names |= {magnitude_of(layer) for layer in layers} if "dora" in lora.variant else set()
-    with safe_open(str(folder / WEIGHTS_FILE), framework="np") as file:
-        odd = sorted({name.removeprefix(PREFIX) for name in file.keys()} ^ names)  # noqa: SIM118  it is no mapping
-    if set(kinds) != set(lora.variant):
-        return f"mismatch of actor.lora.variant: {folder} has {kinds}, the settings {list(lora.variant)}"
-    if odd:
-        return f"mismatch of actor.lora.target_modules: {odd[0]!r} is in {folder} or in the settings, not in both"
-    pairs = ((layer, form_of(theirs, layer), lora.form(layer)) for layer in sorted(layers))
-    return next(
-        (
-            f"mismatch of actor.lora: {folder} has rank {own[0]} and alpha {own[1]:g} in {layer}, the settings "
-            f"{ours[0]} and {ours[1]:g}"
-            for layer, own, ours in pairs
-            if own != ours
-        ),
-        "",
-    )
 
 
 def base_digest(weights: Mapping[str, Tensor]) -> Tensor:

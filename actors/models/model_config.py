@@ -3,9 +3,11 @@
 import json
 import math
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from areal_bus.config.learner import LoraConfig
 from areal_bus.config.rollout import changes_logits
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import samplings_of
@@ -62,6 +64,34 @@ def scale_of(config: dict[str, Any], layer: str) -> float:
     """Factor of the product of the two matrices of a layer."""
     rank, alpha = form_of(config, layer)
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def misfit(folder: Path, lora: LoraConfig, layers: Collection[str]) -> str:
+    """How the adapters of a folder differ from actor.lora on these layers; "" where they fit."""
+    from safetensors import safe_open
+
+    from actors.models.lora import magnitude_of, names_of
+
+    theirs = read_adapter_config(folder)
+    kinds = [kind for kind in ("rslora", "dora") if theirs.get(f"use_{kind}")]
+    names = {name for layer in layers for name in names_of(layer)}
+    names |= {magnitude_of(layer) for layer in layers} if "dora" in lora.variant else set()
+    with safe_open(str(folder / WEIGHTS_FILE), framework="np") as file:
+        odd = sorted({name.removeprefix(PREFIX) for name in file.keys()} ^ names)  # noqa: SIM118  it is no mapping
+    if set(kinds) != set(lora.variant):
+        return f"mismatch of actor.lora.variant: {folder} has {kinds}, the settings {list(lora.variant)}"
+    if odd:
+        return f"mismatch of actor.lora.target_modules: {odd[0]!r} is in {folder} or in the settings, not in both"
+    pairs = ((layer, form_of(theirs, layer), lora.form(layer)) for layer in sorted(layers))
+    return next(
+        (
+            f"mismatch of actor.lora: {folder} has rank {own[0]} and alpha {own[1]:g} in {layer}, the settings "
+            f"{ours[0]} and {ours[1]:g}"
+            for layer, own, ours in pairs
+            if own != ours
+        ),
+        "",
+    )
 
 
 def merge_folder(model: Any, folder: Path) -> None:

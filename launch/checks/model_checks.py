@@ -6,7 +6,7 @@ from typing import Any
 
 from actors.engines.stop_strings import cannot_stop
 from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
-from actors.models.model_config import is_adapter_folder
+from actors.models.model_config import is_adapter_folder, misfit
 from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
 from areal_bus.config.algorithms import uses_reference
 from areal_bus.config.sections import Config
@@ -48,7 +48,7 @@ def check_lora(config: Config, model: str) -> None:
             f"the reference would be the base of {model}, not version 0, which has its adapters: set reference.path to "
             "this folder, or to that of the base"
         )
-    from actors.models.lora import adapted_layers, check_peft, misfit  # imports torch
+    from actors.models.lora import adapted_layers, check_peft  # imports torch
 
     check_peft()
     with tempfile.TemporaryDirectory() as described:

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from actors.models.lora import BASE_DIGEST, adapted_layers, base_digest, check_peft, misfit, patterns, row_norms
-from actors.models.model_config import PREFIX, WEIGHTS_FILE, is_adapter_folder
+from actors.models.lora import BASE_DIGEST, adapted_layers, base_digest, check_peft, patterns, row_norms
+from actors.models.model_config import PREFIX, WEIGHTS_FILE, is_adapter_folder, misfit
 from areal_bus.config.learner import LoraConfig
 from areal_bus.errors import CheckpointError, ConfigError
 

@@ -1,0 +1,64 @@
+"""Each option of the update in a small run of 5 steps: a generator is killed, then the whole job, which is resumed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.faults.ring import Ring
+
+STEPS = 5
+SOURCES = ", ".join(
+    f'{{name="{name}", task="reverse", weight=1, {keys}}}'
+    for name, keys in {
+        "cut": 'normalize_with="one", truncated_samples="mask", gconfig={max_new_tokens=3, top_k=5}',
+        "long": 'normalize_with="other", mask_repetition=0.9, workflow="own_turn:Turn"',
+    }.items()
+)
+TURN = """
+class Turn:
+    def __init__(self, config): ...
+
+    async def episode(self, row, ask):
+        ids = ask.tokenizer(row["question"] + ">")["input_ids"]
+        turn = await ask(ids, max_new_tokens=ask.gconfig.max_new_tokens)
+        from actors.workflows.protocol import Episode
+        return Episode(text=turn.text)
+"""
+LORA = (
+    "actor.lora.rank=2",
+    "actor.lora.variant=['rslora','dora']",
+    "actor.lora.target_modules={q_proj=3,up_proj=[1,2]}",
+)
+OPTIONS = {
+    "adapters": LORA,
+    "sources": ('data.task=""', f"data.source=[{SOURCES}]", "actor.normalize_batch=true", "actor.mask_repetition=0.5"),
+    "passes": ("actor.ppo_epochs=2", "actor.ppo_n_minibatches=2", "actor.optimizer=muon", "actor.adamw_lr=1e-4"),
+    "critic": ("actor.advantage=gae", "actor.truncated_samples=bootstrap", "critic.warmup_updates=2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_survives_a_kill_and_a_resume(tmp_path: Path, option: str) -> None:
+    (tmp_path / "own_turn.py").write_text(TURN, encoding="utf-8")
+    config = tmp_path / "ring.toml"
+    config.write_text(f"extends = {json.dumps(str(Path(__file__).with_name('ring.toml')))}\n", encoding="utf-8")
+    few = (f"run.total_train_steps={STEPS}", "checkpoint.every_steps=1", "reward.function=reverse")
+    ring = Ring(tmp_path, *few, *OPTIONS[option], config=config)
+    ring.hold_learner(3)
+    with ring.started():
+        ring.wait_for("publish", version=1)
+        ring.kill("generator-0")
+        ring.wait_for("publish", version=3)
+        ring.kill_all()
+        ring.hold_learner(None)
+        ring.start("--resume", str(ring.run))
+        ring.finish(timeout_s=300)
+    ring.check_survived()
+    assert ring.version == STEPS
+    assert {line["term"] for line in ring.lines("term", role="head")} == {0, 1}
+    if option == "sources":
+        updates = ring.lines("update", role="head")
+        assert all("repeated_share" in one for one in updates)
+        assert {name for one in updates for name in one if name.startswith("reward/")} == {"reward/cut", "reward/long"}
