@@ -245,7 +245,7 @@ def _offload(c: Config) -> Iterator[str]:
             'actor.offload = "all", or [actor.lora] without that variant and topology.learners = 1'
         )
     if kind == "base" and c.learner.compile:
-        yield 'learner.compile needs the weights where they are used: set it to false, or actor.offload = "all" or "none"'
+        yield 'learner.compile needs the weights where they are used: set it to false, or actor.offload = "none"'
     if kind == "base" and not c.learner.gradient_checkpointing:
         yield (
             'actor.offload = "base" copies weights to the GPU again in the backward pass: set '
