@@ -147,14 +147,13 @@ def top_k(value: Any, foreign: Foreign) -> Ours:
     return {"gconfig.top_k": whole(value)} if whole(value) > 0 else {}
 
 
-def as_in_training(name: str, unset: float) -> Any:
-    """An evaluation samples with the keys of training, except for the temperature."""
+def in_a_set(name: str, unset: float) -> Any:
+    """An evaluation samples from the model's own distribution, unless a table [[evaluate.sets]] sets keys."""
 
     def read(value: Any, foreign: Foreign) -> Ours:
-        trained = foreign.get(f"{ROLLOUT}{name}", unset)
-        if number(value) == number(trained) or max(number(value), number(trained)) <= 0:
+        if number(value) == unset or max(number(value), unset) <= 0:
             return {}
-        return foreign.lose(f"{VAL}{name}", f"an evaluation uses gconfig.{name}, which is {trained} in this file")
+        return foreign.lose(f"{VAL}{name}", f"set {name} of a table [[evaluate.sets]]")
 
     return read
 

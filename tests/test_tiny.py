@@ -265,7 +265,12 @@ def test_adapters_and_fields_of_a_workflow_are_trained_in_a_ring_that_resumes_an
     keys = example_of("A field of your own", tmp_path, monkeypatch)
     own = [f"{section}.{key}={value!r}" for section, part in keys.items() for key, value in part.items()]
     (tmp_path / "own.toml").write_text(f"extends = '{TINY}'\n")
-    changes = ("actor.lora.rank=4", "learner.warmup.steps=10", "checkpoint.every_steps=1", "checkpoint.keep=9",
+    lora = (
+        "actor.lora.rank=4",
+        "actor.lora.variant=['rslora','dora']",
+        "actor.lora.target_modules={q_proj=4,up_proj=[2,3]}",
+    )
+    changes = (*lora, "learner.warmup.steps=10", "checkpoint.every_steps=1", "checkpoint.keep=9",
                "journal.tokens=true", "data.limit=1000", "data.batch_size=8", *own)  # fmt: skip
     config, runs = str(tmp_path / "own.toml"), tmp_path / "runs"
     run = launch(runs, "run.total_train_steps=2", *changes, config=config, ranks=3)
