@@ -139,8 +139,8 @@ def updates(run: Run, n_sequences: int) -> Iterator[dict[str, float]]:
         yield {
             "reward": line["reward"],
             "length": line["n_tokens"] / n_sequences,
-            "norm": line.get("grad_norm", 0.0),
-            "loss": line["loss"],
+            "norm": line.get("grad_norm", 0.0),  # absent where no group of an update has two rewards
+            "loss": line.get("loss", 0.0),
             "lag": line["lag_mean"],
             "s": line["t"] - began,
         }
