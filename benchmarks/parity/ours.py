@@ -139,9 +139,9 @@ def updates(run: Run, n_sequences: int) -> Iterator[dict[str, float]]:
         yield {
             "reward": line["reward"],
             "length": line["n_tokens"] / n_sequences,
-            "norm": line.get("grad_norm", 0.0),  # absent where no group of an update has two rewards
+            "norm": line.get("grad_norm", 0.0),  # these are absent where all rewards of each group are equal
             "loss": line.get("loss", 0.0),
-            "lag": line["lag_mean"],
+            "lag": line.get("lag_mean", 0.0),
             "s": line["t"] - began,
         }
 
