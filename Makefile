@@ -109,7 +109,7 @@ tinker-sdk: setup $(TINKER)  ## the tinker SDK, for make test-tinker, in an envi
 $(TINKER): tests/areal_serve/sdk/install.sh
 	@tests/areal_serve/sdk/install.sh "$(PYTHON)" "$@"
 
-test-tinker: tinker-sdk  ## areal-bus serve against that SDK: every method, kills, a loop that learns (about 10 minutes)
+test-tinker: tinker-sdk  ## areal-bus serve against that SDK: every method, kills, recipes that learn (about 15 minutes)
 	@$(IN_VENV) python -m pytest -m "tinker and not soak" $(PYTEST_ARGS)
 
 test-servers: sglang-cpu vllm-cpu  ## both, one after the other: before a release, or weekly (docs/engines.md has the last result)

@@ -3,6 +3,7 @@ import os
 import random
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,16 +126,18 @@ NAMED = Path("Qwen", "Qwen3-4B-Instruct-2507")  # a model that the cookbook know
 
 
 def recipe(name: str, server: dict[str, str], folder: Path, *words: str) -> list[dict[str, Any]]:
-    """The metrics of each step of a recipe of the cookbook, unmodified. `folder`: where it looks for models."""
-    command = [str(SDK), "-m", f"tinker_cookbook.recipes.{name}", f"model_name={NAMED}", f"log_path={folder / 'log'}"]
+    """The metrics of each step of a recipe of the cookbook, unmodified. `folder`: it looks there for files."""
+    log = folder / f"log-{name}"
+    command = [str(SDK), "-m", f"tinker_cookbook.recipes.{name}", f"model_name={NAMED}", f"log_path={log}"]
     variables = {key: value for key, value in server.items() if key.startswith("TINKER")}
-    environment = {**os.environ, **variables, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    variables |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "OMP_NUM_THREADS": "1"}
     words = (f"base_url={server['TINKER_BASE_URL']}", *words)
+    environment = {**os.environ, **variables}
     done = subprocess.run(
         [*command, *words], capture_output=True, text=True, timeout=PROGRAM_S, env=environment, cwd=folder, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in (folder / "log" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (log / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def test_recipe_of_the_cookbook_learns_sums(tmp_path: Path) -> None:
@@ -154,3 +157,34 @@ def test_recipe_of_the_cookbook_learns_sums(tmp_path: Path) -> None:
     losses = [step["train_mean_nll"] for step in steps]
     assert len(losses) == 4
     assert losses[-1] < 0.7 * losses[0], losses
+
+
+@pytest.fixture(scope="module")
+def warmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], Path]]:
+    """A server of a model that answers half of some sums right, and its folder: with these sums as GSM8K."""
+    folder = tmp_path_factory.mktemp("warmed")
+    command = [sys.executable, "-m", "tests.areal_serve.sdk.warmed_model", str(folder / NAMED)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(folder / "openai/gsm8k")], check=True, cwd=ROOT, env=variables)
+    sizes = ("rollout.max_concurrent_rollouts=256", "learner.max_tokens_per_mb=16384")
+    words = [word for setting in (f"model.path={folder / NAMED}", *sizes) for word in ("--set", setting)]
+    with serving(folder, "configs/demo.toml", *words) as server:
+        yield server, folder
+
+
+RECIPES = {
+    "rl_loop": "batch_size=25 group_size=8",
+    "math_rl.train": "env=gsm8k groups_per_batch=25 group_size=8",
+    "rl_basic": f"""dataset_builder=tinker_cookbook.recipes.math_rl.math_env:Gsm8kDatasetBuilder
+        dataset_builder.model_name_for_tokenizer={NAMED} dataset_builder.renderer_name=qwen3_instruct
+        dataset_builder.batch_size=25 dataset_builder.group_size=8""",
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_reward_of_a_recipe_of_the_cookbook_rises(warmed: tuple[dict[str, str], Path], name: str) -> None:
+    common = ("learning_rate=2e-3", "max_tokens=8", "max_steps=16")
+    steps = recipe(name, *warmed, *common, *RECIPES[name].split())
+    rewards = [step["reward/total" if name == "rl_loop" else "env/all/reward/total"] for step in steps]
+    assert len(rewards) == 16
+    assert sum(rewards[-3:]) / 3 > rewards[0] + 0.2, rewards
