@@ -1,5 +1,7 @@
 """Row 9: a learner rank dies and comes back from the copy that its supervisor holds: no update is undone."""
 
+import random
+import time
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,50 @@ def test_an_update_that_fails_each_time_ends_the_job(tmp_path: Path) -> None:
     texts = [line["text"] for line in ring.lines("note", role="learner") if line["text"].startswith("begins at")]
     assert ["memory" in text for text in texts] == [True, True, False, False]
     ring.check_survived(ended=False)
+
+
+@pytest.mark.soak
+def test_fifty_deaths_of_a_learner_undo_no_update(tmp_path: Path) -> None:
+    dice, n_steps = random.Random(50), 160
+    ring = Ring(tmp_path, *SYNCHRONOUS[1:], f"run.total_train_steps={n_steps}", WITHOUT, ENDURING, copies=True)
+    with ring.started():
+        ring.wait_for("update", version=1)
+        for _ in range(50):
+            fault = ring.kill("learner-0")
+            ring.wait_for("term", after=fault.t)
+            ring.wait_for("update", after=fault.t)
+            time.sleep(dice.uniform(0.0, 0.3))  # the fault's own time: nothing is waited for
+        plain = reference(ring)
+        finish_without_loss(ring, 50)
+    assert differences(ring, plain) == {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("eta", "learners", "seed"), [(1, 1, 1), (3, 2, 2)])
+def test_heads_and_learners_that_die_in_any_order_undo_no_update(
+    tmp_path: Path, eta: int, learners: int, seed: int
+) -> None:
+    dice, n_steps = random.Random(seed), 80
+    ring = Ring(
+        tmp_path,
+        f"run.total_train_steps={n_steps}",
+        f"rollout.max_head_offpolicyness={eta}",
+        f"topology.learners={learners}",
+        WITHOUT,
+        ENDURING,
+        ranks=3 + learners,
+        copies=True,
+    )
+    ring.throttle(0.03)
+    with ring.started():
+        ring.wait_for("update", version=1)
+        for _ in range(10):
+            victims = dice.choice([["head-0"], ["learner-0"], [f"learner-{learners - 1}"], ["head-0", "learner-0"]])
+            died = max(ring.kill(who).t for who in victims)
+            ring.wait_for("term", after=died)
+            ring.wait_for(dice.choice(["term", "update"]), after=died)
+            time.sleep(dice.uniform(0.0, 1.5))  # the fault's own time: nothing is waited for
+        ring.throttle(None)
+        ring.finish(timeout_s=240)
+    ring.check_survived()
+    assert undone(ring) == []
