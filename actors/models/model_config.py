@@ -82,16 +82,12 @@ def misfit(folder: Path, lora: LoraConfig, layers: Collection[str]) -> str:
         return f"mismatch of actor.lora.variant: {folder} has {kinds}, the settings {list(lora.variant)}"
     if odd:
         return f"mismatch of actor.lora.target_modules: {odd[0]!r} is in {folder} or in the settings, not in both"
-    pairs = ((layer, form_of(theirs, layer), lora.form(layer)) for layer in sorted(layers))
-    return next(
-        (
-            f"mismatch of actor.lora: {folder} has rank {own[0]} and alpha {own[1]:g} in {layer}, the settings "
-            f"{ours[0]} and {ours[1]:g}"
-            for layer, own, ours in pairs
-            if own != ours
-        ),
-        "",
-    )
+    for layer in sorted(layers):
+        (rank, alpha), ours = form_of(theirs, layer), lora.form(layer)
+        if (rank, alpha) != ours:
+            found = f"{folder} has rank {rank} and alpha {alpha:g} in {layer}"
+            return f"mismatch of actor.lora: {found}, the settings {ours[0]} and {ours[1]:g}"
+    return ""
 
 
 def merge_folder(model: Any, folder: Path) -> None:

@@ -35,11 +35,7 @@ class ByRow:
     """The workflows of a run whose sources have some of their own: each row has that of its source."""
 
     def __init__(self, common: Workflow, own: Mapping[str, Workflow]) -> None:
-        self._common, self._own = common, own
-
-    @property
-    def all(self) -> list[Workflow]:
-        return [self._common, *self._own.values()]
+        self._common, self._own, self.all = common, own, [common, *own.values()]
 
     async def episode(self, row: Row, ask: Ask) -> Episode:
         return await self._own.get(str(row.get(SOURCE, "")), self._common).episode(row, ask)

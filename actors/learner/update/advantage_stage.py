@@ -39,11 +39,11 @@ def fill_advantages(
     advantages, signal = group_advantages(trajectories_of(batch, config), estimator, settings)
     is_masked = leave_out(batch, config)
     if settings.normalize_batch or estimator.normalization:
-        parts = [
-            normalized(batch, advantages, signal, ~is_masked, apart, algorithm, total)
-            for apart in normalized_apart(batch, config)
-        ]
-        advantages = torch.stack(parts).sum(0)
+        parts = (
+            normalized(batch, advantages, signal, ~is_masked, one, algorithm, total)
+            for one in source_parts(batch, config)
+        )
+        advantages = torch.stack(list(parts)).sum(0)
     batch.advantages = advantages
     batch.signal = signal | (advantages != 0) if estimator.has_group_baseline else advantages != 0
     if uses_teacher(settings):
@@ -108,8 +108,8 @@ def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[in
     made = batch.streams["token_advantages"]
     is_masked = leave_out(batch, config)
     if settings.normalize_batch:
-        for apart in normalized_apart(batch, config):
-            normalize_by_token(batch, [i for i in made if apart[i]], ~is_masked, settings, total)
+        for part in source_parts(batch, config):
+            normalize_by_token(batch, [i for i in made if part[i]], ~is_masked, settings, total)
     batch.advantages = rewards_M.float()
     if uses_teacher(settings):
         distill(batch, settings)
@@ -243,7 +243,7 @@ def needs_gradient(batch: Batch, signal: Tensor, settings: ActorConfig) -> Tenso
     return signal
 
 
-def normalized_apart(batch: Batch, config: Config) -> list[Tensor]:
+def source_parts(batch: Batch, config: Config) -> list[Tensor]:
     """(n_items,) bool each: items whose advantages are normalised together, in the same order on every rank; all items
     without `normalize_with` of a [[data.source]].
     """
@@ -253,15 +253,9 @@ def normalized_apart(batch: Batch, config: Config) -> list[Tensor]:
 
 
 def normalized(
-    batch: Batch,
-    advantages: Tensor,
-    signal: Tensor,
-    counted: Tensor,
-    apart: Tensor,
-    algorithm: Algorithm,
-    total: Total,
+    batch: Batch, advantages: Tensor, signal: Tensor, counted: Tensor, part: Tensor, algorithm: Algorithm, total: Total
 ) -> Tensor:
-    """Normalise those items `apart` over the global batch, others get 0; items not `counted` get a value and enter no
+    """Normalise the items of a `part` over the global batch, others get 0; items not `counted` get a value and enter no
     statistic. Groups without signal count only with `normalize_batch_over = "all"`, or where the batch is the only
     baseline.
     """
@@ -272,7 +266,7 @@ def normalized(
     return normalize(
         advantages,
         n_trained * counted,
-        signal & apart if over_signal else apart,
+        signal & part if over_signal else part,
         total,
         unbiased=settings.std_unbiased,
         eps=settings.std_eps,
