@@ -14,7 +14,7 @@ from actors.mcp_server import McpFailed, McpServer
 from areal_bus.errors import ConfigError
 from tests.actors import mcp_servers
 from tests.actors.test_agents import called, settings
-from tests.support.polling import wait_until
+from tests.support.polling import is_alive, wait_until
 from tests.support.talking import talking
 
 
@@ -25,14 +25,6 @@ def command(tmp_path: Path) -> str:
 
 def pids(folder: Path) -> list[int]:
     return [int(pid) for pid in (folder / "pids").read_text(encoding="utf-8").split()]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_server_lists_its_tools_answers_calls_and_is_killed_with_its_group(command: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -22,3 +23,12 @@ def wait_until(
             raise TimeoutError(f"timed out after {timeout_s:g} s: {what}")
         time.sleep(poll_s)
     return value
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs. A zombie does not: its parent has only not asked yet."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"

@@ -19,8 +19,7 @@ from actors.data.source import LoaderSource
 from areal_bus.config.data import DataConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from tests.actors.endpoint.test_http_server import alive
-from tests.support.polling import wait_until
+from tests.support.polling import is_alive, wait_until
 
 Opening = Callable[..., LoaderSource]
 
@@ -140,7 +139,7 @@ def test_loader_ends_with_all_that_it_started_when_it_is_closed(
     assert source.draw() is not None
     started = int((tmp_path / "started").read_text())
     source.close()
-    wait_until(lambda: not alive(started), "what the loader started is gone")
+    wait_until(lambda: not is_alive(started), "what the loader started is gone")
 
 
 def test_a_loader_that_holds_its_shuffle_buffer_passes_the_check_of_the_start(open_source: Opening) -> None:

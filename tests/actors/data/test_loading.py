@@ -127,23 +127,30 @@ def test_verls_rows_load_with_messages_and_nested_keys(tmp_path):
     )
 
 
+USER = {"role": "user", "content": "q"}
+
+
 @pytest.mark.parametrize(
     ("messages", "part"),
     [
-        ("[]", "is an empty list of chat messages"),
-        ('[{"role": "user"}]', "content of a chat message must be text"),
-        ('["hello"]', '"role"'),
-        ('[{"role": "user", "content": [{"type": "image_url"}]}]', "parts of the type text"),
-        ('[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]', "before the assistant's turn"),
-        ('[{"role": "system", "content": "q"}]', "missing user message"),
+        ([], "is an empty list of chat messages"),
+        ([{"role": "user"}], "content of a chat message must be text"),
+        (["hello"], '"role"'),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of the type text"),
+        ([USER, {"role": "assistant", "content": "a"}], "before the assistant's turn"),
+        ([{"role": "system", "content": "q"}], "missing user message"),
+        ([USER, {"role": "assistant"}, USER], ""),
+        ([USER, {"role": "assistant", "content": 3}, USER], ""),
+        ([USER, {"role": "assistant", "content": None, "tool_calls": "add"}, USER], ""),
+        ([USER, {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}, USER], ""),
+        ([USER, {"role": "assistant", "content": [{"type": "image_url"}]}, USER], ""),
     ],
 )
-def test_messages_that_are_no_prompt_are_refused_with_their_place(tmp_path, messages, part):
-    write(tmp_path, f'{{"question": {messages}, "answer": "a"}}')
-    with pytest.raises(ConfigError) as caught:
+def test_messages_that_are_no_prompt_or_no_template_can_write_are_refused_with_their_place(tmp_path, messages, part):
+    write(tmp_path, json.dumps({"question": messages, "answer": "a"}))
+    with pytest.raises(ConfigError, match=r"own\.jsonl:1") as caught:
         check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
     assert part in str(caught.value)
-    assert "own.jsonl:1" in str(caught.value)
 
 
 @pytest.mark.parametrize("path", ["missing.jsonl", "./missing", "/no/such/file", "a/b/c"])

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from areal_bus.messages import Cancel, Prompt, PushDone, Refund, Sampled, SampleFailed, Term, Trajectory
-from tests.actors.endpoint.test_http_server import TEMPLATE, alive, wait_until
+from tests.actors.endpoint.test_http_server import TEMPLATE
 from tests.support.generator_ring import Ring, prompt, ring
+from tests.support.polling import is_alive, wait_until
 
 
 def of_agent(name: str) -> dict[str, Any]:
@@ -78,5 +79,5 @@ def test_whatever_ends_a_conversation_ends_its_agent(ended: Callable[[Ring], Non
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         answered_once(around)
         ended(around)
-        wait_until(lambda: not any(map(alive, pids)))
+        wait_until(lambda: not any(map(is_alive, pids)))
         assert not around.failed

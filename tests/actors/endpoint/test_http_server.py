@@ -34,7 +34,7 @@ from areal_bus.messages import Prompt, SampleFailed, ShardItem, Trajectory, reca
 from areal_bus.storage.journal import Journal
 from areal_bus.wire import codec
 from tests.actors.endpoint.endpoint_agents import post
-from tests.support.polling import wait_until
+from tests.support.polling import is_alive, wait_until
 from tests.support.talking import talking
 
 WAIT_S = 60.0  # for anything to happen, on a loaded machine
@@ -452,12 +452,6 @@ def test_expect_100_continue_is_answered_before_the_body() -> None:
         assert connection.recv(12) == b"HTTP/1.1 100"
 
 
-def test_an_oversized_request_body_is_answered_with_413() -> None:
-    with serving() as (url, sessions):
-        status, answer = post(url.geturl(), sessions.open("x").key, b"x" * (16 << 20))
-    assert (status, answer["error"]["message"][:15]) == (413, "a body has at m")
-
-
 @contextlib.contextmanager
 def serving(silent_s: float = 30.0) -> Iterator[tuple[SplitResult, Sessions]]:
     """A server, and nobody who answers."""
@@ -480,12 +474,6 @@ def test_a_conversation_keeps_to_its_budgets(stage: Callable[..., Stage]) -> Non
     assert "at most workflow.agent.max_calls = 1" in returned(s.trajectory())["second"]["error"]["message"]
 
 
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 def test_an_agent_that_hangs_is_ended_with_all_it_started_and_the_next_one_goes_on(
     stage: Callable[..., Stage], tmp_path: Path
 ) -> None:
@@ -493,7 +481,7 @@ def test_an_agent_that_hangs_is_ended_with_all_it_started_and_the_next_one_goes_
     s.begin(pids=str(tmp_path / "pids"))
     assert "timeout_s = 1 s of its own" in s.unsampled().error
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    wait_until(lambda: not any(map(alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
     assert not s.engine.n_live
 
 

@@ -29,7 +29,6 @@ from actors.rewards import judge as module
 from actors.rewards.judge import BudgetSpent, JudgeAway, JudgeRejects, JudgeStore
 from areal_code import scoring
 
-ROOT = Path(__file__).parents[3]
 ROW = {"question": "1+1?", "answer": "2"}
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from actors.processes.ipc import PRINTED_BYTES
 from actors.rewards.pool import MOST_SENDERS, Turns, Verdict, WorkerOrder, WorkerPool
 from areal_bus.errors import ConfigError
 from areal_bus.messages import VerdictStatus
+from tests.support.polling import is_alive, wait_until
 
 VALUE, TIMEOUT, ERROR = VerdictStatus.VALUE, VerdictStatus.TIMEOUT, VerdictStatus.ERROR
 
@@ -192,6 +192,10 @@ VALUES = [
     ("reads", 0.0, None),
     ("core", 0.0, None),
     ("threads", 1.0, None),
+    ("forks", 0.5, None),  # output of a forked child is not taken as the verdict
+    ("number", 0.25, None),
+    ("forks", 0.5, None),
+    ("number", 0.25, None),
 ]
 
 
@@ -247,11 +251,6 @@ def test_a_result_that_is_not_a_number_is_an_error_and_the_next_call_works(pool,
 
 def test_a_killed_worker_gives_no_verdict_and_another_one_scores(pool, tmp_path):
     assert verdict_of(pool, "killed_once", str(tmp_path / "before")).reward == 0.75
-
-
-def test_output_of_a_forked_child_is_not_taken_as_the_verdict(pool):
-    verdicts = [verdict_of(pool, completion).reward for completion in ("forks", "number", "forks", "number")]
-    assert verdicts == [0.5, 0.25, 0.5, 0.25]
 
 
 FORGED = [
@@ -334,28 +333,12 @@ def test_a_function_that_never_loads_ends_in_a_sentence_not_in_a_loop(tmp_path):
             finish(pool)
 
 
-def is_alive(pid: int) -> bool:
-    """A zombie is dead: whoever is its parent now has only not asked yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def await_end(pid: int) -> None:
-    if is_alive(pid):
-        watch = os.pidfd_open(pid)
-        try:
-            assert select.select([watch], [], [], 10.0)[0], f"process {pid} still lives"
-        finally:
-            os.close(watch)
-
-
 @pytest.mark.slow
 def test_processes_started_by_the_function_are_killed_at_its_deadline(pool, tmp_path):
     for completion in ("child", "escapes", "forks_and_leaves"):
         assert verdict_of(pool, completion, str(tmp_path / completion)).status == TIMEOUT
-        await_end(int((tmp_path / completion).read_text()))
+        pid = int((tmp_path / completion).read_text())
+        wait_until(lambda pid=pid: not is_alive(pid), f"{completion} is dead")
 
 
 def test_closing_the_pool_leaves_no_process_even_in_the_middle_of_a_score(folder):
@@ -382,8 +365,7 @@ def test_workers_die_with_the_process_that_made_them(folder):
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
         parent.kill()
-    for pid in pids:
-        await_end(pid)
+    wait_until(lambda: not any(map(is_alive, pids)), "the workers are dead")
 
 
 SPOILING = """

@@ -14,7 +14,7 @@ from actors.engines.servers.server_process import ServerProcess, installed, inte
 from actors.engines.servers.watch_parent import processes
 from actors.engines.servers.weight_transfer import MEMORY
 from areal_bus.errors import ConfigError, EngineLost
-from tests.support.polling import wait_until
+from tests.support.polling import is_alive, wait_until
 
 ROOT = Path(__file__).resolve().parents[4]
 SERVER = """
@@ -49,14 +49,6 @@ server.close()
 """
 
 
-def runs(pid: int) -> bool:
-    """Not ended; one that nobody has waited for yet has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def pids(log: Path) -> list[int]:
     """Of the server and its child, once it has said them."""
     wait_until(lambda: log.exists() and log.read_text(encoding="utf-8").count("\n") > 0)
@@ -71,7 +63,7 @@ def test_a_server_ends_when_its_watcher_is_killed(tmp_path: Path) -> None:
         watcher = int(owner.stdout.readline())
         server, child = pids(log)
         os.kill(watcher, signal.SIGKILL)
-        wait_until(lambda: not runs(server))
+        wait_until(lambda: not is_alive(server))
         os.kill(child, signal.SIGKILL)  # a server's own processes look after themselves
         owner.kill()
 
@@ -96,7 +88,7 @@ def test_shared_memory_and_sockets_of_a_killed_server_are_removed_by_name(tmp_pa
                 owner.stdin.close()  # the owner's loop ends
             else:
                 os.kill(owner.pid if how == "owner killed" else server, signal.SIGKILL)
-            wait_until(lambda: not any(map(runs, (server, child, watcher))))
+            wait_until(lambda: not any(map(is_alive, (server, child, watcher))))
             owner.kill()
         assert not memory.exists()
         assert not semaphore.exists()
@@ -131,7 +123,7 @@ def test_a_server_that_is_deaf_to_sigterm_is_killed(tmp_path: Path, monkeypatch:
     server = ServerProcess([sys.executable, "-c", code], log, {})
     (pid,) = pids(log)
     server.close()
-    assert not runs(pid)
+    assert not is_alive(pid)
 
 
 @pytest.mark.parametrize(("number", "how"), [(9, "was killed by SIGKILL"), (40, "was killed by signal 40")])
