@@ -1,7 +1,7 @@
 """The rules that every engine keeps, held against each (docs/engines.md).
 
-The builtin engine, a user's and the simulated one in the default suite; a real SGLang server by `make test-sglang`, as
-it is and as an older one would be used (which can neither stand still nor stamp its tokens); a real vLLM server by
+The builtin engine and the simulated one in the default suite; a real SGLang server by `make test-sglang`, as it is and
+as an older one would be used (which can neither stand still nor stamp its tokens); a real vLLM server by
 `make test-vllm`. An engine of your own by `areal-bus check-engine module:function`, which sets AREAL_BUS_ENGINE.
 """
 
@@ -35,6 +35,7 @@ from tests.servers.engines import (
 )
 
 EXACT = 1e-4
+USERS = os.environ.get("AREAL_BUS_ENGINE")
 
 
 class Rig:
@@ -104,7 +105,7 @@ def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ser
 @pytest.fixture(
     params=[
         "builtin",
-        "user's",
+        *(["user's"] if USERS else []),
         "simulated",
         pytest.param("sglang", marks=pytest.mark.sglang),
         pytest.param("sglang without stamps", marks=pytest.mark.sglang),
@@ -117,7 +118,7 @@ def rig(request: pytest.FixtureRequest, models: tuple[Any, dict[int, Any]]) -> R
     if request.param == "builtin":
         return Rig(Builtin(folder), made)
     if request.param == "user's":
-        return Rig(Users(folder, os.environ.get("AREAL_BUS_ENGINE", "tests.support.own_engine:open_it")), made)
+        return Rig(Users(folder, str(USERS)), made)
     if request.param == "simulated":
         return Rig(Simulated(folder), {seed: Imagined(made[seed], stops=seed == STOPS) for seed in made})
     if request.param == "vllm":
@@ -166,6 +167,12 @@ def test_tokens_log_probs_and_versions_stay_and_are_those_of_the_stamped_version
         assert (done.ids, done.logps) == (ended[key].ids[:n], pytest.approx(ended[key].logps[:n], abs=1e-6))
         assert [version for version, m in done.spans for _ in range(m)] == stamped[key][:n]
         assert newest is None or newest >= done.spans[-1][0]
+
+
+def test_an_engine_of_ones_own_is_opened_by_its_name(models: tuple[Any, dict[int, Any]]) -> None:
+    """It passes everything on to the builtin one."""
+    own = Rig(Users(models[0], "tests.support.own_engine:open_it"), models[1])
+    test_tokens_log_probs_and_versions_stay_and_are_those_of_the_stamped_version_across_updates(own)
 
 
 def test_an_aborted_sample_continues_from_its_finished_tokens(rig: Rig) -> None:

@@ -32,6 +32,7 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 
+
 pytestmark = [
     pytest.mark.usefixtures("as_kernels_run"),
     pytest.mark.skipif(
@@ -239,15 +240,6 @@ def test_an_abort_between_two_calls_leaves_other_requests_unchanged() -> None:
     }
     for uid, completion in found.items():  # their prompts were computed beside another one
         assert completion.logps == pytest.approx(expected[uid].logps, abs=1e-5)
-
-
-def test_logits_that_are_no_numbers_are_refused() -> None:
-    running = engine(*map(request, range(2)), ahead_s=FOREVER, on_update="keep")
-    for _ in range(2):
-        running.step()
-    running.update(1, {name: torch.full_like(weight, torch.nan) for name, weight in weights(model(0)).items()})
-    with pytest.raises(ValueError, match="those of row 0 are not"):
-        running.step()
 
 
 def test_steps_have_room_and_numbers_for_all_rows() -> None:

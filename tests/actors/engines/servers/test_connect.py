@@ -3,13 +3,11 @@
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from loguru import logger
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from actors.engines.servers import connect
@@ -23,16 +21,10 @@ from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError, EngineLost
 from tests.servers.attached import SPEAKING, WEIGHTS, attach, config, having, old, running, update, without
-from tests.servers.engines import POSITIONS, context_of, model_folder
+from tests.servers.engines import POSITIONS, context_of
 from tests.servers.speaks_sglang import SpeaksSGLang, speaking
 from tests.servers.stand_alone import interpreter
 from tests.support.polling import wait_until
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("servers") / "model")
-
 
 MORE_LAYERS = having(names=["model.layers.2.mlp.down_proj.weight"])
 RULE_OF_NAMES = r"differ in 'layers\.2'; start it with the folder of model\.path"
@@ -149,21 +141,12 @@ def test_a_vllm_server_of_another_machine_is_refused() -> None:
     link.close()
 
 
-@pytest.fixture
-def said() -> Iterator[list[str]]:
-    """Warnings."""
-    lines: list[str] = []
-    number = logger.add(lambda line: lines.append(str(line)), level="WARNING", format="{message}")
-    yield lines
-    logger.remove(number)
-
-
-def test_an_unreachable_server_is_awaited_and_the_wait_is_logged(folder: Path, said: list[str]) -> None:
+def test_an_unreachable_server_is_awaited_and_the_wait_is_logged(folder: Path, warned: list[str]) -> None:
     port = free_port()
     begun: list[SpeaksSGLang] = []
 
     def begin() -> None:
-        wait_until(lambda: bool(said))
+        wait_until(lambda: bool(warned))
         begun.append(SpeaksSGLang(port))
 
     beginning = threading.Thread(target=begin)
@@ -173,13 +156,13 @@ def test_an_unreachable_server_is_awaited_and_the_wait_is_logged(folder: Path, s
     finally:
         beginning.join()
         begun[0].close()
-    (sentence,) = said
+    (sentence,) = warned
     assert re.search(r"generator-0\.1: .* must answer /model_info: .*; waiting for it up to 60 s \(engine\.s", sentence)
 
 
 @pytest.mark.slow
 def test_a_server_whose_port_another_program_takes_first_is_started_on_another_one(
-    folder: Path, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A neighbour's server, which answers at once: it is not taken for ours. Without a free port it is given up."""
     settled, free = config(folder, "sglang", python=interpreter(tmp_path)), free_port()
@@ -193,7 +176,7 @@ def test_a_server_whose_port_another_program_takes_first_is_started_on_another_o
             assert {path for path, _ in neighbour.calls} <= {"/model_info"}
         finally:
             engine.close()
-        assert f"another program took the port of http://127.0.0.1:{taken}: starting the server again" in said[0]
+        assert f"another program took the port of http://127.0.0.1:{taken}: starting the server again" in warned[0]
         monkeypatch.setattr(connect, "PORTS", 1)
         with pytest.raises(ConfigError, match=r"has ended with code 1: OSError: \[Errno 98\] Address already in use"):
             open_engine(context_of(folder), settled, load_tokenizer(str(folder)))

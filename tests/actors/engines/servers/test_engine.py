@@ -28,14 +28,9 @@ from tests.servers.attached import (
     update,
     whole_events,
 )
-from tests.servers.engines import EOS, PATIENCE_S, Running, model_folder
+from tests.servers.engines import EOS, PATIENCE_S, Running
 from tests.servers.speaks_sglang import SpeaksSGLang, V, speaking
 from tests.support.polling import wait_until
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("servers") / "model")
 
 
 @pytest.fixture(params=["sglang", "vllm"])

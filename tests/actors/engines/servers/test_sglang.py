@@ -19,11 +19,6 @@ from tests.servers.engines import Running, context_of, model, model_folder, sgla
 from tests.servers.speaks_sglang import SpeaksSGLang, speaking
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("sglang") / "model")
-
-
 def steps(fake: SpeaksSGLang) -> list[str]:
     """Calls of the last update, in order."""
     short = {"/pause_generation": "pause", "/continue_generation": "resume", "/begin_weight_update": "begin",

@@ -17,16 +17,11 @@ from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError
 from tests.servers.attached import ask, attach, having, lost, requests, running, update
-from tests.servers.engines import context_of, model_folder
+from tests.servers.engines import context_of
 from tests.servers.speaks_sglang import V
 from tests.servers.speaks_vllm import SpeaksVLLM, speaking
 
 RAW = having(model={"logprobs_mode": "raw_logprobs"})
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("vllm") / "model")
 
 
 def steps(fake: SpeaksVLLM) -> list[str]:

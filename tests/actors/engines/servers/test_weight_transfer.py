@@ -19,13 +19,8 @@ from actors.engines.servers.weight_transfer import WeightFiles, sweep
 from actors.models.loading import load_tokenizer
 from areal_bus.errors import ConfigError, EngineLost
 from tests.servers.attached import attach, config, running, update
-from tests.servers.engines import context_of, model_folder
+from tests.servers.engines import context_of
 from tests.servers.speaks_vllm import speaking
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("servers") / "model")
 
 
 def test_weights_come_in_a_private_folder_of_memory_that_does_not_stay(

@@ -3,10 +3,8 @@
 The rules that it shares with all engines are in test_conformance.py.
 """
 
-import hashlib
 import json
 import math
-import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loguru import logger
 
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.servers.model_spec import ModelSpec
@@ -187,36 +184,6 @@ def test_token_frequencies_match_their_log_probs() -> None:
         assert counts[token] / n == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / n))
 
 
-def test_keep_continues_on_the_kv_cache_of_the_old_weights() -> None:
-    timed = Timed(lengths=LengthLaw(1e5, 0.1), on_update="keep")
-    timed.hold(0)
-    request = ask(0, n=60)
-    timed.run(request, until_s=1.0)
-    timed.hold(1)
-    timed.run()
-    completion = timed.ended[request.key]
-    (_, n), (_, m) = completion.spans
-    assert n > 1
-    assert m > 1
-    ids = [*request.ids, *completion.ids]
-    split = len(request.ids) + n - 1  # the new weights read from the last token on, as a step of decoding does
-    read = key(0) + packed(ids[:split]) + key(1) + packed(ids[split:-1])
-    turn = int.from_bytes(hashlib.blake2b(read, digest_size=8).digest(), "little") % (V - 1)
-    others = [token for token in range(V) if token != STOP]
-    rank = (others.index(ids[-1]) - turn) % (V - 1)
-    expected = math.log(1 / (rank + 1) / sum(1 / r for r in range(1, V)))
-    assert completion.logps[-1] == pytest.approx(expected, abs=1e-6)
-
-
-def key(version: int) -> bytes:
-    raw = struct.pack("<3f", 1.0, 2.0, version)
-    return hashlib.blake2b(b"w torch.float32 (3,)\n" + raw, digest_size=32).digest()
-
-
-def packed(ids: list[int]) -> bytes:
-    return b"".join(token.to_bytes(4, "little") for token in ids)
-
-
 def test_a_sample_longer_than_the_new_length_law_ends_at_its_next_token() -> None:
     timed = Timed()
     timed.hold(0)
@@ -255,15 +222,12 @@ def test_a_vocabulary_in_which_no_text_ends_is_refused() -> None:
             )  # fmt: skip
 
 
-def test_only_the_first_generator_warns_that_tokens_are_simulated(tmp_path: Path) -> None:
+def test_only_the_first_generator_warns_that_tokens_are_simulated(tmp_path: Path, warned: list[str]) -> None:
     folder = model_folder(tmp_path / "model")
     tokenizer = load_tokenizer(str(folder))
-    said: list[str] = []
-    sink = logger.add(lambda message: said.append(str(message)), level="WARNING")
     for more in ({"index": 0}, {"index": 1}, {"index": 0, "incarnation": 1}):
         open_simulated(context_of(folder, **more), Config(), tokenizer)
-    logger.remove(sink)
-    assert sum("MADE UP" in line for line in said) == 1
+    assert sum("MADE UP" in line for line in warned) == 1
 
 
 BASE = {"model": {"path": "m"}, "data": {"task": "sums"}, "rollout": {"engine": "simulated"}}
