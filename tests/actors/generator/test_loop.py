@@ -12,28 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
-from actors.engines.protocol import Request
 from actors.runtime.process import LEFT
+from areal_bus import messages as m
 from areal_bus.core.parts.terms import TermHistory
-from areal_bus.messages import (
-    Cancel,
-    HeadHeartbeat,
-    Join,
-    LeaveRequest,
-    Partial,
-    PeerList,
-    Prompt,
-    PushDone,
-    Ready,
-    Rejoin,
-    Sampled,
-    SampleFailed,
-    Term,
-    Trajectory,
-)
 from areal_bus.transport.bus import Bus
-from tests.actors.engines.builtin.test_engine import llama
 from tests.support.generator_ring import JOB, Ring, joined, prompt, ring
 
 FLOW = """
@@ -65,7 +47,7 @@ def endless_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opening:
     return functools.partial(joined, tmp_path, workflow={"function": "own_term_flow:Flow"})
 
 
-def endless(around: Ring, uid: int, *samples: int, n_short: int = 0, evaluation: str = "") -> Prompt:
+def endless(around: Ring, uid: int, *samples: int, n_short: int = 0, evaluation: str = "") -> m.Prompt:
     row = {"question": "abcdefgh"[uid] + evaluation[:3], "n_short": n_short, "end": str(around.folder / "end")}
     return replace(prompt(uid, samples=samples, evaluation=evaluation), row=json.dumps(row))
 
@@ -74,17 +56,17 @@ def let_end(around: Ring) -> None:
     (around.folder / "end").touch()
 
 
-def take_sample(around: Ring, reward: Bus | None = None) -> Trajectory:
+def take_sample(around: Ring, reward: Bus | None = None) -> m.Trajectory:
     """What arrives at the reward for the first time."""
-    t: Trajectory = around.heard(Trajectory, reward or around.reward)
-    assert around.heard(Sampled).uid == t.uid
+    t: m.Trajectory = around.heard(m.Trajectory, reward or around.reward)
+    assert around.heard(m.Sampled).uid == t.uid
     return t
 
 
 def come_back(around: Ring, why: str) -> None:
-    around.tell(Rejoin(why))
-    around.heard(Join)
-    around.heard(Ready)
+    around.tell(m.Rejoin(why))
+    around.heard(m.Join)
+    around.heard(m.Ready)
 
 
 def test_a_new_term_ends_whole_groups_that_lost_weights_touched_and_keeps_the_others(endless_ring: Opening) -> None:
@@ -101,8 +83,8 @@ def test_a_new_term_ends_whole_groups_that_lost_weights_touched_and_keeps_the_ot
         around.beat_until(lambda beat: beat.progress >= tokens + 8)
         around.tell(replace(endless(around, 3, 0), more=True))  # nothing is decoded before the rest of the share
 
-        around.tell(Term(1, 0))
-        lost = [around.heard(SampleFailed) for _ in range(3)]
+        around.tell(m.Term(1, 0))
+        lost = [around.heard(m.SampleFailed) for _ in range(3)]
         assert [(x.evaluation, x.uid, x.attempt) for x in lost] == [("", 1, 0), ("", 2, 0), ("before", 0, 0)]
         assert {x.reason for x in lost} == {"lost_timeline"}
         around.beat_until(lambda beat: beat.version is None and beat.note.startswith("waits for weights"))
@@ -110,8 +92,8 @@ def test_a_new_term_ends_whole_groups_that_lost_weights_touched_and_keeps_the_ot
         assert [around.next_beat().progress for _ in range(3)] == [tokens] * 3
 
         with closing(Bus("reward-0.1", job=JOB, listen=f"ipc://{around.folder}/reward-1")) as reward:
-            around.tell(PeerList([reward.name], [reward.endpoint]))
-            assert around.heard(Trajectory, reward) == kept  # of term 0, as it was when it was complete
+            around.tell(m.PeerList([reward.name], [reward.endpoint]))
+            assert around.heard(m.Trajectory, reward) == kept  # of term 0, as it was when it was complete
             let_end(around)
             around.push(0, term=1)
             waited = take_sample(around, reward)
@@ -122,7 +104,7 @@ def test_a_generator_that_holds_weights_of_the_history_goes_on_with_them(endless
     with endless_ring() as around:
         around.tell(endless(around, 0, 0))
         around.beat_until(lambda beat: beat.progress > 0)
-        around.tell(Term(1, 0))
+        around.tell(m.Term(1, 0))
         tokens = around.next_beat().progress
         around.beat_until(lambda beat: beat.progress > tokens + 3)
         around.push(1, term=1)
@@ -142,27 +124,18 @@ def test_a_push_of_a_newer_term_is_the_news_of_it_and_may_bring_a_lower_version(
         around.tell(endless(around, 0, 0))
         around.beat_until(lambda beat: beat.progress > 0)
         around.send_weights(around.begin(5, term=1, base=5))
-        assert around.heard(SampleFailed).uid == 0
-        assert around.heard(PushDone).version == 5
+        assert around.heard(m.SampleFailed).uid == 0
+        assert around.heard(m.PushDone).version == 5
         around.beat_until(lambda beat: beat.version == 5)
         around.tell(endless(around, 1, 0, n_short=1))
         assert take_sample(around).spans == [[5, 1]]
-
-
-def test_a_term_that_was_missed_makes_all_before_it_void(endless_ring: Opening) -> None:
-    with endless_ring(version=1) as around:
-        around.tell(endless(around, 0, 0, n_short=1))
-        take_sample(around)
-        around.tell(Term(2, 5))  # where term 1 began is unknown
-        assert around.heard(SampleFailed).uid == 0
-        around.beat_until(lambda beat: beat.version is None)
 
 
 def test_a_new_term_ends_the_push_in_progress_without_a_report(tmp_path: Path) -> None:
     with ring(tmp_path) as around:
         around.join()
         around.begin(1)  # and its root is gone
-        around.tell(Term(1, 0))
+        around.tell(m.Term(1, 0))
         begin = around.begin(2)  # a late message of the old term's head
         assert begin.term == 0
         done = around.push(1, term=1)
@@ -173,7 +146,7 @@ def test_a_new_term_ends_the_push_in_progress_without_a_report(tmp_path: Path) -
 def test_surviving_messages_of_a_bundle_cut_by_a_new_term_are_decoded(tmp_path: Path) -> None:
     with joined(tmp_path) as around:
         around.tell(replace(prompt(0, samples=(0,)), more=True))
-        around.tell(Term(1, 0))
+        around.tell(m.Term(1, 0))
         assert take_sample(around).term == 1
 
 
@@ -181,14 +154,14 @@ def test_a_rejoin_request_drops_all_work_and_awaits_weights(endless_ring: Openin
     with endless_ring(version=3) as around:
         around.tell(endless(around, 0, 0, 1, n_short=1))
         take_sample(around)
-        around.tell(Rejoin("a new head"))
-        again: Join = around.heard(Join)
+        around.tell(m.Rejoin("a new head"))
+        again: m.Join = around.heard(m.Join)
         assert (again.name, again.again) == ("generator-0.0", 1)
-        assert around.heard(Ready).capacity == 4 + 2 * 2  # its slots, and two groups that wait
+        assert around.heard(m.Ready).capacity == 4 + 2 * 2  # its slots, and two groups that wait
         around.beat_until(lambda beat: beat.version is None and beat.note.startswith("waits for weights"))
         let_end(around)
         with closing(Bus("reward-0.1", job=JOB, listen=f"ipc://{around.folder}/reward-1")) as reward:
-            around.tell(PeerList([reward.name], [reward.endpoint]))
+            around.tell(m.PeerList([reward.name], [reward.endpoint]))
             around.push(0, term=4)
             around.tell(endless(around, 1, 0))
             assert take_sample(around, reward).uid == 1  # and nothing before it
@@ -197,16 +170,16 @@ def test_a_rejoin_request_drops_all_work_and_awaits_weights(endless_ring: Openin
 def test_a_head_of_another_incarnation_is_joined_once_by_heartbeat_or_rejoin(tmp_path: Path) -> None:
     with ring(tmp_path) as around:
         around.join()  # its Directory is of life 0
-        around.tell(HeadHeartbeat(0, 0, life=0))
-        around.tell(HeadHeartbeat(0, 0, life=1))
-        assert around.heard(Join).again == 1
-        around.heard(Ready)
-        around.tell(HeadHeartbeat(0, 0, life=1))
-        around.tell(Rejoin("yet another"))
-        around.tell(PeerList([], [], life=2))
-        around.tell(HeadHeartbeat(0, 0, life=2))
-        assert around.heard(Join).again == 2
-        around.heard(Ready)
+        around.tell(m.HeadHeartbeat(0, 0, life=0))
+        around.tell(m.HeadHeartbeat(0, 0, life=1))
+        assert around.heard(m.Join).again == 1
+        around.heard(m.Ready)
+        around.tell(m.HeadHeartbeat(0, 0, life=1))
+        around.tell(m.Rejoin("yet another"))
+        around.tell(m.PeerList([], [], life=2))
+        around.tell(m.HeadHeartbeat(0, 0, life=2))
+        assert around.heard(m.Join).again == 2
+        around.heard(m.Ready)
         around.list_reward(life=2)
         around.push(0)  # no further Join before its answer
 
@@ -217,7 +190,7 @@ def test_a_generator_goes_on_while_the_head_is_silent_and_logs_it(tmp_path: Path
         take_sample(around)
         around.beat_until(lambda beat: beat.note.startswith("waits for 1 scores; head silent for"))
         while "silent" in around.next_beat().note:
-            around.tell(HeadHeartbeat(0, 0))
+            around.tell(m.HeadHeartbeat(0, 0))
 
 
 @pytest.mark.slow
@@ -226,11 +199,11 @@ def test_a_drained_generator_reports_leaving_ends_its_work_and_reports_left(endl
         around.tell(endless(around, 0, 0))
         around.beat_until(lambda beat: beat.progress > 0)
         around.process.send_signal(signal.SIGUSR1)
-        around.heard(LeaveRequest)
+        around.heard(m.LeaveRequest)
         let_end(around)
         assert take_sample(around).uid == 0
         come_back(around, "a new head")
-        around.heard(LeaveRequest)  # it still wants to
+        around.heard(m.LeaveRequest)  # it still wants to
         around.stop()
         assert around.process.returncode == LEFT
 
@@ -253,10 +226,6 @@ def test_a_term_is_applied_once_and_its_base_selects_the_surviving_messages() ->
 DRAIN = {"on_update": "drain"}
 
 
-def request(sample: int, *, turn: int = 0, n: int = 3) -> Request:
-    return Request(("", 0, 0, sample, turn), [1, 2, 3], (sample,), max_new_tokens=n, temperature=1.0, top_p=1.0)
-
-
 def go_on(around: Ring, n_tokens: int) -> None:
     """Until so many tokens more are sampled."""
     now = around.next_beat().progress
@@ -274,7 +243,7 @@ def test_new_weights_wait_for_the_episodes_under_way_and_no_other_is_begun(endle
         let_end(around)
         first = take_sample(around)
         assert (first.uid, len(first.spans), first.spans[0][0]) == (0, 1, 0)  # many turns, all by version 0
-        assert around.heard(PushDone).digest == digest
+        assert around.heard(m.PushDone).digest == digest
         assert take_sample(around).spans == [[1, 1]]
 
 
@@ -284,29 +253,12 @@ def test_weights_that_waited_are_forgotten_when_a_new_term_takes_them_back(endle
         go_on(around, 4)
         around.send_weights(around.begin(1))
         go_on(around, 8)
-        around.tell(Term(1, 0))
+        around.tell(m.Term(1, 0))
         go_on(around, 8)  # it has read that
         let_end(around)
         assert take_sample(around).spans[0][0] == 0
         done = around.push(0, term=1)
         assert done.version == 0
-
-
-def test_an_engine_that_holds_begins_nothing_but_goes_on_with_episodes_and_the_update_ends_it() -> None:
-    model = llama(0)
-    running = BuiltinEngine(model, EngineOptions(n_slots=2, on_update="drain"), stop_ids=frozenset(), version=0)
-    assert not running.hold()
-    running.submit(request(0))
-    assert running.step() == []
-    assert running.n_tokens == 0
-    running.submit(request(1, turn=1, n=1))
-    assert running.hold()
-    assert [done.key[3] for done in running.step()] == [1]
-    assert not running.hold()
-    running.update(1, {name: weight.clone() for name, weight in running.parameters().items()})
-    running.step()
-    assert running.n_tokens == 2
-    assert running.newest(("", 0, 0, 0, 0)) == 1
 
 
 # what a generator has at a weight swap is reported, and another one goes on from it
@@ -335,7 +287,7 @@ def test_partials_with_enough_new_tokens_are_reported_at_new_weights(tmp_path: P
     with ring(tmp_path, gconfig=long, rollout={"report_tokens": 4}, **EVALUATION) as around:
         begin_long_samples(around)
         around.push(1)
-        partial = around.heard(Partial)
+        partial = around.heard(m.Partial)
         n = partial.n_sampled
         assert (partial.uid, partial.sample, partial.attempt, partial.term) == (0, 1, 0, 0)
         assert n >= 4
@@ -343,11 +295,11 @@ def test_partials_with_enough_new_tokens_are_reported_at_new_weights(tmp_path: P
         assert partial.segments[0][0] + n == len(partial.ids) // 4
         around.push(2)  # nothing new is there, so nothing is reported: only heartbeats follow
         tokens = around.next_beat().progress
-        around.tell(Cancel(1, 0))
+        around.tell(m.Cancel(1, 0))
         around.beat_until(lambda beat: beat.progress >= tokens + 20)
         halt(around, 2)
         around.push(3)
-        later = around.heard(Partial)
+        later = around.heard(m.Partial)
         assert later.spans == [[0, n], [2, later.n_sampled - n]]
         assert later.ids.startswith(partial.ids)
 
@@ -366,8 +318,8 @@ def test_unfinished_samples_are_offered_to_the_next_head(tmp_path: Path) -> None
         around.tell(prompt(2, samples=(1,)))
         around.beat_until(lambda beat: beat.progress >= 20)
         come_back(around, "a new head")
-        around.tell(Term(1, 0))
-        partial = around.heard(Partial)
+        around.tell(m.Term(1, 0))
+        partial = around.heard(m.Partial)
         assert (partial.uid, partial.sample, partial.attempt, partial.term) == (2, 1, 0, 0)
         assert partial.spans == [[0, partial.n_sampled]]
         assert partial.n_sampled >= 20
@@ -378,8 +330,8 @@ def test_a_finished_sample_is_offered_without_its_last_token(tmp_path: Path) -> 
     with joined(tmp_path, gconfig=STEADY) as around:
         whole = made(around, prompt(3, samples=(1,)))
         come_back(around, "a new head")
-        around.tell(Term(1, 0))
-        partial = around.heard(Partial)
+        around.tell(m.Term(1, 0))
+        partial = around.heard(m.Partial)
         assert partial == part_of(whole, 9, attempt=0)
         around.push(0, term=1)
         around.tell(replace(partial, attempt=1000))
@@ -387,16 +339,16 @@ def test_a_finished_sample_is_offered_without_its_last_token(tmp_path: Path) -> 
         assert (again.ids, again.spans, again.term) == (whole.ids, whole.spans, 1)
 
 
-def made(around: Ring, asked: Prompt) -> Trajectory:
+def made(around: Ring, asked: m.Prompt) -> m.Trajectory:
     around.tell(asked)
-    trajectory: Trajectory = around.heard(Trajectory, around.reward)
-    assert around.heard(Sampled).attempt == asked.attempt
+    trajectory: m.Trajectory = around.heard(m.Trajectory, around.reward)
+    assert around.heard(m.Sampled).attempt == asked.attempt
     return trajectory
 
 
-def part_of(t: Trajectory, n: int, *, attempt: int, version: int = 0) -> Partial:
+def part_of(t: m.Trajectory, n: int, *, attempt: int, version: int = 0) -> m.Partial:
     n_given = t.segments[0][0]
-    return Partial(
+    return m.Partial(
         t.uid, t.sample, attempt, 0, [[n_given, n]], [[version, n]], t.ids[: 4 * (n_given + n)], t.logps[: 4 * n]
     )
 
@@ -435,5 +387,5 @@ def test_a_partial_of_another_prompt_is_dropped_and_the_prompt_sampled_from_the_
         assert not any("n_done" in line for line in around.journal())
 
 
-def logps(t: Trajectory) -> Any:
+def logps(t: m.Trajectory) -> Any:
     return np.frombuffer(t.logps, dtype="<f4")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.engines.protocol import Request
+from actors.engines.protocol import Request, SamplingControls
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.runtime.user_failures import MIN_FAILURES, Failures
 from actors.workflows.protocol import Ask, Episode, Row
@@ -32,11 +32,11 @@ class Requests:
         """It ends none."""
 
 
-def runner_of(folder: Path, workflow: Any, engine: Any = None) -> RolloutRunner:
+def runner_of(folder: Path, workflow: Any, engine: Any = None, config: Config | None = None) -> RolloutRunner:
     journal = Journal(folder, role="generator", index=0, incarnation=0)
     failures = Failures(folder / "logs", "generator-0.0", "workflow.function")
     log = RolloutLog("generator-0.0", journal, failures)
-    return RolloutRunner(engine or Requests(), workflow, None, Config(), log)
+    return RolloutRunner(engine or Requests(), workflow, None, config or Config(), log)
 
 
 class Changing:
@@ -141,6 +141,38 @@ def test_a_workflow_that_exits_fails_its_sample_and_not_its_generator(
         assert outcome.error.startswith(type(error).__name__)
     runner.cancel("", 0, 0)
     assert runner.n_live == 0
+
+
+def test_the_samples_of_a_prompt_are_its_own_in_every_attempt_and_evaluation(tmp_path: Path) -> None:
+    """By the seeds: another generator draws them again; an evaluation with a uid of training has others."""
+    engine = Requests()
+    runner = runner_of(tmp_path, Asking(), engine)
+    for attempt, evaluation in ((0, ""), (1, ""), (0, "before"), (0, "after")):
+        assert list(runner.begin(Prompt(0, attempt, 0, [0, 1], evaluation, "{}"))) == []
+    first, again, *others = [tuple(one.seed for one in engine.requests[at : at + 2]) for at in range(0, 8, 2)]
+    assert first == again
+    assert len({*first, *others[0], *others[1]}) == 6
+
+
+class AskingForMore:
+    """A workflow with limits of its own."""
+
+    async def episode(self, row: Row, ask: Ask) -> Episode:
+        return Episode((await ask([65], max_new_tokens=6, controls=SamplingControls(min_new_tokens=5))).text)
+
+
+@pytest.mark.parametrize("evaluation", ["", "step-3"])
+def test_a_request_has_the_limit_of_the_stage_that_its_prompt_was_admitted_in(tmp_path: Path, evaluation: str) -> None:
+    """A problem of an evaluation that of the version that it evaluates. What a workflow asks for yields to it."""
+    stage = [{"from_step": 2, "gconfig": {"max_new_tokens": 9}}]
+    config = Config.model_validate({"run": {"stage": stage}, "gconfig": {"max_new_tokens": 3}})
+    for workflow, limits in ((Asking(), {1: (3, 0), 2: (9, 0), 3: (9, 0)}), (AskingForMore(), {1: (3, 3), 2: (6, 5)})):
+        engine = Requests()
+        runner = runner_of(tmp_path / type(workflow).__name__, workflow, engine, config)
+        for born in limits:
+            assert list(runner.begin(Prompt(born, 0, born, [0], evaluation, "{}"))) == []
+        found = [(one.max_new_tokens, one.controls.min_new_tokens) for one in engine.requests]
+        assert found == list(limits.values())
 
 
 MIX = """
