@@ -12,29 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.learner.batching import Item, batch_shares, build, minibatches, pack, read_batch, record_batch, save_batch
-from areal_bus.core.parts.staleness import trained_runs
 from areal_bus.errors import ImpossibleEvent
 from areal_bus.messages import ShardItem
 from areal_bus.sample_fields import packed
 from tests.support.learner_setup import batch_of, random_shard, shard_item
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9)), max_size=8), st.integers(0, 5), st.integers(0, 20))
-def test_I2_no_trained_token_is_over_eta(steps: list[tuple[int, int]], eta: int, ahead: int) -> None:
-    spans, version = [], 0
-    for more, n in steps:
-        version += more
-        spans.append([version, n])
-    clock = version + ahead
-    runs = trained_runs(spans, clock, eta)
-    assert [n for n, _ in runs] == [n for _, n in spans]
-    assert [trained for _, trained in runs] == [clock - v <= eta for v, _ in spans]
-
-
-@pytest.mark.parametrize("spans", [[[2, 1], [1, 1]], [[3, 1]], [[0, 0]]])
-def test_spans_that_no_generator_stamps_are_refused(spans: list[list[int]]) -> None:
-    with pytest.raises(ValueError):
-        trained_runs(spans, clock=2, eta=1)
 
 
 def test_a_batch_knows_where_its_sampled_tokens_lie() -> None:
@@ -60,11 +41,6 @@ def test_a_batch_is_in_group_and_sample_order() -> None:
 def test_behaviour_log_probs_come_bit_for_bit() -> None:
     (built,) = batch_of([shard_item(logps=[-0.1, -1 / 3, -7.25, -1e-8])]).items
     assert torch.equal(built.behav_K, torch.tensor([-0.1, -1 / 3, -7.25, -1e-8]))
-
-
-def test_a_group_that_is_not_whole_is_refused() -> None:
-    with pytest.raises(ImpossibleEvent, match="whole groups of 4"):
-        build(random_shard(1)[:-1], step=0, clock=0, n_groups=3, eta=1, n_samples=4)
 
 
 def test_a_group_is_whole_by_the_stage_of_its_prompt() -> None:
@@ -191,15 +167,6 @@ def test_every_sequence_is_in_exactly_one_micro_batch_under_the_budget(
     assert all(parts)
     assert all(sum(lengths[i] for i in part) <= capacity for part in parts if len(part) > 1)
     assert len(parts) >= (k_min if lengths else 0)
-
-
-@given(LENGTHS, st.integers(300, 900))
-def test_no_two_micro_batches_could_be_one(lengths: list[int], capacity: int) -> None:
-    least = math.ceil(sum(lengths) / capacity)
-    parts = pack(lengths, capacity=capacity)
-    totals = sorted(sum(lengths[i] for i in part) for part in parts)
-    assert len(parts) <= 1 or totals[0] + totals[1] > capacity  # no two could be one
-    assert len(parts) <= 2 * max(least, 1)
 
 
 @pytest.mark.parametrize(

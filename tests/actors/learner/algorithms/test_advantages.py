@@ -39,14 +39,6 @@ def test_rloo_compares_with_the_mean_of_the_others() -> None:
     assert advantages.tolist() == pytest.approx([3 - 3, 0 - 4.5, 6 - 1.5, -1, 1])
 
 
-@given(st.lists(st.floats(-5, 5), min_size=2, max_size=9), st.sampled_from(["grpo", "rloo"]))
-def test_advantages_of_a_group_add_up_to_nothing(rewards: list[float], kind: str) -> None:
-    groups = torch.zeros(len(rewards), dtype=torch.int64)
-    advantages, signal = group_advantages(torch.tensor(rewards, dtype=torch.float64), groups, kind=kind)
-    assert math.isclose(float(advantages.double().sum()), 0.0, abs_tol=1e-3)
-    assert bool(signal[0]) == (max(rewards) > min(rewards))
-
-
 def test_equal_rewards_give_exactly_zero_and_no_signal() -> None:
     for kind in ("grpo", "rloo"):
         rewards = torch.tensor([0.1, 0.1, 0.1, 0.0, 1.0, 1.0])
@@ -79,25 +71,16 @@ def test_a_reward_that_is_no_number_is_refused() -> None:
         group_advantages(torch.tensor([1.0, math.nan]), torch.tensor([0, 0]), kind="grpo")
 
 
-def test_normalised_advantages_weigh_each_trained_token_once() -> None:
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_normalised_advantages_weigh_each_trained_token_once(unbiased: bool) -> None:
     advantages = torch.tensor([1.0, -1.0, 4.0, 0.0])
     weights = torch.tensor([3.0, 1.0, 0.0, 5.0])  # the third has only masked tokens, the fourth no signal
     signal = torch.tensor([True, True, True, False])
-    result = normalize(advantages, weights, signal, list, unbiased=False)
+    result = normalize(advantages, weights, signal, list, unbiased=unbiased, eps=0.25)
     tokens = torch.tensor([1.0, 1.0, 1.0, -1.0])
-    expected = (tokens - tokens.mean()) / tokens.std(unbiased=False)
-    assert torch.allclose(result[:2], expected[[0, 3]], atol=1e-5)
-    assert result[3] == 0
-
-
-@pytest.mark.parametrize("unbiased", [True, False])
-def test_every_token_counted_by_the_normalisation_is_normalised(unbiased: bool) -> None:
-    advantages, weights = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([3.0, 1.0, 5.0])
-    tokens = torch.tensor([1.0] * 3 + [-1.0] + [0.0] * 5)
     expected = (tokens - tokens.mean()) / (tokens.std(unbiased=unbiased) + 0.25)
-    counted = torch.ones(3, dtype=torch.bool)
-    result = normalize(advantages, weights, counted, list, unbiased=unbiased, eps=0.25)
-    assert torch.allclose(result, expected[[0, 3, 4]], atol=1e-6)
+    assert torch.allclose(result[:2], expected[[0, 3]], atol=1e-6)
+    assert result[3] == 0
 
 
 def test_normalisation_over_two_ranks_is_that_of_one() -> None:

@@ -14,41 +14,15 @@ from torch import Tensor
 from actors.learner.algorithms.parts import Tokens, needs
 from actors.learner.algorithms.registry import find_algorithm
 from actors.learner.update.advantage_stage import trajectories_of
-from actors.offline.synchronous_reference import SynchronousReference
 from actors.rewards.actor import scored
 from actors.rewards.pool import Verdict
 from areal_bus import authorization, sample_fields
 from areal_bus.config.learner import ActorConfig
-from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import ShardItem, VerdictStatus
-from areal_bus.sample_fields import unpacked
-from tests.actors.learner.algorithms.test_registry import example_of
 from tests.actors.rewards.test_actor import trajectory
 from tests.support.learner_setup import PLAIN, batch_of, prepared, random_shard, settings, tiny_actor
-
-
-def test_an_algorithm_with_a_field_of_its_own_trains_in_the_plain_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = example_of("A field of your own", tmp_path, monkeypatch)
-    names = [f"{section}.{key}={value!r}" for section, keys in own.items() for key, value in keys.items()]
-    few = ("run.total_train_steps=2", "data.batch_size=4", "gconfig.n_samples=2", "learner.warmup.steps=0")
-    config = load("configs/tiny.toml", [*names, *few, "rollout.max_head_offpolicyness=0", "data.max_refill=0"], {})
-    reference = SynchronousReference(config, tmp_path, tmp_path, n_generators=1)
-    steps = list(reference.run())
-    reference.journal.close()
-    assert [step.version for step in steps] == [1, 2]
-    for step in steps:
-        assert step.stats["grad_norm"] > 0
-        assert step.stats["loss/surprise"] == pytest.approx(0, abs=1e-4)  # eta = 0: the sampler is the policy
-        for sample, _, _ in step.groups[0]:
-            names, numbers = unpacked(sample.fields)
-            found = np.frombuffer(numbers, "<f4").reshape(2, -1)
-            assert names == ["certainty", "length"]
-            assert np.allclose(found[0], 2.718 ** np.frombuffer(sample.logps, "<f4"), atol=1e-5)
-            assert set(found[1]) == {len(sample.logps) // 4}
 
 
 def with_fields(shard: list[ShardItem], **fields: float) -> list[ShardItem]:

@@ -63,7 +63,7 @@ def test_how_a_minibatch_is_cut_changes_no_gradient(tmp_path: Path, actor_keys: 
     """Of the policy and of a critic; half of the tokens are too old."""
     shard = random_shard(3, clock=CLOCK, old=True, n_groups=4)
     found = []
-    for budget in (1, 60, 9999):
+    for budget in (1, 60):
         actor = tiny_actor(tmp_path / str(budget), config_of(actor_keys, max_tokens_per_mb=budget))
         found.append(gradients(actor, shard))
     assert any(float(g.abs().max()) > 1e-4 for g in found[0])
@@ -106,20 +106,6 @@ def test_names_of_the_settings_and_of_the_functions_are_the_same() -> None:
 OWN = '''
 import torch
 
-def halved(trajectories, settings):
-    return (trajectories.rewards_M - trajectories.rewards_M.mean()) / 2
-
-def squared(tokens, settings):
-    """Half the squared advantage-weighted ratio."""
-    losses = -tokens.ratio_N * tokens.advantages_N
-    return losses, {"ratio": tokens.ratio_N.detach()}
-
-def by_lag(tokens, settings):
-    return 1.0 / (1 + tokens.lags_N)
-
-def per_sequence(lengths, totals, settings):
-    return torch.ones(len(lengths)) / totals.n_sequences
-
 def wrong_shape(tokens, settings):
     return tokens.logprobs_N.sum()
 
@@ -152,18 +138,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, name, raising=False)
     return name
-
-
-def test_one_of_each_part_is_the_users_own(tmp_path: Path, own: str) -> None:
-    parts = {"advantage": "halved", "loss": "squared", "correction": "by_lag", "aggregation": "per_sequence"}
-    keys = {key: f"{own}:{function}" for key, function in parts.items()}
-    config = settings(actor=keys, data=PLAIN)
-    check(config)
-    actor = tiny_actor(tmp_path, config)
-    assert actor.algorithm.statistics == ("ratio",)
-    stats = update(actor, random_shard(10))
-    assert stats["loss/ratio"] == pytest.approx(1.0)
-    assert stats["grad_norm"] > 0
 
 
 @pytest.mark.parametrize(
@@ -209,10 +183,14 @@ def example_of(section: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> d
     return tomllib.loads(keys[1])
 
 
-def test_the_example_of_the_docs_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_docs_with_one_of_each_part_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(**example_of("Your own parts", tmp_path, monkeypatch), data=PLAIN)
     check(config)
-    assert update(tiny_actor(tmp_path, config), random_shard(11))["loss/ratio"] == pytest.approx(1.0)
+    actor = tiny_actor(tmp_path, config)
+    assert actor.algorithm.statistics == ("ratio",)
+    stats = update(actor, random_shard(11))
+    assert stats["loss/ratio"] == pytest.approx(1.0)
+    assert stats["grad_norm"] > 0
 
 
 # settings without meaning

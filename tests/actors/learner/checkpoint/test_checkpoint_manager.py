@@ -2,10 +2,8 @@
 
 import json
 import os
-import re
 import resource
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -24,15 +22,11 @@ from actors.learner.checkpoint.checkpoint_manager import CheckpointHooks, Checkp
 from actors.learner.update.ppo import PPOActor
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
-from actors.runtime import process as codes
-from areal_bus import messages as m
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import head_checkpoints, versioned_dirs
 from areal_bus.weights.snapshot import take_snapshot
-from tests.faults.ring import INSIDE
-from tests.support.learner_script import PATIENCE_S, Script, script
 from tests.support.learner_setup import settings, tiny_actor, tiny_model, train, weights
 
 
@@ -111,11 +105,16 @@ def test_a_run_whose_checkpoints_are_all_broken_ends_and_names_each(disk: Shelf)
 
 
 def test_a_first_checkpoint_that_the_head_did_not_finish_counts_as_none(disk: Shelf) -> None:
+    head_checkpoints.save(disk.frontier(0), HeadCheckpoint(0))  # of an evaluation before training
     disk.seal(10, frontier=False)
     assert disk.choose() == StartPoint(0, "")
     assert len(disk.said) == 1
+    assert disk.choose(every_steps=0) == StartPoint(0, "")
     with pytest.raises(CheckpointError):  # here it is not the first: older ones must have been there
         disk.choose(every_steps=5)
+    disk.seal(23, frontier=False)
+    with pytest.raises(CheckpointError):  # the first of two must have had one
+        disk.choose(every_steps=0)
 
 
 def test_version_0_needs_no_head_checkpoint_and_no_checkpoint(disk: Shelf) -> None:
@@ -217,15 +216,6 @@ def test_the_schedule_of_checkpoints_continues_in_the_next_incarnation_of_a_lear
     for age_s, is_due in ((40.0, False), (70.0, True), (-1000.0, False)):  # the wall clock may be set back
         os.utime(newest, (time.time() - age_s,) * 2)
         assert keeper_of(tmp_path, actor, config, now=lambda: clock[0]).is_due(actor) is is_due
-
-
-def test_the_only_checkpoint_of_a_run_by_time_that_the_head_did_not_finish_counts_as_none(disk: Shelf) -> None:
-    head_checkpoints.save(disk.frontier(0), HeadCheckpoint(0))  # of an evaluation before training
-    disk.seal(17, frontier=False)
-    assert disk.choose(every_steps=0) == StartPoint(0, "")
-    disk.seal(23, frontier=False)
-    with pytest.raises(CheckpointError):  # the first of two must have had one
-        disk.choose(every_steps=0)
 
 
 def notes(actor: PPOActor) -> list[str]:
@@ -331,7 +321,7 @@ def test_a_checkpoint_holds_the_state_at_its_version_while_training_goes_on(
     real = PendingCheckpoint.write
 
     def write(self: PendingCheckpoint) -> Path:
-        may_write.wait(PATIENCE_S)
+        may_write.wait(60.0)
         return real(self)
 
     monkeypatch.setattr(PendingCheckpoint, "write", write)
@@ -365,81 +355,3 @@ def test_a_checkpoint_holds_the_state_at_its_version_while_training_goes_on(
     train(again, range(1, 3))
     for ours, theirs in ((actor.policy, again.policy), (actor.critic.model, again.critic.model)):
         torch.testing.assert_close(weights(ours), weights(theirs), atol=0, rtol=0)
-
-
-@pytest.mark.slow
-def test_learners_go_back_when_one_is_killed_between_the_shards_of_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By SIGKILL, before it has reported its own. The checkpoint before is used."""
-    faults = tmp_path / "faults"
-    for name in ("failpoints", "failpoints_hit"):
-        (faults / name).mkdir(parents=True)
-    monkeypatch.setenv("AREAL_FAULTS", str(faults))
-    monkeypatch.setenv("PYTHONPATH", f"{INSIDE}{os.pathsep}{Path.cwd()}")
-    with script(tmp_path, n_learners=2, checkpoint={"every_steps": 1, "at_end": False}) as head:
-        head.assemble()
-        assert head.take(m.Checkpointed).version == 0
-        first = update(head, 0)
-        assert head.take(m.Checkpointed).version == 1
-        head.write_frontier(1)
-        (faults / "failpoints" / "shard-written@learner-1#0").write_text("kill")
-        second = update(head, 1)
-        head.processes[1].wait(PATIENCE_S)
-        head.write_frontier(2)
-        shelf = head.run_folder / "checkpoints"
-        assert not (shelf / "step-000002").exists()
-        assert list(shelf.glob(".step-000002.*.tmp/shards/shard-00002-of-00002.safetensors"))
-        for process in head.processes:
-            process.kill()  # a job that lost a learner starts all of them again
-        for index in range(2):
-            head.come_back(index)
-        assert head.assemble() == m.BeginTerm(1, first, sealed=[0, 1])
-        head.waiting = [held for held in head.waiting if held[1] != m.BatchRequest(2)]  # of the dead
-        assert update(head, 1) == second
-        assert head.take(m.Checkpointed, lambda done: done.version == 2).version == 2
-        assert {path.name for path in shelf.iterdir()} == {"step-000001", "step-000002"}
-        checkpoint.verify(shelf / "step-000002")
-
-
-@pytest.mark.slow
-def test_learners_come_back_together_and_make_the_same_bits_again(tmp_path: Path) -> None:
-    with script(tmp_path, n_learners=2, checkpoint={"every_steps": 2, "at_end": False}) as head:
-        head.assemble()
-        digests = [update(head, step) for step in range(3)]
-        folder = str(head.run_folder / "checkpoints" / "step-000002")
-        assert head.take(m.Checkpointed) == m.Checkpointed(2, folder)
-        head.write_frontier(2)
-        left, gone = head.processes
-        await_requests(head, 3)
-        gone.kill()
-        gone.wait()
-        head.hand_out(3, last=False)
-        assert left.wait(PATIENCE_S) == codes.RESTART
-        said = left.stderr.read().splitlines()[-1]
-        assert re.fullmatch(r"rank 0 .*: learners compute together: learner-0.0 lost touch .* \([^()]{1,200}\)", said)
-        old = head.store
-        head.come_back(1)
-        join = head.take(m.Join)
-        head.bus.send(join.name, m.PeerList(["learner-0.0"], [old]))  # nobody is there any more
-        head.waiting.append((join.name, join))
-        head.come_back(0)
-        assert head.assemble() == m.BeginTerm(2, digests[1], sealed=[2])
-        assert update(head, 2) == digests[2]
-        await_requests(head, 3)
-        root, stopped = head.processes
-        stopped.send_signal(signal.SIGSTOP)
-        head.hand_out(3, last=False)  # rank 0 waits for the other one within a collective
-        head.bus.send(head.name(0), m.Rejoin("learner-1.2 begins anew", anew=True))
-        assert root.wait(PATIENCE_S) == codes.RESTART
-        assert not any(isinstance(message, m.Failure) for _, message in head.waiting)
-
-
-def update(head: Script, step: int) -> str:
-    head.serve(step)
-    return head.take(m.UpdateDone).digest
-
-
-def await_requests(head: Script, step: int) -> None:
-    for _ in range(head.n_learners):
-        assert head.take(m.BatchRequest).step == step

@@ -18,7 +18,7 @@ from actors.learner.actor import Learner
 from actors.learner.checkpoint import memory_copy
 from actors.learner.checkpoint.memory_copy import ALWAYS_S, CopyMemory, MemoryCopies, available_bytes, state_of
 from actors.learner.update.ppo import PPOActor
-from areal_bus.errors import CheckpointError, Restart
+from areal_bus.errors import Restart
 from areal_bus.storage.journal import Journal
 from tests.support.learner_setup import settings as config_of
 from tests.support.learner_setup import tiny_actor, train, weights
@@ -134,10 +134,15 @@ def copies(memory: int, folder: Path, **how: Any) -> MemoryCopies:
         {"actor": {"lora": {"rank": 2}}},
         {"actor": {"optimizer": "muon"}},
         {"actor": {"kl_ctl": 0.1}, "reference": {"update_every": 2}},
+        {"actor": {"optimizer": "half:make"}},
     ],
-    ids=["adamw", "bfloat16", "critic", "lora", "muon", "reference"],
+    ids=["adamw", "bfloat16", "critic", "lora", "muon", "reference", "own"],
 )
-def test_an_actor_from_a_copy_trains_on_bit_equal(tmp_path: Path, memory: int, sections: dict[str, Any]) -> None:
+def test_an_actor_from_a_copy_trains_on_bit_equal(
+    tmp_path: Path, memory: int, sections: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "half", ModuleType("half"))
+    sys.modules["half"].make = lambda ps, actor: HalfMomentum(ps.values(), {"lr": 0.1})  # type: ignore[attr-defined]
     config = config_of(**sections)
     first = tiny_actor(tmp_path / "first", config)
     keeper = copies(memory, tmp_path / "first")
@@ -180,13 +185,6 @@ def test_copies_of_another_rank_or_job_are_not_offered(tmp_path: Path, memory: i
     assert MemoryCopies(memory, owner="job 1 0/2", journal=journal).versions == []
 
 
-def test_a_copy_of_another_model_is_refused(tmp_path: Path, memory: int) -> None:
-    copies(memory, tmp_path / "first").keep(tiny_actor(tmp_path / "first"), None)
-    lora = tiny_actor(tmp_path / "lora", config_of(actor={"lora": {"rank": 2}}))
-    with pytest.raises(CheckpointError):
-        copies(memory, tmp_path / "lora").restore(lora, 0)
-
-
 def test_a_copy_of_another_model_is_dropped_and_the_learner_goes_back_to_its_checkpoint(
     tmp_path: Path, memory: int
 ) -> None:
@@ -198,22 +196,9 @@ def test_a_copy_of_another_model_is_dropped_and_the_learner_goes_back_to_its_che
     assert copies(memory, tmp_path / "next").versions == []
 
 
-def test_a_users_optimizer_with_states_of_another_dtype_trains_on_bit_equal(
-    tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "half", ModuleType("half"))
-    sys.modules["half"].make = lambda ps, actor: HalfMomentum(ps.values(), {"lr": 0.1})  # type: ignore[attr-defined]
-    config = config_of(actor={"optimizer": "half:make"})
-    first, again = (tiny_actor(tmp_path / name, config) for name in ("first", "again"))
-    train(first, [0])
-    assert copies(memory, tmp_path / "first").keep(first, None)
-    copies(memory, tmp_path / "again").restore(again, 1)
-    for actor in (first, again):
-        train(actor, [1])
-    assert_equal(first, again)
-
-
 class HalfMomentum(torch.optim.Optimizer):
+    """A user's own, whose states are of another dtype than the weights."""
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:

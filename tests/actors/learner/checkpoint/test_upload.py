@@ -195,15 +195,6 @@ def manager_of(run: Path, config: CheckpointConfig) -> CheckpointManager:
     return CheckpointManager(run, config, journal=journal, is_root=True, hooks=hooks)
 
 
-def test_checkpoints_of_every_nth_version_are_due_and_stay(tmp_path: Path) -> None:
-    manager = manager_of(tmp_path, CheckpointConfig(keep=1, keep_every=4, every_s=0))
-    for version in (3, 4, 8, 9):
-        newest = sealed(tmp_path, version)
-        folder = tmp_path / "checkpoints"
-        versioned_dirs.prune(folder, 1, newest=newest, counts=lambda version: False, is_best=manager._is_kept)
-    assert sorted(versioned_dirs.versions(tmp_path / "checkpoints")) == [4, 8, 9]
-
-
 @pytest.mark.parametrize(
     ("call", "said"),
     [

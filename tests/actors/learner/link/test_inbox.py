@@ -2,9 +2,7 @@
 
 import pytest
 
-from actors.runtime import process as codes
 from areal_bus import messages as m
-from areal_bus.errors import Restart
 from tests.actors.learner.link.conftest import Crew
 from tests.support.learner_setup import random_shard
 from tests.support.polling import wait_until
@@ -25,15 +23,6 @@ def test_the_end_of_a_share_wakes_the_loop_and_its_items_do_not(begun: Crew) -> 
     assert [rank.inbox.take() for _ in range(13)] == [*items, end]
 
 
-def test_a_rejoin_ends_a_bound_learner_whose_loop_is_stuck(begun: Crew) -> None:
-    (rank,) = begun.ranks
-    rank.inbox.bind()
-    begun.tell(m.Rejoin("only a member may speak"))
-    wait_until(lambda: rank.ended == [codes.RESTART])
-    with pytest.raises(Restart, match="only a member may speak"):
-        rank.rollout.prepare_batch()
-
-
 def test_a_rejoin_before_that_only_asks_for_another_join(begun: Crew) -> None:
     (rank,) = begun.ranks
     begun.tell(m.Rejoin("only a member may speak"))
@@ -44,22 +33,18 @@ def test_a_rejoin_before_that_only_asks_for_another_join(begun: Crew) -> None:
     assert not rank.ended
 
 
-@pytest.mark.parametrize("later", [3, 5])
-def test_the_term_is_taken_from_pushes_and_not_from_later_heartbeats(begun: Crew, later: int) -> None:
+@pytest.mark.parametrize(
+    "told",
+    [
+        [m.HeadHeartbeat(3, 10), m.PushBegin(0, 10, 0, [], "", 5.0, term=4), m.HeadHeartbeat(3, 10)],
+        [m.HeadHeartbeat(3, 10), m.PushBegin(0, 10, 0, [], "", 5.0, term=4), m.HeadHeartbeat(5, 10)],
+        [m.HeadHeartbeat(3, 10), m.HeadHeartbeat(4, 10)],
+    ],
+    ids=["older", "newer", "before the first push"],
+)
+def test_the_term_is_taken_from_pushes_and_before_the_first_from_heartbeats(begun: Crew, told: list[m.Message]) -> None:
     (rank,) = begun.ranks
-    begun.tell(
-        m.HeadHeartbeat(3, 10),
-        m.PushBegin(0, 10, 0, [], "", 5.0, term=4),
-        m.HeadHeartbeat(later, 10),
-        m.NoBatch(0, False),
-    )
-    assert rank.rollout.prepare_batch() is None
-    assert rank.inbox.term == 4
-
-
-def test_before_its_first_push_a_learner_takes_the_term_from_heartbeats(begun: Crew) -> None:
-    (rank,) = begun.ranks
-    begun.tell(m.HeadHeartbeat(3, 10), m.HeadHeartbeat(4, 10), m.NoBatch(0, False))
+    begun.tell(*told, m.NoBatch(0, False))
     assert rank.rollout.prepare_batch() is None
     assert rank.inbox.term == 4
 

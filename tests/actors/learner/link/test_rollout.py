@@ -2,10 +2,8 @@
 handed out, and of whom the ranks ask next.
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,6 @@ from actors.runtime import process as codes
 from areal_bus import messages as m
 from areal_bus.errors import ConfigError, ImpossibleEvent, Restart
 from tests.actors.learner.link.conftest import WAIT_S, Crew, Rank, dealt, taken
-from tests.support.learner_script import Script, script
 from tests.support.polling import wait_until
 
 CROWDS = pytest.mark.parametrize("size", [1, 2, 3])
@@ -56,34 +53,17 @@ def test_a_batch_that_is_not_trained_is_the_last_one_asked_for(begun: Crew, last
     assert begun.head.receive(0) is None
 
 
-def test_a_share_that_is_not_whole_is_refused(begun: Crew) -> None:
+@pytest.mark.parametrize(
+    ("step", "n_items", "said"),
+    [(0, 13, "13 items were announced, 12 came"), (1, 12, "waited for step 0, got step 1")],
+)
+def test_a_share_that_is_not_whole_or_of_another_step_is_refused(
+    begun: Crew, step: int, n_items: int, said: str
+) -> None:
     (rank,) = begun.ranks
-    begun.hand_out(0, n_items=13)
-    with pytest.raises(ImpossibleEvent, match="13 items were announced, 12 came"):
+    begun.hand_out(step, n_items=n_items)
+    with pytest.raises(ImpossibleEvent, match=said):
         rank.rollout.prepare_batch()
-
-
-def test_a_batch_of_another_step_is_refused(begun: Crew) -> None:
-    (rank,) = begun.ranks
-    begun.hand_out(1)
-    with pytest.raises(ImpossibleEvent, match="waited for step 0, got step 1"):
-        rank.rollout.prepare_batch()
-
-
-def test_stop_ends_a_wait(begun: Crew) -> None:
-    (rank,) = begun.ranks
-    threading.Thread(target=lambda: begun.tell(m.Stop("enough"))).start()
-    with pytest.raises(StopRun, match="enough"):
-        rank.rollout.prepare_batch()
-    with pytest.raises(StopRun):
-        rank.inbox.check()
-
-
-def test_a_drained_run_ends_the_loop_and_logs_it(begun: Crew) -> None:
-    (rank,) = begun.ranks
-    begun.tell(m.NoBatch(0, True))
-    assert rank.rollout.prepare_batch() is None
-    assert (rank.rollout.ended, rank.rollout.drained) == (True, True)
 
 
 @CROWDS
@@ -116,26 +96,18 @@ def test_a_batch_that_all_ranks_hold_is_trained_and_the_next_head_learns_the_new
     crew.is_quiet()
 
 
-@CROWDS
-def test_a_share_that_is_there_in_part_is_dropped_and_asked_for_again(crew: Crew) -> None:
+@pytest.mark.parametrize(
+    ("size", "n_missing"), [(1, [12]), (2, [12, 11]), (3, [12, 11, 10]), (2, [0, 1]), (3, [0, 1, 13])]
+)
+def test_a_share_that_a_rank_has_in_part_is_dropped_and_asked_for_again(crew: Crew, n_missing: list[int]) -> None:
     taking = crew.begin_a_batch()
-    for index in range(len(crew.ranks)):
-        crew.tell(*crew.share(0, seed=1)[: index + 1], to=index)
+    for index, n in enumerate(n_missing):
+        share = crew.share(0, seed=1)
+        crew.tell(*share[: len(share) - n], to=index)
     crew.is_joined(1)
     crew.asked(0, 1)
     crew.is_trained(taking, seed=2)
     assert crew.said == [[(0, False), (1, True)]] * len(crew.ranks)
-    crew.is_quiet()
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_share_is_dropped_when_another_rank_has_none(crew: Crew) -> None:
-    taking = crew.begin_a_batch()
-    crew.tell(*crew.share(0, seed=1), to=0)
-    crew.tell(*crew.share(0, seed=1)[:-1], to=1)
-    crew.is_joined(1)
-    crew.asked(0, 1)
-    crew.is_trained(taking, seed=2)
     crew.is_quiet()
 
 
@@ -293,58 +265,3 @@ def test_a_learner_goes_back_to_its_checkpoint(crew: Crew, said: m.Rejoin, lives
         assert joined == []
         with pytest.raises(Restart, match=said.reason):
             rank.inbox.check()
-
-
-def test_a_learner_that_survived_a_head_can_still_be_sent_back(crew: Crew) -> None:
-    with bound(crew, lives_on=True) as (rank, joined):
-        crew.tell(m.Rejoin("only a member may speak", life=1))
-        wait_until(lambda: joined == [1])
-        crew.is_joined(1)
-        crew.tell(m.Rejoin("no waypoint on disk says what it had", life=1, anew=True))
-        wait_until(lambda: rank.ended == [codes.RESTART])
-        with pytest.raises(Restart, match="no waypoint"):
-            rank.inbox.take()
-
-
-# real processes, over gloo
-
-
-@pytest.mark.slow
-def test_two_learner_processes_survive_two_heads_and_lose_no_update(tmp_path: Path) -> None:
-    """The first in the middle of a batch that one of them has, the second in the middle of a step."""
-    with script(tmp_path, n_learners=2, checkpoint={"every_steps": 2, "at_end": False}) as head:
-        head.assemble()
-        digests = [update(head, step, life=0) for step in range(3)]
-        assert head.take(m.Checkpointed).version == 2
-        await_requests(head, 3, life=0)
-        head.hand_out(3, last=False, to=[0])
-        begin = head.succeed(1)
-        assert (begin.version, begin.digest, begin.lives_on, begin.sealed) == (3, digests[2], True, [2])
-        digests.append(update(head, 3, life=1))
-        await_requests(head, 4, life=1)
-        head.hand_out(4, last=False)
-        begin = head.succeed(2)
-        assert (begin.version, begin.life, begin.lives_on) in [(4, 2, True), (5, 2, True)]
-        if begin.version == 4:  # the other head came before the share
-            assert begin.digest == digests[3]
-            update(head, 4, life=2)
-        tensors, pushed = head.push(5)
-        assert tensors
-        assert pushed not in digests
-        update(head, 5, life=2, last=True)
-        for _ in range(2):
-            head.take(m.Finished)
-        assert head.end() == [codes.DONE, codes.DONE]
-        assert [line["version"] for line in head.journal("step")] == [1, 2, 3, 4, 5, 6]
-        assert head.incarnations == [0, 0]
-
-
-def update(head: Script, step: int, *, life: int, last: bool = False) -> str:
-    await_requests(head, step, life=life)
-    head.hand_out(step, last=last)
-    return head.take(m.UpdateDone, lambda done: done.version == step + 1).digest
-
-
-def await_requests(head: Script, step: int, *, life: int) -> None:
-    for _ in range(head.n_learners):
-        assert head.take(m.BatchRequest, lambda asked: asked.life == life).step == step

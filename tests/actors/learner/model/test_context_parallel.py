@@ -1,11 +1,5 @@
-"""Context parallelism: what each rank computes and sees of a packed row, and its memory. Its results: test_fsdp.py."""
+"""Context parallelism: what each rank computes and sees of a packed row. Its results: test_fsdp.py."""
 
-import json
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM
 
-from actors.learner.link.rendezvous import ContextGroup, LearnerRanks, meet, part
+from actors.learner.link.rendezvous import ContextGroup, LearnerRanks
 from actors.learner.model.context_parallel import RowSplit, padded, rows_by_rank
 from actors.learner.model.policy import Policy
 from actors.models.packed_row import PackedRow, SequencePiece, lay_out
-from actors.runtime.process import leave
 from areal_bus.errors import ConfigError
-from areal_bus.weights.process_group import join_store, serve_store
 
 CPU = torch.device("cpu")
-N_TOKENS = 8192
 
 
 def seen_by_row(row: PackedRow) -> dict[int, list[int]]:
@@ -94,65 +85,3 @@ def test_a_model_with_windows_is_refused() -> None:
     ranks = LearnerRanks(0, 2, context=ContextGroup(0, 2, None))
     with pytest.raises(ConfigError, match=r"needs plain causal attention in every layer, and mistral has sliding"):
         Policy(model, ranks=ranks, device="cpu", temperature=1.0)
-
-
-def peak_of(index: int, width: int, endpoint: str, checkpoints: bool) -> int:
-    """Body of one process of two: bytes that forward and backward pass of one long sequence add at their peak. With
-    `width` 1 each rank has such a sequence.
-    """
-    torch.set_num_threads(1)
-    store = join_store(endpoint, 60.0)
-    given: dict[str, Any] = {"interface": "lo", "device": "cpu", "timeout_s": 120.0}
-    ranks = meet(store, index=index, size=2, context_parallel=width, **given)
-    sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
-    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=N_TOKENS)
-    model = LlamaForCausalLM(config)
-    policy = Policy(model, ranks=ranks, device="cpu", temperature=1.0, gradient_checkpointing=checkpoints)
-    policy.idle_pass()
-    ids = torch.arange(N_TOKENS) * 7919 % 64
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins anew
-    before = status("VmHWM")
-    logp_N, _ = policy.logprobs([SequencePiece(ids, torch.arange(1, N_TOKENS))])
-    logp_N.sum().backward()  # type: ignore[no-untyped-call]
-    found = status("VmHWM") - before
-    part()
-    return found
-
-
-def status(name: str) -> int:
-    """Bytes of a line of /proc/self/status."""
-    found = re.search(rf"^{name}:\s+([0-9]+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
-    return int(found[1]) * 1024
-
-
-def peaks(width: int, *, checkpoints: bool) -> list[int]:
-    """Of each of two ranks."""
-    _, endpoint = store = serve_store("127.0.0.1")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    line = [sys.executable, "-m", "tests.actors.learner.model.test_context_parallel"]
-    processes = [
-        subprocess.Popen(
-            [*line, str(index), str(width), endpoint, str(int(checkpoints))],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert store
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("checkpoints", [False, True])
-def test_two_ranks_take_less_memory_each_for_one_long_sequence(checkpoints: bool) -> None:
-    alone, shared = peaks(1, checkpoints=checkpoints), peaks(2, checkpoints=checkpoints)
-    print(f"MiB of each rank: a sequence of its own {[n >> 20 for n in alone]}, shared {[n >> 20 for n in shared]}")
-    assert max(shared) < 0.7 * min(alone)
-
-
-if __name__ == "__main__":
-    print(peak_of(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "1"))
-    leave(0)

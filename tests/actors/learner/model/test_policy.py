@@ -18,7 +18,7 @@ from actors.learner.model import policy as module
 from actors.learner.model.policy import Policy
 from actors.learner.update.ppo import PPOActor
 from actors.models import packed_attention
-from actors.models.packed_row import SequencePiece, lay_out, n_rows
+from actors.models.packed_row import SequencePiece, lay_out
 from areal_bus.config.sections import Config
 from areal_bus.weights.snapshot import Snapshot, digest_of, take_snapshot
 from tests.support.learner_setup import VOCABULARY, resume, save, settings, tiny_actor, tiny_model, train, weights
@@ -138,17 +138,6 @@ def families(seed: int = 1) -> list[SequencePiece]:
     return [made[i] for i in (1, 4, 0, 5, 2, 6, 3)] + [SequencePiece(torch.tensor([5, 6, 7]), torch.tensor([1, 2]))]
 
 
-def test_a_shared_prompt_is_read_once() -> None:
-    row = lay_out(families(), share=True)
-    first, second = ([p for p in families() if p.family == f] for f in (0, 1))
-    assert len(row.ids_S) == n_rows(first) + n_rows(second) + 2
-    assert len(row.ids_S) < sum(row.lengths) == sum(p.n_read for p in families())
-    whole = torch.cat([p.ids_T[: p.n_read] for p in sorted(families(), key=lambda p: p.n_read)])
-    assert list(row.lengths) == sorted(row.lengths)  # equal lengths go through attention in one call
-    assert torch.equal(row.ids_S[row.expand_E], whole)
-    assert torch.equal(row.expand_E[row.keep_S], torch.arange(len(row.ids_S)))
-
-
 def told(sizes: list[int], _embedding: torch.nn.Module, given: tuple[Tensor]) -> None:
     """A forward's number of tokens."""
     sizes.append(given[0].numel())
@@ -174,21 +163,6 @@ def test_rows_that_are_filled_up_change_nothing(
     for other, other_entropy, others_own in others:
         torch.testing.assert_close((other, other_entropy), (logp, entropy), atol=1e-5, rtol=0)
         check_gradients(others_own, parameters)
-
-
-@pytest.mark.parametrize("more", [0, 3, 40])
-def test_a_row_that_is_filled_up_is_as_well_formed(more: int) -> None:
-    row = lay_out(families(), share=True)
-    full = row.filled(len(row.ids_S) + more, len(row.wanted_N) + more)
-    assert (len(full.ids_S), len(full.positions_S)) == (len(row.ids_S) + more, len(row.ids_S) + more)
-    assert len(full.wanted_N) == len(full.targets_N) == len(row.wanted_N) + more
-    assert torch.equal(full.ids_S[: len(row.ids_S)], row.ids_S)
-    assert not full.positions_S[len(row.ids_S) :].any(), "a model with few positions has the first"
-    packing = packed_attention.PackedAttention.of(full, torch.device("cpu"))
-    assert packing.sequences is not None, "kernels can follow it"
-    assert packing.sequences.n_rows == len(full.ids_S)
-    assert sum(full.lengths) == sum(row.lengths) + more
-    assert torch.equal(full.expand_E[full.keep_S], torch.arange(len(full.ids_S)))
 
 
 def test_a_model_that_is_not_packed_is_given_its_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,22 +238,6 @@ def bfloat16_config(**actor: Any) -> Config:
 
 def pushed(actor: PPOActor) -> Snapshot:
     return take_snapshot(actor.version, actor.policy.parameters(), bucket_bytes=1 << 20, dtype=actor.policy.dtype)
-
-
-def test_small_updates_are_kept_until_the_pushed_weights_show_them(tmp_path: Path) -> None:
-    actor = tiny_actor(tmp_path, bfloat16_config())
-    first = pushed(actor).tensors()
-    for step in range(6):
-        before = weights(actor.policy)
-        train(actor, range(step, step + 1))
-        moved = [float((before[name] != now).float().mean()) for name, now in weights(actor.policy).items()]
-        assert min(moved) > 0.5, "a step of the optimizer moves the weights, however small it is"
-    now = pushed(actor).tensors()
-    assert {tensor.dtype for tensor in now.values()} == {torch.bfloat16}
-    shown = torch.cat([(first[name] != now[name]).flatten() for name in now]).float().mean()
-    assert 0 < shown < 0.5, "six steps of 1e-5: below half a step of bfloat16 for most, over it for some"
-    state = actor.optimizer.state.values()
-    assert {value.dtype for kinds in state for value in kinds.values()} == {torch.float32}
 
 
 def test_compute_is_of_the_type_that_is_sampled_with() -> None:

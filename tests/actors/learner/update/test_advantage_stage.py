@@ -181,13 +181,6 @@ def test_sources_are_normalised_with_those_that_they_name(tmp_path: Path, actor:
     assert not torch.allclose(apart, together, atol=0.1)
 
 
-@pytest.mark.parametrize("over", ["all", "signal"])
-def test_without_a_baseline_a_batch_of_equal_rewards_trains_nothing(tmp_path: Path, over: str) -> None:
-    shard = [shard_item(group=i // 4, sample=i % 4, reward=0.1, n_groups=2) for i in range(8)]
-    stats = update(tiny_actor(tmp_path, settings(actor=PAPER | {"normalize_batch_over": over})), shard)
-    assert (stats["zero_advantage_share"], stats["n_optimizer_steps"], stats["n_tokens_skipped"]) == (1.0, 0, 32)
-
-
 def test_without_any_baseline_only_a_reward_of_nothing_trains_nothing(tmp_path: Path) -> None:
     shard = [shard_item(group=i // 4, sample=i % 4, reward=float(i < 4), n_groups=2) for i in range(8)]
     stats = update(tiny_actor(tmp_path, settings(actor={"advantage": "none"})), shard)

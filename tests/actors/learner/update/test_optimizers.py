@@ -144,34 +144,6 @@ def test_a_group_has_a_rate_and_a_decay_of_its_own_along_the_schedule(tmp_path: 
         assert of[id(parameter)] == (pytest.approx(lr * half), decay), name
 
 
-def test_a_pattern_of_no_parameter_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unused pattern 'router' in \[\[actor.group\]\]"):
-        tiny_actor(tmp_path, config_of("adamw", group=[{"match": "router", "lr_scale": 0.1}]))
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"optimizer": "muon", "adamw_lr": OTHER_LR},
-        {"optimizer": "muon", "lora": {"rank": 4, "dropout": 0.1}},
-        {"optimizer": "adamw", "group": NO_DECAY},
-        {"optimizer": "sgd"},
-    ],
-    ids=lambda more: "-".join(map(str, more)),
-)
-def test_a_resumed_optimizer_goes_on_bit_for_bit(tmp_path: Path, more: dict[str, Any]) -> None:
-    config = settings(actor={"lr": 1e-3, "weight_decay": DECAY, "ppo_epochs": 2, **more})
-    first = tiny_actor(tmp_path / "a", config)
-    train(first, range(2))
-    folder = save(first, tmp_path / "kept")
-    second = tiny_actor(tmp_path / "b", config)
-    second.policy.model.load_state_dict(first.policy.model.state_dict())
-    resume(second, folder)
-    for actor in (first, second):
-        train(actor, range(2, 4))
-    torch.testing.assert_close(weights(first.policy), weights(second.policy), atol=0, rtol=0)
-
-
 @pytest.fixture
 def eager_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchao compiles its step, which takes minutes on a CPU."""
@@ -243,6 +215,11 @@ def test_an_optimizer_of_ones_own_steps_and_follows_the_schedule(tmp_path: Path,
     assert any(not torch.equal(start[name], value) for name, value in weights(actor.policy).items())
 
 
+def test_a_pattern_of_no_parameter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unused pattern 'router' in \[\[actor.group\]\]"):
+        tiny_actor(tmp_path, config_of("adamw", group=[{"match": "router", "lr_scale": 0.1}]))
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -283,18 +260,26 @@ class Own(torch.optim.Optimizer):
             parameter.add_(state["m"], alpha=-LR / state["step"])
 
 
-@pytest.mark.parametrize("kind", ["own", "rmsprop", "adagrad", "nadam"])
-def test_an_optimizer_of_ones_own_goes_on_bit_for_bit_after_a_resume(
-    tmp_path: Path, mine: ModuleType, kind: str
-) -> None:
+RESUMED: dict[str, dict[str, Any]] = {
+    "muon": {"optimizer": "muon", "adamw_lr": OTHER_LR, "weight_decay": DECAY},
+    "muon-lora": {"optimizer": "muon", "lora": {"rank": 4, "dropout": 0.1}, "weight_decay": DECAY},
+    "adamw-groups": {"optimizer": "adamw", "group": NO_DECAY, "weight_decay": DECAY},
+    "sgd": {"optimizer": "sgd", "weight_decay": DECAY},
+    "own": {"optimizer": "mine:make"},
+    "own-rmsprop": {"optimizer": "mine:rmsprop"},
+    "own-nadam": {"optimizer": "mine:nadam"},
+}
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_a_resumed_optimizer_goes_on_bit_for_bit(tmp_path: Path, mine: ModuleType, kind: str) -> None:
     makes: dict[str, Any] = {
-        "own": Own,
+        "make": Own,
         "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=LR, momentum=0.9, centered=True),
-        "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=LR),
         "nadam": lambda ps: torch.optim.NAdam(ps, lr=LR),
     }
-    mine.make = lambda parameters, actor: makes[kind](parameters.values())  # type: ignore[attr-defined]
-    config = settings(actor={"lr": LR, "optimizer": "mine:make"})
+    vars(mine).update({name: lambda ps, actor, make=make: make(ps.values()) for name, make in makes.items()})
+    config = settings(actor={"lr": 1e-3, "ppo_epochs": 2, **RESUMED[kind]})
     first = tiny_actor(tmp_path / "a", config)
     train(first, range(2))
     folder = save(first, tmp_path / "kept")

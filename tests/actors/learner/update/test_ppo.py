@@ -7,6 +7,7 @@ import array
 import json
 import math
 import random
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from actors.learner.batching import Batch, build
+from actors.learner.batching import Batch, Item, build
 from actors.learner.link.rendezvous import LearnerRanks, meet, part
 from actors.learner.model.policy import whole
 from actors.learner.update.ppo import PPOActor, epoch_order, learning_rate
@@ -37,7 +38,6 @@ from tests.support.learner_setup import (
     shard_item,
     tiny_actor,
     tiny_model,
-    train,
     update,
     weights,
 )
@@ -45,28 +45,36 @@ from tests.support.learner_setup import (
 EPS = 0.2
 
 
-def padded_gradients(shard: list[ShardItem], *, decoupled: bool = True) -> list[Tensor]:
-    """Gradients of one update, plainly: one right-padded batch, full logits, RLOO, token mean over what is trained."""
-    model = tiny_model().eval()
-    items = batch_of(shard, clock=shard[0].clock).items
+def trained_logps(model: Any, items: Sequence[Item]) -> list[Tensor]:
+    """Log-probs of the trained tokens of each item: one right-padded batch, full logits."""
     longest = max(len(item.ids_T) for item in items)
     ids = torch.stack([torch.nn.functional.pad(item.ids_T, (0, longest - len(item.ids_T))) for item in items])
     mask = torch.stack([torch.arange(longest) < len(item.ids_T) for item in items]).long()
     logp = model(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)
+    return [logp[row, item.trained_places - 1, ids[row, item.trained_places]] for row, item in enumerate(items)]
+
+
+def rloo_of(item: Any, items: Iterable[Any]) -> float:
+    others = [o.reward for o in items if o.group == item.group and o.sample != item.sample]
+    return float(item.reward - sum(others) / len(others))
+
+
+def surrogate(now_N: Tensor, anchor_N: Tensor, advantage: float) -> Tensor:
+    """Clipped, with its sign turned."""
+    u = (now_N - anchor_N).exp()
+    return -torch.minimum(u * advantage, u.clamp(1 - EPS, 1 + EPS) * advantage)
+
+
+def padded_gradients(shard: list[ShardItem], *, decoupled: bool = True) -> list[Tensor]:
+    """Gradients of one update, plainly: RLOO, token mean over what is trained."""
+    model, items = tiny_model().eval(), batch_of(shard, clock=shard[0].clock).items
     losses, n = [], 0
-    for row, item in enumerate(items):
-        others = [o.reward for o in items if o.group == item.group and o.sample != item.sample]
-        advantage = item.reward - sum(others) / len(others)
-        if all(other == item.reward for other in others):
-            continue
-        for place, behav, trained in zip(item.places_K, item.behav_K, item.trained_K, strict=True):
-            if trained:
-                theta = logp[row, place - 1, ids[row, place]]
-                anchor = theta.detach() if decoupled else behav
-                u = torch.exp(theta - anchor)
-                weight = torch.exp(theta.detach() - behav) if decoupled else 1.0
-                losses.append(-weight * torch.min(u * advantage, u.clamp(1 - EPS, 1 + EPS) * advantage))
-                n += 1
+    for item, theta_N in zip(items, trained_logps(model, items), strict=True):
+        if len({o.reward for o in items if o.group == item.group}) > 1:
+            behav_N, held_N = item.behav_K[item.trained_K], theta_N.detach()
+            weight_N = (held_N - behav_N).exp() if decoupled else torch.ones(())
+            losses.append((weight_N * surrogate(theta_N, held_N if decoupled else behav_N, rloo_of(item, items))).sum())
+            n += item.n_trained
     (torch.stack(losses).sum() / n).backward()
     return [p.grad for p in model.parameters()]
 
@@ -87,64 +95,6 @@ def test_I2_packed_micro_batches_give_the_gradient_of_one_padded_batch(tmp_path:
 
 def check_near(ours: list[Tensor], theirs: list[Tensor]) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("n_plain", [0, 2])
-def test_one_pass_of_the_optimizer_is_as_many_small_ones_and_goes_on_with_their_state(
-    n_plain: int, tmp_path: Path
-) -> None:
-    found = []
-    for n in (n_plain, 4):
-        actor = tiny_actor(tmp_path / str(n), settings(actor={"lr": 1e-2, "weight_decay": 0.1}))
-        (group,) = actor.optimizer.param_groups
-        assert group["fused"]
-        for step in range(4):
-            group["fused"] = step >= n
-            train(actor, range(step, step + 1))
-        found.append(weights(actor.policy))
-    torch.testing.assert_close(*found, atol=2e-4, rtol=0)  # of 4 steps of 0.01, where a gradient is rounding
-
-
-def test_a_separate_proximal_forward_gives_the_same_update(tmp_path: Path) -> None:
-    shard = random_shard(6)
-    fused, apart = (tiny_actor(tmp_path / name, settings(actor=rloo())) for name in ("fused", "log_ratio"))
-    stats = update(fused, shard)
-    batch = prepared(apart, shard)
-    apart._compute_prox(batch)
-    again = apart.ppo_update(batch)
-    assert set(batch.streams["prox"]) == set(range(len(shard)))
-    torch.testing.assert_close(weights(fused.policy), weights(apart.policy), atol=1e-6, rtol=1e-5)
-    assert again["mismatch_kl"] == pytest.approx(stats["mismatch_kl"], rel=1e-4)
-
-
-def test_minibatches_hold_whole_groups_and_step_once_each(tmp_path: Path) -> None:
-    config = settings(actor=rloo(ppo_n_minibatches=2), data={"task": "sums", "batch_size": 5})
-    actor = tiny_actor(tmp_path, config)
-    batch = prepared(actor, random_shard(7, n_groups=5))
-    parts = actor._minibatches(batch)
-    groups = [{batch.items[i].group for i in part.members} for part in parts]
-    assert sorted(i for part in parts for i in part.members) == list(range(20))
-    assert groups[0] | groups[1] == set(range(5))
-    assert not groups[0] & groups[1]
-    assert actor.ppo_update(batch)["n_optimizer_steps"] == 2
-
-
-def test_later_minibatches_are_clipped_around_the_policy_before_the_step(tmp_path: Path) -> None:
-    config = settings(actor=rloo(ppo_n_minibatches=2, lr=0.05), data={"task": "sums", "batch_size": 4})
-    stats = update(tiny_actor(tmp_path, config), random_shard(8, n_groups=4))
-    assert stats["clip_share"] > 0  # the second minibatch has moved away from the proximal policy
-
-
-def test_groups_without_signal_are_skipped_and_counted(tmp_path: Path) -> None:
-    flat = [shard_item(group=1, sample=s, reward=1.0, n_groups=2) for s in range(4)]
-    mixed = [shard_item(group=0, sample=s, reward=float(s), n_groups=2) for s in range(4)]
-    config = settings(actor={"loss_denominator": "signal"})
-    actor, without = tiny_actor(tmp_path / "a", config), tiny_actor(tmp_path / "b", config)
-    stats = update(actor, mixed + flat)
-    update(without, mixed)
-    assert (stats["n_tokens"], stats["n_tokens_trained"], stats["n_tokens_skipped"]) == (32, 16, 16)
-    assert stats["zero_advantage_share"] == 0.5
-    torch.testing.assert_close(weights(actor.policy), weights(without.policy), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("wanted", ["all", "signal", 40.0])
@@ -204,20 +154,6 @@ def test_the_figures_of_a_step(tmp_path: Path) -> None:
     assert stats["lr"] == pytest.approx(2e-5)
     assert stats["grad_norm"] > 0
     assert stats["loss_denominator"] == 16
-
-
-def test_the_mismatch_vanishes_when_the_sampler_is_the_learner(tmp_path: Path) -> None:
-    model = tiny_model().eval()
-    prompt, shard = [5, 6, 7], []
-    for s in range(4):
-        sampled = [2, 3 + s, 4, 1]
-        logp = model(input_ids=torch.tensor([[*prompt, *sampled]])).logits[0].log_softmax(-1)
-        logps = [float(logp[2 + k, t].detach()) for k, t in enumerate(sampled)]
-        shard.append(shard_item(sample=s, reward=float(s), prompt=prompt, sampled=sampled, logps=logps))
-    stats = update(tiny_actor(tmp_path), shard)
-    assert stats["mismatch_max"] < 1e-5
-    assert stats["mismatch_kl"] < 1e-9
-    assert stats["ess"] == pytest.approx(1.0)
 
 
 def test_a_batch_is_trained_at_the_version_it_was_taken_at(tmp_path: Path) -> None:
@@ -346,13 +282,9 @@ def plain_gradients(alone: list[ShardItem], weights: str) -> list[Tensor]:
     model = tiny_model().eval()
     losses, n_tokens, n_episodes = [], 0, 0
     for item, built in zip(alone, [batch_of([replace(item, sample=0)]).items[0] for item in alone], strict=True):
-        rewards = [o.reward for o in alone[::2] if o.group == item.group]
-        advantage = (item.reward - sum(rewards) / len(rewards)) * len(rewards) / (len(rewards) - 1)
-        logp = model(input_ids=built.ids_T[None]).logits[0].log_softmax(-1)
-        theta_N = logp[built.trained_places - 1, built.ids_T[built.trained_places]]
-        terms_N = (
-            -(theta_N.detach() - built.behav_K[built.trained_K]).exp() * (theta_N - theta_N.detach()).exp() * advantage
-        )
+        (theta_N,) = trained_logps(model, [built])
+        weight_N = (theta_N.detach() - built.behav_K[built.trained_K]).exp()
+        terms_N = weight_N * surrogate(theta_N, theta_N.detach(), rloo_of(item, alone[::2]))
         n_tokens, n_episodes = n_tokens + built.n_trained, n_episodes + 1 / 2
         losses.append(terms_N.sum() if weights == "token" else terms_N.mean() / 2)
     (torch.stack(losses).sum() / (n_tokens if weights == "token" else n_episodes)).backward()
@@ -413,29 +345,16 @@ def by_hand(n_ranks: int) -> dict[str, Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), eps=EPS_ADAM, weight_decay=0.0)
     for version in range(VERSIONS):
         items = epoch_batch(version).items
-        longest = max(len(item.ids_T) for item in items)
-        ids = torch.stack([torch.nn.functional.pad(item.ids_T, (0, longest - len(item.ids_T))) for item in items])
-        mask = torch.stack([torch.arange(longest) < len(item.ids_T) for item in items]).long()
-
-        def tokens(ids: Tensor = ids, mask: Tensor = mask, items: list[Any] = items) -> list[Tensor]:
-            logp = model(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)
-            places = [item.trained_places for item in items]
-            return [logp[row, at - 1, ids[row, at]] for row, at in enumerate(places)]
-
         with torch.no_grad():
-            prox = tokens()
+            prox = trained_logps(model, items)
         for epoch in range(3):
             for groups in dealt(version, epoch, n_ranks):
-                now, losses, n = tokens(), [], 0
-                for row, item in enumerate(items):
-                    if item.group not in groups:
-                        continue
-                    others = [o.reward for o in items if o.group == item.group and o.sample != item.sample]
-                    advantage = item.reward - sum(others) / len(others)
-                    u = (now[row] - prox[row]).exp()
-                    w = (prox[row] - item.behav_K[item.trained_K]).exp()
-                    losses.append(-(w * torch.minimum(u * advantage, u.clamp(1 - EPS, 1 + EPS) * advantage)).sum())
-                    n += item.n_trained
+                losses, n = [], 0
+                for item, now_N, prox_N in zip(items, trained_logps(model, items), prox, strict=True):
+                    if item.group in groups:
+                        weight_N = (prox_N - item.behav_K[item.trained_K]).exp()
+                        losses.append((weight_N * surrogate(now_N, prox_N, rloo_of(item, items))).sum())
+                        n += item.n_trained
                 optimizer.zero_grad()
                 (torch.stack(losses).sum() / n).backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -561,16 +480,11 @@ def test_groups_of_two_and_four_at_two_temperatures_have_the_gradient_of_a_hand_
     model = tiny_model().eval()
     losses, n, entropies = [], 0, {"a": [], "b": []}
     for one in batch.items:
-        heat, others = (
-            {"a": 0.3, "b": 1.0}[one.source],
-            [o for o in batch.items if o.group == one.group and o is not one],
-        )
+        heat = {"a": 0.3, "b": 1.0}[one.source]
         logp = (model(input_ids=one.ids_T[None]).logits[0] / heat).log_softmax(-1)
         now = logp[one.trained_places - 1, one.ids_T[one.trained_places]]
-        advantage = one.reward - sum(o.reward for o in others) / len(others)
-        losses.append(
-            -((now.detach() - one.behav_K[one.trained_K]).exp() * (now - now.detach()).exp() * advantage).sum()
-        )
+        weight_N = (now.detach() - one.behav_K[one.trained_K]).exp()
+        losses.append((weight_N * surrogate(now, now.detach(), rloo_of(one, batch.items))).sum())
         n += one.n_trained
         entropies[one.source] += (-(logp.exp() * logp).sum(-1)[one.trained_places - 1]).tolist()
     assert n == 3 + 4 + 4 * 3
