@@ -10,7 +10,7 @@ from gguf import GGUFWriter, TokenType
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from actors.models.download import bring, find_smollm2
-from actors.models.gguf_model import FAMILIES, convert, is_whole, unpermute
+from actors.models.gguf_model import FAMILIES, convert, is_whole
 from actors.models.loading import load_model, load_tokenizer, stop_ids
 from areal_bus.errors import ConfigError
 
@@ -125,11 +125,6 @@ def test_a_gguf_that_would_convert_wrongly_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unknown tensor 'blk\.0\.attn_q_bias\.weight'"):
         convert(folder, other)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.gguf", "scaled.gguf"]
-
-
-def test_unpermute_takes_rotary_pairs_apart() -> None:
-    weight = np.arange(8)[:, None]  # two heads of four rows: pairs (0 1) (2 3) | (4 5) (6 7)
-    assert unpermute(weight, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
 def test_a_folder_that_is_no_whole_model_is_not_written_over(tmp_path: Path) -> None:
