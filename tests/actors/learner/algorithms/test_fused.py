@@ -1,4 +1,6 @@
-"""The objectives against a plain float64 reference, token by token."""
+"""The fused PPO loss: C against torch, and the figures of the mismatch. test_objective.py compares it with the plain
+definition, which test_losses.py and test_corrections.py hold to the formulas of the papers.
+"""
 
 import math
 from collections.abc import Callable
@@ -11,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actors.learner.algorithms.fused import LossTerms, decoupled_ppo, effective_share, gap, mismatch
+from actors.learner.algorithms.fused import decoupled_ppo, effective_share, gap, mismatch
 from areal_cpu import loss as kernels
 from areal_cpu.build import library
+from tests.actors.learner.algorithms.test_losses import tokens as drawn
 
 EPS = 0.2
 NAN, INF = math.nan, math.inf
@@ -21,45 +24,10 @@ NAN, INF = math.nan, math.inf
 needs_library = pytest.mark.skipif(library() is None, reason="no C compiler")
 
 
-def tokens(seed: int, n: int = 200) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """theta (with gradient), prox, behav and advantages, far enough apart that every branch is taken."""
-    draw = torch.Generator().manual_seed(seed)
-    base = -3 + torch.randn(n, generator=draw, dtype=torch.float64)
-    theta, prox, behav = (base + 0.3 * torch.randn(n, generator=draw, dtype=torch.float64) for _ in range(3))
-    return theta.requires_grad_(), prox, behav, torch.randn(n, generator=draw, dtype=torch.float64)
-
-
-def reference(theta: Tensor, prox: Tensor, behav: Tensor, advantage: Tensor, cap: float) -> tuple[float, list[float]]:
-    """Loss and its gradient by theta, one token at a time: paper, eq. 5."""
-    loss, gradient = 0.0, []
-    for t, p, b, a in zip(theta.tolist(), prox.tolist(), behav.tolist(), advantage.tolist(), strict=True):
-        weight, u = min(math.exp(p - b), cap), math.exp(t - p)
-        clipped = min(max(u, 1 - EPS), 1 + EPS)
-        loss -= weight * min(u * a, clipped * a)
-        gradient.append(-weight * u * a if u * a <= clipped * a else 0.0)
-    return loss, gradient
-
-
-def decoupled(theta: Tensor, prox: Tensor, behav: Tensor, advantage: Tensor, cap: float | None = None) -> LossTerms:
-    return decoupled_ppo(theta, prox, gap(prox, behav).weight_N, advantage, eps_clip=EPS, cap=cap)
-
-
-@pytest.mark.parametrize("cap", [None, 1.1])
-def test_decoupled_ppo_is_equation_5(cap: float | None) -> None:
-    theta, prox, behav, advantage = tokens(1)
-    prox.requires_grad_()
-    terms = decoupled(theta, prox, behav, advantage, cap)
-    terms.loss.backward()
-    loss, gradient = reference(theta, prox, behav, advantage, cap or math.inf)
-    assert float(terms.loss.detach()) == pytest.approx(loss, abs=1e-10)
-    assert prox.grad is None, "the proximal policy is fixed"
-    assert theta.grad.tolist() == pytest.approx(gradient, abs=1e-12)
-    assert 10 < float(terms.clipped) == sum(g == 0.0 for g in gradient)
-
-
 def test_mismatch_is_k3_and_the_largest_distance() -> None:
-    theta, prox, behav, _ = tokens(7)
-    importance = torch.exp(theta.detach() - behav)
+    t = drawn(7, lengths=(50, 150))
+    prox, behav = t.prox_N, t.behav_N
+    importance = torch.exp(t.logprobs_N.detach() - behav)
     seen = mismatch(importance, gap(prox, behav))
     gaps = [p - b for p, b in zip(prox.tolist(), behav.tolist(), strict=True)]
     assert seen.kl == pytest.approx(sum(math.exp(d) - 1 - d for d in gaps))

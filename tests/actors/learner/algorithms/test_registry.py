@@ -67,8 +67,7 @@ def test_how_a_minibatch_is_cut_changes_no_gradient(tmp_path: Path, actor_keys: 
         actor = tiny_actor(tmp_path / str(budget), config_of(actor_keys, max_tokens_per_mb=budget))
         found.append(gradients(actor, shard))
     assert any(float(g.abs().max()) > 1e-4 for g in found[0])
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-4)
 
 
 def check_masked_change_nothing(folder: Path, config: Config, seed: int, *, n_groups: int) -> None:

@@ -384,7 +384,7 @@ def rank(index: int, endpoint: str, folder: str, size: int) -> None:
     part()
 
 
-@pytest.mark.parametrize("budget", [1, 24, 10_000])
+@pytest.mark.parametrize("budget", [1, 24])
 def test_several_passes_are_those_of_a_plain_loop(tmp_path: Path, budget: int) -> None:
     actor = tiny_actor(tmp_path, passes_config("plain", budget=budget))
     stats = trained_in_passes(actor)
@@ -397,12 +397,11 @@ def test_several_passes_are_those_of_a_plain_loop(tmp_path: Path, budget: int) -
 @pytest.mark.parametrize("kind", ["models", "reward", "adapters"])
 def test_several_passes_do_not_depend_on_how_a_minibatch_is_cut(tmp_path: Path, kind: str) -> None:
     found = []
-    for budget in (1, 60, 10_000):
+    for budget in (1, 60):
         actor = tiny_actor(tmp_path / str(budget), passes_config(kind, budget=budget))
         trained_in_passes(actor)
         found.append(weights(actor.policy))
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(*found, atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow
