@@ -111,11 +111,6 @@ def test_a_trajectory_without_a_trained_token_is_no_piece() -> None:
     assert [len(one.places_K) for one in whole.pieces(whole.places_K)] == [3, 2]
 
 
-def test_trajectories_that_contradict_their_segments_are_refused() -> None:
-    with pytest.raises(ImpossibleEvent, match="unknown trajectory 2"):
-        batch_of([replace(interleaved()[0], trajectories=[0, 2, 0])], clock=3)
-
-
 def test_a_saved_batch_is_read_as_it_was_built(tmp_path: Path) -> None:
     shard = [*random_shard(seed=5), replace(interleaved()[0], group=99, clock=3)]
     built = build(shard, step=3, clock=3, n_groups=100, eta=1)

@@ -142,21 +142,6 @@ def test_a_checkpoint_that_is_written_again_is_never_gone(
     assert ((folder / "manifest.json").read_text() == first) == (n_renames < 2)
 
 
-def test_partial_checkpoints_of_dead_writers_are_removed_and_of_live_writers_kept(tmp_path: Path) -> None:
-    for pid in (1, os.getppid(), os.getpid()):  # the dead writers had ids of processes that live now
-        (tmp_path / "checkpoints" / f".step-000007.{pid}.tmp" / "model").mkdir(parents=True)
-    code = "import sys, pathlib; from areal_bus.storage import versioned_dirs as v; "
-    code += "print(v.building(pathlib.Path(sys.argv[1])).name, flush=True); sys.stdin.read()"
-    place = str(tmp_path / "checkpoints" / "step-000008")
-    words = [sys.executable, "-c", code, place]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as living:
-        written = living.stdout.readline().strip()
-        save(tiny_actor(tmp_path), tmp_path)
-        assert names(tmp_path) == [written, "step-000000"]
-    save(tiny_actor(tmp_path), tmp_path)
-    assert names(tmp_path) == ["step-000000"]
-
-
 def test_a_start_does_not_fail_where_a_rank_still_writes_for_a_dead_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
