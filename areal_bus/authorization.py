@@ -85,6 +85,11 @@ OF_TRAJECTORIES: Rule = (
     "each segment extends a trajectory of the episode; each trajectory begins with given tokens and has sampled ones",
 )
 
+OF_ROLES: Rule = (
+    lambda sample: not trajectories.broken_roles(sample.trajectories, sample.roles),
+    "each trajectory of an episode has the name of a role, or none has",
+)
+
 OF_FIELDS: Rule = (
     lambda sample: not broken_rule(unpacked(sample.fields)[0]),
     "a sample has at most 16 fields; each has its own name, which begins with a letter and is no stream of the learner",
@@ -107,11 +112,12 @@ LIMITS: dict[type, tuple[Rule, ...]] = {  # message type -> rules for its values
         ),
     ),
     m.Partial: (OF_A_SAMPLE, OF_TURNS),
-    m.Scored: (OF_FIELDS, OF_TRAJECTORIES),
+    m.Scored: (OF_FIELDS, OF_TRAJECTORIES, OF_ROLES),
     m.Trajectory: (
         OF_A_SAMPLE,
         OF_TURNS,
         OF_TRAJECTORIES,
+        OF_ROLES,
         OF_FIELDS,
         (lambda sample: sample.seconds >= 0, "seconds are 0 or more"),
     ),

@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
-PROTOCOL = 19  # incremented with every change of a record, of the wire format or of a checksum
+PROTOCOL = 20  # incremented with every change of a record, of the wire format or of a checksum
 
 ATTEMPTS = 1000  # attempts of a prompt in one term; separates the results of different terms
 MAX_PARTS = 32  # rewards by name that one score reports
@@ -32,6 +32,7 @@ Folder = Annotated[str, Longest(4096)]  # a path
 Note = Annotated[str, Longest(200, is_prose=True)]
 Sentence = Annotated[str, Longest(2000, is_prose=True)]  # an error or a reason
 Parts = Annotated[str, Longest(10_000)]  # JSON of MAX_PARTS numbers by name
+Roles = Annotated[str, Longest(1000)]  # names of roles, with a space between two
 
 
 def frame(kind: str, *, default: Any = dataclasses.MISSING) -> Any:
@@ -236,6 +237,7 @@ class Trajectory:
     fields: bytes = frame("fields", default=b"")  # numbers by name that the workflow adds (sample_fields.py)
     lease: Name = ""  # as in its Prompt
     trajectories: list[int] = dataclasses.field(default_factory=list)  # that each segment extends; []: all the same
+    roles: Roles = ""  # of each trajectory of the episode; "": they have none
 
 
 @record
@@ -269,6 +271,7 @@ class Scored:
     lease: Name = ""  # as in the Trajectory
     parts: Parts = ""  # JSON object: rewards by name that the score reports (core/parts/reward_parts.py); "" for none
     trajectories: list[int] = dataclasses.field(default_factory=list)  # as in the Trajectory
+    roles: Roles = ""  # as in the Trajectory; their rewards are among the parts
 
     @property
     def n_sampled(self) -> int:
@@ -413,6 +416,8 @@ class ShardItem:
     born: int = 0  # version at which its prompt was admitted: its stage
     trajectories: list[int] = dataclasses.field(default_factory=list)  # as in the Trajectory
     source: Name = ""  # name of the [[data.source]] of its row: its limits and temperature
+    roles: Roles = ""  # as in the Trajectory
+    rewards: list[float] = dataclasses.field(default_factory=list)  # of each trajectory, if the episode has roles
 
 
 @record

@@ -5,10 +5,12 @@ sample holds the segments ([n_given, n_sampled], one for each call of the model)
 calls, so versions never decrease (I5), and the number of the trajectory that each segment extends. Pure.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 Range = tuple[int, int]  # [first, end)
+ROLE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 
 
 @dataclass(slots=True)
@@ -39,6 +41,15 @@ def broken_rule(segments: Sequence[Sequence[int]], trajectories: Sequence[int]) 
     if 0 in n_sampled:
         return f"empty trajectory {n_sampled.index(0)}: each has one or more sampled tokens"
     return ""
+
+
+def broken_roles(trajectories: Sequence[int], roles: str) -> str:
+    """The rule that these roles break, with the names; "" for none."""
+    names, n = roles.split(" ") if roles else [], max(trajectories, default=0) + 1
+    if names and len(names) != n:
+        return f"mismatch of roles: each of {n} trajectories has one, or none has; got {roles[:200]!r}"
+    wrong = [name for name in names if ROLE_NAME.fullmatch(name) is None]
+    return f"invalid role {wrong[0][:60]!r}: it has 1 to 40 letters, digits, _ and -, a letter first" if wrong else ""
 
 
 def split(segments: Sequence[Sequence[int]], trajectories: Sequence[int]) -> list[TrajectoryTokens]:

@@ -96,7 +96,8 @@ def read_returned(value: object) -> dict[str, Any]:
         return {}
     value = plain(value)
     if isinstance(value, Score):
-        value = {"reward": plain(value.reward), "correct": plain(value.correct), "parts": dict(value.parts)}
+        own = {"parts": dict(value.parts), "role_rewards": dict(value.role_rewards)}
+        value = {"reward": plain(value.reward), "correct": plain(value.correct), **own}
     elif isinstance(value, bool):
         value = {"reward": float(value), "correct": value}
     elif isinstance(value, Real):

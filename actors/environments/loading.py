@@ -61,6 +61,10 @@ def load(code: EnvironmentCode) -> Hosted:
     try:
         if kind == TASKSET:
             return taskset(code)
+        if not hasattr(package, LOADER):
+            raise ConfigError(
+                f"{what} has the classic API, which {PACKAGE} {package.__version__} lacks: pip install 'verifiers<0.4'"
+            )
         environment = package.load_environment(code.name, **json.loads(code.arguments))
     except ConfigError:
         raise

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import verifiers.v1 as vf
-from verifiers.v1.harnesses.null.harness import PROGRAM_SOURCE
+from verifiers.v1.harnesses.null import harness
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
 from actors.environments.environment_code import INPUT, EnvironmentCode, Row, row_of
@@ -18,6 +18,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import MAX_PARTS
 
 KEY = "AREALBUS_CONVERSATION_KEY"  # environment variable that the package's client reads
+PROGRAM_SOURCE: str = getattr(harness, "CHAT_PROGRAM_SOURCE", "") or harness.PROGRAM_SOURCE  # verifiers 0.4, 0.3
 DEFAULT, CHAT = "bash", "null"  # the package's default program, which needs uv and a shell; its chat loop
 
 

@@ -118,7 +118,7 @@ class Generator:
 
     def _take_messages(self) -> None:
         """Take all waiting messages; waits for the first one when there is nothing to decode."""
-        patience_s = 0.0 if self._can_decode else IDLE_S
+        patience_s = 0.0 if self._can_decode or self._runner.can_go_on else IDLE_S
         while self.stopped is None:
             if patience_s:
                 self._journal.mark(f"idle:{self._cause}")

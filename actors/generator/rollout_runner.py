@@ -16,7 +16,7 @@ from actors.engines.protocol import Done, Engine, Request, SamplingControls
 from actors.runtime.context import dump
 from actors.runtime.user_code import describe, known_fields, place_of, trace_of
 from actors.runtime.user_failures import Failures
-from actors.workflows.episode_runner import Asked, Awaited, EpisodeRun, Wish
+from actors.workflows.episode_runner import Asked, Awaited, EpisodeRun, Wish, roles_of
 from actors.workflows.protocol import Workflow
 from areal_bus.config.rollout import GenerationConfig
 from areal_bus.config.sections import Config
@@ -171,8 +171,13 @@ class RolloutRunner:
 
     @property
     def is_idle(self) -> bool:
-        """All live samples wait for events outside the engine."""
-        return all(live.awaits is not None for live in self._live.values())
+        """All live samples wait for events outside the engine that have not occurred."""
+        return all(live.awaits is not None for live in self._live.values()) and not self.can_go_on
+
+    @property
+    def can_go_on(self) -> bool:
+        """The event that a live sample waits for has occurred."""
+        return any(live.awaits is not None and live.awaits.ready() for live in self._live.values())
 
     @property
     def is_midway(self) -> bool:
@@ -340,6 +345,7 @@ class RolloutRunner:
             fields=packed({name: values.tobytes() for name, values in run.fields.items()}),
             lease=live.lease,
             trajectories=run.trajectories if any(run.trajectories) else [],
+            roles=roles_of(run.episode),
         )
 
 

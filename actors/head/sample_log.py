@@ -71,6 +71,7 @@ def as_line(effect: Keep) -> dict[str, Any]:
         "n_masked": effect.n_masked,
         **({"turns": turns} if (turns := turns_of(s)) else {}),
         **({"trajectories": s.trajectories} if s.trajectories else {}),
+        **({"roles": s.roles} if s.roles else {}),
         **({"parts": parts} if (parts := parts_of(s)) else {}),
         **({"source": effect.source} if effect.source else {}),
     }

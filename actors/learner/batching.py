@@ -51,6 +51,8 @@ class Item:
     born: int = 0  # version at which its prompt was admitted
     cuts: tuple[int, ...] = ()  # positions in ids_T at which further trajectories begin
     fields: Mapping[str, Tensor] = field(default_factory=dict)  # of its workflow: (n_sampled,) float32 by name
+    roles: tuple[str, ...] = ()  # of each trajectory; (): the item has one reward and one advantage
+    rewards: tuple[float, ...] = ()  # of each trajectory, if they have roles
     source: str = ""  # name of the [[data.source]] of its row
     temperature: float | None = None  # of its log-probs; None: the policy's
 
@@ -77,6 +79,10 @@ class Item:
             for k, (ids_t, at_n, first) in enumerate(found)
             if len(at_n)
         ]
+
+    def by_reward(self, values_N: Tensor, places_N: Tensor) -> tuple[Tensor, ...]:
+        """Values of these places, apart for each reward: of the whole item, or of each trajectory if it has roles."""
+        return torch.split(values_N, self.counts(places_N)) if self.roles else (values_N,)
 
     def weights(self) -> Tensor:
         """(n_trained,) that add up to n_trained; all trajectories with a trained token weigh alike."""
@@ -227,6 +233,8 @@ def _item(item: ShardItem, *, clock: int, eta: int, policy: StalenessPolicy, tem
         born=item.born,
         cuts=cuts,
         fields=fields_K,
+        roles=tuple(item.roles.split()),
+        rewards=tuple(item.rewards),
         source=item.source,
         temperature=temperatures.get(item.source),
     )
@@ -477,7 +485,8 @@ def read_batch(folder: Path) -> Batch:
         prefix = f"{index}/fields/"
         own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
         held: dict[str, Any] = {name: tensors[f"{index}/{name}"] for name in names}
-        items.append(Item(**record | held | {"cuts": tuple(record["cuts"]), "fields": own}))
+        pairs = {name: tuple(record.get(name, ())) for name in ("cuts", "roles", "rewards")}
+        items.append(Item(**record | held | pairs | {"fields": own}))
     return as_batch(items, step=about["step"], clock=about["clock"], n_groups=about["n_groups"])
 
 

@@ -18,7 +18,7 @@ from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.generator.rollout_runner import Outcome, RolloutLog, RolloutRunner
 from actors.models.loading import check_model_path, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import is_scratch_folder
-from actors.rewards.actor import scored, submit
+from actors.rewards.actor import scored, submit, with_roles
 from actors.rewards.loading import reward_name, reward_options
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.runtime.context import dump
@@ -71,7 +71,7 @@ class Scorer:
             for verdict in self._pool.poll(self._patience_s):
                 trajectory = self._at_reward.pop(verdict.key)
                 if trajectory.uid in self.evaluation.leased:  # its group may have failed since
-                    self.evaluation.deliver(scored(trajectory, verdict))
+                    self.evaluation.deliver(scored(trajectory, with_roles(trajectory, verdict)))
             show(self.evaluation)
 
     @property

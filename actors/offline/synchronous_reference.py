@@ -190,7 +190,11 @@ class SynchronousReference(OfflineLearner):
         return value
 
     def _value(self, trajectory: Trajectory) -> tuple[float, bool | None] | None:
-        """What the reward function returns: reward and correctness; None when it fails."""
+        """What the reward function returns: reward and correctness; None when it fails. Raises ConfigError."""
+        if trajectory.roles:
+            raise ConfigError(
+                f"roles refused: the reference trains an episode with one reward; it has {trajectory.roles}"
+            )
         try:
             row = with_ids(self._reward, json.loads(trajectory.row), trajectory.ids, n_before(trajectory))
             value = self._reward(trajectory.prompt_text, trajectory.text, row)

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import NamedTuple
 
 from loguru import logger
@@ -18,7 +19,7 @@ from areal_bus.authorization import index_of
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
-from areal_bus.core.parts.reward_parts import as_fields, dumped
+from areal_bus.core.parts.reward_parts import as_fields, broken_roles, dumped
 from areal_bus.storage.journal import Journal
 from areal_bus.transport.bus import Bus
 from areal_bus.transport.send_queue import ROOM_BYTES
@@ -250,6 +251,7 @@ class RewardLoop:
             self._unsent.append(group_scored(verdict.key, verdict))
         else:
             trajectory = self._end(verdict.key)
+            verdict = with_roles(trajectory, verdict)
             journal_score(self._journal, trajectory, verdict)
             self._unsent.append(scored(trajectory, verdict))
             self._check(trajectory, verdict)
@@ -348,6 +350,14 @@ def size_of(trajectory: m.Trajectory) -> int:
         + len(trajectory.turns)
         + len(trajectory.fields)
     )
+
+
+def with_roles(trajectory: m.Trajectory, verdict: Verdict) -> Verdict:
+    """The verdict; an error if its rewards of roles are not those of the episode's roles."""
+    broken = broken_roles(trajectory.roles, verdict.parts)
+    if not broken or verdict.status != m.VerdictStatus.VALUE:
+        return verdict
+    return replace(verdict, status=m.VerdictStatus.ERROR, reward=0.0, correct=None, error=broken, parts={})
 
 
 def scored(trajectory: m.Trajectory, verdict: Verdict) -> m.Scored:

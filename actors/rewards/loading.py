@@ -15,6 +15,7 @@ from actors.rewards.binding.values import read_value
 from actors.rewards.protocol import NotApplicable, RewardFunction, Score
 from actors.runtime.areal_stand_ins import import_module
 from actors.runtime.user_code import add_user_folder, cause, check_not_hidden
+from areal_bus.core.parts.reward_parts import ROLE
 from areal_bus.errors import ConfigError
 from areal_bus.foreign_text import described
 from areal_bus.process.commands import install_command
@@ -48,21 +49,24 @@ class WeightedReward:
     def __call__(self, prompt: str, completion: str, row: Mapping[str, Any], /) -> Score:
         """Parts: the reward of each term before its weight, and the parts of a term as TERM/PART. Raises TermFailed.
 
-        A term that does not apply to the row is left out. Raises NotApplicable when none applies.
+        A term that does not apply to the row is left out, and one without rewards of roles counts for each role.
+        Raises NotApplicable when none applies.
         """
-        rewards, parts, correct = [], {}, None
+        values, parts, correct = [], {}, None
         for term in self.terms:
             try:
                 value = self._value(term, prompt, completion, row)
             except NotApplicable:
                 continue
-            rewards.append(term.weight * value["reward"])
+            values.append((term.weight, value["reward"], value.get("parts", {})))
             parts[term.name] = value["reward"]
             parts |= {f"{term.name}/{name}": part for name, part in value.get("parts", {}).items()}
             correct = value["correct"] if correct is None else correct
-        if not rewards:
+        if not values:
             raise NotApplicable("one of reward.terms must apply to each row: none applies to this one")
-        return Score(math.fsum(rewards), correct, parts)
+        for role in {name for *_, own in values for name in own if name.startswith(ROLE)}:
+            parts[role] = math.fsum(weight * own.get(role, reward) for weight, reward, own in values)
+        return Score(math.fsum(weight * reward for weight, reward, _ in values), correct, parts)
 
     @property
     def needs_token_ids(self) -> bool:
@@ -247,7 +251,8 @@ class RewardBySource:
         reward, correct, parts = value["reward"], value["correct"], value.get("parts", {})
         if name in self.functions:
             judged = {} if correct is None else {f"{name}/accuracy": float(correct)}
-            parts = {name: reward, **judged, **{f"{name}/{part}": number for part, number in parts.items()}}
+            own = {part if part.startswith(ROLE) else f"{name}/{part}": number for part, number in parts.items()}
+            parts = {name: reward, **judged, **own}
         return Score(reward, correct, parts)
 
 

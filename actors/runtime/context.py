@@ -93,6 +93,9 @@ class Context:
         return Keyring(KeyPair(self.public_key, self.secret_key), self.keys) if self.public_key else None
 
 
+current: Context | None = None  # of this process, if it is an actor: its start sets it
+
+
 class HeartbeatState:
     """Content of the next heartbeat: set by the loop, read by the bus thread. `progress` counts work of any kind."""
 

@@ -10,6 +10,7 @@ import time
 import traceback
 from pathlib import Path
 
+from actors.runtime import context as context_module
 from actors.runtime import process
 from actors.runtime.context import Context
 from actors.runtime.process import CRASHED, DONE, LEFT, RESTART, code_of, leave
@@ -34,7 +35,7 @@ def main() -> int:
     sys.setswitchinterval(SWITCH_S)
     standard_streams.secure()
     process.listen_for_drain()
-    context = Context.from_json(sys.stdin.readline())
+    context = context_module.current = Context.from_json(sys.stdin.readline())
     process.listen_for_profile(context.name, records=context.role in (Role.LEARNER, Role.GENERATOR))
     threading.Thread(target=end_with_supervisor, name="supervisor", daemon=True).start()
     add_user_folder(context.config_folder)  # last on sys.path

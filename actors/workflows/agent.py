@@ -246,6 +246,7 @@ class Dialogue:
         counts = {"n_anew": self._n_anew, "n_killed": self._n_killed, "n_trajectories": len(self._conversations)}
         fields = {**ended.returned, "messages": last.messages, **counts}
         episode = Episode(text=self._text, prompt_text=prompt, row={"agent": fields})
+        episode.roles = ended.returned.get("roles", ())
         if "turn_rewards" in ended.returned:
             episode.fields = {TOKEN_REWARD: self._by_token(ended.returned["turn_rewards"])}
         return episode

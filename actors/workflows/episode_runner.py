@@ -18,6 +18,7 @@ from areal_bus.config.rollout import GenerationConfig
 from areal_bus.errors import EngineError, WorkflowError
 from areal_bus.foreign_text import described
 from areal_bus.sample_fields import MAX_NUMBER, broken_rule
+from areal_bus.trajectories import broken_roles
 from areal_bus.trajectories import broken_rule as broken_rule_of_trajectories
 
 
@@ -235,10 +236,19 @@ class EpisodeRun:
             raise WorkflowError(f"an episode must return an Episode; it returned {type(value).__name__}")
         if not self.logps:
             raise WorkflowError("an episode must sample at least one token; it sampled none")
-        if rule := broken_rule_of_trajectories(self.segments, self.trajectories):
+        rule = broken_rule_of_trajectories(self.segments, self.trajectories)
+        if rule := rule or broken_roles(self.trajectories, roles_of(value)):
             raise WorkflowError(f"wrong episode: {rule}")
         self.fields = checked_fields(value.fields, len(self.logps))
         self.episode = value
+
+
+def roles_of(episode: Episode) -> str:
+    """The names of its roles as one text. Raises WorkflowError for anything but texts."""
+    roles: Any = episode.roles
+    if isinstance(roles, str) or not (isinstance(roles, Sequence) and all(isinstance(role, str) for role in roles)):
+        raise WorkflowError(f"Episode.roles must be a sequence of names, one of each trajectory; it is {roles!r:.80}")
+    return " ".join(roles)
 
 
 def checked_fields(fields: Any, n_sampled: int) -> dict[str, NDArray[np.float32]]:

@@ -31,6 +31,7 @@ class Episode:
     row: dict[str, Any] = field(default_factory=dict)  # fields for the reward, in addition to those of the data row
     fields: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     # numbers for the learner by name: one of each sampled token, or one for the whole sample (docs/own-parts.md)
+    roles: Sequence[str] = ()  # of each trajectory: advantages compare those of one role (docs/self-play.md)
 
 
 def at_turn_ends(lengths: Sequence[int], rewards: Sequence[float]) -> list[float]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_bus.trajectories import broken_rule, split, within
+from areal_bus.trajectories import broken_roles, broken_rule, split, within
 
 
 @st.composite
@@ -62,3 +62,20 @@ def test_a_sample_without_numbers_is_one_trajectory() -> None:
 )
 def test_numbers_that_no_episode_has_are_refused(segments: list[list[int]], numbers: list[int], words: str) -> None:
     assert words in broken_rule(segments, numbers)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "roles", "words"),
+    [
+        ([], "", ""),
+        ([], "black", ""),
+        ([0, 1, 0], "black white", ""),
+        ([0, 1], "black", "mismatch of roles: each of 2 trajectories has one"),
+        ([], "black white", "mismatch of roles: each of 1 trajectories"),
+        ([0, 1], "black -1", "invalid role '-1'"),
+        ([0, 1], "black ", "invalid role ''"),
+    ],
+)
+def test_each_trajectory_has_a_role_or_none_has(numbers: list[int], roles: str, words: str) -> None:
+    found = broken_roles(numbers, roles)
+    assert words in found if words else not found

@@ -23,7 +23,7 @@ from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.builtin.prefill import PrefillPack, plan
 from actors.engines.builtin.sampler import sample
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
-from actors.engines.protocol import Completion, Done, Request
+from actors.engines.protocol import Completion, Done, Request, check_order
 from actors.models.loading import absent_ids
 from actors.models.packed_attention import choose
 from areal_bus.errors import EngineError
@@ -165,11 +165,7 @@ class BuiltinEngine:
 
     def update(self, version: int, tensors: Mapping[str, Tensor], *, term: int = 0) -> Mapping[str, Tensor]:
         """Replace all weights, by pointer if on the device; returns reusable tensors. Raises EngineError, unchanged."""
-        if self._version is not None and (term, version) < (self._term, self._version):  # I6
-            raise EngineError(
-                f"versions never go back within a term: version {version} of term {term} comes after version "
-                f"{self._version} of term {self._term}"
-            )
+        check_order(None if self._version is None else (self._term, self._version), term, version)
         limits.check_update(self._parameters, tensors)
         free = {}
         for name, parameter in self._parameters.items():

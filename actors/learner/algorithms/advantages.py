@@ -70,9 +70,9 @@ class Groups:
 
 
 def groups_of(trajectories: Trajectories, least: int = 2) -> Groups:
-    """Raises ValueError for a group of fewer than `least` trajectories."""
+    """Raises ValueError for a group of fewer than `least` trajectories, unless it may be of a role."""
     _, index_M, count_G = torch.unique(trajectories.groups_M, return_inverse=True, return_counts=True)
-    if len(count_G) and bool((count_G < least).any()):
+    if len(count_G) and bool((count_G < least).any()) and not trajectories.has_roles:
         raise ValueError(f"a group baseline needs at least {least} samples: group sizes {count_G.tolist()}")
     return Groups(index_M, count_G.to(trajectories.rewards_M.dtype))
 

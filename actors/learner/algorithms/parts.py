@@ -23,9 +23,10 @@ class Trajectories:
     """What an advantage estimator sees: all trajectories of this rank, in whole groups."""
 
     rewards_M: Tensor  # float64, after reward shaping
-    groups_M: Tensor  # int64: index of the group
+    groups_M: Tensor  # int64: number of the group
     lengths_M: Tensor  # int64: sampled tokens, also those that are masked
     streams: Streams = field(default_factory=Streams)  # (M,) by name: the mean over the tokens of each trajectory
+    has_roles: bool = False  # a group is of one role of a prompt; one sample may have it alone
 
 
 @dataclass(frozen=True)

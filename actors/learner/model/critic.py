@@ -161,15 +161,16 @@ class ValueFigures:
         return {"returns_mean": mean} | ({"explained_variance": 1 - residual / variance} if variance > 1e-12 else {})
 
 
-def fill_returns(batch: Batch, rewards_M: Tensor, values: Mapping[int, Tensor], settings: ActorConfig) -> None:
+def fill_returns(batch: Batch, rewards: Sequence[Tensor], values: Mapping[int, Tensor], settings: ActorConfig) -> None:
     """Set token advantages, returns and old values of the items with values. The reward follows the last sampled token
-    of each trajectory. A value more than tokens is that of the state after the last one, which bootstraps it.
+    of each trajectory; `rewards`: of each item one, or one a trajectory. A value more than tokens is that of the state
+    after the last one, which bootstraps it.
     """
     for index in values:
         item = batch.items[index]
         values_K, after = torch.split(values[index].double(), [item.n_sampled, len(values[index]) - item.n_sampled])
         rewards_K, counts = torch.zeros_like(values_K), item.counts(item.places_K)
-        rewards_K[torch.tensor(counts).cumsum(0) - 1] = rewards_M[index]
+        rewards_K[torch.tensor(counts).cumsum(0) - 1] = rewards[index]
         rewards_K += item.fields.get(TOKEN_REWARD, 0.0)
         if index in batch.streams["token_rewards"]:  # the KL from the reference, of trained tokens
             rewards_K[item.trained_K] += batch.streams["token_rewards"][index].double()

@@ -1,6 +1,7 @@
 """From the rewards of a batch to its advantages, and to the items whose tokens enter the loss."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,19 +37,61 @@ def fill_advantages(
     if values is not None or estimator.is_by_step:
         fill_by_token(batch, config, total, values)
         return
-    advantages, signal = group_advantages(trajectories_of(batch, config), estimator, settings)
     is_masked = leave_out(batch, config)
+    units = units_of(batch)
+    advantages_U, signal_U = group_advantages(trajectories_of(batch, config), estimator, settings)
     if settings.normalize_batch or estimator.normalization:
         parts = (
-            normalized(batch, advantages, signal, ~is_masked, one, algorithm, total)
+            normalized(units, advantages_U, signal_U, ~is_masked, one, algorithm, total)
             for one in source_parts(batch, config)
         )
-        advantages = torch.stack(list(parts)).sum(0)
-    batch.advantages = advantages
-    batch.signal = signal | (advantages != 0) if estimator.has_group_baseline else advantages != 0
+        advantages_U = torch.stack(list(parts)).sum(0)
+    set_advantages(batch, units, advantages_U)
+    has_signal_U = signal_U | (advantages_U != 0) if estimator.has_group_baseline else advantages_U != 0
+    batch.signal = torch.bincount(units.items_U[has_signal_U], minlength=len(batch.items)) > 0
     if uses_teacher(settings):
         batch.signal = distill(batch, settings)
     batch.computed = needs_gradient(batch, batch.signal, settings) & ~is_masked
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """What has one reward and one advantage: an item, or with roles each of its trajectories. U units, item by item."""
+
+    items_U: Tensor  # int64: index of the item
+    rewards_U: Tensor  # float64, before shaping
+    groups_U: Tensor  # int64: number of the group, or of the role within a group
+    places: list[Tensor]  # of the sampled tokens
+    n_trained: list[int]
+    has_roles: bool
+
+
+def units_of(batch: Batch) -> Units:
+    keys = [(item.group, role) for item in batch.items for role in item.roles or [""]]
+    has_roles = any(item.roles for item in batch.items)
+    numbers = {key: number if has_roles else key[0] for number, key in enumerate(sorted(set(keys)))}
+    places = [part for item in batch.items for part in item.by_reward(item.places_K, item.places_K)]
+    trained = [part for item in batch.items for part in item.by_reward(item.trained_places, item.trained_places)]
+    return Units(
+        items_U=torch.tensor([i for i, item in enumerate(batch.items) for _ in item.roles or [""]], dtype=torch.int64),
+        rewards_U=torch.tensor(
+            [reward for item in batch.items for reward in item.rewards or [item.reward]], dtype=torch.float64
+        ),
+        groups_U=torch.tensor([numbers[key] for key in keys], dtype=torch.int64),
+        places=places,
+        n_trained=list(map(len, trained)),
+        has_roles=has_roles,
+    )
+
+
+def set_advantages(batch: Batch, units: Units, advantages_U: Tensor) -> None:
+    """Each item's advantage; with roles their mean, and those of the trajectories by token."""
+    n_M = torch.bincount(units.items_U, minlength=len(batch.items))
+    sums_M = torch.zeros(len(batch.items)).index_add(0, units.items_U, advantages_U)
+    batch.advantages = sums_M / n_M
+    by_token = advantages_U.repeat_interleave(torch.tensor(units.n_trained, dtype=torch.int64))
+    shares = torch.split(by_token, [item.n_trained for item in batch.items])
+    batch.streams["token_advantages"].update((i, shares[i]) for i, item in enumerate(batch.items) if item.roles)
 
 
 def make_streams(batch: Batch, algorithm: Algorithm) -> None:
@@ -100,17 +143,19 @@ def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[in
     """Advantages of each token: by a critic's values, where each item with a trained token has something to learn, or
     by steps.
     """
-    settings, rewards_M = config.actor, shaped_rewards(batch, config)
+    settings, units = config.actor, units_of(batch)
+    n_of = torch.bincount(units.items_U, minlength=len(batch.items)).tolist()
+    rewards = torch.split(shaped_rewards(batch, units, config), n_of)
     if values is None:
-        fill_steps(batch, rewards_M, settings)
+        fill_steps(batch, rewards, settings)
     else:
-        fill_returns(batch, rewards_M, values, settings)
+        fill_returns(batch, rewards, values, settings)
     made = batch.streams["token_advantages"]
     is_masked = leave_out(batch, config)
     if settings.normalize_batch:
         for part in source_parts(batch, config):
             normalize_by_token(batch, [i for i in made if part[i]], ~is_masked, settings, total)
-    batch.advantages = rewards_M.float()
+    batch.advantages = torch.tensor([float(one.mean()) for one in rewards])
     if uses_teacher(settings):
         distill(batch, settings)
     has_values = values is not None
@@ -119,20 +164,25 @@ def fill_by_token(batch: Batch, config: Config, total: Total, values: Mapping[in
     batch.computed = (batch.signal if has_values else needs_gradient(batch, batch.signal, settings)) & ~is_masked
 
 
-def fill_steps(batch: Batch, rewards_M: Tensor, settings: ActorConfig) -> None:
-    """Token advantages of every item, by the steps of its group. Masked tokens count, and are not trained."""
-    for group in batch.groups:
-        members = [i for i, item in enumerate(batch.items) if item.group == group]
-        steps = [steps_of(batch.items[i], float(rewards_M[i])) for i in members]
-        made = iter(by_step([r for one in steps for r, _ in one], [end for one in steps for _, end in one], settings))
-        for i, one in zip(members, steps, strict=True):
-            advantages_K = torch.cat([next(made) for _ in one])
-            batch.streams["token_advantages"][i] = advantages_K[batch.items[i].trained_K].float()
+def fill_steps(batch: Batch, rewards: Sequence[Tensor], settings: ActorConfig) -> None:
+    """Token advantages of every item, by the steps of its group and role. Masked tokens count, and are not trained."""
+    steps = [steps_of(item, reward) for item, reward in zip(batch.items, rewards, strict=True)]
+    members: dict[tuple[int, str], list[tuple[int, int]]] = {}  # group and role -> item and number of its trajectory
+    for i, item in enumerate(batch.items):
+        for n in range(len(steps[i])):
+            members.setdefault((item.group, item.roles[n] if item.roles else ""), []).append((i, n))
+    made: dict[tuple[int, int], Tensor] = {}
+    for own in members.values():
+        rewards_and_ends = [steps[i][n] for i, n in own]
+        made |= zip(own, by_step(*zip(*rewards_and_ends, strict=True), settings), strict=True)
+    for i, item in enumerate(batch.items):
+        advantages_K = torch.cat([made[i, n] for n in range(len(steps[i]))])
+        batch.streams["token_advantages"][i] = advantages_K[item.trained_K].float()
 
 
-def steps_of(item: Item, reward: float) -> list[tuple[Tensor, Tensor]]:
+def steps_of(item: Item, rewards: Tensor) -> list[tuple[Tensor, Tensor]]:
     """(rewards_K float64, ends_K bool) of each trajectory: a step ends with a turn, and with a token that has a reward
-    of its own. The item's reward follows the last token of each of its trajectories.
+    of its own. The reward (of the item, or one each) follows the last token of each of its trajectories.
     """
     rewards_K, counts = torch.zeros(item.n_sampled).double(), item.counts(item.places_K)
     rewards_K += item.fields.get(TOKEN_REWARD, 0.0)
@@ -141,7 +191,7 @@ def steps_of(item: Item, reward: float) -> list[tuple[Tensor, Tensor]]:
     last = torch.tensor(counts).cumsum(0) - 1
     last = last[last >= 0]  # none for a trajectory without a sampled token
     ends_K[last] = True
-    rewards_K[last] += reward
+    rewards_K[last] += rewards
     return list(zip(torch.split(rewards_K, counts), torch.split(ends_K, counts), strict=True))
 
 
@@ -159,14 +209,14 @@ def normalize_by_token(
     batch.streams["token_advantages"].update(zip(members, torch.split(advantages_N, lengths), strict=True))
 
 
-def shaped_rewards(batch: Batch, config: Config) -> Tensor:
-    """(n_items,) float64, without the rewards by token."""
-    rewards = torch.tensor([item.reward for item in batch.items], dtype=torch.float64)
+def shaped_rewards(batch: Batch, units: Units, config: Config) -> Tensor:
+    """(U,) float64, without the rewards by token."""
     stages = stages_of(config)
     most = torch.tensor([stage_at(stages, item.born, item.source).max_new_tokens for item in batch.items])
-    turns = torch.tensor([longest_turn(item.places_K) for item in batch.items], dtype=torch.int64)
+    turns_U = torch.tensor([longest_turn(places) for places in units.places], dtype=torch.int64)
+    zeroed_U, most_U = cut_and(batch, config, "zero")[units.items_U], most[units.items_U]
     return shape_rewards(
-        rewards, lengths_of(batch), cut_and(batch, config, "zero"), config.actor, max_new_tokens=most, longest_M=turns
+        units.rewards_U, lengths_of(units), zeroed_U, config.actor, max_new_tokens=most_U, longest_M=turns_U
     )
 
 
@@ -179,29 +229,34 @@ def longest_turn(places_K: Tensor) -> int:
     return int(bounds.diff().max())
 
 
-def lengths_of(batch: Batch) -> Tensor:
-    return torch.tensor([item.n_sampled for item in batch.items], dtype=torch.int64)
+def lengths_of(units: Units) -> Tensor:
+    return torch.tensor(list(map(len, units.places)), dtype=torch.int64)
 
 
 def trajectories_of(batch: Batch, config: Config) -> Trajectories:
-    shaped = shaped_rewards(batch, config)
-    for i, by_token in batch.streams[
-        "token_rewards"
-    ].items():  # an estimator of one number a trajectory takes their sum
-        shaped[i] += by_token.double().sum()
-    return Trajectories(
-        shaped,
-        torch.tensor([item.group for item in batch.items], dtype=torch.int64),
-        lengths_of(batch),
-        Streams({name: means(batch, name) for name in batch.streams if name not in TAKEN}),
-    )
+    """What an estimator sees: the units of the batch."""
+    units = units_of(batch)
+    shaped = shaped_rewards(batch, units, config)
+    if batch.streams["token_rewards"]:  # an estimator of one number a trajectory takes their sum
+        shaped += torch.stack([x.double().sum() for x in by_unit(batch, "token_rewards")])
+    streams = {name: means(batch, name) for name in batch.streams if name not in TAKEN}
+    return Trajectories(shaped, units.groups_U, lengths_of(units), Streams(streams), units.has_roles)
+
+
+def by_unit(batch: Batch, name: str) -> list[Tensor]:
+    """The numbers of each unit: a workflow's field of its sampled tokens, else the stream of its trained ones."""
+    found: list[Tensor] = []
+    for i, item in enumerate(batch.items):
+        is_field = name in item.fields
+        values = item.fields[name] if is_field else batch.streams[name].get(i, torch.zeros(item.n_trained))
+        found += item.by_reward(values, item.places_K if is_field else item.trained_places)
+    return found
 
 
 def means(batch: Batch, name: str) -> Tensor:
-    """(n_items,) float64: mean of a stream over trained tokens, of a workflow's field over sampled ones; 0 for none."""
-    stream, nothing = batch.streams[name], torch.zeros(1)
-    by_item = (item.fields.get(name, stream.get(i, nothing)) for i, item in enumerate(batch.items))
-    return torch.tensor([float(x.double().mean()) if len(x) else 0.0 for x in by_item], dtype=torch.float64)
+    """(U,) float64: mean of a stream over trained tokens, of a workflow's field over sampled ones; 0 for none."""
+    by_unit_U = [float(x.double().mean()) if len(x) else 0.0 for x in by_unit(batch, name)]
+    return torch.tensor(by_unit_U, dtype=torch.float64)
 
 
 def leave_out(batch: Batch, config: Config) -> Tensor:
@@ -253,20 +308,20 @@ def source_parts(batch: Batch, config: Config) -> list[Tensor]:
 
 
 def normalized(
-    batch: Batch, advantages: Tensor, signal: Tensor, counted: Tensor, part: Tensor, algorithm: Algorithm, total: Total
+    units: Units, advantages: Tensor, signal: Tensor, counted: Tensor, part: Tensor, algorithm: Algorithm, total: Total
 ) -> Tensor:
-    """Normalise the items of a `part` over the global batch, others get 0; items not `counted` get a value and enter no
-    statistic. Groups without signal count only with `normalize_batch_over = "all"`, or where the batch is the only
-    baseline.
+    """Normalise the units of the items of a `part` over the global batch, others get 0; items not `counted` get a value
+    and enter no statistic. Groups without signal count only with `normalize_batch_over = "all"`, or where the batch is
+    the only baseline.
     """
     settings, estimator = algorithm.settings, algorithm.estimator
     is_only_baseline = bool(estimator.normalization) and not estimator.has_group_baseline
     over_signal = settings.normalize_batch_over == "signal" and not is_only_baseline
-    n_trained = torch.tensor([item.n_trained for item in batch.items], dtype=torch.float64)
+    n_trained, part_U = torch.tensor(units.n_trained, dtype=torch.float64), part[units.items_U]
     return normalize(
         advantages,
-        n_trained * counted,
-        signal & part if over_signal else part,
+        n_trained * counted[units.items_U],
+        signal & part_U if over_signal else part_U,
         total,
         unbiased=settings.std_unbiased,
         eps=settings.std_eps,

@@ -11,7 +11,7 @@ from typing import Any, SupportsFloat
 
 from actors.data.fields import MESSAGES, REPLACED, UNREAD
 from actors.rewards.protocol import Score
-from areal_bus.core.parts.reward_parts import checked
+from areal_bus.core.parts.reward_parts import checked, of_roles
 
 TOKEN_IDS = "token_ids"  # {"prompt": [...], "completion": [...]}, for functions with `needs_token_ids`
 ADDED = (MESSAGES, REPLACED, UNREAD, TOKEN_IDS)
@@ -97,5 +97,5 @@ def read_value(value: object) -> dict[str, Any]:
         raise ValueError(f"a reward must be finite: it is {reward}")
     if abs(reward) > MAX_REWARD:
         raise ValueError(f"a reward must be at most {MAX_REWARD:g} in absolute value: it is {reward:g}")
-    parts = checked(score.parts) if score and score.parts else {}
+    parts = checked({**score.parts, **of_roles(score.role_rewards)}) if score else {}
     return {"reward": reward, "correct": correct} | ({"parts": parts} if parts else {})

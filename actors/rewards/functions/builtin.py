@@ -13,7 +13,8 @@ def agent_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:
         raise ValueError("the workflow rejected this sample: it returned None")
     if "reward" not in returned:
         raise ValueError(returned.get("reward_error") or "the agent must return its reward: it returned none")
-    return Score(returned["reward"], correct=returned.get("correct"), parts=returned.get("parts", {}))
+    parts, role_rewards = returned.get("parts", {}), returned.get("role_rewards", {})
+    return Score(returned["reward"], correct=returned.get("correct"), parts=parts, role_rewards=role_rewards)
 
 
 def exact_score(prompt: str, completion: str, row: Mapping[str, Any]) -> Score:

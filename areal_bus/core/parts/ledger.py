@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
 
-from areal_bus.core.parts.reward_parts import with_group_reward
+from areal_bus.core.parts.reward_parts import role_rewards, with_group_reward
 from areal_bus.core.parts.state_table import StateTable
 from areal_bus.errors import ImpossibleEvent, LateEvent
 from areal_bus.messages import ATTEMPTS, Refund, Sampled, Scored, VerdictStatus
@@ -105,8 +105,9 @@ class LedgerEntry:
 
     @property
     def has_signal(self) -> bool:
-        """Whether its rewards differ."""
-        return len({scored.reward for scored in self.scored.values()}) > 1
+        """Whether the rewards of a role differ. Without roles: its rewards."""
+        rewards = {pair for scored in self.scored.values() for pair in role_rewards(scored)}
+        return len(rewards) > len({role for role, _ in rewards})
 
     @property
     def solved(self) -> tuple[int, int]:

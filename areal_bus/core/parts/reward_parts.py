@@ -14,6 +14,7 @@ NAME_CHARACTERS = 128
 LARGEST = 1e100  # absolute value: sums and squares of parts are finite, too
 PREFIX = "reward:"  # of journal fields
 SINGLE = "single"  # with reward.group: the reward of reward.function
+ROLE = "role/"  # begins the name of a part that is the reward of a role
 
 
 def checked(parts: object) -> dict[str, float]:
@@ -47,8 +48,39 @@ def parts_of(scored: Scored) -> dict[str, float]:
 
 def with_group_reward(scored: Scored, reward: float) -> Scored:
     """The verdict with the reward that its group gave it; its own reward stays as the part "single"."""
-    parts = {SINGLE: scored.reward, **parts_of(scored)}
-    return replace(scored, reward=reward, parts=dumped(parts) if len(parts) <= MAX_PARTS else scored.parts)
+    own = {name: value for name, value in parts_of(scored).items() if not name.startswith(ROLE)}
+    parts = {SINGLE: scored.reward, **own}
+    return replace(scored, reward=reward, parts=dumped(parts if len(parts) <= MAX_PARTS else own))
+
+
+def of_roles(rewards: Mapping[str, float]) -> dict[str, float]:
+    """The rewards of roles, as parts."""
+    return {f"{ROLE}{role}": reward for role, reward in rewards.items()}
+
+
+def broken_roles(roles: str, parts: Mapping[str, float]) -> str:
+    """What is wrong with the rewards of an episode's roles; "" if all have one, or none has."""
+    known = {name.removeprefix(ROLE) for name in parts if name.startswith(ROLE)}
+    if known and not roles:
+        return f"unknown roles {sorted(known)}: the workflow must name the role of each trajectory in Episode.roles"
+    missing = sorted(set(roles.split()) - known)
+    return (
+        f"missing reward of the role {missing[0]!r}: Score.role_rewards has {sorted(known)}"
+        if known and missing
+        else ""
+    )
+
+
+def role_rewards(scored: Scored) -> list[tuple[str, float]]:
+    """Role and reward of each trajectory: the role's own, else the episode's. Without roles, ("", reward) once."""
+    parts = parts_of(scored) if scored.roles else {}
+    return [(role, parts.get(f"{ROLE}{role}", scored.reward)) for role in scored.roles.split(" ")]
+
+
+def role_fields(scored: Scored) -> dict[str, Any]:
+    """Journal fields of a trained episode with roles: their names, and the reward of each trajectory."""
+    rewards = [reward for _, reward in role_rewards(scored)]
+    return {"roles": scored.roles, "rewards": rewards} if scored.roles else {}
 
 
 def as_fields(parts: Mapping[str, float]) -> dict[str, float]:

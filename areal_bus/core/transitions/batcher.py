@@ -10,7 +10,7 @@ from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
 from areal_bus.core.members.membership import Member
 from areal_bus.core.parts.ledger import LedgerEntry
-from areal_bus.core.parts.reward_parts import mean_fields
+from areal_bus.core.parts.reward_parts import mean_fields, role_fields
 from areal_bus.core.parts.staleness import runs_under
 from areal_bus.core.rows import Row
 from areal_bus.core.state import HeadState
@@ -74,7 +74,8 @@ def _closest_pair(heavy: Sequence[int], light: Sequence[int], wish: float) -> tu
 
 def item(scored: Scored, *, step: int, clock: int, group: int, n_groups: int, born: int, source: str = "") -> ShardItem:
     """The message with which a learner rank receives a scored trajectory; `born` and `source` are its prompt's."""
-    return recast(scored, ShardItem, step=step, clock=clock, group=group, n_groups=n_groups, born=born, source=source)
+    place = {"step": step, "clock": clock, "group": group, "n_groups": n_groups, "born": born, "source": source}
+    return recast(scored, ShardItem, **place, rewards=role_fields(scored).get("rewards", []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ class Batcher:
             n_masked=n_masked,
             versions=[number for span in scored.spans for number in span],
             finish=scored.finish,
+            **role_fields(scored),
         )
         self.effects.keep(scored, step=step, clock=clock, n_masked=n_masked, source=drawn.source, row=drawn.text)
 

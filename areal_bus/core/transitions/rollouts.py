@@ -12,7 +12,7 @@ from areal_bus.core.members.membership import Member, MemberState
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, newest, revive
 from areal_bus.core.parts.ledger import LedgerEntry, PromptState
 from areal_bus.core.parts.partial_rollouts import check_whole
-from areal_bus.core.parts.reward_parts import as_fields, parts_of
+from areal_bus.core.parts.reward_parts import as_fields, broken_roles, parts_of
 from areal_bus.core.state import HeadState
 from areal_bus.core.transitions.batcher import check_spans, ids
 from areal_bus.core.transitions.scheduler import POISON_THRESHOLD
@@ -229,7 +229,8 @@ class Rollouts:
         """Record a verdict. In any case the generator may delete the trajectory, and its slot is free."""
         self.state.lease_ids.check(message)
         self._check_term(message)
-        parts_of(message)  # raises ImpossibleEvent before anything depends on them
+        if broken := broken_roles(message.roles, parts_of(message)):  # raises, too, before anything depends on them
+            raise ImpossibleEvent(broken)
         maker = self.members.by_name.get(message.generator)
         if maker is not None:
             self._discard(maker, (message.evaluation, message.uid, message.attempt, message.sample))
@@ -375,6 +376,7 @@ class Rollouts:
             min_version=min(versions, default=None),
             max_version=max(versions, default=None),
             seconds=round(scored.seconds, 4),
+            **({"roles": scored.roles} if scored.roles else {}),
             **as_fields(parts_of(scored)),
         )
         self.state.lease_failures.succeeded(scored.generator)

@@ -13,9 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.data.fields import SOURCE
 from actors.rewards.binding.values import read_value
 from actors.rewards.loading import (
     BUILT_IN,
+    RewardBySource,
     TermFailed,
     WeightedReward,
     WeightedTerm,
@@ -24,7 +26,7 @@ from actors.rewards.loading import (
     reward_options,
 )
 from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
-from actors.rewards.protocol import NotApplicable, Score
+from actors.rewards.protocol import NotApplicable, Score, zero_sum
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
@@ -280,6 +282,23 @@ def test_the_first_term_that_judges_decides_whether_the_answer_is_correct_and_it
     )
     assert (score.reward, score.correct) == (2.5, False)
     assert score.parts == {"style": 0.5, "judge": 1.0, "judge/tone": 3.0, "exact": 1.0}
+
+
+def test_terms_without_rewards_of_roles_count_for_each_role() -> None:
+    game, form = Score(0.5, role_rewards={"a": 1.0, "b": -1.0}), 1.0
+    terms = [WeightedTerm("game", 2.0, lambda *_: game), WeightedTerm("form", 0.5, lambda *_: form)]
+    score = WeightedReward(terms)("", "", {})
+    assert (score.reward, score.parts["role/a"], score.parts["role/b"]) == (1.5, 2.5, -1.5)
+    by_source = RewardBySource({"chess": lambda *_: score}, lambda *_: 0.0)("", "", {SOURCE: "chess"})
+    assert (by_source.parts["role/a"], by_source.parts["chess/form"]) == (2.5, 1.0)
+
+
+@pytest.mark.parametrize("rewards", [[1.0, -1.0], [0.1, 0.2, -0.3], []])
+def test_rewards_of_a_zero_sum_game_add_up_to_0(rewards: list[float]) -> None:
+    by_role = {f"role{i}": reward for i, reward in enumerate(rewards)}
+    assert zero_sum(by_role) == by_role
+    with pytest.raises(ValueError, match="mismatch in a zero-sum game: its rewards add up to 1, not 0"):
+        zero_sum(by_role | {"one": 1.0})
 
 
 @pytest.mark.parametrize("value", [Score(1.0, None, {"a": "1"}), Score(1.0, None, {"": 1}), "1", float("nan")])

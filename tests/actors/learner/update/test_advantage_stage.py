@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from actors.learner.algorithms.advantages import shape_rewards
-from actors.learner.batching import minibatches
+from actors.learner.batching import build, minibatches
+from actors.learner.model.critic import fill_returns
 from actors.learner.model.frozen_model import FrozenModels
-from actors.learner.update.advantage_stage import longest_turn, repeated_share
+from actors.learner.update.advantage_stage import longest_turn, repeated_share, trajectories_of
 from actors.workflows.protocol import at_turn_ends
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.validation import check
@@ -323,3 +324,56 @@ def test_each_trajectory_of_an_episode_has_its_own_steps_and_the_reward_of_the_e
     assert batch.advantages_of(1).tolist() == pytest.approx([of_other] * 4, abs=1e-6)
     assert batch.advantages_of(2).tolist() == []
     assert batch.computed.tolist() == [True, True, False]
+
+
+def game(sample: int, roles: str, *rewards: float, group: int = 0, **changes: Any) -> ShardItem:
+    """An episode in which the roles speak one after the other, two tokens each."""
+    n = len(rewards)
+    item = shard_item(
+        group=group, sample=sample, prompt=[5], sampled=[6, 7, *[5, 6, 7] * (n - 1)], segments=[[1, 2]] * n,
+        logps=[-1.0] * (2 * n), spans=[[CLOCK, 2 * n]], clock=CLOCK,
+    )  # fmt: skip
+    return replace(item, trajectories=list(range(n)) if n > 1 else [], roles=roles, rewards=list(rewards), **changes)
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "grpo", "dr_grpo", "grpo_process", "reinforce"])
+def test_advantages_compare_trajectories_of_one_role_only(tmp_path: Path, estimator: str) -> None:
+    """As if each role of a group were a group of its own."""
+    rewards = [(1.0, -1.0), (-1.0, 1.0), (-1.0, 1.0), (0.5, 4.0)]
+    games = [game(sample, "black white", *both) for sample, both in enumerate(rewards)]
+    alone = [game(s, "", both[role], group=role) for role in (0, 1) for s, both in enumerate(rewards)]
+    alone = [replace(item, rewards=[], reward=item.rewards[0], n_groups=2) for item in alone]
+    config = settings(actor={"advantage": estimator})
+    together, apart = (prepared(tiny_actor(tmp_path / str(len(shard)), config), shard) for shard in (games, alone))
+    for sample in range(4):
+        expected = torch.cat([apart.advantages_of(sample), apart.advantages_of(4 + sample)])
+        assert torch.allclose(together.advantages_of(sample), expected), sample
+    assert together.advantages_of(0)[0] * together.advantages_of(0)[-1] < 0
+    assert together.signal.all()
+
+
+def test_a_role_that_one_sample_has_alone_is_not_trained(tmp_path: Path) -> None:
+    games = [game(0, "first", 1.0), game(1, "first second", -1.0, 1.0)]
+    batch = prepared(tiny_actor(tmp_path, settings(actor={"advantage": "rloo"}, gconfig={"n_samples": 2})), games)
+    assert batch.advantages_of(0).tolist() == [2.0, 2.0]
+    assert batch.advantages_of(1).tolist() == [-2.0, -2.0, 0.0, 0.0]
+
+
+def test_streams_of_a_role_are_means_over_its_own_tokens(tmp_path: Path) -> None:
+    field = packed({"x": array("f", [1.0, 3.0, 5.0, 9.0]).tobytes()})
+    games = [game(sample, "a b", 1.0, 0.0, fields=field) for sample in range(4)]
+    batch = prepared(tiny_actor(tmp_path, settings(actor={"advantage": "rloo"})), games)
+    seen = trajectories_of(batch, settings())
+    assert seen.streams["x"].tolist() == [2.0, 7.0] * 4
+    assert (seen.groups_M.tolist(), seen.lengths_M.tolist()) == ([0, 1] * 4, [2] * 8)
+    assert not batch.signal.any()
+
+
+def test_a_critics_returns_end_with_the_reward_of_each_role(tmp_path: Path) -> None:
+    games = [game(sample, "a b", 1.0, -3.0) for sample in range(4)]
+    batch = build(games, step=CLOCK, clock=CLOCK, n_groups=1, eta=1)
+    config = ActorConfig(discount=1.0, gae_lambda=1.0)
+    fill_returns(
+        batch, [torch.tensor([1.0, -3.0], dtype=torch.float64)] * 4, {i: torch.zeros(4) for i in range(4)}, config
+    )
+    assert batch.streams["returns"][0].tolist() == [1.0, 1.0, -3.0, -3.0]
