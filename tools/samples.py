@@ -179,11 +179,12 @@ def render(sample: Line, width: int) -> str:
 
 def texts(sample: Line) -> Iterator[tuple[str, str, str]]:
     """(title, text, mark) of prompts ("|") and completions (">") by turn, then the reward's text if another."""
-    turns = sample.get("turns") or [[sample["prompt"], sample["completion"]]]
+    turns, roles = sample.get("turns") or [[sample["prompt"], sample["completion"]]], sample.get("roles", "").split()
     for n, (given, sampled) in enumerate(turns, start=1):
         which = f"turn {n} of {len(turns)}: " if len(turns) > 1 else ""
         if numbers := sample.get("trajectories"):
-            which = f"trajectory {numbers[n - 1]}, {which}"
+            role = f" ({roles[numbers[n - 1]]})" if roles else ""
+            which = f"trajectory {numbers[n - 1]}{role}, {which}"
         yield f"{which}prompt", given, "|"
         yield f"{which}completion", sampled, ">"
     if sample["completion"] != turns[-1][1]:

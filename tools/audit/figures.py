@@ -24,6 +24,12 @@ class TrainedSample:
     n_tokens: int
     n_masked: int
     lags: Spans  # (clock - version, tokens), without masked tokens
+    rewards: tuple[tuple[str, float], ...] = ()  # role and reward of each trajectory of an episode with roles
+
+    @property
+    def compared(self) -> set[tuple[int, str]]:
+        """Group and role of what has an advantage: the sample, or each of its trajectories with roles."""
+        return {(self.uid, role) for role, _ in self.rewards or (("", 0.0),)}
 
     @property
     def n_trained(self) -> int:
@@ -34,8 +40,9 @@ def read(line: Mapping[str, Any]) -> TrainedSample:
     """A `trajectory` line."""
     spans = trained_spans(span_pairs(line["versions"]), line["n_masked"])
     lags = [(line["clock"] - version, n) for version, n in spans]
+    rewards = tuple(zip(line.get("roles", "").split(), line.get("rewards", []), strict=True))
     return TrainedSample(
-        line["uid"], line["sample"], line["reward"], line["finish"], line["n_tokens"], line["n_masked"], lags
+        line["uid"], line["sample"], line["reward"], line["finish"], line["n_tokens"], line["n_masked"], lags, rewards
     )
 
 
@@ -61,7 +68,7 @@ def broken(
     lags = [pair for one in trained for pair in one.lags]
     n_trained = sum(n for _, n in lags)
     expected |= {
-        "zero_advantage_share": 1 - len(groups_with_signal(batch)) / len({one.uid for one in batch}),
+        "zero_advantage_share": 1 - len({uid for uid, _ in with_signal(batch)}) / len({one.uid for one in batch}),
         "n_tokens_trained": n_trained,
         "n_tokens_skipped": n_tokens - n_trained - sum(one.n_masked for one in batch),
         "lag_mean": sum(lag * n for lag, n in lags) / n_trained if n_trained else None,
@@ -74,16 +81,18 @@ def trained_part(batch: Sequence[TrainedSample], setup: RunSettings) -> list[Tra
     """The trajectories whose tokens enter the loss; None where the journal does not determine them."""
     if setup.trains is None:
         return None
-    signal = groups_with_signal(batch)
-    chosen = [one for one in batch if setup.trains == "all" or one.uid in signal]
+    signal = with_signal(batch)
+    chosen = [one for one in batch if setup.trains == "all" or not signal.isdisjoint(one.compared)]
     return [one for one in chosen if not (setup.leaves_truncated_out and one.finish == "length")]
 
 
-def groups_with_signal(batch: Sequence[TrainedSample]) -> set[int]:
-    rewards: dict[int, set[float]] = {}
+def with_signal(batch: Sequence[TrainedSample]) -> set[tuple[int, str]]:
+    """Groups and roles whose rewards differ."""
+    rewards: dict[tuple[int, str], set[float]] = {}
     for one in batch:
-        rewards.setdefault(one.uid, set()).add(one.reward)
-    return {uid for uid, found in rewards.items() if len(found) > 1}
+        for role, reward in one.rewards or (("", one.reward),):
+            rewards.setdefault((one.uid, role), set()).add(reward)
+    return {key for key, found in rewards.items() if len(found) > 1}
 
 
 def differing(line: Mapping[str, Any], expected: Mapping[str, float | None]) -> list[str]:

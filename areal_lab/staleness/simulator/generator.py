@@ -21,6 +21,7 @@ Group = tuple[str, int, int]  # evaluation, uid, attempt
 Weights = Mapping[tuple[str, int], str]  # (whose, version) -> which weights those are: no two updates make the same
 NO_BYTES = b""
 NO_REASON = "it cannot"
+ROLES = "abc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,20 @@ class SharedRecords:
 
     weights: Weights
     reports: list[SimulatedReport]  # of all generators: the first "id" of a Partial is the number of its report
+
+
+def episode(uid: int, number: int, n_tokens: int) -> tuple[list[list[int]], list[int], str]:
+    """Segments of a sample, the trajectories that they extend, and their roles: one turn, or a random tree of turns."""
+    rng = random.Random(f"episode {uid} {number}")
+    n_turns, roles = min(n_tokens, rng.choice((1, 1, 2, 3, 6))), rng.choice(("", ROLES))
+    ends = [*sorted(rng.sample(range(1, n_tokens), n_turns - 1)), n_tokens]
+    segments, trajectories = list[list[int]](), list[int]()
+    for begin, end in zip([0, *ends], ends, strict=False):
+        n_begun = max(trajectories, default=-1) + 1
+        trajectories.append(rng.randint(0, n_begun))
+        segments.append([1 if trajectories[-1] == n_begun else rng.randint(0, 2), end - begin])
+    names = " ".join(rng.choice(roles) for _ in range(max(trajectories) + 1)) if roles else ""
+    return segments, trajectories if any(trajectories) else [], names
 
 
 class SimulatedGenerator:
@@ -201,14 +216,11 @@ class SimulatedGenerator:
         del self._running[sample.key]
         evaluation, uid, attempt, number = sample.key
         self.finished[sample.key] = sample
-        segments, trajectories = [[1, sample.n_tokens]], list[int]()
-        if (uid + number) % 3 == 0 and sample.n_tokens > 1:  # an episode of two trajectories
-            n = sample.n_tokens // 2
-            segments, trajectories = [[1, n], [1, sample.n_tokens - n]], [0, 1]
+        segments, trajectories, roles = episode(uid, number, sample.n_tokens)
         self._kept[sample.key] = m.Trajectory(
             uid, number, attempt, evaluation, self.name, "stop", segments, sample.spans,
             self.world.now - sample.began, self.timeline.term, NO_BYTES, bytes(4 * sample.n_tokens), "", "", "",
-            lease=self._leases.get(sample.key[:3], ""), trajectories=trajectories,
+            lease=self._leases.get(sample.key[:3], ""), trajectories=trajectories, roles=roles,
         )  # fmt: skip
         self._tell(m.Sampled(uid, number, attempt, evaluation, sample.n_tokens))
         self._deliver(sample.key)

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 
 from areal_bus import messages as m
+from areal_bus.core.parts.reward_parts import dumped, of_roles
 from areal_lab.staleness.simulator.scenario import Scenario
 from areal_lab.staleness.simulator.world import HEAD, World
 
@@ -58,7 +59,8 @@ class SimulatedReward:
                 self.values.setdefault((t.uid, t.sample, t.attempt), set()).add(reward)
         error = "" if status is m.VerdictStatus.VALUE else "no value"
         verdict = {"status": status.value, "reward": reward, "correct": correct, "error": error, "score_s": 0.0}
-        scored = m.recast(t, m.Scored, **verdict, prompt_text="", text="", turns="", fields=b"")
+        parts = dumped(of_roles(role_rewards(t.roles, reward)) if status is m.VerdictStatus.VALUE else {})
+        scored = m.recast(t, m.Scored, **verdict, prompt_text="", text="", turns="", fields=b"", parts=parts)
         self.world.send(self.name, HEAD, scored)
 
     def _compare(self, group: m.Group) -> None:
@@ -68,6 +70,11 @@ class SimulatedReward:
         self.group_verdicts.add((group.uid, group.attempt, status.value, tuple(rewards)))
         error = "" if rewards else "no value"
         self.world.send(self.name, HEAD, m.GroupScored(status.value, rewards, error, 0.0, group.uid, group.attempt))
+
+
+def role_rewards(roles: str, reward: float) -> dict[str, float]:
+    """Of the roles a, b and c."""
+    return {role: {"a": reward, "b": -reward, "c": 2 * reward}[role] for role in roles.split()}
 
 
 def ranks(values: Sequence[float]) -> list[float]:

@@ -14,7 +14,8 @@ from areal_bus.core.head import Head
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.transitions.guest_leases import TIMED_OUT
 from areal_bus.messages import Role
-from areal_lab.staleness.simulator.generator import NO_REASON, SimulatedGenerator
+from areal_bus.trajectories import split, within
+from areal_lab.staleness.simulator.generator import NO_REASON, SimulatedGenerator, episode
 from areal_lab.staleness.simulator.learner import MODEL, Learners
 from areal_lab.staleness.simulator.reward import SimulatedReward
 from areal_lab.staleness.simulator.sample import SimulatedReport, SimulatedSample, begins_with, report_number
@@ -226,6 +227,7 @@ class Witness:
         prompt.tokens[sample] = line["n_tokens"]
         if line["status"] == "value" or self._declared(line["status"]) is not None:
             prompt.rewards[sample, line["attempt"]] = line["reward"]
+        prompt.roles[sample, line["attempt"]] = line.get("roles", "")
         if line["correct"] is not None:
             prompt.correct[sample, line["attempt"]] = line["correct"]
         if line["status"] != "value":
@@ -390,6 +392,18 @@ class Witness:
             failed = any(failure in reward.failures.get(known, ()) for reward in self.rewards)
             given = failed and item.reward == self._declared(failure)
         self.check("I10", given, "reward {} was never given, nor declared", item.reward, uid=uid)
+        self._check_trajectories(item, prompt, made)
+
+    def _check_trajectories(self, item: m.ShardItem, prompt: Followed, made: SimulatedSample) -> None:
+        """The turns are those of the episode; each sampled token is in one trajectory, which has its role's reward."""
+        n_tokens, told = sum(n for _, n in made.spans), (item.segments, item.trajectories, item.roles)
+        expected = episode(item.uid, item.sample, n_tokens)
+        self.check("I5", told == expected, "turns {} were {}", told, expected, uid=item.uid)
+        parts = split(item.segments, item.trajectories)
+        covered = sorted(i for one in parts for i in within(one.sampled))
+        self.check("I4", covered == list(range(n_tokens)), "{} are in no or two trajectories", covered, uid=item.uid)
+        rewards = [reward for _, reward in prompt.rewards_by_role(item.sample)] if item.roles else []
+        self.check("I10", item.rewards == rewards, "trajectories have {}, not {}", item.rewards, rewards, uid=item.uid)
 
     def lost_weights(self, key: tuple[str, int, int, int]) -> list[str]:
         """The weights of a sample that are not in the surviving history."""

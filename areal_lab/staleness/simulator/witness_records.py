@@ -5,7 +5,7 @@ from typing import Any
 
 from areal_bus import messages as m
 from areal_bus.messages import Refund, Role
-from areal_lab.staleness.simulator.reward import ranks
+from areal_lab.staleness.simulator.reward import ranks, role_rewards
 from areal_lab.staleness.simulator.scenario import Scenario
 from areal_lab.staleness.simulator.sources import Key, Learned
 
@@ -40,6 +40,7 @@ class Followed:
     failed: str = ""  # status of a counted verdict that must lead to a refund
     correct: dict[tuple[int, int], bool] = field(default_factory=dict)  # (sample, attempt) -> whether it is right
     rewards: dict[tuple[int, int], float] = field(default_factory=dict)  # (sample, attempt) -> reward, if it has one
+    roles: dict[tuple[int, int], str] = field(default_factory=dict)  # (sample, attempt) -> roles of its trajectories
     n_accounted: int = 0  # trained, masked or dropped
     n_leases: int = 0
     compared: set[frozenset[tuple[int, int]]] = field(default_factory=set)  # `accepted` when its group had a verdict
@@ -54,10 +55,21 @@ class Followed:
         failed = {sample for sample, attempt in self.failures if self.accepted.get(sample) == attempt}
         return {i: own[i] if i in failed else rank for i, rank in zip(own, ranked, strict=True)}
 
+    def rewards_by_role(self, sample: int) -> list[tuple[str, float]]:
+        """Role and reward of each trajectory of an accepted sample with a reward; without roles, ("", reward)."""
+        known, reward = (sample, self.accepted[sample]), self.rewards_of()[sample]
+        roles = self.roles.get(known, "")
+        own = {} if self.is_compared or known in self.failures else role_rewards(roles, reward)
+        return [(role, own.get(role, reward)) for role in roles.split() or [""]]
+
     @property
     def is_flat(self) -> bool:
-        """Whether all its rewards are equal."""
-        return len(set(self.rewards_of().values())) == 1
+        """Whether all rewards of each role are equal."""
+        by_role: dict[str, set[float]] = {}
+        for sample in self.rewards_of():
+            for role, reward in self.rewards_by_role(sample):
+                by_role.setdefault(role, set()).add(reward)
+        return bool(by_role) and all(len(found) == 1 for found in by_role.values())
 
     @property
     def learned(self) -> Learned:

@@ -95,6 +95,23 @@ def a_verdict_that_no_reward_gave(forge: Forge) -> None:
         line["reward"] = 777
 
 
+@forgery("I10", "a verdict reaches the head as it was given: value")
+def a_role_whose_reward_no_reward_gave(forge: Forge) -> None:
+    for line in forge.of(HEAD, "scored", uid=4):
+        line |= {"roles": "black", "reward:role/black": 3.0}
+    for line in forge.of(HEAD, "trajectory", uid=4):
+        line |= {"roles": "black", "rewards": [3.0]}
+
+
+@forgery("I10", "a trajectory is trained with its verdict")
+def a_role_that_is_trained_with_another_reward(forge: Forge) -> None:
+    for name, event in ((REWARD, "score"), (HEAD, "scored")):
+        for line in forge.of(name, event, uid=4):
+            line |= {"reward:role/black": 3.0, **({"roles": "black"} if event == "scored" else {})}
+    for line in forge.of(HEAD, "trajectory", uid=4):
+        line |= {"roles": "black", "rewards": [2.0]}
+
+
 @forgery("I10", "a verdict reaches the head as it was given: value 1.0, value 0.5 at reward-0.0")
 def a_verdict_of_an_evaluation_that_no_reward_gave(forge: Forge) -> None:
     for line in forge.of(HEAD, "scored", evaluation="after", status="value"):

@@ -1,8 +1,9 @@
 """Evidence from the actors' own journals, ordered within a file: the weights that a process held at an event."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tools.audit.findings import Findings
@@ -12,6 +13,15 @@ from tools.audit.replay.terms import ATTEMPTS, TermLog
 Version = tuple[int, int]  # (term, version): how versions of different terms compare
 
 
+NO_ROLES: Mapping[str, float] = MappingProxyType({})
+ROLE_REWARD = "reward:role/"  # begins the field of a role's reward, on the lines of a verdict
+
+
+def role_rewards_of(line: Line) -> Mapping[str, float]:
+    """Role -> reward, of a `score` or `scored` line."""
+    return {name.removeprefix(ROLE_REWARD): line[name] for name in line if name.startswith(ROLE_REWARD)} or NO_ROLES
+
+
 class ScoreRecord(NamedTuple):
     """One verdict of a reward actor; `reward` is None unless the status is "value" (I10)."""
 
@@ -19,6 +29,7 @@ class ScoreRecord(NamedTuple):
     reward: float | None
     where: str
     wall: float
+    role_rewards: Mapping[str, float] = NO_ROLES
 
 
 class Made(NamedTuple):
@@ -331,7 +342,7 @@ class RewardLog:
         if (status == "value") != isinstance(reward, (int, float)):
             text = f"a reward is a number exactly when its status is value: {status} has {reward!r}"
             self.file.add("I10", text, uid=uid, sample=sample)
-        score = ScoreRecord(status, reward, self.file.where(), line["wall"])
+        score = ScoreRecord(status, reward, self.file.where(), line["wall"], role_rewards_of(line))
         if evaluation := line.get("evaluation", ""):
             self.evidence.evaluated.setdefault((evaluation, uid, sample, line["attempt"]), []).append(score)
             return

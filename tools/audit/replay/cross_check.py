@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tools.audit.journal_reader import JournalFile, Line
-from tools.audit.replay.actor_logs import Evidence, ScoreRecord, attempt_of, key, sample_of, uid_of
+from tools.audit.replay.actor_logs import Evidence, ScoreRecord, attempt_of, key, role_rewards_of, sample_of, uid_of
 from tools.audit.replay.ledger import REFUNDED, AcceptedSample, AuditedPrompt, Prompts
 from tools.audit.replay.terms import ATTEMPTS
+
+Rewards = tuple[float, Mapping[str, float]]  # of a sample, and of its roles
 
 KEPT_REFUSALS = 100_000
 LAST_S = 5.0  # verdicts of the last seconds of the head, or of a killed reward, may be lost
@@ -66,9 +68,9 @@ class Agreement:
         if sample.attempt < term * ATTEMPTS:
             self._of_this_history(known, sample, term, ids)
         self._as_made(known, line, sample, ids)
-        status, reward = sample.status, sample.reward
-        is_first = gave(self.evidence.scores.get(known), status, reward)
-        if is_first or self._is_as_given(self.evidence.scores_of(known), status, reward, ids):
+        status, rewards = sample.status, sample.rewards
+        is_first = gave(self.evidence.scores.get(known), status, rewards)
+        if is_first or self._is_as_given(self.evidence.scores_of(known), status, rewards, ids):
             del self.evidence.scores[known]
             self.evidence.more_scores.pop(known, None)
 
@@ -90,7 +92,8 @@ class Agreement:
         if made is not None and made.told != told:
             rule = "n_tokens, finish, min_version and max_version are those of the completion"
             self.file.add("I5", f"{rule}: {made.told}, not {told}", **ids)
-        if self._is_as_given(self.evidence.evaluated.get(known, ()), line["status"], line["reward"], ids):
+        rewards = line["reward"], role_rewards_of(line)
+        if self._is_as_given(self.evidence.evaluated.get(known, ()), line["status"], rewards, ids):
             del self.evidence.evaluated[known]
 
     def _of_this_history(self, known: int, sample: AcceptedSample, term: int, ids: Mapping[str, int]) -> None:
@@ -116,10 +119,13 @@ class Agreement:
             rule = "n_tokens, finish, min_version and max_version are those of the completion"
             self.file.add("I5", f"{rule}: {made.told}, not {told}", **ids)
 
-    def _is_as_given(self, scores: Sequence[ScoreRecord], status: str, reward: float, ids: Mapping[str, int]) -> bool:
+    def _is_as_given(
+        self, scores: Sequence[ScoreRecord], status: str, rewards: Rewards, ids: Mapping[str, int]
+    ) -> bool:
         """The head's verdict equals the verdict that a reward gave (I10)."""
-        if any(gave(score, status, reward) for score in scores):
+        if any(gave(score, status, rewards) for score in scores):
             return True
+        reward = ", ".join([str(rewards[0]), *(f"{role} {value}" for role, value in rewards[1].items())])
         if scores:
             given = f"{scores[0].status} {scores[0].reward} at {scores[0].where}"
             self.file.add("I10", f"a verdict reaches the head as it was given: {status} {reward}, {given}", **ids)
@@ -192,19 +198,31 @@ class Agreement:
         return known in self._refused_samples or len(self._refused_samples) >= KEPT_REFUSALS
 
 
-def gave(score: ScoreRecord | None, status: str, reward: float) -> bool:
+def gave(score: ScoreRecord | None, status: str, rewards: Rewards) -> bool:
     """Whether the head's verdict is this one."""
-    return score is not None and score.status == status and (status != "value" or score.reward == reward)
+    if score is None or score.status != status:
+        return False
+    return status != "value" or (score.reward, score.role_rewards) == rewards
 
 
-def as_scored(file: JournalFile, line: Line, sample: AcceptedSample, reward: float, *, has_reward: bool) -> None:
-    """A trajectory of a batch equals its `scored` line; `has_reward`: own or declared; `reward`: of its group."""
+def in_words(trained: tuple[float, str, list[float]]) -> str:
+    reward, roles, rewards = trained
+    return f"{reward} ({roles}: {rewards})" if roles else str(reward)
+
+
+def as_scored(
+    file: JournalFile, line: Line, sample: AcceptedSample, rewards: tuple[float, str, list[float]], *, has_reward: bool
+) -> None:
+    """A trajectory of a batch equals its `scored` line; `has_reward`: own or declared; `rewards`: of it and its roles,
+    or of its group.
+    """
+    told = line["reward"], line.get("roles", ""), line.get("rewards", [])
     ids = {"uid": line["uid"], "sample": line["sample"]}
     if not has_reward:
         text = f"a {sample.status} is no number: it is trained with reward {line['reward']}"
         file.add("I10", text, **ids)
-    elif line["reward"] != reward:
-        text = f"a trajectory is trained with its verdict: {reward}, not {line['reward']}"
+    elif told != rewards:
+        text = f"a trajectory is trained with its verdict: {in_words(rewards)}, not {in_words(told)}"
         file.add("I10", text, **ids)
     if line["finish"] != sample.finish:
         file.add("I5", f"a trajectory ends as it was received: {sample.finish}, not {line['finish']}", **ids)

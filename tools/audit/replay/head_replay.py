@@ -305,8 +305,8 @@ class HeadReplay:
         ages.take(line, prompt.born, self.file)
         sample = self._verdict(prompt, line)
         if sample is not None:
-            reward = prompt.reward_of(line["sample"])
-            as_scored(self.file, line, sample, reward, has_reward=self.prompts.has_reward(sample))
+            rewards = prompt.trained_with(line["sample"])
+            as_scored(self.file, line, sample, rewards, has_reward=self.prompts.has_reward(sample))
         self.agreement.train(line, is_undone=is_undone)
 
     def _verdict(self, prompt: AuditedPrompt, line: Line) -> AcceptedSample | None:

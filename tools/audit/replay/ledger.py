@@ -2,11 +2,13 @@
 
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from tools.audit.journal_reader import JournalFile, Line
+from tools.audit.replay.actor_logs import NO_ROLES, role_rewards_of
 from tools.audit.replay.clock import Clock
 from tools.audit.replay.data_passes import FAR, MOST_AGAIN, Passes, Row
 from tools.audit.replay.terms import TermLog
@@ -57,6 +59,12 @@ class AcceptedSample(NamedTuple):
     holder: str
     newest: int  # version among its tokens; -1 when it has none
     correct: bool | None = None
+    roles: str = ""  # of the episode's trajectories
+    role_rewards: Mapping[str, float] = NO_ROLES
+
+    @property
+    def rewards(self) -> tuple[float, Mapping[str, float]]:
+        return self.reward, self.role_rewards
 
 
 @dataclass(slots=True)
@@ -101,6 +109,12 @@ class AuditedPrompt:
         """The reward that the sample is trained with. A failed one keeps its declared reward (I10)."""
         sample = self.scored[number]
         return self.group[number] if self.group is not None and sample.status == "value" else sample.reward
+
+    def trained_with(self, number: int) -> tuple[float, str, list[float]]:
+        """The sample's reward, its roles, and the reward of each of their trajectories."""
+        sample, reward = self.scored[number], self.reward_of(number)
+        own = sample.role_rewards if self.group is None else {}
+        return reward, sample.roles, [own.get(role, reward) for role in sample.roles.split()]
 
 
 class Prompts:
@@ -230,7 +244,7 @@ class Prompts:
         newest = line.get("max_version")
         new = AcceptedSample(
             status, line["reward"], line["n_tokens"], line["finish"], attempt, prompt.holder,
-            -1 if newest is None else newest, line.get("correct"),
+            -1 if newest is None else newest, line.get("correct"), line.get("roles", ""), role_rewards_of(line),
         )  # fmt: skip
         prompt.scored[sample] = new
         if status == "value":
@@ -386,8 +400,10 @@ class Prompts:
         """A complete group with equal rewards, of at most data.max_refill for a batch (I3)."""
         self.n_refilled += 1
         most = self.clock.setup.max_refill
-        rewards = {prompt.reward_of(number) for number, sample in prompt.scored.items() if self.has_reward(sample)}
-        if not prompt.is_ready or len(rewards) != 1:
+        trained = [prompt.trained_with(number) for number, sample in prompt.scored.items() if self.has_reward(sample)]
+        by_role = [zip(roles.split(), own, strict=True) if roles else [("", one)] for one, roles, own in trained]
+        rewards = {pair for pairs in by_role for pair in pairs}
+        if not prompt.is_ready or len(rewards) != max(1, len({role for role, _ in rewards})):
             text = f"a group without signal is complete and has equal rewards: {len(rewards)} different ones"
             self.file.add("I3", text, uid=prompt.uid)
         if most is not None and self.n_refilled > most:
