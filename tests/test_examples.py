@@ -1,11 +1,14 @@
 """The examples of examples/: the algorithm in one file, held to the parts of the ring, and the tutorials."""
 
+import contextlib
+import random
 import runpy
 import sys
 import tomllib
 from importlib import import_module, metadata
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,8 +20,10 @@ from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from actors.runtime import user_code
 from actors.runtime.user_code import add_user_folder
-from actors.workflows.episode_runner import EpisodeRun
+from actors.workflows.episode_runner import EpisodeRun, roles_of
 from areal_bus.config.sections import Config
+from areal_bus.errors import WorkflowError
+from tests.support.polling import wait_until
 from tests.support.talking import talking
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -118,3 +123,69 @@ def test_a_gymnasium_environment_answers_the_letters_of_its_actions(
         score = example.total(row | run.episode.row)
         assert (score.reward, score.correct) == (end, end > 0)
     assert run.turns()[:2] == [["sf hg0>", " "], ["0>", "r"]]
+
+
+@pytest.fixture
+def nim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, Config, Any]:
+    """The example of self-play, its config and its tokenizer; its model is in `tmp_path`."""
+    monkeypatch.setattr(sys, "path", [str(EXAMPLES / "self_play"), *sys.path])
+    config = Config.model_validate(tomllib.loads((EXAMPLES / "self_play" / "nim.toml").read_text(encoding="utf-8")))
+    assert config.model.scratch is not None
+    write_scratch_folder(tmp_path, config.model.scratch)
+    return import_module("nim"), config, load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("pile", "moves", "winner", "roles"),
+    [("5", "131", "first", "first second"), ("2", "3", "second", "first"), ("6", "2x", "first", "first second")],
+)
+def test_nim_by_self_play_has_a_trajectory_and_a_reward_of_each_seat(
+    nim: tuple[ModuleType, Config, Any], pile: str, moves: str, winner: str, roles: str
+) -> None:
+    example, config, tokenizer = nim
+    row = {"question": pile, "seat": "first", "against": "self"}
+    run, letters = EpisodeRun(example.Nim(config), row, tokenizer), iter(moves)
+    asked = run.start()
+    while asked is not None:
+        done = tokenizer.encode(next(letters))
+        asked = run.answer(Completion(("", 0, 0, 0, 0), done, [-0.5], [[0, 1]], "length"))
+    assert run.episode is not None
+    assert roles_of(run.episode) == roles
+    assert run.trajectories == [i % 2 for i in range(len(moves))]
+    score = example.outcome(row | run.episode.row)
+    assert score.role_rewards == {seat: 1.0 if seat == winner else -1.0 for seat in ("first", "second")}
+    assert (score.reward, score.correct) == (score.role_rewards["first"], None)
+
+
+def servers_of(mark: str) -> list[str]:
+    """Pids of OpenEnv servers that inherited the environment variable MARK of this value."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_server = b"openenv_echo:app" in (process / "cmdline").read_bytes()
+            if is_server and f"MARK={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append(process.name)
+    return found
+
+
+@pytest.mark.slow
+def test_an_openenv_server_is_an_environment_and_ends_with_its_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openenv", reason="openenv-core is not installed")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_code, "_folders", [])
+    monkeypatch.setenv("MARK", str(tmp_path))
+    add_user_folder(EXAMPLES / "environments")
+    tree = tomllib.loads((EXAMPLES / "environments" / "openenv.toml").read_text(encoding="utf-8"))["workflow"]
+    tree["agent"] |= {"workers": 1, "timeout_s": 300.0}
+    with talking(tmp_path, Config.model_validate({"workflow": tree})) as talk:
+        first, second = random.Random(3).choices("abcd", k=2)
+        row = {"question": "3", "answer": "", "seed": 3}
+        assert talk.hold(row, [first, second])["reward"] == 2.0
+        assert talk.text == f"{first}>{first} {second}>{second}"
+        assert talk.hold(row, [first, "no"])["reward"] == 1.0
+        assert len(servers_of(str(tmp_path))) == 1
+        with pytest.raises(WorkflowError, match="refused by the OpenEnv server"):
+            talk.hold(row | {"seed": "none"}, [])
+    wait_until(lambda: not servers_of(str(tmp_path)), "the server ends with its agent", 60.0)
