@@ -143,7 +143,7 @@ def test_nim_by_self_play_has_a_trajectory_and_a_reward_of_each_seat(
     nim: tuple[ModuleType, Config, Any], pile: str, moves: str, winner: str, roles: str
 ) -> None:
     example, config, tokenizer = nim
-    row = {"question": pile, "seat": "first", "against": "self"}
+    row = {"question": pile, "against": "self"}
     run, letters = EpisodeRun(example.Nim(config), row, tokenizer), iter(moves)
     asked = run.start()
     while asked is not None:

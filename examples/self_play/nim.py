@@ -12,7 +12,7 @@ from actors.rewards.protocol import Score, zero_sum
 from actors.workflows.protocol import Ask, Episode
 
 SEATS = ["first", "second"]
-FROZEN = {"older": "version - 10", "start": "version - 1000000000"}  # the latter never has a newer checkpoint
+FROZEN = {"older": "version - 10", "start": "version - 1000000000"}  # no checkpoint is that much older: version 0
 
 
 class Nim:
@@ -22,17 +22,15 @@ class Nim:
         self._frozen = {name: Opponent(config, which) for name, which in FROZEN.items()}
 
     async def episode(self, row: Mapping[str, Any], ask: Ask) -> Episode:
-        asks: dict[str, Ask] = dict.fromkeys(SEATS, ask)
-        if row["against"] in FROZEN:
-            other = SEATS[row["seat"] == "first"]
-            asks[other] = self._frozen[row["against"]].ask(ask)
-        ours = [seat for seat in SEATS if asks[seat] is ask]
-        pile, views, moves, seat = int(row["question"]), {seat: list[int]() for seat in SEATS}, "", "second"
+        asks = dict.fromkeys(SEATS, ask)
+        if row["against"] in FROZEN:  # plays "second"
+            asks["second"] = self._frozen[row["against"]].ask(ask)
+        pile, seat, moves = int(row["question"]), "second", ""
+        views = {seat: list[int]() for seat in SEATS}
         while pile:
             seat = SEATS[seat == "first"]
             views[seat] += ask.tokenizer.encode(f"{pile:x}>")
-            number = ours.index(seat) if seat in ours else None
-            turn = await asks[seat](views[seat], trajectory=number)
+            turn = await asks[seat](views[seat], trajectory=SEATS.index(seat))
             views[seat] += turn.ids
             taken = int(turn.text) if turn.text and turn.text in "123" else 0
             moves += turn.text or "-"
@@ -40,12 +38,12 @@ class Nim:
                 seat = SEATS[seat == "first"]  # the other one wins
                 break
             pile -= taken
-        roles = [one for one in ours if views[one]]
+        roles = [one for one in SEATS if asks[one] is ask and views[one]]
         return Episode(text=moves, row={"winner": seat}, roles=roles)
 
 
 def outcome(row: Mapping[str, Any]) -> Score:
-    """1 for the winner, -1 for the loser. In self-play the reward that is reported is that of "first"."""
+    """1 for the winner, -1 for the loser. The reward that is reported is that of "first"."""
     rewards = zero_sum({seat: 1.0 if seat == row["winner"] else -1.0 for seat in SEATS})
-    won = row["winner"] == row["seat"] if row["against"] in FROZEN else None
-    return Score(rewards[row["seat"]], correct=won, role_rewards=rewards)
+    won = row["winner"] == "first" if row["against"] in FROZEN else None
+    return Score(rewards["first"], correct=won, role_rewards=rewards)
