@@ -187,5 +187,5 @@ def test_an_openenv_server_is_an_environment_and_ends_with_its_agent(
         assert talk.hold(row, [first, "no"])["reward"] == 1.0
         assert len(servers_of(str(tmp_path))) == 1
         with pytest.raises(WorkflowError, match="refused by the OpenEnv server"):
-            talk.hold(row | {"seed": "none"}, [])
+            talk.hold(row | {"seed": [3]}, [])
     wait_until(lambda: not servers_of(str(tmp_path)), "the server ends with its agent", 60.0)

@@ -29,6 +29,7 @@ async def solve(row: dict[str, Any], base_url: str, api_key: str) -> float:
                 messages.append((await reply.json())["choices"][0]["message"])
             result = await exchange(session, "step", {"text": messages[-1]["content"]})
             total += result["reward"] or 0.0
+        await session.send_json({"type": "close"})
     return total
 
 

@@ -174,7 +174,8 @@ def fill_steps(batch: Batch, rewards: Sequence[Tensor], settings: ActorConfig) -
     made: dict[tuple[int, int], Tensor] = {}
     for own in members.values():
         rewards_and_ends = [steps[i][n] for i, n in own]
-        made |= zip(own, by_step(*zip(*rewards_and_ends, strict=True), settings), strict=True)
+        by_own = by_step([r for r, _ in rewards_and_ends], [end for _, end in rewards_and_ends], settings)
+        made |= zip(own, by_own, strict=True)
     for i, item in enumerate(batch.items):
         advantages_K = torch.cat([made[i, n] for n in range(len(steps[i]))])
         batch.streams["token_advantages"][i] = advantages_K[item.trained_K].float()

@@ -140,7 +140,8 @@ def test_the_audit_catches_a_group_that_was_not_to_be_replaced(tmp_path: Path, m
     ring = Recorded(plan)
     assert not ring.run().violations
     replaced = {line["uid"] for line in lines(ring, Event.REFUND)}
-    if most == plan.max_refill:  # one of the equal rewards is another
-        next(line for line in lines(ring, Event.SCORED) if line["uid"] in replaced)["reward"] = 0.25
+    if most == plan.max_refill:  # the equal rewards are others
+        for n, line in enumerate(line for line in lines(ring, Event.SCORED) if line["uid"] in replaced):
+            line |= {name: line[name] + n for name in line if name == "reward" or name.startswith("reward:role/")}
     found = judge(audit(Run(journal(tmp_path, replace(plan, max_refill=most), ring))))["I3"]
     assert any(text in finding.text for finding in found.findings)
