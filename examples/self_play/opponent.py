@@ -58,7 +58,7 @@ class Opponent:
         """One completion. Raises EngineError when it does not fit the model."""
         engine = self._engine = self._engine or self._load(ask.tokenizer)
         self._update(engine)
-        own, self._n_turns = self._config.gconfig, self._n_turns + 1
+        own, self._n_turns = ask.gconfig, self._n_turns + 1
         key = ("opponent", self._n_turns, 0, 0, 0)
         controls = controls or SamplingControls(**own.controls())
         most = most or own.max_new_tokens
@@ -118,7 +118,8 @@ class OpponentAsk:
     """The `Ask` of an opponent in one episode."""
 
     def __init__(self, opponent: Opponent, ask: Ask) -> None:
-        self.tokenizer, self.name, self.temperature = ask.tokenizer, ask.name, ask.temperature
+        self.tokenizer, self.name = ask.tokenizer, ask.name
+        self.gconfig, self.temperature = ask.gconfig, ask.temperature
         self._opponent, self._n_turns = opponent, 0
         self._sample = crc32(re.sub(r" attempt \d+", "", ask.name).encode())  # each attempt draws the same
 
