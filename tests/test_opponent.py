@@ -16,6 +16,7 @@ from actors.runtime import context
 from actors.runtime.context import Context
 from actors.workflows.episode_runner import Asked, Awaited, EpisodeRun
 from actors.workflows.protocol import Ask, Episode
+from areal_bus.config.rollout import GenerationConfig
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.storage import versioned_dirs
@@ -56,7 +57,7 @@ class Duel:
 
 
 def play(duel: Duel, tokenizer: Any, name: str) -> None:
-    run = EpisodeRun(duel, {}, tokenizer, name=name)  # type: ignore[arg-type]
+    run = EpisodeRun(duel, {}, tokenizer, name=name, gconfig=GenerationConfig(max_new_tokens=1))  # type: ignore[arg-type]
     waits = run.start()
     assert isinstance(waits, Awaited)
     assert not waits.ready(), "other episodes may join"
@@ -100,7 +101,7 @@ def test_an_older_version_is_refused_outside_a_run(
 def test_a_cancelled_turn_leaves_nothing_behind(game: tuple[Config, Any, Any]) -> None:
     config, tokenizer, opponents = game
     duel = Duel(opponents.Opponent(config, "version - 10"))
-    run = EpisodeRun(duel, {}, tokenizer)  # type: ignore[arg-type]
+    run = EpisodeRun(duel, {}, tokenizer, gconfig=GenerationConfig(max_new_tokens=1))  # type: ignore[arg-type]
     run.start()
     run.close()
     engine = duel.opponent._engine
