@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from areal_bus import messages as m
-from areal_bus.core.effects import Effect
+from areal_bus.core.effects import Effect, EvictForGood, Progress
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.members.lease_failures import EVICTIONS, FIRST, PATIENCE, LeaseFailures
@@ -152,6 +152,22 @@ def evict_for_good(head: Head, index: int, now: float = 0.0) -> tuple[list[Effec
         if incarnation < EVICTIONS:
             joined(head, f"generator-{index}.{incarnation + 1}", now=now)
     return effects, now
+
+
+def test_a_generator_that_restarts_do_not_help_is_evicted_for_good_and_the_job_goes_on() -> None:
+    head, _ = head_with(n_generators=3)
+    effects, now = evict_for_good(head, 0)
+    assert [x.generators for x in effects if isinstance(x, EvictForGood)] == [(0,)]
+    assert end_of(effects) is None
+    (gone,) = [line for line in records(effects, Event.MEMBER) if line["state"] == "left"]
+    assert gone["name"] == "generator-0.2"
+    assert gone["why"].startswith("evicted for good after 2 restarts: its last ")
+    assert gone["why"].endswith("the last error: the device is in error")
+    (text,) = [x.fields["text"] for x in effects if isinstance(x, Progress) and "for good" in x.fields["text"]]
+    assert text.endswith("the job goes on with 2 of 3 generators")
+    again = joined(head, "generator-0.3", now=now)  # the order was lost, and it joins again
+    assert set(orders(again)) == {True}
+    assert "generator-0.3" not in head.state.members.by_name
 
 
 def test_the_job_ends_with_a_sentence_when_the_last_of_its_generators_would_be_evicted_for_good() -> None:

@@ -50,6 +50,15 @@ def test_the_newest_report_of_a_sample_is_kept_and_those_of_longest_ago_make_roo
 # the head
 
 
+def test_a_partial_newer_than_the_next_holders_version_is_dropped() -> None:
+    kept = PartialRollouts(1 << 20)
+    kept.keep(partial(0, 0, version=2))
+    kept.keep(partial(0, 1, version=1))
+    assert kept.hand_on(0, [0, 1], attempt=1, version=1) == [partial(0, 1, version=1, attempt=1)]
+    assert len(kept) == 1
+    assert kept.hand_on(0, [1], attempt=2, version=1) == [partial(0, 1, version=1, attempt=2)]  # once more
+
+
 def work_of(head: Head, name: str) -> list[int]:
     return [entry.uid for entry in head.state.ledger.live() if entry.holder == name]
 

@@ -184,6 +184,34 @@ def test_nothing_is_pushed_before_the_learner_has_begun() -> None:
 # results of older terms
 
 
+def going_back(version: int) -> Head:
+    """Prompt 1 is leased at attempt 0, one sample scored; the learner came back at version 1. Its lease was kept."""
+    head, _ = trained_head()
+    begin(head, version)
+    assert head.state.ledger.open[1].holder == GENERATOR
+    return head
+
+
+def test_a_sample_of_an_older_term_with_a_lost_version_ends_its_lease() -> None:
+    head = going_back(1)
+    hold(head, 1, learner="learner-0.1")
+    effects = score(head, 1, [1], version=2)
+    assert "versions that term 1 made void" in refused(effects)[0]
+    assert [to for to, _ in sent(effects, m.Ack)] == [GENERATOR]  # it need not send that again
+    assert m.Cancel(1, 0) in [message for _, message in sent(effects, m.Cancel)]
+    assert leases(effects) == {1: ATTEMPTS}
+
+
+def test_prompts_returned_by_a_generator_are_leased_again() -> None:
+    head = going_back(1)
+    hold(head, 1, learner="learner-0.1")
+    lost = m.SampleFailed(1, 0, "", Refund.LOST_TIMELINE, "term 1")
+    effects = say(head, GENERATOR, lost)
+    assert leases(effects) == {1: ATTEMPTS}
+    assert not records(effects, Event.REFUND)
+    assert refused(say(head, GENERATOR, lost))
+
+
 def test_the_verdicts_of_an_open_evaluation_go_and_its_problems_are_asked_again() -> None:
     head, _ = head_with(n_problems=2)
     held = {lease[:3] for lease in head.state.members.by_name[GENERATOR].leased}
