@@ -35,7 +35,7 @@ from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.planner.split_planner import PlannerRules
 from areal_bus.core.rules import HeadRules
 from areal_bus.core.state import HeadState, Phase
-from areal_bus.errors import ActorFailed, CheckpointError, ConfigError, EndpointTaken
+from areal_bus.errors import ActorFailed, ConfigError, EndpointTaken
 from areal_bus.process.commands import as_here
 from areal_bus.storage import run_files
 from areal_bus.storage.atomic_file import write_atomic
@@ -68,6 +68,7 @@ def rules_of(context: Context, config: Config, sets: Mapping[str, list[dict[str,
         evaluate_metric=config.evaluate.metric,
         evaluate_metric_set=config.evaluate.metric_set,
         evaluate_patience=config.evaluate.early_stop_patience,
+        on_collapse=config.watch.on_collapse,
         evaluation_sets=evaluation_sets(config, sets),
         lease_secret=context.lease_secret.encode(),
         on_timeout=declared(config.reward.on_timeout),
@@ -131,7 +132,6 @@ CHECKPOINTS_S = 60.0  # longest wait for pending head checkpoints
 EVALUATE_SHARE = 0.25  # of each generator's slots, for an evaluation in training (eta > 0); at least one problem's
 BIND_S = 1.0  # between two tries of a restarted head to listen
 SUMMARY_S, RETRY_S = 5.0, 1.0  # longest wait for room for the summary, and the time between two tries
-TERM_FILE = "term.json"
 EVICTED_FILE = "evicted.json"
 
 
@@ -201,9 +201,10 @@ class Shell:
             rules if rules.lease_secret else replace(rules, lease_secret=secrets.token_bytes(16)),
             source,
             incarnation=context.incarnation,
-            term=next_term(self.folder),
+            term=run_files.next_term(self.folder),
             checkpoints=self.checkpoints.load(),
             savepoints=self.checkpoints.waypoints(),
+            rollback=run_files.read_rollback(self.folder),
         )
         self.state.evicted.update(evicted_for_good(self.folder, context.job))
         self.head = Head(self.state, now=time.monotonic())
@@ -277,6 +278,9 @@ class Shell:
                 if effect.event is Event.TERM:
                     self._send_pending(bus, pending)
                     self._begin_term(effect.fields["term"], effect.fields["version"])
+                if effect.event is Event.COLLAPSE and effect.fields["action"] == "rollback" and self.state.rollback:
+                    self._send_pending(bus, pending)
+                    run_files.write_rollback(self.folder, self.state.rollback)
                 self.journal.keep(effect.event, **effect.fields)
                 if effect.event is Event.UPDATE or (effect.event is Event.EVALUATION and self._keeps_figures):
                     self.heartbeat_state.report_progress()
@@ -318,7 +322,7 @@ class Shell:
     def _begin_term(self, term: int, version: int) -> None:
         """Write the term to disk before it is announced: two heads must never begin the same term."""
         self.checkpoints.settle(CHECKPOINTS_S, version=version)
-        write_atomic(self.folder / TERM_FILE, json.dumps({"term": term}) + "\n")
+        write_atomic(self.folder / run_files.TERM_FILE, json.dumps({"term": term}) + "\n")
         self.journal.term = term
         self._note_best()  # evaluations after `version` do not count any more
 
@@ -474,24 +478,3 @@ def evicted_for_good(folder: Path, job: str) -> list[int]:
         return [int(index) for index in found["generators"]] if found["job"] == job else []
     except (OSError, ValueError, KeyError, TypeError):
         return []
-
-
-def next_term(folder: Path) -> int:
-    """The first term of this incarnation of the head: one above the newest term of this run, from 0.
-
-    Raises CheckpointError for an unreadable file: a guess that is too small would revive a lost term.
-    """
-    path = folder / TERM_FILE
-    try:
-        newest = json.loads(path.read_text(encoding="utf-8"))["term"]
-        if type(newest) is int and newest >= 0:
-            return newest + 1
-        why = f"its term is {newest!r}"
-    except FileNotFoundError:
-        return 0
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = f"{type(error).__name__}: {error}"
-    raise CheckpointError(
-        f'{path} must hold {{"term": N}}, the newest term of this run: {why}; write it with the largest "term" of the '
-        "head's journal (head-*.jsonl), or a larger one, and resume"
-    )

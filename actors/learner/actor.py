@@ -31,14 +31,14 @@ from actors.runtime.torch_profiler import TorchProfiler
 from actors.runtime.user_code import place_of
 from actors.runtime.user_failures import Fault, keep_fault
 from areal_bus import messages as m
-from areal_bus.config.capacity import DELTA_VERSIONS
+from areal_bus.config.capacity import BUCKET_BYTES, DELTA_VERSIONS
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
 from areal_bus.core.parts.stages import stage_at
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.errors import CheckpointError, ConfigError, PushFailed, Restart
 from areal_bus.storage.journal import Journal
-from areal_bus.storage.run_files import BestRule
+from areal_bus.storage.run_files import BestRule, read_rollback
 from areal_bus.weights.delta import ChangeHistory
 from areal_bus.weights.process_group import brief, print_numeric_peers, serve_store
 from areal_bus.weights.route import home
@@ -110,6 +110,7 @@ class Learner:
             is_root=self.is_root,
             hooks=CheckpointHooks(self._sealed, tick=self.inbox.check),
             best=BestRule(config.checkpoint.keep_best, config.evaluate.every_steps),
+            keeps_good=config.watch.on_collapse != "warn",
         )
         self.send(self._join())
 
@@ -281,6 +282,7 @@ class Learner:
             frozen=self._load_frozen(start),
             simulated=simulated_update(config),
         )
+        self.actor.rollback = read_rollback(context.folder)
         if start.folder:
             with self.journal.span("load"):
                 self.checkpoints.restore(self.actor, start)
@@ -406,7 +408,7 @@ class Learner:
                 self.policy.pushed(),
                 is_root=self.is_root,
                 previous=self.pusher.spare(),
-                bucket_bytes=self.config.weights.bucket_mib << 20,
+                bucket_bytes=BUCKET_BYTES,
                 dtype=self.policy.push_dtype,
                 shared_on=self.shared_on,
             )

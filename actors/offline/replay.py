@@ -19,6 +19,7 @@ from actors.runtime.process import leave
 from areal_bus.config import loader, removed
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.storage import versioned_dirs
+from areal_bus.storage.run_files import read_rollback
 
 SECTIONS = ("actor", "critic", "reference", "teacher", "learner")  # of a learner; the batches decide the rest
 
@@ -39,6 +40,7 @@ class Replay(OfflineLearner):
         self._run = run
         checkpoint = newest_below(run, before)
         super().__init__(config, folder, out, journal_role="replay", checkpoint=checkpoint)
+        self._actor.rollback = read_rollback(run)
 
     def run(self, last: int | None) -> Iterator[ReferenceStep]:
         """The updates up to version `last`, or to the last recorded batch."""

@@ -59,6 +59,7 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
     "bus.inbox_mib": (256, "a receive queue holds 256 MiB; its senders keep what does not fit"),
     "rollout.report_mib": (256, "the head stores 256 MiB of unfinished samples; set rollout.report_tokens for fewer"),
     "learner.max_logits_mib": (512, "logits above 512 MiB are computed in chunks; set learner.max_tokens_per_mb"),
+    "weights.bucket_mib": (64, "a broadcast has 256 MiB at most, whatever the model"),
     "weights.delta_versions": (8, "a member that missed more than 8 versions gets all bytes"),
     "evaluate.slots_share": (0.25, "an evaluation has a quarter of the slots; set rollout.max_concurrent_rollouts"),
     "watchdog.absent_action": ("abort", "a job without rewards or generators ends after watchdog.act_s; set that"),

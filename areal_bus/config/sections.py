@@ -41,6 +41,8 @@ class WatchConfig(Section):
     """Print alarms on the console of the job (docs/alarms.md)."""
     off: tuple[AlarmName, ...] = ()
     """Names of alarms that are not raised (docs/alarms.md)."""
+    on_collapse: Literal["warn", "stop", "rollback"] = "warn"
+    """At a forecast of a collapse; "rollback" goes back once, with a smaller actor.lr (docs/alarms.md)."""
 
 
 class ProfileConfig(Section):
@@ -203,8 +205,6 @@ class WorkflowConfig(Section):
 
 
 class WeightsConfig(Section):
-    bucket_mib: int = Field(64, ge=1)
-    """Size of one broadcast."""
     timeout_s: float = Field(60.0, gt=0)
     """Time limit of a push."""
     staging: Literal["auto", "host", "device"] = "auto"

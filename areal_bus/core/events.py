@@ -31,6 +31,7 @@ class Event(StrEnum):
     BATCH = "batch"
     TRAJECTORY = "trajectory"  # one line a trajectory of a batch
     UPDATE = "update"
+    COLLAPSE = "collapse"  # forecast: why, and what the head does
     ADAPT = "adapt"  # the planner wants another split of ranks
     PUBLISH = "publish"
     EVALUATION = "evaluation"

@@ -42,6 +42,7 @@ class HeadRules:
     evaluate_metric: str = "avg_at_k"
     evaluate_metric_set: str = ""
     evaluate_patience: int = 0  # evaluations without a better metric until training ends; 0: it does not
+    on_collapse: str = "warn"  # or "stop", "rollback"
     evaluation_sets: tuple[EvaluationSet, ...] = ()
     partial_bytes: int = 256 << 20  # of what generators report of samples under way
     lease_secret: bytes = field(default=b"", repr=False)  # of `LeaseIds`

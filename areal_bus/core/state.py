@@ -9,6 +9,7 @@ from areal_bus.core.evaluation import Evaluation, Evaluations
 from areal_bus.core.members.console_reports import Deaths, ScoreFailures
 from areal_bus.core.members.lease_failures import LeaseFailures, LeaseLimit, actor_of
 from areal_bus.core.members.membership import Member, Membership, MemberState
+from areal_bus.core.parts.collapse import CollapseForecast, Rollback
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
 from areal_bus.core.parts.ledger import Ledger
@@ -54,7 +55,9 @@ class HeadState:
         term: int = 0,
         checkpoints: Mapping[int, HeadCheckpoint] = START,
         savepoints: Iterable[HeadSavepoint] = (),
+        rollback: Rollback | None = None,
     ) -> None:
+        """`rollback`: that the run has ordered."""
         newest = checkpoints[max(checkpoints)]
         self.rules = rules
         self.now = 0.0  # of the event that is handled, in monotonic seconds
@@ -71,6 +74,10 @@ class HeadState:
         self.evaluations = Evaluations()
         self.pushes = PushQueue(timeout_s=rules.push_timeout_s, incarnation=incarnation)
         self.terms = Terms(term, checkpoints, savepoints, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
+        self.forecast = CollapseForecast()
+        self.rollback = rollback
+        self.is_rolling_back = rollback is not None and rollback.is_open(term)  # the next term obeys it
+        self.stopped = ""  # why training ends before its last step; "" if it does not
         self.lease_ids = LeaseIds(rules.lease_secret)
         self.deaths = Deaths()
         self.lease_failures = LeaseFailures()

@@ -1,4 +1,4 @@
-"""Small files of a run that the head writes: RUN/split.json and RUN/best.json.
+"""Small files of a run that the head writes: RUN/split.json, best.json, term.json and rollback.json.
 
 split.json is the split of ranks that holds now; supervisors, and a restarted head, read it. {"pool": {...},
 "learners": 2, "generators": 3, "number": 1, "since": 40}: a `RankPool` and the fields of a `Split`. best.json has the
@@ -11,12 +11,37 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from areal_bus.core.parts.collapse import Rollback
 from areal_bus.core.parts.split import RankPool, Split
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
 from areal_bus.storage.atomic_file import write_atomic
 
 SPLIT = "split.json"
+ROLLBACK = "rollback.json"
+TERM_FILE = "term.json"
+
+
+def write_rollback(run: Path, order: Rollback) -> None:
+    """Write the order durably, before a learner obeys it. Raises OSError."""
+    write_atomic(run / ROLLBACK, json.dumps(asdict(order)) + "\n")
+
+
+def read_rollback(run: Path) -> Rollback | None:
+    """The rollback that the run has ordered; None without the file. Raises CheckpointError when it is damaged."""
+    path = run / ROLLBACK
+    try:
+        return Rollback(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"unreadable order of a rollback: {path}: {error}; remove it to go on without") from error
+
+
+def open_rollback(run: Path) -> Rollback | None:
+    """The rollback that no term has obeyed yet. Raises CheckpointError for a damaged file."""
+    order = read_rollback(run)
+    return order if order is not None and order.is_open(next_term(run)) else None
 
 
 def write_split(run: Path, pool: RankPool, split: Split) -> None:
@@ -92,3 +117,24 @@ def read_best(run: Path) -> list[tuple[int, float]]:
         return [(int(version), float(value)) for version, value in values]
     except (OSError, ValueError, TypeError, KeyError):
         return []
+
+
+def next_term(folder: Path) -> int:
+    """The first term of this incarnation of the head: one above the newest term of this run, from 0.
+
+    Raises CheckpointError for an unreadable file: a guess that is too small would revive a lost term.
+    """
+    path = folder / TERM_FILE
+    try:
+        newest = json.loads(path.read_text(encoding="utf-8"))["term"]
+        if type(newest) is int and newest >= 0:
+            return newest + 1
+        why = f"its term is {newest!r}"
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+    raise CheckpointError(
+        f'{path} must hold {{"term": N}}, the newest term of this run: {why}; write it with the largest "term" of the '
+        "head's journal (head-*.jsonl), or a larger one, and resume"
+    )

@@ -15,7 +15,7 @@ from actors.learner.update.ppo import PPOActor, UpdateContext
 from actors.models.loading import load_model
 from actors.runtime.context import HeartbeatState
 from actors.runtime.process import leave
-from areal_bus.config.capacity import DELTA_VERSIONS
+from areal_bus.config.capacity import BUCKET_BYTES, DELTA_VERSIONS
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 from areal_bus.messages import PushBegin
@@ -60,7 +60,7 @@ class DeltaLearner:
             self._actor.version,
             self._actor.policy.parameters(),
             previous=spare,
-            bucket_bytes=self._config.weights.bucket_mib << 20,
+            bucket_bytes=BUCKET_BYTES,
             dtype=torch.bfloat16,
         )
         if taken is None:

@@ -22,6 +22,7 @@ from actors.models.loading import load_model, load_tokenizer
 from actors.runtime.context import HeartbeatState
 from actors.runtime.process import leave
 from actors.workflows.prompts import prompt_ids, prompt_of
+from areal_bus.config.capacity import BUCKET_BYTES
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 from areal_bus.messages import Message, PushBegin, PushBroken, PushDone, ShardItem
@@ -58,7 +59,7 @@ class PushLearner:
             version,
             self.actor.policy.parameters(),
             previous=self.pusher.spare(),
-            bucket_bytes=self.config.weights.bucket_mib << 20,
+            bucket_bytes=BUCKET_BYTES,
             dtype=self.wire,
             shared_on=self.actor.policy.shared_on("private" if self.route == "gloo" else "host"),
         )

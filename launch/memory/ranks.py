@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from areal_bus.config.algorithms import keeps_reference
-from areal_bus.config.capacity import DELTA_VERSIONS, LOGITS_MIB, logits_chunk
+from areal_bus.config.capacity import BUCKET_BYTES, DELTA_VERSIONS, LOGITS_MIB, logits_chunk
 from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
@@ -325,7 +325,7 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
     positions = -(-length // SLOT_STEP) * SLOT_STEP
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
     on_device = (weights + slots * positions * shape.kv_per_token * one) // width + sampling
-    on_host = libraries(config, Role.GENERATOR) + N_BUCKETS * min(config.weights.bucket_mib * MIB, counts.pushed_bytes)
+    on_host = libraries(config, Role.GENERATOR) + N_BUCKETS * min(BUCKET_BYTES, counts.pushed_bytes)
     on_host += payload_bytes(config, counts) + server_bytes(config, weights)
     if counts.adapted:
         return adapted_generator_need(config, counts, Need(on_device, on_host), weights)

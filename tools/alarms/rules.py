@@ -311,7 +311,7 @@ RULES = (
         "collapse_ahead",
         "the policy moves too far in a version for a stable update, or two of these: a low effective sample size, a "
         "large KL between sampler and learner, many clipped tokens, an entropy far from that of the first updates",
-        "lower actor.lr or rollout.max_head_offpolicyness, and go back to an older checkpoint",
+        'lower actor.lr or rollout.max_head_offpolicyness; or set watch.on_collapse = "rollback"',
         _collapse,
         _series("train/ess"),
         "the figure `ess` of a step",

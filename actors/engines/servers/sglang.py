@@ -10,6 +10,7 @@ from actors.engines.servers.http_client import ServerRejected, done, perform, pi
 from actors.engines.servers.weight_transfer import WeightBroadcast
 from actors.models.model_config import base_of
 from actors.runtime.context import Context
+from areal_bus.config.capacity import BUCKET_BYTES
 from areal_bus.config.sections import Config
 from areal_bus.errors import EngineLost, SettingRefused
 from areal_bus.messages import Finish
@@ -32,7 +33,7 @@ class SGLang:
     ) -> None:
         """Joins the server to a new process group named `met.name`. Raises EngineLost if it does not join."""
         self._link, self._relay, self._abilities, self._process = met.link, relay, abilities, met.process
-        self._group, self._bucket_bytes = met.name, met.config.weights.bucket_mib << 20
+        self._group = met.name
         self._call_timeout_s, self._load_timeout_s = met.config.engine.call_timeout_s, met.config.weights.timeout_s
         self._label: str | None = None  # of the weights that this process sent
         self._is_known = met.is_known
@@ -89,7 +90,7 @@ class SGLang:
         try:
             if self._abilities.sessions:
                 done(self._link.call("POST", sglang_probe.BEGIN, {}, timeout_s=self._call_timeout_s))
-            parts = split(tensors, self._bucket_bytes)
+            parts = split(tensors, BUCKET_BYTES)
             for index, names in enumerate(parts):
                 is_last = index == len(parts) - 1
                 part = {name: tensors[name] for name in names}

@@ -15,6 +15,7 @@ from actors.learner.checkpoint.upload import Uploads, push_to_hub
 from actors.learner.update.ppo import PPOActor
 from areal_bus.config.sections import CheckpointConfig
 from areal_bus.core.events import Event
+from areal_bus.core.parts.collapse import MARGIN
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import head_checkpoints, run_files, versioned_dirs
 from areal_bus.storage.journal import Journal
@@ -35,14 +36,17 @@ def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> Start
     """The newest version whose checkpoint and head checkpoint verify; `warn` receives the reason for each that does
     not.
 
-    Version 0 needs neither. A complete checkpoint without a head checkpoint is one that was never finished: when it is
-    the first of a run (not above `every_steps`; without those, the only one of a run without any head checkpoint), the
+    Newer versions than an open rollback goes back to are left out. Version 0 needs neither. A complete checkpoint
+    without a head checkpoint is one that was never finished: when it is the first of a run (not above `every_steps`; without those, the only one of a run without any head checkpoint), the
     run begins at version 0 again. Raises CheckpointError if there are checkpoints and none is usable.
     """
     folder = run / "checkpoints"
     versioned_dirs.tidy(folder)
     refused: dict[int, str] = {}
+    order = run_files.open_rollback(run)
     for version, path in versioned_dirs.versions(folder).items():
+        if order is not None and version > order.to:
+            continue
         try:
             _check(run, version, path)
         except CheckpointError as error:
@@ -154,8 +158,9 @@ class CheckpointManager:
         is_root: bool,
         hooks: CheckpointHooks,
         best: BestRule = NO_BEST,
+        keeps_good: bool = False,
     ) -> None:
-        """`best`: which checkpoints stay for their evaluation."""
+        """`best`: which checkpoints stay for their evaluation. `keeps_good`: one that a rollback goes back to, too."""
         self.folder = ""  # of the newest known checkpoint; "" if none
         self._version: int | None = None  # its version
         self._run = run
@@ -164,6 +169,7 @@ class CheckpointManager:
         self._is_root = is_root
         self._hooks = hooks
         self._best = best
+        self._keeps_good = keeps_good
         self._now = hooks.now
         self._uploads = Uploads(settings.upload) if settings.upload and is_root else None
         self._write: BackgroundWrite | None = None
@@ -174,10 +180,10 @@ class CheckpointManager:
     def choose(self, held: Collection[int] = ()) -> StartPoint:
         """Choose the start version and remove newer checkpoints. Raises CheckpointError.
 
-        `held`: versions of which all ranks have a copy in memory.
+        `held`: versions of which all ranks have a copy in memory; after the order of a rollback they do not count.
         """
         sealed = versioned_dirs.versions(self._run / "checkpoints")
-        if held and max(held) >= max(sealed, default=0):
+        if held and max(held) >= max(sealed, default=0) and run_files.open_rollback(self._run) is None:
             newest = str(sealed[max(sealed)]) if sealed else ""
             beginning = StartPoint(max(held), "", is_held=True, newest=newest)
             versioned_dirs.tidy(self._run / "checkpoints")
@@ -293,7 +299,10 @@ class CheckpointManager:
                 keep=self._settings.keep,
                 counts=lambda other: has_frontier(self._run, other),
                 is_best=lambda other: (
-                    self._best.keeps(other, values) or self._is_kept(other) or self._is_leaving(other)
+                    self._best.keeps(other, values)
+                    or self._is_kept(other)
+                    or self._is_leaving(other)
+                    or self._is_good(other, actor.version)
                 ),
                 reference=actor.kept_reference,
                 critic=actor.critic,
@@ -331,6 +340,11 @@ class CheckpointManager:
     def _is_kept(self, version: int) -> bool:
         """Whether its checkpoint stays for ever."""
         return self._settings.keep_every > 0 and version % self._settings.keep_every == 0
+
+    def _is_good(self, other: int, version: int) -> bool:
+        """Whether a forecast of a collapse after `version` may go back to `other` (Terms.good)."""
+        there = (v for v in versioned_dirs.versions(self._run / "checkpoints") if v <= version - MARGIN)
+        return self._keeps_good and other == max(there, default=None)
 
     def _is_leaving(self, version: int) -> bool:
         """Whether its upload needs the folder."""

@@ -33,6 +33,7 @@ from areal_bus.config.algorithms import keeps_reference
 from areal_bus.config.learner import ActorConfig
 from areal_bus.config.sections import Config
 from areal_bus.core.events import Event
+from areal_bus.core.parts.collapse import Rollback
 from areal_bus.errors import ImpossibleEvent, NonFinite
 from areal_bus.storage.journal import Journal
 
@@ -104,6 +105,7 @@ class PPOActor:
         self.policy = policy
         self.frozen = frozen or FrozenModels()  # as the algorithm needs them
         self.version = 0
+        self.rollback: Rollback | None = None  # bounds the learning rate
         self._config = config
         self._settings = config.actor
         self.algorithm = find_algorithm(config.actor)
@@ -159,6 +161,7 @@ class PPOActor:
         metrics.user = dict.fromkeys(self.algorithm.statistics, 0.0)
         metrics.n_epochs = self._settings.ppo_epochs
         lr = learning_rate(self._settings, step=self.version, total=self._config.run.total_train_steps)
+        lr = lr if self.rollback is None else min(lr, self.rollback.caps(self.version))
         self._rates.set(lr)
         steps = self._take_steps(batch, metrics, lr)
         check_states(self.optimizer, self._settings)

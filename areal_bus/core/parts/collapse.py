@@ -1,26 +1,46 @@
-"""Forecasts a collapse from the figures of each update. Pure: no I/O.
+"""Forecasts a collapse from the figures of each update, and describes the rollback that answers it. Pure: no I/O.
 
-The alarms and the report share these rules. A sharp fall of the effective sample size (ESS) precedes a
+The head, the alarms and the report share these rules. A sharp fall of the effective sample size (ESS) precedes a
 collapse (VCPO, arXiv 2602.17616); stale data adds a bias of order staleness x learning rate (arXiv 2607.01083), which
 the KL between sampler and learner shows. docs/alarms.md has the figures behind the constants.
 """
 
+from collections import deque
 from collections.abc import Mapping
-from math import inf
+from dataclasses import dataclass
+from itertools import islice
+from math import inf, sqrt
 from statistics import fmean
 
-COLLAPSE_PACE = 0.0165  # nats a token and version of lag, mean of two updates; clean runs of the small task: to 0.013
+COLLAPSE_PACE = 0.037  # nats a token and version, mean of two updates; docs/alarms.md: 0.03 in health, 0.045 planted
 COLLAPSE_SIGNS = 2  # of the following: each alone is harmless in some run
 COLLAPSE_ESS = 0.8  # clean runs of that task stay above 0.88, also at lag 4
 COLLAPSE_KL = 0.1  # between sampler and learner, a token; they stay below 0.07
 COLLAPSE_CLIP_SHARE = 0.3  # of trained tokens; a chosen bound, not measured
 COLLAPSE_ENTROPY = (0.5, 1.5)  # times that of the first updates
 FIRST_UPDATES = 5  # whose mean entropy is the reference
+MARGIN = 5  # versions before a forecast that are not trusted: the figures lag behind the policy
+LR_SHARE = 1 / 2  # of the rate at the limit: a quarter of the KL
+N_RATES = 256  # updates whose learning rate is remembered
 
 
-def pace(stats: Mapping[str, float], floor: float) -> float:
-    """How far the policy moves in a version: the KL above its `floor` (sampler and learner at equal weights) / lag."""
-    return max(stats.get("mismatch_kl", 0.0) - floor, 0.0) / max(stats.get("lag_mean", 1.0), 1.0)
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """An order of the head to undo updates, in RUN/rollback.json. One a run."""
+
+    term: int  # that the order ends: until the next one begins, learners begin at `to` or below
+    at: int  # version of the forecast
+    to: int
+    max_lr: float  # from `to` on
+    why: str
+
+    def caps(self, version: int) -> float:
+        """The most that the learning rate may be in the update of this version."""
+        return self.max_lr if version >= self.to else inf
+
+    def is_open(self, next_term: int) -> bool:
+        """Whether no term has begun since. `next_term`: the number that the next one will have."""
+        return next_term == self.term + 1
 
 
 def signs_of(stats: Mapping[str, float], first: Mapping[str, float]) -> list[str]:
@@ -50,7 +70,8 @@ class CollapseForecast:
     def __init__(self) -> None:
         self._entropies: list[float] = []  # of the first updates
         self._first = {"kl": inf, "ess": 0.0}
-        self._pace = 0.0  # of the update before
+        self._rates: deque[float] = deque(maxlen=N_RATES)  # learning rates of the updates, newest first
+        self._paces: deque[float] = deque(maxlen=2)
         self._holds = False
 
     def see(self, stats: Mapping[str, float]) -> str:
@@ -63,6 +84,7 @@ class CollapseForecast:
         """What announces a collapse in the next update: its pace, or COLLAPSE_SIGNS of the others."""
         self._first["kl"] = min(self._first["kl"], stats.get("mismatch_kl", inf))
         self._first["ess"] = max(self._first["ess"], stats.get("ess", 1.0))
+        self._measure_pace(stats)
         if COLLAPSE_KL < self._first["kl"] < inf:
             return []  # sampler and learner never agreed: what they differ by says nothing of the policy's movement
         signs = signs_of(stats, self._first)
@@ -70,8 +92,35 @@ class CollapseForecast:
             self._entropies.append(stats["entropy"])
             if len(self._entropies) == FIRST_UPDATES:
                 self._first["entropy"] = fmean(self._entropies)
-        before, self._pace = self._pace, pace(stats, self._first["kl"])
-        moved = (before + self._pace) / 2
-        if moved > COLLAPSE_PACE:
-            return [f"the policy moves {moved:.2g} nats a token and version (over {COLLAPSE_PACE:g})", *signs]
+        if self.pace > COLLAPSE_PACE:
+            return [f"the policy moves {self.pace:.2g} nats a token and version (over {COLLAPSE_PACE:g})", *signs]
         return signs if len(signs) >= COLLAPSE_SIGNS else []
+
+    @property
+    def pace(self) -> float:
+        """Mean of the last two updates that were trained on older samples; 0 before the first."""
+        return fmean(self._paces) if self._paces else 0.0
+
+    def _measure_pace(self, stats: Mapping[str, float]) -> None:
+        """The KL that samples would have after this update, a version. It grows with the square of the summed rates.
+
+        The KL of this update, less the least one (of equal weights), is that of the updates since its samples: as many
+        as their mean lag.
+        """
+        n, rate = round(stats.get("lag_mean", 0.0)), stats.get("lr", 1.0)
+        known = list(islice(self._rates, n))
+        before = sum(known) + (n - len(known)) * (known[-1] if known else rate)
+        self._rates.appendleft(rate)
+        if before > 0:
+            kl = max(stats.get("mismatch_kl", 0.0) - self._first["kl"], 0.0)
+            self._paces.append(kl * ((before + rate) / before) ** 2 / (n + 1))
+
+    def smaller_lr(self, stats: Mapping[str, float], n_undone: int) -> float:
+        """The learning rate after a rollback of `n_undone` updates, the last of which has these figures.
+
+        LR_SHARE of the one that keeps pace and KL at their limits, and not above that of the first undone update.
+        """
+        kl = max(stats.get("mismatch_kl", 0.0), COLLAPSE_KL)
+        excess = max(kl / COLLAPSE_KL, self.pace / COLLAPSE_PACE)
+        known = list(islice(self._rates, n_undone))
+        return min(self._rates[0] * LR_SHARE / sqrt(excess), known[-1])

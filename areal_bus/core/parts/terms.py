@@ -12,6 +12,7 @@ of different terms are compared by this rule only.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from areal_bus.core.parts.collapse import MARGIN
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, HeadSavepoint
 from areal_bus.messages import Finished
 
@@ -122,15 +123,21 @@ class Terms:
         self.requests.clear()
         self._whole = self._sealed & self._saved
 
-    def updated(self) -> list[int]:
+    def good(self, version: int) -> int:
+        """The newest version that a forecast of a collapse at `version` goes back to."""
+        return max((whole for whole in self._whole if whole <= version - MARGIN), default=0)
+
+    def updated(self, *, good: int | None = None) -> list[int]:
         """The update of that batch is finished. Returns the versions that no learner will resume from.
+
+        `good`: a version that stays.
 
         Checkpoints are released only here. The finished update proves that this learner ran after the checkpoints that
         were complete when its batch was sent, so its successor finds them on disk. A report of a checkpoint proves
         less: it may have been delayed until after the successor chose.
         """
         newest = sorted(self._whole)[-self._keep :]
-        return self._drop(lambda other: other < newest[0]) if newest else []
+        return self._drop(lambda other: other < newest[0] and other != good) if newest else []
 
     def saved(self, checkpoint: HeadCheckpoint) -> None:
         """The head checkpoint is on disk."""

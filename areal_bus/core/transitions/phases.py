@@ -178,9 +178,13 @@ class Phases:
 
     def _stops_early(self) -> bool:
         patience = self.rules.evaluate_patience
-        return bool(patience) and plan.has_stopped_improving(self._metric_values(), patience=patience)
+        return bool(self.state.stopped) or (
+            bool(patience) and plan.has_stopped_improving(self._metric_values(), patience=patience)
+        )
 
     def _early_sentence(self) -> str:
+        if self.state.stopped:
+            return self.state.stopped
         rules, found = self.rules, plan.best(self._metric_values(with_ends=True))
         at = "" if found is None else f": {found[1]:.4f} at version {found[0]} is still the best"
         return (

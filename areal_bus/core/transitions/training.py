@@ -4,6 +4,7 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Effects
 from areal_bus.core.events import Event
 from areal_bus.core.members.membership import Member, MemberState
+from areal_bus.core.parts.collapse import CollapseForecast, Rollback
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, HeadSavepoint
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState, Phase
@@ -49,6 +50,9 @@ class Training:
         if self.state.phase is Phase.STOPPING:
             return
         self._take_over(message)
+        if (order := self.state.rollback) and self.state.is_rolling_back and message.version > order.to:
+            self._send_back(member, message, f"a rollback to version {order.to}")
+            return
         survivor = member.name if message.lives_on else None
         checkpoint, continues = self._of_copy(message) if message.restored else (None, message.lives_on)
         if checkpoint is not None or not message.restored:
@@ -56,7 +60,7 @@ class Training:
         if checkpoint is not None:
             self._begin_term(member, message, checkpoint, continues=continues)
         elif message.lives_on or message.restored:
-            self._send_back(member, message)
+            self._send_back(member, message, f"missing savepoint of {member.name} at version {message.version}")
         else:
             self.phases.end(1, f"missing head checkpoint of version {message.version}, at which {member.name} begins")
 
@@ -91,6 +95,8 @@ class Training:
         self.effects.discard(self.terms.later_than(version))
         self.publisher.restart(term, version, message.digest, root=root.name)
         self.terms.begun_by = root.name
+        if state.is_rolling_back:
+            state.is_rolling_back, state.forecast = False, CollapseForecast()
         state.figures = dict(checkpoint.results)
         state.max_lag = largest(checkpoint.max_lag, message.max_lag if continues else None)
         self.effects.record(
@@ -128,9 +134,8 @@ class Training:
                 f"{self.state.incarnation}"
             )
 
-    def _send_back(self, member: Member, message: m.BeginTerm) -> None:
-        """A learner outlived its head, or its copy it, and the head has no state of its version: back to disk."""
-        why = f"missing savepoint of {member.name} at version {message.version}"
+    def _send_back(self, member: Member, message: m.BeginTerm, why: str) -> None:
+        """No term can begin at the version of this learner (it outlived its head, or its copy it): back to disk."""
         self.effects.progress("warning", text=f"{why}: back to the last checkpoint")
         order = m.Rejoin(why, self.state.incarnation, anew=True, undo=message.restored)
         self.effects.send(member.name, order)
@@ -181,12 +186,39 @@ class Training:
         clock = {"version": message.version, "u": self.gate.u}
         self.effects.record(Event.UPDATE, **clock, digest=message.digest, **message.stats)
         self.effects.progress("step", version=message.version, v=self.gate.v, **message.stats)
+        if (why := self.state.forecast.see(message.stats)) and self._undoes(message, why):
+            return
         self.publisher.snapshot(message.version, message.digest)
-        self.effects.discard(self.terms.updated())
+        is_kept = self.rules.on_collapse != "warn"
+        self.effects.discard(self.terms.updated(good=self.terms.good(message.version) if is_kept else None))
         if message.held:
             self.terms.hold(self.state.checkpoint(self.gate.u))
         if message.kept or self.terms.is_due(message.version):
             self.phases.save_checkpoint()
+
+    def _undoes(self, message: m.UpdateDone, why: str) -> bool:
+        """Answer the forecast of a collapse as watch.on_collapse says. Returns whether this update is undone."""
+        state, version, good = self.state, message.version, self.terms.good(message.version)
+        is_free = state.phase is Phase.TRAINING and not state.is_draining and state.rollback is None
+        action = self.rules.on_collapse if is_free else "warn"
+        fields = {"version": version, "action": action, "why": why}
+        text = f"collapse ahead at version {version}: {why}"
+        if action == "stop":
+            state.stopped = f"stopped: {text}; the last checkpoint before it is of version {good}"
+        if action != "rollback":
+            self.effects.record(Event.COLLAPSE, **fields)
+            self.effects.progress("warning", text=f"{text} (docs/alarms.md)")
+            return False
+        lr = state.forecast.smaller_lr(message.stats, version - good)
+        state.rollback = Rollback(self.terms.term, version, good, lr, why)
+        state.is_rolling_back = True
+        self.effects.record(Event.COLLAPSE, **fields, to=good, max_lr=lr)
+        text += f"; back to version {good}, from there actor.lr is {lr:.2g} at most"
+        self.effects.progress("warning", text=text)
+        for learner in state.members.of(Role.LEARNER):
+            self.effects.send(learner.name, m.Rejoin(text, state.incarnation, anew=True, undo=True))
+        self.terms.break_crew()
+        return True
 
     def finished(self, member: Member, message: m.Finished) -> None:
         """A learner rank has written its last files."""

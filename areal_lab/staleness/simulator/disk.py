@@ -2,8 +2,10 @@
 
 import random
 from dataclasses import dataclass, field
+from math import inf
 
 from areal_bus.core.effects import Discard, Divide, Save
+from areal_bus.core.parts.collapse import MARGIN, Rollback
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
 from areal_bus.core.parts.split import Split
 from areal_bus.core.parts.terms import Terms, slot
@@ -19,13 +21,17 @@ class Disk:
     frontiers: dict[int, HeadCheckpoint] = field(default_factory=dict)
     waypoints: dict[int, HeadSavepoint] = field(default_factory=dict)  # the two newest, by `terms.slot`
     term: int | None = None  # newest term that was begun
+    rollback: Rollback | None = None  # that the head has ordered
+    keeps_good: bool = False  # a checkpoint that a rollback goes back to
     evicted: tuple[int, ...] = ()  # generators, for good, by the heads of this start
     split: Split | None = None  # of the ranks that may change; None before the first one was written
 
     @property
     def usable(self) -> list[int]:
-        """Versions from which a run can resume, oldest first."""
-        return sorted(self.checkpoints.keys() & self.frontiers.keys())
+        """Versions from which a run can resume, oldest first; none that the order of a rollback undoes."""
+        order = self.rollback
+        most = order.to if order and order.is_open(0 if self.term is None else self.term + 1) else inf
+        return sorted(version for version in self.checkpoints.keys() & self.frontiers.keys() if version <= most)
 
     @property
     def newest(self) -> int:
@@ -51,7 +57,8 @@ class Disk:
     def seal(self, version: int, weights: str, keep: int) -> None:
         """A checkpoint is complete; those that are no longer needed are removed."""
         self.checkpoints[version] = weights
-        oldest = min(self.usable[-keep:], default=0)
+        good = [other for other in sorted(self.checkpoints) if self.keeps_good and other <= version - MARGIN]
+        oldest = min(self.usable[-keep:] + good[-1:], default=0)
         self.checkpoints = {other: w for other, w in self.checkpoints.items() if other >= oldest}
 
     def tear(self) -> None:

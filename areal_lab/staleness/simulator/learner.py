@@ -155,11 +155,17 @@ class Learners:
         if is_held:
             self.held = dict(sorted({**self.held, version: weights}.items())[-2:])
         if root.has_head:
-            self.world.send(root.name, HEAD, m.UpdateDone(version, {}, weights, kept=is_due, held=is_held))
+            stats = self._stats(version)
+            self.world.send(root.name, HEAD, m.UpdateDone(version, stats, weights, kept=is_due, held=is_held))
         if (is_due and self.rng.random() >= self.scenario.p_disk) or (end.last and self.scenario.checkpoint_at_end):
             self._checkpoint(crew, version, lambda: self._go_on(crew, version, end.last))
         else:
             self._go_on(crew, version, end.last)
+
+    def _stats(self, version: int) -> dict[str, float]:
+        """The figures of an update: those of a collapse from one version on, until it is undone."""
+        is_bad = 0 < self.scenario.collapses_at <= version and self.disk.rollback is None
+        return {"ess": 0.1, "mismatch_kl": 1.0, "lr": 1e-3} if is_bad else {}
 
     def _checkpoint(self, crew: "list[Rank]", version: int, then: Callable[[], None]) -> None:
         """A checkpoint takes time; until then nothing of it is on disk."""

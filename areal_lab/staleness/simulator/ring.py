@@ -60,7 +60,7 @@ class Ring:
         self.disk = Disk()
         self._head_class = head_class
         self._rules = replace(scenario.rules, lease_secret=b"simulated")
-        self.disk.split = self._rules.split
+        self.disk.split, self.disk.keeps_good = self._rules.split, scenario.on_collapse != "warn"
         self.head = head_class(HeadState(self._rules, scenario.data_source()), now=0.0)
         self.witness = Witness(scenario, self.head)
         self.learners = Learners(self.world, scenario, self.rng, self.witness.trained, self.disk)
@@ -115,6 +115,7 @@ class Ring:
             done = (u == scenario.total_steps and not scenario.rejects_all) or self.head.state.rows.is_exhausted
             values = history("", scenario.rules.evaluate_metric, self.head.state.figures)
             done = done or has_stopped_improving(values, patience=scenario.evaluate_patience)
+            done = done or bool(self.head.state.stopped)
             witness.check("I11", done, "ended well at update {}, without a reason", u)
         else:
             witness.check("I11", witness.excuses.explain(end.sentence), "ended in error: {}", end.sentence)
@@ -263,6 +264,7 @@ class Ring:
             term=term,
             checkpoints=self.disk.whole,
             savepoints=self.disk.waypoints.values(),
+            rollback=self.disk.rollback,
         )
         state.evicted.update(self.disk.evicted)
         self.head = self._head_class(state, now=now)
@@ -329,6 +331,8 @@ class Ring:
     def _record(self, line: Record) -> None:
         if line.event is Event.UPDATE:
             self._moved_s = self.world.now
+        elif line.event is Event.COLLAPSE:
+            self.disk.rollback = self.head.state.rollback
         elif line.event is Event.TERM:
             self.disk.term = line.fields["term"]
             self._writer.flush()  # removes head checkpoints of the lost timeline before any process receives the term

@@ -104,6 +104,8 @@ class Scenario:
     p_push_fault: float = 0.0  # a part of a push is slow, fails, or leaves wrong weights
     checkpoint_every: int = 0
     checkpoint_keep: int = 1
+    on_collapse: str = "warn"
+    collapses_at: int = 0  # first version whose figures announce a collapse; 0: none
     p_timed: float = 0.0  # an update after which a checkpoint is due by time
     checkpoint_s: float = 2.0  # at most; until then nothing of it is on disk
     checkpoint_at_end: bool = False

@@ -313,7 +313,9 @@ class Witness:
             refund.POISON: True,
             refund.NO_SIGNAL: is_whole and prompt.is_flat and self.n_refilled < scenario.max_refill,
             refund.TOO_OLD: scenario.policy is StalenessPolicy.DROP and self.u - prompt.born > scenario.eta,
-            refund.END_OF_RUN: self.u >= scenario.total_steps or scenario.evaluate_patience > 0,
+            refund.END_OF_RUN: self.u >= scenario.total_steps
+            or scenario.evaluate_patience > 0
+            or scenario.on_collapse == "stop",
             refund.END_OF_DATA: scenario.n_rows is not None and len(self.rows) == scenario.n_rows,
         }
         return {str(reason) for reason, may_be in known.items() if may_be}

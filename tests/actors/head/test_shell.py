@@ -16,7 +16,7 @@ import pytest
 
 from actors.head import shell as of_head
 from actors.head.console import Console
-from actors.head.shell import TERM_FILE, Shell, evicted_for_good, next_term, write_atomic
+from actors.head.shell import Shell, evicted_for_good, write_atomic
 from actors.runtime.context import Context
 from actors.runtime.process import OVER, code_of
 from areal_bus.config.loader import resolve
@@ -26,6 +26,7 @@ from areal_bus.core.events import Event
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, HeadSavepoint
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.messages import Ack, Evict, Finished, Heartbeat, Message, Stop, Term
+from areal_bus.storage import run_files
 from areal_bus.storage.head_checkpoints import path_of, save
 from areal_bus.storage.journal import Journal
 from tests.actors.head.test_alerts import kept
@@ -250,12 +251,12 @@ def test_a_disk_that_does_not_take_an_eviction_for_good_is_a_warning(shell: Shel
 
 @pytest.mark.parametrize("text", ["", '{"ter', "[]", "{}", "7", '{"term": "4"}', '{"term": null}', '{"term": -1}'])
 def test_terms_go_on_where_the_last_head_was_and_a_torn_file_ends_the_job(tmp_path: Path, text: str) -> None:
-    assert next_term(tmp_path) == 0
-    write_atomic(tmp_path / TERM_FILE, json.dumps({"term": 4}))
-    assert next_term(tmp_path) == 5
-    (tmp_path / TERM_FILE).write_text(text)
+    assert run_files.next_term(tmp_path) == 0
+    write_atomic(tmp_path / run_files.TERM_FILE, json.dumps({"term": 4}))
+    assert run_files.next_term(tmp_path) == 5
+    (tmp_path / run_files.TERM_FILE).write_text(text)
     with pytest.raises(CheckpointError, match=r"term\.json must hold .* write it with the largest") as caught:
-        next_term(tmp_path)
+        run_files.next_term(tmp_path)
     assert code_of(caught.value) == OVER
     assert "\n" not in str(caught.value)
 

@@ -99,6 +99,7 @@ class Undone:
     """Work that a later term rolled back: it is not in the surviving history."""
 
     updates: int = 0
+    on_purpose: int = 0  # of these updates, by a rollback (watch.on_collapse)
     prompts: int = 0  # whose uids were issued again
     trajectories: int = 0  # of batches
     tokens: int = 0  # of those trajectories

@@ -79,6 +79,8 @@ class HeadReplay:
         self.stalls = Stalls(setup, file, self.clock, self.prompts, self.members)
         self.ages, self.undone_ages = Ages(setup), Ages(setup)
         self.tokens, self.undone = Tokens(), Undone()
+        self._rolls_back_to: int | None = None  # a rollback that no term has obeyed yet
+        self.has_rolled_back = False
         self.lives = 0
         self.term: int | None = None  # None before the first `term` line
         self.unseen = ""  # why the ledger of a later incarnation cannot be judged
@@ -93,6 +95,7 @@ class HeadReplay:
             "refused": self.agreement.refuse,
             "evaluation": self.on_evaluation,
             "term": self.on_term,
+            "collapse": self.on_collapse,
             "split": self.splits.begin,
             "end": self.on_end,
             "sampled": self.on_sampled,
@@ -166,6 +169,26 @@ class HeadReplay:
             self.batches.finish(torn=True)
             self.clock.forget_pushes()
 
+    def on_collapse(self, line: Line) -> None:
+        """A rollback is ordered at most once, to a version that is older."""
+        if line["action"] != "rollback":
+            return
+        version, back = line["version"], line["to"]
+        if self.has_rolled_back or not back < version:
+            text = f"one rollback a run, to an older version: from {version} to {back}"
+            self.file.add("I6", text, version=version)
+        self._rolls_back_to, self.has_rolled_back = back, True
+
+    def _obey(self, beginning: terms.TermStart) -> None:
+        """The first term after the order of a rollback begins at its version, or at one before."""
+        back, self._rolls_back_to = self._rolls_back_to, None
+        if back is None:
+            return
+        if beginning.version > back:
+            text = f"a rollback to version {back} is obeyed: the next term begins at {beginning.version}"
+            self.file.add("I6", text, version=beginning.version)
+        self.undone.on_purpose += max(0, self.clock.u - beginning.version)
+
     def on_term(self, line: Line) -> None:
         """A term begins: restore the ledger of its version, which may be earlier or later."""
         beginning = terms.read(line)
@@ -185,6 +208,7 @@ class HeadReplay:
         self.evaluations.go_back()
         self.members.begin_term()
         self.pushing.begin()
+        self._obey(beginning)
         self.undone.updates += self.clock.go_back(beginning, is_same_head=is_same_head)
         rollback = Rollback(self.prompts, beginning, is_same_head=is_same_head)
         rollback.run()

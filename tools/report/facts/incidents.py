@@ -6,7 +6,19 @@ from dataclasses import dataclass, field
 from tools.report.facts.curves import StepBins
 from tools.run import Line, skips_incomplete
 
-EVENTS = ("start", "member", "stall", "failed", "term", "push_broken", "refund", "refused", "admit", "update")
+EVENTS = (
+    "start",
+    "member",
+    "stall",
+    "failed",
+    "term",
+    "collapse",
+    "push_broken",
+    "refund",
+    "refused",
+    "admit",
+    "update",
+)
 MAX_KEPT = 200  # incidents with their text; all are counted
 
 
@@ -15,7 +27,7 @@ class Incident:
     """One event, for people."""
 
     wall: float  # seconds since 1970
-    kind: str  # restart, death, stall, failure, undone, broken push
+    kind: str  # restart, death, stall, failure, undone, collapse, broken push
     who: str
     text: str
 
@@ -69,6 +81,9 @@ class Incidents:
             self.n_undone += lost
             self._keep(line, "undone", "learner", f"{lost} versions are undone; training continues from {version}")
         self._version = version
+
+    def _on_collapse(self, line: Line) -> None:
+        self._keep(line, "collapse", "head", f"ahead at version {line['version']}: {line['why']} ({line['action']})")
 
     def _on_update(self, line: Line) -> None:
         self._version = int(line["version"])

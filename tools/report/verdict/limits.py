@@ -85,7 +85,7 @@ def _by_push(found: Breakdown, shares: StepShares) -> Remark:
     advice = (
         "Raise rollout.max_head_offpolicyness to 1 or more, if training bears it: a push then runs beside the update.",
         'Set weights.route = "auto": members on the learner\'s host copy from its memory.',
-        'Use a faster network (bus.interface), a larger weights.bucket_mib, or model.dtype = "bfloat16".',
+        'Use a faster network (bus.interface), or model.dtype = "bfloat16".',
     )
     return Remark(Grade.NOTE, "The weight push limits the run.", evidence, advice)
 

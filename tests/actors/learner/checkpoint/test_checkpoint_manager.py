@@ -23,9 +23,11 @@ from actors.learner.update.ppo import PPOActor
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
 from areal_bus.config.sections import Config, ScratchConfig
+from areal_bus.core.parts.collapse import Rollback
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import head_checkpoints, versioned_dirs
+from areal_bus.storage.run_files import TERM_FILE, write_rollback
 from areal_bus.weights.snapshot import take_snapshot
 from tests.support.learner_setup import settings, tiny_actor, tiny_model, train, weights
 
@@ -115,6 +117,17 @@ def test_a_first_checkpoint_that_the_head_did_not_finish_counts_as_none(disk: Sh
     disk.seal(23, frontier=False)
     with pytest.raises(CheckpointError):  # the first of two must have had one
         disk.choose(every_steps=0)
+
+
+def test_a_learner_obeys_a_rollback_until_a_term_has_begun(disk: Shelf) -> None:
+    disk.seal(10, 20, 30)
+    (disk.run / TERM_FILE).write_text('{"term": 2}', encoding="utf-8")
+    write_rollback(disk.run, Rollback(term=2, at=34, to=20, max_lr=1e-5, why="ess"))
+    assert disk.choose() == StartPoint(20, str(disk.folder(20)))
+    tear(disk.folder(20) / "state.json")
+    assert disk.choose() == StartPoint(10, str(disk.folder(10)))
+    (disk.run / TERM_FILE).write_text('{"term": 3}', encoding="utf-8")
+    assert disk.choose() == StartPoint(30, str(disk.folder(30)))
 
 
 def test_version_0_needs_no_head_checkpoint_and_no_checkpoint(disk: Shelf) -> None:
