@@ -204,8 +204,8 @@ class Shell:
             term=run_files.next_term(self.folder),
             checkpoints=self.checkpoints.load(),
             savepoints=self.checkpoints.waypoints(),
-            rollback=run_files.read_rollback(self.folder),
         )
+        self.state.remember(run_files.read_rollback(self.folder))
         self.state.evicted.update(evicted_for_good(self.folder, context.job))
         self.head = Head(self.state, now=time.monotonic())
         self.stall_monitor = StallMonitor(config.watchdog, heartbeat_s=config.bus.heartbeat_s)

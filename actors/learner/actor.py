@@ -110,8 +110,8 @@ class Learner:
             is_root=self.is_root,
             hooks=CheckpointHooks(self._sealed, tick=self.inbox.check),
             best=BestRule(config.checkpoint.keep_best, config.evaluate.every_steps),
-            keeps_good=config.watch.on_collapse != "warn",
         )
+        self.checkpoints.keeps_good = config.watch.on_collapse != "warn"
         self.send(self._join())
 
     def send(self, message: m.Message) -> None:

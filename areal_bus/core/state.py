@@ -55,9 +55,7 @@ class HeadState:
         term: int = 0,
         checkpoints: Mapping[int, HeadCheckpoint] = START,
         savepoints: Iterable[HeadSavepoint] = (),
-        rollback: Rollback | None = None,
     ) -> None:
-        """`rollback`: that the run has ordered."""
         newest = checkpoints[max(checkpoints)]
         self.rules = rules
         self.now = 0.0  # of the event that is handled, in monotonic seconds
@@ -75,8 +73,8 @@ class HeadState:
         self.pushes = PushQueue(timeout_s=rules.push_timeout_s, incarnation=incarnation)
         self.terms = Terms(term, checkpoints, savepoints, every=rules.checkpoint_every, keep=rules.checkpoint_keep)
         self.forecast = CollapseForecast()
-        self.rollback = rollback
-        self.is_rolling_back = rollback is not None and rollback.is_open(term)  # the next term obeys it
+        self.rollback: Rollback | None = None  # that the run has ordered
+        self.is_rolling_back = False  # the next term obeys it
         self.stopped = ""  # why training ends before its last step; "" if it does not
         self.lease_ids = LeaseIds(rules.lease_secret)
         self.deaths = Deaths()
@@ -90,6 +88,10 @@ class HeadState:
         self.max_lag = newest.max_lag  # of trained tokens that count; None: there are none
         self.refunds_in_a_row = 0  # unexpected ones, without a complete group in between
         self.last_refund_error = ""
+
+    def remember(self, order: Rollback | None) -> None:
+        """The rollback that an earlier head of this run has ordered."""
+        self.rollback, self.is_rolling_back = order, order is not None and order.is_open(self.terms.term)
 
     @property
     def version(self) -> int:

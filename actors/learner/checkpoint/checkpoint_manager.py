@@ -158,9 +158,8 @@ class CheckpointManager:
         is_root: bool,
         hooks: CheckpointHooks,
         best: BestRule = NO_BEST,
-        keeps_good: bool = False,
     ) -> None:
-        """`best`: which checkpoints stay for their evaluation. `keeps_good`: one that a rollback goes back to, too."""
+        """`best`: which checkpoints stay for their evaluation."""
         self.folder = ""  # of the newest known checkpoint; "" if none
         self._version: int | None = None  # its version
         self._run = run
@@ -169,7 +168,7 @@ class CheckpointManager:
         self._is_root = is_root
         self._hooks = hooks
         self._best = best
-        self._keeps_good = keeps_good
+        self.keeps_good = False  # one that a rollback goes back to stays, too
         self._now = hooks.now
         self._uploads = Uploads(settings.upload) if settings.upload and is_root else None
         self._write: BackgroundWrite | None = None
@@ -344,7 +343,7 @@ class CheckpointManager:
     def _is_good(self, other: int, version: int) -> bool:
         """Whether a forecast of a collapse after `version` may go back to `other` (Terms.good)."""
         there = (v for v in versioned_dirs.versions(self._run / "checkpoints") if v <= version - MARGIN)
-        return self._keeps_good and other == max(there, default=None)
+        return self.keeps_good and other == max(there, default=None)
 
     def _is_leaving(self, version: int) -> bool:
         """Whether its upload needs the folder."""

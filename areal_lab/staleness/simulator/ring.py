@@ -264,8 +264,8 @@ class Ring:
             term=term,
             checkpoints=self.disk.whole,
             savepoints=self.disk.waypoints.values(),
-            rollback=self.disk.rollback,
         )
+        state.remember(self.disk.rollback)
         state.evicted.update(self.disk.evicted)
         self.head = self._head_class(state, now=now)
         self.witness.follow(self.head)

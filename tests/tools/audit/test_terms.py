@@ -36,7 +36,7 @@ def test_a_run_whose_learner_and_whose_head_died_is_clean(tmp_path: Path, capsys
 def test_figures_are_those_of_the_surviving_history(tmp_path: Path, capsys: Out) -> None:
     command.main([str(crashed_run().save(tmp_path / "run")), "--json"])
     told = json.loads(capsys.readouterr().out)
-    assert told["undone"] == {"updates": 2, "prompts": 7, "trajectories": 12, "tokens": 60}
+    assert told["undone"] == {"updates": 2, "on_purpose": 0, "prompts": 7, "trajectories": 12, "tokens": 60}
     assert [(x["term"], x["version"]) for x in told["terms"]] == [(0, 0), (1, 1), (2, 2)]
     assert told["prompts"] == {
         "admitted": 10, "trained": 8, "in_training": 0, "refunded": 2, "live": 0, "drawn_again": 0,
