@@ -168,4 +168,5 @@ class HeadState:
             figures,
             self.max_lag,
             rows.state,
+            dict(self.forecast.first),
         )

@@ -150,6 +150,7 @@ def _pack(checkpoint: HeadCheckpoint) -> Iterator[bytes]:
         "results": checkpoint.results,
         "max_lag": checkpoint.max_lag,
         "source": checkpoint.source,
+        "first": checkpoint.first,
         "open": [_about(prompt) for prompt in checkpoint.open],
     }
     yield json.dumps(about).encode() + b"\n"
@@ -187,7 +188,7 @@ def _unpack(body: bytes) -> HeadCheckpoint:
         prompts.append(OpenPrompt(**found, issue=issue, scored=verdicts, group=group and tuple(group)))
     again = tuple(_issue(issue) for issue in about["again"])
     version, next_uid, position = about["version"], about["next_uid"], about["position"]
-    further = about["results"], about.get("max_lag"), about.get("source") or ""  # None: an older one
+    further = about["results"], about.get("max_lag"), about.get("source") or "", about.get("first", {})  # or of older
     return HeadCheckpoint(version, next_uid, position, again, tuple(prompts), *further)
 
 

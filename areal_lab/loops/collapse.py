@@ -1,9 +1,9 @@
 """Plants a collapse in a run that learns, and measures forecast and rollback (docs/alarms.md, "Collapse ahead").
 
-Each seed trains three branches of one run: clean to the end; planted, in which from version PLANT on the sampler stays
-where it is (its lag grows to 64) while the learning rate rises to 30 times in 40 updates, evaluated at each version;
-and rolled back, which goes on from the version and with the learning rate that the head would order, the sampler
-staying there. Versions of which a ring would have a checkpoint are multiples of 5.
+Each seed trains three branches of one run: clean to the end; planted, in which from version PLANT on the learning rate
+is 30 times as high and the sampler stays where it is (its lag grows to 64), evaluated at each version; and rolled back,
+which goes on from the version and with the learning rate that the head would order, the sampler staying there.
+Versions of which a ring would have a checkpoint are multiples of 5.
 
 python -m areal_lab.loops.collapse CONFIG --out FOLDER --seeds 1 2 3
 
@@ -26,12 +26,13 @@ from actors.offline.synchronous_reference import ReferenceStep, check_loop
 from actors.runtime.context import dump
 from actors.runtime.process import leave
 from areal_bus.config.sections import Config
+from areal_bus.core.events import Event
 from areal_bus.core.parts.collapse import MARGIN, CollapseForecast, Rollback
 from areal_bus.errors import ArealBusError
 from areal_lab.loops.evaluated_loop import EvaluatedLoop
 from areal_lab.settings import LabConfig, load
 
-PLANT, LAG, FACTOR, RISE, WARM = 20, 64, 30.0, 40, 10  # RISE, WARM: updates in which the learning rate rises
+PLANT, LAG, FACTOR, WARM = 20, 64, 30.0, 10  # WARM: updates in which the learning rate rises at the start
 CHECKPOINT = 5
 AFTER_FALL = 2  # versions that must stay low before a fall counts
 
@@ -41,7 +42,7 @@ class Kept:
     """The state of a version."""
 
     weights: Mapping[str, Tensor]
-    optimizer: dict[str, Any]
+    moments: list[dict[str, Tensor]]  # of the optimizer
 
 
 class PlantedLoop(EvaluatedLoop):
@@ -63,21 +64,26 @@ class PlantedLoop(EvaluatedLoop):
         version = self._actor.version
         self._sampled[version] = self._weights()
         if version % CHECKPOINT == 0 or version == PLANT:
-            self._kept[version] = Kept(self._sampled[version], copy.deepcopy(self._actor.optimizer.state_dict()))
+            self._kept[version] = Kept(self._sampled[version], copy.deepcopy(self._moments))
         is_planted = version >= self.planted_at
         sampled = max(version - LAG, self._stays_at) if is_planted else max(version - 1, 0)
         if self._engines[0].version != sampled:
             self._engines[0].update(sampled, self._sampled[sampled])
-        rise = (FACTOR - 1) * (version + 1 - self.planted_at) / RISE if is_planted else 0.0
-        lr = self.lr * min((version + 1) / WARM, 1.0) * (1 + rise)
+        lr = self.lr * (FACTOR if is_planted else min((version + 1) / WARM, 1.0))
         self._actor.rollback = Rollback(0, 0, 0, min(lr, self.most_lr), "")
 
+    @property
+    def _moments(self) -> list[dict[str, Tensor]]:
+        return list(self._actor.optimizer.state.values())
+
     def plant(self, at: int, *, stays_at: int, most_lr: float) -> None:
-        """Go back to version `at`; from there on the sampler stays at a version, and the learning rate rises."""
+        """Go back to version `at`; from there on the sampler stays at a version, and the learning rate is high."""
         state = self._kept[at]
         for name, weight in self._actor.policy.parameters().items():
             weight.detach().copy_(state.weights[name])
-        self._actor.optimizer.load_state_dict(copy.deepcopy(state.optimizer))
+        for moments, kept in zip(self._moments, state.moments, strict=True):
+            for name, tensor in moments.items():
+                tensor.copy_(kept[name])
         self._actor.version, self.planted_at, self._stays_at, self.most_lr = at, at, stays_at, most_lr
         self._engines = [self._make_engine()]
         log = RolloutLog("generator-0.0", self.journal)
@@ -94,6 +100,7 @@ class PlantedLoop(EvaluatedLoop):
     def steps(self, forecast: CollapseForecast) -> Iterator[tuple[ReferenceStep, str]]:
         """Train to the last step; each step with what announces a collapse."""
         for step in self.run():
+            self.journal.write(Event.UPDATE, version=step.version, **step.stats)
             yield step, forecast.see(step.stats)
 
 

@@ -29,6 +29,7 @@ FORECAST = {  # figure of a step -> series
     "clip_share": "train/clip_share",
     "entropy": "train/entropy",
     "lag_mean": "staleness/lag",
+    "lr": "train/lr",
 }
 REPEATED = "samples/repeated_share"
 WAITS = {"generator": ("idle:prompt", "idle:weights"), "learner": ("wait_batch",)}  # labels of an actor that starves

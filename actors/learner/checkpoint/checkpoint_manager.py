@@ -15,7 +15,7 @@ from actors.learner.checkpoint.upload import Uploads, push_to_hub
 from actors.learner.update.ppo import PPOActor
 from areal_bus.config.sections import CheckpointConfig
 from areal_bus.core.events import Event
-from areal_bus.core.parts.collapse import MARGIN
+from areal_bus.core.parts.collapse import kept_for_rollback
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import head_checkpoints, run_files, versioned_dirs
 from areal_bus.storage.journal import Journal
@@ -37,8 +37,9 @@ def choose(run: Path, *, every_steps: int, warn: Callable[[str], None]) -> Start
     not.
 
     Newer versions than an open rollback goes back to are left out. Version 0 needs neither. A complete checkpoint
-    without a head checkpoint is one that was never finished: when it is the first of a run (not above `every_steps`; without those, the only one of a run without any head checkpoint), the
-    run begins at version 0 again. Raises CheckpointError if there are checkpoints and none is usable.
+    without a head checkpoint is one that was never finished: when it is the first of a run (not above `every_steps`;
+    without those, the only one of a run without any head checkpoint), the run begins at version 0 again. Raises
+    CheckpointError if there are checkpoints and none is usable.
     """
     folder = run / "checkpoints"
     versioned_dirs.tidy(folder)
@@ -341,9 +342,9 @@ class CheckpointManager:
         return self._settings.keep_every > 0 and version % self._settings.keep_every == 0
 
     def _is_good(self, other: int, version: int) -> bool:
-        """Whether a forecast of a collapse after `version` may go back to `other` (Terms.good)."""
-        there = (v for v in versioned_dirs.versions(self._run / "checkpoints") if v <= version - MARGIN)
-        return self.keeps_good and other == max(there, default=None)
+        """Whether a forecast of a collapse after `version` may go back to `other`."""
+        there = [v for v in versioned_dirs.versions(self._run / "checkpoints") if has_frontier(self._run, v)]
+        return self.keeps_good and other in kept_for_rollback(there, version)
 
     def _is_leaving(self, version: int) -> bool:
         """Whether its upload needs the folder."""

@@ -6,7 +6,7 @@ the KL between sampler and learner shows. docs/alarms.md has the figures behind 
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from math import inf, sqrt
@@ -43,6 +43,17 @@ class Rollback:
         return next_term == self.term + 1
 
 
+def last_good(checkpoints: Collection[int], at: int) -> int:
+    """The version of these checkpoints that a forecast at version `at` goes back to; 0 if all are too new."""
+    return max((version for version in checkpoints if version <= at - MARGIN), default=0)
+
+
+def kept_for_rollback(checkpoints: Collection[int], newest: int) -> set[int]:
+    """Of these checkpoints those that forecasts after version `newest` need: the last good one, and its successor."""
+    good = last_good(checkpoints, newest)
+    return {good, min((version for version in checkpoints if version > good), default=good)}
+
+
 def signs_of(stats: Mapping[str, float], first: Mapping[str, float]) -> list[str]:
     """Signs of a collapse in the figures of an update, beside those with which the run began.
 
@@ -65,11 +76,12 @@ def signs_of(stats: Mapping[str, float], first: Mapping[str, float]) -> list[str
 
 
 class CollapseForecast:
-    """Receives each update once, in order. A restarted head begins with the updates that it sees."""
+    """Receives each update once, in order. Head checkpoints hold `first`."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Mapping[str, float] | None = None) -> None:
+        """`first`: of the run until now."""
+        self.first = dict(first or {})  # figures with which the run began (`signs_of`)
         self._entropies: list[float] = []  # of the first updates
-        self._first = {"kl": inf, "ess": 0.0}
         self._rates: deque[float] = deque(maxlen=N_RATES)  # learning rates of the updates, newest first
         self._paces: deque[float] = deque(maxlen=2)
         self._holds = False
@@ -82,16 +94,17 @@ class CollapseForecast:
 
     def signs(self, stats: Mapping[str, float]) -> list[str]:
         """What announces a collapse in the next update: its pace, or COLLAPSE_SIGNS of the others."""
-        self._first["kl"] = min(self._first["kl"], stats.get("mismatch_kl", inf))
-        self._first["ess"] = max(self._first["ess"], stats.get("ess", 1.0))
+        first = self.first
+        first["kl"] = min(first.get("kl", inf), stats.get("mismatch_kl", 0.0))
+        first["ess"] = max(first.get("ess", 0.0), stats.get("ess", 1.0))
         self._measure_pace(stats)
-        if COLLAPSE_KL < self._first["kl"] < inf:
+        if first["kl"] > COLLAPSE_KL:
             return []  # sampler and learner never agreed: what they differ by says nothing of the policy's movement
-        signs = signs_of(stats, self._first)
-        if "entropy" in stats and len(self._entropies) < FIRST_UPDATES:
+        signs = signs_of(stats, first)
+        if "entropy" in stats and "entropy" not in first:
             self._entropies.append(stats["entropy"])
             if len(self._entropies) == FIRST_UPDATES:
-                self._first["entropy"] = fmean(self._entropies)
+                first["entropy"] = fmean(self._entropies)
         if self.pace > COLLAPSE_PACE:
             return [f"the policy moves {self.pace:.2g} nats a token and version (over {COLLAPSE_PACE:g})", *signs]
         return signs if len(signs) >= COLLAPSE_SIGNS else []
@@ -112,15 +125,14 @@ class CollapseForecast:
         before = sum(known) + (n - len(known)) * (known[-1] if known else rate)
         self._rates.appendleft(rate)
         if before > 0:
-            kl = max(stats.get("mismatch_kl", 0.0) - self._first["kl"], 0.0)
+            kl = max(stats.get("mismatch_kl", 0.0) - self.first["kl"], 0.0)
             self._paces.append(kl * ((before + rate) / before) ** 2 / (n + 1))
 
     def smaller_lr(self, stats: Mapping[str, float], n_undone: int) -> float:
         """The learning rate after a rollback of `n_undone` updates, the last of which has these figures.
 
-        LR_SHARE of the one that keeps pace and KL at their limits, and not above that of the first undone update.
+        LR_SHARE of the one that keeps pace and KL at their limits, and not above those of the updates that stay.
         """
         kl = max(stats.get("mismatch_kl", 0.0), COLLAPSE_KL)
         excess = max(kl / COLLAPSE_KL, self.pace / COLLAPSE_PACE)
-        known = list(islice(self._rates, n_undone))
-        return min(self._rates[0] * LR_SHARE / sqrt(excess), known[-1])
+        return min(self._rates[0] * LR_SHARE / sqrt(excess), max(islice(self._rates, n_undone, None), default=inf))

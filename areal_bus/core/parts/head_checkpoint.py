@@ -43,6 +43,7 @@ class HeadCheckpoint:
     results: dict[str, Figures] = field(default_factory=dict)  # figures by evaluation
     max_lag: int | None = None  # of trained tokens; None while there are none
     source: str = ""  # state of the data source beside its position (DataSource.state)
+    first: dict[str, float] = field(default_factory=dict)  # figures with which the run began (CollapseForecast.first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ of different terms are compared by this rule only.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from areal_bus.core.parts.collapse import MARGIN
+from areal_bus.core.parts.collapse import kept_for_rollback, last_good
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint, HeadSavepoint
 from areal_bus.messages import Finished
 
@@ -125,19 +125,20 @@ class Terms:
 
     def good(self, version: int) -> int:
         """The newest version that a forecast of a collapse at `version` goes back to."""
-        return max((whole for whole in self._whole if whole <= version - MARGIN), default=0)
+        return last_good(self._whole, version)
 
-    def updated(self, *, good: int | None = None) -> list[int]:
+    def updated(self, *, rollback_at: int | None = None) -> list[int]:
         """The update of that batch is finished. Returns the versions that no learner will resume from.
 
-        `good`: a version that stays.
+        `rollback_at`: its version, if a rollback may follow.
 
         Checkpoints are released only here. The finished update proves that this learner ran after the checkpoints that
         were complete when its batch was sent, so its successor finds them on disk. A report of a checkpoint proves
         less: it may have been delayed until after the successor chose.
         """
         newest = sorted(self._whole)[-self._keep :]
-        return self._drop(lambda other: other < newest[0] and other != good) if newest else []
+        kept = set() if rollback_at is None else {0} | kept_for_rollback(self._whole, rollback_at)
+        return self._drop(lambda other: other < newest[0] and other not in kept) if newest else []
 
     def saved(self, checkpoint: HeadCheckpoint) -> None:
         """The head checkpoint is on disk."""

@@ -95,8 +95,9 @@ class Training:
         self.effects.discard(self.terms.later_than(version))
         self.publisher.restart(term, version, message.digest, root=root.name)
         self.terms.begun_by = root.name
-        if state.is_rolling_back:
-            state.is_rolling_back, state.forecast = False, CollapseForecast()
+        state.is_rolling_back = False
+        if not continues or not state.forecast.first:
+            state.forecast = CollapseForecast(checkpoint.first)
         state.figures = dict(checkpoint.results)
         state.max_lag = largest(checkpoint.max_lag, message.max_lag if continues else None)
         self.effects.record(
@@ -189,8 +190,8 @@ class Training:
         if (why := self.state.forecast.see(message.stats)) and self._undoes(message, why):
             return
         self.publisher.snapshot(message.version, message.digest)
-        is_kept = self.rules.on_collapse != "warn"
-        self.effects.discard(self.terms.updated(good=self.terms.good(message.version) if is_kept else None))
+        at = None if self.rules.on_collapse == "warn" else message.version
+        self.effects.discard(self.terms.updated(rollback_at=at))
         if message.held:
             self.terms.hold(self.state.checkpoint(self.gate.u))
         if message.kept or self.terms.is_due(message.version):

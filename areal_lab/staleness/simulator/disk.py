@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from areal_bus.core.effects import Discard, Divide, Save
-from areal_bus.core.parts.collapse import MARGIN, Rollback
+from areal_bus.core.parts.collapse import Rollback, kept_for_rollback
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
 from areal_bus.core.parts.split import Split
 from areal_bus.core.parts.terms import Terms, slot
@@ -29,9 +29,15 @@ class Disk:
     @property
     def usable(self) -> list[int]:
         """Versions from which a run can resume, oldest first; none that the order of a rollback undoes."""
-        order = self.rollback
-        most = order.to if order and order.is_open(0 if self.term is None else self.term + 1) else inf
+        order = self.open_rollback
+        most = inf if order is None else order.to
         return sorted(version for version in self.checkpoints.keys() & self.frontiers.keys() if version <= most)
+
+    @property
+    def open_rollback(self) -> Rollback | None:
+        """The order that no term has obeyed yet."""
+        next_term = 0 if self.term is None else self.term + 1
+        return self.rollback if self.rollback is not None and self.rollback.is_open(next_term) else None
 
     @property
     def newest(self) -> int:
@@ -57,9 +63,9 @@ class Disk:
     def seal(self, version: int, weights: str, keep: int) -> None:
         """A checkpoint is complete; those that are no longer needed are removed."""
         self.checkpoints[version] = weights
-        good = [other for other in sorted(self.checkpoints) if self.keeps_good and other <= version - MARGIN]
-        oldest = min(self.usable[-keep:] + good[-1:], default=0)
-        self.checkpoints = {other: w for other, w in self.checkpoints.items() if other >= oldest}
+        kept = kept_for_rollback(self.usable, version) if self.keeps_good else set()
+        oldest = min(self.usable[-keep:], default=0)
+        self.checkpoints = {other: w for other, w in self.checkpoints.items() if other >= oldest or other in kept}
 
     def tear(self) -> None:
         """Damage the newest usable checkpoint, if there is an older one."""

@@ -68,7 +68,7 @@ class Learners:
     def _begin(self, root: "Rank") -> None:
         """All have loaded: each reports it to the head that all have joined."""
         crew = self._crew(root)
-        self.held = self.held if self._held_in == root.split else {}
+        self.held = self.held if self._held_in == root.split and self.disk.open_rollback is None else {}
         version, self._held_in, self.drained = max([self.disk.newest, *self.held]), root.split, None
         is_restored = version in self.held
         self.held = self.held if is_restored else {}
@@ -164,8 +164,10 @@ class Learners:
 
     def _stats(self, version: int) -> dict[str, float]:
         """The figures of an update: those of a collapse from one version on, until it is undone."""
-        is_bad = 0 < self.scenario.collapses_at <= version and self.disk.rollback is None
-        return {"ess": 0.1, "mismatch_kl": 1.0, "lr": 1e-3} if is_bad else {}
+        if not self.scenario.collapses_at:
+            return {}
+        is_bad = version >= self.scenario.collapses_at and self.disk.rollback is None
+        return {"ess": 0.1 if is_bad else 1.0, "mismatch_kl": float(is_bad), "lr": 1e-3}
 
     def _checkpoint(self, crew: "list[Rank]", version: int, then: Callable[[], None]) -> None:
         """A checkpoint takes time; until then nothing of it is on disk."""

@@ -130,6 +130,17 @@ def test_a_learner_obeys_a_rollback_until_a_term_has_begun(disk: Shelf) -> None:
     assert disk.choose() == StartPoint(30, str(disk.folder(30)))
 
 
+def test_a_copy_in_memory_does_not_count_until_a_rollback_is_obeyed(tmp_path: Path) -> None:
+    disk, actor = Shelf(tmp_path), tiny_actor(tmp_path)
+    disk.seal(10, 20)
+    keeper = keeper_of(tmp_path, actor, settings(checkpoint={"every_steps": 10}))
+    assert keeper.choose(held=[24, 25]) == StartPoint(25, "", is_held=True, newest=str(disk.folder(20)))
+    (tmp_path / TERM_FILE).write_text('{"term": 2}', encoding="utf-8")
+    write_rollback(tmp_path, Rollback(term=2, at=26, to=10, max_lr=1e-5, why="ess"))
+    assert keeper.choose(held=[24, 25]) == StartPoint(10, str(disk.folder(10)))
+    assert not disk.folder(20).exists()  # the undone updates are no start point any more
+
+
 def test_version_0_needs_no_head_checkpoint_and_no_checkpoint(disk: Shelf) -> None:
     disk.seal(0, frontier=False)
     assert disk.choose() == StartPoint(0, str(disk.folder(0)))
