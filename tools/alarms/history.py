@@ -131,7 +131,7 @@ class History:
     def go_back(self, version: int) -> None:
         """Remove what is later than a version."""
         self.version = min(self.version, version)
-        self.signs, self._forecast = [], CollapseForecast()
+        self.signs, self._forecast = [], CollapseForecast(self._forecast.first)
         self.points = {name: [p for p in points if p[0] <= version] for name, points in self.points.items()}
         self.templates = [one for one in self.templates if one[0] <= version]
         self.waits = [one for one in self.waits if one[0] <= version]

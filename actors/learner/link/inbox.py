@@ -96,7 +96,7 @@ class LearnerInbox:
         if self._reassign is not None:
             raise Restart(f"the split of ranks has changed: {self._reassign.reason}")
         if self._rejoin is not None and self._is_bound:
-            raise Restart(f"a learner unknown to the head restarts from its checkpoint: {self._rejoin.reason}")
+            raise Restart(f"ordered by the head: {self._rejoin.reason}")
 
     @property
     def undoes(self) -> bool:
