@@ -101,9 +101,10 @@ def outcome_rows(figures: dict[str, Any]) -> list[str]:
         lines.append(f"          {n} more were sampled and never received (cancelled, or died with their generator)")
     if len(figures["terms"]) > 1:
         undone, n_terms = figures["undone"], len(figures["terms"]) - 1
+        ordered = f" ({undone['on_purpose']} by a rollback)" if undone["on_purpose"] else ""
         lines.append(
-            f"undone    {undone['updates']} updates, {undone['trajectories']:,} trajectories, {undone['tokens']:,} "
-            f"tokens, by {n_terms} later term{'s' * (n_terms > 1)}; {undone['prompts']} prompts were admitted again"
+            f"undone    {undone['updates']} updates{ordered}, {undone['trajectories']:,} trajectories, "
+            f"{undone['tokens']:,} tokens, by {n_terms} later term{'s' * (n_terms > 1)}; {undone['prompts']} prompts were admitted again"
         )
     if prompts["refused_messages"]:
         lines.append(f"refused   {_counts(prompts['refused_messages'])[2:-1]}")

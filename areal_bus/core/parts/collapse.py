@@ -61,11 +61,11 @@ def signs_of(stats: Mapping[str, float], first: Mapping[str, float]) -> list[str
     no sign; `entropy`: of the first updates, missing until it is known.
     """
     ess, kl, clip = stats.get("ess", 1.0), stats.get("mismatch_kl", 0.0), stats.get("clip_share", 0.0)
-    signs = []
+    most_kl, signs = COLLAPSE_KL + first.get("kl", 0.0), []
     if ess < COLLAPSE_ESS * first["ess"]:
         signs.append(f"the effective sample size is {ess:.2f} (under {COLLAPSE_ESS * first['ess']:.2g})")
-    if kl > COLLAPSE_KL + first["kl"]:
-        signs.append(f"the KL between sampler and learner is {kl:.2g} (over {COLLAPSE_KL + first['kl']:.2g})")
+    if kl > most_kl:
+        signs.append(f"the KL between sampler and learner is {kl:.2g} (over {most_kl:.2g})")
     if clip > COLLAPSE_CLIP_SHARE:
         signs.append(f"{clip:.0%} of the tokens are clipped (over {COLLAPSE_CLIP_SHARE:.0%})")
     entropy = first.get("entropy")
@@ -95,10 +95,11 @@ class CollapseForecast:
     def signs(self, stats: Mapping[str, float]) -> list[str]:
         """What announces a collapse in the next update: its pace, or COLLAPSE_SIGNS of the others."""
         first = self.first
-        first["kl"] = min(first.get("kl", inf), stats.get("mismatch_kl", 0.0))
+        if "mismatch_kl" in stats:
+            first["kl"] = min(first.get("kl", inf), stats["mismatch_kl"])
         first["ess"] = max(first.get("ess", 0.0), stats.get("ess", 1.0))
         self._measure_pace(stats)
-        if first["kl"] > COLLAPSE_KL:
+        if first.get("kl", 0.0) > COLLAPSE_KL:
             return []  # sampler and learner never agreed: what they differ by says nothing of the policy's movement
         signs = signs_of(stats, first)
         if "entropy" in stats and "entropy" not in first:
@@ -125,7 +126,7 @@ class CollapseForecast:
         before = sum(known) + (n - len(known)) * (known[-1] if known else rate)
         self._rates.appendleft(rate)
         if before > 0:
-            kl = max(stats.get("mismatch_kl", 0.0) - self.first["kl"], 0.0)
+            kl = max(stats.get("mismatch_kl", 0.0) - self.first.get("kl", 0.0), 0.0)
             self._paces.append(kl * ((before + rate) / before) ** 2 / (n + 1))
 
     def smaller_lr(self, stats: Mapping[str, float], n_undone: int) -> float:

@@ -6,8 +6,19 @@ from dataclasses import dataclass, field
 from tools.report.facts.curves import StepBins
 from tools.run import Line, skips_incomplete
 
-EVENTS = ("start", "member", "stall", "failed", "term", "push_broken", "refund", "refused", "admit", "update")
-EVENTS += ("collapse",)
+EVENTS = (
+    "start",
+    "member",
+    "stall",
+    "failed",
+    "term",
+    "collapse",
+    "push_broken",
+    "refund",
+    "refused",
+    "admit",
+    "update",
+)
 MAX_KEPT = 200  # incidents with their text; all are counted
 
 
