@@ -104,7 +104,8 @@ def outcome_rows(figures: dict[str, Any]) -> list[str]:
         ordered = f" ({undone['on_purpose']} by a rollback)" if undone["on_purpose"] else ""
         lines.append(
             f"undone    {undone['updates']} updates{ordered}, {undone['trajectories']:,} trajectories, "
-            f"{undone['tokens']:,} tokens, by {n_terms} later term{'s' * (n_terms > 1)}; {undone['prompts']} prompts were admitted again"
+            f"{undone['tokens']:,} tokens, by {n_terms} later term{'s' * (n_terms > 1)}; "
+            f"{undone['prompts']} prompts were admitted again"
         )
     if prompts["refused_messages"]:
         lines.append(f"refused   {_counts(prompts['refused_messages'])[2:-1]}")
