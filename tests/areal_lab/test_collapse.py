@@ -20,7 +20,8 @@ def test_a_branch_goes_on_from_the_weights_of_its_version_with_the_planted_rate_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collapse, "CHECKPOINT", 1)
-    changes = {"actor.lr": 3e-2, "evaluate.before": "false", "run.total_train_steps": 3}
+    changes = {"actor.lr": 3e-2, "evaluate.before": "false", "run.total_train_steps": 3, "learner.warmup.steps": 30}
+    changes |= {"data.batch_size": 8, "data.largest": 3, "gconfig.n_samples": 4}  # enough for a signal in each batch
     config = load(BASE, [f"{key}={value}" for key, value in {**SMALL, **changes}.items()])
     loop = collapse.PlantedLoop(config, BASE.parent, tmp_path, warm_ups=tmp_path)
     clean = [step for step, _ in loop.steps(CollapseForecast())]

@@ -231,12 +231,7 @@ class Numbers:
 def draw(seed: int, policy: StalenessPolicy | None = None) -> Scenario:
     """The schedule of this seed: small, and with faults of every kind in about half of the seeds."""
     p_held = random.Random(f"copies of {seed}").choice((0.0, 0.0, 0.5, 1.0))
-    scenario = replace(_with_splits(_draw(seed, policy), random.Random(f"splits of {seed}")), p_held=p_held)
-    rng = random.Random(f"collapse of {seed}")
-    if rng.random() < 0.75:
-        return scenario
-    at = rng.randint(2, max(scenario.total_steps - 1, 2))
-    return replace(scenario, on_collapse=rng.choice(("stop", "rollback", "rollback")), collapses_at=at)
+    return replace(_with_splits(_draw(seed, policy), random.Random(f"splits of {seed}")), p_held=p_held)
 
 
 def _draw(seed: int, policy: StalenessPolicy | None) -> Scenario:

@@ -1,5 +1,7 @@
 """The forecast of a collapse, and what the head does about it: warn, stop, or undo updates once."""
 
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from areal_bus.core.parts.collapse import (
 from areal_bus.errors import CheckpointError
 from areal_bus.messages import Role
 from areal_bus.storage.run_files import read_rollback, write_rollback
-from areal_lab.staleness.simulator.scenario import Fault
+from areal_lab.staleness.simulator.scenario import Fault, draw
 from tests.areal_bus.core.test_head import finish, lines, ring_of, scenario
 from tests.tools.audit.test_simulated import Recorded, journal
 from tools.audit.audit import audit
@@ -153,6 +155,21 @@ def test_a_rollback_is_obeyed_and_audited_whoever_dies_near_it(seed: int, role: 
     assert len(orders) == 1
     assert found.head is not None
     assert found.head.undone.updates >= found.head.undone.on_purpose >= orders[0]["version"] - orders[0]["to"] > 0
+
+
+@pytest.mark.parametrize("action", ["stop", "rollback"])
+def test_schedules_with_faults_of_every_kind_keep_every_invariant_when_a_collapse_is_foretold(
+    action: str, tmp_path: Path
+) -> None:
+    n_orders = 0
+    for seed in range(12):
+        plan = draw(seed)
+        at = random.Random(f"collapse of {seed}").randint(2, max(plan.total_steps - 1, 2))
+        ring = Recorded(plan := replace(plan, on_collapse=action, collapses_at=at))
+        assert not ring.run().violations, seed
+        assert not audit(Run(journal(tmp_path / str(seed), plan, ring))).findings.first, seed
+        n_orders += len(lines(ring, Event.COLLAPSE))
+    assert n_orders >= 8
 
 
 def test_the_order_of_a_rollback_survives_on_disk_and_holds_until_the_next_term(tmp_path: Path) -> None:
