@@ -95,7 +95,9 @@ class PlantedLoop(EvaluatedLoop):
         if self._evaluator.version != self._actor.version:
             self._evaluator.update(self._actor.version, self._weights())
         (problems,) = self._sets
-        return float(self._evaluated("held-out", problems).figures()["accuracy"])
+        found = self._evaluated("held-out", problems).figures()["accuracy"]
+        assert isinstance(found, float)
+        return found
 
     def steps(self, forecast: CollapseForecast) -> Iterator[tuple[ReferenceStep, str]]:
         """Train to the last step; each step with what announces a collapse."""
