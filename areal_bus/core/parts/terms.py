@@ -43,6 +43,7 @@ class Terms:
         self._saved = {version for version in checkpoints if version}  # on disk
         self._sealed = set(self._saved)  # whose checkpoint is whole
         self._whole: set[int] = set()  # both were when the last batch went out
+        self._refused = 0  # newest version of a learner that survived a head, and whose savepoint is missing
 
     def break_crew(self) -> None:
         """Forget all that learners reported; the next BeginTerm begins a term."""
@@ -78,6 +79,8 @@ class Terms:
             savepoint = self._savepoints.get(version % 2)
             is_its_own = savepoint is not None and (savepoint.root, savepoint.checkpoint.version) == (outlived, version)
             checkpoint = None if savepoint is None or not is_its_own else checkpoint or savepoint.checkpoint
+        if checkpoint is None and outlived is not None:
+            self._refused = max(self._refused, version)
         if checkpoint is not None:
             self.term += self._has_begun
             self._has_begun = True
@@ -89,9 +92,10 @@ class Terms:
         savepoint = self._savepoints.get(version % 2)
         return savepoint.checkpoint if savepoint is not None and savepoint.checkpoint.version == version else None
 
-    def has_savepoint(self, version: int) -> bool:
-        """Whether the last two savepoints have one of this version."""
-        return self._saved_at(version) is not None
+    def continues_at(self, version: int) -> bool:
+        """Whether a copy of this version undoes no update that this head, which has begun no term, can know of."""
+        is_newest = version >= max(self.checkpoints, default=0) and version >= self._refused
+        return is_newest and self._saved_at(version) is not None
 
     def of_copy(self, version: int) -> HeadCheckpoint | None:
         """What a copy of this version needs, if later updates are undone or the head has restarted."""

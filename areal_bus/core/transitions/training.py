@@ -78,7 +78,7 @@ class Training:
         """
         version, gate = message.version, self.gate
         if self.publisher.root is None:  # this head has begun no term
-            return self.terms.of_copy(version), self.terms.has_savepoint(version)
+            return self.terms.of_copy(version), self.terms.continues_at(version)
         if self.state.phase in (Phase.CLOSING, Phase.AFTER):
             return self.terms.of_copy(version), False
         if version == gate.u and not self.publisher.is_digest(version, message.digest):

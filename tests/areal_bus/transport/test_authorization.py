@@ -64,7 +64,7 @@ def example(kind: type, sender: str) -> Message:
         for f in dataclasses.fields(kind)
     }
     tokens = {"segments": [[1, 1]], "spans": [[0, 1]], "ids": b"\0" * 8, "logps": b"\0" * 4}
-    texts = {"prompt_text": "", "text": "", "row": "{}", "stats": {}, "turns": "", "fields": b""}
+    texts = {"prompt_text": "", "text": "", "row": "{}", "stats": {}, "turns": "", "fields": b"", "roles": ""}
     limits = {"n_tokens": 1, "reason": "sampling_error"}  # the first word of the list is the head's own reason
     values |= {name: value for name, value in (tokens | texts | limits).items() if name in values}
     return typing.cast(Message, kind(**values))

@@ -218,6 +218,10 @@ def test_rings_whose_generators_die_continue_samples_and_keep_every_invariant() 
     assert seen["handed on"] >= 50, seen
 
 
+def test_a_copy_older_than_the_newest_update_undoes_it_though_a_full_disk_took_its_savepoint() -> None:
+    assert not Ring(deadly(1120)).run().violations
+
+
 @pytest.mark.soak
 def test_many_such_rings_keep_every_invariant() -> None:
     assert see(range(100, 4000))["continued"] > 2000

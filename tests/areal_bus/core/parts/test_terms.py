@@ -9,7 +9,7 @@ from areal_bus import messages as m
 from areal_bus.core.effects import Discard, Effect, End, Record, Save
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, OpenPrompt, revive
+from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt, revive
 from areal_bus.core.parts.ledger import LedgerEntry, PromptState
 from areal_bus.core.parts.terms import Terms
 from areal_bus.core.rows import IssuedRow, Row
@@ -489,6 +489,21 @@ def test_a_head_checkpoint_of_a_lost_timeline_is_never_counted_as_saved() -> Non
     found.hand_out()
     assert found.updated() == [0]
     assert 1 in found.checkpoints
+
+
+def test_a_copy_undoes_updates_that_a_learner_or_a_checkpoint_tells_of() -> None:
+    """After a restart of the head. The savepoint of version 4 was not written: the disk was full."""
+    savepoint = HeadSavepoint(LEARNER, HeadCheckpoint(3))
+
+    def revived(*versions: int) -> Terms:
+        return Terms(1, {version: HeadCheckpoint(version) for version in (0, *versions)}, [savepoint], every=1, keep=1)
+
+    assert revived().continues_at(3)
+    assert not revived().continues_at(2), "no savepoint"
+    assert not revived(4).continues_at(3)
+    told = revived()
+    assert told.begin(4, outlived=LEARNER) is None
+    assert not told.continues_at(3)
 
 
 def test_going_back_discards_later_checkpoints() -> None:
