@@ -14,6 +14,7 @@ from areal_convert.areal_values import (
     correction,
     data_set,
     every_passes,
+    is_unfiltered,
     kl,
     learners,
     lora,
@@ -234,7 +235,9 @@ ABSENT = (
     *(Absent(f"eval_gconfig.{name}", f"an evaluation uses gconfig.{name}", as_gconfig(name)) for name in (
         "max_new_tokens", "stop", "stop_token_ids")),
     *(Absent(f"eval_gconfig.{name}", f"set {name} of a table [[evaluate.sets]]") for name in (
-        "min_new_tokens", "top_p", "top_k", "ignore_eos", "frequency_penalty")),
+        "min_new_tokens", "ignore_eos", "frequency_penalty")),
+    *(Absent(f"eval_gconfig.{name}", f"set {name} of a table [[evaluate.sets]]", is_unfiltered) for name in (
+        "top_p", "top_k")),
     Absent("eval_gconfig.max_tokens", "data.max_prompt_tokens and gconfig.max_new_tokens bound it",
            as_gconfig("max_tokens")),
     Absent("eval_gconfig.use_beam_search", "samples are drawn, not searched"),

@@ -11,6 +11,7 @@ BACKEND = re.compile(r"(?P<engine>[a-z]+):(?P<sizes>(?:[a-z]\d+)+)")
 GSM8K = "openai/gsm8k"
 NORM, ADVANTAGES, REJECTION = "actor.reward_norm.", "actor.adv_norm.", "actor.rejection_sampling."
 LEVELS = ("mean_level", "std_level", "mean_leave1out", "group_size")
+ALL_TOKENS = 100_000_000  # their top_k for no limit
 CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")  # older than rejection_sampling
 MODES = ("actor.behave_imp_weight_mode", "actor.behav_imp_weight_mode")
 
@@ -154,7 +155,8 @@ def correction(ours: Ours, foreign: Foreign) -> None:
     if not truth(foreign.get("actor.use_decoupled_loss")):
         foreign.put(ours, {"actor.use_decoupled_loss": False}, "actor.use_decoupled_loss")
         return
-    cap = next((key for key in CAPS if foreign.get(key) is not None), "")
+    is_off = any(foreign.get(key) == "disabled" for key in MODES)
+    cap = "" if is_off else next((key for key in CAPS if foreign.get(key) is not None), "")
     if has(foreign, REJECTION):
         names = ("level", "action", "metric", "agg", "upper", "lower")
         foreign.put(ours, rejection(foreign), "actor.use_decoupled_loss", *(f"{REJECTION}{name}" for name in names))
@@ -249,8 +251,13 @@ def overlong(value: Any, foreign: Foreign) -> Ours:
     return {"actor.overlong_tokens": whole(length), "actor.overlong_penalty_factor": factor * scaling}
 
 
+def is_unfiltered(value: Any, foreign: Foreign) -> bool:
+    """Whether top_p or top_k keeps all tokens."""
+    return not value or number(value) == 1.0 or number(value) >= ALL_TOKENS
+
+
 def top_k(value: Any, foreign: Foreign) -> Ours:
-    return {"gconfig.top_k": whole(value)} if 0 < whole(value) < 100_000_000 else {}  # theirs for "all tokens"
+    return {"gconfig.top_k": whole(value)} if 0 < whole(value) < ALL_TOKENS else {}
 
 
 def data_set(value: Any, foreign: Foreign) -> Ours:

@@ -307,11 +307,14 @@ def _settings_without_use(actor: ActorConfig) -> Iterator[str]:
     if fixed and correction in ("decoupled", "none"):
         yield (
             f"actor.{fixed[0]} is for the corrections tis, tis_sequence, icepop and kpop: "
-            f'actor.correction is "{correction}"'
-            + ("; behav_imp_weight_cap bounds its weight" if correction == "decoupled" else "")
+            f'actor.correction is "{correction}"; remove it'
+            + (": behav_imp_weight_cap bounds its weight" if correction == "decoupled" else "")
         )
-    if correction == "decoupled" and actor.correction_action == "mask" and actor.behav_imp_weight_cap is None:
-        yield 'actor.correction_action = "mask" excludes tokens above a cap: set actor.behav_imp_weight_cap'
+    if correction == "decoupled" and actor.correction_action and actor.behav_imp_weight_cap is None:
+        yield (
+            f'actor.correction_action = "{actor.correction_action}" is for tokens above a cap: set '
+            "actor.behav_imp_weight_cap"
+        )
     if (
         actor.aggregation_length is not None
         and actor.aggregation in AGGREGATIONS
@@ -331,9 +334,10 @@ def _frozen_models(c: Config) -> Iterator[str]:
     """Rules for the reference model and the teacher."""
     actor, reference, defaults = c.actor, c.reference, ActorConfig()
     rewards = ("reward_scaling", "reward_bias", "reward_clip", "overlong_tokens", "length_penalty", "normalize_batch")
-    unread = [key for key in rewards if getattr(actor, key) != getattr(defaults, key)]
-    unread += ["truncated_samples"] if actor.truncated_samples == "zero" else []
-    unread += ["kl_in"] if actor.kl_ctl and actor.kl_in == "reward" else []
+    unread = [f"actor.{key}" for key in rewards if getattr(actor, key) != getattr(defaults, key)]
+    unread += ["actor.truncated_samples"] if actor.truncated_samples == "zero" else []
+    unread += [f"truncated_samples of source {one.label!r}" for one in c.data.source if one.truncated_samples == "zero"]
+    unread += ["actor.kl_in"] if actor.kl_ctl and actor.kl_in == "reward" else []
     is_distilled = actor.advantage == "distill"
     if not uses_reference(actor) and (actor.kl_estimator, actor.kl_in) != (defaults.kl_estimator, defaults.kl_in):
         yield "actor.kl_estimator and kl_in describe the KL from a reference model: set actor.kl_ctl (it is 0)"
@@ -366,7 +370,7 @@ def _frozen_models(c: Config) -> Iterator[str]:
             "leaves the reward out: remove one of them"
         )
     if is_distilled and unread:
-        yield f'actor.advantage = "distill" does not use the reward: remove actor.{unread[0]}'
+        yield f'actor.advantage = "distill" does not use the reward: remove {unread[0]}'
 
 
 def _simulated(c: Config) -> Iterator[str]:
@@ -380,6 +384,7 @@ def _simulated(c: Config) -> Iterator[str]:
             ("learner.warmup.steps", c.learner.warmup.steps > 0),
             ("actor.offload", c.actor.offload != "none"),
             ("actor.optimizer", c.actor.optimizer != ActorConfig().optimizer),
+            ("learner.compile", c.learner.compile),
             ("a reference model", uses_reference(c.actor)),
             ("a teacher", bool(c.teacher.path)),
         )

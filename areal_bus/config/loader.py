@@ -230,8 +230,11 @@ def put(tree: dict[str, Any], key: str, value: Any, origin: str) -> None:
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
     """Members of a union, or the type itself, without annotations."""
-    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in members)
+    return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in members_of(annotation))
+
+
+def members_of(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
@@ -329,9 +332,10 @@ def kind(annotation: Any) -> str:
         if get_origin(one) is Literal:
             words.append("one of " + ", ".join(json.dumps(value) for value in get_args(one)))
         elif get_origin(one) is dict:
-            words.append(f"a table, each value {kind(get_args(one)[1])}")
+            words.append(f"a table, each value {limited(get_args(one)[1])}")
         elif get_origin(one) is tuple:
-            words.append(f"a list, each item {kind(get_args(one)[0])}")
+            items = [limited(item) for item in get_args(one) if item is not ...]
+            words.append(f"a list of {' and '.join(items)}" if len(items) > 1 else f"a list, each item {items[0]}")
         elif isinstance(one, type) and issubclass(one, BaseModel):
             words.append(f"a table with {', '.join(one.model_fields)}")
         elif one is not type(None):
@@ -339,10 +343,23 @@ def kind(annotation: Any) -> str:
     return " or ".join(words)
 
 
+def limited(annotation: Any) -> str:
+    """`kind` of a part of a list or table, each member of a union with its limits."""
+    words = []
+    for one in members_of(annotation):
+        infos = get_args(one)[1:] if get_origin(one) is Annotated else ()
+        limits = in_words([item for info in infos for item in getattr(info, "metadata", [info])])
+        words.append(kind(one) + (f", {limits}" if limits else ""))
+    return " or ".join(words)
+
+
 def bounds(field: FieldInfo) -> str:
     """Limits of the field in words; empty if it has none."""
+    return in_words([*field.metadata, *(item for one in get_args(field.annotation) for item in _annotated(one))])
+
+
+def in_words(items: Sequence[Any]) -> str:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "of length at least"}
-    items = [*field.metadata, *(item for one in get_args(field.annotation) for item in _annotated(one))]
     found = [f"{text} {value}" for item in items for name, text in words.items() if (value := limit(item, name))]
     found += [f"matching {item.pattern}" for item in items if getattr(item, "pattern", None)]
     return " and ".join(found)

@@ -113,29 +113,30 @@ OURS = (  # parameters of transformers' apply_chat_template that are no argument
 )
 
 
-def generation_rules(c: Config, others: Sequence[GenerationConfig]) -> Iterator[str]:
-    """Rules for [gconfig], for `others`, which sources and evaluations sample with, and data.chat_template_kwargs."""
-    g, own = c.gconfig, sorted(c.data.chat_template_kwargs.keys() & set(OURS))
-    ways = (g, *others)
-    odd = [token for one in ways for token in [*one.stop_token_ids, *one.logit_bias] if token < 0]
-    large = [token for one in ways for token, bias in one.logit_bias.items() if abs(bias) > MOST_BIAS]
-    short = next((one for one in ways if one.min_new_tokens > one.max_new_tokens), None)
-    if g.temperature == 0 and g.n_samples > 1:
-        yield (
-            f"greedy samples of one prompt are all the same, and a group of them trains nothing: set "
-            f"gconfig.temperature above 0, or gconfig.n_samples to 1 (it is {g.n_samples})"
-        )
-    if short is not None:
-        yield (
-            f"gconfig.min_new_tokens ({short.min_new_tokens}) must not exceed gconfig.max_new_tokens "
-            f"({short.max_new_tokens})"
-        )
-    if any("" in one.stop for one in ways):
+def sampling_rules(g: GenerationConfig) -> Iterator[str]:
+    """Rules for how one source, or one set of an evaluation, is sampled."""
+    odd = [token for token in [*g.stop_token_ids, *g.logit_bias] if token < 0]
+    large = [token for token, bias in g.logit_bias.items() if abs(bias) > MOST_BIAS]
+    if g.min_new_tokens > g.max_new_tokens:
+        yield f"gconfig.min_new_tokens ({g.min_new_tokens}) must not exceed gconfig.max_new_tokens ({g.max_new_tokens})"
+    if "" in g.stop:
         yield "a text of gconfig.stop has at least one character: one is empty"
     if odd:
         yield f"token ids of gconfig are 0 or more: {odd[:1]} is in stop_token_ids or logit_bias"
     if large:
         yield f"gconfig.logit_bias must be from -{MOST_BIAS} to {MOST_BIAS}: that of token {large[:1]} is larger"
+
+
+def generation_rules(c: Config, others: Sequence[GenerationConfig]) -> Iterator[str]:
+    """Rules for [gconfig], also beside `others`, which sources and evaluations sample with, and chat templates."""
+    g, own = c.gconfig, sorted(c.data.chat_template_kwargs.keys() & set(OURS))
+    ways = (g, *others)
+    if g.temperature == 0 and g.n_samples > 1:
+        yield (
+            f"greedy samples of one prompt are all the same, and a group of them trains nothing: set "
+            f"gconfig.temperature above 0, or gconfig.n_samples to 1 (it is {g.n_samples})"
+        )
+    yield from sampling_rules(g)
     if not kind_of(c.rollout.engine).takes_logit_controls and changes_logits(g):
         yield (
             "SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens, and training needs those "

@@ -13,9 +13,17 @@ from areal_bus.config.names.named_tasks import is_scored_by
 from areal_bus.config.names.trackers import why_unknown as why_unknown_tracker
 from areal_bus.config.names.workflows import BUILT_IN, environment_of
 from areal_bus.config.rewards import reward_rules
-from areal_bus.config.rollout import GenerationConfig, generation_rules
+from areal_bus.config.rollout import GenerationConfig, generation_rules, sampling_rules
 from areal_bus.config.sections import Config, WorkflowConfig
-from areal_bus.config.stages import evaluations_of, of_source, sampling_of, settings_by_stage, stage_rules
+from areal_bus.config.stages import (
+    FIRST,
+    evaluations_of,
+    names_of_sets,
+    of_source,
+    sampling_of,
+    settings_by_stage,
+    stage_rules,
+)
 from areal_bus.errors import ConfigError
 
 SERVER_URL = re.compile(r"https?://[^\s/]+(:[0-9]{1,5})?/?")
@@ -52,6 +60,9 @@ def check(config: Config) -> None:
                 own = config.data.source_named(label)
                 where = f" (source {label!r} of [[data.source]])" if own and own.gconfig.own else ""
                 raise ConfigError(f"{error}{where}{stage}") from None
+        for name in names_of_sets(settings):
+            for sentence in sampling_rules(sampling_of(settings, "", f"{FIRST}:{name}")):
+                raise ConfigError(f"{sentence} (set {name!r} of an evaluation)")
     if is_adaptive(config.topology):
         for learners, settings in settings_by_split(next(iter(settings_by_stage(config).values()))).items():
             try:
@@ -94,10 +105,10 @@ def _sources(c: Config) -> Iterator[str]:
             'an agent needs both keys: set workflow.function = "agent" and workflow.agent.function = "module:function" '
             "(or neither)"
         )
-    if c.workflow.arguments and ":" not in c.workflow.function and c.workflow.function not in BUILT_IN:
+    if c.workflow.arguments and not any(":" in one or one in BUILT_IN for one in c.workflows.values()):
         yield (
             'workflow.arguments are for workflow.function = "multi_turn", "tools", "verifiers:NAME" or "module:Class": '
-            f"it is {c.workflow.function!r}"
+            f"it is {c.workflow.function!r}; remove them"
         )
     own = [one.workflow for one in c.data.source if one.workflow not in ("", WorkflowConfig().function)]
     if wrong := [one for one in own if ":" not in one or environment_of(one)]:

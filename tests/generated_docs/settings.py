@@ -47,6 +47,7 @@ SIGNS = {
     "a list, each item one of ": "list of ",
     "one of ": "of ",
     "a list, each item ": "list of ",
+    "a list of ": "list of ",
     "a table, each value ": "table of ",
     ", of length at least ": " ≥",
     ", at least ": " ≥",

@@ -49,6 +49,7 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "gconfig.temperature": "temp sampling_temperature rollout_temperature",
     "journal.tracker": "logger report_to use_wandb wandb trackers log_with",
     "actor.lora.rank": "lora_rank lora_r",
+    "actor.lora.variant": "use_dora use_rslora",
     "evaluate.every_steps": "eval_steps test_freq eval_every eval_interval eval_freq",
     "learner.compile": "use_torch_compile torch_compile compile_model",
     "learner.gradient_checkpointing": "enable_gradient_checkpointing activation_checkpointing ac recompute_activations",

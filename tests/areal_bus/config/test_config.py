@@ -145,6 +145,8 @@ REFUSED = [  # options, apart by blanks; what the sentence says
     ("profile.actor=learner-0.0 profile.steps=[3,10]", "of steps 0 to 9: [3, 10]"),
     ("profile.actor=learner-1.0 profile.steps=[3,4]", "learner-1.0 is none of its 1 learners"),
     ('watch.off=["length"]', "watch.off"),
+    ("actor.lora.target_modules={q=0}", "a whole number, at least 1 or a list of a whole number, at least 1 and a"),
+    ("actor.lora.use_dora=true", "here it is actor.lora.variant"),
     # generation
     ("gconfig.repetition_penalty=1e-5", "gconfig.repetition_penalty"),
     ("gconfig.top_k=4294967296", "gconfig.top_k"),
@@ -212,6 +214,19 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
         (SOURCES.format('path = "a b.csv"\nweight = 1'), "set name for source 'a b'"),
         (SOURCES.format('task = "gsm8"\nweight = 1'), "the nearest is 'gsm8k'"),
         (SOURCES.format('task = "sums"\nweight = 1\n[data]\npath = "x"'), "remove ['path'] of [data], or the tables"),
+        (
+            SOURCES.format('path = "two.csv"\nweight = 1\n[data.source.gconfig]\nstop = [""]'),
+            "one is empty (source 'two' of [[data.source]])",
+        ),
+        (
+            SMALL + '[evaluate]\nbefore = true\n[[evaluate.sets]]\nname = "x"\npath = "p"\nmin_new_tokens = 9999\n',
+            "(set 'x' of an evaluation)",
+        ),
+        (
+            SOURCES.format('path = "two.csv"\nweight = 1\ntruncated_samples = "zero"')
+            + '[actor]\nadvantage = "distill"\n[teacher]\npath = "t"\n',
+            "does not use the reward: remove truncated_samples of source 'two'",
+        ),
         (SMALL + "[data.curriculum]\nlow = 0.5\nhigh = 0.5\n", "data.curriculum.low (0.5) must be below"),
         (LOADER + "[data.curriculum]\nlow = 0.1\n", "a loader decides its order itself"),
         ("[train]\nbatch_size = 8", "unknown key train.batch_size ("),

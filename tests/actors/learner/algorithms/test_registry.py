@@ -215,6 +215,7 @@ TEACHER = {"teacher": {"path": "t"}}
         ({"overlong_tokens": 999}, "is at most gconfig.max_new_tokens"),
         ({"min_lr_ratio": 0.1}, "for a schedule that falls"),
         ({"correction_action": "mask"}, "set actor.behav_imp_weight_cap"),
+        ({"correction_action": "clamp"}, "set actor.behav_imp_weight_cap"),
         ({"kl_ctl": 0.1, "kl_estimator": "k1"}, 'set "k2"'),
         ({"kl_estimator": "k2"}, "set actor.kl_ctl (it is 0)"),
         ({"kl_ctl": 0.1, "kl_in": "reward", "kl_estimator": "k2"}, "refused in the reward"),
