@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from actors.engines.protocol import Request, SamplingControls
+from actors.engines.servers import sglang
 from actors.engines.servers.connect import open_engine
 from actors.engines.servers.sglang import command, environment, split
 from actors.models.loading import load_tokenizer
@@ -46,11 +47,13 @@ def test_an_update_retracts_and_flushes_with_the_last_weights_but_with_keep(fold
             assert fake.called(WEIGHTS["sglang"])[-1]["flush_cache"] is bool(term)
 
 
-def test_weights_go_in_parts_of_a_bucket_and_the_last_one_is_stamped(folder: Path) -> None:
+def test_weights_go_in_parts_of_a_bucket_and_the_last_one_is_stamped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tensors = {name: torch.zeros(n) for name, n in (("a", 3), ("b", 2), ("c", 9), ("d", 1))}
     assert split(tensors, 24) == [["a", "b"], ["c"], ["d"]]
     with speaking() as fake, running(folder, fake) as run:
-        run.engine._server._bucket_bytes = 1 << 16  # type: ignore[attr-defined]
+        monkeypatch.setattr(sglang, "BUCKET_BYTES", 1 << 16)
         update(run.engine, 2)
         parts = fake.called(WEIGHTS["sglang"])
         assert len(parts) > 1
