@@ -20,6 +20,7 @@ from areal_bus.config.capacity import capacity
 from areal_bus.config.sections import Config
 from areal_bus.core.effects import Effect, Record
 from areal_bus.core.head import Head
+from areal_bus.core.parts.reward_parts import PREFIX, dumped
 from areal_bus.core.rows import DataSource
 from areal_bus.core.rules import HeadRules
 from areal_bus.core.state import HeadState
@@ -163,13 +164,17 @@ class Replay:
         low, high = line.get("min_version"), line.get("max_version")
         spans = [[low, n]] if low == high else [[low, 1], [high, n - 1]]
         is_value = line["status"] == m.VerdictStatus.VALUE
+        n_roles = len(line.get("roles", "").split())
+        segments = [[1, n - max(n_roles - 1, 0)], *[[1, 1]] * (n_roles - 1)]  # the lengths of trajectories are unknown
+        parts = {key.removeprefix(PREFIX): value for key, value in line.items() if key.startswith(PREFIX)}
         scored = m.Scored(
             status=line["status"], reward=line["reward"], correct=line["correct"], score_s=0.0, uid=line["uid"],
             error="" if is_value else self._errors.get(line["uid"], ""), sample=line["sample"],
             attempt=line["attempt"], evaluation=line.get("evaluation", ""), generator=self._holder(line),
-            finish=line.get("finish", ""), segments=[[1, n]], seconds=line.get("seconds", 0.0), term=0,
+            finish=line.get("finish", ""), segments=segments, seconds=line.get("seconds", 0.0), term=0,
             spans=self._spans.get(key, spans) if n and not line.get("evaluation") else spans if n else [],
-            logps=bytes(4 * n), ids=b"", prompt_text="", text="",
+            logps=bytes(4 * n), ids=b"", prompt_text="", text="", roles=line.get("roles", ""), parts=dumped(parts),
+            trajectories=list(range(n_roles)),
         )  # fmt: skip
         sender = line.get("sender") or self.head.state.members.of(Role.REWARD)[0].name
         return self._say(sender, scored)
