@@ -46,17 +46,16 @@ def _load(config: Config, function: str, wake: Callable[[], None], prints: Print
         return SingleTurn(config)
     if config.workflow.uses_endpoint and function == config.workflow.function:
         return AgentWorkflow(config, wake=wake, prints=prints)
+    key = "workflow.function" if function == config.workflow.function else "workflow of a [[data.source]]"
     module_name, _, name = function.partition(":")
     if not module_name or not name:
         known = '"single_turn", "multi_turn", "tools", "agent", "verifiers:NAME" or "module:Class"'
-        raise ConfigError(f"unknown workflow.function {function!r}: it must be {known}")
+        raise ConfigError(f"unknown {key} {function!r}: it must be {known}")
     try:
         check_not_hidden(module_name)
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"workflow.function {function!r} must import: module {module_name!r} did not ({cause(error)})"
-        ) from error
+        raise ConfigError(f"{key} {function!r} must import: module {module_name!r} did not ({cause(error)})") from error
     made = getattr(module, name, None)
     if callable(getattr(made, "arun_episode", None)) and not hasattr(made, "episode"):
         return ArealWorkflow(made, config, wake=wake)
@@ -65,14 +64,14 @@ def _load(config: Config, function: str, wake: Callable[[], None], prints: Print
             "has no such name" if made is None else "has no class with an `episode` (or AReaL's `arun_episode`) there"
         )
         raise ConfigError(
-            f"workflow.function {function!r} must name a class with `episode(row, ask)`: module {module_name!r} "
+            f"{key} {function!r} must name a class with `episode(row, ask)`: module {module_name!r} "
             f"({module.__file__}) {found}"
         )
     try:
         workflow: Workflow = made(config)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"workflow.function {function!r} must build from the config alone: {name}(config) of {module.__file__} "
+            f"{key} {function!r} must build from the config alone: {name}(config) of {module.__file__} "
             f"raised {cause(error)}"
         ) from error
     return workflow

@@ -326,6 +326,9 @@ def test_the_users_workflow_is_found_by_name(tmp_path: Path, monkeypatch: pytest
     ]:
         with pytest.raises(ConfigError, match=why):
             load(function)
+    sources = [{"path": "a.csv", "weight": 1, "workflow": "missing_flow:Flow"}]
+    with pytest.raises(ConfigError, match=r"^workflow of a \[\[data.source\]\] 'missing_flow:Flow' must import"):
+        load_workflow(Config.model_validate({"data": {"source": sources}}))
 
 
 def test_the_rows_of_a_source_have_its_own_workflow(
