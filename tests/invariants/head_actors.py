@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 from areal_bus import messages as m
 from areal_bus.core.parts.partial_rollouts import SampleOffers
+from areal_bus.core.parts.reward_parts import dumped, of_roles
 from areal_bus.core.parts.staleness import runs_under
 from areal_bus.core.parts.terms import TermHistory
 from areal_bus.messages import Role
+from areal_lab.staleness.simulator.generator import episode
 from areal_lab.staleness.simulator.learner import MODEL
+from areal_lab.staleness.simulator.reward import role_rewards
 from areal_lab.staleness.simulator.sample import Key, SimulatedReport, SimulatedSample, report, report_number
 from areal_lab.staleness.simulator.world import REPEATED
 
@@ -104,6 +107,8 @@ class RewardModel(Actor):
             m.Scored(
                 status, reward, None, "" if status == "value" else "no value", 0.0, t.uid, t.sample, t.attempt,
                 t.evaluation, t.generator, t.finish, t.segments, t.spans, t.seconds, t.term, t.ids, t.logps, "", "",
+                trajectories=t.trajectories, roles=t.roles,
+                parts=dumped(of_roles(role_rewards(t.roles, reward)) if status == "value" else {}),
             )
         )  # fmt: skip
 
@@ -220,9 +225,10 @@ class GeneratorModel(Actor):
         del self.running[key]
         self.finished[key] = sample
         evaluation, uid, attempt, number = key
+        segments, trajectories, roles = episode(uid, number, sample.made)
         self.kept[key] = trajectory = m.Trajectory(
-            uid, number, attempt, evaluation, self.name, "stop", [[1, sample.made]], sample.spans, 0.0,
-            self.timeline.term, b"", bytes(4 * sample.made), "", "", "",
+            uid, number, attempt, evaluation, self.name, "stop", segments, sample.spans, 0.0,
+            self.timeline.term, b"", bytes(4 * sample.made), "", "", "", trajectories=trajectories, roles=roles,
         )  # fmt: skip
         self.stage.made.append(trajectory)
         if tells:
