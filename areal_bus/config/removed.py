@@ -91,6 +91,7 @@ def refuse(tree: dict[str, Any], origins: Mapping[str, str]) -> None:
 def ignored(tree: dict[str, Any]) -> list[str]:
     """A note on each key that is gone and that these saved settings give a value of its own."""
     found = []
+    _move(tree)
     for key, (default, why) in REMOVED.items():
         *sections, name = key.split(".")
         if (value := _table(tree, sections).get(name, default)) not in (default, None):
@@ -100,10 +101,23 @@ def ignored(tree: dict[str, Any]) -> list[str]:
 
 def left_out(tree: dict[str, Any]) -> dict[str, Any]:
     """These saved settings without the keys that are gone, whatever their values. They are deleted in place."""
+    _move(tree)
     for key in (*REMOVED, *OF_LABORATORY):
         *sections, name = key.split(".")
         _table(tree, sections).pop(name, None)
     return tree
+
+
+def _move(tree: dict[str, Any]) -> None:
+    """Set the successor of a saved key that has one."""
+    actor = _table(tree, ["actor"])
+    is_decoupled = actor.get("correction") in (None, "", "decoupled") and actor.get("behav_imp_weight_cap") is not None
+    if actor.get("behav_imp_weight_mode") == "mask" and is_decoupled:
+        del actor["behav_imp_weight_mode"]
+        actor["correction_action"] = "mask"
+    if _table(actor, ["lora"]).get("offload"):
+        del actor["lora"]["offload"]
+        actor["offload"] = "base"
 
 
 def saved(text: str) -> Config:

@@ -48,6 +48,17 @@ def test_a_removed_key_is_explained_by_why_it_is_gone(tmp_path: Path, key: str) 
         explain(key)
 
 
+def test_saved_settings_of_an_older_run_go_on_by_the_successor_of_a_key() -> None:
+    lora = {"rank": 4, "offload": True}
+    tree = {"actor": {"behav_imp_weight_mode": "mask", "behav_imp_weight_cap": 5.0, "lora": lora}}
+    assert removed.ignored(tree) == []
+    assert removed.left_out(tree)["actor"] == {
+        "behav_imp_weight_cap": 5.0, "correction_action": "mask", "lora": {"rank": 4}, "offload": "base",
+    }  # fmt: skip
+    for actor in ({"behav_imp_weight_mode": "mask"}, {"behav_imp_weight_mode": "mask", "correction": "tis"}):
+        assert "correction_action" not in removed.left_out({"actor": dict(actor)})["actor"]
+
+
 @pytest.mark.parametrize(
     "tree",
     [
