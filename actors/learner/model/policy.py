@@ -400,7 +400,7 @@ def compile_layers(model: Any, backend: str = "inductor") -> None:
 
 def _run_layer(layer: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     run = partial(forward, layer, **kwargs)
-    if layer.gradient_checkpointing and layer.training:
+    if layer.training and getattr(layer, "gradient_checkpointing", False):  # not every model's layers have it
         return checkpoint(run, *args, use_reentrant=False)
     return run(*args)
 
