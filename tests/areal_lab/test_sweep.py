@@ -115,6 +115,7 @@ def test_a_gpu_computes_the_same_first_update(tmp_path: Path) -> None:
     assert gpu.stats["mismatch_kl"] < 1e-4
 
 
+@pytest.mark.slow
 def test_runs_with_the_same_warm_up_share_its_weights(tmp_path: Path) -> None:
     alone, _ = train(tmp_path / "alone")
     first, _ = train(tmp_path / "first", warm_ups=tmp_path / "weights", actor__lr=1e-4)

@@ -153,6 +153,7 @@ def is_server(pid: int) -> bool:
     return b"areal_lab.sweep.job_fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_server_with_threads_refuses_to_fork() -> None:
     """After its own imports it has one: or no job above would be forked."""
     code = (

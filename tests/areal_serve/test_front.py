@@ -437,6 +437,7 @@ def spoilt(given: Any, wrong: Any) -> Iterator[Any]:
             yield other
 
 
+@pytest.mark.slow
 def test_no_wrong_value_of_a_field_is_a_fault_of_the_server(tmp_path: Path) -> None:
     async def scenario(call: Call) -> None:
         id = await model(call)

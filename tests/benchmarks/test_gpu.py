@@ -58,6 +58,7 @@ esac
 """
 
 
+@pytest.mark.slow
 def test_a_part_ends_whole_or_by_its_budget_and_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "python"
     program.write_text(PARTS_PROGRAM)

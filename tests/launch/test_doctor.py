@@ -107,6 +107,7 @@ def test_the_command_checks_this_machine_and_prints_json(tmp_path: Path) -> None
     assert {states[name] for name in ("python", "ports", "torch", "mpirun", "run folder", "plan")} == {"ok"}
 
 
+@pytest.mark.slow
 def test_a_config_that_this_machine_cannot_run_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -469,6 +469,7 @@ def test_a_dry_run_prints_the_plan_and_then_only_changed_settings(tmp_path: Path
     assert load(again, (), {}) == settings
 
 
+@pytest.mark.slow
 def test_a_dry_run_reports_whether_the_servers_interpreter_is_installed(tmp_path: Path) -> None:
     settings, file = written(tmp_path, rollout__engine="sglang", engine__python="/nowhere/bin/python")
     assert "\nengine.python = /nowhere/bin/python is not on this machine" in dry_run(settings, file, None)

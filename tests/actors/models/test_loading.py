@@ -195,6 +195,7 @@ DATED = {  # templates that print a date, and what they print on the day of the 
 }
 
 
+@pytest.mark.slow
 def test_a_template_prints_the_date_of_the_run(scratch: Path) -> None:
     tokenizer, messages = load_tokenizer(str(scratch)), [{"role": "user", "content": "hi"}]
     for template, expected in DATED.items():

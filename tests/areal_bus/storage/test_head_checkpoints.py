@@ -98,6 +98,7 @@ def test_a_head_checkpoint_and_a_savepoint_load_equal_to_the_saved_ones(
     assert waypoints(folder) == [HeadSavepoint(root, written)]
 
 
+@pytest.mark.slow
 def test_a_file_cut_anywhere_or_with_any_bit_flipped_is_refused(tmp_path: Path) -> None:
     path = path_of(tmp_path, 3)
     save(path, frontier())

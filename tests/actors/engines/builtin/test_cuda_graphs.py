@@ -48,7 +48,7 @@ def recorded(model: Any, *requests: Request, **more: Any) -> tuple[BuiltinEngine
     return engine(model, *requests, recorder=recorder, **more), recorder
 
 
-@pytest.mark.parametrize("absent", [frozenset[int](), frozenset({5, 9, 11, 17})])
+@pytest.mark.parametrize("absent", [pytest.param(frozenset[int](), marks=pytest.mark.slow), frozenset({5, 9, 11, 17})])
 def test_recorded_steps_in_a_row_draw_the_tokens_of_single_steps(absent: frozenset[int]) -> None:
     """Of rows that end at different places, greedy ones among them; none draws an absent one."""
     model = llama(0)

@@ -84,6 +84,7 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
         assert torch.equal(ours.grad, theirs.grad)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # by Dynamo
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_compiled_layers_compute_the_same_and_are_compiled_once_for_rows_of_any_length(

@@ -28,6 +28,7 @@ def run(folder: Path, demonstrations: list[Demonstration], *, steps: int = 30, l
     )
 
 
+@pytest.mark.slow
 def test_the_loss_of_demonstrations_falls(tmp_path: Path) -> None:
     losses = run(tmp_path, [Demonstration(prompt=[5, 6 + i], completion=[9 + i, 3, 1]) for i in range(6)])
     assert losses[-1] < 0.3 * losses[0]
