@@ -52,12 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(terminal.json_line(line))
         return 0
     print(f"{where.folder} ({where.name}): prompt {args.uid}{f' of {args.evaluation}' if args.evaluation else ''}\n")
+    rows = [["seconds", "from", "what"], *rows_of(found, args.uid)]
+    print("\n".join(terminal.columns(rows, right=frozenset({0}))))
+    return 0
+
+
+def rows_of(found: Sequence[Line], uid: int) -> list[list[str]]:
+    """Seconds since the first line, writer and sentence of each line of a prompt's life."""
     walls = [float(line.get("wall", 0)) for line in found]
     first = next(filter(None, walls), 0.0)
     seconds = [f"{wall - first:.3f}" if wall else "?" for wall in walls]
-    rows = [[s, writer(line), flat(sentence(line, args.uid))] for s, line in zip(seconds, found, strict=True)]
-    print("\n".join(terminal.columns([["seconds", "from", "what"], *rows], right=frozenset({0}))))
-    return 0
+    return [[s, writer(line), flat(sentence(line, uid))] for s, line in zip(seconds, found, strict=True)]
 
 
 def life(where: Run, uid: int, evaluation: str = "") -> Iterator[Line]:

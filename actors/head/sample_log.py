@@ -69,7 +69,7 @@ def as_line(effect: Keep) -> dict[str, Any]:
         "versions": s.spans,
         "n_tokens": s.n_sampled,
         "n_masked": effect.n_masked,
-        **({"turns": turns} if (turns := turns_of(s)) else {}),
+        **({"turns": turns, "segments": s.segments} if (turns := turns_of(s)) else {}),
         **({"trajectories": s.trajectories} if s.trajectories else {}),
         **({"roles": s.roles} if s.roles else {}),
         **({"parts": parts} if (parts := parts_of(s)) else {}),

@@ -64,9 +64,10 @@ class Ring:
         self.line("generator", "spans", s_generate=0.75, s_idle=0.25)
         self.line("head", "admit", live=4, in_training=2)
         self.line("head", "batch", step=step, clock=step)
-        for n, lag in ((10, 0), (30, 1)):
+        for sample, n, lag in ((0, 10, 0), (1, 30, 1)):
+            ids = {"step": step, "clock": step, "uid": step, "sample": sample, "attempt": 0}
             spans = [max(step - lag, 0), n]
-            self.line("head", "trajectory", step=step, clock=step, reward=reward + n, n_tokens=n, versions=spans)
+            self.line("head", "trajectory", **ids, reward=reward + n, n_tokens=n, versions=spans)
         figures = {"reward": reward, "n_tokens": 40, "mismatch_kl": 0.01, "grad_norm": math.nan, "new_figure": 7}
         self.line("learner", "step", version=version, digest="0", **figures)
         self.line("head", "update", version=version, u=version, digest="0", **figures)
@@ -74,7 +75,15 @@ class Ring:
         self.line("generator", "pushed", version=version, stall_s=0.5)
         self.line("head", "publish", version=version)
         with (self.folder / "samples" / "samples.jsonl").open("a") as file:
-            sample = {"version": step, "step": step, "uid": step, "sample": 0, "reward": reward, "evaluation": ""}
+            sample = {
+                "version": step,
+                "step": step,
+                "uid": step,
+                "sample": 0,
+                "attempt": 0,
+                "reward": reward,
+                "evaluation": "",
+            }
             file.write(json.dumps(sample | {"finish": "stop", "prompt": "2+2?", "completion": "4"}) + "\n")
         self.trained = version
 

@@ -1,13 +1,17 @@
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from areal_bus.errors import ConfigError
 from areal_bus.storage.journal import Journal
 from tests.tools.audit.forged_terms import HEADS, crashed_run
 from tools import samples, terminal
+from tools.episodes import split_spans
 
 Out = pytest.CaptureFixture[str]
 
@@ -114,6 +118,95 @@ def test_every_turn_of_a_sample_is_shown(tmp_path: Path, capsys: Out) -> None:
     for part in ("turn 1 of 2: prompt\n  | user: 3+4?", "turn 1 of 2: completion\n  > 8", "| user: sure?", "> 7"):
         assert out.count(part) == 2
     assert out.count("text for the reward\n  > 8, then 7") == 1
+
+
+def test_an_episode_is_a_tree_with_roles_tools_versions_and_masked_tokens_of_each_turn(
+    tmp_path: Path, capsys: Out
+) -> None:
+    call = '<tool_call>{"name": "calculator", "arguments": {}}</tool_call>'
+    turns = [["3+4?", call], ["your move", "5"], ["7", "it is 7"]]
+    conversation = {"turns": turns, "segments": [[4, 6], [2, 1], [1, 3]], "trajectories": [0, 1, 0]}
+    roles = {"roles": "first second", "parts": {"role/first": 1.0, "role/second": -1.0}}
+    line = sample(**conversation, **roles, versions=[[3, 4], [5, 6]], n_tokens=10, n_masked=5, version=6)
+    forge(tmp_path / "one", [line])
+    samples.main([str(tmp_path / "one")])
+    assert capsys.readouterr().out.splitlines()[4:] == [
+        "trajectory 0 (first): 2 turns, reward 1",
+        "  turn 1 of 3: prompt",
+        "    | 3+4?",
+        "  turn 1 of 3: completion (6 tokens, versions 3 x4, 5 x2, 5 masked), calls calculator",
+        f"    > {call}",
+        "  turn 3 of 3: result of the call",
+        "    | 7",
+        "  turn 3 of 3: completion (3 tokens, version 5)",
+        "    > it is 7",
+        "trajectory 1 (second): 1 turn, reward -1",
+        "  turn 2 of 3: prompt",
+        "    | your move",
+        "  turn 2 of 3: completion (1 token, version 5)",
+        "    > 5",
+        "text for the reward",
+        "  > 7",
+        "reward 1.000 (right) (role/first 1, role/second -1)   finish stop   10 tokens, 5 masked   versions 3",
+        " x4, 5 x6 (lag 1 to 3)",
+    ]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.data())
+def test_the_versions_of_turns_are_those_of_the_sample_in_order(sizes: list[int], data: st.DataObject) -> None:
+    tokens = sorted(data.draw(st.lists(st.integers(0, 4), min_size=sum(sizes), max_size=sum(sizes))))
+    spans = [(version, tokens.count(version)) for version in sorted(set(tokens))]
+    each = split_spans(spans, sizes)
+    assert [sum(n for _, n in turn) for turn in each] == sizes
+    assert [version for turn in each for version, n in turn for _ in range(n)] == tokens
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--text", "ANSWER 1/3"], ["answer 1/3/0", "answer 1/3/1"]),
+        (["--reward", "0.8:"], ["answer 0/0/0", "answer 0/0/1"]),
+        (["--reward", ":0.125"], ["answer 1/3/1"]),
+        (["--reward", "0.5", "--tokens", "5:6"], ["answer 1/2/0"]),
+        (["--uid", "3", "--sample", "1"], ["answer 1/3/1"]),
+        (["--evaluation", "before", "--verdict", "wrong"], ["eh"]),
+    ],
+)
+def test_filters_select_samples_of_the_whole_run(kept: Path, capsys: Out, flags: list[str], wanted: list[str]) -> None:
+    assert samples.main([str(kept), *flags]) == 0
+    assert shown(capsys) == wanted
+
+
+def test_a_broken_range_and_a_filter_without_a_match_are_refused(kept: Path, capsys: Out) -> None:
+    for text in ("3:1", "x", ":", "nan"):
+        with contextlib.suppress(SystemExit):
+            samples.main([str(kept), "--reward", text])
+        assert ("invalid range" in capsys.readouterr().err) == (text != ":")
+    with pytest.raises(ConfigError, match=r"no logged sample matches --text zebra, --reward 0\.5:inf; there are"):
+        samples.main([str(kept), "--text", "zebra", "--reward", "0.5:"])
+
+
+def test_samples_of_an_older_run_lack_fields_and_are_shown(tmp_path: Path, capsys: Out) -> None:
+    old = {key: sample()[key] for key in ("evaluation", "step", "version", "uid", "sample", "prompt", "completion")}
+    folder = forge(tmp_path / "one", [old | {"turns": [["a", "b"], ["c", "d"]]}])
+    assert samples.main([str(folder), "--verdict", "none"]) == 0
+    assert "turn 2 of 2: completion\n  > d" in capsys.readouterr().out
+
+
+EVIL = "<script>document.title=1</script> \x00 \ud800 \u202e \u05e9\u05dc\u05d5\u05dd"
+
+
+def test_a_page_shows_one_episode_whole_and_no_text_as_markup(tmp_path: Path) -> None:
+    folder = forge(tmp_path / "one", [sample(turns=[[EVIL, "x" * 100_000], ["b", "7"]], segments=[[1, 1], [1, 1]])])
+    assert samples.main([str(folder), "--uid", "0", "--html", str(folder / "page.html")]) == 0
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "x" * 100_000 in page
+    assert page.count("<script>") == 1
+    assert "&lt;script&gt;document.title=1&lt;/script&gt; \\x00 \\ud800 \\u202e \u05e9" in page
+    assert '<article class="right">' in page
+    assert "turn 2: completion (1 token, version 0)" in page
+    with pytest.raises(ConfigError, match="must be writable"):
+        samples.main([str(folder), "--html", "/proc/none/page.html"])
 
 
 def test_a_selection_without_samples_is_refused_with_the_existing_ones(kept: Path) -> None:

@@ -1,5 +1,6 @@
 """tools.watch: prompts counted along the ring, frames of any journal, the terminal view, the page and its access."""
 
+import html
 import http.client
 import json
 import os
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import pytest
@@ -239,10 +241,12 @@ def status(server: PageServer, path: str, **headers: str) -> int:
 def test_the_page_needs_its_token_and_its_own_name(ring: Ring) -> None:
     with served(ring.folder) as server:
         token = f"?token={server.token}"
-        assert [status(server, path + token) for path in ("/", "/frame.json", "/other")] == [200, 200, 404]
+        paths = ("/", "/frame.json", "/samples", "/other")
+        assert [status(server, path + token) for path in paths] == [200, 200, 200, 404]
         for path in (
             "/",
             "/frame.json",
+            "/samples",
             "/?token=",
             f"/{token}x",
             "/?token=%C3%A9",
@@ -252,6 +256,29 @@ def test_the_page_needs_its_token_and_its_own_name(ring: Ring) -> None:
         assert status(server, f"/{token}", Host=f"example.org:{server.port}") == 403
         with pytest.raises(ConfigError, match="--port must be free"):
             PageServer(LiveRun(Run(ring.folder)), server.port)
+
+
+def test_the_page_of_episodes_filters_and_shows_a_prompt_in_flight(ring: Ring) -> None:
+    ring.line("head", "lease", uid=700, attempt=0, holder="generator-0.0", born=2, n=4)
+    with served(ring.folder) as server:
+
+        def page(**query: str) -> str:
+            words = urlencode({"token": server.token, **query})
+            with urlopen(f"http://{HOST}:{server.port}/samples?{words}") as answer:
+                return str(answer.read().decode())
+
+        assert (page().count("<article"), page(text="2+2").count("<article")) == (1, 2)  # the newest step, the run
+        assert page(text="no such text").count("<article") == 0
+        assert "no logged sample matches --text no such text" in page(text="no such text")
+        assert "invalid filter: unknown verdict &#39;maybe&#39;" in page(verdict="maybe")
+        assert "invalid filter: invalid literal" in page(uid="x")
+        in_flight = page(uid="700")
+        assert "No sample of this prompt is logged yet." in in_flight
+        assert "attempt 0 leased to generator-0.0: 4 samples" in in_flight
+        link = re.search(r'<h4><a href="(samples[?][^"]+)"', page())
+        assert link is not None
+        with urlopen(f"http://{HOST}:{server.port}/{html.unescape(link[1])}") as answer:
+            assert answer.read().count(b"<article") == 1
 
 
 @pytest.mark.slow

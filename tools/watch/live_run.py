@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from areal_bus.foreign_text import printable
 from tools.alarms.alarm_reader import AlarmReader
+from tools.episodes import facts_of, heading_of, right_or_wrong
 from tools.follow import JournalFollower
 from tools.run import Line, Run
 from tools.run_status import HEAD_EVENTS, RunStatus
@@ -150,5 +152,6 @@ def thinned(points: Sequence[tuple[int, float]], most: int = MAX_POINTS) -> Poin
 
 
 def _short(sample: dict[str, Any]) -> dict[str, Any]:
-    texts = {key: str(sample.get(key, ""))[:MAX_TEXT] for key in ("prompt", "completion", "finish", "status")}
-    return {key: sample.get(key) for key in ("version", "uid", "sample", "reward", "correct")} | texts
+    texts = {key: printable(str(sample.get(key, ""))[:MAX_TEXT]) for key in ("prompt", "completion")}
+    told = {"heading": heading_of(sample), "mark": right_or_wrong(sample), "facts": "; ".join(facts_of(sample))}
+    return {key: sample.get(key) for key in ("version", "uid", "sample")} | told | texts

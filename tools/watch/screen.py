@@ -108,8 +108,10 @@ def _actors(frame: Frame, columns: int) -> Table:
 def _samples(frame: Frame) -> Panel:
     text = Text()
     for sample in frame.samples[:MAX_SAMPLES]:
-        reward = "none" if sample["reward"] is None else f"{sample['reward']:.3f}"
-        text.append(f"uid {sample['uid']} sample {sample['sample']}, reward {reward}, {sample['finish']}\n", "bold")
+        text.append(f"{terminal.printable(sample['heading'])}\n", "bold")
+        text.append(
+            f"  {terminal.printable(sample['facts'])}\n", {"right": "green", "wrong": "red"}.get(sample["mark"], "")
+        )
         text.append(f"  | {terminal.one_line(sample['prompt'], keep_end=True)}\n", "dim")
         text.append(f"  > {terminal.one_line(sample['completion'])}\n")
     text.rstrip()

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from areal_bus.errors import ConfigError
 from areal_bus.transport.web_server import HOST, WebServer
+from tools.report.page.episodes_page import samples_page
 from tools.watch.live_run import Frame, LiveRun
 from tools.watch.metrics import METRICS_TYPE, exposition
 
@@ -52,7 +53,7 @@ class PageServer:
         return f"http://{HOST}:{self.port}/?token={self.token}"
 
     async def _answer(self, request: web.Request) -> web.Response:
-        """GET / is the page, GET /frame.json the newest frame and GET /metrics its figures for Prometheus."""
+        """GET / is the page, /samples that of episodes, /frame.json the newest frame, /metrics its figures."""
         if not self._is_allowed(request):
             return response(HTTPStatus.FORBIDDEN, "text/plain", b"the URL needs the token that tools.watch printed\n")
         if request.path == "/":
@@ -63,10 +64,13 @@ class PageServer:
         if request.path == "/frame.json":
             body = json.dumps(asdict(await self._newest()), allow_nan=False).encode()
             return response(HTTPStatus.OK, "application/json", body)
+        if request.path == "/samples":
+            body = await asyncio.to_thread(samples_page, self._live.where, dict(request.query))
+            return web.Response(body=body, content_type="text/html", charset="utf-8", headers=HEADERS)
         if request.path == "/metrics":
             body = exposition(await self._newest()).encode()
             return web.Response(body=body, headers={**HEADERS, "Content-Type": METRICS_TYPE})
-        return response(HTTPStatus.NOT_FOUND, "text/plain", b"there is /, /frame.json and /metrics\n")
+        return response(HTTPStatus.NOT_FOUND, "text/plain", b"there is /, /samples, /frame.json and /metrics\n")
 
     def _is_allowed(self, request: web.Request) -> bool:
         """Whether the token is right, and the name of the host is ours: a foreign name may point to this address."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -37,13 +38,25 @@ class PageTable:
     is_folded: bool = False  # closed at first
 
 
+class Text(NamedTuple):
+    """A text of a model, an environment or a row."""
+
+    title: str
+    text: str
+    kind: str = ""  # "given", "sampled"
+
+
 @dataclass(frozen=True, slots=True)
 class SampleCard:
     """One sample to read."""
 
     heading: str
     facts: str
-    texts: Sequence[tuple[str, str]]  # (title, text)
+    trajectories: Sequence[tuple[str, Sequence[Text]]] = ()  # (title, texts of its turns); "" if there is one
+    texts: Sequence[Text] = ()  # beside the conversation
+    mark: str = ""  # right, wrong
+    link: str = ""  # to the page of this sample
+    summary: str = ""  # the conversation is folded under it
 
 
 @dataclass(slots=True)
@@ -72,6 +85,8 @@ class Page:
     figures: Sequence[tuple[str, str]]  # name, value
     sections: Sequence[Section]
     first: Sequence[Card] = ()  # charts that the first screen shows
+    form: Sequence[tuple[str, str, str]] = ()  # (name, value, hint) of filters that a server answers; no hint: hidden
+    pages: Sequence[tuple[str, "Page"]] = ()  # further pages by path, which this one links to
 
 
 N_COLOURS = 12  # .c0 to .c11 in page.css
@@ -109,16 +124,25 @@ def of_place(place: int) -> str:
 
 def write(page: Page, path: Path) -> int:
     """Write the file at once, so that a reader never sees half of it. Raises ConfigError when it cannot be written."""
-    body, temporary = render(page), path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_bytes(body)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ConfigError(f"the report must be writable: {path}: {error.strerror or error}") from None
+    for name, further in page.pages:
+        _write_file(render(further), path.parent / name, makes_folder=True)
+    body = render(page)
+    _write_file(body, path)
     print(f"{path}: {len(body) / 2**20:.2f} MiB; open it in a browser")
     for question, answer in page.answers:
         print(terminal.quote(f"{question} {answer.sentence}", indent="  ", width=terminal.width()))
     return 0
+
+
+def _write_file(body: bytes, path: Path, *, makes_folder: bool = False) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        if makes_folder:
+            path.parent.mkdir(exist_ok=True)
+        temporary.write_bytes(body)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"the report must be writable: {path}: {error.strerror or error}") from None
 
 
 HERE = Path(__file__).parent

@@ -13,7 +13,8 @@ from tools.report.facts.run_facts import RunFacts
 from tools.report.facts.settings_rows import setting_rows
 from tools.report.page.charts import Layer, histogram, number, stacked_chart
 from tools.report.page.curve_cards import curve_cards, first_cards
-from tools.report.page.parts import Card, Page, PageTable, SampleCard, Section, of_place
+from tools.report.page.episodes_page import MAX_TEXT, card, link_of, pages_of, shortened
+from tools.report.page.parts import Card, Page, PageTable, SampleCard, Section, Text, of_place
 from tools.report.page.time_cards import (
     edges_of,
     generator_section,
@@ -25,9 +26,6 @@ from tools.report.page.token_section import REFUNDS, token_section
 from tools.report.verdict.learning import parts
 from tools.report.verdict.remarks import Verdict, seconds
 from tools.run import Line
-from tools.samples import spans, texts
-
-MAX_TEXT = 3000  # characters of a text of a sample
 
 
 def run_page(facts: RunFacts, verdict: Verdict) -> Page:
@@ -58,7 +56,8 @@ def run_page(facts: RunFacts, verdict: Verdict) -> Page:
         sections.insert(-1, recorded)
     first = first_cards(facts.curves)
     title = f"Report of {facts.name}"
-    return Page(title, subtitle(facts), answers, list(map(as_here, verdict.advice)), figures(facts), sections, first)
+    advice, pages = list(map(as_here, verdict.advice)), pages_of(facts.name, listed_samples(facts))
+    return Page(title, subtitle(facts), answers, advice, figures(facts), sections, first, pages=pages)
 
 
 def subtitle(facts: RunFacts) -> str:
@@ -196,43 +195,18 @@ def second_opinion(facts: RunFacts) -> tuple[str, list[SampleCard]]:
 def disagreement(line: Line) -> SampleCard:
     grades = [f"{word} {number(float(line[key]))}" for word, key in (("reward", "reward"), ("check", "check_reward"))]
     judged = [f"{'right' if line[key] else 'wrong'}" for key in ("correct", "check_correct") if line[key] is not None]
-    texts_ = [(name, shortened(str(line[name]))) for name in ("prompt", "completion", "row")]
+    texts = [Text(name, shortened(str(line[name]))) for name in ("prompt", "completion", "row")]
     told = f"{', '.join(grades)}" + (f" ({' and '.join(judged)})" if len(judged) > 1 else "")
-    return SampleCard(f"uid {line['uid']} sample {line['sample']}", told, texts_)
+    return SampleCard(f"uid {line['uid']} sample {line['sample']}", told, texts=texts)
 
 
 def sample_card(facts: RunFacts, one: Notable, form: str) -> SampleCard:
     """One sample; without texts where the run keeps none."""
     uid, number_of, attempt = one.key
-    heading = f"uid {uid} sample {number_of}"
-    measure = form.format(one.measure)
-    sample = facts.texts.get(one.key)
+    sample, measure = facts.texts.get(one.key), form.format(one.measure)
     if sample is None:
-        return SampleCard(heading, f"{measure}; attempt {attempt}; text not kept", ())
-    reward = "none" if sample.get("reward") is None else number(float(sample["reward"]))
-    told = [right_or_wrong(sample), measure, f"reward {reward}", f"finish {sample.get('finish')}",
-            f"{sample.get('n_tokens')} tokens", f"versions {spans(sample)}"]  # fmt: skip
-    return SampleCard(heading, "; ".join(filter(None, told)), shown_texts(sample))
-
-
-def right_or_wrong(sample: Line) -> str:
-    """The verdict of the task; "" where it has no yes or no."""
-    correct = sample.get("correct")
-    return "" if correct is None else "right" if correct else "wrong"
-
-
-def shown_texts(sample: Line) -> list[tuple[str, str]]:
-    """Prompts and completions, then the answer of the row."""
-    answer = [("answer of the row", shortened(sample["answer"]))] if sample.get("answer") else []
-    return [(title, shortened(text)) for title, text, _ in texts(sample)] + answer
-
-
-def shortened(text: str) -> str:
-    """Begin and end of a long text."""
-    if len(text) <= MAX_TEXT:
-        return text
-    half = MAX_TEXT // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+        return SampleCard(f"uid {uid} sample {number_of}", f"{measure}; attempt {attempt}; text not kept")
+    return card(sample, facts=[measure], link=link_of(sample))
 
 
 def settings_section(config: Line) -> Section:
@@ -263,7 +237,7 @@ def alarms_section(facts: RunFacts) -> Section:
         columns = ["alarm", "since version", "until", "seen", "rule", "what to try"]
         section.tables.append(PageTable(columns, rows, right=frozenset({1, 2})))
     for one in found:
-        cards = [_card(sample) for sample in one.samples[:SAMPLES]]
+        cards = [card(sample, link=link_of(sample)) for sample in one.samples[:SAMPLES]]
         section.samples += [(f"{one.name}: samples to read", cards)] if cards else []
     unseen = facts.alarms.unseen() if facts.alarms is not None else {}
     section.note = "" if rows else "No alarm was raised."
@@ -272,17 +246,14 @@ def alarms_section(facts: RunFacts) -> Section:
     return section
 
 
+def listed_samples(facts: RunFacts) -> list[Line]:
+    """The samples whose cards have a link to a page of their own."""
+    found = facts.alarms.findings() if facts.alarms is not None else []
+    return [*facts.texts.values(), *(sample for one in found for sample in one.samples[:SAMPLES])]
+
+
 def _until(one: Finding) -> str:
     return "holds" if one.is_active else str(one.last)
-
-
-def _card(sample: Line) -> SampleCard:
-    reward = sample.get("reward")
-    worth = number(float(reward)) if isinstance(reward, int | float) else "none"
-    told = [right_or_wrong(sample), f"step {sample['step']}", f"reward {worth}", f"finish {sample.get('finish')}",
-            f"{sample.get('n_tokens')} tokens"]  # fmt: skip
-    heading = f"uid {sample['uid']} sample {sample['sample']}"
-    return SampleCard(heading, "; ".join(filter(None, told)), shown_texts(sample))
 
 
 def profiles_section(facts: RunFacts) -> Section | None:
