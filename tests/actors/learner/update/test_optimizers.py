@@ -16,7 +16,16 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from actors.learner.link.rendezvous import LearnerRanks, meet, part
 from actors.learner.model.policy import whole
 from actors.learner.update import optimizers
-from actors.learner.update.optimizers import LearningRates, Muon, check_torchao, kept, move_states, offload, plain
+from actors.learner.update.optimizers import (
+    LearningRates,
+    Muon,
+    check_torchao,
+    kept,
+    move_states,
+    offload,
+    orthogonalised,
+    plain,
+)
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
@@ -48,12 +57,12 @@ def config_of(optimizer: str, **more: Any) -> Config:
 def orthogonal(matrix: Tensor) -> Tensor:
     """Newton-Schulz as Jordan publishes it, of a wide matrix; the order of operations decides its rounding."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix.bfloat16() if matrix.shape[0] <= matrix.shape[1] else matrix.bfloat16().T
+    x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(5):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x if matrix.shape[0] <= matrix.shape[1] else x.T).float()
+    return x if matrix.shape[0] <= matrix.shape[1] else x.T
 
 
 def test_muon_steps_matrices_by_its_formula_and_the_rest_by_adamw(tmp_path: Path) -> None:
@@ -95,18 +104,28 @@ def steps_of_a_rank(index: int, endpoint: str, size: int) -> None:
         alone = nn.Parameter(start.clone())
         sharded = nn.Parameter(distribute_tensor(start.clone(), mesh, [Shard(0)]))
         pair = [Muon([one], lr=LR, weight_decay=DECAY) for one in (alone, sharded)]
-        torchs_own = nn.Parameter(start.clone())
-        reference = torch.optim.Muon([torchs_own], lr=LR, weight_decay=DECAY)
         for _ in range(3):
             gradient = torch.randn(rows, columns, generator=draw)
-            alone.grad, torchs_own.grad = gradient.clone(), gradient.clone()
+            alone.grad = gradient.clone()
             sharded.grad = distribute_tensor(gradient, mesh, [Shard(0)])
-            for optimizer in (*pair, reference):
+            for optimizer in pair:
                 optimizer.step()
         assert torch.equal(sharded.full_tensor(), alone), (rows, columns)  # type: ignore[attr-defined]
-        torch.testing.assert_close(alone, torchs_own, atol=1e-6, rtol=0)
         assert not torch.equal(alone, start)
     part()
+
+
+def test_muon_turns_a_gradient_as_torchs_own_does_in_bfloat16_and_exactly_in_float32() -> None:
+    for form in FORMS:
+        one = nn.Parameter(torch.zeros(form))
+        one.grad = torch.randn(form, generator=torch.Generator().manual_seed(form[0]))
+        how: dict[str, Any] = {"momentum": 0.0, "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
+        reference = torch.optim.Muon([one], lr=1.0, weight_decay=0.0, **how)
+        reference.step()
+        group, wanted = reference.param_groups[0], -one.detach() / (0.2 * max(form) ** 0.5)
+        torch.testing.assert_close(orthogonalised(one.grad, group, torch.bfloat16).float(), wanted, atol=1e-6, rtol=0)
+        exact = orthogonalised(one.grad, group, torch.float64)
+        torch.testing.assert_close(orthogonalised(one.grad, group, torch.float32).double(), exact, atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow
