@@ -1,5 +1,6 @@
 """A ring of two sources with settings of their own: a generator is killed, then the whole job, which is resumed."""
 
+import json
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,12 +12,27 @@ from tools import run as runs
 from tools.report.__main__ import as_json
 
 OWN = {"hot": (2, 6, 1.0), "cold": (4, 12, 0.3)}  # samples of a group, tokens of a completion, temperature
+MORE = {
+    "hot": 'reward="verdicts:score", normalize_with="one", truncated_samples="mask"',
+    "cold": 'reward="reverse", normalize_with="other", mask_repetition=0.9, workflow="own_turn:Turn"',
+}
 TABLES = ", ".join(
-    f'{{name="{name}", task="reverse", weight=1, reward="{reward}", gconfig={{n_samples={n}, max_new_tokens={most}, '
+    f'{{name="{name}", task="reverse", weight=1, {MORE[name]}, gconfig={{n_samples={n}, max_new_tokens={most}, '
     f"temperature={heat}}}, evaluate={{n_samples=2, max_new_tokens=8, temperature=0.7}}}}"
-    for (name, (n, most, heat)), reward in zip(OWN.items(), ("verdicts:score", "reverse"), strict=True)
+    for name, (n, most, heat) in OWN.items()
 )
+TURN = """
+class Turn:
+    def __init__(self, config): ...
+
+    async def episode(self, row, ask):
+        ids = ask.tokenizer(row["question"] + ">")["input_ids"]
+        turn = await ask(ids, max_new_tokens=ask.gconfig.max_new_tokens)
+        from actors.workflows.protocol import Episode
+        return Episode(text=turn.text)
+"""
 SETTINGS = (
+    *("actor.normalize_batch=true", "actor.mask_repetition=0.5"),
     *('data.task=""', f"data.source=[{TABLES}]", "data.held_out=4", "evaluate.after=true", "journal.tokens=true"),
     *("run.total_train_steps=8", "checkpoint.every_steps=1", "checkpoint.keep=20"),
 )
@@ -24,7 +40,13 @@ SETTINGS = (
 
 @pytest.mark.slow
 def test_two_sources_keep_their_own_settings_over_a_kill_and_a_resume(tmp_path: Path) -> None:
-    ring = Ring(tmp_path, *SETTINGS)
+    for name, text in {
+        "own_turn.py": TURN,
+        "verdicts.py": Path(__file__).with_name("verdicts.py").read_text(encoding="utf-8"),
+        "ring.toml": f"extends = {json.dumps(str(Path(__file__).with_name('ring.toml')))}\n",
+    }.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    ring = Ring(tmp_path, *SETTINGS, config=tmp_path / "ring.toml")
     ring.hold_learner(5)
     with ring.started():
         ring.wait_for("publish", version=2)
@@ -36,6 +58,9 @@ def test_two_sources_keep_their_own_settings_over_a_kill_and_a_resume(tmp_path: 
         ring.finish()
     assert {name: one.findings for name, one in ring.audited().items() if one.findings} == {}
     check_groups(ring)
+    updates = ring.lines("update", role="head")
+    assert all("repeated_share" in one for one in updates)
+    assert {name for one in updates for name in one if name.startswith("reward/")} == {"reward/hot", "reward/cold"}
     found = recompute(RecomputeOrder(str(ring.run), tolerance=1e-3))
     assert sum(one.n_tokens for one in found.versions.values()) > 100
     assert found.off == []
