@@ -14,6 +14,8 @@ ADVANTAGES = (
     "dr_grpo",
     "rloo",
     "opo",
+    "opo_offpolicy",
+    "oapl",
     "reinforce",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
@@ -21,15 +23,26 @@ ADVANTAGES = (
     "none",
     "distill",
 )
-LOSSES = ("ppo", "gspo", "gmpo", "cispo", "sapo", "reinforce")
-CORRECTIONS = ("decoupled", "tis", "tis_sequence", "icepop", "kpop", "none")
+LOSSES = ("ppo", "gspo", "gmpo", "cispo", "sapo", "reinforce", "oapl")
+CORRECTIONS = ("decoupled", "tis", "tis_sequence", "icepop", "kpop", "entropy_scaled", "vcpo", "none")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
-GROUP_BASELINES = ("grpo", "grpo_process", "dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline")
+GROUP_BASELINES = (
+    "grpo",
+    "grpo_process",
+    "dr_grpo",
+    "rloo",
+    "opo",
+    "opo_offpolicy",
+    "oapl",
+    "reinforce_plus_plus_baseline",
+)
 BATCH_BASELINES = ("reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 PARTS = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS, "aggregation": AGGREGATIONS}
 CLIPPING = ("ppo", "gspo", "gmpo", "cispo")  # losses that use eps_clip
 OPTIMIZERS = ("adamw", "muon", "adamw8bit", "sgd")
 DUAL_CLIPPING = ("ppo", "gspo")
+MASKING = ("icepop", "kpop", "entropy_scaled")  # corrections that mask unless told otherwise
+OWN_METRIC = ("kpop", "entropy_scaled")  # of these, the ones whose metric is no weight
 
 
 def correction_of(actor: ActorConfig) -> str:
@@ -75,6 +88,7 @@ def refusals(c: Config) -> Iterator[str]:
     yield from check_names(c.actor)
     yield from _settings_without_use(c.actor)
     yield from _prox(c.actor)
+    yield from _sequences(c.actor)
     yield from _bounds(c.actor)
     yield from _batch(c)
     yield from _frozen_models(c)
@@ -94,15 +108,15 @@ def _prox(actor: ActorConfig) -> Iterator[str]:
             f'actor.loss = "sapo" gates the ratio to one policy and has no place for the weight prox/behav: set '
             f'actor.correction = "none" (it is "{correction}")'
         )
-    if correction != "none" and not has_prox:
+    if correction not in ("none", "vcpo") and not has_prox:
         yield (
             f'actor.correction = "{correction}" needs the proximal log-probs: set actor.recompute_logprobs = true, '
             'or actor.prox_logp_method = "loglinear" (or actor.correction = "none")'
         )
-    if actor.prox_logp_method == "loglinear" and correction == "none":
+    if actor.prox_logp_method == "loglinear" and correction in ("none", "vcpo"):
         yield (
-            'actor.prox_logp_method = "loglinear" is for a correction: set actor.correction = "decoupled" (it is '
-            '"none")'
+            'actor.prox_logp_method = "loglinear" is for a correction that reads proximal log-probs: set '
+            f'actor.correction = "decoupled" (it is "{correction}")'
         )
     if actor.correction and not actor.use_decoupled_loss and correction == "decoupled":
         yield 'actor.use_decoupled_loss = false contradicts actor.correction = "decoupled": remove the first'
@@ -124,6 +138,29 @@ def _prox(actor: ActorConfig) -> Iterator[str]:
         )
 
 
+def _sequences(actor: ActorConfig) -> Iterator[str]:
+    """Rules for parts that weigh or fit whole trajectories against the sampler."""
+    correction = correction_of(actor)
+    if actor.loss == "oapl" and correction != "none":
+        yield (
+            f'actor.loss = "oapl" fits the ratio to the sampler and takes no weight: set actor.correction = "none" (it '
+            f'is "{correction}")'
+        )
+    if actor.loss == "oapl" and actor.m2_threshold is not None:
+        yield 'actor.loss = "oapl" is a square over whole trajectories, and actor.m2_threshold masks tokens: remove it'
+    if actor.loss == "oapl" and (actor.advantage in ("gae", "grpo_process") or uses_teacher(actor)):
+        made = "a teacher" if uses_teacher(actor) else f'"{actor.advantage}"'
+        yield (
+            f'actor.loss = "oapl" fits one advantage to each trajectory, and {made} gives one to each token: set '
+            'actor.advantage = "oapl", without a teacher'
+        )
+    if correction == "vcpo" and actor.loss != "reinforce" and not is_users(actor.loss):
+        yield (
+            f'actor.correction = "vcpo" weighs by the current policy over the sampler, and actor.loss = "{actor.loss}" '
+            'has a ratio of its own: set actor.loss = "reinforce"'
+        )
+
+
 def _without_fixed_ratio(actor: ActorConfig) -> str:
     return 'actor.loss = "reinforce"' if actor.loss == "reinforce" else 'actor.prox_logp_method = "loglinear"'
 
@@ -131,13 +168,12 @@ def _without_fixed_ratio(actor: ActorConfig) -> str:
 def _bounds(actor: ActorConfig) -> Iterator[str]:
     """Rules of a correction: the quantity it bounds, and its action on tokens out of bounds."""
     correction = correction_of(actor)
-    if correction == "kpop" and actor.correction_action == "clamp":
-        yield 'actor.correction = "kpop" bounds a divergence, not the weight: set actor.correction_action = "mask"'
+    if correction in OWN_METRIC and actor.correction_action == "clamp":
+        yield f'actor.correction = "{correction}" bounds no weight: set actor.correction_action = "mask"'
     if (
         actor.correction_metric not in (None, "ratio")
         and actor.correction_action != "mask"
-        and correction != "kpop"
-        and not (correction == "icepop" and actor.correction_action is None)
+        and not (correction in MASKING and actor.correction_action is None)
     ):
         yield (
             f'actor.correction_metric = "{actor.correction_metric}" cannot be clamped, since it is not a weight: set '
@@ -306,7 +342,7 @@ def _settings_without_use(actor: ActorConfig) -> Iterator[str]:
         fixed = [key for key in fixed if key != "correction_action"]
     if fixed and correction in ("decoupled", "none"):
         yield (
-            f"actor.{fixed[0]} is for the corrections tis, tis_sequence, icepop and kpop: "
+            f"actor.{fixed[0]} is for the corrections {', '.join(CORRECTIONS[1:-1])}: "
             f'actor.correction is "{correction}"; remove it'
             + (": behav_imp_weight_cap bounds its weight" if correction == "decoupled" else "")
         )

@@ -118,7 +118,7 @@ class ActorConfig(Section):
     """Upper bound of the weight prox/behav."""
     correction_action: Literal["clamp", "mask"] | None = None
     """Tokens with weights outside of the bounds: "clamp" or "mask"; unset, as the next four: the correction's own."""
-    correction_metric: Literal["ratio", "k1", "k2", "k3", "binary_kl"] | None = None
+    correction_metric: Literal["ratio", "k1", "k2", "k3", "binary_kl", "entropy"] | None = None
     """What the bounds apply to."""
     correction_aggregate: Literal["mean", "sum", "max"] | None = None
     """For "tis_sequence"."""

@@ -55,11 +55,13 @@ def note(kind: str, name: str) -> str:
 
 def combinations() -> str:
     """The pairs of loss and correction that the checks of the start refuse."""
-    lines = []
-    for loss in LOSSES:
-        accepted = [f"`{name}`" for name in CORRECTIONS if is_accepted(loss, name)]
-        if len(accepted) < len(CORRECTIONS):
-            lines.append(f"`{loss}` goes with the correction {', '.join(accepted)} only.")
+    pairs = {(loss, name) for loss in LOSSES for name in CORRECTIONS if is_accepted(loss, name)}
+    tied = [loss for loss in LOSSES if (loss, "none") in pairs and len([x for x, _ in pairs if x == loss]) == 1]
+    lines = [f"`{loss}` goes with the correction `none` only." for loss in tied]
+    for name in CORRECTIONS:
+        accepted = [f"`{loss}`" for loss in LOSSES if (loss, name) in pairs]
+        if len(accepted) < len(LOSSES) - len(tied):
+            lines.append(f"The correction `{name}` goes with {', '.join(accepted)} only.")
     return " ".join([*lines, "Every other pair is accepted."])
 
 

@@ -3,13 +3,13 @@
 The journal has rewards before shaping. A trajectory whose tokens are all masked counts in its group's baseline.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from actors.learner.algorithms.parts import Advantage, Trajectories
+from actors.learner.algorithms.parts import Advantage, Trajectories, needs
 from areal_bus.config.learner import ActorConfig
 
 
@@ -48,6 +48,7 @@ def overlong_penalty(lengths_M: Tensor, settings: ActorConfig, *, max_new_tokens
 
 
 FIELD_ROUNDING = 1e-6  # the same of steps: fields of a workflow are float32
+VALUE_BETA = 0.5  # of the optimal value, for rewards of about 0 to 1 (beta_1 of A*-PO)
 ROUNDING = 1e-9  # a standard deviation below this share of the mean is rounding error
 
 
@@ -137,6 +138,38 @@ def opo(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
     return trajectories.rewards_M - baseline_M
 
 
+def sampler_weight(streams: Mapping[str, Tensor], settings: ActorConfig) -> Tensor:
+    """(n_trained,) the log of policy / sampler, summed over the trained tokens: the same number for each of them."""
+    gap_N = streams["prox"] - streams["behav"]
+    return gap_N.sum().expand_as(gap_N)
+
+
+@needs("prox", log_weight=sampler_weight)
+def opo_offpolicy(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
+    """r - mean over the group, weighted by length * (policy / sampler of the trajectory)^2.
+
+    VCPO's minimum-variance baseline (arXiv 2602.17616) has the gradient's squared norm where this has OPO's length.
+    """
+    groups = groups_of(trajectories)
+    log_w_M = trajectories.streams["log_weight"]
+    most_G = torch.full_like(groups.count_G, -torch.inf).scatter_reduce(0, groups.index_M, log_w_M, "amax")
+    weights_M = (2 * (log_w_M - groups.spread(most_G))).exp() * trajectories.lengths_M
+    baseline_M = groups.mean(weights_M * trajectories.rewards_M) / groups.mean(weights_M)
+    return trajectories.rewards_M - baseline_M
+
+
+def oapl(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
+    """r - log mean exp(r / 0.5) / 2 over the group: the optimal advantage (OAPL, arXiv 2602.19362).
+
+    0.5 is VALUE_BETA (A*-PO, arXiv 2505.20686). r is the reward without reward_scaling, which multiplies the result.
+    """
+    groups, scale = groups_of(trajectories), settings.reward_scaling * VALUE_BETA
+    rewards_M = trajectories.rewards_M / scale
+    most_G = torch.full_like(groups.count_G, -torch.inf).scatter_reduce(0, groups.index_M, rewards_M, "amax")
+    below_M = rewards_M - groups.spread(most_G)
+    return scale * (below_M - groups.mean(below_M.exp()).log())
+
+
 def none(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
     """r, without a baseline (REINFORCE; the AReaL paper with normalize_batch)."""
     return trajectories.rewards_M
@@ -168,6 +201,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "dr_grpo": Estimator(dr_grpo),
     "rloo": Estimator(rloo),
     "opo": Estimator(opo),
+    "opo_offpolicy": Estimator(opo_offpolicy),
+    "oapl": Estimator(oapl),
     "reinforce": Estimator(none, False, "mean"),  # the batch's mean is the baseline
     "reinforce_plus_plus": Estimator(none, False, "std"),  # REINFORCE++ (arXiv 2501.03262)
     "reinforce_plus_plus_baseline": Estimator(rloo, True, "std"),  # its form with a leave-one-out baseline

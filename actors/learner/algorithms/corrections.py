@@ -12,6 +12,9 @@ from torch import Tensor
 from actors.learner.algorithms.parts import Correction, Tokens, select
 from areal_bus.config.learner import ActorConfig
 
+LEAST_ENTROPY = 1e-6  # below it a distribution has one token, within rounding
+MOST_LOG = 100.0  # of a weight, so that its square is finite
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -19,7 +22,7 @@ class Rule:
 
     level: str = "token"  # "sequence": one weight a trajectory, by `aggregate`
     action: str = "clamp"  # to the bounds; "mask": weight 0
-    metric: str = "ratio"  # what is compared with the bounds; or "k1", "k2", "k3" or "binary_kl"
+    metric: str = "ratio"  # what is compared with the bounds; or another of METRICS
     aggregate: str = "mean"  # of d or of the metric over the trained tokens of a trajectory; or "sum", "max"
     lower: float | None = None
     upper: float | None = None
@@ -31,6 +34,8 @@ RULES = {
     "tis_sequence": Rule(level="sequence", aggregate="sum", upper=2.0),
     "icepop": Rule(action="mask", lower=0.5, upper=5.0),
     "kpop": Rule(action="mask", metric="binary_kl", upper=2.0),
+    "entropy_scaled": Rule(action="mask", metric="entropy", upper=2.0),
+    "vcpo": Rule(level="sequence", aggregate="sum", upper=8.0),
 }
 
 
@@ -83,12 +88,20 @@ def _bernoulli_kl(log_p_N: Tensor, log_q_N: Tensor) -> Tensor:
     return log_p_N.exp() * (log_p_N - log_q_N) + rest_p_N.exp() * (rest_p_N - rest_q_N)
 
 
+def by_entropy(tokens: Tokens) -> Tensor:
+    """|d| / H, with the entropy H of the current policy at the token, in nats."""
+    if tokens.entropy_N is None:
+        raise ValueError("missing entropies: the metric 'entropy' of a correction needs them of each trained token")
+    return (tokens.prox_N - tokens.behav_N).abs() / tokens.entropy_N.clamp(min=LEAST_ENTROPY)
+
+
 METRICS: dict[str, Callable[[Tokens], Tensor]] = {
     "ratio": lambda tokens: tokens.prox_N - tokens.behav_N,  # its log, until it is aggregated
     "k1": lambda tokens: tokens.behav_N - tokens.prox_N,
     "k2": lambda tokens: (tokens.prox_N - tokens.behav_N).square() / 2,
     "k3": lambda tokens: torch.expm1(tokens.prox_N - tokens.behav_N) - (tokens.prox_N - tokens.behav_N),
     "binary_kl": binary_kl,
+    "entropy": by_entropy,
 }
 
 
@@ -117,6 +130,25 @@ def kpop(tokens: Tokens, settings: ActorConfig) -> Tensor:
     return bounded_weight(tokens, rule_of(settings, "kpop"))
 
 
+def entropy_scaled(tokens: Tokens, settings: ActorConfig) -> Tensor:
+    """w where |log w| / H is at most `upper`, else 0; H is the policy's entropy at the token."""
+    return bounded_weight(tokens, rule_of(settings, "entropy_scaled"))
+
+
+def vcpo(tokens: Tokens, settings: ActorConfig) -> Tensor:
+    """min(product of current / sampler, upper) for a whole trajectory, and lr * sqrt(ESS / n) (VCPO, arXiv 2602.17616).
+
+    The product is over trained tokens. The ESS is of the minibatch's n products, unbounded.
+    """
+    return bounded_weight(replace(tokens, prox_N=tokens.logprobs_N.detach()), rule_of(settings, "vcpo"))
+
+
+@torch.no_grad()
+def trajectory_weights(tokens: Tokens) -> Tensor:
+    """(M,) float64: the product of current / sampler over the trained tokens of each trajectory, unbounded."""
+    return tokens.sequence_sum((tokens.logprobs_N - tokens.behav_N).double()).clamp(-MOST_LOG, MOST_LOG).exp()
+
+
 def none(tokens: Tokens, settings: ActorConfig) -> Tensor:
     """1: the sampler's mismatch is ignored (naive PPO)."""
     return torch.ones_like(tokens.behav_N)
@@ -128,6 +160,8 @@ CORRECTIONS: dict[str, Correction] = {
     "tis_sequence": tis_sequence,
     "icepop": icepop,
     "kpop": kpop,
+    "entropy_scaled": entropy_scaled,
+    "vcpo": vcpo,
     "none": none,
 }
 

@@ -101,6 +101,18 @@ def reinforce(tokens: Tokens, settings: ActorConfig) -> Tensor:
     return -tokens.advantages_N * tokens.logprobs_N
 
 
+def oapl(tokens: Tokens, settings: ActorConfig) -> Tensor:
+    """(log of current / sampler - A / beta)^2 beta / 2 of a whole trajectory (OAPL, arXiv 2602.19362, eq. 3).
+
+    Log-ratios are sums over trained tokens. beta = 1 / reward_scaling (beta_2 of A*-PO): `advantages_N` is A / beta.
+    The paper's square is divided by 2 beta: where the policy is the sampler the gradient is that of `reinforce`. The
+    value is one number a trajectory, given to each of its tokens.
+    """
+    log_ratio_M = tokens.sequence_sum(tokens.logprobs_N - tokens.behav_N)
+    losses_M = (log_ratio_M - tokens.sequence_mean(tokens.advantages_N)).square() / (2 * settings.reward_scaling)
+    return select(losses_M, tokens)
+
+
 LOSSES: dict[str, Loss] = {
     "ppo": ppo,
     "gspo": gspo,
@@ -108,6 +120,7 @@ LOSSES: dict[str, Loss] = {
     "cispo": cispo,
     "sapo": sapo,
     "reinforce": reinforce,
+    "oapl": oapl,
 }
 
 

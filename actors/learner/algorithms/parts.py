@@ -42,6 +42,7 @@ class Tokens:
     sequences_N: Tensor  # int64, ascending: index of the token's trajectory in the micro-batch
     lengths_M: Tensor  # int64: trained tokens of each trajectory
     streams: Streams = field(default_factory=Streams)  # (N,) by name: fields of the workflow, streams of `needs`
+    entropy_N: Tensor | None = None  # of the current policy; detached
 
     @cached_property
     def log_ratio_N(self) -> Tensor:

@@ -155,6 +155,7 @@ def example(algorithm: Algorithm) -> Tokens:
         lags_N=torch.tensor([0, 1, 0, 1, 2]),
         sequences_N=sequences_of(torch.tensor([2, 3])),
         lengths_M=torch.tensor([2, 3]),
+        entropy_N=torch.full((5,), 0.5),
     )
     half, ones = torch.full((5,), 0.5), torch.ones(5)
     tokens.streams.update({n: logprobs.detach() - 0.2 if n in MODELS else half for n in algorithm.needed})

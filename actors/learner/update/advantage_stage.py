@@ -293,8 +293,8 @@ def repeated_share(ids_K: Tensor) -> float:
 
 
 def needs_gradient(batch: Batch, signal: Tensor, settings: ActorConfig) -> Tensor:
-    """(n_items,) bool: an item without advantage may still have a bonus term."""
-    if settings.entropy_coef or (settings.kl_ctl and settings.kl_in == "loss"):
+    """(n_items,) bool: an item without advantage may still have a bonus term, or a ratio that is fitted to it."""
+    if settings.loss == "oapl" or settings.entropy_coef or (settings.kl_ctl and settings.kl_in == "loss"):
         return torch.ones_like(signal)
     return signal
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from actors.learner.algorithms.corrections import loglinear_prox
+from actors.learner.algorithms.corrections import loglinear_prox, trajectory_weights
 from actors.learner.algorithms.fused import LogRatio, decoupled_ppo, gap, ppo
 from actors.learner.algorithms.losses import KL_ESTIMATORS
 from actors.learner.algorithms.parts import Streams, Tokens, Totals, select
@@ -39,6 +39,7 @@ class MicroBatchLoss:
     importance_N: Tensor  # exp(current - sampler), detached
     log_ratio: LogRatio  # of the learner before the update to the sampler
     statistics: dict[str, float]  # sums of the user's statistics
+    weights_M: Tensor | None = None  # of the trajectories, where they scale the learning rate
 
 
 def micro_batch_loss(
@@ -55,7 +56,7 @@ def micro_batch_loss(
     log_ratio = gap(before_N, part.behav_N)
     if algorithm.is_fused and algorithm.settings.prox_logp_method == "recompute":
         return _fused(algorithm, part, logprobs_N, before_N, log_ratio, totals)
-    tokens = tokens_of(algorithm, part, logprobs_N, before_N)
+    tokens = tokens_of(algorithm, part, logprobs_N, before_N, entropy_N)
     losses_N, statistics = split(algorithm.loss(tokens, algorithm.settings))
     weight_N = algorithm.correction(tokens, algorithm.settings)
     if m2_bound is not None:
@@ -74,10 +75,13 @@ def micro_batch_loss(
         (logprobs_N.detach() - part.behav_N).exp(),
         log_ratio,
         {name: float(values.sum()) for name, values in statistics.items() if name not in BUILTIN_STATISTICS},
+        trajectory_weights(tokens) if correction_of(algorithm.settings) == "vcpo" else None,
     )
 
 
-def tokens_of(algorithm: Algorithm, part: MicroBatchTokens, logprobs_N: Tensor, before_N: Tensor) -> Tokens:
+def tokens_of(
+    algorithm: Algorithm, part: MicroBatchTokens, logprobs_N: Tensor, before_N: Tensor, entropy_N: Tensor | None = None
+) -> Tokens:
     """With the proximal policy and the anchor that the settings choose."""
     settings = algorithm.settings
     if settings.prox_logp_method == "loglinear":
@@ -96,6 +100,7 @@ def tokens_of(algorithm: Algorithm, part: MicroBatchTokens, logprobs_N: Tensor, 
         sequences_N=part.sequences_N,
         lengths_M=part.lengths_M,
         streams=part.streams,
+        entropy_N=None if entropy_N is None else entropy_N.detach(),
     )
 
 

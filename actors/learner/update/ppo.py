@@ -11,10 +11,11 @@ from typing import NoReturn
 import torch
 from loguru import logger
 from safetensors import SafetensorError
+from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from actors.learner.algorithms.corrections import second_moment_threshold
-from actors.learner.algorithms.fused import mismatch
+from actors.learner.algorithms.fused import effective_share, mismatch
 from actors.learner.algorithms.parts import Streams, Totals, sequences_of
 from actors.learner.algorithms.registry import find_algorithm
 from actors.learner.batching import Batch, Minibatch, minibatches, record_batch, save_batch
@@ -71,6 +72,7 @@ class _OptimizerStep:
 
     norm: float  # of the gradient, before it is clipped
     denominator: float  # divides the sum of the token losses
+    lr_share: float  # of the scheduled learning rate
     value_loss: float = 0.0
     critic_norm: float = 0.0  # of the critic's gradient
 
@@ -173,6 +175,7 @@ class PPOActor:
         if steps:
             stats["grad_norm"] = sum(step.norm for step in steps) / len(steps)
             stats["loss_denominator"] = sum(step.denominator for step in steps) / len(steps)
+            stats["lr"] = lr * (sum(step.lr_share for step in steps) / len(steps))
         if self.critic is not None:
             stats |= self._value_stats(batch, steps)
         stats["update_s"] = time.monotonic() - began
@@ -189,7 +192,7 @@ class PPOActor:
         torch.manual_seed(update_seed(self._config.run.seed, self.version, self._ranks.index))  # of adapters' dropout
         if self._simulated is None:
             parts = (part for epoch in range(self._settings.ppo_epochs) for part in self._minibatches(batch, epoch))
-            return [step for part in parts if (step := self._step(batch, part, metrics)) is not None]
+            return [step for part in parts if (step := self._step(batch, part, metrics, lr)) is not None]
         with self._journal.span("backward"):
             self._simulated.run(batch, self.policy.parameters().values(), lr=lr, tick=self._beat)
         return []
@@ -232,7 +235,7 @@ class PPOActor:
         order = epoch_order(self._config.run.seed, self.version, epoch, batch.n_groups) if epoch else None
         return minibatches(batch, self._settings.ppo_n_minibatches, first=self._ranks.share, order=order)
 
-    def _step(self, batch: Batch, part: Minibatch, metrics: StepMetrics) -> _OptimizerStep | None:
+    def _step(self, batch: Batch, part: Minibatch, metrics: StepMetrics, lr: float) -> _OptimizerStep | None:
         """Gradient and optimizer step of one minibatch; None if it has no token to train."""
         totals = self._totals(part)
         if totals is None:
@@ -240,26 +243,30 @@ class PPOActor:
         bound = self._m2_bound(batch, part)
         with self._journal.span("backward"):
             self.optimizer.zero_grad()
-            loss = 0.0
+            loss, weights = 0.0, [torch.zeros(0)]
             for indices in self._passes.micro_batches(batch, part.members, self.version):
-                loss += self._backward(batch, indices, totals, metrics, m2_bound=bound)
+                loss += self._backward(batch, indices, totals, metrics, m2_bound=bound, weights=weights)
                 self._beat()
         with self._journal.span("optimizer"):
             grads = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
             norm_tensor = whole(get_total_norm(grads))
             norm = float(norm_tensor)
-            (total,) = self._ranks.sum([loss])
+            total, *moments, n_weights = self._ranks.sum([loss, *_moments(torch.cat(weights))])
             if not (math.isfinite(norm) and math.isfinite(total)):
                 self._raise_nonfinite(batch, loss=total, norm=norm)
             if norm + CLIP_EPSILON > self._settings.max_grad_norm:  # else every gradient would be multiplied by 1
                 clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
+            lr_share = 1.0
+            if n_weights:  # VCPO: short steps on few effective trajectories
+                lr_share = effective_share(*moments, int(n_weights)) ** 0.5
+                self._rates.set(lr * lr_share)
             self._n_applied += 1
             if self.version >= self._config.critic.warmup_updates:
                 self.optimizer.step()
         value_loss, critic_norm = (0.0, 0.0) if self.critic is None else self._critic_step(batch, part, self.critic)
         is_by_token = self._settings.aggregation == "token-mean"
         denominator = totals.n_tokens if is_by_token else totals.n_sequences
-        return _OptimizerStep(norm, denominator, value_loss, critic_norm)
+        return _OptimizerStep(norm, denominator, lr_share, value_loss, critic_norm)
 
     def _critic_step(self, batch: Batch, part: Minibatch, critic: Critic) -> tuple[float, float]:
         """Gradient and step of the critic on the same minibatch; returns (value loss, gradient norm)."""
@@ -303,9 +310,18 @@ class PPOActor:
         return second_moment_threshold(torch.cat(squared), self._settings.m2_threshold, self._ranks.sum)
 
     def _backward(
-        self, batch: Batch, indices: list[int], totals: Totals, metrics: StepMetrics, *, m2_bound: float | None
+        self,
+        batch: Batch,
+        indices: list[int],
+        totals: Totals,
+        metrics: StepMetrics,
+        *,
+        m2_bound: float | None,
+        weights: list[Tensor],
     ) -> float:
-        """Accumulate the gradient of one micro-batch; returns its part of the loss of the minibatch."""
+        """Accumulate the gradient of one micro-batch, and append the weights of its trajectories, where the algorithm
+        has such; returns its part of the loss of the minibatch.
+        """
         if not indices:
             self.policy.idle_pass()
             return 0.0
@@ -323,6 +339,8 @@ class PPOActor:
             metrics.add_entropy([batch.items[i] for i in indices], entropy_N.detach())
         sums.clipped += done.n_clipped
         sums.loss += done.value * totals.n_tokens
+        if done.weights_M is not None:
+            weights.append(done.weights_M.cpu())
         for name, value in done.statistics.items():
             metrics.user[name] += value
         return float(done.loss.detach())
@@ -371,6 +389,11 @@ class PPOActor:
         if self._ranks.index == 0:
             logger.warning(sentence)
             self._journal.write(Event.NOTE, text=sentence)
+
+
+def _moments(weights_M: Tensor) -> list[float]:
+    """[sum, sum of the squares, number]."""
+    return [float(weights_M.sum()), float(weights_M.square().sum()), float(len(weights_M))]
 
 
 def _joined(batch: Batch, indices: Sequence[int], device: torch.device) -> Streams:

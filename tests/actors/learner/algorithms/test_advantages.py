@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actors.learner.algorithms import advantages as estimators
 from actors.learner.algorithms.advantages import ESTIMATORS, normalize
-from actors.learner.algorithms.parts import Trajectories
+from actors.learner.algorithms.parts import Streams, Trajectories
 from areal_bus.config.learner import ActorConfig
 
 
@@ -37,6 +37,26 @@ def test_rloo_compares_with_the_mean_of_the_others() -> None:
     rewards, groups = torch.tensor([3.0, 0.0, 6.0, 1.0, 2.0]), torch.tensor([7, 7, 7, 2, 2])
     advantages, _ = group_advantages(rewards, groups, kind="rloo")
     assert advantages.tolist() == pytest.approx([3 - 3, 0 - 4.5, 6 - 1.5, -1, 1])
+
+
+def test_oapl_compares_with_the_log_mean_of_exponential_rewards() -> None:
+    rewards, groups = torch.tensor([3.0, 0.0, 900.0, 0.0]), torch.tensor([7, 7, 2, 2])
+    advantages, _ = group_advantages(rewards, groups, kind="oapl")
+    value = 0.5 * math.log((math.exp(3.0 / 0.5) + 1) / 2)
+    assert advantages.tolist() == pytest.approx([3 - value, -value, math.log(2) / 2, math.log(2) / 2 - 900])
+
+
+def test_opo_offpolicy_weighs_the_baseline_by_length_and_squared_weight() -> None:
+    lengths, rewards = torch.tensor([2, 6, 1]), torch.tensor([1.0, 0.0, 4.0]).double()
+
+    def found(*log_weights: float) -> list[float]:
+        streams = Streams({"log_weight": torch.tensor(log_weights, dtype=torch.float64)})
+        trajectories = Trajectories(rewards, torch.zeros(3, dtype=torch.int64), lengths, streams)
+        return ESTIMATORS["opo_offpolicy"].estimate(trajectories, ActorConfig()).tolist()
+
+    baseline = (2 * 4 * 1 + 6 * 1 * 0 + 1 * 9 * 4) / (2 * 4 + 6 * 1 + 1 * 9)
+    assert found(math.log(2), 0.0, math.log(3)) == pytest.approx([1 - baseline, -baseline, 4 - baseline])
+    assert found(500 + math.log(2), 500.0, 500 + math.log(3)) == pytest.approx([1 - baseline, -baseline, 4 - baseline])
 
 
 def test_equal_rewards_give_exactly_zero_and_no_signal() -> None:

@@ -22,6 +22,8 @@ def expected_weight(name: str, t: Tokens, i: int) -> float:
     d = (t.prox_N - t.behav_N).tolist()
     own = [y for y, s in zip(d, t.sequences_N.tolist(), strict=True) if s == int(t.sequences_N[i])]
     w = math.exp(d[i])
+    now = [x - b for x, b in zip(t.logprobs_N.tolist(), t.behav_N.tolist(), strict=True)]
+    now = [y for y, s in zip(now, t.sequences_N.tolist(), strict=True) if s == int(t.sequences_N[i])]
     p, q = math.exp(float(t.prox_N[i])), math.exp(float(t.behav_N[i]))
     return {
         "decoupled": min(w, 1.3),
@@ -30,6 +32,8 @@ def expected_weight(name: str, t: Tokens, i: int) -> float:
         "tis_sequence": min(math.exp(sum(own)), 1.1),
         "icepop": w if 0.9 <= w <= 1.1 else 0.0,
         "kpop": w if max(binary_kl(p, q), binary_kl(q, p)) <= 0.05 else 0.0,
+        "entropy_scaled": w if abs(d[i]) <= 1.5 * float(t.entropy_N[i]) else 0.0,  # type: ignore[index]
+        "vcpo": min(math.exp(sum(now)), 1.4),
         "none": 1.0,
     }[name]
 
@@ -41,6 +45,8 @@ KEYS: dict[str, dict[str, Any]] = {
     "tis_sequence": {"correction_upper": 1.1},
     "icepop": {"correction_lower": 0.9, "correction_upper": 1.1},
     "kpop": {"correction_upper": 0.05},
+    "entropy_scaled": {"correction_upper": 1.5},
+    "vcpo": {"correction_upper": 1.4},
     "none": {},
 }
 

@@ -37,6 +37,7 @@ def tokens(seed: int = 0, lengths: tuple[int, ...] = LENGTHS, spread: float = 0.
         lags_N=torch.randint(0, 5, (n,), generator=draw),
         sequences_N=sequences,
         lengths_M=lengths_M,
+        entropy_N=0.5 * torch.rand(n, generator=draw, dtype=torch.float64),
     )
 
 
@@ -122,6 +123,18 @@ def test_gmpo_is_the_geometric_mean_of_clipped_ratios() -> None:
         bounded = [min(u, math.exp(0.5)) if advantage > 0 else max(u, math.exp(-0.3)) for u in ratios]
         expected = -(math.prod(bounded) ** (1 / n)) * advantage
         assert losses[at : at + n].tolist() == pytest.approx([expected] * n, abs=1e-12)
+        at += n
+
+
+def test_oapl_fits_the_log_ratio_of_a_trajectory_to_its_advantage() -> None:
+    t = tokens(6, spread=0.6)
+    losses, _ = split(LOSSES["oapl"](t, ActorConfig(loss="oapl", reward_scaling=4.0)))
+    slopes, at = gradient(losses.sum(), t.logprobs_N), 0
+    for n in LENGTHS:
+        own = slice(at, at + n)
+        error = math.fsum((t.logprobs_N.detach() - t.behav_N)[own].tolist()) - float(t.advantages_N[at])
+        assert losses[own].tolist() == pytest.approx([error**2 / 8] * n, abs=1e-12)
+        assert slopes[own].tolist() == pytest.approx([n * error / 4] * n, abs=1e-12)
         at += n
 
 

@@ -45,12 +45,15 @@ from tests.support.learner_setup import (
 EPS = 0.2
 
 
-def trained_logps(model: Any, items: Sequence[Item]) -> list[Tensor]:
-    """Log-probs of the trained tokens of each item: one right-padded batch, full logits."""
+def trained_logps(model: Any, items: Sequence[Item], *, entropy: bool = False) -> list[Tensor]:
+    """Log-probs, or entropies, of the trained tokens of each item: one right-padded batch, full logits."""
     longest = max(len(item.ids_T) for item in items)
     ids = torch.stack([torch.nn.functional.pad(item.ids_T, (0, longest - len(item.ids_T))) for item in items])
     mask = torch.stack([torch.arange(longest) < len(item.ids_T) for item in items]).long()
     logp = model(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)
+    if entropy:
+        entropy_BT = -(logp.exp() * logp).sum(-1)
+        return [entropy_BT[row, item.trained_places - 1] for row, item in enumerate(items)]
     return [logp[row, item.trained_places - 1, ids[row, item.trained_places]] for row, item in enumerate(items)]
 
 
@@ -91,6 +94,71 @@ def test_I2_packed_micro_batches_give_the_gradient_of_one_padded_batch(tmp_path:
     keys = rloo(use_decoupled_loss=not is_plain, recompute_logprobs=not is_plain)
     actor = tiny_actor(tmp_path, settings(actor=keys, learner={"max_tokens_per_mb": budget}))
     check_near(gradients(actor, shard), padded_gradients(shard, decoupled=not is_plain))
+
+
+NEWER: dict[str, dict[str, Any]] = {
+    "oapl": {
+        "advantage": "oapl",
+        "loss": "oapl",
+        "correction": "none",
+        "recompute_logprobs": False,
+        "reward_scaling": 2.0,
+        "aggregation": "seq-mean-token-mean",
+    },
+    "vcpo": {
+        "advantage": "opo_offpolicy",
+        "loss": "reinforce",
+        "correction": "vcpo",
+        "aggregation": "seq-mean-token-mean",
+    },
+    "entropy": {"advantage": "rloo", "correction": "entropy_scaled", "correction_upper": 0.1},
+}
+
+
+def newer_loss(name: str, items: Sequence[Item], logp: list[Tensor], entropy: list[Tensor]) -> Tensor:
+    """The loss of a batch by the equations of the papers, trajectory by trajectory."""
+    n_tokens, losses = sum(item.n_trained for item in items), []
+    gaps = [theta_N - item.behav_K[item.trained_K] for item, theta_N in zip(items, logp, strict=True)]
+    for item, theta_N, gap_N, entropy_N in zip(items, logp, gaps, entropy, strict=True):
+        own = [(o, float(gap.detach().sum())) for o, gap in zip(items, gaps, strict=True) if o.group == item.group]
+        if name == "oapl":
+            value = 0.5 * math.log(sum(math.exp(o.reward / 0.5) for o, _ in own) / len(own))
+            losses.append((gap_N.sum() - 2 * (item.reward - value)).square() / (2 * 2 * len(items)))
+        elif name == "vcpo":
+            parts = [(math.exp(2 * gap) * o.n_sampled, o.reward) for o, gap in own]
+            baseline = sum(w * reward for w, reward in parts) / sum(w for w, _ in parts)
+            weight = min(math.exp(float(gap_N.detach().sum())), 8.0)
+            losses.append(-weight * (item.reward - baseline) * theta_N.mean() / len(items))
+        else:
+            held_N = gap_N.detach()
+            weight_N = torch.where(held_N.abs() <= 0.1 * entropy_N, held_N.exp(), 0.0)
+            losses.append(-(weight_N * rloo_of(item, items) * (theta_N - theta_N.detach()).exp()).sum() / n_tokens)
+            assert int((weight_N == 0).sum()) > 0 or item.n_trained < 3
+    return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize("budget", [1, 30, 10_000])
+@pytest.mark.parametrize("name", NEWER)
+def test_newer_answers_to_a_lag_have_the_gradient_of_their_equations(tmp_path: Path, name: str, budget: int) -> None:
+    """Of trained tokens alone, however the batch is cut; VCPO's step is as short as its weights are unequal."""
+    shard = random_shard(3, clock=3, old=True)
+    keys = NEWER[name] | {"max_grad_norm": 1e9, "optimizer": "sgd", "weight_decay": 0.0, "lr": 0.5}
+    actor = tiny_actor(tmp_path, settings(actor=keys, learner={"max_tokens_per_mb": budget}))
+    model, items = tiny_model().eval(), batch_of(shard, clock=3).items
+    entropy = [entropy_N.detach() for entropy_N in trained_logps(model, items, entropy=True)]
+    logp = trained_logps(model, items)
+    newer_loss(name, items, logp, entropy).backward()  # type: ignore[no-untyped-call]
+    ours = gradients(actor, shard)
+    check_near(ours, [p.grad for p in model.parameters()])
+    if name == "vcpo":
+        w = [
+            float((x.detach() - item.behav_K[item.trained_K]).sum().exp()) for x, item in zip(logp, items, strict=True)
+        ]
+        share = sum(w) ** 2 / (len(w) * sum(x * x for x in w))
+        assert 0.1 < share < 0.99
+        before = tiny_model().parameters()
+        moved = [(b - a) / 0.5 for a, b in zip(actor.policy.parameters().values(), before, strict=True)]
+        check_near(moved, [share**0.5 * gradient for gradient in ours])
 
 
 def check_near(ours: list[Tensor], theirs: list[Tensor]) -> None:
