@@ -54,8 +54,9 @@ class AdapterEngine:
         check_order(self._held, term, version)
         self._check(tensors)
         weights = dict(self._engine.parameters() if self._is_live else self._weights)
+        into = getattr(self._engine, "next_parameters", lambda: weights)()  # several versions: no weights of a held one
         for layer, base_FE in self._base.items():
-            weight = weights[f"{layer}.weight"]
+            weight = weights[f"{layer}.weight"] = into[f"{layer}.weight"]
             a_RE, b_FR, m_F = of_layer(layer, tensors, weight.device)
             weight.copy_(merged(base_FE, a_RE, b_FR, self._lora.scale(layer), m_F))
         self._engine.update(version, weights, term=term)

@@ -70,6 +70,7 @@ def sample_until_stop(context: Context, config: Config, journal: Journal, heartb
             n_slots=slots(config),
             report_tokens=config.rollout.report_tokens if reports else 0,
             drains=config.rollout.on_update == "drain",
+            holds_versions=config.rollout.on_update == "finish_old",
         ),
     )
     profiler = TorchProfiler(context.name, context.folder, config.profile, journal, bounds_s=True)

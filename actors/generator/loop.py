@@ -32,6 +32,7 @@ class LoopRules:
     n_slots: int = 0  # while more samples than this are live, trajectories are sent in groups; 0: never
     report_tokens: int = 0  # after a swap, samples with this many new tokens are reported to the head; 0: none
     drains: bool = False  # a swap waits until the live samples have finished, and no sample starts meanwhile
+    holds_versions: bool = False  # a swap waits only where the engine has no room for another version
 
 
 class Generator:
@@ -265,7 +266,9 @@ class Generator:
     @property
     def _must_drain(self) -> bool:
         """Live samples must finish with their current weights first."""
-        return self._rules.drains and self._has_weights and (self._engine.hold() or self._runner.is_midway)
+        if not self._has_weights or not (self._rules.drains or self._rules.holds_versions):
+            return False
+        return self._engine.hold() or (self._rules.drains and self._runner.is_midway)
 
     def _swap(self, received: ReceivedWeights) -> None:
         self._deliver(coalesce=False)  # before the swap, which may recompute the KV cache for a while

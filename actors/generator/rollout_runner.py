@@ -85,6 +85,8 @@ class RolloutRunner:
         self._is_one = has_one_limit(config)
         self._live: dict[Key, LiveSample] = {}
         self._begun: dict[Key, Partial] = {}  # partial rollouts whose prompt follows
+        self._forget = getattr(engine, "forget", lambda episode: None)  # several versions: the episode has ended
+        self._continues = getattr(engine, "continues", lambda spans: True)
         self.term = 0  # stamped on every complete trajectory
 
     @property
@@ -198,6 +200,7 @@ class RolloutRunner:
             if live.run.n_turns:
                 self._engine.abort((*key, live.run.n_turns - 1))
             live.run.close()
+            self._forget(key)
 
     def cancel_all(self) -> None:
         for group in {key[:3] for key in self._live}:
@@ -300,12 +303,15 @@ class RolloutRunner:
         is_same = known[: len(ids)] == ids and begun.segments[0][0] == len(ids)
         if not is_same or held is None or newest > held or begun.n_sampled >= max_new_tokens:  # I5
             return None
+        if not self._continues(begun.spans):  # of a version that this engine does not hold
+            return None
         return Done(known[len(ids) :], np.frombuffer(begun.logps, dtype="<f4").tolist(), begun.spans)
 
     def _finish(self, key: Key) -> Trajectory:
         trajectory = self._trajectory(key)  # first: what the workflow has added to the row may be no JSON
         codec.check(trajectory)  # the text of an episode may be larger than a message
         run, (evaluation, uid, attempt, sample) = self._live.pop(key).run, key
+        self._forget(key)
         if self._failures is not None:
             self._failures.note_success()
         self._journal.write(

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from areal_bus.config.sections import Config
 
 
+OnUpdate = Literal["recompute", "keep", "drain", "finish_old"]
+
+
 class RolloutConfig(Section):
     engine: str = "builtin"
     """"builtin", "sglang", "vllm", "simulated" (no model), "module:function" (docs/engines.md)."""
@@ -23,8 +26,8 @@ class RolloutConfig(Section):
     """Tokens beyond eta: "mask" them, "hold" waits, "drop" samples again, "paper" trains all (docs/staleness.md)."""
     max_concurrent_rollouts: int = Field(32, ge=1)
     """Slots: samples that one generator decodes at once."""
-    on_update: Literal["recompute", "keep", "drain"] = "recompute"
-    """In-flight samples on a weight update: "recompute" or "keep" their KV cache, or "drain" them first."""
+    on_update: OnUpdate = "recompute"
+    """In-flight samples on an update: "recompute" or "keep" their KV cache, "drain" first, or "finish_old" version."""
     report_tokens: int = Field(64, ge=0)
     """On a weight update, samples with this many new tokens are reported, for others to continue; 0: off."""
 
@@ -125,6 +128,11 @@ def sampling_rules(g: GenerationConfig) -> Iterator[str]:
         yield f"token ids of gconfig are 0 or more: {odd[:1]} is in stop_token_ids or logit_bias"
     if large:
         yield f"gconfig.logit_bias must be from -{MOST_BIAS} to {MOST_BIAS}: that of token {large[:1]} is larger"
+
+
+def n_versions(rollout: RolloutConfig) -> int:
+    """Sets of weights that an engine of a generator holds at most."""
+    return rollout.max_head_offpolicyness + 1 if rollout.on_update == "finish_old" else 1
 
 
 def generation_rules(c: Config, others: Sequence[GenerationConfig]) -> Iterator[str]:

@@ -253,6 +253,11 @@ def _engine(c: Config) -> Iterator[str]:
             f'rollout.engine = "{name}" computes on one GPU: topology.tensor_parallel is {c.topology.tensor_parallel}; '
             f"set it to 1, or rollout.engine to {SERVED}"
         )
+    if c.rollout.on_update == "finish_old" and not kind.holds_versions:
+        yield (
+            f'rollout.on_update = "finish_old" samples with several versions at once: rollout.engine = "{name}" holds '
+            'one; set rollout.engine = "builtin", or rollout.on_update = "recompute", "keep" or "drain"'
+        )
     if not kind.is_server and server_keys:
         yield (f"the {name} engine has no server: remove engine.{server_keys[0]}, or set rollout.engine = {SERVED}")
     if kind.makes_up_tokens and c.evaluate.is_on:

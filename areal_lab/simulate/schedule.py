@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from actors.engines.simulated.workload import SpeedLaw
+from areal_bus.config.rollout import OnUpdate
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_lab.simulate.cores import Cores
 
@@ -40,7 +41,7 @@ class Schedule:
     n_samples: int
     eta: int
     policy: StalenessPolicy
-    on_update: Literal["recompute", "keep", "drain"]
+    on_update: OnUpdate
     n_generators: int
     slots: int  # of a generator
     lengths: LengthModel

@@ -101,6 +101,8 @@ def configured_split(config: Config) -> Split:
 def schedules(
     config: Config, pace: RingSpeed, each: Sequence[Split], etas: Sequence[int]
 ) -> Iterator[tuple[Split, int, Schedule]]:
+    if config.rollout.on_update == "finish_old":
+        raise ConfigError('rollout.on_update = "finish_old" is not simulated: set "recompute", "keep" or "drain"')
     for split in each:
         for eta in etas:
             yield (

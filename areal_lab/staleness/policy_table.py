@@ -20,6 +20,11 @@ TAILS = {
     "log-normal 1": ScenarioLengths(Tail.LOG_NORMAL, 36.5, 1.0, 2400),
     "Pareto 1.5": ScenarioLengths(Tail.PARETO, 22.5, 1.5, 2400),
 }
+WAYS = {  # Scenario.interrupts, Scenario.finishes
+    "with interruption": (True, False),
+    "without interruption": (False, False),
+    "several versions": (True, True),
+}
 HEADER = ("policy", "eta", "age", "max", "lag", "max", "speed", "masked", "wasted", "long")
 
 
@@ -60,12 +65,12 @@ def run(*, n_steps: int, n_seeds: int) -> int:
 
 def lines(n_steps: int, n_seeds: int) -> Iterator[str]:
     """Tables in the form of docs/staleness.md, one a tail and way of taking weights."""
-    for interrupts in (True, False):
+    for title, way in WAYS.items():
         for name, lengths in TAILS.items():
             threshold, share = longest_tenth(lengths)
-            yield f"\n**{name}, {'with' if interrupts else 'without'} interruption**\n"
+            yield f"\n**{name}, {title}**\n"
             rows = [
-                [policy, str(eta), *cell(policy, eta, lengths, interrupts, n_steps, n_seeds, threshold).row(share)]
+                [policy, str(eta), *cell(policy, eta, lengths, way, n_steps, n_seeds, threshold).row(share)]
                 for policy in StalenessPolicy
                 for eta in ETAS
             ]
@@ -88,7 +93,7 @@ def longest_tenth(lengths: ScenarioLengths) -> tuple[int, float]:
 
 
 def world(
-    policy: StalenessPolicy, eta: int, lengths: ScenarioLengths, interrupts: bool, n_steps: int, seed: int
+    policy: StalenessPolicy, eta: int, lengths: ScenarioLengths, way: tuple[bool, bool], n_steps: int, seed: int
 ) -> Scenario:
     return Scenario(
         seed=seed,
@@ -100,7 +105,6 @@ def world(
         n_generators=4,
         capacity=16,
         lengths=lengths,
-        interrupts=interrupts,
         update_s=20.0,
         push_s=2.0,
         heartbeat_s=1e4,
@@ -108,6 +112,8 @@ def world(
         push_timeout_s=1e6,
         resend_s=1e4,
         patience_s=1e7,
+        interrupts=way[0],
+        finishes=way[1],
     )
 
 
@@ -115,7 +121,7 @@ def cell(
     policy: StalenessPolicy,
     eta: int,
     lengths: ScenarioLengths,
-    interrupts: bool,
+    way: tuple[bool, bool],
     n_steps: int,
     n_seeds: int,
     threshold: int,
@@ -123,7 +129,7 @@ def cell(
     """Runs of one cell; the first tenth of each is left out."""
     found = Cell()
     for seed in range(n_seeds):
-        ring = Ring(world(policy, eta, lengths, interrupts, n_steps, seed))
+        ring = Ring(world(policy, eta, lengths, way, n_steps, seed))
         ring.records = []
         ring.run()
         measure(found, ring, threshold, first=n_steps // 10)

@@ -252,6 +252,15 @@ def test_weights_are_received_where_weights_staging_puts_them() -> None:
     assert need(host, Role.HEAD) == Need(0, LIBRARIES[Role.HEAD])
 
 
+def test_a_generator_holds_a_model_and_its_cache_for_each_version() -> None:
+    ways = ({"on_update": way, "max_head_offpolicyness": 3} for way in ("keep", "finish_old"))
+    one, four = (need(config(rollout=way), Role.GENERATOR) for way in ways)
+    length = (10 + config().gconfig.max_new_tokens) * 5 // 4
+    positions = -(-length // ranks.SLOT_STEP) * ranks.SLOT_STEP
+    assert four.device - one.device == 3 * 4 * (N + 32 * positions * SHAPE.kv_per_token)
+    assert four.host == one.host
+
+
 def test_a_server_needs_host_memory_for_its_processes_and_vllm_for_a_copy_of_the_weights() -> None:
     attached = {"urls": ["http://127.0.0.1:30000"]}
     plain = need(config(weights={"staging": "host"}), Role.GENERATOR).host

@@ -1,5 +1,6 @@
 """From settings to the builtin engine: without weights, or with adapters on base weights that it loads itself."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,9 +8,11 @@ import torch
 from actors.engines.adapter_engine import with_adapters
 from actors.engines.builtin.engine import AHEAD_S, BuiltinEngine, EngineOptions
 from actors.engines.builtin.own_forward import REMEDY
+from actors.engines.builtin.versions import VersionedEngine
 from actors.engines.protocol import Engine
 from actors.models.loading import empty_model, load_base, stop_ids
 from actors.runtime.context import Context
+from areal_bus.config.rollout import n_versions
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError
 
@@ -29,11 +32,13 @@ def open_builtin(config: Config, folder: str, tokenizer: Any, *, device: str, ah
     return with_adapters(engine, model, config, base_on=base_on, is_live=True)
 
 
-def _engine(config: Config, model: Any, tokenizer: Any, ahead_s: float) -> BuiltinEngine:
-    options = EngineOptions(
-        n_slots=config.rollout.max_concurrent_rollouts, on_update=config.rollout.on_update, ahead_s=ahead_s
-    )
+def _engine(config: Config, model: Any, tokenizer: Any, ahead_s: float) -> Engine:
+    rollout, stops = config.rollout, stop_ids(model, tokenizer)
+    options = EngineOptions(n_slots=rollout.max_concurrent_rollouts, on_update=rollout.on_update, ahead_s=ahead_s)
+    make = partial(BuiltinEngine, options=options, stop_ids=stops, tokenizer=tokenizer)
     try:
-        return BuiltinEngine(model, options, stop_ids=stop_ids(model, tokenizer), tokenizer=tokenizer)
+        if rollout.on_update != "finish_old":
+            return make(model)
+        return VersionedEngine(model, make, n_slots=options.n_slots, most=n_versions(rollout))
     except EngineError as error:
         raise ConfigError(f"model family refused: {error}; {REMEDY}") from error

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from loguru import logger
@@ -26,6 +26,7 @@ from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request, check_order
 from actors.models.loading import absent_ids
 from actors.models.packed_attention import choose
+from areal_bus.config.rollout import OnUpdate
 from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
 from areal_cpu.decode_step import Draws
@@ -41,7 +42,7 @@ class EngineOptions:
     """How the engine batches requests, and what an update does to them. Times in seconds."""
 
     n_slots: int  # requests that are decoded together
-    on_update: Literal["recompute", "keep", "drain"] = "recompute"
+    on_update: OnUpdate = "recompute"  # "finish_old": of `VersionedEngine`; here as "recompute"
     prefill_tokens: int | None = None  # per forward pass; None: by device
     ahead_s: float = 0.0  # a `step` may decode several tokens per row for so long, if C or recorded steps can
 
@@ -74,20 +75,20 @@ class BuiltinEngine:
         self._budget = options.prefill_tokens or (512 if self._device.type == "cpu" else 4096)
         self._stop_ids, self._on_update, self._tokenizer = stop_ids, options.on_update, tokenizer
         self._absent = absent_ids(tokenizer, self._limits.vocabulary) - stop_ids
-        self._n_slots = options.n_slots
+        self.n_slots = options.n_slots
         self._cache: DenseCache | PagedCache = DenseCache(options.n_slots)
         self._graphs: CudaGraphs | None = None  # recorded decode steps, on CUDA
         self._recorder = recorder
         self._weights_hash = 0  # hash of the addresses of the weights
         self._rows: list[Sequence] = []
         self._waiting: deque[Request] = deque()
-        self._keys: set[Key] = set()  # of rows and waiting requests
+        self.keys: set[Key] = set()  # of rows and waiting requests
         self._version = version
         self._term = 0  # term of the version
         self._holds = False  # start no new request before the next update
         self._paused = False  # decode nothing before the next update
         self.n_tokens = 0
-        self._ahead_s = options.ahead_s
+        self.ahead_s = options.ahead_s
         self._step_s = math.inf  # duration of the latest step without prefill
         self.prefill_s = 0.0  # seconds in prefills so far; measured on a CPU only
         self._n_decoded = 0  # rows of that step
@@ -102,16 +103,33 @@ class BuiltinEngine:
     def n_live(self) -> int:
         return len(self._rows) + len(self._waiting)
 
+    @property
+    def n_rows(self) -> int:
+        """Requests that are decoded."""
+        return len(self._rows)
+
+    @property
+    def unbegun(self) -> list[Request]:
+        """Waiting requests of episodes without a token."""
+        return [request for request in self._waiting if request.key[4] == 0 and request.done is None]
+
+    def displace(self, *, begun: bool) -> list[Request]:
+        """Remove the requests without a token, and with `begun` all others, too; returns them with their tokens."""
+        found = [row.continued() for row in self._rows] + list(self._waiting) if begun else self.unbegun
+        for request in found:
+            self.abort(request.key)
+        return found
+
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError if it does not fit the model or its key is not unique."""
-        if request.key in self._keys:
+        if request.key in self.keys:
             raise EngineError(f"a request must have a key that no live request has: {request.key}")
         for broken, sentence in limits.rules(request, self._limits):
             if broken:
                 raise EngineError(sentence)
         limits.check_settings(request, self._limits.vocabulary, self._tokenizer)
         self._waiting.append(request)
-        self._keys.add(request.key)
+        self.keys.add(request.key)
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
@@ -140,7 +158,7 @@ class BuiltinEngine:
         for request in self._waiting:
             if request.key == key:
                 self._waiting.remove(request)
-                self._keys.remove(key)
+                self.keys.remove(key)
                 return self._sequence(request, 0).completion(Finish.ABORT)
         for index, row in enumerate(self._rows):
             if row.request.key == key:
@@ -156,7 +174,7 @@ class BuiltinEngine:
         """A copy of the tokens of a live request; None if it has none or is not live."""
         for row in self._rows:
             if row.request.key == key and row.sampled:
-                return Done(list(row.sampled), list(row.logps), [list(span) for span in row.spans])
+                return row.so_far()
         return next((request.done for request in self._waiting if request.key == key), None)
 
     def parameters(self) -> Mapping[str, Tensor]:
@@ -246,8 +264,8 @@ class BuiltinEngine:
 
     def _take(self) -> list[Request]:
         """Requests for the free rows: later turns of an episode first; only those while the engine holds."""
-        n_free = self._n_slots - len(self._rows)
-        if not n_free:
+        n_free = self.n_slots - len(self._rows)
+        if n_free < 1:
             return []
         may_begin = [request for request in self._waiting if request.key[4] or not self._holds]
         taken = sorted(may_begin, key=lambda request: not request.key[4])[:n_free]
@@ -291,7 +309,7 @@ class BuiltinEngine:
 
     def _n_ahead(self) -> int:
         """Number of decode steps in one call: within `ahead_s` and the budget of every row, by graphs of one row."""
-        n = min(MOST_AHEAD, int(self._ahead_s / self._step_s))
+        n = min(MOST_AHEAD, int(self.ahead_s / self._step_s))
         if n < 2 or len(self._rows) > self._n_decoded or self._fused is None:
             return 1
         if any(row.request.top_p < 1 or not row.is_plain for row in self._rows):
@@ -401,7 +419,7 @@ class BuiltinEngine:
     def _free(self, index: int) -> None:
         """Free a row; the last row takes its index, so that live rows stay contiguous."""
         last = len(self._rows) - 1
-        self._keys.remove(self._rows[index].request.key)
+        self.keys.remove(self._rows[index].request.key)
         self._cache.drop(index, last, self._rows[last].length - 1 if self._rows[last].cached else 0)
         self._rows[index] = self._rows[last]
         self._rows.pop()

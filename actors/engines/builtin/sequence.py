@@ -3,10 +3,10 @@
 import hashlib
 import struct
 from collections.abc import Sequence as TokenIds
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from actors.engines.protocol import PLAIN, Completion, Request, SamplingControls, stamp
+from actors.engines.protocol import PLAIN, Completion, Done, Request, SamplingControls, stamp
 from actors.engines.stop_strings import StopStrings
 from areal_bus.messages import Finish
 
@@ -88,6 +88,14 @@ class Sequence:
     def is_filtered(self) -> bool:
         """Whether its tokens are drawn from another distribution than the model's, beside top_p."""
         return not self.is_plain and self.request.controls.changes_sampling
+
+    def continued(self) -> Request:
+        """The request of the tokens that are left."""
+        return replace(self.request, done=self.so_far()) if self.sampled else self.request
+
+    def so_far(self) -> Done:
+        """A copy of its tokens."""
+        return Done(list(self.sampled), list(self.logps), [list(span) for span in self.spans])
 
     def add(self, tokens: list[int], logps: list[float], version: int) -> None:
         self.sampled += tokens

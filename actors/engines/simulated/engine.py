@@ -19,11 +19,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request, check_order
 from actors.engines.simulated.workload import LengthLaw, SpeedLaw
+from areal_bus.config.rollout import OnUpdate
 from areal_bus.errors import ConfigError, EngineError
 from areal_bus.messages import Finish
 
@@ -104,7 +105,7 @@ class SimulatedRules:
     n_slots: int
     lengths: LengthLaw
     speeds: SpeedLaw
-    on_update: Literal["recompute", "keep", "drain"] = "recompute"
+    on_update: OnUpdate = "recompute"
 
 
 class SimulatedEngine:

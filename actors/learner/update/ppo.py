@@ -251,14 +251,14 @@ class PPOActor:
             grads = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
             norm_tensor = whole(get_total_norm(grads))
             norm = float(norm_tensor)
-            total, *moments, n_weights = self._ranks.sum([loss, *_moments(torch.cat(weights))])
+            total, weight, squared, n_weights = self._ranks.sum([loss, *_moments(torch.cat(weights))])
             if not (math.isfinite(norm) and math.isfinite(total)):
                 self._raise_nonfinite(batch, loss=total, norm=norm)
             if norm + CLIP_EPSILON > self._settings.max_grad_norm:  # else every gradient would be multiplied by 1
                 clip_grads_with_norm_(self.policy.parameters().values(), self._settings.max_grad_norm, norm_tensor)
             lr_share = 1.0
             if n_weights:  # VCPO: short steps on few effective trajectories
-                lr_share = effective_share(*moments, int(n_weights)) ** 0.5
+                lr_share = effective_share(weight, squared, int(n_weights)) ** 0.5
                 self._rates.set(lr * lr_share)
             self._n_applied += 1
             if self.version >= self._config.critic.warmup_updates:

@@ -20,13 +20,16 @@ class EngineKind:
     takes_logit_controls: bool = True  # its log-probs are the model's, also with penalties, biases and least lengths
     takes_temperatures: bool = True  # and at temperatures other than 0 and 1 where a control changes what is drawn
     tensor_parallel: bool = False  # runs on several GPUs
+    holds_versions: bool = False  # rollout.on_update = "finish_old"
     packages: tuple[str, ...] = ()  # of its server; the first that is installed counts
     process_bytes: int = 0  # host memory of its processes, without weights, keys and values
     copies_weights: bool = False  # in /dev/shm, on their way to the server
 
 
 ENGINES = {
-    "builtin": EngineKind("actors.engines.builtin.connect:open_for", is_probed=True, on_device=True),
+    "builtin": EngineKind(
+        "actors.engines.builtin.connect:open_for", is_probed=True, on_device=True, holds_versions=True
+    ),
     "sglang": EngineKind(
         "actors.engines.servers.connect:open_engine",
         is_server=True,

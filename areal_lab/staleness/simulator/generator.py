@@ -132,6 +132,8 @@ class SimulatedGenerator:
         begun = self._begun.pop(key, None)
         if begun is None or self.version is None or begun.spans[-1][0] > self.version:
             return SimulatedSample(key, n_tokens)
+        if self.scenario.finishes and begun.spans[0][0] != self.version:
+            return SimulatedSample(key, n_tokens)
         self.n_continued += 1
         made = sum(n for _, n in begun.spans)
         spans = [list(span) for span in begun.spans]
@@ -196,17 +198,31 @@ class SimulatedGenerator:
 
     @property
     def _can_start(self) -> bool:
-        return len(self._running) < self.scenario.capacity and self._arrived is None and self.version is not None
+        return len(self._running) < self.scenario.capacity and self.version is not None and self._may_start
+
+    @property
+    def _may_start(self) -> bool:
+        return self._arrived is None or self.scenario.finishes
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether weights that are here may be swapped in."""
+        if not self.scenario.finishes:
+            return self.scenario.interrupts or not self._running
+        begun = {sample.spans[0][0] if sample.spans else self.version for sample in self._running.values()}
+        return self.version not in begun or len(begun) <= self.scenario.eta
 
     def _stamp(self, sample: SimulatedSample, n_tokens: int) -> None:
-        """Stamp tokens up to n_tokens with the version held."""
+        """Stamp tokens up to n_tokens with the version held, or the one that the sample began with."""
         if self.version is None or n_tokens <= sample.made:
             return
-        if sample.spans and sample.spans[-1][0] == self.version:
+        held = self.version, self.weights
+        version, weights = sample.made_by[-1] if self.scenario.finishes and sample.made_by else held
+        if sample.spans and sample.spans[-1][0] == version:
             sample.spans[-1][1] += n_tokens - sample.made
         else:
-            sample.spans.append([self.version, n_tokens - sample.made])
-        sample.made_by.append((self.version, self.weights))
+            sample.spans.append([version, n_tokens - sample.made])
+        sample.made_by.append((version, weights))
         sample.made = n_tokens
 
     def _finish(self, sample: SimulatedSample, n_starts: int) -> None:
@@ -360,13 +376,10 @@ class SimulatedGenerator:
     def _swap_if_wanted(self, begin: m.PushBegin) -> None:
         if self._push is begin:
             self._arrived = begin
-            if self.scenario.interrupts:
-                self._swap(begin)
-            else:
-                self._swap_when_quiet()
+            self._swap_when_quiet()
 
     def _swap_when_quiet(self) -> None:
-        if self._arrived is not None and not self._running:
+        if self._arrived is not None and self._has_room:
             self._swap(self._arrived)
 
     def _swap(self, begin: m.PushBegin) -> None:

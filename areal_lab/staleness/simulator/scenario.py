@@ -80,6 +80,7 @@ class Scenario:
     lengths: ScenarioLengths = ScenarioLengths(Tail.UNIFORM, 6.0, 0.0, 60)
     token_s: float = 1.0
     interrupts: bool = True  # new weights are swapped in between two tokens; else when the running samples have ended
+    finishes: bool = False  # with it: a sample ends at the version that it began with; at most eta + 1 are held
     n_rows: int | None = None  # of the data; None: more than are needed
     sources: tuple[SimulatedSource, ...] = ()  # several, without an end, instead of n_rows
     window: PassRateWindow | None = None  # of their curriculum
@@ -321,6 +322,8 @@ def _with_later_options(scenario: Scenario) -> Scenario:
     seed = scenario.seed
     timed = random.Random(f"checkpoints by time of {seed}")
     scenario = replace(scenario, p_timed=timed.choice((0.0, 0.0, 0.0, 0.5)))
+    if scenario.interrupts and random.Random(f"versions of {seed}").random() < 0.2:
+        scenario = replace(scenario, finishes=True, push_timeout_s=500.0)
     if scenario.n_problems:
         evaluates = random.Random(f"evaluations of {seed}")
         scenario = replace(scenario, evaluate_every=evaluates.choice((0, 1, 1, 2)))

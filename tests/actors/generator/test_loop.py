@@ -261,6 +261,29 @@ def test_weights_that_waited_are_forgotten_when_a_new_term_takes_them_back(endle
         assert done.version == 0
 
 
+# rollout.on_update = "finish_old"
+
+
+def test_an_episode_ends_at_the_version_it_began_with_while_others_begin_at_newer_ones(endless_ring: Opening) -> None:
+    with endless_ring(rollout={"on_update": "finish_old", "max_head_offpolicyness": 1}) as around:
+        around.tell(endless(around, 0, 0))
+        go_on(around, 4)
+        assert around.push(1).version == 1  # two versions are held, and there is room for no third
+        around.tell(endless(around, 1, 0, n_short=1))
+        assert take_sample(around).spans == [[1, 1]]
+        around.tell(endless(around, 2, 0))
+        go_on(around, 8)
+        around.send_weights(around.begin(2))
+        go_on(around, 8)
+        around.tell(m.Cancel(0, 0))  # so that there is room
+        assert around.heard(m.PushDone).version == 2
+        around.tell(endless(around, 3, 0, n_short=1))
+        assert take_sample(around).spans == [[2, 1]]
+        let_end(around)
+        last = take_sample(around)
+        assert (last.uid, len(last.spans), last.spans[0][0]) == (2, 1, 1)  # many turns
+
+
 # what a generator has at a weight swap is reported, and another one goes on from it
 
 STEADY = {"n_samples": 2, "temperature": 1e-3}  # the same tokens again and again: none stops

@@ -52,7 +52,7 @@ def test_a_cell_of_the_table_keeps_the_bound_of_its_policy(policy: StalenessPoli
     lengths = policy_table.TAILS["Pareto 1.5"]
     threshold, share = policy_table.longest_tenth(lengths)
     assert 0.2 < share < 0.8
-    cell = policy_table.cell(policy, 1, lengths, True, 25, 1, threshold)
+    cell = policy_table.cell(policy, 1, lengths, (True, False), 25, 1, threshold)
     row = dict(zip(policy_table.HEADER[2:], cell.row(share), strict=True))
     if policy is not StalenessPolicy.PAPER:
         assert max(cell.lags) <= 1

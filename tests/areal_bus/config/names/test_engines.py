@@ -45,6 +45,12 @@ def test_several_gpus_are_refused_for_an_engine_that_computes_on_one() -> None:
         )
 
 
+def test_engines_of_one_version_refuse_to_finish_samples_at_older_ones() -> None:
+    for name in [f"{OWN}:open_it", *(name for name, kind in ENGINES.items() if not kind.holds_versions)]:
+        said = refusal(rollout={"engine": name, "on_update": "finish_old"})
+        assert f'rollout.engine = "{name}" holds one; set rollout.engine = "builtin", or rollout.on_update' in said
+
+
 def test_an_object_that_is_not_an_engine_is_refused_with_its_missing_methods() -> None:
     context = Context("generator", 0, 0, 0, "job", "", "", "", "cpu", 1, 1, 1, "", "", "")
     config = Config.model_validate({"rollout": {"engine": f"{OWN}:open_nothing"}})
