@@ -28,6 +28,7 @@ from benchmarks.push import bench as push
 from benchmarks.reward import bench as reward
 from benchmarks.simulate import bench as simulate
 from benchmarks.smollm2 import bench as smollm2
+from benchmarks.versions import bench as versions
 from benchmarks.wire import bench as wire
 from tools import terminal
 
@@ -54,6 +55,7 @@ BENCHES: Mapping[str, Bench] = {
     "reward": reward.RewardBench(),
     "simulate": simulate.SimulateBench(),
     "smollm2": smollm2.SmolLM2Bench(),
+    "versions": versions.VersionsBench(),
     "wire": wire.WireBench(),
 }
 

@@ -78,7 +78,8 @@ class Story:
     def push(self) -> None:
         if not self.running.hold():
             self.n_pushed += 1
-            self.running.update(self.n_pushed, tensors(self.n_pushed))
+            for reusable in self.running.update(self.n_pushed, tensors(self.n_pushed)).values():
+                reusable.fill_(torch.nan)  # as by the next push
 
     def step(self) -> None:
         for done in self.running.step():

@@ -1,0 +1,1 @@
+"""Sampling while weights change: the CPU time of each way."""
