@@ -76,6 +76,7 @@ class Completion:
     logps: list[float]  # log-prob of each under the version stamped on it, at the request's temperature
     spans: list[list[int]]  # [[version, n_tokens], ...], stamped at the decode step (I5)
     finish: str  # messages.Finish
+    n_reused: int | None = None  # tokens of the prompt whose keys and values were known; None: the engine does not say
 
 
 def stamp(spans: list[list[int]], version: int, n: int) -> None:

@@ -56,6 +56,8 @@ class LiveSample:
     begun: Partial | None = None  # its first tokens, from another generator
     n_reported: int = 0  # tokens reported to the head
     awaits: Awaited | None = None  # an event outside the engine
+    n_prompt: int = 0  # tokens of the prompts of its turns so far
+    n_reused: int | None = None  # of these the engine computed no keys; None: it does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,10 @@ class RolloutRunner:
         for completion in self._engine.step():
             key = completion.key[:4]
             if key in self._live:  # a failure in its group may have cancelled it
-                outcome = self._advance(key, partial(self._live[key].run.answer, completion))
+                live = self._live[key]
+                if completion.n_reused is not None:
+                    live.n_reused = (live.n_reused or 0) + completion.n_reused
+                outcome = self._advance(key, partial(live.run.answer, completion))
                 if outcome is not None:
                     yield outcome
 
@@ -267,6 +272,7 @@ class RolloutRunner:
         """Submit a request. Returns the engine's error when it cannot hold the request."""
         try:
             self._engine.submit(self._request(key, live, asked))
+            live.n_prompt += len(asked.ids)
         except EngineError as error:
             return error
         return None
@@ -310,7 +316,8 @@ class RolloutRunner:
     def _finish(self, key: Key) -> Trajectory:
         trajectory = self._trajectory(key)  # first: what the workflow has added to the row may be no JSON
         codec.check(trajectory)  # the text of an episode may be larger than a message
-        run, (evaluation, uid, attempt, sample) = self._live.pop(key).run, key
+        live, (evaluation, uid, attempt, sample) = self._live.pop(key), key
+        run = live.run
         self._forget(key)
         if self._failures is not None:
             self._failures.note_success()
@@ -324,6 +331,7 @@ class RolloutRunner:
             finish=run.finish,
             versions=[number for span in run.spans for number in span],
             **({"n_forgotten": run.n_forgotten} if run.n_forgotten else {}),
+            **({"n_prompt": live.n_prompt, "n_reused": live.n_reused} if live.n_reused is not None else {}),
         )
         return trajectory
 

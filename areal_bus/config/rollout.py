@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 OnUpdate = Literal["recompute", "keep", "drain", "finish_old"]
+PREFIX_SHARE = 0.5  # histories of episodes that wait for their next turn are half as long as they may become
 
 
 class RolloutConfig(Section):
@@ -30,6 +31,15 @@ class RolloutConfig(Section):
     """In-flight samples on an update: "recompute" or "keep" their KV cache, "drain" first, or "finish_old" version."""
     report_tokens: int = Field(64, ge=0)
     """On a weight update, samples with this many new tokens are reported, for others to continue; 0: off."""
+
+
+def prefix_share(rollout: RolloutConfig) -> float:
+    """Size of the builtin engine's prefix cache, as a share of the KV cache of all slots at full length.
+
+    None at eta = 0: a key that a decode step computed differs from one of a prefill by rounding, and which of them is
+    used would depend on the clock (docs/prove.md).
+    """
+    return PREFIX_SHARE if rollout.engine == "builtin" and rollout.max_head_offpolicyness else 0.0
 
 
 class SimulatedConfig(Section):

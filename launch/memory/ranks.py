@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from areal_bus.config.algorithms import keeps_reference
 from areal_bus.config.capacity import BUCKET_BYTES, DELTA_VERSIONS, LOGITS_MIB, logits_chunk
 from areal_bus.config.names.engines import kind_of
-from areal_bus.config.rollout import n_versions
+from areal_bus.config.rollout import n_versions, prefix_share
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
 from areal_bus.weights.route import home
@@ -325,7 +325,9 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
     length = (n_prompt + config.gconfig.max_new_tokens) * 5 // 4
     positions = -(-length // SLOT_STEP) * SLOT_STEP
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
-    of_version = (weights + slots * positions * shape.kv_per_token * one) // width
+    kept = prefix_share(config.rollout) if config.topology.gpus_per_host else 0.0  # on a CPU in what slots leave free
+    prefixes = int(kept * slots * (n_prompt + config.gconfig.max_new_tokens))
+    of_version = (weights + (slots * positions + prefixes) * shape.kv_per_token * one) // width
     on_device = n_versions(config.rollout) * of_version + sampling
     on_host = libraries(config, Role.GENERATOR) + N_BUCKETS * min(BUCKET_BYTES, counts.pushed_bytes)
     on_host += payload_bytes(config, counts) + server_bytes(config, weights)

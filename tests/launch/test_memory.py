@@ -241,7 +241,8 @@ def test_each_optimizer_has_a_state_of_its_own_size() -> None:
 def test_weights_are_received_where_weights_staging_puts_them() -> None:
     host, device = (config(weights={"staging": staging}) for staging in ("host", "device"))
     on_gpu = {"topology": {"gpus_per_host": 1}}
-    assert need(config(**on_gpu), Role.GENERATOR) == need(device, Role.GENERATOR), "auto: where it computes"
+    eta_0 = {"rollout": {"max_head_offpolicyness": 0}}  # no prefix cache
+    assert need(config(**on_gpu, **eta_0), Role.GENERATOR) == need(device, Role.GENERATOR), "auto: where it computes"
     made_up = need(config(rollout={"engine": "simulated"}), Role.GENERATOR)
     assert made_up == Need(0, need(host, Role.GENERATOR).host), "what it receives is all that it has of a model"
     for_a_server = config(**on_gpu, rollout={"engine": "sglang"}, engine={"urls": ["http://127.0.0.1:30000"]})
@@ -323,6 +324,16 @@ def test_each_frozen_model_counts_in_the_dtype_of_the_run_and_is_sharded(tmp_pat
     assert (shape.n_frozen, with_models.n_frozen) == (0, shape.n_parameters + teacher)
     needs = [estimate(c, s, Role.LEARNER, 1, n_prompt=1) for c, s in ((plain, shape), (frozen, with_models))]
     assert needs[1].device - needs[0].device == pytest.approx(2 * (shape.n_parameters + teacher) / 2, abs=2)
+
+
+def test_the_prefix_cache_of_the_builtin_engine_counts_on_a_gpu_above_eta_0() -> None:
+    def device(n_gpus: int, eta: int) -> int:
+        rollout = {"max_head_offpolicyness": eta, "max_concurrent_rollouts": 8}
+        c = config(rollout=rollout, gconfig={"max_new_tokens": 63}, topology={"gpus_per_host": n_gpus})
+        return estimate(c, SHAPE, Role.GENERATOR, 0, n_prompt=1).device
+
+    assert device(2, 1) - device(2, 0) == 8 * 64 // 2 * SHAPE.kv_per_token * 4
+    assert device(0, 1) == device(0, 0)
 
 
 def test_the_longest_prompt_is_counted_where_data_and_tokenizer_are_here(tmp_path: Path) -> None:

@@ -151,7 +151,9 @@ class Builtin:
         tokenizer = load_tokenizer(str(self.folder))
         stops = stop_ids(empty, tokenizer)
         chosen: Any = on_update
-        engine = BuiltinEngine(empty, EngineOptions(n_slots=8, on_update=chosen), stop_ids=stops, tokenizer=tokenizer)
+        engine = BuiltinEngine(
+            empty, EngineOptions(n_slots=8, on_update=chosen, prefix_share=0.5), stop_ids=stops, tokenizer=tokenizer
+        )
         yield Running(engine)
         engine.close()
 

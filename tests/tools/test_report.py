@@ -33,6 +33,7 @@ from tools.report.page.charts import CHARACTER, LEFT, number, y_axis
 from tools.report.page.curve_cards import Plot, with_spread, within
 from tools.report.page.parts import render
 from tools.report.page.run_page import run_page, second_opinion
+from tools.report.page.time_cards import time_section
 from tools.report.verdict import judge
 from tools.report.verdict.health import remarks_on
 from tools.report.verdict.learning import whether_it_learns
@@ -150,6 +151,15 @@ def test_seconds_by_step_sum_to_those_of_the_breakdown(journals: Path, name: str
     slots = facts.setting("rollout.max_concurrent_rollouts")
     assert isinstance(slots, int)
     assert all(bins.total("samples") / bins.total("seconds") > 0 for bins in facts.time.in_flight.values())
+
+
+def test_the_page_has_the_share_of_prompt_tokens_that_were_reused(journals: Path) -> None:
+    facts = read_facts(Run(journals / "push-bound"))
+    assert "reused" not in time_section(facts).note
+    ids = {"role": "generator", "rank": 0, "wall": 0.0, "uid": 0, "attempt": 0, "event": "completion"}
+    for sample in range(3):
+        facts.time.take(ids | {"sample": sample, "n_prompt": 500, "n_reused": 123 * sample})
+    assert "the keys of 24.6% of 1,500 prompt tokens" in time_section(facts).note
 
 
 # verdicts

@@ -12,7 +12,7 @@ from actors.engines.builtin.versions import VersionedEngine
 from actors.engines.protocol import Engine
 from actors.models.loading import empty_model, load_base, stop_ids
 from actors.runtime.context import Context
-from areal_bus.config.rollout import n_versions
+from areal_bus.config.rollout import n_versions, prefix_share
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError
 
@@ -34,7 +34,12 @@ def open_builtin(config: Config, folder: str, tokenizer: Any, *, device: str, ah
 
 def _engine(config: Config, model: Any, tokenizer: Any, ahead_s: float) -> Engine:
     rollout, stops = config.rollout, stop_ids(model, tokenizer)
-    options = EngineOptions(n_slots=rollout.max_concurrent_rollouts, on_update=rollout.on_update, ahead_s=ahead_s)
+    options = EngineOptions(
+        n_slots=rollout.max_concurrent_rollouts,
+        on_update=rollout.on_update,
+        ahead_s=ahead_s,
+        prefix_share=prefix_share(rollout),
+    )
     make = partial(BuiltinEngine, options=options, stop_ids=stops, tokenizer=tokenizer)
     try:
         if rollout.on_update != "finish_old":

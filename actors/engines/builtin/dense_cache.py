@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from actors.engines.builtin.prefix_cache import GivenKeys, States
+
 STEP = 64  # capacity grows and shrinks by multiples of this many positions
 
 
@@ -59,9 +61,16 @@ class DenseCache:
         if row != last and length:
             self.copy(last, row, length)
 
-    def filling(self, pieces: Sequence[CachePiece]) -> "FillView":
+    def read(self, row: int, begin: int, end: int) -> States:
+        """Keys and values of positions begin .. end of a row."""
+        return {
+            index: torch.stack([part[row, :, begin:end].transpose(0, 1) for part in both], dim=1)
+            for index, both in self._layers.items()
+        }
+
+    def filling(self, pieces: Sequence[CachePiece], given: GivenKeys | None = None) -> "FillView":
         """A view that writes the pieces of one packed prefill."""
-        return FillView(self, pieces)
+        return FillView(self, pieces, given)
 
     def decoding(
         self, positions: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -104,13 +113,15 @@ def _round(length: int) -> int:
 class FillView(Cache):
     """Writes the pieces of one packed prefill into their rows; attention reads the packed sequence itself."""
 
-    def __init__(self, slots: DenseCache, pieces: Sequence[CachePiece]) -> None:
+    def __init__(self, slots: DenseCache, pieces: Sequence[CachePiece], given: GivenKeys | None) -> None:
         super().__init__(layers=[])
-        self._slots, self._pieces = slots, pieces
+        self._slots, self._pieces, self._given = slots, pieces, given
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        if self._given is not None:
+            key_states, value_states = self._given.spread(key_states, value_states, layer_idx)
         keys, values = self._slots.layer(layer_idx, key_states, value_states)
         for piece in self._pieces:
             stop = piece.start + piece.end - piece.begin

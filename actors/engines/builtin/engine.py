@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from actors.engines.builtin.dense_cache import DenseCache, decode_mask
 from actors.engines.builtin.fused_llama import disagreement, fused
 from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.builtin.prefill import PrefillPack, plan
+from actors.engines.builtin.prefix_cache import GivenKeys, PrefixCache
 from actors.engines.builtin.sampler import sample
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request, check_order
@@ -45,6 +47,7 @@ class EngineOptions:
     on_update: OnUpdate = "recompute"  # "finish_old": of `VersionedEngine`; here as "recompute"
     prefill_tokens: int | None = None  # per forward pass; None: by device
     ahead_s: float = 0.0  # a `step` may decode several tokens per row for so long, if C or recorded steps can
+    prefix_share: float = 0.0  # tokens of the prefix cache, of those of all slots at full length; 0: none
 
 
 class BuiltinEngine:
@@ -77,6 +80,9 @@ class BuiltinEngine:
         self._absent = absent_ids(tokenizer, self._limits.vocabulary) - stop_ids
         self.n_slots = options.n_slots
         self._cache: DenseCache | PagedCache = DenseCache(options.n_slots)
+        self._prefixes = PrefixCache()
+        self._prefix_share, self._longest = options.prefix_share, 0  # of the requests so far
+        self._has_turns = False  # requests that continue an episode have come
         self._graphs: CudaGraphs | None = None  # recorded decode steps, on CUDA
         self._recorder = recorder
         self._weights_hash = 0  # hash of the addresses of the weights
@@ -129,6 +135,8 @@ class BuiltinEngine:
                 raise EngineError(sentence)
         limits.check_settings(request, self._limits.vocabulary, self._tokenizer)
         self._waiting.append(request)
+        self._has_turns |= request.key[4] > 0
+        self._longest = max(self._longest, len(request.ids) + request.max_new_tokens)
         self.keys.add(request.key)
 
     @torch.inference_mode()
@@ -197,6 +205,7 @@ class BuiltinEngine:
             for row in self._rows:
                 row.cached = False
         self._term, self._version, self._holds, self._paused = term, version, False, False
+        self._prefixes.keep_only(())  # also of the same version: its weights may be others
         if self._fused is not None:
             self._fused.bind()
         self._check_forward()
@@ -256,7 +265,8 @@ class BuiltinEngine:
         new.sort(key=lambda row: not row.cached)  # cached rows come first
         for row in new:
             if row.cached:
-                self._cache.copy(holders[row.prompt], len(self._rows), row.length - 1)
+                row.n_reused = row.length - 1
+                self._cache.copy(holders[row.prompt], len(self._rows), row.n_reused)
             self._rows.append(row)
 
     def _sequence(self, request: Request, version: int) -> Sequence:
@@ -281,9 +291,11 @@ class BuiltinEngine:
         order = list(range(n_cached))
         fresh = self._rows[n_cached:]
         began = time.perf_counter()
-        for pack in plan(((n_cached + i, row.prompt, row.sampled) for i, row in enumerate(fresh)), self._budget):
+        sequences = ((n_cached + i, row.prompt, row.sampled) for i, row in enumerate(fresh))
+        for pack in plan(sequences, self._budget, partial(self._found, version)):
             parts.append(self._prefill(pack))
             order.extend(pack.rows)
+            self._keep_prompts(version, pack)
         if fresh and self._device.type == "cpu":  # kernels of a GPU end later
             self.prefill_s += time.perf_counter() - began
         for row in fresh:
@@ -292,6 +304,32 @@ class BuiltinEngine:
         if order == list(range(len(order))):
             return logits_nV
         return logits_nV[torch.tensor(order, device=self._device).argsort()]
+
+    def _found(self, version: int, prompt: TokenIds[int]) -> list[int]:
+        """The blocks of the prefix cache that a prompt begins with, without its last token: logits follow it."""
+        return self._prefixes.find((self._term, version), prompt[:-1])
+
+    def _allow_prefixes(self) -> None:
+        """As many tokens as the share says, and together with the live ones as slots at full length have."""
+        full = self.n_slots * self._longest
+        self._prefixes.allow(min(int(self._prefix_share * full), full - sum(row.length for row in self._rows)))
+
+    def _keep_prompts(self, version: int, pack: PrefillPack) -> None:
+        self._allow_prefixes()
+        for row, n in zip(pack.rows, pack.reused, strict=True):
+            if not self._rows[row].spans:
+                self._rows[row].n_reused = n
+        for tree in pack.trees:
+            read = partial(self._cache.read, tree.branches[0].row)
+            self._prefixes.keep((self._term, version), tree.prompt, read, always=False)
+
+    def _keep_turn(self, index: int) -> None:
+        """Keep all tokens of a row that ends, for the next turn of its episode. Only of one version's weights."""
+        row, version = self._rows[index], self._version
+        if self._has_turns and version is not None and row.cached and row.filled == version:
+            self._allow_prefixes()
+            tokens = [*row.prompt, *row.sampled][:-1]
+            self._prefixes.keep((self._term, version), tokens, partial(self._cache.read, index), always=True)
 
     def _sample(self, version: int) -> tuple[list[list[int]], list[list[float]]]:
         """The next token of every row, and its log-prob."""
@@ -374,13 +412,17 @@ class BuiltinEngine:
     def _prefill(self, pack: PrefillPack) -> Tensor:
         where = None
         if self._fused is not None and self._fused.packs_by_kernel:
-            pack = pack.filled(stepped(len(pack.ids), self._device))
+            pack = pack.filled(stepped(pack.n_computed, self._device))
             where = pack.sequences()
         mask = pack.mask(self._dtype, self._device) if where is None else None
         ids_1T = torch.tensor([pack.ids], device=self._device)
         position_1T = torch.tensor([pack.positions], device=self._device)
         last = torch.tensor(pack.last, device=self._device)
-        view = self._cache.filling(pack.pieces)
+        given = GivenKeys(len(pack.ids), pack.given, self._prefixes) if pack.given else None
+        if given is not None:
+            ids_1T, position_1T = ids_1T[:, given.computed_T], position_1T[:, given.computed_T]
+            last = torch.searchsorted(given.computed_T, last)
+        view = self._cache.filling(pack.pieces, given)
         if self._fused is not None:
             return self._fused(ids_1T, position_1T, max(pack.positions) + 1, mask, view, last, where)
         if self._limits.sees is not None:
@@ -413,6 +455,7 @@ class BuiltinEngine:
             finish = row.ended()
             if finish is not None:
                 done.append(row.completion(finish))
+                self._keep_turn(index)
                 self._free(index)
         return done[::-1]
 

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actors.engines.builtin.dense_cache import CachePiece
-from actors.engines.builtin.paged_cache import DecodeBlocks, PagedCache
+from actors.engines.builtin.paged_cache import DecodeBlocks, FillBlocks, PagedCache
+from actors.engines.builtin.prefix_cache import GivenKeys
 from actors.models.packed_attention import attention
 from areal_cpu.build import applies
 from areal_cpu.decode_step import DecodeStep, Draws, LayerWeights, ModelWeights, PackedWeights, PlainWeights
@@ -155,7 +156,7 @@ class FusedLayer:
             qk_BTHD[:, :, n_query:] = norm(keys, qk_BTHD[:, :, n_query:])
         if isinstance(call.view, DecodeBlocks):
             return call.view.attended(qkv_BTHD[:, 0], call.cos, call.sin, self._index, self._scale)
-        if call.where is not None:
+        if call.where is not None and isinstance(call.view, FillBlocks | NoCache):
             return self._packed(qkv_BTHD, call, call.view, call.where)
         torch.addcmul(qk_BTHD * call.cos, qk_BTHD.roll(self._width // 2, -1), call.sin, out=qk_BTHD)
         qk_BHTD, v_BHTD = qk_BTHD.transpose(1, 2), qkv_BTHD[:, :, n_both:].transpose(1, 2)
@@ -163,14 +164,18 @@ class FusedLayer:
         seen_BHTD = attention(qk_BHTD[:, :n_query], k_BHLD, v_BHLD, call.mask, self._scale)
         return seen_BHTD.transpose(1, 2).reshape(len(x_NE), -1)
 
-    def _packed(self, qkv_1THD: Tensor, call: ForwardCall, view: CacheView, where: Sequences) -> Tensor:
+    def _packed(self, qkv_1THD: Tensor, call: ForwardCall, view: "FillBlocks | NoCache", where: Sequences) -> Tensor:
         """Attention of a packed prefill by the C kernels."""
         n_query, n_both, kernels = self._n_query, self._n_query + self._n_key, self._operations.kernels
         qkv_TA = qkv_1THD.view(qkv_1THD.shape[1], -1)
         kernels.rope(qkv_TA, call.cos[0, :, 0], call.sin[0, :, 0], n_heads=n_both, width=self._width)
-        qkv_1HTD = qkv_1THD.transpose(1, 2)
-        view.update(qkv_1HTD[:, n_query:n_both], qkv_1HTD[:, n_both:], self._index)
-        return kernels.attention(qkv_TA, where, n_query=n_query, n_key=self._n_key, scale=self._scale)[0]
+        given = view.given
+        if given is not None:
+            qkv_TA = given.rows(qkv_TA, self._index)
+        qkv_1HTD = qkv_TA.view(1, len(qkv_TA), -1, self._width).transpose(1, 2)
+        view.write(qkv_1HTD[:, n_query:n_both], qkv_1HTD[:, n_both:], self._index)
+        out_TX = kernels.attention(qkv_TA, where, n_query=n_query, n_key=self._n_key, scale=self._scale)[0]
+        return out_TX if given is None else out_TX[given.computed_T]
 
 
 def norm(module: Any, x: Tensor) -> Tensor:
@@ -354,6 +359,11 @@ def epsilons(model: Any) -> list[float]:
 
 class NoCache:
     """A cache view for a forward pass without a cache."""
+
+    given: GivenKeys | None = None
+
+    def write(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> None:
+        """Keeps nothing."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         return key_states, value_states

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from actors.engines.builtin.dense_cache import CachePiece
+from actors.engines.builtin.prefix_cache import GivenKeys, States
 from areal_cpu.decode_step import DecodeStep, Draws
 from areal_cpu.paged_attention import Decode, P, Tables
 
@@ -185,7 +186,20 @@ class PagedCache:
         self.common.drop(row, last)
         self._tables = None
 
-    def filling(self, pieces: Sequence[CachePiece]) -> "FillBlocks":
+    def read(self, row: int, begin: int, end: int) -> States:
+        """Keys and values of the blocks of a row at positions begin .. end, multiples of P."""
+        common, own = self.common.tables[row], self.own.tables[row]
+        first, last, n_common = begin // P, end // P, len(common)
+        found: dict[int, list[Tensor]] = {}
+        for pool, blocks in (
+            (self.common, common[first:last]),
+            (self.own, own[max(first - n_common, 0) : max(last - n_common, 0)]),
+        ):
+            for index, layer in pool.layers() if blocks else ():
+                found.setdefault(index, []).append(layer[:, blocks].permute(1, 3, 0, 2, 4).flatten(0, 1))
+        return {index: torch.cat(parts) for index, parts in found.items()}
+
+    def filling(self, pieces: Sequence[CachePiece], given: GivenKeys | None = None) -> "FillBlocks":
         """A view that writes the pieces of one packed prefill."""
         for piece in pieces:
             n = piece.end - piece.begin
@@ -198,7 +212,7 @@ class PagedCache:
                 self._extend(row, piece.start + n)
         self.own.grow()
         self.common.grow()
-        return FillBlocks(self, pieces)
+        return FillBlocks(self, pieces, given)
 
     def decoding(
         self, positions: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -238,7 +252,8 @@ class PagedCache:
 class FillBlocks:
     """Writes the pieces of one packed prefill into their rows; attention reads the packed sequence itself."""
 
-    def __init__(self, blocks: PagedCache, pieces: Sequence[CachePiece]) -> None:
+    def __init__(self, blocks: PagedCache, pieces: Sequence[CachePiece], given: GivenKeys | None) -> None:
+        self.given = given
         cells: tuple[list[Cells], list[Cells]] = ([], [])  # of own blocks, of shared blocks
         written = set[tuple[int, int]]()
         for piece in pieces:
@@ -258,11 +273,17 @@ class FillBlocks:
         self._parts = [(pool, *_indices(of_pool)) for pool, of_pool in pools if of_pool]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        if self.given is not None:
+            key_states, value_states = self.given.spread(key_states, value_states, layer_idx)
+        self.write(key_states, value_states, layer_idx)
+        return key_states, value_states
+
+    def write(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> None:
+        """Write keys and values of all tokens, given and computed."""
         for pool, block_T, position_T, token_T in self._parts:
             layer = pool.layer(layer_idx, key_states)
             layer[0, block_T, :, position_T] = key_states[0, :, token_T].transpose(0, 1)
             layer[1, block_T, :, position_T] = value_states[0, :, token_T].transpose(0, 1)
-        return key_states, value_states
 
 
 def _indices(cells: Sequence[Cells]) -> tuple[Tensor, Tensor, Tensor]:

@@ -68,6 +68,7 @@ class Sequence:
     strings: StopStrings | None = None  # texts that end it
     is_plain: bool = True  # drawn from the model's distribution, and ended by its tokens
     cached: bool = False  # all but its last token are in the cache
+    n_reused: int = 0  # tokens of its prompt that were not computed for it at first
     sampled: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     spans: list[list[int]] = field(default_factory=list)
@@ -111,7 +112,7 @@ class Sequence:
         return Finish.LENGTH if self.n_left < 1 else None
 
     def completion(self, finish: Finish) -> Completion:
-        return Completion(self.request.key, self.sampled, self.logps, self.spans, str(finish))
+        return Completion(self.request.key, self.sampled, self.logps, self.spans, str(finish), self.n_reused)
 
 
 def new_sequence(request: Request, *, version: int, stop_ids: frozenset[int], tokenizer: Any) -> Sequence:

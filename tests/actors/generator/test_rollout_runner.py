@@ -2,12 +2,13 @@
 
 import asyncio
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors.engines.protocol import Request, SamplingControls
+from actors.engines.protocol import Completion, Request, SamplingControls
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.runtime.user_failures import MIN_FAILURES, Failures
 from actors.workflows.protocol import Ask, Episode, Row
@@ -32,11 +33,13 @@ class Requests:
         """It ends none."""
 
 
-def runner_of(folder: Path, workflow: Any, engine: Any = None, config: Config | None = None) -> RolloutRunner:
+def runner_of(
+    folder: Path, workflow: Any, engine: Any = None, config: Config | None = None, tokenizer: Any = None
+) -> RolloutRunner:
     journal = Journal(folder, role="generator", index=0, incarnation=0)
     failures = Failures(folder / "logs", "generator-0.0", "workflow.function")
     log = RolloutLog("generator-0.0", journal, failures)
-    return RolloutRunner(engine or Requests(), workflow, None, config or Config(), log)
+    return RolloutRunner(engine or Requests(), workflow, tokenizer, config or Config(), log)
 
 
 class Changing:
@@ -222,3 +225,33 @@ def test_each_sample_is_drawn_as_its_source_says_and_in_an_evaluation_never_as_i
         (20, 0.0, 1.0, (";",)),
     ]
     assert largest(config).gconfig.max_new_tokens == 20
+
+
+class Answering(Requests):
+    """Answers the newest request by a token; of the prompt of each turn but the first it knew all but a token."""
+
+    def step(self) -> list[Completion]:
+        key, ids = self.requests[-1].key, self.requests[-1].ids
+        return [Completion(key, [7], [-1.0], [[0, 1]], "stop", n_reused=len(ids) - 1 if key[4] else 0)]
+
+
+class Bytes:
+    """A tokenizer."""
+
+    def decode(self, ids: list[int], **_: object) -> str:
+        return bytes(ids).decode()
+
+
+class InTwoTurns:
+    async def episode(self, row: Row, ask: Ask) -> Episode:
+        await ask([65, 66, 67])
+        return Episode((await ask([65, 66, 67, 7, 68])).text)
+
+
+def test_the_journal_has_how_many_prompt_tokens_of_an_episode_were_reused(tmp_path: Path) -> None:
+    runner = runner_of(tmp_path, InTwoTurns(), Answering(), tokenizer=Bytes())
+    assert list(runner.begin(Prompt(0, 0, 0, [0], "", "{}"))) == []
+    assert [one.uid for one in [*runner.step(), *runner.step()]] == [0]
+    lines = map(json.loads, (tmp_path / "generator-0.0.jsonl").read_text(encoding="utf-8").splitlines())
+    (done,) = (line for line in lines if line["event"] == "completion")
+    assert (done["n_prompt"], done["n_reused"], done["n_tokens"]) == (3 + 5, 4, 2)

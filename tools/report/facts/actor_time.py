@@ -24,6 +24,8 @@ class ActorTime:
     clock: VersionClock = field(default_factory=VersionClock)
     labels: dict[str, StepBins] = field(default_factory=dict)  # actor -> LABEL or LABEL:CAUSE, seconds
     in_flight: dict[str, StepBins] = field(default_factory=dict)  # generator -> "samples" and "seconds"
+    n_prompt: int = 0  # tokens of prompts, of every turn of finished samples
+    n_reused: int = 0  # of these the engine had keys
     _open: dict[str, _InFlight] = field(default_factory=dict)
     _version: int = 0
 
@@ -72,6 +74,9 @@ class ActorTime:
         if line["event"] == "start":
             held.samples.clear()
             return
+        if line["event"] == "completion" and "n_reused" in line:
+            self.n_prompt += int(line["n_prompt"])
+            self.n_reused += int(line["n_reused"])
         key = (str(line.get("evaluation") or ""), line["uid"], line["sample"], line["attempt"])
         (held.samples.add if line["event"] == "request" else held.samples.discard)(key)
 

@@ -34,7 +34,9 @@ def time_section(facts: RunFacts) -> Section:
         section.cards.append(totals_card(facts, order))
     tables = [step_table(facts.breakdown), wait_table(facts.breakdown)] if facts.breakdown else []
     section.tables += [table for table in tables if table.rows]
-    section.note = " ".join(filter(None, [section.note, facts.gap]))
+    reused, of = facts.time.n_reused, facts.time.n_prompt
+    prefixes = f"Generators reused the keys of {reused / of:.1%} of {of:,} prompt tokens." if of else ""
+    section.note = " ".join(filter(None, [section.note, prefixes, facts.gap]))
     return section
 
 

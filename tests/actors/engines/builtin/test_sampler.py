@@ -99,7 +99,7 @@ def test_no_token_of_weight_zero_is_ever_taken() -> None:
 
 def test_a_plan_keeps_to_the_budget_and_shares_each_prompt() -> None:
     a, b = (1, 2, 3, 4), (5, 6)
-    packs = plan([(0, a, [7]), (1, b, []), (2, a, [8, 9]), (3, b, []), (4, a, [1] * 8)], budget=12)
+    packs = list(plan([(0, a, [7]), (1, b, []), (2, a, [8, 9]), (3, b, []), (4, a, [1] * 8)], budget=12))
     assert [pack.ids for pack in packs] == [[1, 2, 3, 4, 7, 8, 9], [1, 2, 3, 4] + [1] * 8, [5, 6]]
     assert [pack.rows for pack in packs] == [[0, 2], [4], [1, 3]]
     assert packs[0].positions == [0, 1, 2, 3, 4, 4, 5]
