@@ -60,7 +60,7 @@ class SpeaksSGLang:
     def __init__(self, port: int = 0) -> None:
         self.version, self.architecture, self.settings = "0.5.23", "LlamaForCausalLM", {"tp_size": 1, "dp_size": 1}
         self.routes, self.modes = list(ROUTES), ["abort", "retract", "in_place"]
-        self.stamps = self.incremental = True
+        self.stamps = self.incremental = self.salts = True
         self.answers: dict[str, list[tuple[int, str]]] = {}  # of a path, in order, instead of what it would do
         self.hangs: set[str] = set()  # paths that get no answer
         self.breaks = False  # streams end in the middle
@@ -113,7 +113,8 @@ class SpeaksSGLang:
 
     def describe(self) -> dict[str, Any]:
         mode = {"properties": {"mode": {"enum": self.modes}}}
-        schemas = {"PauseGenerationReqInput": mode} if "/pause_generation" in self.routes else {}
+        schemas = {"GenerateReqInput": {"properties": {"extra_key": {}} if self.salts else {}}}
+        schemas |= {"PauseGenerationReqInput": mode} if "/pause_generation" in self.routes else {}
         return {"paths": {path: {} for path in self.routes}, "components": {"schemas": schemas}}
 
     def act(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:

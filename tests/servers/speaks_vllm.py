@@ -28,7 +28,7 @@ class SpeaksVLLM(SpeaksSGLang):
         self.parallel = {"data_parallel_size": 1, "pipeline_parallel_size": 1, "worker_cls": "cpu_worker.CPUWorker"}
         self.cache: dict[str, Any] = {}  # settings of the KV cache
         self.caches_prefixes = self.forgets = True
-        self.scale_out = True
+        self.scale_out = self.salts = True
         self.lora: dict[str, Any] | None = None
         self.taken: list[dict[str, Any]] = []  # tensors of each update
         self.modes_of_folder: list[int] = []
@@ -39,7 +39,9 @@ class SpeaksVLLM(SpeaksSGLang):
     def act(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         match path:
             case "/openapi.json":
-                return 200, {"paths": {path: {} for path in [*self.routes, *([GENERATE] if self.scale_out else [])]}}
+                schemas = {"GenerateRequest": {"properties": {"cache_salt": {}} if self.salts else {}}}
+                paths = [*self.routes, *([GENERATE] if self.scale_out else [])]
+                return 200, {"paths": {path: {} for path in paths}, "components": {"schemas": schemas}}
             case "/version":
                 return 200, {"version": self.version}
             case "/server_info":
@@ -104,6 +106,7 @@ class VLLMHandler(Handler):
                 "stream": body["stream"],
                 "sampling_params": given,
                 "lora_path": body.get("model"),
+                "cache_salt": body.get("cache_salt"),
             }
         super().serve(body)
 

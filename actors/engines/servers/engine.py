@@ -147,7 +147,7 @@ class ServerEngine:
         self._shape.check_weights(tensors)
         keep = self._on_update == "keep" and self._held is not None and term == self._held[0] and not self._rests
         self._stop(keep=keep)
-        label = f"{self._name}.{term}.{version}"
+        label = self._label(term, version)
         self._labels[label] = version
         self._server.load(label, tensors, flush=not keep)
         if self._server.pauses:
@@ -170,13 +170,17 @@ class ServerEngine:
             if sample.rid is None:
                 self._send(sample)
 
+    def _label(self, term: int, version: int) -> str:
+        """The name of weights at the server."""
+        return f"{self._name}.{term}.{version}"
+
     def _send(self, sample: ServerRequest) -> None:
         """Send a request, unless it must wait."""
         if self._held is None or self._rests or (self._holds and not sample.request.key[4]):
             return
         self._n_pieces += 1
         rid = f"{self._name}-{self._n_pieces:012d}"
-        path, body = self._server.ask(sample.piece(rid, self._held[1]))
+        path, body = self._server.ask(sample.piece(rid, self._held[1], self._label(*self._held)))
         if not self._by_rid:
             self._heard = time.monotonic()
         self._by_rid[rid] = sample

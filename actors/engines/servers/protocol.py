@@ -26,6 +26,7 @@ class RequestPiece:
     top_p: float
     controls: SamplingControls  # of this piece: min_new_tokens counts from its first token
     stops: tuple[int, ...]  # all tokens that end it, sorted
+    salt: str = ""  # label of the weights that it begins with: no prefix of other weights may be reused
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class PieceUpdate:
     finish: str | None = None  # messages.Finish, when it has ended
     labels: list[tuple[str, int]] | None = None  # [(label of the weights, n_tokens)] of the whole piece, at its end
     error: str = ""  # why the server ended it unasked
+
+
+def has_field(routes: Mapping[str, Any], schema: str, name: str) -> bool:
+    """Whether a body that a server takes (a schema of its openapi.json) has this field."""
+    return name in routes.get("components", {}).get("schemas", {}).get(schema, {}).get("properties", {})
 
 
 class Server(Protocol):

@@ -36,13 +36,13 @@ class ServerRequest:
     def left(self) -> int:
         return self.request.max_new_tokens - len(self.ids)
 
-    def piece(self, rid: str, version: int) -> RequestPiece:
+    def piece(self, rid: str, version: int, salt: str = "") -> RequestPiece:
         """The rest of the request, to be sent under this version."""
         self.rid, self.since, self.n_sure = rid, version, None
         self.new_ids, self.new_logps = [], []
         request, n_least = self.request, max(0, self.request.controls.min_new_tokens - len(self.ids))
         controls, ids = replace(request.controls, min_new_tokens=n_least), [*request.ids, *self.ids]
-        return RequestPiece(rid, ids, self.left, request.temperature, request.top_p, controls, self.stops)
+        return RequestPiece(rid, ids, self.left, request.temperature, request.top_p, controls, self.stops, salt)
 
     def start_anew(self) -> None:
         """Drop the tokens so far if settings depend on them (penalties): a server counts them as prompt."""

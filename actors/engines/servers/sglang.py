@@ -52,7 +52,7 @@ class SGLang:
             raise SettingRefused(CHANGED_LOGITS)
 
     def ask(self, piece: protocol.RequestPiece) -> tuple[str, dict[str, Any]]:
-        return "/generate", request_body(piece)
+        return "/generate", request_body(piece) | ({"extra_key": piece.salt} if self._abilities.salts else {})
 
     def read(self, event: Mapping[str, Any], n_known: int) -> protocol.PieceUpdate:
         try:
@@ -239,7 +239,7 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
         "--stream-interval", STREAM,
     ]  # fmt: skip
     if rollout.on_update == "keep":
-        words = [*words, "--disable-radix-cache", "--disable-overlap-schedule"]
+        words = [*words, "--disable-overlap-schedule"]
     if context.device == "cpu":
         most = protocol.longest(config, most_tokens) + sglang_probe.ROOM
         words = [

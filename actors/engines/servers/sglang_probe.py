@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.engines.servers.http_client import HttpClient, ServerRejected
 from actors.engines.servers.model_spec import NumberFormats, check_formats, check_names, refuse
-from actors.engines.servers.protocol import number
+from actors.engines.servers.protocol import has_field, number
 from areal_bus.errors import ConfigError, EngineLost
 
 ROOM = 8  # positions beyond the longest sample: SGLang ends a completion a few tokens before its limit
@@ -28,6 +28,7 @@ class SGLangCapabilities:
     sessions: bool  # weights are accepted between a begin and an end call only (0.5.22)
     is_incremental: bool  # an event of a stream has the new tokens only
     n_ranks: int  # of tensor parallelism
+    salts: bool  # a request may keep its prefixes apart from those of other weights
 
 
 def probe(
@@ -49,7 +50,9 @@ def probe(
         info = "/server_info" if "/server_info" in paths else "/get_server_info"
         settings = link.call("GET", info, timeout_s=timeout_s)
         model = link.call("GET", "/model_info", timeout_s=timeout_s) if "/model_info" in paths else {}
-        check(link.url, paths, modes, settings, model, architecture=architecture, keep=keep)
+        salts = has_field(routes, "GenerateReqInput", "extra_key")
+        stale = stale_settings(settings, salts=salts) if keep and "in_place" in modes else []
+        check(link.url, paths, settings, model, architecture=architecture, stale=stale)
         check_room(link.url, settings, longest)
         free(link, paths, timeout_s=timeout_s)
         if names is not None:
@@ -63,6 +66,7 @@ def probe(
             sessions={BEGIN, END} <= paths,
             is_incremental=bool(settings.get("incremental_streaming_output") or settings.get("stream_output")),
             n_ranks=int(settings.get("tp_size") or 1),
+            salts=salts,
         )
     except (ServerRejected, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"engine.urls must name SGLang servers: {link.url}: {error!r}") from None
@@ -77,18 +81,16 @@ def probe(
 def check(
     url: str,
     paths: set[str],
-    modes: set[str],
     settings: Mapping[str, Any],
     model: Mapping[str, Any],
     *,
     architecture: str,
-    keep: bool,
+    stale: list[str],
 ) -> None:
-    """Raises ConfigError with advice."""
+    """`stale`: missing settings with which "keep" is right. Raises ConfigError with advice."""
     missing = [path for path in NEEDED if path not in paths]
     version, served = str(settings["version"]), model.get("architectures") or []
     oldest = ".".join(map(str, OLDEST))
-    stale = [key for key in ("disable_radix_cache", "disable_overlap_schedule") if not settings.get(key)]
     rules = [
         (number(version) < OLDEST, f"SGLang {oldest} or newer is needed, for safety: {url} is {version}; upgrade it"),
         (bool(missing), f"SGLang needs routes that {url} ({version}) has not: {', '.join(missing)}; upgrade it"),
@@ -96,10 +98,16 @@ def check(
          f"{replicas(settings)}; start it with --tp-size alone, one a generator"),
         (bool(served and architecture) and architecture not in served, f"the server must serve the model of this run, "
          f"a {architecture}: {url} serves {', '.join(served)}; start it with the folder of model.path"),
-        (keep and "in_place" in modes and bool(stale), f'with rollout.on_update = "keep" no prefix of old weights may '
+        (bool(stale), f'with rollout.on_update = "keep" no prefix of old weights may '
          f"be used again: start {url} with " + " and ".join(f"--{key.replace('_', '-')}" for key in stale)),
     ]  # fmt: skip
     refuse(rules)
+
+
+def stale_settings(settings: Mapping[str, Any], *, salts: bool) -> list[str]:
+    """Settings without which a kept sample would mix weights: prefixes of old ones, a step that is launched ahead."""
+    needed = ("disable_overlap_schedule",) if salts else ("disable_radix_cache", "disable_overlap_schedule")
+    return [key for key in needed if not settings.get(key)]
 
 
 def check_room(url: str, settings: Mapping[str, Any], longest: int) -> None:

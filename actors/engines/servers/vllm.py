@@ -48,7 +48,8 @@ class VLLM:
             raise SettingRefused(broken)
 
     def ask(self, piece: protocol.RequestPiece) -> tuple[str, dict[str, Any]]:
-        return vllm_probe.GENERATE, request_body(piece)
+        salt = {"cache_salt": piece.salt} if self._abilities.salts else {}
+        return vllm_probe.GENERATE, request_body(piece) | salt
 
     def read(self, event: Mapping[str, Any], n_known: int) -> protocol.PieceUpdate:
         try:
@@ -200,8 +201,6 @@ def command(context: Context, config: Config, *, most_tokens: int, port: int) ->
         "--disable-log-stats",
         "--uvicorn-log-level", "warning",
     ]  # fmt: skip
-    if config.rollout.on_update == "keep":
-        words = [*words, "--no-enable-prefix-caching"]
     if context.device == "cpu":
         words = [
             *words,

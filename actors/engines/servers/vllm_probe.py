@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from actors.engines.servers.http_client import HttpClient, ServerRejected
 from actors.engines.servers.model_spec import NumberFormats, check_formats, check_names, refuse
-from actors.engines.servers.protocol import number
+from actors.engines.servers.protocol import has_field, number
 from areal_bus.errors import ConfigError
 
 OLDEST = (0, 32)  # the oldest release that was tried
@@ -23,6 +23,7 @@ class VLLMCapabilities:
 
     logprobs_mode: str
     is_untied: bool  # it holds separate weights where the model ties them
+    salts: bool  # a request may keep its prefixes apart from those of other weights
 
 
 def probe(
@@ -45,10 +46,11 @@ def probe(
         )
     try:
         version = str(link.call("GET", "/version", timeout_s=timeout_s)["version"])
-        paths = set(link.call("GET", "/openapi.json", timeout_s=timeout_s)["paths"])
-        check_routes(link.url, paths, version)
+        routes = link.call("GET", "/openapi.json", timeout_s=timeout_s)
+        check_routes(link.url, set(routes["paths"]), version)
+        salts = has_field(routes, "GenerateRequest", "cache_salt")
         settings = link.call("GET", "/server_info?config_format=json", timeout_s=timeout_s)["vllm_config"]
-        check_settings(link.url, settings, is_tied=is_tied, keep=keep, longest=longest)
+        check_settings(link.url, settings, is_tied=is_tied, keeps_prefixes=keep and not salts, longest=longest)
         if names is not None:
             check_formats(link.url, formats(settings), dtype)
         free(link, timeout_s=timeout_s)
@@ -56,7 +58,7 @@ def probe(
             served = link.call("POST", CHECKER, {"action": "checksum"}, timeout_s=timeout_s)["checksums"]
             check_names(link.url, served, names)
         read_from_folders(link, timeout_s=timeout_s)
-        return VLLMCapabilities(str(settings["model_config"]["logprobs_mode"]), is_untied(settings))
+        return VLLMCapabilities(str(settings["model_config"]["logprobs_mode"]), is_untied(settings), salts)
     except (ServerRejected, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"engine.urls must name vLLM servers: {link.url}: {error!r}") from None
 
@@ -74,8 +76,8 @@ def check_routes(url: str, paths: set[str], version: str) -> None:
     refuse(rules)
 
 
-def check_settings(url: str, settings: Mapping[str, Any], *, is_tied: bool, keep: bool, longest: int) -> None:
-    """Raises ConfigError with advice."""
+def check_settings(url: str, settings: Mapping[str, Any], *, is_tied: bool, keeps_prefixes: bool, longest: int) -> None:
+    """`keeps_prefixes`: those of old weights would be found. Raises ConfigError with advice."""
     parallel, mode = settings["parallel_config"], settings["model_config"]["logprobs_mode"]
     replicas = max(int(parallel.get(f"{kind}_parallel_size") or 1) for kind in ("data", "pipeline"))
     holds = int(settings["model_config"].get("max_model_len") or longest)
@@ -87,8 +89,9 @@ def check_settings(url: str, settings: Mapping[str, Any], *, is_tied: bool, keep
          "with --logprobs-mode processed_logprobs"),
         (holds < longest, f"a sample of this run has up to {longest} tokens, and {url} holds {holds}: start it with "
          f"--max-model-len {longest}"),
-        (keep and bool(settings["cache_config"].get("enable_prefix_caching")), 'with rollout.on_update = "keep" no '
-         f"prefix of old weights may be used again: start {url} with --no-enable-prefix-caching"),
+        (keeps_prefixes and bool(settings["cache_config"].get("enable_prefix_caching")), 'with rollout.on_update = '
+         f'"keep" no prefix of old weights may be used again, and {url} takes no cache_salt: start it with '
+         "--no-enable-prefix-caching"),
         (on_cpu and is_tied and not is_untied(settings), f"on CPU vLLM never reloads a tied output layer: start {url} "
          """with --hf-overrides '{"tie_word_embeddings": false}'"""),
     ]  # fmt: skip

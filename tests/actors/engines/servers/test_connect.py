@@ -20,7 +20,19 @@ from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError, EngineLost
-from tests.servers.attached import SPEAKING, WEIGHTS, attach, config, having, old, running, update, without
+from tests.servers.attached import (
+    SPEAKING,
+    WEIGHTS,
+    ask,
+    attach,
+    config,
+    having,
+    old,
+    requests,
+    running,
+    update,
+    without,
+)
 from tests.servers.engines import POSITIONS, context_of
 from tests.servers.speaks_sglang import SpeaksSGLang, speaking
 from tests.servers.stand_alone import interpreter
@@ -84,14 +96,34 @@ def test_a_server_that_cannot_serve_the_run_is_refused_with_the_remedy(
 @pytest.mark.parametrize(
     ("kind", "change", "flag"),
     [
-        ("sglang", None, "--disable-radix-cache and --disable-overlap-schedule"),
+        ("sglang", having(salts=False), "--disable-radix-cache and --disable-overlap-schedule"),
+        ("sglang", None, "start .* with --disable-overlap-schedule"),
         ("sglang", old, r'set rollout\.on_update = "recompute"'),
-        ("vllm", None, "start .* with --no-enable-prefix-caching"),
+        ("vllm", having(salts=False), "takes no cache_salt: start it with --no-enable-prefix-caching"),
     ],
 )
 def test_keep_is_refused_where_old_prefixes_or_no_stamps_are(folder: Path, kind: str, change: Any, flag: str) -> None:
     with SPEAKING[kind](change) as fake, pytest.raises(ConfigError, match=flag):
         attach(folder, fake, on_update="keep")
+
+
+@pytest.mark.parametrize(("kind", "field"), [("sglang", "extra_key"), ("vllm", "cache_salt")])
+@pytest.mark.parametrize("salts", [True, False])
+def test_requests_are_salted_with_their_weights_where_the_server_can(
+    folder: Path, kind: str, field: str, salts: bool
+) -> None:
+    """With "keep" its prefix cache stays on then: running samples and new ones never share a prefix."""
+    change = having(salts=salts, settings={"disable_overlap_schedule": True, "disable_radix_cache": not salts})
+    change = change if kind == "sglang" else having(salts=salts, caches_prefixes=salts)
+    with SPEAKING[kind](change) as fake, running(folder, fake, on_update="keep") as run:
+        labels = list[str]()
+        for version in range(3):
+            update(run.engine, version)
+            run.engine.submit(ask(version))
+            labels.append(fake.label)
+            wait_until(lambda: len(requests(fake)) == len(labels))
+        assert [body.get(field) for body in requests(fake)] == (labels if salts else [None] * 3)
+        assert len(set(labels)) == 3
 
 
 def test_an_attached_server_of_the_runs_formats_is_taken(folder: Path) -> None:

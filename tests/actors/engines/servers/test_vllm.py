@@ -45,7 +45,7 @@ def test_an_update_stamps_before_it_goes_on_and_drops_keys_and_prefixes_but_with
         update(run.engine, 3, term=1)
         assert steps(fake) == ANEW
         assert fake.label.endswith(".1.3")
-    with speaking(having(caches_prefixes=False)) as fake, running(folder, fake, on_update="keep") as run:
+    with speaking() as fake, running(folder, fake, on_update="keep") as run:
         update(run.engine, 0)
         update(run.engine, 1)
         assert steps(fake) == ["pause keep false", "weights", "stamp", "resume"]
@@ -129,7 +129,6 @@ def test_the_servers_command_line_follows_from_the_settings(tmp_path: Path) -> N
         assert line[-2:] == ["--gpu-memory-utilization", "0.7"]
     modes = [dict(pairwise(line))["--logprobs-mode"] for line in (on_gpu, kept)]
     assert modes == ["raw_logprobs", "processed_logprobs"]
-    assert ["--no-enable-prefix-caching" in line for line in (on_gpu, kept)] == [False, True]
     assert ["--enforce-eager" in line for line in (on_gpu, on_cpu)] == [False, True]
 
 
