@@ -42,7 +42,8 @@ class VersionedEngine:
         self._term = 0
         self._paused = False
         self._ahead_s = first.ahead_s
-        self._gone = (0, 0.0)  # tokens and seconds of prefills of dropped lanes
+        self.n_tokens = 0
+        self.prefill_s = 0.0  # seconds in prefills so far; measured on a CPU only
 
     @property
     def version(self) -> int | None:
@@ -56,19 +57,6 @@ class VersionedEngine:
     @property
     def n_live(self) -> int:
         return sum(lane.n_live for lane in self._lanes)
-
-    @property
-    def n_tokens(self) -> int:
-        return self._gone[0] + sum(lane.n_tokens for lane in self._made)
-
-    @property
-    def prefill_s(self) -> float:
-        """Seconds in prefills so far; measured on a CPU only."""
-        return self._gone[1] + sum(lane.prefill_s for lane in self._made)
-
-    @property
-    def _made(self) -> list[BuiltinEngine]:
-        return self._lanes + ([] if self._spare is None else [self._spare])
 
     def continues(self, spans: Sequence[Sequence[int]]) -> bool:
         """Whether tokens of these versions can be continued without another version."""
@@ -95,7 +83,10 @@ class VersionedEngine:
         for lane in busy:
             lane.n_slots = self._n_slots - sum(other.n_rows for other in busy if other is not lane)
             lane.ahead_s = self._ahead_s / len(busy)
+            n_tokens, prefill_s = lane.n_tokens, lane.prefill_s
             done += lane.step()
+            self.n_tokens += lane.n_tokens - n_tokens
+            self.prefill_s += lane.prefill_s - prefill_s
         return done
 
     def abort(self, key: Key) -> Completion | None:
@@ -172,10 +163,6 @@ class VersionedEngine:
 
     def _drop_idle(self) -> None:
         """Older versions without an episode: one is kept for the next weights, the others are freed."""
-        idle = [lane for lane in self._lanes[:-1] if lane not in self._lane_of.values()]
-        for lane in idle:
+        for lane in [lane for lane in self._lanes[:-1] if lane not in self._lane_of.values()]:
             self._lanes.remove(lane)
-            if self._spare is None:
-                self._spare = lane
-            else:
-                self._gone = self._gone[0] + lane.n_tokens, self._gone[1] + lane.prefill_s
+            self._spare = self._spare or lane
