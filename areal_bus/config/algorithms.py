@@ -131,9 +131,10 @@ def _prox(actor: ActorConfig) -> Iterator[str]:
             'each token: set actor.kl_in = "loss"'
         )
     if actor.ppo_epochs > 1 and (actor.loss == "reinforce" or actor.prox_logp_method == "loglinear"):
+        cause = 'loss = "reinforce"' if actor.loss == "reinforce" else 'prox_logp_method = "loglinear"'
         yield (
             "actor.ppo_epochs > 1 needs a ratio to a policy that stays fixed during the update, which "
-            f'{_without_fixed_ratio(actor)} lacks: set actor.ppo_epochs = 1, or actor.loss = "ppo" with '
+            f'actor.{cause} lacks: set actor.ppo_epochs = 1, or actor.loss = "ppo" with '
             'actor.prox_logp_method = "recompute"'
         )
 
@@ -159,10 +160,6 @@ def _sequences(actor: ActorConfig) -> Iterator[str]:
             f'actor.correction = "vcpo" weighs by the current policy over the sampler, and actor.loss = "{actor.loss}" '
             'has a ratio of its own: set actor.loss = "reinforce"'
         )
-
-
-def _without_fixed_ratio(actor: ActorConfig) -> str:
-    return 'actor.loss = "reinforce"' if actor.loss == "reinforce" else 'actor.prox_logp_method = "loglinear"'
 
 
 def _bounds(actor: ActorConfig) -> Iterator[str]:

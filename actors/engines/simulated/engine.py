@@ -194,10 +194,7 @@ class SimulatedEngine:
         if (request := self._waiting.get(key)) is not None:
             return request.done
         text = self._texts.get(key)
-        if text is None or not text.row.sampled:
-            return None
-        row = text.row
-        return Done(list(row.sampled), list(row.logps), [list(span) for span in row.spans])
+        return None if text is None or not text.row.sampled else text.row.so_far()
 
     def parameters(self) -> Mapping[str, Any]:
         """Name -> tensor on the meta device; a tied weight once."""
