@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from areal_bus.core.parts.split import count
 from tools.run import Line, is_number
+from tools.surviving_history import Spans, trained_spans
 
 ROLE = "role/"  # begins the name of a reward part that is the reward of a role
 NAME = r"([\w.:/-]+)"
@@ -22,14 +23,24 @@ class Turn:
     number: int  # 1, 2, ... within the episode
     given: str  # text since the trajectory's last sampled token
     sampled: str
-    facts: str  # tokens, versions, masked tokens; "" for a run that logged no segments
+    spans: Spans  # version, number of sampled tokens; [] for a run that logged no segments
+    n_masked: int  # of the sampled tokens, the first ones
     calls: str  # names of the tools that it calls
     given_title: str = "prompt"
 
     @property
+    def trained(self) -> Spans:
+        return trained_spans(self.spans, self.n_masked)
+
+    @property
+    def masked(self) -> Spans:
+        return split_spans(self.spans, [self.n_masked])[0]
+
+    @property
     def sampled_title(self) -> str:
-        told = f" ({self.facts})" if self.facts else ""
-        return f"completion{told}{f', calls {self.calls}' if self.calls else ''}"
+        masked = f", {self.n_masked} masked" if self.n_masked else ""
+        told = f" ({count(sum(n for _, n in self.spans), 'token')}, {versions_text(self.spans)}{masked})"
+        return f"completion{told if self.spans else ''}{f', calls {self.calls}' if self.calls else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +79,20 @@ def trajectories_of(sample: Line) -> list[Trajectory]:
 def _turns(sample: Line, texts: Sequence[Sequence[str]]) -> list[Turn]:
     segments, spans, left = sample.get("segments") or [], sample.get("versions") or [], sample.get("n_masked") or 0
     sizes = [n for _, n in segments] if len(segments) == len(texts) > 1 else []
-    each, out = split_spans(spans, sizes) if sizes else [], []
+    each, out = split_spans(spans, sizes) if sizes else [[] for _ in texts], []
     for number, (given, sampled) in enumerate(texts, start=1):
-        told = ""
-        if sizes:
-            n = sizes[number - 1]
-            masked = min(left, n)  # versions never decrease (I5), so the first tokens are masked
-            left -= masked
-            told = f"{count(n, 'token')}, {versions_text(each[number - 1])}{f', {masked} masked' if masked else ''}"
+        masked = min(left, sum(n for _, n in each[number - 1]))  # versions never decrease (I5): the first ones
+        left -= masked
         calls = dict.fromkeys(next(filter(None, match.groups())) for match in CALLS.finditer(sampled))
-        out.append(Turn(number, given, sampled, told, ", ".join(calls)))
+        out.append(Turn(number, given, sampled, each[number - 1], masked, ", ".join(calls)))
     return out
 
 
-def split_spans(spans: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[tuple[int, int]]]:
+def split_spans(spans: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[Spans]:
     """The version spans of consecutive turns of `sizes` sampled tokens."""
     out, waiting = [], [(version, n) for version, n in reversed(spans)]
     for size in sizes:
-        own: list[tuple[int, int]] = []
+        own: Spans = []
         while size > 0 and waiting:
             version, n = waiting.pop()
             own.append((version, min(n, size)))

@@ -10,7 +10,9 @@ from areal_bus.core.parts.split import count
 from areal_bus.errors import ConfigError
 from tools import prompt
 from tools.episodes import facts_of, further_texts, heading_of, right_or_wrong, trajectories_of
-from tools.report.page.parts import Page, PageTable, SampleCard, Section, Text, render, write
+from tools.report.facts.curves import CurveBin
+from tools.report.page.charts import PlotLine, line_chart
+from tools.report.page.parts import Card, Page, PageTable, SampleCard, Section, Text, render, write
 from tools.run import Line, Run
 from tools.samples import (
     N_ON_PAGE,
@@ -22,6 +24,7 @@ from tools.samples import (
     select,
     summary,
 )
+from tools.surviving_history import Spans
 
 MAX_TEXT = 3000  # characters of a text in a list
 MAX_TURNS = 12  # in a list
@@ -80,10 +83,30 @@ def episodes_page(
         for sample in samples
     ]
     section.samples += [("", cards)] if cards else []
-    section.tables += [life] if life else []
+    section.cards += versions_cards(samples[0]) if len(samples) == 1 else []
+    sections = [section, *([Section("life", "Life of the prompt", tables=[life])] if life else [])]
     form = [] if query is None else [("token", query["token"], "")]
     form += [(name, (query or {}).get(name, ""), hint) for name, hint in FILTERS.items()] if form else []
-    return Page(f"Episodes of {run}", "", (), (), (), [section], form=form)
+    return Page(f"Episodes of {run}", "", (), (), (), sections, form=form)
+
+
+def versions_cards(sample: Line) -> list[Card]:
+    """A chart of the versions of each turn, trained and masked; none for fewer than three turns."""
+    turns = sorted((turn for one in trajectories_of(sample) for turn in one.turns), key=lambda turn: turn.number)
+    points = [
+        PlotLine(name, colour, [bin_of(turn.number, spans) for turn in turns if (spans := getattr(turn, name))])
+        for name, colour in (("masked", "w1"), ("trained", "c0"))
+    ]
+    lines = [line for line in points if line.bins]
+    if len(turns) < 3 or not lines:
+        return []
+    chart = line_chart(lines, "Versions that sampled each turn", x_label="turn")
+    note = f"The batch was taken at version {sample['version']}." if "version" in sample else ""
+    return [Card("Versions by turn", chart, "", [(line.name, line.colour) for line in lines], note)]
+
+
+def bin_of(turn: int, spans: Spans) -> CurveBin:
+    return CurveBin(float(turn), float(spans[-1][0]), float(spans[0][0]), float(spans[-1][0]))
 
 
 def samples_page(where: Run, query: Mapping[str, str]) -> bytes:
@@ -120,7 +143,7 @@ def wanted_of(query: Mapping[str, str]) -> Wanted:
 def life_of(where: Run, uid: int, evaluation: str = "") -> PageTable | None:
     """What happened to the prompt so far, also one whose samples are in flight; None for an unknown one."""
     rows = prompt.rows_of(list(prompt.life(where, uid, evaluation)), uid)
-    return PageTable(["seconds", "from", "what"], rows, f"Prompt {uid}", frozenset({0})) if rows else None
+    return PageTable(["seconds", "from", "what"], rows, right=frozenset({0})) if rows else None
 
 
 def write_page(where: Run, title: str, samples: Sequence[Line], uid: int | None, path: Path) -> int:
