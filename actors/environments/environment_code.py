@@ -10,6 +10,7 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
 INPUT = "verifiers"  # field of a row: the environment's own row
+GROUP = "verifiers"  # reward.group
 DEMONSTRATION = "demonstration"  # column that learner.warmup reads
 
 Row = dict[str, Any]
@@ -24,11 +25,13 @@ class EnvironmentCode:
     model: str  # name of the model, for environments that ask for it
     folder: str  # of the config: its modules are found, last
     size: int = 1  # tasks that are taken of an infinite taskset
+    is_grouped: bool = False  # reward.group = "verifiers": its rubric scores whole groups
 
     @classmethod
     def of(cls, config: Config, name: str, folder: str | Path) -> "EnvironmentCode":
         arguments = json.dumps(dict(config.workflow.arguments), sort_keys=True)
-        return cls(name, arguments, config.model.path or "scratch", str(folder), config.data.size)
+        is_grouped = config.reward.group == GROUP
+        return cls(name, arguments, config.model.path or "scratch", str(folder), config.data.size, is_grouped)
 
     @classmethod
     def read(cls, order: Mapping[str, Any]) -> "EnvironmentCode":

@@ -7,13 +7,14 @@ import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 import verifiers
 from openai import AsyncOpenAI
 from verifiers.clients import OpenAIChatCompletionsClient
+from verifiers.utils.message_utils import normalize_messages
 
 from actors.environments.environment_code import INPUT, EnvironmentCode, Row, row_of
 from actors.runtime.user_code import describe
@@ -32,11 +33,7 @@ class HostedEnvironment:
         self._environment, self._code = environment, code
         self._loop = asyncio.Runner()  # one loop for all conversations: the environment may keep connections
         self._failures: list[str] = []  # of reward functions, in this conversation
-        if getattr(environment, "requires_group_rollouts", False):
-            raise ConfigError(
-                f"the environment {code.name!r} scores all samples of a group together: rewards of one sample each are "
-                "supported"
-            )
+        check_group_rubric(environment, code)
 
     def problems(self) -> tuple[list[Row], list[Row] | None]:
         """(training rows, evaluation rows; None without a set of its own). Raises ConfigError."""
@@ -61,11 +58,43 @@ class HostedEnvironment:
             for rubric in rubrics(environment.rubric):
                 self._watch(rubric)
             self._failures.clear()
-            await environment.rubric.score_rollout(state)
+            await (self._score_alone(state) if self._code.is_grouped else environment.rubric.score_rollout(state))
             await environment.rubric.cleanup(state)
         finally:
             await client.close()
         return self._returned(state)
+
+    async def _score_alone(self, state: Any) -> None:
+        """The reward of one sample before its group is complete: without the functions that score whole groups."""
+        state["reward"], state["metrics"] = 0.0, {}
+        for rubric in rubrics(self._environment.rubric):
+            for function, weight in zip(rubric.funcs, rubric.weights, strict=True):
+                if not rubric._is_group_func(function):
+                    value = await rubric._call_individual_reward_func(function, state)
+                    state["metrics"][function.__name__] = value
+                    state["reward"] += weight * value
+
+    def score_group(self, given: Mapping[str, Any], completions: Sequence[str]) -> list[float]:
+        """The rubric's reward of each answer to the environment's row `given`. RuntimeError: a function failed."""
+        return self._loop.run(self._score_group(given, completions))
+
+    async def _score_group(self, given: Mapping[str, Any], completions: Sequence[str]) -> list[float]:
+        environment, client = self._environment, connect("http://127.0.0.1:9", "none")  # asked for nothing
+        try:
+            states = [await environment.init_state(dict(given), client, self._code.model) for _ in completions]
+            for state, text in zip(states, completions, strict=True):
+                state["completion"] = normalize_messages(
+                    [{"role": "assistant", "content": text}], field_name="completion"
+                )
+            for rubric in rubrics(environment.rubric):
+                self._watch(rubric)
+            self._failures.clear()
+            await environment.rubric.score_group(states)
+        finally:
+            await client.close()
+        if self._failures:
+            raise RuntimeError("; ".join(self._failures))
+        return [float(state["reward"]) for state in states]
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Raises RuntimeError for a failed conversation. A tool error is the model's own: the rubric judges it."""
@@ -102,16 +131,17 @@ class HostedEnvironment:
         """The function with the same name and signature; its failures are recorded before the package drops them."""
 
         @functools.wraps(function)
-        async def recorded(*arguments: Any, **named: Any) -> float:
+        async def recorded(*arguments: Any, **named: Any) -> Any:
             try:
                 value = function(*arguments, **named)
-                score = float(await value if inspect.isawaitable(value) else value)
-                if not math.isfinite(score):
-                    raise ValueError(f"it must return a finite number: it returned {score}")
+                value = await value if inspect.isawaitable(value) else value
+                scores = [float(one) for one in (value if isinstance(value, list | tuple) else [value])]
+                if not all(map(math.isfinite, scores)):
+                    raise ValueError(f"it must return a finite number: it returned {value}")
             except Exception as error:
                 self._failures.append(f"reward function {function.__name__}: {describe(error)}")
                 raise
-            return score
+            return scores if isinstance(value, list | tuple) else scores[0]
 
         setattr(recorded, WRAPPED, True)
         return recorded
@@ -120,6 +150,21 @@ class HostedEnvironment:
         """Rows as a run needs them, with the environment's own row in one field. Raises ConfigError."""
         for number, given in enumerate(dataset.to_list()):
             yield row_of(given, given.get("prompt"), f"row {number} of {name} of {PREFIX + self._code.name!r}")
+
+
+def check_group_rubric(environment: Any, code: EnvironmentCode) -> None:
+    """Raises ConfigError for a rubric of whole groups that cannot be scored, or one that is missing."""
+    is_grouped = bool(getattr(environment, "requires_group_rollouts", False))
+    what = f"the environment {code.name!r}"
+    if is_grouped and not code.is_grouped:
+        raise ConfigError(f'{what} scores all samples of a group together: set reward.group = "verifiers"')
+    if code.is_grouped and not is_grouped:
+        raise ConfigError(f'{what} has no rubric of whole groups: remove reward.group = "verifiers"')
+    if is_grouped and not isinstance(environment, verifiers.SingleTurnEnv):
+        raise ConfigError(
+            f"{what} scores groups of conversations: a group rubric gets the last answers only, so it needs "
+            "a SingleTurnEnv"
+        )
 
 
 def rubrics(rubric: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +34,9 @@ class Hosted(Protocol):
     def __call__(self, row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, Any]:
         """Hold the conversation of a row. Returns the fields for the reward function "agent"."""
 
+    def score_group(self, given: Mapping[str, Any], completions: Sequence[str]) -> list[float]:
+        """With `is_grouped`: the reward of each answer to the environment's row `given`."""
+
 
 def load(code: EnvironmentCode) -> Hosted:
     """The environment, loaded in this process. Raises ConfigError with the name and the cause."""
@@ -59,6 +62,8 @@ def load(code: EnvironmentCode) -> Hosted:
             f"({module.__file__}) has neither"
         )
     try:
+        if kind == TASKSET and code.is_grouped:
+            raise ConfigError(f"{what} is a taskset of {PACKAGE}.v1, which has no group rubrics: remove reward.group")
         if kind == TASKSET:
             return taskset(code)
         if not hasattr(package, LOADER):

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import verifiers.v1 as vf
@@ -52,6 +52,9 @@ class HostedTaskset:
         """Run one episode. Returns the fields for the reward function "agent". Raises RuntimeError when it fails."""
         os.environ[KEY] = api_key
         return self._loop.run(self._play(row[INPUT], base_url))
+
+    def score_group(self, given: Mapping[str, Any], completions: Sequence[str]) -> list[float]:
+        raise NotImplementedError("a taskset has no group rubrics: loading.load refuses reward.group")
 
     async def _play(self, given: Mapping[str, Any], base_url: str) -> dict[str, Any]:
         task = self._task(self._task.data_type().model_validate(given), self._environment.config.taskset.task)

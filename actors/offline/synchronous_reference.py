@@ -28,7 +28,7 @@ from actors.learner.batching import build
 from actors.offline.offline_learner import OfflineLearner
 from actors.rewards.actor import n_before
 from actors.rewards.binding.values import read_value, with_ids
-from actors.rewards.loading import load_group, load_reward, reward_name, reward_options
+from actors.rewards.loading import all_options, load_group, load_reward, reward_name
 from actors.runtime.context import dump
 from actors.runtime.process import leave
 from actors.workflows.loading import close_workflow, load_workflow
@@ -62,7 +62,7 @@ class SynchronousReference(OfflineLearner):
         self._check(config, n_generators)
         super().__init__(config, config_folder, folder, journal_role="reference")
         self._source = make_source(config, config_folder)
-        options = reward_options(config.reward, folder, data=config.data)
+        options = all_options(config, config_folder, folder)
         self._reward = load_reward(reward_name(config), config_folder, options=options)
         self._compare = load_group(config.reward.group, config_folder, options=options) if config.reward.group else None
         self._next_uid = 0

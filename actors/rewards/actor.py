@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from loguru import logger
 
-from actors.rewards.loading import reward_name, reward_options
+from actors.rewards.loading import all_options, reward_name
 from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from actors.rewards.second_opinion import MOST_WAITING, CheckKey, is_chosen, journal_check
 from actors.runtime.context import Context, HeartbeatState, collect_seldom, journal_rejections, open_bus
@@ -70,7 +70,7 @@ def score_until_stop(context: Context, config: Config, journal: Journal, heartbe
             reward_name(config),
             context.config_folder,
             prints=prints.file,
-            options=reward_options(reward, context.folder, data=config.data),
+            options=all_options(config, context.config_folder, context.folder),
             fresh_process=reward.fresh_process,
             group=reward.group,
             check=reward.check.function,

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.data.fields import SOURCE
+from actors.environments.environment_code import GROUP, EnvironmentCode
 from actors.rewards.binding.binding import AUTO, bind
 from actors.rewards.binding.group import GroupFunction, bind_group
 from actors.rewards.binding.values import read_value
 from actors.rewards.protocol import NotApplicable, RewardFunction, Score
 from actors.runtime.areal_stand_ins import import_module
 from actors.runtime.user_code import add_user_folder, cause, check_not_hidden
+from areal_bus.config.names.workflows import environment_of
 from areal_bus.core.parts.reward_parts import ROLE
 from areal_bus.errors import ConfigError
 from areal_bus.foreign_text import described
@@ -101,6 +103,7 @@ BUILT_IN = {
 GROUP_BUILT_IN = {  # for reward.group
     "url": "actors.rewards.by_url:group_score",
     "model": "actors.rewards.functions.model:group_score",
+    "verifiers": "actors.environments.group_rubric:score",
 }
 EXTRAS = {
     "url": f"it needs the extra judge: {install_command('judge')}",
@@ -139,6 +142,15 @@ def reward_options(
     }
 
 
+def all_options(config: "Config", config_folder: str | Path, run_folder: Path | None = None) -> dict[str, Any]:
+    """`reward_options` of a run, with the environment of `reward.group = "verifiers"`."""
+    options = reward_options(config.reward, run_folder, data=config.data)
+    if config.reward.group == GROUP:
+        name = environment_of(config.workflow.function)
+        options["environment"] = EnvironmentCode.of(config, name, config_folder).order()
+    return options
+
+
 def score_seconds(reward: "RewardConfig") -> float:
     """Seconds that a built-in function plans with, so that it ends before the deadline of its score."""
     return max(reward.timeout_s - SPARE_S, reward.timeout_s / 2)
@@ -174,7 +186,7 @@ def load_reward(
 
 
 def load_group(name: str, folder: str | Path, *, options: Mapping[str, Any] | None = None) -> GroupFunction:
-    """The group reward "module:function", "url" or "model". Raises ConfigError as `load_reward`."""
+    """The group reward "module:function", "url", "model" or "verifiers". Raises ConfigError as `load_reward`."""
     function = import_function(name, folder, GROUP_BUILT_IN, key="reward.group")
     if options is not None:
         configure(name, options, None)
@@ -214,6 +226,8 @@ def configure(name: str, options: Mapping[str, Any], fields: Collection[str] | N
     if name in ("code", "code_share"):
         scoring = importlib.import_module("areal_code.scoring")
         scoring.configure(scoring.CodeOptions(**options["code"]))
+    elif name == GROUP:
+        importlib.import_module("actors.environments.group_rubric").configure(options["environment"])
     elif name == "model":
         model = importlib.import_module("actors.rewards.functions.model")
         model.configure(model.ModelOptions(**options["model"]))

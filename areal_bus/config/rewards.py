@@ -101,8 +101,8 @@ class RewardConfig(Section):
     """Form of the call; "auto": by the names of its parameters (docs/rewards.md)."""
     url: str = ""
     """Server of the reward "url", or sandbox of "code" and "code_share" (docs/judge.md)."""
-    group: str = Field("", pattern=r"^$|^url$|^model$|^[^:]+:[^:]+$")
-    """Scores all samples of a prompt together: "module:function", "url" or "model" (docs/rewards.md)."""
+    group: str = Field("", pattern=r"^$|^url$|^model$|^verifiers$|^[^:]+:[^:]+$")
+    """Scores all samples of a prompt together: "module:function", "url", "model" or "verifiers" (docs/rewards.md)."""
     check: CheckRewardConfig = CheckRewardConfig()
     """A second opinion on some of the samples: disagreements are shown with their texts (docs/rewards.md)."""
     terms: tuple[RewardTerm, ...] = ()

@@ -11,7 +11,7 @@ from areal_bus.config.names.engines import SERVED, is_known, kind_of, why_unknow
 from areal_bus.config.names.gpu_memory import gib_of, nearest
 from areal_bus.config.names.named_tasks import is_scored_by
 from areal_bus.config.names.trackers import why_unknown as why_unknown_tracker
-from areal_bus.config.names.workflows import BUILT_IN, environment_of
+from areal_bus.config.names.workflows import BUILT_IN, PREFIX, environment_of
 from areal_bus.config.rewards import reward_rules
 from areal_bus.config.rollout import GenerationConfig, generation_rules, sampling_rules
 from areal_bus.config.sections import Config, WorkflowConfig
@@ -227,6 +227,11 @@ def _verdicts(c: Config) -> Iterator[str]:
         yield (
             f"reward.group compares the samples of a prompt: set gconfig.n_samples to 2 or more (it is "
             f"{c.gconfig.n_samples}), or use reward.function"
+        )
+    if c.reward.group == "verifiers" and not environment_of(c.workflow.function):
+        yield (
+            'reward.group = "verifiers" is the rubric of an environment: set workflow.function to '
+            f'"{PREFIX}NAME" (it is {c.workflow.function!r}), or use another reward.group'
         )
     if c.reward.partial_groups and "refund" not in declared.values():
         yield (

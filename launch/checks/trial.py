@@ -18,7 +18,7 @@ from actors.data.loading import RowWithOrigin
 from actors.engines.protocol import Completion
 from actors.models.loading import load_tokenizer
 from actors.models.scratch import write_scratch_folder
-from actors.rewards.loading import WEIGHTED, reward_options
+from actors.rewards.loading import WEIGHTED, all_options
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.rewards.protocol import NotApplicable
 from actors.runtime.user_code import describe, known_fields, place_of
@@ -164,7 +164,7 @@ def check_reward(
             config.reward.function,
             config_folder,
             fields,
-            options=reward_options(config.reward),
+            options=all_options(config, config_folder),
             group=config.reward.group,
             check=config.reward.check.function,
         ),

@@ -217,6 +217,10 @@ def hangs(row: Any, base_url: str, api_key: str) -> None:
     child.wait()
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt("by the user's code")
+
+
 def fails(row: Any, base_url: str, api_key: str) -> Any:
     """In the way that the row says."""
     if row["how"] != "no call":
@@ -226,6 +230,7 @@ def fails(row: Any, base_url: str, api_key: str) -> Any:
         "exits": lambda: os._exit(3),
         "leaves": lambda: exit(0),
         "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "is interrupted": interrupt,
         "no json": lambda: {"a": {1, 2}},
         "no number": lambda: float("nan"),
         "half a character": lambda: {"a": "\ud800"},

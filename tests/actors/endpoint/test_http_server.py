@@ -490,6 +490,7 @@ FAILURES = {
     "exits": "exit code 3",
     "leaves": "SystemExit",
     "is killed": "SIGKILL",
+    "is interrupted": "KeyboardInterrupt: by the user's code",
     "no json": "not JSON serializable",
     "no number": "must be finite",
     "half a character": "surrogates",

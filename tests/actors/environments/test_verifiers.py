@@ -58,11 +58,17 @@ class Stops(vf.MultiTurnEnv):
             return [{"role": "user", "content": os.environ["OPENAI_API_KEY"]}]
         return [{"role": "user", "content": "x" * int(state["info"]["number"])}]
 
-def load_environment(rewards="right", fails=False):
+async def shares(completions, answers, infos) -> list[float]:
+    lengths = [len(completion[-1]["content"]) for completion in completions]
+    return [n / sum(lengths) + (answer == "no") + infos[0]["number"] for n, answer in zip(lengths, answers)]
+
+def load_environment(rewards="right", fails=False, single=False):
     if fails:
         raise ValueError("no data today")
     funcs = [globals()[name] for name in rewards.split()]
-    return Stops(dataset=Dataset.from_list(ROWS), rubric=vf.Rubric(funcs=funcs), max_turns=3)
+    kind, more = (vf.SingleTurnEnv, {}) if single else (Stops, {"max_turns": 3})
+    weights = [0.5 if single else 1.0] * len(funcs)
+    return kind(dataset=Dataset.from_list(ROWS), rubric=vf.Rubric(funcs=funcs, weights=weights), **more)
 """
 
 TASKSET = """
@@ -249,7 +255,8 @@ from areal_bus.errors import ConfigError
 
 for name, arguments in json.loads(sys.argv[2]):
     try:
-        load(EnvironmentCode(name, json.dumps(arguments), "", sys.argv[1]))
+        is_grouped = arguments.pop("grouped", False)
+        load(EnvironmentCode(name, json.dumps(arguments), "", sys.argv[1], is_grouped=is_grouped))
     except ConfigError as error:
         print(str(error).replace("\\n", " "))
 """
@@ -258,7 +265,10 @@ UNUSABLE: list[tuple[str, dict[str, Any], str]] = [
     ("chess", {}, "there is no module 'chess'; the environments here are odd_environment, turned_words, word_taskset"),
     ("turned-words", {"longer": 3}, "load_environment raised TypeError: load_environment() got an unexpected keyword"),
     ("odd_environment", {"fails": True}, "load_environment raised ValueError: no data today ("),
-    ("odd_environment", {"rewards": "of_a_group"}, "scores all samples of a group together"),
+    ("odd_environment", {"rewards": "of_a_group"}, 'together: set reward.group = "verifiers"'),
+    ("odd_environment", {"rewards": "of_a_group", "grouped": True}, "so it needs a SingleTurnEnv"),
+    ("odd_environment", {"grouped": True}, "has no rubric of whole groups: remove"),
+    ("word-taskset", {"grouped": True}, "which has no group rubrics: remove reward.group"),
     ("json", {}, "must have a function load_environment, or a taskset in __all__: module 'json'"),
     ("word-taskset", {"wordz": "a"}, "must load: the taskset raised ValidationError"),
 ]
@@ -276,6 +286,42 @@ def test_an_environment_that_cannot_be_used_is_a_sentence(folder: Path) -> None:
     for sentence, (name, _, why) in zip(told, UNUSABLE, strict=True):
         assert why in sentence
         assert name in sentence
+
+
+GROUPS = """
+import json, sys
+from actors.rewards.loading import all_options, load_group
+from areal_bus.config.loader import resolve
+for rewards in ("right shares", "right raises of_a_group"):
+    tree = json.loads(sys.argv[2])
+    tree["workflow"]["arguments"]["rewards"] = rewards
+    config = resolve(tree, "mine.toml", (), {})
+    score = load_group("verifiers", sys.argv[1], options=all_options(config, sys.argv[1]))
+    samples = [{"completion": text, "reward": 0.0, "correct": None} for text in ("yes", "x")]
+    try:
+        print(json.dumps(score("asked", samples, json.loads(sys.argv[3]))))
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+@needs_package
+def test_a_rubric_of_whole_groups_scores_by_the_group_reward(folder: Path) -> None:
+    """Each sample has the rubric's other functions first; the group has both, and a failure is no reward of 0."""
+    tree = settings("odd-environment", single=True, rewards="right shares").model_dump(mode="json")
+    given = {"reward": {"group": "verifiers"}, "gconfig": {"n_samples": 2}}
+    sections = {name: tree[name] for name in ("model", "workflow")}
+    config = Config.model_validate({**sections, **given, "reward": {"function": "agent", "group": "verifiers"}})
+    row = row_of("abc", "yes", info={"number": 2})
+    with talking(folder, config) as talk:
+        assert talk.hold(row, ["yes<eos>"])["reward"] == 0.5
+    words = [json.dumps(sections | given), json.dumps(row)]
+    command = [sys.executable, "-c", GROUPS, str(folder), *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    first, second = done.stdout.splitlines()[-2:]
+    assert json.loads(first) == [0.5 * 1 + 0.5 * (3 / 4 + 2), 0.5 * (1 / 4 + 2)]
+    assert "reward function raises: ZeroDivisionError" in second
 
 
 def test_packages_that_require_verifiers_are_known_as_environments(folder: Path) -> None:
