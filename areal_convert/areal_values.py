@@ -84,7 +84,7 @@ def advantage(ours: Ours, foreign: Foreign) -> None:
     normalizes = bool(rewards.pop("actor.normalize_batch", tokens.get("std", False)))
     foreign.put(ours, rewards, "critic.path", *(f"{NORM}{name}" for name in LEVELS))
     if normalizes:
-        settings = {"actor.normalize_batch": True, "actor.normalize_batch_over": "all"}
+        settings = {"actor.normalize_batch": "all"}
         base = ADVANTAGES if tokens else NORM
         foreign.put(ours, settings, f"{base}mean_level", f"{base}std_level")
     for base in (NORM, ADVANTAGES):

@@ -16,6 +16,7 @@ from areal_convert.values import (
     positive,
     run_name,
     skip,
+    taus,
     trackers,
     truth,
     unless,
@@ -47,6 +48,7 @@ THINK_FORMAT = "<think>(?!.*<think>).*</think>.*"  # one opening tag at the star
 PRECISION = {"bfloat16": "bfloat16", "float32": "float32", "auto": "bfloat16"}
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 VLLM = "vllm_importance_sampling_"
+TAUS = taus("sapo_temperature_pos", "sapo_temperature_neg")
 
 
 def loss(value: Any, foreign: Foreign) -> Ours:
@@ -60,7 +62,7 @@ def loss(value: Any, foreign: Foreign) -> Ours:
 def advantage(value: Any, foreign: Foreign) -> Ours:
     name = {True: "group", False: "none"}[value] if isinstance(value, bool) else str(value).lower()
     if name == "batch":
-        return {"actor.advantage": "dr_grpo", "actor.normalize_batch": True, "actor.normalize_batch_over": "all"}
+        return {"actor.advantage": "dr_grpo", "actor.normalize_batch": "all"}
     if name == "none":
         return {"actor.advantage": "dr_grpo"}
     return {"actor.advantage": {"group": "grpo"}[name], "actor.std_eps": 1e-4}
@@ -228,8 +230,8 @@ KEYS = (
     Key("delta", "actor.c_clip", "", None, as_number("actor.c_clip")),
     Key("loss_type", "actor.loss, actor.aggregation", "grpo, dapo, bnpo, dr_grpo, cispo, sapo", "dapo", loss),
     Key("importance_sampling_level", "actor.loss", "sequence is gspo", None, skip),
-    Key("sapo_temperature_pos", "actor.sapo_tau_pos", "with sapo", None, as_number("actor.sapo_tau_pos")),
-    Key("sapo_temperature_neg", "actor.sapo_tau_neg", "with sapo", None, as_number("actor.sapo_tau_neg")),
+    Key("sapo_temperature_pos", "actor.sapo_tau", "with sapo", None, TAUS),
+    Key("sapo_temperature_neg", "actor.sapo_tau", "with sapo", None, TAUS),
     Key("scale_rewards", "actor.advantage, actor.std_eps", "group is grpo, none is dr_grpo, batch adds normalize_batch",
         "group", advantage),
     Key("mask_truncated_completions", "actor.truncated_samples", "true: mask", None, truncated),

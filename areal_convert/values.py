@@ -53,6 +53,13 @@ def as_number(ours: str) -> Callable[[Any, Foreign], Ours]:
     return lambda value, foreign: {ours: number(value)}
 
 
+def taus(first: str, second: str) -> Callable[[Any, Foreign], Ours]:
+    """SAPO's two temperatures, from two keys."""
+    return lambda value, foreign: {
+        "actor.sapo_tau": [number(foreign.get(key, one)) for key, one in ((first, 1.0), (second, 1.05))]
+    }
+
+
 def as_whole(ours: str) -> Callable[[Any, Foreign], Ours]:
     return lambda value, foreign: {ours: whole(value)}
 

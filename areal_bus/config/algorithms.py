@@ -315,8 +315,8 @@ def _critic(c: Config) -> Iterator[str]:
         )
     if not is_gae and lambdas:
         yield f'actor.discount and actor.gae_lambda are for actor.advantage = "gae": it is "{c.actor.advantage}"'
-    if is_gae and c.actor.normalize_batch and c.actor.normalize_batch_over == "signal" and c.gconfig.n_samples < 2:
-        yield 'a critic needs no groups: set actor.normalize_batch_over = "all"'
+    if is_gae and c.actor.normalize_batch is True and c.gconfig.n_samples < 2:
+        yield 'a critic needs no groups: set actor.normalize_batch = "all"'
 
 
 def _settings_without_use(actor: ActorConfig) -> Iterator[str]:
@@ -329,12 +329,8 @@ def _settings_without_use(actor: ActorConfig) -> Iterator[str]:
         yield f'actor.eps_clip_higher is for losses that clip ({", ".join(CLIPPING)}): actor.loss is "{actor.loss}"'
     if ours and actor.c_clip is not None and actor.loss not in DUAL_CLIPPING:
         yield f'actor.c_clip is for {" and ".join(DUAL_CLIPPING)}: actor.loss is "{actor.loss}"'
-    if (
-        ours
-        and actor.loss != "sapo"
-        and (actor.sapo_tau_pos, actor.sapo_tau_neg) != (defaults.sapo_tau_pos, defaults.sapo_tau_neg)
-    ):
-        yield f'actor.sapo_tau_pos and sapo_tau_neg are for actor.loss = "sapo": it is "{actor.loss}"'
+    if ours and actor.loss != "sapo" and actor.sapo_tau != defaults.sapo_tau:
+        yield f'actor.sapo_tau is for actor.loss = "sapo": it is "{actor.loss}"'
     if correction == "decoupled":
         fixed = [key for key in fixed if key != "correction_action"]
     if fixed and correction in ("decoupled", "none"):
@@ -401,6 +397,16 @@ def _frozen_models(c: Config) -> Iterator[str]:
         yield (
             'actor.distill_coef adds the teacher to the advantage of the reward, and actor.advantage = "distill" '
             "leaves the reward out: remove one of them"
+        )
+    if actor.distill_beta is not None and not uses_teacher(actor):
+        yield (
+            f'actor.distill_beta ({actor.distill_beta:g}) is for distillation: set actor.advantage = "distill", or '
+            "actor.distill_coef beside the reward; or remove it"
+        )
+    if actor.distill_top_k is not None and actor.distill_beta is None:
+        yield (
+            f"actor.distill_top_k ({actor.distill_top_k}) is for a loss over the teacher's words: set "
+            "actor.distill_beta (0 forward KL, 1 reverse KL), or remove it"
         )
     if is_distilled and unread:
         yield f'actor.advantage = "distill" does not use the reward: remove {unread[0]}'

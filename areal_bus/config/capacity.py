@@ -38,6 +38,7 @@ def together(config: Config) -> int:
 DELTA_VERSIONS = 8  # from which a member that missed pushes is brought up to date by a delta; older ones get all bytes
 BUCKET_BYTES = 256 << 20  # of one broadcast of a push
 LOGITS_MIB = 512.0  # of a micro-batch's logits (float32); a larger matrix is computed in chunks
+TEACHER_COPIES = 6  # matrices of a chunk's tokens and words beside a teacher: logits of both, classes, slopes
 PARTS = 8  # chunks of a logits matrix that has just reached its limit
 
 

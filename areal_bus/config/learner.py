@@ -17,6 +17,7 @@ class SimulatedUpdateConfig(Section):
 
 Rank = Annotated[int, Field(ge=1)]
 Alpha = Annotated[float, Field(gt=0)]
+Tau = Annotated[float, Field(gt=0)]
 
 
 class LoraConfig(Section):
@@ -86,10 +87,8 @@ class ActorConfig(Section):
     """For "gae": discount by token."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
     """For "gae"."""
-    normalize_batch: bool = False
-    """Normalise advantages over the batch (paper)."""
-    normalize_batch_over: Literal["signal", "all"] = "signal"
-    """Groups for normalize_batch: "signal" (rewards differ) or "all"."""
+    normalize_batch: bool | Literal["all"] = False
+    """Normalise advantages over the batch: true, of groups whose rewards differ; "all", of each (paper)."""
     std_unbiased: bool = True
     """Divide variances by n - 1; false: by n."""
     std_eps: float = Field(1e-6, gt=0)
@@ -134,10 +133,8 @@ class ActorConfig(Section):
     """Upper clipping range (DAPO: 0.28); unset: eps_clip."""
     c_clip: float | None = Field(None, gt=1)
     """Dual clip of tokens with negative advantage, times the advantage."""
-    sapo_tau_pos: float = Field(1.0, gt=0)
-    """SAPO's temperature for positive advantages."""
-    sapo_tau_neg: float = Field(1.05, gt=0)
-    """SAPO's temperature for negative advantages."""
+    sapo_tau: tuple[Tau, Tau] = (1.0, 1.05)
+    """SAPO's temperatures: for positive advantages, for negative ones."""
     kl_ctl: float = Field(0.0, ge=0)
     """Coefficient of the KL from the [reference] model; 0: none is loaded."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
@@ -145,7 +142,12 @@ class ActorConfig(Section):
     kl_in: Literal["reward", "loss"] = "loss"
     """Add the KL to the "loss", or subtract it from the "reward"."""
     distill_coef: float = Field(0.0, ge=0)
-    """Weight of log(teacher/pi) beside the reward."""
+    """Weight of the teacher beside the reward."""
+    distill_beta: float | None = Field(None, ge=0, le=1)
+    """Loss over the teacher's vocabulary: 0 forward KL, 1 reverse KL, between: GKD's JSD; unset: log(teacher/pi) of the
+    sampled token as advantage (docs/algorithms.md)."""
+    distill_top_k: int | None = Field(None, ge=1)
+    """For distill_beta: the teacher's likeliest words by themselves, the others as one; unset: all."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
     ppo_n_minibatches: int = Field(1, ge=1)

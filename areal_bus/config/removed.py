@@ -42,6 +42,9 @@ REMOVED: Mapping[str, tuple[Any, str]] = {  # key: its default, which is ignored
     "actor.correction_level": (None, 'set actor.correction = "tis_sequence", for icepop correction_action = "mask"'),
     "actor.sft_coef": (0.0, "no run trained good samples a second time; weigh them in a loss, actor.loss"),
     "actor.sft_min_reward": (1.0, "it chose samples for actor.sft_coef, which is gone, too"),
+    "actor.normalize_batch_over": ("signal", 'it was for actor.normalize_batch alone; set that to "all"'),
+    "actor.sapo_tau_pos": (1.0, "one key has both temperatures; set actor.sapo_tau = [1.0, 1.05]"),
+    "actor.sapo_tau_neg": (1.05, "one key has both temperatures; set actor.sapo_tau = [1.0, 1.05]"),
     "actor.lora.offload": (False, 'one key says what is in host memory; set actor.offload = "base"'),
     "actor.behav_imp_weight_mode": ("clamp", "actor.correction_action has it for each correction; set that"),
     "critic.lr_warmup_steps": (0, "the critic warms up as the policy does; set actor.lr_warmup_steps"),
@@ -115,6 +118,11 @@ def _move(tree: dict[str, Any]) -> None:
     if actor.get("behav_imp_weight_mode") == "mask" and is_decoupled:
         del actor["behav_imp_weight_mode"]
         actor["correction_action"] = "mask"
+    if actor.pop("normalize_batch_over", "") == "all" and actor.get("normalize_batch"):
+        actor["normalize_batch"] = "all"
+    taus = [actor.pop(f"sapo_tau_{sign}", default) for sign, default in (("pos", 1.0), ("neg", 1.05))]
+    if taus != [1.0, 1.05]:
+        actor["sapo_tau"] = taus
     if _table(actor, ["lora"]).get("offload"):
         del actor["lora"]["offload"]
         actor["offload"] = "base"

@@ -193,7 +193,7 @@ def _evaluations(c: Config) -> Iterator[str]:
 
 def _training(c: Config) -> Iterator[str]:
     """Rules for groups, batches and the loss."""
-    by_signal = c.actor.normalize_batch and c.actor.normalize_batch_over == "signal"
+    by_signal = c.actor.normalize_batch is True
     if c.gconfig.n_samples < 2 and (c.actor.advantage in GROUP_BASELINES or by_signal):
         yield (
             f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}; set it higher, or "

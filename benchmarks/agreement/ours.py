@@ -146,7 +146,7 @@ FUNCTIONS: dict[str, Function] = {
     "loss gmpo": loss("gmpo", BY_MEAN, **CLIP),
     "loss cispo": loss("cispo", **CLIP),
     "loss cispo, upper bound": loss("cispo", eps_clip=1.0, eps_clip_higher=inputs.EPS_HIGHER),
-    "loss sapo": loss("sapo", BY_MEAN, sapo_tau_pos=inputs.TAU_POS, sapo_tau_neg=inputs.TAU_NEG),
+    "loss sapo": loss("sapo", BY_MEAN, sapo_tau=(inputs.TAU_POS, inputs.TAU_NEG)),
     **{f"aggregation {name}": loss("ppo", name, aggregation_length=inputs.L, **CLIP) for name in AGGREGATIONS},
     "decoupled, unbounded": loss("ppo", correction="decoupled", **CLIP),
     "decoupled, clamped": loss("ppo", correction="decoupled", behav_imp_weight_cap=inputs.CAP, **CLIP),

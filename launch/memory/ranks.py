@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from areal_bus.config.algorithms import keeps_reference
-from areal_bus.config.capacity import BUCKET_BYTES, DELTA_VERSIONS, LOGITS_MIB, logits_chunk
+from areal_bus.config.capacity import BUCKET_BYTES, DELTA_VERSIONS, LOGITS_MIB, TEACHER_COPIES, logits_chunk
 from areal_bus.config.names.engines import kind_of
 from areal_bus.config.rollout import n_versions, prefix_share
 from areal_bus.config.sections import Config
@@ -59,9 +59,10 @@ class MicroBatch:
 def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
     """Bytes of a micro-batch's activations and logits, and of the first gradient, that of the embedding."""
     wanted = -(-batch.wanted // config.actor.context_parallel)  # of this rank
-    at_once = logits_chunk(wanted, shape.vocabulary, LOGITS_MIB) or wanted
+    vocabulary = shape.vocabulary * (1 if config.actor.distill_beta is None else TEACHER_COPIES)
+    at_once = logits_chunk(wanted, vocabulary, LOGITS_MIB) or wanted
     n = N_LOGITS_PLAIN if at_once == wanted and has_plain_logits(config) else N_LOGITS
-    logits = n * at_once * shape.vocabulary * BYTES["float32"]
+    logits = n * at_once * vocabulary * BYTES["float32"]
     by_embedding = 0 if config.actor.lora is not None else shape.vocabulary * shape.hidden * GRADIENT_BYTES
     return kept_bytes(config, shape, batch) + logits + by_embedding + dora_bytes(config, shape)
 
@@ -78,7 +79,7 @@ def has_plain_logits(config: Config) -> bool:
     """Whether the model's logits are used as they are: neither cast nor divided; the entropy has no gradient."""
     is_cast = config.model.dtype != "float32" or config.topology.gpus_per_host > 0
     heats = {config.gconfig.temperature, *(source.gconfig.temperature or 1.0 for source in config.data.source)}
-    return not is_cast and heats <= {0.0, 1.0} and config.actor.entropy_coef == 0
+    return not is_cast and heats <= {0.0, 1.0} and config.actor.entropy_coef == 0 and config.actor.distill_beta is None
 
 
 def kept_bytes(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:

@@ -89,7 +89,7 @@ EXPECTED = {
         "rollout.max_head_offpolicyness": 2,
         "actor.advantage": "gae",
         "critic.path": "Qwen/Qwen2.5-1.5B-Instruct",
-        "actor.normalize_batch_over": "all",
+        "actor.normalize_batch": "all",
         "actor.behav_imp_weight_cap": 5.0,
         "actor.adam_eps": 1e-8,
         "actor.lora.rank": 8,

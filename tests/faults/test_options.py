@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.ring import History, Ring
+from tests.test_tiny import teacher
 
 STEPS = 5
 LORA = (
@@ -16,6 +17,7 @@ LORA = (
 OPTIONS = {
     "adapters": LORA,
     "passes": ("actor.ppo_epochs=2", "actor.ppo_n_minibatches=2", "actor.optimizer=muon", "actor.adamw_lr=1e-4"),
+    "distill": ("actor.advantage=distill", "actor.distill_beta=0.5", "actor.distill_top_k=3", "actor.ppo_epochs=2"),
     "critic": ("actor.advantage=gae", "actor.truncated_samples=bootstrap", "critic.warmup_updates=2"),
 }
 
@@ -27,7 +29,8 @@ def test_an_option_survives_a_kill_and_a_resume(tmp_path: Path, option: str) -> 
     config = tmp_path / "ring.toml"
     config.write_text(f"extends = {json.dumps(str(Path(__file__).with_name('ring.toml')))}\n", encoding="utf-8")
     few = (f"run.total_train_steps={STEPS}", "checkpoint.every_steps=1")
-    ring = Ring(tmp_path, *few, *OPTIONS[option], config=config)
+    more = [teacher(tmp_path)] if option == "distill" else []
+    ring = Ring(tmp_path, *few, *OPTIONS[option], *more, config=config)
     ring.hold_learner(3)
     with ring.started():
         ring.wait_for("publish", version=1)
@@ -43,3 +46,4 @@ def test_an_option_survives_a_kill_and_a_resume(tmp_path: Path, option: str) -> 
     assert ring.version == STEPS
     assert sum(one["n_tokens_trained"] for one in updates) > 0
     assert {line["term"] for line in ring.lines("term", role="head")} == {0, 1}
+    assert option != "distill" or all(one["kl_teacher"] > 0 for one in updates)

@@ -88,10 +88,10 @@ def cispo(tokens: Tokens, settings: ActorConfig) -> tuple[Tensor, Statistics]:
 def sapo(tokens: Tokens, settings: ActorConfig) -> tuple[Tensor, Statistics]:
     """-f(u) A, f(u) = 4 / tau sigmoid(tau (u - 1)): a soft gate instead of a clip (SAPO, arXiv 2511.20347).
 
-    tau is sapo_tau_pos where A > 0, else sapo_tau_neg.
+    tau is the first of sapo_tau where A > 0, else the second.
     """
     advantages_N, ratio_N = tokens.advantages_N, tokens.ratio_N
-    positive, negative = ratio_N.new_tensor(settings.sapo_tau_pos), ratio_N.new_tensor(settings.sapo_tau_neg)
+    positive, negative = ratio_N.new_tensor(settings.sapo_tau)
     tau_N = torch.where(advantages_N > 0, positive, negative)
     return -4 / tau_N * torch.sigmoid(tau_N * (ratio_N - 1)) * advantages_N, {}
 

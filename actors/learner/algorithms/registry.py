@@ -61,14 +61,22 @@ class Algorithm:
             and settings.m2_threshold is None
             and not settings.entropy_coef
             and not (settings.kl_ctl and settings.kl_in == "loss")
+            and settings.distill_beta is None
         )
+
+    @property
+    def needs_teacher_tokens(self) -> bool:
+        """Whether the teacher's log-probs of the sampled tokens are read: for advantages, or by users' parts."""
+        settings = self.settings
+        return uses_teacher(settings) and (settings.distill_beta is None or "teacher" in self.needed)
 
     @property
     def needs_prox_first(self) -> bool:
         """Whether advantages need the policy's log-probs: for the reward's KL, distillation or users' streams."""
         settings = self.settings
         is_in_reward = settings.kl_ctl > 0 and settings.kl_in == "reward"
-        return uses_teacher(settings) or is_in_reward or "prox" in self.needed
+        is_distilled = uses_teacher(settings) and settings.distill_beta is None
+        return is_distilled or is_in_reward or "prox" in self.needed
 
     @property
     def needs_prox_pass(self) -> bool:

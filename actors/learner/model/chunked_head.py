@@ -1,16 +1,18 @@
 """Log-probs of the targets from hidden states, in chunks of tokens: no (tokens, vocabulary) matrix is kept.
 
-Shapes: N tokens, H hidden size, V vocabulary, C tokens of a chunk, whose logits the backward pass computes again.
+Shapes: N tokens, H hidden size, V vocabulary, C tokens of a chunk, whose logits the backward pass computes again, and
+those of a teacher with them.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from actors.learner.algorithms.divergence import by_logit, classes, divergence
 from areal_cpu import layer_kernels
 from areal_cpu.linear import Linear
 
@@ -19,14 +21,43 @@ SOFT_CAP = "final_logit_softcapping"
 
 
 @dataclass(frozen=True, slots=True)
+class Teacher:
+    """What the head of another model reads at the same tokens, and how the policy diverges from it (`divergence.py`).
+
+    Words that the policy lacks are left out: the teacher's probabilities are those among the policy's words.
+    """
+
+    hidden_NH: Tensor
+    weight_VH: Tensor
+    bias_V: Tensor | None
+    soft_cap: float | None
+    beta: float
+    top_k: int | None
+
+    def read(self, chunk: slice, heat: float | Tensor, n_words: int) -> tuple[Tensor, Tensor | None]:
+        """(C, B) log-probs of the classes, and the (C, K) words that are classes of their own."""
+        logits_CV, _ = _logits(self.hidden_NH[chunk], self.weight_VH, self.bias_V, heat, self.soft_cap)
+        log_p_CV = logits_CV[:, :n_words].log_softmax(1)
+        if self.top_k is None or self.top_k >= n_words:
+            return log_p_CV, None
+        words_CK = log_p_CV.topk(self.top_k, dim=1).indices
+        return classes(log_p_CV, words_CK), words_CK
+
+    def part(self, tokens: slice) -> "Teacher":
+        """The same of some tokens."""
+        return replace(self, hidden_NH=self.hidden_NH[tokens])
+
+
+@dataclass(frozen=True, slots=True)
 class HeadTask:
     """The output that a forward pass requests from the model's head instead of logits."""
 
     targets_N: Tensor
     temperature: float | Tensor  # of all targets, or (N, 1)
-    n_chunk: int
+    n_chunk: int  # 0: what the head reads itself
     entropy_grad: bool = False
     soft_cap: float | None = None
+    teacher: Teacher | None = None
 
     def heat(self, chunk: slice) -> float | Tensor:
         """The temperature of a chunk's targets, by which its logits are divided."""
@@ -34,17 +65,19 @@ class HeadTask:
 
 
 class ChunkedHead(Linear):
-    """The head of a causal LM. Returns logits or, with a task, (log-prob, entropy) of each target."""
+    """The head of a causal LM. Returns logits or, with a task, (log-prob, entropy, divergence) of each target."""
 
     task: HeadTask | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., N, V) logits, or (..., N, 2) float32."""
+        """(..., N, V) logits, or (..., N, 3) float32."""
         if self.task is None:
             return super().forward(x)
+        if not self.task.n_chunk:
+            return x
         flat_NH = x.reshape(-1, x.shape[-1])
-        found_N2 = _ChunkedLogProbs.apply(flat_NH, self.weight, self.bias, self.task)  # type: ignore[no-untyped-call]
-        return found_N2.view(*x.shape[:-1], 2)  # type: ignore[no-any-return]
+        found_N3 = _ChunkedLogProbs.apply(flat_NH, self.weight, self.bias, self.task)  # type: ignore[no-untyped-call]
+        return found_N3.view(*x.shape[:-1], 3)  # type: ignore[no-any-return]
 
 
 def install(model: Any) -> ChunkedHead | None:
@@ -58,15 +91,17 @@ def install(model: Any) -> ChunkedHead | None:
 
 
 @contextmanager
-def working(model: Any, head: ChunkedHead, task: HeadTask) -> Iterator[None]:
-    """The head works on this task. A soft cap is applied by the head: the model must not cap log-probs."""
+def working(model: Any, head: ChunkedHead, task: HeadTask) -> Iterator[float | None]:
+    """The head works on this task. A soft cap, which this gives, is applied by the head: the model must not cap
+    log-probs.
+    """
     config = model.config.get_text_config()
     cap = getattr(config, SOFT_CAP, None)
-    head.task = HeadTask(task.targets_N, task.temperature, task.n_chunk, task.entropy_grad, cap)
+    head.task = replace(task, soft_cap=cap)
     try:
         if cap is not None:
             setattr(config, SOFT_CAP, None)
-        yield
+        yield cap
     finally:
         head.task = None
         if cap is not None:
@@ -74,19 +109,23 @@ def working(model: Any, head: ChunkedHead, task: HeadTask) -> Iterator[None]:
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """(N, 2): log-prob and entropy of each target. The gradient is analytic, by chunk."""
+    """(N, 3): log-prob and entropy of each target, and the divergence from the teacher (0 without one) before it. The
+    gradient is analytic, by chunk.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, task: HeadTask) -> Tensor:
         ctx.task, ctx.dtype = task, _compute_dtype(hidden_NH)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V)
         cast_VH = weight_VH.to(ctx.dtype)
-        found_N2 = hidden_NH.new_empty(len(hidden_NH), 2, dtype=torch.float32)
+        found_N3 = hidden_NH.new_zeros(len(hidden_NH), 3, dtype=torch.float32)
         for at in range(0, len(hidden_NH), task.n_chunk):
             chunk = slice(at, at + task.n_chunk)
             logits_CV, _ = _logits(hidden_NH[chunk], cast_VH, bias_V, task.heat(chunk), task.soft_cap)
-            found_N2[chunk, 0], found_N2[chunk, 1], _ = _read(logits_CV, task.targets_N[chunk])
-        return found_N2
+            if task.teacher is not None:
+                found_N3[chunk, 2], _ = _divergence(logits_CV, task, chunk, by=None)
+            found_N3[chunk, 0], found_N3[chunk, 1], _ = _read(logits_CV, task.targets_N[chunk])
+        return found_N3
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
@@ -153,17 +192,29 @@ def _read(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return logp_C, total_C - torch.einsum("cv,cv->c", prob_CV, logits_CV), prob_CV
 
 
-def _gradient(logits_CV: Tensor, grad_C2: Tensor, task: HeadTask, chunk: slice) -> Tensor:
+def _divergence(logits_CV: Tensor, task: HeadTask, chunk: slice, by: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """(C,) from the teacher; with `by`, (C, 1), also (C, V) that many times its gradient by the logits."""
+    assert task.teacher is not None
+    log_q_CV = logits_CV.log_softmax(1)
+    log_p_CB, words_CK = task.teacher.read(chunk, task.heat(chunk), logits_CV.shape[1])
+    value_C, slope_CB = divergence(log_p_CB, classes(log_q_CV, words_CK), task.teacher.beta)
+    return value_C, None if by is None else by_logit(log_q_CV, words_CK, slope_CB * by)
+
+
+def _gradient(logits_CV: Tensor, grad_C3: Tensor, task: HeadTask, chunk: slice) -> Tensor:
     """By the product of the head, before the bend of a soft cap: of the log-prob, target - p; of the entropy,
     -p (log p + entropy).
     """
     targets_C, heat = task.targets_N[chunk], task.heat(chunk)
+    apart_CV = None if task.teacher is None else _divergence(logits_CV, task, chunk, by=grad_C3[:, 2:])[1]
     logp_C, entropy_C, prob_CV = _read(logits_CV, targets_C)
-    by_logp_C1 = grad_C2[:, :1]
+    by_logp_C1 = grad_C3[:, :1]
     weights_CV: Tensor | float = -by_logp_C1
     if task.entropy_grad:
         total_C = logits_CV.gather(1, targets_C.unsqueeze(1)).squeeze(1) - logp_C
         log_p_CV = logits_CV - total_C.unsqueeze(1)
-        weights_CV = weights_CV - grad_C2[:, 1:] * (log_p_CV + entropy_C.unsqueeze(1))
+        weights_CV = weights_CV - grad_C3[:, 1:2] * (log_p_CV + entropy_C.unsqueeze(1))
     grad_CV = prob_CV.mul_(weights_CV).scatter_add_(1, targets_C.unsqueeze(1), by_logp_C1)
+    if apart_CV is not None:
+        grad_CV += apart_CV
     return grad_CV.div_(heat) if isinstance(heat, Tensor) or heat != 1.0 else grad_CV

@@ -1,7 +1,7 @@
 """Models that the learner reads and never trains: the reference of the KL divergence and the teacher."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from actors.learner.model.adapters import Adapters
+from actors.learner.model.chunked_head import HeadTask, Teacher, working
 from actors.learner.model.policy import ModelSettings, PackedModel, Policy, model_settings
 from actors.models.loading import check_model_path, load_model
 from actors.models.packed_row import SequencePiece
@@ -27,6 +28,20 @@ class FrozenModel(PackedModel):
     def __init__(self, model: Any, **settings: Unpack[ModelSettings]) -> None:
         super().__init__(model, **settings)
         self.model.requires_grad_(False)
+
+    def teach(self, pieces: Sequence[SequencePiece], *, beta: float, top_k: int | None) -> Teacher:
+        """What a policy needs to diverge from this model at the wanted tokens; valid until `free`."""
+        if self._head is None:
+            raise ValueError("a teacher of whole distributions has a linear head: see check_chunks")
+        if self.alone and len(pieces) > 1:
+            parts = [self.teach([piece], beta=beta, top_k=top_k) for piece in pieces]
+            return replace(parts[0], hidden_NH=torch.cat([part.hidden_NH for part in parts]))
+        row, packing, split = self._rows(pieces)
+        task = HeadTask(row.targets_N, 1.0, n_chunk=0)
+        with torch.no_grad(), working(self.model, self._head, task) as soft_cap:
+            hidden_NH = self._forward(row, packing).flatten(0, 1)
+        n = len(hidden_NH) if split is not None else sum(len(piece.places_K) for piece in pieces)
+        return Teacher(hidden_NH[:n], self._head.weight.detach(), self._head.bias, soft_cap, beta, top_k)
 
     def copy_from(self, policy: Policy) -> None:
         """Take the parameters of the policy, rounded to this model's dtype. Each rank copies its shard."""
@@ -85,9 +100,10 @@ def load_frozen_models(
     if uses_reference(config.actor):
         reference = _load_reference(config, policy, model, config_folder, checkpoint)
     if uses_teacher(config.actor):
-        teacher = _load(
-            config, policy, "teacher", check_model_path(config.teacher.path, config_folder, key="teacher.path")
-        )
+        path = check_model_path(config.teacher.path, config_folder, key="teacher.path")
+        teacher = _load(config, policy, "teacher", path)
+        for model_of in (policy, teacher) if config.actor.distill_beta is not None else ():
+            model_of.check_chunks("actor.distill_beta")
     return FrozenModels(reference, teacher)
 
 

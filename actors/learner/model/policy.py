@@ -9,6 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Required, TypedDict, Unpack
 
@@ -25,12 +26,13 @@ from torch.utils.checkpoint import checkpoint
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model import chunked_head
 from actors.learner.model.adapters import Adapters
+from actors.learner.model.chunked_head import Teacher
 from actors.learner.model.context_parallel import RowSplit, padded
 from actors.learner.model.row_probe import RowProbe, whole_row
 from actors.models import packed_attention
 from actors.models.packed_attention import PackedAttention, choose
 from actors.models.packed_row import PackedRow, SequencePiece, lay_out
-from areal_bus.config.capacity import LOGITS_MIB, logits_chunk
+from areal_bus.config.capacity import LOGITS_MIB, TEACHER_COPIES, logits_chunk
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.weights.route import Home
@@ -53,6 +55,17 @@ class ModelSettings(TypedDict, total=False):
     computes: bool  # False: no pass is ever run, and every rank holds the whole model; default True
     offload: bool  # parameters and gradients stay in host memory (FSDP2, also of one rank); default off
     max_logits_mib: float  # more logits than this are computed in chunks; default LOGITS_MIB
+
+
+class Wanted(TypedDict, total=False):
+    """What a pass finds beside log-probs."""
+
+    entropy: bool
+    entropy_grad: bool  # which then carries a gradient
+    teacher: Teacher | None  # divergences from it
+
+
+Found = tuple[Tensor, Tensor | None, Tensor | None]  # (N,) log-probs, entropies, divergences from a teacher
 
 
 def model_settings(config: Config, ranks: LearnerRanks, device: str) -> ModelSettings:
@@ -198,21 +211,43 @@ class PackedModel:
         The pieces are packed into one row without attention across pieces. If the model allows it (`packed`), the
         shared prompt of a family is computed once. The entropy carries a gradient with `entropy_grad` only.
         """
+        logp_N, entropy_N, _ = self.read(pieces, entropy=entropy, entropy_grad=entropy_grad)
+        return logp_N, entropy_N
+
+    def read(self, pieces: Sequence[SequencePiece], **wanted: Unpack[Wanted]) -> Found:
+        """As `logprobs`, and the (N,) divergences from the teacher before each wanted token, if there is one."""
         if self.alone and len(pieces) > 1:
-            parts = [
-                PackedModel.logprobs(self, [piece], entropy=entropy, entropy_grad=entropy_grad) for piece in pieces
-            ]
-            entropies = [entropy_N for _, entropy_N in parts if entropy_N is not None]
-            return torch.cat([logp_N for logp_N, _ in parts]), torch.cat(entropies) if entropies else None
+            return self._read_alone(pieces, **wanted)
+        row, packing, split = self._rows(pieces)
+        n = sum(len(piece.places_K) for piece in pieces)
+        logp_N, *others = self._chosen(row, packing, **wanted)
+
+        def whole(found: Tensor) -> Tensor:
+            return (found if split is None else split.whole(found))[:n]
+
+        entropy_N, apart_N = (None if one is None else whole(one) for one in others)
+        return whole(logp_N), entropy_N, apart_N
+
+    def _read_alone(self, pieces: Sequence[SequencePiece], **wanted: Unpack[Wanted]) -> Found:
+        """Piece by piece."""
+        teacher, at, parts = wanted.get("teacher"), 0, []
+        for piece in pieces:
+            tokens = slice(at, at := at + len(piece.places_K))
+            wanted["teacher"] = None if teacher is None else teacher.part(tokens)
+            parts.append(PackedModel.read(self, [piece], **wanted))
+        logps, entropies, others = ([one for one in column if one is not None] for column in zip(*parts, strict=True))
+        return torch.cat(logps), torch.cat(entropies) if entropies else None, torch.cat(others) if others else None
+
+    def _rows(
+        self, pieces: Sequence[SequencePiece]
+    ) -> tuple[PackedRow, packed_attention.Packing | None, RowSplit | None]:
+        """The row of this rank, which may want more tokens than the pieces."""
         row = lay_out(pieces, share=self.packed, temperature=self.temperature)
-        n = len(row.targets_N)
         if (split := self.split(row)) is not None:
-            logp_M, entropy_M = self._chosen(split.part, split, entropy=entropy, entropy_grad=entropy_grad)
-            return split.whole(logp_M)[:n], None if entropy_M is None else split.whole(entropy_M)[:n]
+            return split.part, split, split
         if self.packed:  # other models would need a mask for the filling
-            row = row.filled(stepped(len(row.ids_S), self.device), stepped(n, self.device))
-        logp_N, entropy_N = self._chosen(row, self.packing(row), entropy=entropy, entropy_grad=entropy_grad)
-        return logp_N[:n], None if entropy_N is None else entropy_N[:n]
+            row = row.filled(stepped(len(row.ids_S), self.device), stepped(len(row.wanted_N), self.device))
+        return row, self.packing(row), None
 
     def split(self, row: PackedRow) -> RowSplit | None:
         """This rank's part of the row; None without context parallelism."""
@@ -225,25 +260,38 @@ class PackedModel:
         """What attention needs to know of a whole row."""
         return packed_attention.PackedAttention.of(row, self.device) if self.packed else None
 
-    def _chosen(
-        self, row: PackedRow, packing: packed_attention.Packing | None, *, entropy: bool, entropy_grad: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs, and entropies if asked for, of all wanted tokens of the row."""
+    def _chosen(self, row: PackedRow, packing: packed_attention.Packing | None, **wanted: Unpack[Wanted]) -> Found:
+        """Of all wanted tokens of the row."""
+        entropy, entropy_grad = wanted.get("entropy", False), wanted.get("entropy_grad", False)
+        teacher = wanted.get("teacher")
         targets_N = row.targets_N.to(self.device)
         heat = self.temperature if row.heat_N is None else row.heat_N.to(self.device).unsqueeze(1)
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         n_chunk = logits_chunk(len(targets_N), vocabulary, self._max_logits_mib)
+        if teacher is not None:  # its logits, and those that the divergence makes of both
+            n_chunk = logits_chunk(len(targets_N), TEACHER_COPIES * vocabulary, self._max_logits_mib) or len(targets_N)
+            hidden_NH = nn.functional.pad(teacher.hidden_NH, (0, 0, 0, len(targets_N) - len(teacher.hidden_NH)))
+            teacher = replace(teacher, hidden_NH=hidden_NH)
         if n_chunk is not None and self._head is not None:
-            task = chunked_head.HeadTask(targets_N, heat, n_chunk, entropy_grad)
+            task = chunked_head.HeadTask(targets_N, heat, n_chunk, entropy_grad, teacher=teacher)
             with chunked_head.working(self.model, self._head, task):
-                found_N2 = self._forward(row, packing).flatten(0, 1)
-            by_chunk_N = found_N2[:, 1] if entropy_grad else found_N2[:, 1].detach()
-            return found_N2[:, 0], by_chunk_N if entropy else None
+                found_N3 = self._forward(row, packing).flatten(0, 1)
+            by_chunk_N = found_N3[:, 1] if entropy_grad else found_N3[:, 1].detach()
+            apart_N = None if teacher is None else found_N3[:, 2]
+            return found_N3[:, 0], by_chunk_N if entropy else None, apart_N
         logits_NV = self._forward(row, packing).flatten(0, 1).float()  # a view: the gradient of [0] would be copied
         if isinstance(heat, Tensor) or heat != 1.0:
             logits_NV = logits_NV / heat
         choose_logprobs = _selected_with_entropy if entropy_grad else _selected
-        return choose_logprobs(logits_NV, targets_N, entropy=entropy)
+        return *choose_logprobs(logits_NV, targets_N, entropy=entropy), None
+
+    def check_chunks(self, key: str) -> None:
+        """Raises ConfigError for a model whose logits are not those of a linear head."""
+        if self._head is None:
+            raise ConfigError(
+                f"{key} needs a model whose logits are the output of a linear layer: {self.model.config.model_type} "
+                "scales them or has another head; remove it, or choose another model"
+            )
 
     def _forward(self, row: PackedRow, packing: packed_attention.Packing | None) -> Tensor:
         """What the head makes of the wanted tokens."""
@@ -340,13 +388,11 @@ class Policy(PackedModel):
         """Name -> tensor of a push: the parameters; with adapters also the digest of their base."""
         return {**self._parameters, **self._base}
 
-    def logprobs(
-        self, pieces: Sequence[SequencePiece], *, entropy: bool = False, entropy_grad: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    def read(self, pieces: Sequence[SequencePiece], **wanted: Unpack[Wanted]) -> Found:
         """As of `PackedModel`. Adapters have dropout in passes with a gradient only."""
         if self.adapters is not None:
             self.adapters.drop(torch.is_grad_enabled())
-        return super().logprobs(pieces, entropy=entropy, entropy_grad=entropy_grad)
+        return super().read(pieces, **wanted)
 
 
 def shard(

@@ -127,15 +127,17 @@ def fill_token_rewards(batch: Batch, settings: ActorConfig) -> None:
 
 
 def distill(batch: Batch, settings: ActorConfig) -> Tensor:
-    """Add -(log pi - log pi_teacher) to the advantage of each trained token. Returns the signal: items that have one.
+    """Add -(log pi - log pi_teacher) to the advantage of each trained token, unless the loss has a divergence over the
+    vocabulary (actor.distill_beta). Returns the signal: items with a trained token.
 
     This is the sampled estimate of the gradient of KL(pi, pi_teacher), token by token ("On-Policy Distillation",
     Thinking Machines Lab 2025). Zero where the policy is the teacher.
     """
     weight = settings.distill_coef or 1.0  # advantage = "distill": the other advantage is 0
-    teacher = batch.streams["teacher"]
-    for i, prox in batch.streams["prox"].items():
-        batch.streams["token_advantages"][i] = batch.advantages_of(i) + weight * (teacher[i] - prox)
+    if settings.distill_beta is None:
+        teacher = batch.streams["teacher"]
+        for i, prox in batch.streams["prox"].items():
+            batch.streams["token_advantages"][i] = batch.advantages_of(i) + weight * (teacher[i] - prox)
     return torch.tensor([item.n_trained > 0 for item in batch.items], dtype=torch.bool)
 
 
@@ -294,7 +296,9 @@ def repeated_share(ids_K: Tensor) -> float:
 
 def needs_gradient(batch: Batch, signal: Tensor, settings: ActorConfig) -> Tensor:
     """(n_items,) bool: an item without advantage may still have a bonus term, or a ratio that is fitted to it."""
-    if settings.loss == "oapl" or settings.entropy_coef or (settings.kl_ctl and settings.kl_in == "loss"):
+    if settings.loss == "oapl" or settings.distill_beta is not None:
+        return torch.ones_like(signal)
+    if settings.entropy_coef or (settings.kl_ctl and settings.kl_in == "loss"):
         return torch.ones_like(signal)
     return signal
 
@@ -312,12 +316,12 @@ def normalized(
     units: Units, advantages: Tensor, signal: Tensor, counted: Tensor, part: Tensor, algorithm: Algorithm, total: Total
 ) -> Tensor:
     """Normalise the units of the items of a `part` over the global batch, others get 0; items not `counted` get a value
-    and enter no statistic. Groups without signal count only with `normalize_batch_over = "all"`, or where the batch is
+    and enter no statistic. Groups without signal count only with `normalize_batch = "all"`, or where the batch is
     the only baseline.
     """
     settings, estimator = algorithm.settings, algorithm.estimator
     is_only_baseline = bool(estimator.normalization) and not estimator.has_group_baseline
-    over_signal = settings.normalize_batch_over == "signal" and not is_only_baseline
+    over_signal = settings.normalize_batch != "all" and not is_only_baseline
     n_trained, part_U = torch.tensor(units.n_trained, dtype=torch.float64), part[units.items_U]
     return normalize(
         advantages,

@@ -93,13 +93,14 @@ class StepMetrics:
                 self.by_source[item.source].entropy += entropy
                 self.by_source[item.source].trained += item.n_trained
 
-    def add_divergences(self, logprobs_N: Tensor, streams: Mapping[str, Tensor]) -> None:
-        """Add the KL of one micro-batch from the frozen models."""
+    def add_divergences(self, logprobs_N: Tensor, streams: Mapping[str, Tensor], apart_N: Tensor | None) -> None:
+        """Add the KL of one micro-batch from the frozen models; `apart_N`: divergences over the teacher's words."""
         if "reference" in streams:
             self.sums.kl_ref += float(k3(logprobs_N, streams["reference"]).sum())
             self.sums.with_ref += len(logprobs_N)
-        if "teacher" in streams:
-            self.sums.kl_teacher += float(k3(logprobs_N, streams["teacher"]).sum())
+        if apart_N is not None or "teacher" in streams:
+            from_teacher_N = k3(logprobs_N, streams["teacher"]) if apart_N is None else apart_N.detach()
+            self.sums.kl_teacher += float(from_teacher_N.sum())
             self.sums.with_teacher += len(logprobs_N)
 
     def reduce(self, ranks: LearnerRanks) -> None:

@@ -27,6 +27,7 @@ class MicroBatchTokens:
     lengths_M: Tensor
     streams: Streams = field(default_factory=Streams)  # by name; without "prox" if it was not computed before
     weights_N: Tensor | None = None  # within an episode, see Item.weights; None: all 1
+    apart_N: Tensor | None = None  # divergences from the teacher, with gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,8 @@ def extra_terms(algorithm: Algorithm, part: MicroBatchTokens, logprobs_N: Tensor
     if "reference" in part.streams and algorithm.settings.kl_in == "loss":
         estimate = KL_ESTIMATORS[kl_estimator_of(algorithm.settings)]
         extra_N = extra_N + algorithm.settings.kl_ctl * estimate(logprobs_N, part.streams["reference"])
+    if part.apart_N is not None:
+        extra_N = extra_N + (algorithm.settings.distill_coef or 1.0) * part.apart_N
     return extra_N
 
 

@@ -4,7 +4,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +19,7 @@ from actors.learner.algorithms.fused import effective_share, mismatch
 from actors.learner.algorithms.parts import Streams, Totals, sequences_of
 from actors.learner.algorithms.registry import find_algorithm
 from actors.learner.batching import Batch, Minibatch, minibatches, record_batch, save_batch
+from actors.learner.model.chunked_head import Teacher
 from actors.learner.model.critic import Critic, ValueFigures, ValueModel, figures
 from actors.learner.model.frozen_model import FrozenModel, FrozenModels
 from actors.learner.model.policy import Policy, whole
@@ -28,6 +29,7 @@ from actors.learner.update.metrics import ServerCheck, SignalWarnings, StepMetri
 from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
 from actors.learner.update.optimizers import HOST, LearningRates, check_states, make_optimizer, move_states, offload
 from actors.learner.update.simulated_update import SimulatedUpdate
+from actors.models.packed_row import SequencePiece
 from actors.runtime.context import HeartbeatState
 from actors.runtime.stages import stages_of
 from areal_bus.config.algorithms import keeps_reference
@@ -141,6 +143,8 @@ class PPOActor:
         """Log-probs of all trained tokens by the frozen models and, if needed, the policy, in equal micro-batches."""
         trained = [i for i, item in enumerate(batch.items) if item.n_trained]
         for name, model in self.frozen.by_stream.items():
+            if name == "teacher" and not self.algorithm.needs_teacher_tokens:
+                continue
             batch.streams[name] = self._passes.logprobs(model, batch, trained, self.version)
         if self.algorithm.needs_prox_first:
             batch.streams["prox"] = self._passes.logprobs(self.policy, batch, trained, self.version)
@@ -168,6 +172,9 @@ class PPOActor:
         steps = self._take_steps(batch, metrics, lr)
         check_states(self.optimizer, self._settings)
         metrics.sums.computed = self._passes.take_planned()
+        if self._teacher is not None:
+            metrics.sums.forward += metrics.sums.computed  # it reads the same rows
+            self._teacher.free()
         metrics.reduce(self._ranks)
         self._server_check.look(metrics)
         self._watch.look(batch, metrics, eta=self._config.rollout.max_head_offpolicyness)
@@ -323,17 +330,21 @@ class PPOActor:
         has such; returns its part of the loss of the minibatch.
         """
         if not indices:
+            if self._teacher is not None:
+                with torch.no_grad():
+                    self._teacher.idle_pass()
             self.policy.idle_pass()
             return 0.0
-        logprobs_N, entropy_N = self.policy.logprobs(
-            pieces(batch, indices), entropy=True, entropy_grad=self._settings.entropy_coef > 0
+        read = pieces(batch, indices)
+        logprobs_N, entropy_N, apart_N = self.policy.read(
+            read, entropy=True, entropy_grad=self._settings.entropy_coef > 0, teacher=self._taught(read)
         )
-        part = self._micro_batch(batch, indices, logprobs_N.device)
+        part = replace(self._micro_batch(batch, indices, logprobs_N.device), apart_N=apart_N)
         done = micro_batch_loss(self.algorithm, part, logprobs_N, entropy_N, totals, m2_bound=m2_bound)
         done.loss.backward()  # type: ignore[no-untyped-call]
         if "prox" in part.streams or not self._n_applied:  # later minibatches also differ by this update's steps
             metrics.add(mismatch(done.importance_N, done.log_ratio))
-        metrics.add_divergences(logprobs_N.detach(), part.streams)
+        metrics.add_divergences(logprobs_N.detach(), part.streams, apart_N)
         sums = metrics.sums
         if entropy_N is not None:
             metrics.add_entropy([batch.items[i] for i in indices], entropy_N.detach())
@@ -344,6 +355,17 @@ class PPOActor:
         for name, value in done.statistics.items():
             metrics.user[name] += value
         return float(done.loss.detach())
+
+    @property
+    def _teacher(self) -> FrozenModel | None:
+        """The teacher of a loss over its vocabulary."""
+        return None if self._settings.distill_beta is None else self.frozen.teacher
+
+    def _taught(self, read: Sequence[SequencePiece]) -> Teacher | None:
+        beta, teacher = self._settings.distill_beta, self.frozen.teacher
+        if beta is None or teacher is None:
+            return None
+        return teacher.teach(read, beta=beta, top_k=self._settings.distill_top_k)
 
     def _micro_batch(self, batch: Batch, indices: list[int], device: torch.device) -> MicroBatchTokens:
         items = [batch.items[i] for i in indices]

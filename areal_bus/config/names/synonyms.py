@@ -16,6 +16,8 @@ OURS_TO_THEIRS: dict[str, str] = {  # our key -> names of other systems
     "actor.kl_ctl": "kl_coef kl_loss_coef init_kl_coef kl_beta beta use_kl_loss kl_penalty_coef kl_loss_weight kl_tau",
     "actor.kl_estimator": "kl_loss_type kl_type kl_penalty kl_estimator_type",
     "actor.kl_in": "use_kl_in_reward use_kl_in_loss kl_in_reward",
+    "actor.distill_beta": "gkd_beta jsd_beta distillation_beta",
+    "actor.distill_top_k": "gkd_logits_topk distillation_topk logprobs_topk",
     "actor.distill_coef": "distillation_coef distill_weight distillation_weight teacher_kl_coef opd_kl_coef lmbda",
     "actor.entropy_coef": "entropy_coeff entropy_bonus ent_coef entropy_loss_coef",
     "actor.truncated_samples": "mask_no_eos_with_zero mask_truncated_completions overlong_filtering",

@@ -55,6 +55,9 @@ def test_saved_settings_of_an_older_run_go_on_by_the_successor_of_a_key() -> Non
     assert removed.left_out(tree)["actor"] == {
         "behav_imp_weight_cap": 5.0, "correction_action": "mask", "lora": {"rank": 4}, "offload": "base",
     }  # fmt: skip
+    taus = {"actor": {"sapo_tau_neg": 2.0, "normalize_batch": True, "normalize_batch_over": "all"}}
+    assert removed.ignored(taus) == []
+    assert removed.left_out(taus)["actor"] == {"normalize_batch": "all", "sapo_tau": [1.0, 2.0]}
     for actor in ({"behav_imp_weight_mode": "mask"}, {"behav_imp_weight_mode": "mask", "correction": "tis"}):
         assert "correction_action" not in removed.left_out({"actor": dict(actor)})["actor"]
 

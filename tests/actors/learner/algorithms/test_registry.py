@@ -233,6 +233,8 @@ TEACHER = {"teacher": {"path": "t"}}
         ({"advantage": "distill", "distill_coef": 0.1, **TEACHER}, "remove one of them"),
         ({"advantage": "distill", "reward_clip": 1.0, **TEACHER}, "remove actor.reward_clip"),
         ({"advantage": "distill", "kl_ctl": 0.1, "kl_in": "reward", **TEACHER}, "remove actor.kl_in"),
+        ({"distill_beta": 0.0}, "actor.distill_beta (0) is for distillation"),
+        ({"advantage": "distill", "distill_top_k": 4, **TEACHER}, "set actor.distill_beta"),
         ({"critic": {"lr": 1e-3}}, '[critic] is for actor.advantage = "gae": it is "grpo"; remove critic.lr'),
         ({"gae_lambda": 0.9}, "are for actor.advantage"),
         ({"truncated_samples": "bootstrap"}, "needs the values of a critic"),

@@ -132,7 +132,9 @@ def test_a_masked_trajectory_stays_in_its_groups_baseline(tmp_path: Path) -> Non
 @pytest.mark.parametrize("over", ["signal", "all"])
 def test_the_normalisation_counts_groups_without_signal_or_not(tmp_path: Path, over: str) -> None:
     flat = [replace(item, reward=0.5) if item.group == 2 else item for item in random_shard(5)]
-    config = settings(actor={**PAPER, "advantage": "rloo", "normalize_batch_over": over, "std_unbiased": False})
+    config = settings(
+        actor={**PAPER, "advantage": "rloo", "normalize_batch": "all" if over == "all" else True, "std_unbiased": False}
+    )
     batch = prepared(tiny_actor(tmp_path, config), flat)
     tokens = torch.cat(
         [
@@ -154,7 +156,7 @@ def test_the_papers_advantages_are_normalised_over_the_batch_without_a_groups_ba
 ) -> None:
     rewards = [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     shard = [shard_item(group=i // 4, sample=i % 4, reward=reward, n_groups=2) for i, reward in enumerate(rewards)]
-    actor = tiny_actor(tmp_path, settings(actor=PAPER | {"normalize_batch_over": over}))
+    actor = tiny_actor(tmp_path, settings(actor=PAPER | {"normalize_batch": "all" if over == "all" else True}))
     batch = prepared(actor, shard)
     counted = torch.tensor([10 * r - 5 for r in rewards if over == "all"] or [5.0, -5.0, -5.0, -5.0])
     tokens = counted.repeat_interleave(4)
@@ -166,7 +168,7 @@ def test_the_papers_advantages_are_normalised_over_the_batch_without_a_groups_ba
     assert stats["n_tokens_trained"] == (32 if over == "all" else 16)
 
 
-@pytest.mark.parametrize("actor", [PAPER | {"normalize_batch_over": "all"}, {"advantage": "reinforce"}, PAPER])
+@pytest.mark.parametrize("actor", [PAPER | {"normalize_batch": "all"}, {"advantage": "reinforce"}, PAPER])
 def test_sources_are_normalised_with_those_that_they_name(tmp_path: Path, actor: dict[str, Any]) -> None:
     """Rewards of another scale change nothing for the others; each part is as if it were alone."""
     shard = [replace(item, source="abc"[item.group % 3]) for item in random_shard(7, n_groups=6)]
@@ -292,7 +294,7 @@ def test_samples_of_one_turn_without_rewards_of_turns_have_the_advantages_of_grp
     batches = {}
     for kind in ("grpo", "grpo_process"):
         # all tokens enter the normalisation by token, so those of groups without signal must in the other, too
-        actor = {"advantage": kind, "normalize_batch": normalize, "normalize_batch_over": "all"}
+        actor = {"advantage": kind, "normalize_batch": normalize and "all"}
         batches[kind] = prepared(tiny_actor(tmp_path / kind, settings(actor=actor)), random_shard(5))
     for i in range(len(batches["grpo"].items)):
         found = [batches[kind].advantages_of(i).tolist() for kind in ("grpo", "grpo_process")]
