@@ -60,6 +60,11 @@ def uses_teacher(actor: ActorConfig) -> bool:
     return actor.advantage == "distill" or actor.distill_coef > 0
 
 
+def is_url(path: str) -> bool:
+    """Whether teacher.path is a server."""
+    return path.startswith(("http://", "https://"))
+
+
 def keeps_reference(c: Config) -> bool:
     """Whether checkpoints hold the reference model, because neither a folder nor the run's seed gives it again."""
     is_made_by_the_run = c.reference.update_every > 0 or (not c.reference.path and c.learner.warmup.steps > 0)
@@ -92,6 +97,7 @@ def refusals(c: Config) -> Iterator[str]:
     yield from _bounds(c.actor)
     yield from _batch(c)
     yield from _frozen_models(c)
+    yield from _remote_teacher(c)
     yield from _critic(c)
     yield from _lora(c)
     yield from _optimizer(c.actor)
@@ -188,6 +194,11 @@ def _bounds(actor: ActorConfig) -> Iterator[str]:
 def _batch(c: Config) -> Iterator[str]:
     """Denominators, normalization over the batch, and reward shaping."""
     actor = c.actor
+    if actor.reward_scaling == "running" and actor.reward_bias:
+        yield (
+            f'actor.reward_scaling = "running" subtracts the mean, so actor.reward_bias ({actor.reward_bias:g}) has no '
+            "effect: remove it"
+        )
     if actor.aggregation == "seq-mean-token-sum-norm" and actor.aggregation_length is None:
         yield (
             'actor.aggregation = "seq-mean-token-sum-norm" divides by a constant: set actor.aggregation_length (for '
@@ -410,6 +421,28 @@ def _frozen_models(c: Config) -> Iterator[str]:
         )
     if is_distilled and unread:
         yield f'actor.advantage = "distill" does not use the reward: remove {unread[0]}'
+
+
+def _remote_teacher(c: Config) -> Iterator[str]:
+    """Rules for a teacher behind a URL."""
+    actor, heats = c.actor, {c.gconfig.temperature, *(one.gconfig.temperature or 1.0 for one in c.data.source)}
+    if not is_url(c.teacher.path):
+        return
+    if heats != {1.0}:
+        yield (
+            f"teacher.path is a URL, whose server gives log-probs at temperature 1: set gconfig.temperature = 1 (it is "
+            f"{max(heats, key=lambda heat: abs(heat - 1)):g})"
+        )
+    if actor.distill_beta is not None and actor.distill_top_k is None:
+        yield (
+            "missing actor.distill_top_k: teacher.path is a URL, whose server gives some words and not all: set it, to "
+            "at most 20 for vLLM without --max-logprobs"
+        )
+    if actor.distill_beta is not None and actor.context_parallel > 1:
+        yield (
+            f"actor.context_parallel ({actor.context_parallel}) is refused with actor.distill_beta and a teacher "
+            "behind a URL: set it to 1, or teacher.path to a folder"
+        )
 
 
 def _simulated(c: Config) -> Iterator[str]:

@@ -61,8 +61,8 @@ class ParameterGroup(Section):
 
 
 class ActorConfig(Section):
-    reward_scaling: float = Field(1.0, gt=0)
-    """Advantages use (reward + reward_bias) * reward_scaling."""
+    reward_scaling: Annotated[float, Field(gt=0)] | Literal["running"] = 1.0
+    """Advantages use (reward + reward_bias) * reward_scaling; "running": (reward - mean) / deviation over the run."""
     reward_bias: float = 0.0
     """Added before scaling (paper: -0.5, scaled by 10)."""
     reward_clip: float | None = Field(None, gt=0)
@@ -195,7 +195,7 @@ class ReferenceConfig(Section):
 
 class TeacherConfig(Section):
     path: str = ""
-    """Folder or Hugging Face id."""
+    """Folder, Hugging Face id, or URL of a vLLM or SGLang server (docs/algorithms.md)."""
 
 
 class CriticConfig(Section):

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.stop_strings import cannot_stop
+from actors.learner.model.remote_teacher import SAMPLE, check_server
 from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
 from actors.models.model_config import is_adapter_folder, misfit
 from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder
-from areal_bus.config.algorithms import uses_reference
+from areal_bus.config.algorithms import is_url, uses_reference
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import largest, samplings_of
 from areal_bus.errors import ConfigError
@@ -62,11 +63,16 @@ def check_lora(config: Config, model: str) -> None:
 def check_frozen_models(config: Config, folder: Path, model: str) -> None:
     """Reference and teacher have weights, the policy's tokens and room for its sequences. Raises ConfigError."""
     paths = {"reference.path": config.reference.path, "teacher.path": config.teacher.path}
-    found = {key: check_model_path(path, folder, key=key) for key, path in paths.items() if path}
-    if not found:
+    found = {key: check_model_path(path, folder, key=key) for key, path in paths.items() if path and not is_url(path)}
+    if not any(paths.values()):
         return
     scratch = config.model.scratch
-    ours = character_tokenizer(scratch).get_vocab() if scratch else load_tokenizer(model).get_vocab()
+    tokenizer = character_tokenizer(scratch) if scratch else load_tokenizer(model)
+    if is_url(config.teacher.path):
+        text = scratch.characters if scratch else SAMPLE
+        ids = tokenizer.encode(text).ids if scratch else tokenizer(text, add_special_tokens=False)["input_ids"]
+        check_server(config.teacher.path, text, ids)
+    ours = tokenizer.get_vocab()
     for key, other in found.items():
         if is_scratch_folder(Path(other)):
             raise ConfigError(f"{key} needs a trained model: {other} has no weights; name the RUN/model of a run")

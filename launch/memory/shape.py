@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.models.model_config import base_of, is_adapter_folder
-from areal_bus.config.algorithms import uses_reference, uses_teacher
+from areal_bus.config.algorithms import is_url, uses_reference, uses_teacher
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
 
@@ -85,7 +85,7 @@ def find_shape(config: Config, config_folder: Path) -> DecoderShape | None:
         return None
     is_base = config.actor.lora is not None and not config.reference.path  # the policy without its adapters
     paths = [config.reference.path] if uses_reference(config.actor) and not is_base else []
-    paths += [config.teacher.path] if uses_teacher(config.actor) else []
+    paths += [config.teacher.path] if uses_teacher(config.actor) and not is_url(config.teacher.path) else []
     frozen = [(shape_at(path, config_folder) if path else None) or shape for path in paths]
     return replace(shape, n_frozen=sum(one.n_parameters for one in frozen))
 

@@ -18,7 +18,12 @@ OPTIONS = {
     "adapters": LORA,
     "passes": ("actor.ppo_epochs=2", "actor.ppo_n_minibatches=2", "actor.optimizer=muon", "actor.adamw_lr=1e-4"),
     "distill": ("actor.advantage=distill", "actor.distill_beta=0.5", "actor.distill_top_k=3", "actor.ppo_epochs=2"),
-    "critic": ("actor.advantage=gae", "actor.truncated_samples=bootstrap", "critic.warmup_updates=2"),
+    "critic": (
+        "actor.advantage=gae",
+        "actor.truncated_samples=bootstrap",
+        "critic.warmup_updates=2",
+        "actor.reward_scaling=running",
+    ),
 }
 
 

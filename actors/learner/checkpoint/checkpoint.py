@@ -5,7 +5,8 @@ RUN/checkpoints/step-000010/
                    tokenizer; with actor.lora the adapters in peft's format (float32) and the tokenizer
     reference/     the same for the reference model, where the run has made it
     shards/        one file a rank, in the safetensors form of torch's distributed checkpoint: AdamW's state, float32
-                   parameters where the model's are rounded, the same of a critic, and each rank's RNG state
+                   parameters where the model's are rounded, the same of a critic, running statistics of rewards and
+                   returns, and each rank's RNG state
     state.json     schema, version, number of ranks
     manifest.json  size and SHA-256 of every other file
 `areal_bus/storage/versioned_dirs.py` writes such a folder atomically. Checkpoints of schema 1, with
@@ -28,6 +29,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from actors.learner.algorithms.running import empty
 from actors.learner.checkpoint import shards
 from actors.learner.checkpoint.model_part import ModelPart, stage_model, write_index
 from actors.learner.checkpoint.shards import RNG, Files, Meeting, RankReport, Shard, ShardReader, conclude, stage_shard
@@ -45,7 +47,7 @@ __all__ = ["PendingCheckpoint", "TrainingState", "link", "load", "read", "restor
 SCHEMA = 2
 WHOLE = 1  # schema of checkpoints that rank 0 wrote alone
 MASTER = "master"
-POLICY, CRITIC = "policy/", "critic/"  # prefixes in the shards
+POLICY, CRITIC, STATISTICS = "policy/", "critic/", "running/"  # prefixes in the shards
 WHOLE_OPTIMIZER, WHOLE_CRITIC = "optimizer.safetensors", "critic.safetensors"  # of schema 1
 OS_ERROR = "(os error "  # prefix of operating system errors in Rust libraries
 
@@ -204,6 +206,7 @@ def training_state(
     state = _tensors_of(policy, optimizer, POLICY, has_masters=has_masters)
     if critic is not None:
         state |= _tensors_of(critic.model, critic.optimizer, CRITIC, has_masters=True)
+    state |= {f"{STATISTICS}{name}": values for name, values in policy.running.items() if values.any()}
     state[f"{RNG}{policy.ranks.index}"] = torch.get_rng_state()
     return state
 
@@ -283,6 +286,8 @@ def restore_state(
     _restore_shards(reader, POLICY, policy, optimizer)
     if critic is not None:
         _restore_shards(reader, CRITIC, critic.model, critic.optimizer)
+    policy.running |= {name: empty() for name in policy.running}
+    reader.load({f"{STATISTICS}{name}": policy.running[name] for name in reader.forms(STATISTICS)})
     saved, index = reader.forms(RNG), policy.ranks.index
     rng = torch.empty(next(iter(saved.values())).size, dtype=torch.uint8)
     reader.load({f"{RNG}{index if str(index) in saved else 0}": rng})

@@ -47,6 +47,36 @@ class Teacher:
         """The same of some tokens."""
         return replace(self, hidden_NH=self.hidden_NH[tokens])
 
+    def filled(self, n: int) -> "Teacher":
+        """The same of `n` tokens, the last ones without meaning."""
+        return replace(self, hidden_NH=_filled(self.hidden_NH, n))
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTeacher:
+    """The same of a model elsewhere, at temperature 1: log-probs of its likeliest words and of all others."""
+
+    log_p_NB: Tensor
+    words_NK: Tensor
+    beta: float
+
+    def read(self, chunk: slice, heat: float | Tensor, n_words: int) -> tuple[Tensor, Tensor | None]:
+        """As `Teacher.read`."""
+        return self.log_p_NB[chunk], self.words_NK[chunk]
+
+    def part(self, tokens: slice) -> "GivenTeacher":
+        """The same of some tokens."""
+        return replace(self, log_p_NB=self.log_p_NB[tokens], words_NK=self.words_NK[tokens])
+
+    def filled(self, n: int) -> "GivenTeacher":
+        """As `Teacher.filled`; the words of a row stay different."""
+        more = self.words_NK[-1:].expand(n - len(self.words_NK), -1)
+        return replace(self, log_p_NB=_filled(self.log_p_NB, n), words_NK=torch.cat([self.words_NK, more]))
+
+
+def _filled(rows: Tensor, n: int) -> Tensor:
+    return nn.functional.pad(rows, (0, 0, 0, n - len(rows)))
+
 
 @dataclass(frozen=True, slots=True)
 class HeadTask:
@@ -57,7 +87,7 @@ class HeadTask:
     n_chunk: int  # 0: what the head reads itself
     entropy_grad: bool = False
     soft_cap: float | None = None
-    teacher: Teacher | None = None
+    teacher: Teacher | GivenTeacher | None = None
 
     def heat(self, chunk: slice) -> float | Tensor:
         """The temperature of a chunk's targets, by which its logits are divided."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from actors.learner.algorithms.advantages import generalized_advantages
+from actors.learner.algorithms.running import RETURNS, Total, deviation, empty, merged
 from actors.learner.batching import Batch, Item
 from actors.learner.model.chunked_head import SOFT_CAP
 from actors.learner.model.policy import PROBE, ModelSettings, Policy, whole
@@ -82,6 +83,8 @@ class Critic:
         self.settings = settings
         self._warm, self._max_norm = policy.lr_warmup_steps, policy.max_grad_norm
         self._bootstraps = policy.truncated_samples == "bootstrap"
+        self._is_scaled = policy.reward_scaling == "running"
+        self.running: dict[str, Tensor] = {RETURNS: empty()}  # the policy's, which checkpoints hold
         self.optimizer = torch.optim.AdamW(
             list(model.parameters().values()), lr=settings.lr, weight_decay=policy.weight_decay
         )
@@ -98,8 +101,22 @@ class Critic:
             for item, at in zip(items, places, strict=True)
             for piece in item.pieces(at)
         ]
-        values_N = self.model.values(pieces).detach().cpu()
+        values_N = self.model.values(pieces).detach().cpu() * self.scale
         return dict(zip(indices, torch.split(values_N, [len(at) for at in places]), strict=True))
+
+    @property
+    def scale(self) -> float:
+        """What the model's outputs are multiplied by to be values: the root mean square of the returns, or 1."""
+        return deviation(self.running[RETURNS], about=0.0) if self._is_scaled else 1.0
+
+    def rescale(self, batch: Batch, total: Total) -> None:
+        """Take the returns of a batch into the scale. The head is divided by its growth, so that no value changes
+        (PopArt, arXiv 1602.07714, for the scale alone). A collective.
+        """
+        before, returns = self.scale, list(batch.streams["returns"].values())
+        self.running[RETURNS] = merged(self.running[RETURNS], torch.cat([torch.zeros(0), *returns]), total)
+        with torch.no_grad():
+            self.model.model.get_output_embeddings().weight.mul_(before / self.scale)
 
     def _valued_places(self, item: Item) -> Tensor:
         if self._bootstraps and item.finish == Finish.LENGTH:
@@ -115,7 +132,8 @@ class Critic:
             torch.cat([values[i] for i in indices]).to(values_N.device)
             for values in (batch.streams["old_values"], batch.streams["returns"])
         )
-        return value_losses(values_N, old_N, returns_N, self.settings.eps_clip).sum() / n_tokens
+        scale = self.scale
+        return value_losses(values_N, old_N / scale, returns_N / scale, self.settings.eps_clip).sum() / n_tokens
 
     def grad_norm(self) -> float:
         """Norm of the accumulated gradient (a collective when sharded)."""

@@ -13,9 +13,10 @@ from torch.distributed.tensor import DTensor
 from actors.learner.model.adapters import Adapters
 from actors.learner.model.chunked_head import HeadTask, Teacher, working
 from actors.learner.model.policy import ModelSettings, PackedModel, Policy, model_settings
+from actors.learner.model.remote_teacher import RemoteTeacher
 from actors.models.loading import check_model_path, load_model
 from actors.models.packed_row import SequencePiece
-from areal_bus.config.algorithms import keeps_reference, uses_reference, uses_teacher
+from areal_bus.config.algorithms import is_url, keeps_reference, uses_reference, uses_teacher
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
@@ -77,10 +78,10 @@ class FrozenModels:
     """The frozen models of a learner rank; None where the algorithm needs none."""
 
     reference: FrozenModel | PolicyBase | None = None
-    teacher: FrozenModel | None = None
+    teacher: FrozenModel | RemoteTeacher | None = None
 
     @property
-    def by_stream(self) -> dict[str, FrozenModel | PolicyBase]:
+    def by_stream(self) -> dict[str, FrozenModel | PolicyBase | RemoteTeacher]:
         """Name of a stream of the batch -> the model whose log-probs it has."""
         models = {"reference": self.reference, "teacher": self.teacher}
         return {name: model for name, model in models.items() if model is not None}
@@ -96,13 +97,21 @@ def load_frozen_models(
     """Load the algorithm's frozen models. `policy` is warm; `checkpoint`: the folder of its start point, "" for version
     0; `model`: the folder that the run starts from. Raises ConfigError.
     """
-    reference = teacher = None
+    reference: FrozenModel | PolicyBase | None = None
+    teacher: FrozenModel | RemoteTeacher | None = None
     if uses_reference(config.actor):
         reference = _load_reference(config, policy, model, config_folder, checkpoint)
-    if uses_teacher(config.actor):
+    if is_url(config.teacher.path):
+        n_words = policy.model.config.get_text_config().vocab_size
+        if config.actor.distill_beta is not None:
+            policy.check_chunks("actor.distill_beta")
+        teacher = RemoteTeacher(
+            config.teacher.path, n_words=n_words, top_k=config.actor.distill_top_k, device=policy.device
+        )
+    elif uses_teacher(config.actor):
         path = check_model_path(config.teacher.path, config_folder, key="teacher.path")
-        teacher = _load(config, policy, "teacher", path)
-        for model_of in (policy, teacher) if config.actor.distill_beta is not None else ():
+        teacher = held = _load(config, policy, "teacher", path)
+        for model_of in (policy, held) if config.actor.distill_beta is not None else ():
             model_of.check_chunks("actor.distill_beta")
     return FrozenModels(reference, teacher)
 

@@ -9,7 +9,6 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, Required, TypedDict, Unpack
 
@@ -23,10 +22,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from actors.learner.algorithms.running import RUNNING, empty
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model import chunked_head
 from actors.learner.model.adapters import Adapters
-from actors.learner.model.chunked_head import Teacher
+from actors.learner.model.chunked_head import GivenTeacher, Teacher
 from actors.learner.model.context_parallel import RowSplit, padded
 from actors.learner.model.row_probe import RowProbe, whole_row
 from actors.models import packed_attention
@@ -62,7 +62,7 @@ class Wanted(TypedDict, total=False):
 
     entropy: bool
     entropy_grad: bool  # which then carries a gradient
-    teacher: Teacher | None  # divergences from it
+    teacher: Teacher | GivenTeacher | None  # divergences from it
 
 
 Found = tuple[Tensor, Tensor | None, Tensor | None]  # (N,) log-probs, entropies, divergences from a teacher
@@ -270,8 +270,7 @@ class PackedModel:
         n_chunk = logits_chunk(len(targets_N), vocabulary, self._max_logits_mib)
         if teacher is not None:  # its logits, and those that the divergence makes of both
             n_chunk = logits_chunk(len(targets_N), TEACHER_COPIES * vocabulary, self._max_logits_mib) or len(targets_N)
-            hidden_NH = nn.functional.pad(teacher.hidden_NH, (0, 0, 0, len(targets_N) - len(teacher.hidden_NH)))
-            teacher = replace(teacher, hidden_NH=hidden_NH)
+            teacher = teacher.filled(len(targets_N))
         if n_chunk is not None and self._head is not None:
             task = chunked_head.HeadTask(targets_N, heat, n_chunk, entropy_grad, teacher=teacher)
             with chunked_head.working(self.model, self._head, task):
@@ -372,6 +371,7 @@ class Policy(PackedModel):
         if found != {torch.float32}:
             raise ValueError(f"a policy keeps its parameters in float32: the model has {sorted(map(str, found))}")
         self.adapters = adapters
+        self.running = {name: empty() for name in RUNNING}  # statistics of the run that checkpoints hold beside it
         super().__init__(model, **settings)
         self._base: Mapping[str, Tensor] = {}
         if adapters is not None:

@@ -223,6 +223,12 @@ def shaped_rewards(batch: Batch, units: Units, config: Config) -> Tensor:
     )
 
 
+def rewards_of(batch: Batch, config: Config) -> Tensor:
+    """(U,) float64: rewards before shaping, 0 for the answers that are worth nothing because they were cut off."""
+    units = units_of(batch)
+    return torch.where(cut_and(batch, config, "zero")[units.items_U], 0.0, units.rewards_U)
+
+
 def longest_turn(places_K: Tensor) -> int:
     """Sampled tokens of the longest turn: gconfig.max_new_tokens is the limit of one."""
     if not len(places_K):

@@ -9,6 +9,7 @@ from actors.learner.batching import Batch, pack
 from actors.learner.model.critic import Critic
 from actors.learner.model.frozen_model import FrozenModel, PolicyBase
 from actors.learner.model.policy import PackedModel, Policy
+from actors.learner.model.remote_teacher import RemoteTeacher
 from actors.models.packed_row import SequencePiece, n_rows
 from areal_bus.core.parts.stages import Stage, stage_at
 
@@ -51,12 +52,12 @@ class ForwardPasses:
         return n
 
     def logprobs(
-        self, model: PackedModel | PolicyBase, batch: Batch, members: list[int], version: int
+        self, model: PackedModel | PolicyBase | RemoteTeacher, batch: Batch, members: list[int], version: int
     ) -> dict[int, Tensor]:
         """Item index -> (n_trained,) log-probs of its trained tokens by this model, on the host."""
         found: dict[int, Tensor] = {}
         with torch.no_grad():
-            reader = None if isinstance(model, PolicyBase) else model
+            reader = model if isinstance(model, PackedModel) else None
             for indices in self.micro_batches(batch, members, version, model=reader):
                 if not indices:
                     model.idle_pass()
@@ -65,7 +66,7 @@ class ForwardPasses:
                 counts = [batch.items[i].n_trained for i in indices]
                 found.update(zip(indices, torch.split(logp_N.cpu(), counts), strict=True))
                 self._beat()
-        if isinstance(model, FrozenModel):
+        if isinstance(model, FrozenModel | RemoteTeacher):
             model.free()
         return found
 

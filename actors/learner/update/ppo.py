@@ -18,12 +18,14 @@ from actors.learner.algorithms.corrections import second_moment_threshold
 from actors.learner.algorithms.fused import effective_share, mismatch
 from actors.learner.algorithms.parts import Streams, Totals, sequences_of
 from actors.learner.algorithms.registry import find_algorithm
+from actors.learner.algorithms.running import REWARDS, merged, normalising
 from actors.learner.batching import Batch, Minibatch, minibatches, record_batch, save_batch
-from actors.learner.model.chunked_head import Teacher
+from actors.learner.model.chunked_head import GivenTeacher, Teacher
 from actors.learner.model.critic import Critic, ValueFigures, ValueModel, figures
 from actors.learner.model.frozen_model import FrozenModel, FrozenModels
 from actors.learner.model.policy import Policy, whole
-from actors.learner.update.advantage_stage import fill_advantages, make_streams
+from actors.learner.model.remote_teacher import RemoteTeacher
+from actors.learner.update.advantage_stage import fill_advantages, make_streams, rewards_of
 from actors.learner.update.forward_passes import ForwardPasses, pieces
 from actors.learner.update.metrics import ServerCheck, SignalWarnings, StepMetrics, count
 from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
@@ -108,6 +110,8 @@ class PPOActor:
             raise ValueError('a critic is for actor.advantage = "gae", which needs one')
         self.policy = policy
         self.frozen = frozen or FrozenModels()  # as the algorithm needs them
+        if isinstance(self.frozen.teacher, RemoteTeacher):
+            self.frozen.teacher.tick = context.tick
         self.version = 0
         self.rollback: Rollback | None = None  # bounds the learning rate
         self._config = config
@@ -122,6 +126,8 @@ class PPOActor:
         self._simulated = simulated
         self._n_applied = 0  # optimizer steps of the current update
         self.critic = None if critic is None else Critic(critic, config.critic, config.actor)
+        if self.critic is not None:
+            self.critic.running = policy.running
         self.optimizer = make_optimizer(policy, config.actor)
         self._optimizers = [self.optimizer] + ([] if self.critic is None else [self.critic.optimizer])
         if config.actor.offload == "optimizer":
@@ -134,10 +140,20 @@ class PPOActor:
         with self._journal.span("prox"):
             self._fill_streams(batch)
             values = None if self.critic is None else self._passes.values(self.critic, batch, self.version)
-            fill_advantages(batch, self.algorithm, self._config, self._ranks.sum, values)
+            fill_advantages(batch, self.algorithm, self._scaled(batch), self._ranks.sum, values)
+            if self.critic is not None and self._settings.reward_scaling == "running":
+                self.critic.rescale(batch, self._ranks.sum)
             if self.algorithm.needs_prox_pass and not self.algorithm.needs_prox_first and self._simulated is None:
                 self._compute_prox(batch)
         return batch
+
+    def _scaled(self, batch: Batch) -> Config:
+        """The settings for this batch: with the running mean and deviation of the rewards, itself included."""
+        if self._settings.reward_scaling != "running":
+            return self._config
+        held, rewards = self.policy.running, rewards_of(batch, self._config)
+        held[REWARDS] = merged(held[REWARDS], rewards, self._ranks.sum)
+        return self._config.model_copy(update={"actor": normalising(self._settings, held[REWARDS])})
 
     def _fill_streams(self, batch: Batch) -> None:
         """Log-probs of all trained tokens by the frozen models and, if needed, the policy, in equal micro-batches."""
@@ -146,6 +162,8 @@ class PPOActor:
             if name == "teacher" and not self.algorithm.needs_teacher_tokens:
                 continue
             batch.streams[name] = self._passes.logprobs(model, batch, trained, self.version)
+        if isinstance(self._teacher, RemoteTeacher):
+            self._teacher.ask(pieces(batch, trained))
         if self.algorithm.needs_prox_first:
             batch.streams["prox"] = self._passes.logprobs(self.policy, batch, trained, self.version)
         make_streams(batch, self.algorithm)
@@ -173,7 +191,8 @@ class PPOActor:
         check_states(self.optimizer, self._settings)
         metrics.sums.computed = self._passes.take_planned()
         if self._teacher is not None:
-            metrics.sums.forward += metrics.sums.computed  # it reads the same rows
+            if isinstance(self._teacher, FrozenModel):
+                metrics.sums.forward += metrics.sums.computed  # it reads the same rows
             self._teacher.free()
         metrics.reduce(self._ranks)
         self._server_check.look(metrics)
@@ -357,11 +376,11 @@ class PPOActor:
         return float(done.loss.detach())
 
     @property
-    def _teacher(self) -> FrozenModel | None:
+    def _teacher(self) -> FrozenModel | RemoteTeacher | None:
         """The teacher of a loss over its vocabulary."""
         return None if self._settings.distill_beta is None else self.frozen.teacher
 
-    def _taught(self, read: Sequence[SequencePiece]) -> Teacher | None:
+    def _taught(self, read: Sequence[SequencePiece]) -> Teacher | GivenTeacher | None:
         beta, teacher = self._settings.distill_beta, self.frozen.teacher
         if beta is None or teacher is None:
             return None

@@ -195,6 +195,7 @@ def test_the_example_of_the_docs_with_one_of_each_part_trains(tmp_path: Path, mo
 # settings without meaning
 
 TEACHER = {"teacher": {"path": "t"}}
+SERVED = {"teacher": {"path": "http://127.0.0.1:1"}}
 
 
 @pytest.mark.parametrize(
@@ -233,6 +234,11 @@ TEACHER = {"teacher": {"path": "t"}}
         ({"advantage": "distill", "distill_coef": 0.1, **TEACHER}, "remove one of them"),
         ({"advantage": "distill", "reward_clip": 1.0, **TEACHER}, "remove actor.reward_clip"),
         ({"advantage": "distill", "kl_ctl": 0.1, "kl_in": "reward", **TEACHER}, "remove actor.kl_in"),
+        (
+            {"advantage": "distill", **SERVED, "gconfig": {"temperature": 0.7}},
+            "set gconfig.temperature = 1 (it is 0.7)",
+        ),
+        ({"advantage": "distill", "distill_beta": 0.0, **SERVED}, "missing actor.distill_top_k"),
         ({"distill_beta": 0.0}, "actor.distill_beta (0) is for distillation"),
         ({"advantage": "distill", "distill_top_k": 4, **TEACHER}, "set actor.distill_beta"),
         ({"critic": {"lr": 1e-3}}, '[critic] is for actor.advantage = "gae": it is "grpo"; remove critic.lr'),
@@ -255,7 +261,7 @@ TEACHER = {"teacher": {"path": "t"}}
 )
 def test_a_combination_without_meaning_is_refused_in_a_sentence(actor: dict[str, Any], said: str) -> None:
     """A key that is a section is one; the others are of [actor]."""
-    sections = {key: actor[key] for key in ("reference", "teacher", "critic", "topology") if key in actor}
+    sections = {key: actor[key] for key in ("reference", "teacher", "critic", "topology", "gconfig") if key in actor}
     keys = {key: value for key, value in actor.items() if key not in sections}
     with pytest.raises(ConfigError) as refused:
         check(settings(actor=keys, **sections, data=PLAIN))
