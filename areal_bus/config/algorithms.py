@@ -194,6 +194,8 @@ def _bounds(actor: ActorConfig) -> Iterator[str]:
 def _batch(c: Config) -> Iterator[str]:
     """Denominators, normalization over the batch, and reward shaping."""
     actor = c.actor
+    if actor.reward_scaling == "running" and "oapl" in (actor.advantage, actor.loss):
+        yield 'actor.reward_scaling is 1 / beta of "oapl": set a number, as "running" is none'
     if actor.reward_scaling == "running" and actor.reward_bias:
         yield (
             f'actor.reward_scaling = "running" subtracts the mean, so actor.reward_bias ({actor.reward_bias:g}) has no '

@@ -185,6 +185,11 @@ class ActorConfig(Section):
     lora: LoraConfig | None = None
     """Train low-rank adapters instead of the model's own weights (docs/lora.md)."""
 
+    @property
+    def reward_factor(self) -> float:
+        """reward_scaling as a number; 1 for "running", for which each batch has its own number."""
+        return 1.0 if self.reward_scaling == "running" else self.reward_scaling
+
 
 class ReferenceConfig(Section):
     path: str = ""

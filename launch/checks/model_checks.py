@@ -67,7 +67,7 @@ def check_frozen_models(config: Config, folder: Path, model: str) -> None:
     if not any(paths.values()):
         return
     scratch = config.model.scratch
-    tokenizer = character_tokenizer(scratch) if scratch else load_tokenizer(model)
+    tokenizer: Any = character_tokenizer(scratch) if scratch else load_tokenizer(model)
     if is_url(config.teacher.path):
         text = scratch.characters if scratch else SAMPLE
         ids = tokenizer.encode(text).ids if scratch else tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -29,7 +29,7 @@ def shape_rewards(
     penalty, as the limit is that of one turn; None: each has one.
     """
     shaped = torch.where(zeroed_M, 0.0, rewards_M.double())
-    shaped = (shaped + settings.reward_bias) * settings.reward_scaling
+    shaped = (shaped + settings.reward_bias) * settings.reward_factor
     if settings.reward_clip is not None:
         shaped = shaped.clamp(-settings.reward_clip, settings.reward_clip)
     lengths = lengths_M.double()
@@ -163,7 +163,7 @@ def oapl(trajectories: Trajectories, settings: ActorConfig) -> Tensor:
 
     0.5 is VALUE_BETA (A*-PO, arXiv 2505.20686). r is the reward without reward_scaling, which multiplies the result.
     """
-    groups, scale = groups_of(trajectories), settings.reward_scaling * VALUE_BETA
+    groups, scale = groups_of(trajectories), settings.reward_factor * VALUE_BETA
     rewards_M = trajectories.rewards_M / scale
     most_G = torch.full_like(groups.count_G, -torch.inf).scatter_reduce(0, groups.index_M, rewards_M, "amax")
     below_M = rewards_M - groups.spread(most_G)

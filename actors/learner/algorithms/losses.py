@@ -109,7 +109,7 @@ def oapl(tokens: Tokens, settings: ActorConfig) -> Tensor:
     value is one number a trajectory, given to each of its tokens.
     """
     log_ratio_M = tokens.sequence_sum(tokens.logprobs_N - tokens.behav_N)
-    losses_M = (log_ratio_M - tokens.sequence_mean(tokens.advantages_N)).square() / (2 * settings.reward_scaling)
+    losses_M = (log_ratio_M - tokens.sequence_mean(tokens.advantages_N)).square() / (2 * settings.reward_factor)
     return select(losses_M, tokens)
 
 

@@ -119,6 +119,13 @@ def test_a_resumed_run_goes_on_with_the_same_statistics_bit_for_bit(tmp_path: Pa
     assert all(torch.equal(weights(again.policy)[name], value) for name, value in weights(whole.policy).items())
 
 
-def test_a_bias_beside_running_statistics_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"actor\.reward_bias \(-0\.5\) has no effect: remove it"):
-        check(settings(actor={"reward_scaling": "running", "reward_bias": -0.5}, data=PLAIN))
+@pytest.mark.parametrize(
+    ("actor", "said"),
+    [
+        ({"reward_bias": -0.5}, r"actor\.reward_bias \(-0\.5\) has no effect: remove it"),
+        ({"advantage": "oapl", "loss": "oapl"}, r'1 / beta of "oapl": set a number'),
+    ],
+)
+def test_settings_that_running_statistics_exclude_are_refused(actor: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(settings(actor={"reward_scaling": "running", **actor}, data=PLAIN))
