@@ -78,8 +78,8 @@ def misfit(folder: Path, lora: LoraConfig, layers: Collection[str]) -> str:
     names |= {magnitude_of(layer) for layer in layers} if "dora" in lora.variant else set()
     with safe_open(str(folder / WEIGHTS_FILE), framework="np") as file:
         odd = sorted({name.removeprefix(PREFIX) for name in file.keys()} ^ names)  # noqa: SIM118  it is no mapping
-    if set(kinds) != set(lora.variant):
-        return f"mismatch of actor.lora.variant: {folder} has {kinds}, the settings {list(lora.variant)}"
+    if set(kinds) != set(lora.variant) - {"nf4"}:
+        return f"mismatch of actor.lora.variant: {folder} has {kinds}, the settings {sorted({*lora.variant} - {'nf4'})}"
     if odd:
         return f"mismatch of actor.lora.target_modules: {odd[0]!r} is in {folder} or in the settings, not in both"
     for layer in sorted(layers):

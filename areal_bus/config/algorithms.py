@@ -243,10 +243,30 @@ def _lora(c: Config) -> Iterator[str]:
         )
     if c.actor.lora is not None and "dora" in c.actor.lora.variant and c.actor.lora.dropout > 0:
         yield 'actor.lora.variant "dora" computes without dropout: set actor.lora.dropout = 0'
+    yield from _nf4(c)
     if c.actor.lora is not None and not kind_of(c.rollout.engine).takes_adapters:
         yield (
             f"actor.lora is refused: the engine {c.rollout.engine} takes no adapters; remove [actor.lora], or set "
             'rollout.engine = "builtin"'
+        )
+
+
+def _nf4(c: Config) -> Iterator[str]:
+    """Rules for 4-bit weights under adapters."""
+    if c.actor.lora is None or "nf4" not in c.actor.lora.variant:
+        return
+    others = {
+        '"dora"': "dora" in c.actor.lora.variant,
+        f"topology.learners = {c.topology.learners}": c.topology.learners > 1,
+        f'actor.offload = "{c.actor.offload}"': c.actor.offload in ("base", "all"),
+        "learner.compile": c.learner.compile,
+    }
+    if wrong := [name for name, is_set in others.items() if is_set]:
+        yield f'actor.lora.variant "nf4" is refused with {wrong[0]}: remove one of them'
+    if correction_of(c.actor) == "none":
+        yield (
+            'actor.lora.variant "nf4" needs a correction, as generators sample with the weights that it rounds: set '
+            'actor.correction = "decoupled" or "tis"'
         )
 
 

@@ -39,6 +39,8 @@ DELTA_VERSIONS = 8  # from which a member that missed pushes is brought up to da
 BUCKET_BYTES = 256 << 20  # of one broadcast of a push
 LOGITS_MIB = 512.0  # of a micro-batch's logits (float32); a larger matrix is computed in chunks
 TEACHER_COPIES = 6  # matrices of a chunk's tokens and words beside a teacher: logits of both, classes, slopes
+NF4_BLOCK = 64  # numbers of a 4-bit weight with a scale of their own
+NF4_BYTES = 0.5 + 4 / NF4_BLOCK  # of a number
 PARTS = 8  # chunks of a logits matrix that has just reached its limit
 
 

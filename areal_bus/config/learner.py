@@ -25,8 +25,9 @@ class LoraConfig(Section):
     """Rank."""
     alpha: float = Field(32.0, gt=0)
     """The adapters are multiplied by alpha / rank."""
-    variant: tuple[Literal["rslora", "dora"], ...] = ()
-    """"rslora": alpha / sqrt(rank); "dora": trained norms of the weights' rows (docs/lora.md)."""
+    variant: tuple[Literal["rslora", "dora", "nf4"], ...] = ()
+    """"rslora": alpha / sqrt(rank); "dora": trained norms of the weights' rows; "nf4": 4-bit weights under the adapters
+    (docs/lora.md)."""
     target_modules: tuple[str, ...] | dict[str, Rank | tuple[Rank, Alpha]] = ()
     """Layers with adapters, as ["q_proj"], or with ranks, or [rank, alpha]: { q_proj = 32, o_proj = [8, 16] }; empty:
     all linear ones of decoder layers."""

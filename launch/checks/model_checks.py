@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.stop_strings import cannot_stop
-from actors.learner.model.remote_teacher import SAMPLE, check_server
+from actors.learner.link.teacher_server import SAMPLE, check_server
 from actors.models.loading import check_model_path, empty_model, load_tokenizer, max_positions
 from actors.models.model_config import is_adapter_folder, misfit
 from actors.models.scratch import character_tokenizer, check_shape, is_scratch_folder, write_scratch_folder

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from areal_bus.config.algorithms import keeps_reference
-from areal_bus.config.capacity import BUCKET_BYTES, DELTA_VERSIONS, LOGITS_MIB, TEACHER_COPIES, logits_chunk
+from areal_bus.config.capacity import BUCKET_BYTES, DELTA_VERSIONS, LOGITS_MIB, NF4_BYTES, TEACHER_COPIES, logits_chunk
 from areal_bus.config.names.engines import kind_of
 from areal_bus.config.rollout import n_versions, prefix_share
 from areal_bus.config.sections import Config
@@ -141,6 +141,7 @@ STATE_BYTES = 3 * BYTES["float32"]  # a parameter and two moments
 FLOAT = BYTES["float32"]
 SQRT_BYTES = BYTES["float32"]  # torch on a GPU computes the square roots of all second moments at once
 BLOCK = 256  # numbers with a common scale in the 8-bit states of torchao
+UNPACKED_BYTES = 14  # a number of a 4-bit weight while it is made: codes (uint8, int32), value (float32), result
 N_COPIES = 2  # of actors/learner/checkpoint/memory_copy.py
 N_SNAPSHOTS = 2  # kept by actors/learner/link/weight_pusher.py
 N_LOADED = 2  # a model's file and its copy in memory, before training begins
@@ -157,9 +158,11 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     changes = root_delta_bytes(config, counts) if index == 0 else 0
     is_away = config.actor.offload == "base"
     away = one * counts.adapted if is_away else 0  # in host memory; on the GPU the weights of one layer
-    kept = (
-        FLOAT * counts.trained + moment_bytes(config, shape, counts) + one * (counts.frozen + shape.n_frozen) - away
-    ) // sharers
+    kept = FLOAT * counts.trained + moment_bytes(config, shape, counts) + one * (counts.frozen + shape.n_frozen)
+    kept = (kept - away) // sharers
+    if config.actor.lora is not None and "nf4" in config.actor.lora.variant:
+        kept -= int((one - NF4_BYTES) * counts.adapted)
+        step += UNPACKED_BYTES * counts.largest
     kept += critic_need(config, shape) + away // shape.layers
     host = libraries(config, Role.LEARNER)
     if config.learner.simulated is not None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from actors.learner.model.nf4 import Nf4Linear
 from actors.models.lora import BASE_DIGEST, adapted_layers, base_digest, check_peft, patterns, row_norms
 from actors.models.model_config import PREFIX, WEIGHTS_FILE, is_adapter_folder, misfit
 from areal_bus.config.learner import LoraConfig
@@ -66,6 +67,7 @@ class Adapters:
         except (ValueError, TypeError, NotImplementedError) as error:
             raise ConfigError(f"actor.lora needs a model that peft wraps: {type(model).__name__}: {error}") from error
         self._model, self._lora, self._names = model, lora, chosen
+        self._digest: dict[str, Tensor] | None = None
         self._layers = [module for module in model.modules() if hasattr(module, "lora_A")]
         for parameter in self.parameters().values():
             parameter.data = parameter.data.float()
@@ -75,6 +77,11 @@ class Adapters:
                 layer.lora_magnitude_vector[NAME].weight.data = row_norms(layer.base_layer.weight)
             if on_host:
                 layer.base_layer.__class__ = HostLinear
+        if "nf4" in lora.variant:
+            self._digest = self.digest()  # generators have the weights as they were
+            for layer in self._layers:
+                layer.base_layer.__class__ = Nf4Linear
+                layer.base_layer.take()
         self.drop(False)
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -91,7 +98,7 @@ class Adapters:
 
     def digest(self) -> dict[str, Tensor]:
         """The digest of the base weights, as part of a push. A collective if they are sharded."""
-        return {BASE_DIGEST: base_digest(self.base())}
+        return {BASE_DIGEST: base_digest(self.base())} if self._digest is None else self._digest
 
     def drop(self, is_on: bool) -> None:
         """Turn dropout on or off."""

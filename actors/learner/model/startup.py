@@ -138,8 +138,10 @@ def load_policy(config: Config, model: str, settings: ModelSettings, *, checkpoi
         folder = str(held) if checkpoint else model
         random_seed = seed if is_scratch and not checkpoint else None
         return Policy(load_model(folder, "float32", _place(settings), random_seed=random_seed), **settings)
-    on_host = config.actor.offload == "base"
-    base = load_base(config, model, "cpu" if on_host else _place(settings))  # `Policy` moves what may move
+    on_host, place = config.actor.offload == "base", _place(settings)
+    base = load_base(
+        config, model, "cpu" if on_host or "nf4" in lora.variant else place
+    )  # `Policy` moves what may move
     if is_scratch and settings["ranks"].index == 0:
         write_base(base, base_folder(model))
     named = base_folder(model) if is_scratch else base_of(model)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from actors.learner.model import remote_teacher
+from actors.learner.link import teacher_server
+from actors.learner.link.teacher_server import TeacherServer, check_server
 from actors.learner.model.frozen_model import FrozenModels
-from actors.learner.model.remote_teacher import RemoteTeacher, TeacherServer, check_server
+from actors.learner.model.remote_teacher import RemoteTeacher
 from actors.models.scratch import character_tokenizer
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError, EngineLost
@@ -149,16 +150,16 @@ def test_each_sequence_is_sent_once_an_update_whatever_the_passes_over_the_batch
 def test_a_busy_server_is_asked_again_and_one_that_stays_away_is_lost(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_teacher, "back_off_s", lambda n: 0.001)
+    monkeypatch.setattr(teacher_server, "back_off_s", lambda n: 0.001)
     with serving(kind) as (url, served):
         server = TeacherServer(url, patience_s=30.0)
         served.refusals = [503, 429]
-        assert len(server.score([3, 4, 5], 0, VOCABULARY).logp_T) == 3
+        assert len(server.score([3, 4, 5], 0)) == 2
         served.refusals = [500] * 10_000
         server._patience_s = 0.05
         with pytest.raises(EngineLost, match=r"no answer from the teacher at http://\S+ in \d+ calls .* status 500"):
-            server.score([3, 4, 5], 0, VOCABULARY)
-    monkeypatch.setattr(remote_teacher, "back_off_s", lambda n: 99.0)
+            server.score([3, 4, 5], 0)
+    monkeypatch.setattr(teacher_server, "back_off_s", lambda n: 99.0)
     with pytest.raises(ConfigError, match=r"teacher\.path must be a server that answers: no answer"):
         check_server(url, "abc", [3, 4, 5])
 
@@ -168,13 +169,16 @@ def test_an_answer_without_what_was_asked_is_refused_in_words(kind: str) -> None
     with serving(kind) as (url, served):
         served.most = 2
         with pytest.raises(ConfigError, match=r"too few words: .* gives 2 of actor\.distill_top_k = 5|lower it"):
-            TeacherServer(url).score([3, 3, 3], 5, VOCABULARY)
+            remote(url, 5)._read([3, 3, 3])
         served.spoils = True
         with pytest.raises(ConfigError, match=r"missing 'prompt_logprobs'|token mismatch"):
-            TeacherServer(url).score([3, 4, 5], 0, VOCABULARY)
+            TeacherServer(url).score([3, 4, 5], 0)
+        served.spoils, served.scored = False, lambda ids, k: []  # type: ignore[method-assign]
+        with pytest.raises(ConfigError, match=r"invalid answer of the teacher at http|token mismatch"):
+            TeacherServer(url).score([3, 4, 5], 0)
         served.refusals = [400]
         with pytest.raises(ConfigError, match=r"the teacher at \S+ rejects /get_model_info: status 400"):
-            TeacherServer(url).score([3, 4, 5], 0, VOCABULARY)
+            TeacherServer(url).score([3, 4, 5], 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
