@@ -362,6 +362,8 @@ def _settings_without_use(actor: ActorConfig) -> Iterator[str]:
         yield f'actor.eps_clip_higher is for losses that clip ({", ".join(CLIPPING)}): actor.loss is "{actor.loss}"'
     if ours and actor.c_clip is not None and actor.loss not in DUAL_CLIPPING:
         yield f'actor.c_clip is for {" and ".join(DUAL_CLIPPING)}: actor.loss is "{actor.loss}"'
+    if min(actor.sapo_tau) <= 0:
+        yield f"actor.sapo_tau must be two numbers above 0: it is {list(actor.sapo_tau)}"
     if ours and actor.loss != "sapo" and actor.sapo_tau != defaults.sapo_tau:
         yield f'actor.sapo_tau is for actor.loss = "sapo": it is "{actor.loss}"'
     if correction == "decoupled":

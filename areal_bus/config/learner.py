@@ -17,7 +17,6 @@ class SimulatedUpdateConfig(Section):
 
 Rank = Annotated[int, Field(ge=1)]
 Alpha = Annotated[float, Field(gt=0)]
-Tau = Annotated[float, Field(gt=0)]
 
 
 class LoraConfig(Section):
@@ -62,7 +61,7 @@ class ParameterGroup(Section):
 
 
 class ActorConfig(Section):
-    reward_scaling: Annotated[float, Field(gt=0)] | Literal["running"] = 1.0
+    reward_scaling: Literal["running"] | Annotated[float, Field(gt=0)] = 1.0
     """Advantages use (reward + reward_bias) * reward_scaling; "running": (reward - mean) / deviation over the run."""
     reward_bias: float = 0.0
     """Added before scaling (paper: -0.5, scaled by 10)."""
@@ -88,7 +87,7 @@ class ActorConfig(Section):
     """For "gae": discount by token."""
     gae_lambda: float = Field(1.0, ge=0, le=1)
     """For "gae"."""
-    normalize_batch: bool | Literal["all"] = False
+    normalize_batch: Literal["all"] | bool = False
     """Normalise advantages over the batch: true, of groups whose rewards differ; "all", of each (paper)."""
     std_unbiased: bool = True
     """Divide variances by n - 1; false: by n."""
@@ -134,8 +133,8 @@ class ActorConfig(Section):
     """Upper clipping range (DAPO: 0.28); unset: eps_clip."""
     c_clip: float | None = Field(None, gt=1)
     """Dual clip of tokens with negative advantage, times the advantage."""
-    sapo_tau: tuple[Tau, Tau] = (1.0, 1.05)
-    """SAPO's temperatures: for positive advantages, for negative ones."""
+    sapo_tau: tuple[float, float] = (1.0, 1.05)
+    """SAPO's temperatures, for positive and negative advantages."""
     kl_ctl: float = Field(0.0, ge=0)
     """Coefficient of the KL from the [reference] model; 0: none is loaded."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
@@ -145,10 +144,10 @@ class ActorConfig(Section):
     distill_coef: float = Field(0.0, ge=0)
     """Weight of the teacher beside the reward."""
     distill_beta: float | None = Field(None, ge=0, le=1)
-    """Loss over the teacher's vocabulary: 0 forward KL, 1 reverse KL, between: GKD's JSD; unset: log(teacher/pi) of the
-    sampled token as advantage (docs/algorithms.md)."""
+    """Loss over the vocabulary: 0 forward KL, 1 reverse KL, between: JSD; unset: log(teacher/pi) of the sampled token
+    as advantage (docs/algorithms.md)."""
     distill_top_k: int | None = Field(None, ge=1)
-    """For distill_beta: the teacher's likeliest words by themselves, the others as one; unset: all."""
+    """For distill_beta: the teacher's likeliest words, the others as one; unset: all."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
     ppo_n_minibatches: int = Field(1, ge=1)

@@ -153,6 +153,7 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     gradients, active = GRADIENT_BYTES * counts.trained // sharers, activations(config, shape, batch)
     step = gradients + active if batch.n > 1 else max(gradients + last_layer(config, shape, batch), active)
     step = max(step, gradients + max(saved_bytes(config, counts), muon_bytes(config, shape)))
+    step += one * shape.n_taught * (sharers - 1) // sharers
     rounded = one * counts.trained if learners == 1 and config.model.dtype != "float32" else 0
     snapshots = N_SNAPSHOTS * counts.pushed_bytes if index == 0 else 0
     changes = root_delta_bytes(config, counts) if index == 0 else 0

@@ -27,6 +27,7 @@ class DecoderShape:
     tied: bool
     is_ours: bool = False  # a learner of one rank in float32 on a CPU uses areal_cpu for the layers
     n_frozen: int = 0  # parameters of the reference model and the teacher, in shares on all learners
+    n_taught: int = 0  # of the teacher's embedding and head, which stay whole during an update (actor.distill_beta)
 
     @property
     def n_parameters(self) -> int:
@@ -85,9 +86,11 @@ def find_shape(config: Config, config_folder: Path) -> DecoderShape | None:
         return None
     is_base = config.actor.lora is not None and not config.reference.path  # the policy without its adapters
     paths = [config.reference.path] if uses_reference(config.actor) and not is_base else []
-    paths += [config.teacher.path] if uses_teacher(config.actor) and not is_url(config.teacher.path) else []
+    has_teacher = uses_teacher(config.actor) and not is_url(config.teacher.path)
+    paths += [config.teacher.path] if has_teacher else []
     frozen = [(shape_at(path, config_folder) if path else None) or shape for path in paths]
-    return replace(shape, n_frozen=sum(one.n_parameters for one in frozen))
+    n_taught = root_numbers(frozen[-1]) if has_teacher and config.actor.distill_beta is not None else 0
+    return replace(shape, n_frozen=sum(one.n_parameters for one in frozen), n_taught=n_taught)
 
 
 def shape_of_policy(config: Config, config_folder: Path) -> DecoderShape | None:

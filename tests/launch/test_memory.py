@@ -324,6 +324,12 @@ def test_each_frozen_model_counts_in_the_dtype_of_the_run_and_is_sharded(tmp_pat
     assert (shape.n_frozen, with_models.n_frozen) == (0, shape.n_parameters + teacher)
     needs = [estimate(c, s, Role.LEARNER, 1, n_prompt=1) for c, s in ((plain, shape), (frozen, with_models))]
     assert needs[1].device - needs[0].device == pytest.approx(2 * (shape.n_parameters + teacher) / 2, abs=2)
+    by_words = frozen.model_copy(update={"actor": frozen.actor.model_copy(update={"distill_beta": 0.5})})
+    taught = find_shape(by_words, tmp_path)
+    assert taught is not None
+    assert taught.n_taught == 151936 * 896  # the embedding, which is the head
+    more = estimate(by_words, taught, Role.LEARNER, 1, n_prompt=1).device - needs[1].device
+    assert more == pytest.approx(2 * taught.n_taught / 2, rel=0.02)
 
 
 def test_the_prefix_cache_of_the_builtin_engine_counts_on_a_gpu_above_eta_0() -> None:

@@ -202,6 +202,7 @@ SERVED = {"teacher": {"path": "http://127.0.0.1:1"}}
     ("actor", "said"),
     [
         ({"loss": "gpso"}, "the nearest is 'gspo'"),
+        ({"loss": "sapo", "correction": "none", "sapo_tau": (1.0, 0.0)}, "two numbers above 0: it is [1.0, 0.0]"),
         ({"loss": "sapo"}, 'set actor.correction = "none"'),
         ({"loss": "sapo", "correction": "none", "c_clip": 3.0}, "actor.c_clip is for ppo and gspo"),
         ({"correction": "tis", "recompute_logprobs": False}, "needs the proximal log-probs"),

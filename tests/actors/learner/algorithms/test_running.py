@@ -123,7 +123,10 @@ def test_a_resumed_run_goes_on_with_the_same_statistics_bit_for_bit(tmp_path: Pa
     ("actor", "said"),
     [
         ({"reward_bias": -0.5}, r"actor\.reward_bias \(-0\.5\) has no effect: remove it"),
-        ({"advantage": "oapl", "loss": "oapl"}, r'1 / beta of "oapl": set a number'),
+        (
+            {"advantage": "oapl", "loss": "oapl", "correction": "none", "recompute_logprobs": False},
+            r'1 / beta of "oapl": set a number',
+        ),
     ],
 )
 def test_settings_that_running_statistics_exclude_are_refused(actor: dict[str, Any], said: str) -> None:
