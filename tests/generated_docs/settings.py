@@ -1,7 +1,7 @@
 """The text of docs/config.md."""
 
 import re
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -60,8 +60,7 @@ SIGNS = {
 
 def limits_of(field: Any) -> str:
     """Type and limits in signs, as the table has them; what the default or the text shows is left out."""
-    is_pair = get_origin(field.annotation) is tuple and Ellipsis not in get_args(field.annotation)
-    limits = "" if is_pair else bounds(field)  # those of its items, which their kinds have
+    limits = bounds(field)
     text = f"{kind(field.annotation)}{', ' + limits if limits else ''}"
     for words, sign in SIGNS.items():
         text = text.replace(words, sign)
