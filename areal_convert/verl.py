@@ -301,8 +301,8 @@ ABSENT = (
     Absent("algorithm.use_pf_ppo", "all samples of a batch are trained"),
     Absent("algorithm.pf_ppo.*", "all samples of a batch are trained", lambda value, foreign: not foreign.get(
         "algorithm.use_pf_ppo")),
-    Absent("distillation.enabled", "set teacher.path and actor.distill_coef: docs/algorithms.md"),
-    Absent("distillation.*", "set teacher.path and actor.distill_coef: docs/algorithms.md", distills),
+    Absent("distillation.enabled", "set teacher.path and actor.distill_coef or distill_beta: docs/algorithms.md"),
+    Absent("distillation.*", "set teacher.path and actor.distill_coef or distill_beta: docs/algorithms.md", distills),
     Absent(f"{ACTOR}policy_loss.*", "a parameter of a loss that is not there", of_another_loss),
     Absent(f"{ACTOR}shuffle", "groups are dealt to minibatches in order"),
     Absent(f"{ACTOR}freeze_vision_tower", "text models only"),

@@ -7,7 +7,8 @@ repeated with back-off for PATIENCE_S.
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2
@@ -39,26 +40,29 @@ class TeacherServer:
 
     def score(self, ids: list[int], top_k: int) -> list[Row]:
         """Of the tokens but the first: log-probs, and at least the `top_k` likeliest words. Raises ConfigError."""
-        try:
-            return self._score(ids, top_k)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(
-                f"invalid answer of the teacher at {self.url}: {type(error).__name__}: {error}"
-            ) from error
+        with self.read():
+            if model := self.model():
+                body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top_k}
+                return vllm_rows(self.call("POST", "/v1/completions", body), ids)
+            sampling = {"max_new_tokens": 1, "temperature": 1.0}
+            body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+            return sglang_rows(self.call("POST", "/generate", body | {"top_logprobs_num": top_k}), ids)
 
-    def _score(self, ids: list[int], top_k: int) -> list[Row]:
-        if model := self.model():
-            body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top_k}
-            return vllm_rows(self.call("POST", "/v1/completions", body), ids)
-        sampling = {"max_new_tokens": 1, "temperature": 1.0}
-        body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-        return sglang_rows(self.call("POST", "/generate", body | {"top_logprobs_num": top_k}), ids)
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """An answer of another form becomes a ConfigError."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"invalid answer of the teacher at {self.url}: {why}") from error
 
     def model(self) -> str:
         """Its name of the model; "" of SGLang, which needs none."""
         with self._lock:
             if self._model is None:
-                is_sglang = self.call("GET", "/get_model_info", absent=True) is not None
+                names = ("/get_model_info", "/model_info")  # of SGLang: the former name, the new one
+                is_sglang = any(self.call("GET", name, absent=True) is not None for name in names)
                 self._model = "" if is_sglang else str(self.call("GET", "/v1/models")["data"][0]["id"])
             return self._model
 
@@ -127,18 +131,20 @@ def check_server(url: str, text: str, ours: list[int]) -> None:
     """
     server = TeacherServer(url, patience_s=START_S)
     try:
-        model = server.model()
-        asked = {"model": model, "prompt": text, "add_special_tokens": False}
-        told = server.call("POST", "/tokenize", asked, absent=True)
-        server.score(ours, 0)
-        if told is None:
-            body = {"model": model or "default", "prompt": text, "max_tokens": 1}
-            n = server.call("POST", "/v1/completions", body)["usage"]["prompt_tokens"]
+        with server.read():
+            model = server.model()
+            asked = {"model": model, "prompt": text, "add_special_tokens": False}
+            told = server.call("POST", "/tokenize", asked, absent=True)
+            server.score(ours, 0)
+            if told is None:
+                body = {"model": model or "default", "prompt": text, "max_tokens": 1}
+                n = int(server.call("POST", "/v1/completions", body)["usage"]["prompt_tokens"])
+                is_same, found = n - len(ours) in (0, 1), f"{n} tokens"
+            else:
+                is_same, found = told["tokens"] == ours, f"the ids {told['tokens'][:8]}"
     except EngineLost as error:
         raise ConfigError(f"teacher.path must be a server that answers: {error}") from None
-    theirs = ours if told is None and n - len(ours) in (0, 1) else [] if told is None else list(told["tokens"])
-    if theirs != ours:
-        found = f"{n} tokens" if told is None else f"the ids {theirs[:8]}"
+    if not is_same:
         raise ConfigError(
             f"tokenizer mismatch: the teacher at {url} reads a sample text as {found}, the policy as {len(ours)} "
             f"tokens, {ours[:8]}; teacher.path must have the policy's tokenizer"

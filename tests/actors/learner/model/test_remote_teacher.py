@@ -177,6 +177,8 @@ def test_an_answer_without_what_was_asked_is_refused_in_words(kind: str) -> None
         served.spoils, served.is_short = False, True
         with pytest.raises(ConfigError, match=r"invalid answer of the teacher at http|token mismatch"):
             TeacherServer(url).score([3, 4, 5], 0)
+        with pytest.raises(ConfigError, match=r"invalid answer of the teacher at http|token mismatch"):
+            check_server(url, "abc", [3, 4, 5])
         served.refusals = [400]
         with pytest.raises(ConfigError, match=r"the teacher at \S+ rejects /get_model_info: status 400"):
             TeacherServer(url).score([3, 4, 5], 0)
