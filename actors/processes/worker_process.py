@@ -52,7 +52,7 @@ class WorkerProcess:
         """
         self._selector = selector
         self._data, self._exit_s, self._reply_bytes = data, exit_s, reply_bytes
-        self._mark = uuid.uuid4().hex
+        self._mark = new_mark()
         self._process = subprocess.Popen(
             [*CHILD, module, str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -196,8 +196,16 @@ class CalledProcess:
         self._selector.close()
 
 
+def new_mark() -> str:
+    """A mark for processes that are killed together. It begins with the pid of their actor, and a dot."""
+    actor = os.environ.get(MARK, "").partition(".")[0] or str(os.getpid())
+    return f"{actor}.{uuid.uuid4().hex}"
+
+
 def kill_marked(mark: str) -> None:
-    """SIGKILL all processes with this mark in their environment, in any session; waits for those within execve."""
+    """SIGKILL all processes whose mark begins so, in any session; waits for those within execve. "PID." are all that
+    an actor's workers have left.
+    """
     wanted = f"{MARK}={mark}".encode()
     killed: set[int] = set()
     deadline = time.monotonic() + EXECVE_S
@@ -205,7 +213,7 @@ def kill_marked(mark: str) -> None:
         found, undecided = set[int](), False
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
             environment = read_proc(pid, "environ")
-            if wanted in environment.split(b"\0"):
+            if any(one.startswith(wanted) for one in environment.split(b"\0")):
                 found.add(pid)
             undecided = undecided or (not environment and is_in_execve(pid))
         for pid in found - killed:

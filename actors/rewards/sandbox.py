@@ -16,14 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal
 
-from actors.processes.worker_process import MARK, REAP_S, kill_marked
+from actors.processes.worker_process import MARK, REAP_S, kill_marked, new_mark
 from actors.rewards import syscall_filter
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -194,7 +193,7 @@ class Program:
             self._info, informing = map(stack.enter_context, pipe())
             started, informed = starting.fileno(), informing.fileno()
             source = stack.enter_context(memory_file(self._program.encode(errors="replace")))
-            self._mark = uuid.uuid4().hex
+            self._mark = new_mark()
             passed = [source, started]
             if level == "bubblewrap":
                 passed += [

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.processes.worker_process import kill_marked
 from actors.runtime import start
 from actors.runtime.context import COPY_FD, PROGRESS_FD, TURNS_FD, Context
 from areal_bus.errors import ArealBusError
@@ -51,6 +52,8 @@ class ActorProcess:
             return False
 
     def close(self) -> None:
+        """After its end: also of what a killed actor's workers left, such as servers of agents."""
+        kill_marked(f"{self.process.pid}.")
         os.close(self.stdin)
         os.close(self.progress)
         if self.ticks is not None:

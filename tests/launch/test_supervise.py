@@ -186,6 +186,18 @@ def test_a_killed_actor_is_restarted_as_its_next_incarnation(capfd: pytest.Captu
     assert capfd.readouterr().err == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1\n"
 
 
+def test_what_the_workers_of_a_killed_actor_started_is_killed_before_it_is_restarted(tmp_path: Path) -> None:
+    """A server of an agent, in a session of its own, kept mpirun from its end."""
+    begun = (
+        "import subprocess; from actors.processes.worker_process import MARK, new_mark; "
+        "server = subprocess.Popen(['sleep', '1000'], start_new_session=True, env={**os.environ, MARK: new_mark()}); "
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(server.pid)); {KILL}"
+    )
+    code = f"{READ}\nif not inc:\n    {begun}\n{LEAVE}"
+    assert outcome(code, max_restarts=1) == 0
+    assert ends_within(int((tmp_path / "pid").read_text(encoding="utf-8")), 60.0)
+
+
 def test_a_second_failure_at_the_same_place_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A training loop with a typo was restarted six times."""
     for incarnation, reached in enumerate((0, 3, 3)):
