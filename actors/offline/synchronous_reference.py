@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +36,13 @@ from areal_bus.config.learner import LearnerConfig
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 from areal_bus.core.parts.ledger import LEAST
+from areal_bus.core.parts.reward_parts import ROLE, broken_roles
 from areal_bus.core.parts.stages import stage_at
 from areal_bus.core.rows import Row as DrawnRow
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Prompt, ShardItem, Trajectory, recast
 
+Parts = dict[tuple[int, int], Mapping[str, float]]  # of the verdict of (uid, sample)
 Group = list[tuple[Trajectory, float, bool | None]]  # trained samples of a prompt: trajectory, reward, correctness
 
 
@@ -66,6 +68,7 @@ class SynchronousReference(OfflineLearner):
         self._reward = load_reward(reward_name(config), config_folder, options=options)
         self._compare = load_group(config.reward.group, config_folder, options=options) if config.reward.group else None
         self._next_uid = 0
+        self._parts: Parts = {}  # of the samples of the present batch
         self._drawn: dict[int, DrawnRow] = {}  # uid -> its row, until its group is trained or replaced
         self._has_ended = False  # the data
         self._engines = [self._make_engine() for _ in range(self._n_engines(n_generators))]
@@ -85,7 +88,8 @@ class SynchronousReference(OfflineLearner):
             if not groups or (config.data.drop_last and len(groups) < config.data.batch_size):
                 return
             eta = config.rollout.max_head_offpolicyness
-            batch = build(items(groups, step), step=step, clock=step, n_groups=len(groups), eta=eta)
+            batch = build(items(groups, step, self._parts), step=step, clock=step, n_groups=len(groups), eta=eta)
+            self._parts.clear()
             stats = self._actor.ppo_update(self._actor.compute_advantages_and_returns(batch))
             yield ReferenceStep(self._actor.version, stats, self.digest, groups)
 
@@ -179,6 +183,8 @@ class SynchronousReference(OfflineLearner):
         assert self._compare is not None
         samples = [{"completion": t.text, "reward": reward, "correct": correct} for t, reward, correct in group]
         first = group[0][0]
+        for t, _, _ in group:
+            self._parts.pop((t.uid, t.sample), None)  # it replaces the rewards of roles, too
         rewards = self._compare(first.prompt_text, samples, json.loads(first.row))
         return [(t, reward, correct) for (t, _, correct), reward in zip(group, rewards, strict=True)]
 
@@ -190,19 +196,18 @@ class SynchronousReference(OfflineLearner):
         return value
 
     def _value(self, trajectory: Trajectory) -> tuple[float, bool | None] | None:
-        """What the reward function returns: reward and correctness; None when it fails. Raises ConfigError."""
-        if trajectory.roles:
-            raise ConfigError(
-                f"roles refused: the reference trains an episode with one reward; it has {trajectory.roles}"
-            )
+        """What the reward function returns: reward and correctness; None when it fails."""
         try:
             row = with_ids(self._reward, json.loads(trajectory.row), trajectory.ids, n_before(trajectory))
             value = self._reward(trajectory.prompt_text, trajectory.text, row)
             result = read_value(value)
+            if broken := broken_roles(trajectory.roles, result.get("parts", {})):
+                raise ValueError(broken)
         except Exception as error:  # noqa: BLE001  user code: reward.on_error applies
             why = f"{type(error).__name__}: {error}"
             print(f"no score of prompt {trajectory.uid}, sample {trajectory.sample}: {why}", file=sys.stderr)
             return None
+        self._parts[trajectory.uid, trajectory.sample] = result.get("parts", {})
         return result["reward"], result["correct"]
 
 
@@ -250,12 +255,14 @@ def sample_share(
         yield from (outcome for outcome in runner.step() if isinstance(outcome, Trajectory))
 
 
-def items(groups: Sequence[Group], step: int) -> Iterator[ShardItem]:
-    """The batch as the messages that a learner receives."""
+def items(groups: Sequence[Group], step: int, parts: Parts | None = None) -> Iterator[ShardItem]:
+    """The batch as the messages that a learner receives. `parts`: with the rewards of roles."""
     for index, group in enumerate(groups):
         for t, reward, correct in group:
             place = {"step": step, "clock": step, "group": index, "n_groups": len(groups), "born": step}
-            yield recast(t, ShardItem, reward=reward, correct=correct, **place)
+            own = (parts or {}).get((t.uid, t.sample), {})
+            rewards = [own.get(f"{ROLE}{role}", reward) for role in t.roles.split()]
+            yield recast(t, ShardItem, reward=reward, correct=correct, rewards=rewards, **place)
 
 
 def write_lines(learner: OfflineLearner, steps: Iterable[ReferenceStep], out: Path) -> None:

@@ -138,6 +138,18 @@ def test_a_shipped_config_gives_the_bits_of_the_plain_loop(name: str, tmp_path: 
     assert len(both[1]) == 2
 
 
+@pytest.mark.slow
+def test_the_roles_of_self_play_have_the_advantages_of_the_plain_loop(tmp_path: Path) -> None:
+    path = ROOT / "examples" / "self_play" / "nim.toml"
+    rows = path.with_name("piles.jsonl").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "self.jsonl").write_text("\n".join(row for row in rows if '"self"' in row), encoding="utf-8")
+    given = [f"data.path='{tmp_path / 'self.jsonl'}'", "data.batch_size=4", "gconfig.n_samples=4", *FEW[1:],
+             "evaluate.before=false", "evaluate.after=false"]  # fmt: skip
+    both = prove.run_both(path, prove.changes(load(path, given), 2, given), tmp_path)
+    assert prove.compare(*both, both[0], eta=1).first is None
+    assert len(both[1]) == 2
+
+
 FLAKY = """
 import zlib
 
