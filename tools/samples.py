@@ -233,7 +233,7 @@ def render(sample: Line, width: int) -> str:
     found = trajectories_of(sample)
     n_turns = sum(len(one.turns) for one in found)
     for one in found:
-        if is_tree := len(found) > 1:
+        if is_tree := len(found) > 1 or bool(one.role):
             body.append(one.title)
         indent = "  " * is_tree
         for turn in one.turns:

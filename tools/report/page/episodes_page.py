@@ -49,7 +49,7 @@ def card(sample: Line, *, is_whole: bool = False, facts: Sequence[str] = (), lin
             texts.append(
                 Text(f"{count(len(one.turns) - len(texts) // 2, 'turn')} left out: see the page of this episode", "")
             )
-        tree.append((one.title if len(found) > 1 else "", texts))
+        tree.append((one.title if len(found) > 1 or one.role else "", texts))
     told = "; ".join([*facts, *facts_of(sample)])
     beside = [Text(title, cut(text)) for title, text in further_texts(sample)]
     folded = (
