@@ -7,8 +7,8 @@ sum. On a CPU several ranks also keep room for the layers that FSDP2 has gathere
 its file and a copy. Frozen models (reference, teacher) add their weights in model.dtype, sharded, too. With actor.lora
 the model's own weights are frozen as well, and 12 and 4 bytes count for the numbers of the adapters only. A generator
 keeps the weights twice (live and receive buffer; with actor.lora live and base), the KV cache of all slots at full
-length, and on a GPU the prefix cache. The memory of libraries was measured on CPU. With checkpoint.async_save,
-or on a GPU, each learner rank copies what it writes of a checkpoint to the host.
+length, and the prefix cache on a GPU and with several turns. The memory of libraries was measured on CPU. With
+checkpoint.async_save, or on a GPU, each learner rank copies what it writes of a checkpoint to the host.
 
 Begin with `ranks.py`.
 """

@@ -330,7 +330,8 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
     length = (n_prompt + config.gconfig.max_new_tokens) * 5 // 4
     positions = -(-length // SLOT_STEP) * SLOT_STEP
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
-    kept = prefix_share(config.rollout) if config.topology.gpus_per_host else 0.0  # on a CPU in what slots leave free
+    fills = config.has_plain_prompts and not config.topology.gpus_per_host  # it fills what the slots leave free
+    kept = 0.0 if fills else prefix_share(config.rollout)
     prefixes = int(kept * slots * (n_prompt + config.gconfig.max_new_tokens))
     of_version = (weights + (slots * positions + prefixes) * shape.kv_per_token * one) // width
     on_device = n_versions(config.rollout) * of_version + sampling

@@ -332,14 +332,16 @@ def test_each_frozen_model_counts_in_the_dtype_of_the_run_and_is_sharded(tmp_pat
     assert more == pytest.approx(2 * taught.n_taught / 2, rel=0.02)
 
 
-def test_the_prefix_cache_of_the_builtin_engine_counts_on_a_gpu_above_eta_0() -> None:
-    def device(n_gpus: int, eta: int) -> int:
+def test_the_prefix_cache_counts_above_eta_0_on_a_gpu_and_with_several_turns() -> None:
+    def device(n_gpus: int, eta: int, **workflow: Any) -> int:
         rollout = {"max_head_offpolicyness": eta, "max_concurrent_rollouts": 8}
-        c = config(rollout=rollout, gconfig={"max_new_tokens": 63}, topology={"gpus_per_host": n_gpus})
+        c = config(rollout=rollout, gconfig={"max_new_tokens": 63}, topology={"gpus_per_host": n_gpus}, **workflow)
         return estimate(c, SHAPE, Role.GENERATOR, 0, n_prompt=1).device
 
+    several = {"workflow": {"function": "tools"}}
     assert device(2, 1) - device(2, 0) == 8 * 64 // 2 * SHAPE.kv_per_token * 4
-    assert device(0, 1) == device(0, 0)
+    assert device(0, 1, **several) - device(0, 0) == 8 * 64 // 2 * SHAPE.kv_per_token * 4
+    assert device(0, 1) == device(0, 0, **several)
 
 
 def test_the_longest_prompt_is_counted_where_data_and_tokenizer_are_here(tmp_path: Path) -> None:

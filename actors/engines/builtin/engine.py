@@ -310,9 +310,10 @@ class BuiltinEngine:
         return self._prefixes.find((self._term, version), prompt[:-1])
 
     def _allow_prefixes(self) -> None:
-        """As many tokens as the share says, and together with the live ones as slots at full length have."""
+        """As many tokens as the share says. Without episodes of several turns no more than the slots leave free."""
         full = self.n_slots * self._longest
-        self._prefixes.allow(min(int(self._prefix_share * full), full - sum(row.length for row in self._rows)))
+        free = full if self._has_turns else full - sum(row.length for row in self._rows)
+        self._prefixes.allow(min(int(self._prefix_share * full), free))
 
     def _keep_prompts(self, version: int, pack: PrefillPack) -> None:
         self._allow_prefixes()

@@ -147,33 +147,31 @@ class GivenKeys:
 
     def __init__(self, n_tokens: int, pieces: Sequence[tuple[int, Sequence[int]]], cache: PrefixCache) -> None:
         """`n_tokens`: given and computed. `pieces`: where the tokens of these blocks begin."""
-        blocks = [block for _, of_piece in pieces for block in of_piece]
-        self._states = cache.read(blocks)
-        self._device = next(iter(self._states.values())).device
-        is_given = torch.zeros(n_tokens, dtype=torch.bool)
-        for begin, of_piece in pieces:
-            is_given[begin : begin + len(of_piece) * P] = True
+        self._states = cache.read([block for _, blocks in pieces for block in blocks])
         self._n_tokens = n_tokens
-        self._given_G = is_given.nonzero()[:, 0].to(self._device)
-        self.computed_T = (~is_given).nonzero()[:, 0].to(self._device)
+        self._sizes = [len(blocks) * P for _, blocks in pieces]
+        self._places = [slice(begin, begin + n) for (begin, _), n in zip(pieces, self._sizes, strict=True)]
+        is_given = torch.zeros(n_tokens, dtype=torch.bool)
+        for place in self._places:
+            is_given[place] = True
+        self.computed_T = (~is_given).nonzero()[:, 0].to(next(iter(self._states.values())).device)
 
     def spread(self, keys_1KTD: Tensor, values_1KTD: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values of all tokens, (1, K, G + T, D) each."""
-        both_2KGD = self._states[index].permute(1, 2, 0, 3)
-        keys, values = (self._joined(*pair) for pair in zip((keys_1KTD, values_1KTD), both_2KGD, strict=True))
-        return keys, values
+        keys_GKD, values_GKD = self._states[index].unbind(1)
+        return tuple(  # type: ignore[return-value]
+            self._joined(computed[0].transpose(0, 1), given_GKD).transpose(0, 1)[None]
+            for computed, given_GKD in ((keys_1KTD, keys_GKD), (values_1KTD, values_GKD))
+        )
 
     def rows(self, qkv_TA: Tensor, index: int) -> Tensor:
         """(G + T, A): rows of queries, keys and values of all tokens; given ones have no queries."""
-        state_GX = self._states[index].flatten(1)
-        whole = qkv_TA.new_empty(self._n_tokens, qkv_TA.shape[1])
-        whole[self.computed_T] = qkv_TA
-        whole[self._given_G, qkv_TA.shape[1] - state_GX.shape[1] :] = state_GX
-        return whole
+        return self._joined(qkv_TA, self._states[index].flatten(1))
 
-    def _joined(self, computed_1KTD: Tensor, given_KGD: Tensor) -> Tensor:
-        _, n_key, _, width = computed_1KTD.shape
-        whole = computed_1KTD.new_empty(1, n_key, self._n_tokens, width)
-        whole[:, :, self.computed_T] = computed_1KTD
-        whole[:, :, self._given_G] = given_KGD[None]
+    def _joined(self, computed: Tensor, given: Tensor) -> Tensor:
+        """All tokens; a given row fills the end of one that is wider."""
+        whole = computed.new_empty(self._n_tokens, *computed.shape[1:])
+        whole[self.computed_T] = computed
+        for place, part in zip(self._places, torch.split(given, self._sizes), strict=True):
+            whole[place, computed.shape[1] - part.shape[1] :] = part
         return whole

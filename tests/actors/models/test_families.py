@@ -92,12 +92,13 @@ def test_the_engine_equals_a_plain_forward_beyond_the_attention_window(
 ) -> None:
     folder = saved(tmp_path / "a", family, 0)
     model = load_model(folder, "float32", "cpu")
-    engine = BuiltinEngine(model, EngineOptions(n_slots=5, on_update=on_update), stop_ids=frozenset(), version=0)  # type: ignore[arg-type]
+    options = EngineOptions(n_slots=5, on_update=on_update, prefix_share=2.0)  # type: ignore[arg-type]
+    engine = BuiltinEngine(model, options, stop_ids=frozenset(), version=0)
     draw = torch.Generator().manual_seed(1)
     prompts = [torch.randint(2, V, (n,), generator=draw).tolist() for n in (1, 3, 9, 9, 20, 31)]
     for uid, ids in enumerate(prompts):
         for sample in range(2):  # two of a prompt share its prefill
-            engine.submit(Request(("", uid, 0, sample, 0), ids, (7, uid, sample), 24, 1.0, 1.0))
+            engine.submit(Request(("", uid, 0, sample, 1), ids, (7, uid, sample), 24, 1.0, 1.0))
     done, weights = [], {name: p.clone() for name, p in engine.parameters().items()}
     for step in range(200):
         done += engine.step()
@@ -106,6 +107,12 @@ def test_the_engine_equals_a_plain_forward_beyond_the_attention_window(
         if not engine.n_live:
             break
     assert len(done) == 12
+    for completion in done[-4:]:  # their next turns
+        prompts.append([*prompts[completion.key[1]], *completion.ids, 5])
+        engine.submit(Request(("", len(prompts) - 1, 0, 0, 2), prompts[-1], (7, 9), 24, 1.0, 1.0))
+    while engine.n_live:
+        done += engine.step()
+    assert any(completion.n_reused for completion in done[12:])
     reference = plain(folder)
     for completion in done:
         ids = [*prompts[completion.key[1]], *completion.ids]

@@ -228,6 +228,7 @@ def test_a_late_sibling_copies_the_prompt_and_changes_nothing() -> None:
     hook.remove()
     assert filled[0] in (30, stepped(30, torch.device("cpu")))
     assert all(n <= 4 for n in filled[1:])  # decode steps, where torch does them
+    assert [done[sample].n_reused for sample in range(4)] == [0, 29, 29, 29]
     assert_logps(group, done, {0: model})
 
 

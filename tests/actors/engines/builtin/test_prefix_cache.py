@@ -66,20 +66,6 @@ def test_a_system_prompt_is_kept_when_it_comes_again_and_what_comes_once_takes_n
     assert_logps(requests, {100 * uid: one for uid, one in enumerate(done)}, {0: models[0]})
 
 
-def test_samples_of_a_group_reuse_the_prompt_of_one(models: list[Any]) -> None:
-    running = opened(models[0], n_slots=2, prefill_tokens=400)
-    group = [ask(0, SYSTEM, sample=sample) for sample in range(5)]
-    for one in group:
-        running.submit(one)
-    done = {}
-    while running.n_live:
-        done |= {one.key[3]: one for one in running.step()}
-    n = len(SYSTEM)
-    assert [done[sample].n_reused for sample in range(2)] == [0, n]
-    assert all(done[sample].n_reused in (n - 1, n // P * P) for sample in range(2, 5))
-    assert_logps(group, done, {0: models[0]})
-
-
 @pytest.mark.parametrize("on_update", ["recompute", "keep"])
 @pytest.mark.parametrize(("version", "term"), [(1, 0), (0, 1)])
 def test_nothing_is_reused_across_a_push(models: list[Any], on_update: str, version: int, term: int) -> None:
