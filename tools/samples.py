@@ -23,8 +23,9 @@ examples:
   python -m tools.samples --text "I give up" --reward 0.5: --html found.html    a page of all that match
   python -m tools.samples --evaluation after      samples of the evaluation "after"
 
-LOW:HIGH is a range; either side may be empty. Samples of undone steps (a later term of the learner restarted from an
-earlier version) are marked; only --step and --uid show them. Samples are logged when journal.samples = true."""
+LOW:HIGH is a range; either side may be empty; a negative LOW needs the form --reward=-1:0. Samples of undone steps (a
+later term of the learner restarted from an earlier version) are marked; only --step and --uid show them. Samples are
+logged when journal.samples = true."""
 
 N_SHOWN, N_ON_PAGE = 5, 50
 VERDICTS = ("right", "wrong", "none")

@@ -42,6 +42,9 @@ CLIPPING = ("ppo", "gspo", "gmpo", "cispo")  # losses that use eps_clip
 OPTIMIZERS = ("adamw", "muon", "adamw8bit", "sgd")
 DUAL_CLIPPING = ("ppo", "gspo")
 MASKING = ("icepop", "kpop", "entropy_scaled")  # corrections that mask unless told otherwise
+TEACHER_URL = re.compile(
+    r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:@?#\[\]]+)(:[0-9]{1,5})?(/[^\s?#]*)?"
+)  # no secret: runs save it
 OWN_METRIC = ("kpop", "entropy_scaled")  # of these, the ones whose metric is no weight
 
 
@@ -61,8 +64,8 @@ def uses_teacher(actor: ActorConfig) -> bool:
 
 
 def is_url(path: str) -> bool:
-    """Whether teacher.path is a server."""
-    return path.startswith(("http://", "https://"))
+    """Whether teacher.path is a server, and no folder."""
+    return "://" in path
 
 
 def keeps_reference(c: Config) -> bool:
@@ -452,6 +455,11 @@ def _remote_teacher(c: Config) -> Iterator[str]:
     actor, heats = c.actor, {c.gconfig.temperature, *(one.gconfig.temperature or 1.0 for one in c.data.source)}
     if not is_url(c.teacher.path):
         return
+    if not TEACHER_URL.fullmatch(c.teacher.path):
+        yield (
+            "invalid URL in teacher.path: it must be http://HOST:PORT or https://HOST, without a user, a password or a "
+            "query (a key goes into the environment variable TEACHER_API_KEY)"
+        )
     if heats != {1.0}:
         yield (
             f"teacher.path is a URL, whose server gives log-probs at temperature 1: set gconfig.temperature = 1 (it is "

@@ -203,6 +203,8 @@ def plain_value(key: str, raw: str, origin: str) -> Any:
     """Parse a TOML value. For keys of type string, a bare word is the string itself."""
     field = fields().get(key) or table_with(key)
     if field is None and not removed.why(key):
+        if any(one.startswith(f"{key}.") for one in fields()):
+            raise ConfigError(f"{key} is a section, not a value: set its keys, each as {key}.NAME ({origin})")
         raise ConfigError(unknown(key, origin))
     takes_text = field is not None and bool({str, Path} & set(alternatives(field.annotation)))
     try:

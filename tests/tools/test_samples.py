@@ -12,6 +12,8 @@ from areal_bus.storage.journal import Journal
 from tests.tools.audit.forged_terms import HEADS, crashed_run
 from tools import samples, terminal
 from tools.episodes import split_spans
+from tools.report.page.episodes_page import samples_page
+from tools.run import find
 
 Out = pytest.CaptureFixture[str]
 
@@ -205,6 +207,8 @@ def test_a_page_shows_one_episode_whole_and_no_text_as_markup(tmp_path: Path) ->
     assert "&lt;script&gt;document.title=1&lt;/script&gt; \\x00 \\ud800 \\u202e \u05e9" in page
     assert '<article class="right">' in page
     assert "turn 2: completion (1 token, version 0)" in page
+    page = samples_page(find(str(folder)), {"token": "t", "text": "\ud800"}).decode()
+    assert 'value="\\ud800"' in page  # in the form, too
     with pytest.raises(ConfigError, match="must be writable"):
         samples.main([str(folder), "--html", "/proc/none/page.html"])
 

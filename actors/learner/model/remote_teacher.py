@@ -36,7 +36,8 @@ class RemoteTeacher:
 
     def __init__(self, url: str, *, n_words: int, top_k: int | None, device: torch.device) -> None:
         """`n_words` of the policy; `top_k`: words before each token beside its own log-prob."""
-        self._server, self._n_words, self._top_k, self._device = TeacherServer(url), n_words, top_k or 0, device
+        self._server, self._n_words, self._device = TeacherServer(url), n_words, device
+        self._top_k = min(top_k or 0, n_words - 1)  # the last word is all others
         self._held: dict[bytes, Answer] = {}
         self._pool = ThreadPoolExecutor(CALLS, "teacher")
         self.tick: Callable[[], None] = lambda: None  # runs while it waits
@@ -82,7 +83,7 @@ class RemoteTeacher:
 
 def as_answer(rows: list[Row], ids: list[int], top_k: int, n_words: int, url: str) -> Answer:
     """Raises ConfigError for too few words, or numbers that are no log-probs."""
-    tops = [sorted((one for one in top if one[0] < n_words), key=lambda one: -one[1])[:top_k] for _, top in rows]
+    tops = [sorted((one for one in top if 0 <= one[0] < n_words), key=lambda one: -one[1])[:top_k] for _, top in rows]
     least = min(map(len, tops), default=top_k)
     if least < top_k:
         raise ConfigError(

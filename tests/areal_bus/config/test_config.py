@@ -86,6 +86,7 @@ ADAPT = "topology.adapt.every_steps=5"
 REFUSED = [  # options, apart by blanks; what the sentence says
     ("actor.lrr=1", "unknown key actor.lrr (--set actor.lrr=1): the nearest is actor.lr"),
     ("gconfig.batch_size=1", "the nearest is data.batch_size"),
+    ("model.scratch={}", "model.scratch is a section, not a value: set its keys, each as model.scratch.NAME"),
     ("optim.lr=1", "the nearest is actor.lr"),
     ("rollout.top_k=1", "the nearest is gconfig.top_k"),
     ("lora.rank=8", "the nearest is actor.lora.rank"),

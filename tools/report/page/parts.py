@@ -160,7 +160,7 @@ def render(page: Page) -> bytes:
     text = environment.get_template("page.html.j2").render(
         page=page, style=Markup(style), script=Markup(script), policy=policy
     )
-    return text.encode()
+    return text.encode(errors="backslashreplace")  # lone surrogates of a command line or a query
 
 
 def digest(source: str) -> str:

@@ -240,6 +240,18 @@ SERVED = {"teacher": {"path": "http://127.0.0.1:1"}}
             "set gconfig.temperature = 1 (it is 0.7)",
         ),
         ({"advantage": "distill", "distill_beta": 0.0, **SERVED}, "missing actor.distill_top_k"),
+        *(
+            ({"advantage": "distill", "teacher": {"path": url}}, "invalid URL in teacher.path: it must be http://HOST")
+            for url in (
+                "http://",
+                "http://a b",
+                "http://me:word@a:1",
+                "http://[::1",
+                "http://a:1?b",
+                "ftp://a",
+                " http://a",
+            )
+        ),
         ({"distill_beta": 0.0}, "actor.distill_beta (0) is for distillation"),
         ({"advantage": "distill", "distill_top_k": 4, **TEACHER}, "set actor.distill_beta"),
         ({"critic": {"lr": 1e-3}}, '[critic] is for actor.advantage = "gae": it is "grpo"; remove critic.lr'),

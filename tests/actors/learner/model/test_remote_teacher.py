@@ -126,13 +126,14 @@ def config_of(beta: float | None = None, top_k: int | None = None, **actor: Any)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("beta", "top_k"), [(None, None), (0.0, 4), (0.3, 7)])
+@pytest.mark.parametrize(("beta", "top_k"), [(None, None), (0.0, 4), (0.3, 7), (0.0, VOCABULARY + 5)])
 def test_a_teacher_behind_a_url_gives_the_gradient_of_the_same_teacher_on_the_learner(
     tmp_path: Path, kind: str, beta: float | None, top_k: int | None
 ) -> None:
     config = config_of(beta, top_k)
     local = gradients(tiny_actor(tmp_path / "local", config), SHARD)
-    with serving(kind) as (url, _):
+    with serving(kind) as (url, served):
+        served.most = VOCABULARY
         actor = tiny_actor(tmp_path / "remote", config)
         actor.frozen = FrozenModels(None, remote(url, top_k))
         torch.testing.assert_close(gradients(actor, SHARD), local, atol=1e-5, rtol=1e-4)
