@@ -197,7 +197,7 @@ def _training(c: Config) -> Iterator[str]:
     if c.gconfig.n_samples < 2 and (c.actor.advantage in GROUP_BASELINES or by_signal):
         yield (
             f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}; set it higher, or "
-            'actor.advantage = "reinforce" (or "none", normalised over "all")'
+            'actor.advantage = "reinforce" (or "none", with actor.normalize_batch = "all")'
         )
     if c.data.max_refill > 0 and c.gconfig.n_samples < 2:
         yield (
