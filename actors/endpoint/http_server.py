@@ -49,6 +49,7 @@ class EndpointServer:
         """
         self._external = external
         self._sessions, self._model, self._silent_s = sessions, model, silent_s
+        self._most_idle = 0 if external is None else n_connections // 2  # one client has several conversations
         self._idle: weakref.WeakKeyDictionary[asyncio.BaseTransport, Session] = weakref.WeakKeyDictionary()
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard])
         app.add_routes(
@@ -120,9 +121,12 @@ class EndpointServer:
         if connection is not None and session is not None:
             self._idle[connection] = session
             if not session.needs_connections:
-                connection.close()
+                self._close_idle(session)
 
     def _close_idle(self, session: Session) -> None:
+        """A client may be writing into a connection that is closed: external agents keep theirs while there is room."""
+        if len(self._idle) <= self._most_idle:
+            return
         for connection, of in list(self._idle.items()):
             if of is session:
                 connection.close()

@@ -1,5 +1,6 @@
 """Agents outside the job open episodes with a URL and a key, and every way in which they end has a verdict."""
 
+import http.client
 import json
 import stat
 import threading
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -107,6 +109,35 @@ def test_an_agent_with_a_url_and_a_key_opens_an_episode_and_its_close_is_the_ver
     assert (found["reward"], found["parts"]) == (0.5, {"tools": 2})
     assert [m["content"] for m in found["messages"]] == [m["content"] for m in messages]
     assert s.engine.n_tokens == len(t.logps) // 4
+
+
+def test_an_agent_keeps_its_connection_from_one_episode_to_the_next(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    s, access = stage(), AgentAccess.of(tmp_path)
+    ports: list[int] = []
+
+    def act() -> None:
+        where = urlsplit(access.base_url)
+        assert where.hostname is not None
+        connection = http.client.HTTPConnection(where.hostname, where.port, timeout=WAIT_S)
+
+        def call(path: str, key: str, body: Any) -> Any:
+            connection.request("POST", where.path + path, json.dumps(body), {"Authorization": f"Bearer {key}"})
+            answer = json.loads(connection.getresponse().read())
+            ports.append(connection.sock.getsockname()[1])
+            return answer
+
+        for _ in range(2):
+            episode = call("/episodes", access.key, {})
+            call("/chat/completions", episode["api_key"], {"messages": [user("a")]})
+            assert call("/episodes/close", episode["api_key"], {"reward": 1.0})["status"] == "closed"
+        connection.close()
+
+    s.begin(samples=(0, 1))
+    assert len(beside(s, act)) == 2
+    assert len(ports) == 6
+    assert len(set(ports)) == 1
 
 
 def test_an_episode_whose_agent_falls_silent_is_begun_again_by_another(
