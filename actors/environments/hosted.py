@@ -23,6 +23,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import MAX_PARTS
 
 WRAPPED = "_records_failures"
+PLURALS = ("states", "prompts", "completions", "answers", "tasks", "infos")  # arguments of a function of whole groups
 
 
 class HostedEnvironment:
@@ -125,9 +126,12 @@ class HostedEnvironment:
 
     def _watch(self, rubric: Any) -> None:
         """Wrap the reward functions of a rubric, also those that were added since the last conversation."""
-        rubric.funcs[:] = [one if hasattr(one, WRAPPED) else self._recorded(one) for one in rubric.funcs]
+        rubric.funcs[:] = [
+            one if hasattr(one, WRAPPED) else self._recorded(one, of_group=rubric._is_group_func(one))
+            for one in rubric.funcs
+        ]
 
-    def _recorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _recorded(self, function: Callable[..., Any], *, of_group: bool) -> Callable[..., Any]:
         """The function with the same name and signature; its failures are recorded before the package drops them."""
 
         @functools.wraps(function)
@@ -135,13 +139,15 @@ class HostedEnvironment:
             try:
                 value = function(*arguments, **named)
                 value = await value if inspect.isawaitable(value) else value
-                scores = [float(one) for one in (value if isinstance(value, list | tuple) else [value])]
-                if not all(map(math.isfinite, scores)):
-                    raise ValueError(f"it must return a finite number: it returned {value}")
+                scores = [float(one) for one in (value if of_group else [value])]
+                n = next((len(named[name]) for name in PLURALS if name in named), len(scores))
+                if len(scores) != n or not all(map(math.isfinite, scores)):
+                    what = f"{n} finite numbers" if of_group else "a finite number"
+                    raise ValueError(f"it must return {what}: it returned {value}")
             except Exception as error:
                 self._failures.append(f"reward function {function.__name__}: {describe(error)}")
                 raise
-            return scores if isinstance(value, list | tuple) else scores[0]
+            return scores if of_group else scores[0]
 
         setattr(recorded, WRAPPED, True)
         return recorded

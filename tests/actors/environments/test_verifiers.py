@@ -42,6 +42,12 @@ def raises(completion):
 def no_number(completion):
     return float("nan")
 
+def listed(completion):
+    return [1.0]
+
+def too_few(completions):
+    return [1.0]
+
 def of_a_group(completions):
     return [1.0] * len(completions)
 
@@ -174,12 +180,13 @@ def test_a_tool_of_the_environment_is_called_and_its_result_enters_no_loss(folde
 @pytest.mark.slow
 @needs_package
 def test_a_rubric_that_raises_gives_an_error_and_never_a_reward(folder: Path) -> None:
-    with talking(folder, settings("odd_environment", rewards="right raises no_number")) as talk:
+    with talking(folder, settings("odd_environment", rewards="right raises no_number listed")) as talk:
         fields = talk.hold(row_of("word", "yes", info={"number": 1}), ["yes<eos>"] * 3)
     assert "reward" not in fields
     why = (
         r"^reward function raises: ZeroDivisionError: .*odd_environment.py:\d+\); "
-        r"reward function no_number: ValueError: it must return a finite number: it returned nan"
+        r"reward function no_number: ValueError: it must return a finite number: it returned nan; "
+        r"reward function listed: TypeError"
     )
     with pytest.raises(ValueError, match=why):
         load_reward("agent", folder)("", "", {"agent": fields})
@@ -292,7 +299,7 @@ GROUPS = """
 import json, sys
 from actors.rewards.loading import all_options, load_group
 from areal_bus.config.loader import resolve
-for rewards in ("right shares", "right raises of_a_group"):
+for rewards in ("right shares", "right raises too_few of_a_group"):
     tree = json.loads(sys.argv[2])
     tree["workflow"]["arguments"]["rewards"] = rewards
     config = resolve(tree, "mine.toml", (), {})
@@ -322,6 +329,7 @@ def test_a_rubric_of_whole_groups_scores_by_the_group_reward(folder: Path) -> No
     first, second = done.stdout.splitlines()[-2:]
     assert json.loads(first) == [0.5 * 1 + 0.5 * (3 / 4 + 2), 0.5 * (1 / 4 + 2)]
     assert "reward function raises: ZeroDivisionError" in second
+    assert "reward function too_few: ValueError: it must return 2 finite numbers: it returned [1.0]" in second
 
 
 def test_packages_that_require_verifiers_are_known_as_environments(folder: Path) -> None:
