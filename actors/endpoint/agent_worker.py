@@ -20,7 +20,7 @@ from typing import Any
 from actors.agents import load_builtin
 from actors.environments.environment_code import EnvironmentCode
 from actors.environments.loading import load
-from actors.processes.ipc import Channel, keep_prints, limit_damage, limit_prints
+from actors.processes.ipc import Channel, keep_prints, limit_damage, limit_prints_always
 from actors.rewards.binding.values import plain
 from actors.rewards.protocol import Score
 from actors.rewards.worker import explain
@@ -48,9 +48,9 @@ def main(parent: int) -> None:
     except ConfigError as error:
         channel.reply({"broken": text_of(error)})
         return
+    limit_prints_always()
     channel.reply({"ready": True})
     for request in channel:
-        limit_prints()
         if not order["environment"] and not order["built_in"]:
             os.environ |= {"OPENAI_BASE_URL": request["base_url"], "OPENAI_API_KEY": request["api_key"]}
         answer = run(agent, request["row"], request["base_url"], request["api_key"])
