@@ -33,13 +33,15 @@ class RolloutConfig(Section):
     """On a weight update, samples with this many new tokens are reported, for others to continue; 0: off."""
 
 
-def prefix_share(rollout: RolloutConfig) -> float:
+def prefix_share(c: Config) -> float:
     """Size of the builtin engine's prefix cache, as a share of the KV cache of all slots at full length.
 
     None at eta = 0: a key that a decode step computed differs from one of a prefill by rounding, and which of them is
-    used would depend on the clock (docs/prove.md).
+    used would depend on the clock (docs/prove.md). None for single turns on a GPU: they gain little, and its memory is
+    planned for slots.
     """
-    return PREFIX_SHARE if rollout.engine == "builtin" and rollout.max_head_offpolicyness else 0.0
+    is_useful = c.rollout.max_head_offpolicyness > 0 and not (c.has_plain_prompts and c.topology.gpus_per_host)
+    return PREFIX_SHARE if c.rollout.engine == "builtin" and is_useful else 0.0
 
 
 class SimulatedConfig(Section):

@@ -330,8 +330,7 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
     length = (n_prompt + config.gconfig.max_new_tokens) * 5 // 4
     positions = -(-length // SLOT_STEP) * SLOT_STEP
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
-    fills = config.has_plain_prompts and not config.topology.gpus_per_host  # it fills what the slots leave free
-    kept = 0.0 if fills else prefix_share(config.rollout)
+    kept = 0.0 if config.has_plain_prompts else prefix_share(config)  # else it fills what the slots leave free
     prefixes = int(kept * slots * (n_prompt + config.gconfig.max_new_tokens))
     of_version = (weights + (slots * positions + prefixes) * shape.kv_per_token * one) // width
     on_device = n_versions(config.rollout) * of_version + sampling

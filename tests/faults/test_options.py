@@ -1,4 +1,4 @@
-"""Each option of the update in a small run of 5 steps: a generator is killed, then the whole job, which is resumed."""
+"""The options of the update in small runs of 5 steps: a generator is killed, then the whole job, which is resumed."""
 
 import json
 from collections.abc import Iterator
@@ -22,10 +22,22 @@ LORA = (
 )
 OPTIONS = {
     "adapters": LORA,
-    "qlora": ("actor.lora.rank=2", "actor.lora.variant=['nf4','rslora']"),
-    "passes": ("actor.ppo_epochs=2", "actor.ppo_n_minibatches=2", "actor.optimizer=muon", "actor.adamw_lr=1e-4"),
-    "distill": ("actor.advantage=distill", "actor.distill_beta=0.5", "actor.distill_top_k=3", "actor.ppo_epochs=2"),
-    "remote": ("actor.advantage=distill", "actor.distill_beta=0", "actor.distill_top_k=3"),
+    "remote": (
+        "actor.lora.rank=2",
+        "actor.lora.variant=['nf4','rslora']",
+        "actor.advantage=distill",
+        "actor.distill_beta=0",
+        "actor.distill_top_k=3",
+    ),
+    "distill": (
+        "actor.advantage=distill",
+        "actor.distill_beta=0.5",
+        "actor.distill_top_k=3",
+        "actor.ppo_epochs=2",
+        "actor.ppo_n_minibatches=2",
+        "actor.optimizer=muon",
+        "actor.adamw_lr=1e-4",
+    ),
     "critic": (
         "actor.advantage=gae",
         "actor.truncated_samples=bootstrap",
@@ -43,7 +55,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_survives_a_kill_and_a_resume(tmp_path: Path, option: str, stack: ExitStack) -> None:
+def test_options_survive_a_kill_and_a_resume(tmp_path: Path, option: str, stack: ExitStack) -> None:
     (tmp_path / "verdicts.py").write_bytes(Path(__file__).with_name("verdicts.py").read_bytes())
     config = tmp_path / "ring.toml"
     config.write_text(f"extends = {json.dumps(str(Path(__file__).with_name('ring.toml')))}\n", encoding="utf-8")

@@ -38,7 +38,7 @@ def _engine(config: Config, model: Any, tokenizer: Any, ahead_s: float) -> Engin
         n_slots=rollout.max_concurrent_rollouts,
         on_update=rollout.on_update,
         ahead_s=ahead_s,
-        prefix_share=prefix_share(rollout),
+        prefix_share=prefix_share(config),
     )
     make = partial(BuiltinEngine, options=options, stop_ids=stops, tokenizer=tokenizer)
     try:
