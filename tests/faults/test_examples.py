@@ -1,5 +1,6 @@
 """Each example of examples/ as a job of five updates, with an agent's process, a generator and the head killed."""
 
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,6 +37,8 @@ def test_an_example_survives_the_death_of_its_agent_its_generator_and_the_head(
 ) -> None:
     if package and find_spec(package) is None:
         pytest.skip(f"the package with the module {package} is not installed")
+    if package == "agents" and tuple(map(int, metadata.version("openai-agents").split(".")[:2])) < (0, 24):
+        pytest.skip("an openai-agents before 0.24 does not fit this openai: InputTokensDetails needs another field")
     warmup = ["learner.warmup.steps=5"] if name.startswith("agents/") else []
     patience = [f"workflow.agent.timeout_s={START_S}"] if name not in IN_PROCESS else []
     ring = Ring(tmp_path, *SETTINGS, *warmup, *patience, ranks=3, config=EXAMPLES / f"{name}.toml")

@@ -123,8 +123,9 @@ def test_every_turn_of_a_sample_is_shown(tmp_path: Path, capsys: Out) -> None:
 
 
 def test_an_episode_is_a_tree_with_roles_tools_versions_and_masked_tokens_of_each_turn(
-    tmp_path: Path, capsys: Out
+    tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     call = '<tool_call>{"name": "calculator", "arguments": {}}</tool_call>'
     turns = [["3+4?", call], ["your move", "5"], ["7", "it is 7"]]
     conversation = {"turns": turns, "segments": [[4, 6], [2, 1], [1, 3]], "trajectories": [0, 1, 0]}
