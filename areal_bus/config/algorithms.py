@@ -164,6 +164,11 @@ def _sequences(actor: ActorConfig) -> Iterator[str]:
             f'actor.loss = "oapl" fits one advantage to each trajectory, and {made} gives one to each token: set '
             'actor.advantage = "oapl", without a teacher'
         )
+    if correction == "vcpo" and actor.advantage == "distill" and actor.distill_beta is not None:
+        yield (
+            'actor.correction = "vcpo" has nothing to weigh: the loss of actor.advantage = "distill" with '
+            'actor.distill_beta is the divergence alone; set actor.correction = "none"'
+        )
     if correction == "vcpo" and actor.loss != "reinforce" and not is_users(actor.loss):
         yield (
             f'actor.correction = "vcpo" weighs by the current policy over the sampler, and actor.loss = "{actor.loss}" '

@@ -356,15 +356,17 @@ def limited(annotation: Any) -> str:
 
 
 def bounds(field: FieldInfo) -> str:
-    """Limits of the field in words; empty if it has none."""
+    """Limits of the field in words; empty if it has none. A pattern has its words in the field's extra "form"."""
+    if isinstance(field.json_schema_extra, dict) and "form" in field.json_schema_extra:
+        return str(field.json_schema_extra["form"])
     return in_words([*field.metadata, *(item for one in get_args(field.annotation) for item in _annotated(one))])
 
 
 def in_words(items: Sequence[Any]) -> str:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "of length at least"}
-    found = [f"{text} {value}" for item in items for name, text in words.items() if (value := limit(item, name))]
-    found += [f"matching {item.pattern}" for item in items if getattr(item, "pattern", None)]
-    return " and ".join(found)
+    return " and ".join(
+        f"{text} {value}" for item in items for name, text in words.items() if (value := limit(item, name))
+    )
 
 
 def _annotated(member: Any) -> list[Any]:

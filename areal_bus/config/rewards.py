@@ -67,7 +67,9 @@ class JudgeRewardConfig(Section):
 class RewardModelConfig(Section):
     path: str = ""
     """Folder or Hugging Face id of a sequence classifier with one label."""
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$", json_schema_extra={"form": '"cpu", "cuda" or "cuda:3"'}
+    )
     """"cpu", or a GPU that no other actor has, "cuda:3"."""
     max_tokens: int = Field(4096, ge=1)
     """Longest text; a longer one loses its beginning."""
@@ -78,7 +80,11 @@ class RewardTerm(Section):
     """A reward function, named as in reward.function."""
     weight: float = 1.0
     """Factor of its reward in the sum; 0: it is only reported."""
-    name: str = Field("", pattern=r"^[A-Za-z0-9_.-]{0,64}$")
+    name: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9_.-]{0,64}$",
+        json_schema_extra={"form": 'of at most 64 letters, digits, ".", "_" and "-"'},
+    )
     """Name in the journal; empty: that of the function."""
 
     @property
@@ -101,7 +107,11 @@ class RewardConfig(Section):
     """Form of the call; "auto": by the names of its parameters (docs/rewards.md)."""
     url: str = ""
     """Server of the reward "url", or sandbox of "code" and "code_share" (docs/judge.md)."""
-    group: str = Field("", pattern=r"^$|^url$|^model$|^verifiers$|^[^:]+:[^:]+$")
+    group: str = Field(
+        "",
+        pattern=r"^$|^url$|^model$|^verifiers$|^[^:]+:[^:]+$",
+        json_schema_extra={"form": '"module:function", "url", "model" or "verifiers"'},
+    )
     """Scores all samples of a prompt together: "module:function", "url", "model" or "verifiers" (docs/rewards.md)."""
     check: CheckRewardConfig = CheckRewardConfig()
     """A second opinion on some of the samples: disagreements are shown with their texts (docs/rewards.md)."""

@@ -46,7 +46,11 @@ class WatchConfig(Section):
 
 
 class ProfileConfig(Section):
-    actor: str = Field("", pattern=r"^((learner|generator)-\d+(\.\d+)?)?$")
+    actor: str = Field(
+        "",
+        pattern=r"^((learner|generator)-\d+(\.\d+)?)?$",
+        json_schema_extra={"form": 'such as "learner-0" or "generator-1.0"'},
+    )
     """Actor that torch.profiler records at `steps`, as "learner-0.0" (docs/profiling.md)."""
     steps: tuple[int, int] | None = None
     """First and last step; a generator takes part in step N while it holds version N."""
@@ -60,7 +64,9 @@ class ServeConfig(Section):
 
 
 class RunConfig(Section):
-    name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")
+    name: str = Field(
+        "", pattern=r"^[A-Za-z0-9._-]*$", json_schema_extra={"form": 'of letters, digits, ".", "_" and "-"'}
+    )
     """Name of the run folder, numbered if it exists; empty: the config's."""
     folder: Path = Path("runs")
     """Folder of the run folders."""
@@ -239,7 +245,7 @@ class CheckpointConfig(Section):
 class EvaluateSet(OwnGeneration):
     """A set of problems with keys of [gconfig] of its own; unset: docs/evaluation.md."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", json_schema_extra={"form": 'of letters, digits, ".", "_" and "-"'})
     """Name of the set in the journal and the table."""
     task: str = ""
     """A named task ("aime24": docs/tasks.md): the form of its rows, and its path, n_samples and temperature where they

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from areal_bus.config.capacity import capacity, together
-from areal_bus.config.loader import fields, load, nearest, read
+from areal_bus.config.loader import bounds, fields, load, nearest, read
 from areal_bus.config.names import packaged
 from areal_bus.config.names.packaged import find_config
 from areal_bus.config.names.synonyms import OURS_TO_THEIRS
+from areal_bus.config.section import Section
 from areal_bus.config.sections import Config
 from areal_bus.config.stages import largest, settings_by_stage
 from areal_bus.errors import ConfigError
@@ -103,7 +104,11 @@ REFUSED = [  # options, apart by blanks; what the sentence says
     ("actor.advantage=rlo", "or \"module:function\": 'rlo' is neither; the nearest is 'rloo'"),
     ("actor.loss_denominator=mean", 'must be one of "all", "signal" or a number, above 0: it is "mean" (--set'),
     ("actor.loss_denominator=0", '"signal" or a number, above 0: it is 0 (--set actor.loss_denominator=0)'),
-    ("run.name=a/b", "run.name must be a string, matching"),
+    ("run.name=a/b", 'run.name must be a string, of letters, digits, ".", "_" and "-": it is "a/b"'),
+    (
+        "reward.group=abc",
+        'reward.group must be a string, "module:function", "url", "model" or "verifiers": it is "abc"',
+    ),
     ("run.name=..", "run.name must be a folder's name of its own"),
     ("model=7", "--set takes section.key=value"),
     ("bus.interface=*", "bus.interface must name one interface"),
@@ -189,6 +194,14 @@ REFUSED = [  # options, apart by blanks; what the sentence says
     ),
     ("topology.adapt.schedule=[[3,2]] topology.gpus_per_host=1 topology.ranks_per_gpu=3", "a GPU holds one role at"),
 ]
+
+
+def test_every_key_with_a_pattern_says_its_form_in_words() -> None:
+    sections = {one for section in Section.__subclasses__() for one in (section, *section.__subclasses__())}
+    keys = [(section, key, one) for section in sections for key, one in section.model_fields.items()]
+    patterns = [one for one in keys if any(getattr(item, "pattern", None) for item in one[2].metadata)]
+    assert len(patterns) >= 6
+    assert [one[:2] for one in patterns if not bounds(one[2])] == []
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED)

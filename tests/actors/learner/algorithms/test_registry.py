@@ -216,6 +216,7 @@ SERVED = {"teacher": {"path": "http://127.0.0.1:1"}}
         ({"prox_logp_method": "loglinear", "correction": "none"}, "is for a correction"),
         ({"correction": "entropy_scaled", "correction_action": "clamp"}, "bounds no weight"),
         ({"correction": "vcpo"}, 'set actor.loss = "reinforce"'),
+        ({"correction": "vcpo", "advantage": "distill", "distill_beta": 1.0}, 'vcpo" has nothing to weigh'),
         ({"loss": "oapl"}, 'takes no weight: set actor.correction = "none" (it is "decoupled")'),
         ({"loss": "oapl", "correction": "none", "m2_threshold": 0.1}, "masks tokens: remove it"),
         ({"loss": "oapl", "correction": "none", "advantage": "gae"}, '"gae" gives one to each token'),
