@@ -18,7 +18,6 @@ import transformers
 
 from actors.models.loading import load_model
 from actors.models.scratch import SCRATCH_FILE, write_scratch_folder
-from actors.offline.synchronous_reference import ReferenceStep, SynchronousReference
 from areal_bus.config.loader import load
 from areal_bus.config.names import packaged
 from areal_bus.config.sections import Config, ScratchConfig
@@ -30,6 +29,7 @@ from tests.support.listening import of_the_launcher, watched
 from tests.support.replaying import replay_run
 from tools import export
 from tools.alarms.alarm_reader import findings
+from tools.offline.synchronous_reference import ReferenceStep, SynchronousReference
 from tools.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]

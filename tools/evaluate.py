@@ -1,4 +1,4 @@
-"""Scores a model or a run on a file of problems; `actors/offline/evaluate.py` samples in a subprocess."""
+"""Scores a model or a run on a file of problems; `tools/offline/evaluate.py` samples in a subprocess."""
 
 import argparse
 import json
@@ -79,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_offline(program: str, order: Mapping[str, Any]) -> int:
-    """The exit code of `actors.offline.PROGRAM` in a process of its own, which imports torch; its input is `order`."""
-    line, text = [*CHILD, f"actors.offline.{program}"], json.dumps(order) + "\n"
+    """The exit code of `tools.offline.PROGRAM` in a process of its own, which imports torch; its input is `order`."""
+    line, text = [*CHILD, f"tools.offline.{program}"], json.dumps(order) + "\n"
     code = subprocess.run(line, input=text, env=child_environment(), check=False, encoding="utf-8").returncode
     return code if code >= 0 else 128 - code
 
@@ -91,7 +91,7 @@ def child_environment() -> dict[str, str]:
 
 
 def make_order(args: argparse.Namespace) -> dict[str, Any]:
-    """The input of the subprocess: an Order of actors/offline/evaluate.py. Raises ConfigError."""
+    """The input of the subprocess: an Order of tools/offline/evaluate.py. Raises ConfigError."""
     where = find_run(args.model)
     named = named_tasks.NAMED_TASKS.get(args.task or "")
     own = str(where.folder / "evaluation" / "problems.jsonl") if where else None

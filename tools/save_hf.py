@@ -1,4 +1,4 @@
-"""Writes a checkpoint's model as a Hugging Face folder: verified here, converted by `actors/offline/save_hf.py`."""
+"""Writes a checkpoint's model as a Hugging Face folder: verified here, converted by `tools/offline/save_hf.py`."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Lists the named tasks, and checks a file of one by `actors/offline/check_task.py`: gold and wrong answers."""
+"""Lists the named tasks, and checks a file of one by `tools/offline/check_task.py`: gold and wrong answers."""
 
 import argparse
 import json

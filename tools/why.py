@@ -15,7 +15,7 @@ from tools.terminal import run_parser
 
 SILENT_S = 15.0  # a process writes about once a second, the head also when nothing happens
 TAIL_BYTES = 1 << 18
-LOOP = ("reference-", "front-")  # the one process of a run without a ring (actors/offline), or of a server
+LOOP = ("reference-", "front-")  # the one process of a run without a ring (tools/offline), or of a server
 REGISTER_INTERVAL_S = 7.0  # the head checks the waits every 5 s and writes changes: an older register is still valid
 
 EPILOG = """\

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
-from actors.offline.synchronous_reference import ReferenceStep, check_loop
 from actors.runtime.context import dump
 from actors.runtime.process import leave
 from areal_bus.config.sections import Config
@@ -31,6 +30,7 @@ from areal_bus.core.parts.collapse import MARGIN, CollapseForecast, Rollback
 from areal_bus.errors import ArealBusError
 from areal_lab.loops.evaluated_loop import EvaluatedLoop
 from areal_lab.settings import LabConfig, load
+from tools.offline.synchronous_reference import ReferenceStep, check_loop
 
 PLANT, LAG, FACTOR, WARM = 20, 64, 30.0, 10  # WARM: updates in which the learning rate rises at the start
 CHECKPOINT = 5

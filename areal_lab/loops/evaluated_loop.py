@@ -16,7 +16,6 @@ from actors.data.loading import load_sets
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.head.shell import evaluation_sets
 from actors.learner.model.policy import Policy
-from actors.offline.synchronous_reference import ReferenceStep, SynchronousReference, sample_share
 from actors.rewards.actor import scored
 from actors.rewards.pool import Verdict
 from actors.runtime.context import dump
@@ -28,6 +27,7 @@ from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Prompt, Trajectory, VerdictStatus
 from areal_bus.storage.versioned_dirs import temporary_folder
 from areal_lab.settings import LabConfig, load
+from tools.offline.synchronous_reference import ReferenceStep, SynchronousReference, sample_share
 
 SHOW_S = 10.0  # interval between two lines of progress
 

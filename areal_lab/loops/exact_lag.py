@@ -15,13 +15,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from actors.offline.synchronous_reference import check_loop
 from actors.runtime.process import leave
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Prompt
 from areal_lab.loops.evaluated_loop import EvaluatedLoop, run_command
 from areal_lab.settings import LabConfig
+from tools.offline.synchronous_reference import check_loop
 
 
 class ExactLagLoop(EvaluatedLoop):

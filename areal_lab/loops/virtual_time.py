@@ -18,7 +18,6 @@ import numpy as np
 from torch import Tensor
 
 from actors.learner.batching import build
-from actors.offline.synchronous_reference import Group, ReferenceStep, check_loop, items
 from actors.runtime.process import leave
 from areal_bus.config.capacity import slots
 from areal_bus.config.sections import Config
@@ -31,6 +30,7 @@ from areal_bus.messages import Partial, Prompt, Trajectory
 from areal_lab.loops.evaluated_loop import EvaluatedLoop, run_command
 from areal_lab.loops.virtual_ring import Key, VirtualRing
 from areal_lab.settings import LabConfig
+from tools.offline.synchronous_reference import Group, ReferenceStep, check_loop, items
 
 
 class VirtualTimeLoop(EvaluatedLoop):

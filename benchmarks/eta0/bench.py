@@ -1,4 +1,4 @@
-"""Bench `eta0`: a real ring at eta = 0 against `actors.offline.synchronous_reference`, bit for bit.
+"""Bench `eta0`: a real ring at eta = 0 against `tools.offline.synchronous_reference`, bit for bit.
 
 The tiny character model, in a job of seconds; the engines have fewer slots than samples, so they queue. Losses are
 compared as floats, weights by digest, samples by token ids and log-probs.
@@ -107,7 +107,7 @@ def reference(folder: Path, n_generators: int, *, config: str = CONFIG, changes:
     line = [
         sys.executable,
         "-m",
-        "actors.offline.synchronous_reference",
+        "tools.offline.synchronous_reference",
         config,
         "--generators",
         str(n_generators),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from actors.agents import calculator, schema, with_counts
 from actors.endpoint.agent_pool import AgentCode
-from actors.offline.synchronous_reference import check_loop
 from actors.rewards.loading import load_reward
 from actors.runtime import user_code
 from actors.runtime.user_code import add_user_folder
@@ -21,6 +20,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.messages import MAX_PARTS
 from tests.actors.endpoint.test_http_server import TOOLS
 from tests.support.talking import LETTERS, talking
+from tools.offline.synchronous_reference import check_loop
 
 MINE = '''
 def score(prompt, completion, row):

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.offline.synchronous_reference import ReferenceStep, SynchronousReference
 from areal_bus.core.head import Head
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.ledger import Ledger
@@ -26,6 +25,7 @@ from areal_lab.sweep.plan import Job, jobs_of, read_sweep, with_seeds
 from areal_lab.sweep.results import Result, ResultFile, area
 from areal_lab.sweep.runner import SweepProgress
 from areal_lab.sweep.starting import loop_of
+from tools.offline.synchronous_reference import ReferenceStep, SynchronousReference
 from tools.report.facts.seeds import paired
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.offline.synchronous_reference import ReferenceStep
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
@@ -19,6 +18,7 @@ from areal_lab.loops.virtual_time import VirtualTimeLoop
 from areal_lab.settings import VirtualTimeConfig, load
 from launch.commands.main import main as launch
 from tests.areal_lab.test_sweep import BASE, SMALL
+from tools.offline.synchronous_reference import ReferenceStep
 
 N_SAMPLES = 2
 KEYS: dict[str, object] = {

@@ -76,7 +76,7 @@ def plain_loop(*settings: str) -> dict[int, Line]:
         words = [
             sys.executable,
             "-m",
-            "actors.offline.synchronous_reference",
+            "tools.offline.synchronous_reference",
             str(CONFIG),
             "--generators",
             "2",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.offline.recompute_logprobs import RecomputeOrder, recompute
 from tests.faults.ring import Ring
 from tools import run as runs
+from tools.offline.recompute_logprobs import RecomputeOrder, recompute
 from tools.report.__main__ import as_json
 
 OWN = {"hot": (2, 6, 1.0), "cold": (4, 12, 0.3)}  # samples of a group, tokens of a completion, temperature

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.offline import synchronous_reference
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
 from benchmarks.eta0 import bench as eta0
 from tests.support.replaying import replay_run
+from tools.offline import synchronous_reference
 
 
 @pytest.mark.soak  # in CI: tools/trust/test_prove.py (two steps of a config), faults/test_resume.py (a resumed run)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from actors.head.sample_log import SampleLog
-from actors.offline.synchronous_reference import Group
 from actors.rewards.actor import scored
 from actors.rewards.functions.builtin import reverse_score
 from actors.rewards.pool import Verdict
@@ -20,6 +19,7 @@ from areal_bus.core.events import Event
 from areal_bus.messages import VerdictStatus
 from areal_lab.loops.exact_lag import ExactLagLoop
 from areal_lab.settings import load
+from tools.offline.synchronous_reference import Group
 
 ROOT = Path(__file__).parents[2]
 SMALL = {

@@ -14,12 +14,12 @@ from actors.engines.protocol import Completion, Request
 from actors.generator.rollout_runner import evaluation_number
 from actors.models.loading import load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
-from actors.offline import evaluate as scoring
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import ConfigError
 from areal_bus.storage import versioned_dirs
 from areal_bus.storage.journal import Journal
 from tools import evaluate
+from tools.offline import evaluate as scoring
 
 ROOT = Path(__file__).parents[2]
 ROWS = [{"question": word, "answer": word[::-1], "uid": uid} for uid, word in enumerate(["abc", "xyz", "hello", "no"])]

@@ -10,13 +10,13 @@ import pytest
 from actors.data import loading
 from actors.data.loading import load_problems, load_rows, load_sets
 from actors.data.tasks import data_set
-from actors.offline.check_task import TaskCheckOrder, check_task
 from actors.rewards.loading import load_reward
 from areal_bus.config.loader import load, resolve
 from areal_bus.config.names.named_tasks import GYM_REFUSED, NAMED_TASKS, evaluation_split, fill
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import evaluate, tasks
+from tools.offline.check_task import TaskCheckOrder, check_task
 
 ADD = "print(sum(map(int, input().split())))"
 DOUBLE = "print(2 * int(input()))"

@@ -18,7 +18,7 @@ TOLERANCE = 1e-4  # largest difference of a log-prob from that of the version st
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """The result of actors/offline/recompute_logprobs.py: counts by version, and the first tokens that differ."""
+    """The result of tools/offline/recompute_logprobs.py: counts by version, and the first tokens that differ."""
 
     told: dict[str, Any]
     digests: Mapping[int, str]  # of the versions, by the journal
@@ -61,13 +61,13 @@ def recompute(run: Run, findings: Findings, digests: Mapping[int, str]) -> Recom
     """Run it and add a finding for each difference. Raises ConfigError if tokens or weights were not kept."""
     skip = sorted(place + 1 for place in undone_places(run, run.tokens()))  # their weights may have been made anew
     order = json.dumps({"run": str(run.folder.resolve()), "tolerance": TOLERANCE, "skip": skip}) + "\n"
-    line = [*CHILD, "actors.offline.recompute_logprobs"]
+    line = [*CHILD, "tools.offline.recompute_logprobs"]
     child = subprocess.run(
         line, input=order, text=True, env=child_environment(), capture_output=True, check=False, encoding="utf-8"
     )
     if child.returncode:
         raise ConfigError(
-            child.stderr.strip() or f"actors.offline.recompute_logprobs ended with code {child.returncode}"
+            child.stderr.strip() or f"tools.offline.recompute_logprobs ended with code {child.returncode}"
         )
     found = Recomputed(json.loads(child.stdout.splitlines()[-1]), digests)
     for off in found.told["off"]:

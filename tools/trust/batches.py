@@ -61,7 +61,7 @@ def steps_of_run(run: Run) -> list[Step]:
 
 
 def steps_of_loop(folder: Path) -> list[Step]:
-    """Those of `actors.offline.synchronous_reference` or `actors.offline.replay`; the first line is their start."""
+    """Those of `tools.offline.synchronous_reference` or `tools.offline.replay`; the first line is their start."""
     with (folder / "reference.jsonl").open(encoding="utf-8") as file:
         return _steps(folder, list(map(json.loads, file))[1:])
 

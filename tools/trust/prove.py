@@ -162,7 +162,7 @@ def run_both(path: Path, settings: Sequence[str], folder: Path) -> tuple[list[St
     """The steps of the plain loop and of the ring at eta = 0."""
     synchronous = [*settings, "rollout.max_head_offpolicyness=0"]
     say(f"1 of 3: the plain loop, in {folder / 'plain'}")
-    loop = [*CHILD, "actors.offline.synchronous_reference", str(path), "--out", str(folder / "plain")]
+    loop = [*CHILD, "tools.offline.synchronous_reference", str(path), "--out", str(folder / "plain")]
     run_to_end([*loop, *_words(*synchronous)], folder / "plain.txt")
     say("2 of 3: the ring at eta = 0")
     return steps_of_loop(folder / "plain"), launch(path, synchronous, folder, "ring")

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(f"replays versions {args.first} to {last} of {where.folder}")
     words = ["--from", str(args.first), "--to", str(last), "--out", str(out)]
     changes = [word for setting in args.set for word in ("--set", setting)]
-    run_to_end([*CHILD, "actors.offline.replay", str(where.folder), *words, *changes], out.with_suffix(".txt"))
+    run_to_end([*CHILD, "tools.offline.replay", str(where.folder), *words, *changes], out.with_suffix(".txt"))
     replayed = [step for step in steps_of_loop(out) if step.version >= args.first]
     found = [differences(one, other) for one, other in zip(recorded, replayed, strict=True)]
     first = next((difference for step in found for difference in step.values()), None)

@@ -11,7 +11,6 @@ import torch
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Request
 from actors.head.sample_log import SampleLog
-from actors.offline.recompute_logprobs import RecomputeOrder, read, recompute
 from areal_bus.core.effects import Keep
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Scored
@@ -21,6 +20,7 @@ from tools.audit import __main__ as command
 from tools.audit.findings import Findings
 from tools.audit.recompute import TOLERANCE
 from tools.audit.recompute import recompute as recompute_run
+from tools.offline.recompute_logprobs import RecomputeOrder, read, recompute
 from tools.run import Run
 
 VERSIONS = 3

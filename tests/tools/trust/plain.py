@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from actors.offline.synchronous_reference import SynchronousReference, write_lines
 from areal_bus.config.loader import load
+from tools.offline.synchronous_reference import SynchronousReference, write_lines
 
 ROOT = Path(__file__).parents[3]
 TINY = ROOT / "configs" / "tiny.toml"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.offline.replay import Replay
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import find_mpirun
 from areal_bus.process.isolation import CHILD
 from tests.tools.trust.plain import TINY, settings, train_plain
+from tools.offline.replay import Replay
 from tools.trust import replay
 from tools.trust.batches import steps_of_loop
 from tools.trust.child import run_to_end

@@ -20,8 +20,6 @@ from actors.learner.checkpoint import checkpoint
 from actors.learner.update.ppo import PPOActor
 from actors.models.loading import load_model, load_tokenizer
 from actors.models.scratch import write_scratch_folder
-from actors.offline.save_hf import SaveOrder
-from actors.offline.save_hf import save_hf as offline_save_hf
 from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.storage import versioned_dirs
@@ -29,6 +27,8 @@ from tests.support.learner_setup import resume, settings, tiny_actor, tiny_model
 from tests.support.learner_setup import save as save_actor
 from tests.support.old_checkpoint import write_whole
 from tools import save_hf
+from tools.offline.save_hf import SaveOrder
+from tools.offline.save_hf import save_hf as offline_save_hf
 
 
 def save(actor: PPOActor, folder: Path, **how: Any) -> Path:

@@ -28,7 +28,6 @@ from actors.learner.model.policy import whole
 from actors.learner.update.ppo import PPOActor
 from actors.models.loading import load_model, load_tokenizer
 from actors.models.scratch import write_scratch_folder
-from actors.offline.save_hf import SaveOrder, save_hf
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
@@ -44,6 +43,7 @@ from tests.support.learner_setup import (
     tiny_model,
     update,
 )
+from tools.offline.save_hf import SaveOrder, save_hf
 
 CHAIN = ((2, 1), (4, 2), (3, 1), (1, 1))  # (ranks, copies of the model)
 MASTERS, LORA, MUON = "masters", "lora", "muon"

@@ -22,13 +22,13 @@ from actors.models.loading import check_model_path, load_model, load_tokenizer
 from actors.models.lora import adapted_layers, merged
 from actors.models.packed_row import SequencePiece
 from actors.models.scratch import write_scratch_folder
-from actors.offline.save_hf import SaveOrder, save_hf
 from areal_bus.config.algorithms import refusals
 from areal_bus.config.learner import LoraConfig
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import CheckpointError, ConfigError, EngineError
 from launch.checks.model_checks import check_lora
 from tests.support.learner_setup import resume, save, settings, tiny_actor, tiny_model, train, weights
+from tools.offline.save_hf import SaveOrder, save_hf
 
 LORA = {"rank": 4, "alpha": 6}
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -4,7 +4,7 @@ It uses the ring's data order, workflow, engine, reward function and PPOActor, w
 eta = 0 the ring must give the same batches and the same bits (docs/staleness.md). With n generators, engine uid mod n
 samples prompt uid, because an engine's rounding depends on the composition of its decode batch.
 
-python -m actors.offline.synchronous_reference CONFIG --generators N --out FOLDER
+python -m tools.offline.synchronous_reference CONFIG --generators N --out FOLDER
 
 writes FOLDER/reference.jsonl with one line for each version.
 """
@@ -25,7 +25,6 @@ from actors.engines.protocol import Engine
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.head.shell import declared
 from actors.learner.batching import build
-from actors.offline.offline_learner import OfflineLearner
 from actors.rewards.actor import n_before
 from actors.rewards.binding.values import read_value, with_ids
 from actors.rewards.loading import all_options, load_group, load_reward, reward_name
@@ -41,6 +40,7 @@ from areal_bus.core.parts.stages import stage_at
 from areal_bus.core.rows import Row as DrawnRow
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Prompt, ShardItem, Trajectory, recast
+from tools.offline.offline_learner import OfflineLearner
 
 Parts = dict[tuple[int, int], Mapping[str, float]]  # of the verdict of (uid, sample)
 Group = list[tuple[Trajectory, float, bool | None]]  # trained samples of a prompt: trajectory, reward, correctness
@@ -291,7 +291,7 @@ def exit_code(train: Callable[[], None]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        "python -m actors.offline.synchronous_reference", description=(__doc__ or "").partition("\n")[0]
+        "python -m tools.offline.synchronous_reference", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("config", type=Path, help="a TOML file with rollout.max_head_offpolicyness = 0")
     parser.add_argument("--generators", type=int, default=1, help="whose shares are emulated")

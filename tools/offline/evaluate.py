@@ -1,4 +1,4 @@
-"""Evaluates a model without a ring: `python -m actors.offline.evaluate`, for `tools/evaluate.py`."""
+"""Evaluates a model without a ring: `python -m tools.offline.evaluate`, for `tools/evaluate.py`."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Converts a checkpoint to a Hugging Face folder: `python -m actors.offline.save_hf`, for `tools/save_hf.py`."""
+"""Converts a checkpoint to a Hugging Face folder: `python -m tools.offline.save_hf`, for `tools/save_hf.py`."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
 """Trains again from a checkpoint of a run with the batches that journal.replay recorded; no generators, no rewards.
 
-python -m actors.offline.replay RUN --from K --out FOLDER
+python -m tools.offline.replay RUN --from K --out FOLDER
 
 writes FOLDER/reference.jsonl with one line for each version from the checkpoint on, and the batches.
 """
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from actors.learner.batching import Batch, as_batch, batch_shares, read_batch
 from actors.learner.checkpoint import checkpoint as checkpoints
-from actors.offline.offline_learner import OfflineLearner
-from actors.offline.synchronous_reference import ReferenceStep, exit_code, write_lines
 from actors.runtime.process import leave
 from areal_bus.config import loader, removed
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.storage import versioned_dirs
 from areal_bus.storage.run_files import read_rollback
+from tools.offline.offline_learner import OfflineLearner
+from tools.offline.synchronous_reference import ReferenceStep, exit_code, write_lines
 
 SECTIONS = ("actor", "critic", "reference", "teacher", "learner")  # of a learner; the batches decide the rest
 
@@ -72,7 +72,7 @@ def newest_below(run: Path, version: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("python -m actors.offline.replay", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser("python -m tools.offline.replay", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--from", type=int, dest="first", required=True, metavar="K")
     parser.add_argument("--to", type=int, metavar="VERSION")

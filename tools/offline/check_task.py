@@ -1,4 +1,4 @@
-"""Scores the gold answers of a named task's file, and other rows' answers: `python -m actors.offline.check_task`.
+"""Scores the gold answers of a named task's file, and other rows' answers: `python -m tools.offline.check_task`.
 
 Reads a TaskCheckOrder as one JSON line; `tools/tasks.py` is its command line.
 """

@@ -1,4 +1,4 @@
-"""Recomputes log-probs by transformers with each token's version (I5): `python -m actors.offline.recompute_logprobs`.
+"""Recomputes log-probs by transformers with each token's version (I5): `python -m tools.offline.recompute_logprobs`.
 
 A RecomputeOrder as a JSON line in, a JSON object as the last line out. Needs journal.tokens and all checkpoints.
 """

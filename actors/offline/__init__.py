@@ -1,1 +1,0 @@
-"""Programs without a ring: evaluation, log-probs, the reference. Begin with `synchronous_reference.py`."""
