@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from loguru import logger
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as every actor on CPU; before torch is imported
 
@@ -84,3 +85,12 @@ def as_kernels_run() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(before[1])
     torch.set_num_threads(before[0])
+
+
+@pytest.fixture
+def warned() -> Iterator[list[str]]:
+    """The text of each warning that is logged."""
+    lines: list[str] = []
+    number = logger.add(lambda line: lines.append(str(line)), level="WARNING", format="{message}")
+    yield lines
+    logger.remove(number)

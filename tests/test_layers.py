@@ -26,8 +26,8 @@ MAY = {  # package -> what it imports of ours
 }
 OFFLINE = "tools.offline"  # programs that train, sample and score without a ring: of tools, these import actors
 TORCH = ("areal_bus.weights", "areal_cpu", "actors.engines", "actors.generator", "actors.learner", "actors.models",
-         "actors.rewards.functions.model",
-         "actors.runtime.torch_profiler", "tools.offline", "areal_lab.loops", "areal_serve", "benchmarks")  # fmt: skip
+         "actors.rewards.functions.model", "actors.runtime.torch_profiler",
+         "tools.offline", "areal_lab.loops", "areal_lab.ring", "areal_serve", "benchmarks")  # fmt: skip
 SHARED = {
     "messages",
     "errors",

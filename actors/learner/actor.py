@@ -21,14 +21,13 @@ from actors.learner.loop import find_loop
 from actors.learner.model.frozen_model import FrozenModels, load_frozen_models
 from actors.learner.model.policy import model_settings
 from actors.learner.model.startup import load_critic, load_policy, warm
-from actors.learner.update.ppo import PPOActor, UpdateContext
-from actors.learner.update.simulated_update import simulated_update
+from actors.learner.update.ppo import PPOActor, UpdateContext, UpdateStandIn
 from actors.models.loading import load_tokenizer
 from actors.runtime.context import COPY_FD, Context, HeartbeatState, journal_rejections, open_bus, take_descriptor
 from actors.runtime.process import leave
 from actors.runtime.stages import stages_of, temperatures_of
 from actors.runtime.torch_profiler import TorchProfiler
-from actors.runtime.user_code import place_of
+from actors.runtime.user_code import load_function, place_of
 from actors.runtime.user_failures import Fault, keep_fault
 from areal_bus import messages as m
 from areal_bus.config.capacity import BUCKET_BYTES, DELTA_VERSIONS
@@ -46,6 +45,7 @@ from areal_bus.weights.sender import WeightSender
 from areal_bus.weights.shared_memory import refusal
 from areal_bus.weights.snapshot import Snapshot, take_snapshot
 
+SIMULATED = "areal_lab.ring.update:simulated_update"  # by name: a ring imports no laboratory
 COLLECTIVE_TIMEOUT_S = 1800.0  # limit of a collective; a checkpoint of rank 0 fits in
 ORDER_S = 1.0  # an ordered stop of one rank breaks the collectives of the others; their order arrives within this time
 
@@ -62,6 +62,14 @@ def run(context: Context) -> None:
         learner.fail(error)
     finally:
         learner.close()
+
+
+def stand_in(config: Config) -> UpdateStandIn | None:
+    """The update of [learner.simulated]; None if updates compute."""
+    if config.learner.simulated is None:
+        return None
+    found: UpdateStandIn = load_function("learner.simulated", SIMULATED)(config)
+    return found
 
 
 class Learner:
@@ -280,7 +288,7 @@ class Learner:
             UpdateContext(self.journal, self.heartbeat, context.folder, publish=self._publish, tick=self.inbox.check),
             critic=critic,
             frozen=self._load_frozen(start),
-            simulated=simulated_update(config),
+            stand_in=stand_in(config),
         )
         self.actor.rollback = read_rollback(context.folder)
         if start.folder:

@@ -4,8 +4,8 @@ import random
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_lab.ring.workload import LengthLaw, SpeedLaw
 from areal_lab.simulate.schedule import Schedule
 
 PHASES = (1.0, 2.0, 0.5)  # factors of the lengths

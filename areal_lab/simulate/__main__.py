@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from actors.engines.simulated.workload import LengthLaw
 from areal_bus.config import loader as settings
 from areal_bus.config.names.packaged import find_and_announce
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import as_here
+from areal_lab.ring.workload import LengthLaw
 from areal_lab.simulate.calibration import Measured, config_of, fit
 from areal_lab.simulate.intervals import REPLICATES, Prediction, predict, replicas, widened
 from areal_lab.simulate.outcome import simulate_steady_state

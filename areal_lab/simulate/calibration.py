@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, pstdev
 
-from actors.engines.simulated.workload import SpeedLaw
 from areal_bus.config.removed import saved
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
+from areal_lab.ring.workload import SpeedLaw
 from areal_lab.simulate.cores import Cores
 from areal_lab.simulate.generator_history import HALF_SLOTS, Exposure, prefill_token_s
 from areal_lab.simulate.recording import Recording, record

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 
-from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.process.commands import as_here
+from areal_lab.ring.workload import LengthLaw, SpeedLaw
 from areal_lab.simulate.outcome import simulate
 from areal_lab.simulate.schedule import Schedule
 from tools import terminal

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.engines.simulated.workload import SpeedLaw
 from areal_bus.config.rollout import OnUpdate
 from areal_bus.core.parts.staleness import StalenessPolicy
+from areal_lab.ring.workload import SpeedLaw
 from areal_lab.simulate.cores import Cores
 
 

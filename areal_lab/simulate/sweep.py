@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from areal_bus.config.capacity import groups_waiting, slots
 from areal_bus.config.sections import Config
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
+from areal_lab.ring.workload import LengthLaw, SpeedLaw
 from areal_lab.simulate.calibration import Measured
 from areal_lab.simulate.cores import Cores
 from areal_lab.simulate.schedule import LengthModel, Schedule

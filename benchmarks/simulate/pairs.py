@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from actors.engines.simulated.workload import LengthLaw
+from areal_lab.ring.workload import LengthLaw
 
 N_SAMPLES = 4
 LAWS = {

@@ -123,7 +123,7 @@ MODULES = (
     "actors.head.shell",
     "actors.rewards.actor",
     "actors.generator.actor",
-    "actors.engines.simulated.connect",
+    "areal_lab.ring.connect",
     "actors.learner.actor",
     "transformers.generation.utils",
     "transformers.models.llama.modeling_llama",

@@ -17,13 +17,13 @@ import torch
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
 from actors.engines.protocol import Completion, Engine, Request
 from actors.engines.servers.connect import open_engine
-from actors.engines.simulated.connect import open_simulated
-from actors.engines.simulated.workload import LengthLaw
 from actors.generator.actor import make_engine
 from actors.models.loading import empty_model, load_model, load_tokenizer, stop_ids
 from actors.models.scratch import write_scratch_folder
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config, ScratchConfig
+from areal_lab.ring.connect import open_simulated
+from areal_lab.ring.workload import LengthLaw
 
 ROOT = Path(__file__).resolve().parents[2]
 SGLANG, VLLM = ROOT / ".venv-sglang", ROOT / ".venv-vllm"

@@ -3,10 +3,10 @@
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 from loguru import logger
@@ -30,7 +30,6 @@ from actors.learner.update.forward_passes import ForwardPasses, pieces
 from actors.learner.update.metrics import ServerCheck, SignalWarnings, StepMetrics, count
 from actors.learner.update.objective import MicroBatchTokens, micro_batch_loss
 from actors.learner.update.optimizers import HOST, LearningRates, check_states, make_optimizer, move_states, offload
-from actors.learner.update.simulated_update import SimulatedUpdate
 from actors.models.packed_row import SequencePiece
 from actors.runtime.context import HeartbeatState
 from actors.runtime.stages import stages_of
@@ -92,6 +91,13 @@ class UpdateContext:
     tick: Callable[[], None] = lambda: None  # between micro-batches
 
 
+class UpdateStandIn(Protocol):
+    """Takes the place of passes and optimizer steps: [learner.simulated]."""
+
+    def run(self, batch: Batch, weights: Iterable[Tensor], *, lr: float, tick: Callable[[], None]) -> None:
+        """Change the weights in place. `tick` is called now and then; it may raise."""
+
+
 class PPOActor:
     """Policy, optimizer and version: `version` = number of finished updates."""
 
@@ -103,9 +109,9 @@ class PPOActor:
         *,
         critic: ValueModel | None = None,
         frozen: FrozenModels | None = None,
-        simulated: SimulatedUpdate | None = None,
+        stand_in: UpdateStandIn | None = None,
     ) -> None:
-        """`critic`: for actor.advantage = "gae". `simulated` replaces the passes and optimizer steps."""
+        """`critic`: for actor.advantage = "gae". `stand_in` replaces the passes and optimizer steps."""
         if (config.actor.advantage == "gae") != (critic is not None):
             raise ValueError('a critic is for actor.advantage = "gae", which needs one')
         self.policy = policy
@@ -123,7 +129,7 @@ class PPOActor:
         self._journal = context.journal
         self._watch = SignalWarnings(self._warn)
         self._server_check = ServerCheck(config)
-        self._simulated = simulated
+        self._stand_in = stand_in
         self._n_applied = 0  # optimizer steps of the current update
         self.critic = None if critic is None else Critic(critic, config.critic, config.actor)
         if self.critic is not None:
@@ -143,7 +149,7 @@ class PPOActor:
             fill_advantages(batch, self.algorithm, self._scaled(batch), self._ranks.sum, values)
             if self.critic is not None and self._settings.reward_scaling == "running":
                 self.critic.rescale(batch, self._ranks.sum)
-            if self.algorithm.needs_prox_pass and not self.algorithm.needs_prox_first and self._simulated is None:
+            if self.algorithm.needs_prox_pass and not self.algorithm.needs_prox_first and self._stand_in is None:
                 self._compute_prox(batch)
         return batch
 
@@ -216,11 +222,11 @@ class PPOActor:
 
     def _take_steps(self, batch: Batch, metrics: StepMetrics, lr: float) -> list[_OptimizerStep]:
         torch.manual_seed(update_seed(self._config.run.seed, self.version, self._ranks.index))  # of adapters' dropout
-        if self._simulated is None:
+        if self._stand_in is None:
             parts = (part for epoch in range(self._settings.ppo_epochs) for part in self._minibatches(batch, epoch))
             return [step for part in parts if (step := self._step(batch, part, metrics, lr)) is not None]
         with self._journal.span("backward"):
-            self._simulated.run(batch, self.policy.parameters().values(), lr=lr, tick=self._beat)
+            self._stand_in.run(batch, self.policy.parameters().values(), lr=lr, tick=self._beat)
         return []
 
     @property

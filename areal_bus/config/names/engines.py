@@ -48,7 +48,7 @@ ENGINES = {
         copies_weights=True,
     ),
     "simulated": EngineKind(
-        "actors.engines.simulated.connect:open_simulated",
+        "areal_lab.ring.connect:open_simulated",
         makes_up_tokens=True,
         takes_adapters=False,
         tensor_parallel=True,  # in its times: configs/sim512.toml

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from areal_bus.config.sections import Config
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
+from areal_lab.ring.workload import LengthLaw, SpeedLaw
 from areal_lab.simulate import __main__ as tool
 from areal_lab.simulate.calibration import SLOWDOWNS, USUAL_SLOWDOWN, config_of, fit, measure
 from areal_lab.simulate.cores import Cores, equal_share

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from areal_bus.config.sections import Config
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.errors import ConfigError
+from areal_lab.ring.workload import LengthLaw, SpeedLaw
 from areal_lab.simulate import __main__ as tool
 from areal_lab.simulate import calibration, recording
 from areal_lab.simulate.cores import Cores

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from actors.learner.batching import Batch, Item
-from actors.learner.update.simulated_update import SimulatedUpdate, simulated_update
 from areal_bus.config.learner import SimulatedUpdateConfig
 from areal_bus.config.loader import load
 from areal_bus.errors import ConfigError
+from areal_lab.ring.update import SimulatedUpdate, simulated_update
 from tests.support.learner_setup import batch_of, random_shard, settings
 
-SIMULATED = Path(__file__).parents[4] / "configs" / "sim512.toml"
+SIMULATED = Path(__file__).parents[3] / "configs" / "sim512.toml"
 
 
 def batch(n_trained: int, clock: int = 0) -> Batch:

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from actors.engines.builtin.sequence import Sequence, filtered_row, new_sequence
 from actors.engines.protocol import Completion, Done, Request, check_order
-from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from areal_bus.config.rollout import OnUpdate
 from areal_bus.errors import ConfigError, EngineError
 from areal_bus.messages import Finish
+from areal_lab.ring.workload import LengthLaw, SpeedLaw
 
 
 def key_of(tensors: Mapping[str, Any]) -> bytes:

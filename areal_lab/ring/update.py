@@ -48,9 +48,9 @@ class SimulatedUpdate:
                 weight.add_(torch.randn(weight.shape, generator=noise), alpha=lr)
 
 
-def simulated_update(config: Config) -> SimulatedUpdate | None:
-    """That of [learner.simulated]; None if updates compute."""
+def simulated_update(config: Config) -> SimulatedUpdate:
+    """That of [learner.simulated]."""
     settings = config.learner.simulated
     if settings is None:
-        return None
+        raise ValueError("missing table [learner.simulated]: updates compute")
     return SimulatedUpdate(settings, seed=config.run.seed, n_epochs=config.actor.ppo_epochs)

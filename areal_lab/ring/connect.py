@@ -8,12 +8,12 @@ from loguru import logger
 
 from actors.engines.builtin import limits
 from actors.engines.servers.model_spec import ModelSpec
-from actors.engines.simulated.engine import SimulatedEngine, SimulatedRules
-from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from actors.models.loading import empty_model, stop_ids
 from actors.runtime.context import Context
 from areal_bus.config.rollout import SimulatedConfig
 from areal_bus.config.sections import Config
+from areal_lab.ring.engine import SimulatedEngine, SimulatedRules
+from areal_lab.ring.workload import LengthLaw, SpeedLaw
 
 
 def open_simulated(

@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 
 from actors.engines.protocol import Completion, Done, Request
 from actors.engines.servers.model_spec import ModelSpec
-from actors.engines.simulated.connect import open_simulated
-from actors.engines.simulated.engine import LATE_S, WAIT_S, SimulatedEngine, SimulatedRules
-from actors.engines.simulated.workload import LengthLaw, SpeedLaw
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
+from areal_lab.ring.connect import open_simulated
+from areal_lab.ring.engine import LATE_S, WAIT_S, SimulatedEngine, SimulatedRules
+from areal_lab.ring.workload import LengthLaw, SpeedLaw
 from tests.servers.engines import VirtualClock, context_of, model_folder
 from tests.test_tiny import events, launch
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 V, STOP = 12, 1
 SHAPE = ModelSpec(parameters={"w": torch.empty(3, device="meta")}, vocabulary=V, most_tokens=4096)
 LENGTHS = LengthLaw(20.0, 0.8)
@@ -209,7 +209,7 @@ def first(completion: Completion, n: int) -> Done:
 
 
 def test_it_imports_without_torch() -> None:
-    code = "import sys, actors.engines.simulated.engine; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, areal_lab.ring.engine; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
