@@ -21,7 +21,7 @@ MAY = {  # package -> what it imports of ours
     "areal_code": {"areal_bus", "actors", "areal_code"},  # the reward "code", found by its name
     "areal_convert": {"areal_bus", "tools", "areal_convert"},
     "areal_lab": {"areal_bus", "actors", "launch", "tools", "areal_lab"},
-    "areal_serve": {"areal_bus", "actors", "launch", "areal_serve"},
+    "areal_serve": {"areal_bus", "actors", "launch", "tools", "areal_serve"},
     "benchmarks": {"areal_bus", "areal_math", "areal_code", "actors", "launch", "tools", "areal_lab", "benchmarks"},
 }
 OFFLINE = "tools.offline"  # programs that train, sample and score without a ring: of tools, these import actors

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from areal_bus.config.sections import Config, ServeConfig
+from areal_serve.report.clients import Clients
 from areal_serve.storage.client_journal import ClientJournal
 from tests.areal_serve.parts import CONFIG
 from tests.areal_serve.test_front import Call, model, pass_body, result, run, sampled, train
 from tools.report.__main__ import page_of
-from tools.report.facts.clients import Clients
 from tools.report.facts.run_facts import read_facts
 from tools.report.page.parts import render
 from tools.run import Run

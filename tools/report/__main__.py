@@ -11,13 +11,12 @@ from typing import Any
 from areal_bus.errors import ConfigError
 from tools import run, terminal
 from tools.report.facts.length_bias import length_biases
-from tools.report.facts.run_facts import read_facts
+from tools.report.facts.run_facts import of_server, read_facts
 from tools.report.facts.source_figures import source_figures
 from tools.report.facts.token_account import fate_rows
 from tools.report.page.comparison_page import comparison_page
 from tools.report.page.parts import Page, write
 from tools.report.page.run_page import run_page
-from tools.report.page.server_page import server_page
 from tools.report.verdict import judge
 from tools.run import Run
 
@@ -78,7 +77,8 @@ def page_of(found: Sequence[Run]) -> Page:
     verdicts = [judge(one) for one in facts]
     if len(facts) > 1:
         return comparison_page(facts, verdicts)
-    return (server_page if facts[0].clients.of else run_page)(facts[0], verdicts[0])
+    page: Page = (run_page if facts[0].clients is None else of_server().server_page)(facts[0], verdicts[0])
+    return page
 
 
 def as_json(where: Run) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """All that the report knows of one run: one merged pass over its journal, then the readers of `tools.breakdown`."""
 
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
+from types import ModuleType
+from typing import Any
 
 from tools import run
 from tools.alarms.alarm_reader import AlarmReader
@@ -14,10 +17,9 @@ from tools.breakdown.incarnations import Incarnation, LabelShare, Straggler, lab
 from tools.breakdown.steps import Step, read_steps
 from tools.breakdown.waits import PushCost, Wait
 from tools.follow import JournalFollower
-from tools.report.facts import actor_time, ages, clients, incidents, notable_samples, token_account
+from tools.report.facts import actor_time, ages, incidents, notable_samples, token_account
 from tools.report.facts.actor_time import ActorTime
 from tools.report.facts.ages import Ages
-from tools.report.facts.clients import Clients
 from tools.report.facts.curves import Curve
 from tools.report.facts.incidents import Incidents
 from tools.report.facts.notable_samples import NotableSamples, texts_of
@@ -30,7 +32,8 @@ from tools.trackers.series import Row, SeriesReader, Undone
 from tools.why import WhyReport, report_of
 
 EVENTS = frozenset((*series.EVENTS, *HEAD_EVENTS, *actor_time.EVENTS, *ages.EVENTS, *incidents.EVENTS,
-                    *notable_samples.EVENTS, *token_account.EVENTS, *clients.EVENTS, "profile"))  # fmt: skip
+                    *notable_samples.EVENTS, *token_account.EVENTS, "call", "profile"))  # fmt: skip
+SERVER = "areal_serve.report"  # by name: tools do not depend on the server
 
 
 @dataclass(slots=True)
@@ -59,7 +62,7 @@ class RunFacts:
     incidents: Incidents = field(default_factory=Incidents)
     notable: NotableSamples = field(default_factory=NotableSamples)
     samples: list[SampleFate] = field(default_factory=list)
-    clients: Clients = field(default_factory=Clients)  # of a server
+    clients: Any = None  # of a server: `Clients` of its report
     texts: dict[Key, Line] = field(default_factory=dict)  # of the notable samples
     breakdown: Breakdown | None = None
     gap: str = ""  # why there is no breakdown
@@ -96,6 +99,8 @@ def read_facts(where: Run, name: str = "", now: float | None = None) -> RunFacts
     """Read a run. Raises ConfigError when its journal has another schema."""
     check_schemas(where)
     facts = RunFacts(where, name or where.name, where.config())
+    if where.journals("front"):
+        facts.clients = of_server().Clients()
     _read_journal(facts, time.time() if now is None else now)
     facts.breakdown, facts.gap = read_breakdown(where)
     keys = {
@@ -103,6 +108,11 @@ def read_facts(where: Run, name: str = "", now: float | None = None) -> RunFacts
     }
     facts.texts = texts_of(where, keys)
     return facts
+
+
+def of_server() -> ModuleType:
+    """The server's part of the report."""
+    return importlib.import_module(SERVER)
 
 
 def read_curves(where: Run, name: str) -> RunFacts:
@@ -154,7 +164,7 @@ def _takers(facts: RunFacts, status: RunStatus, account: TokenAccount) -> dict[s
         (incidents.EVENTS, facts.incidents.take),
         (notable_samples.EVENTS, facts.notable.take),
         (token_account.EVENTS, account.take),
-        (clients.EVENTS, facts.clients.take),
+        (("call",), facts.clients.take if facts.clients is not None else lambda line: None),
         (("profile",), facts.profiles.append),
     ):
         for event in events:

@@ -14,10 +14,10 @@ INCIDENTS = "Read the incidents below, and the tracebacks in RUN/logs."
 ORDERLY = ("end_of_run", "end_of_data", "no_signal")  # refunds that are no fault
 
 
-def remarks_on(facts: RunFacts) -> tuple[Remark, ...]:
-    """All remarks, worst first; one good remark when no rule has any."""
+def remarks_on(facts: RunFacts, *more: Remark | None) -> tuple[Remark, ...]:
+    """All remarks, and `more`, worst first; one good remark when no rule has any."""
     found = [_alarm(finding) for finding in facts.alarms.findings()] if facts.alarms is not None else []
-    found += [remark for rule in RULES if (remark := rule(facts)) is not None]
+    found += [remark for remark in (*(rule(facts) for rule in RULES), *more) if remark is not None]
     if all(remark.grade == Grade.GOOD for remark in found):
         found.append(Remark(Grade.GOOD, "No rule of this report found a fault."))
     return tuple(sorted(found, key=lambda remark: list(Grade).index(remark.grade), reverse=True))
@@ -110,15 +110,6 @@ def _stragglers(facts: RunFacts) -> Remark | None:
     )
 
 
-def _failed_calls(facts: RunFacts) -> Remark | None:
-    bad = {name: client for name, client in facts.clients.of.items() if client.n_errors}
-    if not bad:
-        return None
-    name, client = next(iter(bad.items()))
-    n, evidence = sum(one.n_errors for one in bad.values()), f"The last one of {name}: {client.error}"
-    return Remark(Grade.NOTE, f"The server answered {counted(n, 'call')} of clients with an error.", evidence)
-
-
 def _labels(facts: RunFacts) -> Remark | None:
     bad = [actor.name for actor in facts.breakdown.actors if not actor.whole] if facts.breakdown else []
     if not bad:
@@ -128,7 +119,7 @@ def _labels(facts: RunFacts) -> Remark | None:
 
 Rule = Callable[[RunFacts], Remark | None]
 RULES: tuple[Rule, ...] = (
-    _state, _deaths, _stalls, _not_finite, _cut, _few_tokens_dominate, _refunds, _stragglers, _failed_calls, _labels,
+    _state, _deaths, _stalls, _not_finite, _cut, _few_tokens_dominate, _refunds, _stragglers, _labels,
 )  # fmt: skip
 
 

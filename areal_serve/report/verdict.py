@@ -2,7 +2,7 @@
 
 from math import fsum
 
-from tools.report.facts.clients import Client
+from areal_serve.report.clients import Client
 from tools.report.facts.run_facts import RunFacts
 from tools.report.verdict.health import remarks_on
 from tools.report.verdict.learning import reward_change
@@ -13,7 +13,17 @@ WAITS = ("training", "sampling")
 
 
 def judge_server(facts: RunFacts) -> Verdict:
-    return Verdict(what_limits(list(facts.clients.of.values())), whether_they_learn(facts), remarks_on(facts))
+    limit, health = what_limits(list(facts.clients.of.values())), remarks_on(facts, failed_calls(facts))
+    return Verdict(limit, whether_they_learn(facts), health)
+
+
+def failed_calls(facts: RunFacts) -> Remark | None:
+    bad = {name: client for name, client in facts.clients.of.items() if client.n_errors}
+    if not bad:
+        return None
+    name, client = next(iter(bad.items()))
+    n, evidence = sum(one.n_errors for one in bad.values()), f"The last one of {name}: {client.error}"
+    return Remark(Grade.NOTE, f"The server answered {counted(n, 'call')} of clients with an error.", evidence)
 
 
 def what_limits(clients: list[Client]) -> Remark:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from tools.report.facts.curves import Curve
 from tools.run import Line, is_number, skips_incomplete
 
-EVENTS = ("call",)
 SUPERVISED = "cross_entropy"  # the loss whose mean per token shows whether a client learns
 
 

@@ -1,7 +1,7 @@
 """The page of a server (`areal-bus serve`): one row a client."""
 
 from areal_bus.process.commands import as_here
-from tools.report.facts.clients import Client
+from areal_serve.report.clients import Client
 from tools.report.facts.run_facts import RunFacts
 from tools.report.page.charts import PlotLine, line_chart, number
 from tools.report.page.parts import Card, Page, PageTable, Section, of_place
