@@ -1,9 +1,20 @@
 """Where the tokens of packed sequences are, for the attention kernels."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CachePiece:
+    """Tokens begin .. end of a packed sequence are positions start .. of these rows."""
+
+    rows: list[int]
+    begin: int
+    end: int
+    start: int
 
 
 class Sequences:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from actors.engines.builtin import fused_llama as module
-from actors.engines.builtin.dense_cache import CachePiece
-from actors.engines.builtin.fused_llama import FusedLlama, NoCache, disagreement
-from actors.engines.builtin.paged_cache import PagedCache
 from areal_cpu import build
+from areal_cpu import fused_llama as module
 from areal_cpu.decode_step import DecodeStep, LayerWeights, ModelWeights, PackedWeights, PlainWeights
+from areal_cpu.fused_llama import FusedLlama, NoCache, disagreement
 from areal_cpu.layer_kernels import LayerKernels
 from areal_cpu.paged_attention import WIDEST, Decode, P, Tables
+from areal_cpu.paged_cache import PagedCache
+from areal_cpu.sequences import CachePiece
 
 pytestmark = [
     pytest.mark.usefixtures("as_kernels_run"),

@@ -19,9 +19,9 @@ from loguru import logger
 from torch import Tensor
 
 from actors.engines.builtin.dense_cache import DecodeView, DenseCache
-from actors.engines.builtin.fused_llama import ROUGH, TOLERANCE, FusedLlama
 from actors.engines.builtin.sampler import invert, sample
 from areal_cpu.decode_step import Draws
+from areal_cpu.fused_llama import ROUGH, TOLERANCE, FusedLlama
 
 MOST_AHEAD = 16  # decode steps in a row without an answer from the device, at most
 REACH = 256  # attention reads a multiple of this many positions

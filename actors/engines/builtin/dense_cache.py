@@ -4,7 +4,6 @@ Shapes: S slots, H key-value heads, C capacity (positions), D head width. Two vi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,18 +11,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from actors.engines.builtin.prefix_cache import GivenKeys, States
+from areal_cpu.sequences import CachePiece
 
 STEP = 64  # capacity grows and shrinks by multiples of this many positions
-
-
-@dataclass(frozen=True, slots=True)
-class CachePiece:
-    """Tokens begin .. end of a packed sequence are positions start .. of these rows."""
-
-    rows: list[int]
-    begin: int
-    end: int
-    start: int
 
 
 class DenseCache:

@@ -19,8 +19,6 @@ from torch import Tensor
 from actors.engines.builtin import limits, own_forward
 from actors.engines.builtin.cuda_graphs import MOST_AHEAD, CudaGraphs, CudaRecorder, Recorder
 from actors.engines.builtin.dense_cache import DenseCache, decode_mask
-from actors.engines.builtin.fused_llama import disagreement, fused
-from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.builtin.prefill import PrefillPack, plan
 from actors.engines.builtin.prefix_cache import GivenKeys, PrefixCache
 from actors.engines.builtin.sampler import sample
@@ -32,7 +30,9 @@ from areal_bus.config.rollout import OnUpdate
 from areal_bus.errors import EngineError
 from areal_bus.messages import Finish
 from areal_cpu.decode_step import Draws
+from areal_cpu.fused_llama import disagreement, fused
 from areal_cpu.matmul import stepped
+from areal_cpu.paged_cache import PagedCache
 
 Key = tuple[str, int, int, int, int]
 Mask = Tensor | dict[str, Tensor] | None  # by kind of layer where a model has several

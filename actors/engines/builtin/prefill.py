@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from actors.engines.builtin.dense_cache import CachePiece
 from actors.engines.builtin.prefix_cache import P
-from areal_cpu.sequences import Sequences
+from areal_cpu.sequences import CachePiece, Sequences
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from actors.engines.builtin import engine as module
-from actors.engines.builtin import fused_llama
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
-from actors.engines.builtin.paged_cache import PagedCache
 from actors.engines.protocol import Completion, Done, Request
-from areal_cpu import build
+from areal_cpu import build, fused_llama
 from areal_cpu.decode_step import Draws
 from areal_cpu.layer_kernels import LayerKernels
+from areal_cpu.paged_cache import PagedCache
 from tests.actors.engines.builtin.test_engine import sharpen, weights
 
 V = 40

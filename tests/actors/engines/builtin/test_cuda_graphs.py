@@ -13,8 +13,8 @@ from actors.engines.builtin import cuda_graphs
 from actors.engines.builtin.cuda_graphs import CudaGraphs, CudaRecorder, Step
 from actors.engines.builtin.dense_cache import DenseCache
 from actors.engines.builtin.engine import BuiltinEngine
-from actors.engines.builtin.fused_llama import FusedLlama
 from actors.engines.protocol import Completion, Request
+from areal_cpu.fused_llama import FusedLlama
 from tests.actors.engines.builtin.test_engine import assert_logps, engine, llama, mixed, qwen, request, run_all, weights
 
 

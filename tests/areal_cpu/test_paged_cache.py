@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actors.engines.builtin.dense_cache import CachePiece
-from actors.engines.builtin.paged_cache import LOOKS, DecodeBlocks, PagedCache
 from areal_cpu.build import library
 from areal_cpu.paged_attention import P
+from areal_cpu.paged_cache import LOOKS, DecodeBlocks, PagedCache
+from areal_cpu.sequences import CachePiece
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler on this machine")
 

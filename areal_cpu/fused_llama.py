@@ -1,4 +1,4 @@
-"""The Llama forward of the builtin engine: fused layers over its own KV caches, with merged linear layers.
+"""The Llama forward of the builtin engine: fused layers over its KV caches, merged linear layers; on a GPU by torch.
 
 It computes what the module computes, in another order of sums: one product for queries, keys and values, one for gate
 and up; a product adds the residual. It uses the weights of the module. Weights of one product must be contiguous in
@@ -17,16 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actors.engines.builtin.dense_cache import CachePiece
-from actors.engines.builtin.paged_cache import DecodeBlocks, FillBlocks, PagedCache
-from actors.engines.builtin.prefix_cache import GivenKeys
-from actors.models.packed_attention import attention
 from areal_cpu.build import applies
 from areal_cpu.decode_step import DecodeStep, Draws, LayerWeights, ModelWeights, PackedWeights, PlainWeights
 from areal_cpu.layer_kernels import LayerKernels
 from areal_cpu.matmul import MOST_PACKED, Weight
 from areal_cpu.paged_attention import WIDEST
-from areal_cpu.sequences import Sequences
+from areal_cpu.paged_cache import DecodeBlocks, FillBlocks, GivenTokens, PagedCache
+from areal_cpu.sequences import CachePiece, Sequences
 
 
 class MergedLinear:
@@ -176,6 +173,33 @@ class FusedLayer:
         view.write(qkv_1HTD[:, n_query:n_both], qkv_1HTD[:, n_both:], self._index)
         out_TX = kernels.attention(qkv_TA, where, n_query=n_query, n_key=self._n_key, scale=self._scale)[0]
         return out_TX if given is None else out_TX[given.computed_T]
+
+
+def attention(q_BHTD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """(B, H, T, D); H may be a multiple of the heads of keys and values. Without a mask it is causal.
+
+    On a GPU flash attention has no mask, and whether the memory-efficient kernel has fewer key heads than query heads
+    depends on the release; where none serves torch writes all scores down in float32. So with a mask it is never asked
+    for: one token's query heads of a key head are so many tokens, which see the same; for more tokens keys and values
+    are repeated. (Without a mask that is left to torch, and so float32 on a GPU to that form.)
+    """
+    group, one = q_BHTD.shape[1] // k_BHLD.shape[1], q_BHTD.shape[2] == 1
+    if mask is None or group == 1:
+        return F.scaled_dot_product_attention(
+            q_BHTD,
+            k_BHLD,
+            v_BHLD,
+            attn_mask=mask,
+            is_causal=mask is None and not one,
+            scale=scale,
+            enable_gqa=group > 1,
+        )
+    if one and mask.shape[1] == 1:
+        q_BKGD = q_BHTD.reshape(len(q_BHTD), -1, group, q_BHTD.shape[3])
+        seen_BKGD = F.scaled_dot_product_attention(q_BKGD, k_BHLD, v_BHLD, attn_mask=mask, scale=scale)
+        return seen_BKGD.reshape(q_BHTD.shape)
+    k_BHLD, v_BHLD = (part.repeat_interleave(group, dim=1) for part in (k_BHLD, v_BHLD))
+    return F.scaled_dot_product_attention(q_BHTD, k_BHLD, v_BHLD, attn_mask=mask, scale=scale)
 
 
 def norm(module: Any, x: Tensor) -> Tensor:
@@ -360,7 +384,7 @@ def epsilons(model: Any) -> list[float]:
 class NoCache:
     """A cache view for a forward pass without a cache."""
 
-    given: GivenKeys | None = None
+    given: GivenTokens | None = None
 
     def write(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> None:
         """Keeps nothing."""

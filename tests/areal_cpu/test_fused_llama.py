@@ -20,19 +20,19 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from actors.engines.builtin import fused_llama as module
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
-from actors.engines.builtin.fused_llama import FusedLlama, NoCache, disagreement, fused, together
 from actors.engines.protocol import Request
 from actors.models.loading import load_model
+from areal_cpu import fused_llama as module
 from areal_cpu.build import library
 from areal_cpu.decode_step import DecodeStep
+from areal_cpu.fused_llama import FusedLlama, NoCache, disagreement, fused, together
 from areal_cpu.paged_attention import WIDEST, Decode
 
 pytestmark = pytest.mark.usefixtures("as_kernels_run")
 
 V = 40
-DEMO = Path(__file__).parents[4] / "models" / "SmolLM2-135M-Instruct"
+DEMO = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct"
 SHAPE = {
     "vocab_size": V,
     "hidden_size": 32,

@@ -2,24 +2,38 @@
 
 A row has as many blocks as its tokens need. The blocks in use are contiguous, so attention reads memory in one pass and
 short rows do not pay for long ones. Rows with the same prompt share its full blocks. Where the kernels do not apply,
-`DenseCache` serves.
+the engine has a dense one (actors/engines/builtin).
 
 Shapes: n rows, C blocks of capacity, P positions of a block, H query heads, K key heads, S = H + 2 K, D head width, L
 positions, T tokens of a packed forward, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from actors.engines.builtin.dense_cache import CachePiece
-from actors.engines.builtin.prefix_cache import GivenKeys, States
 from areal_cpu.decode_step import DecodeStep, Draws
 from areal_cpu.paged_attention import Decode, P, Tables
+from areal_cpu.sequences import CachePiece
 
 FEWEST = 8  # smallest capacity, in blocks
 LOOKS = 256  # calls of `settle` between two checks whether to shrink: a group that ends is soon replaced
+
+
+class GivenTokens(Protocol):
+    """Keys and values that a packed forward pass does not compute: those of a prefix cache."""
+
+    @property
+    def computed_T(self) -> Tensor:
+        """Places of the computed tokens."""
+
+    def spread(self, keys_1KTD: Tensor, values_1KTD: Tensor, index: int, /) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens, given ones and these computed ones of a layer."""
+
+    def rows(self, qkv_TA: Tensor, index: int, /) -> Tensor:
+        """Rows of queries, keys and values of all tokens; given ones have no queries."""
 
 
 class BlockPool:
@@ -186,8 +200,8 @@ class PagedCache:
         self.common.drop(row, last)
         self._tables = None
 
-    def read(self, row: int, begin: int, end: int) -> States:
-        """Keys and values of the blocks of a row at positions begin .. end, multiples of P."""
+    def read(self, row: int, begin: int, end: int) -> Mapping[int, Tensor]:
+        """Layer -> (n, 2, K, D), keys first, of the blocks of a row at positions begin .. end, multiples of P."""
         common, own = self.common.tables[row], self.own.tables[row]
         first, last, n_common = begin // P, end // P, len(common)
         found: dict[int, list[Tensor]] = {}
@@ -199,7 +213,7 @@ class PagedCache:
                 found.setdefault(index, []).append(layer[:, blocks].permute(1, 3, 0, 2, 4).flatten(0, 1))
         return {index: torch.cat(parts) for index, parts in found.items()}
 
-    def filling(self, pieces: Sequence[CachePiece], given: GivenKeys | None = None) -> "FillBlocks":
+    def filling(self, pieces: Sequence[CachePiece], given: GivenTokens | None = None) -> "FillBlocks":
         """A view that writes the pieces of one packed prefill."""
         for piece in pieces:
             n = piece.end - piece.begin
@@ -252,7 +266,7 @@ class PagedCache:
 class FillBlocks:
     """Writes the pieces of one packed prefill into their rows; attention reads the packed sequence itself."""
 
-    def __init__(self, blocks: PagedCache, pieces: Sequence[CachePiece], given: GivenKeys | None) -> None:
+    def __init__(self, blocks: PagedCache, pieces: Sequence[CachePiece], given: GivenTokens | None) -> None:
         self.given = given
         cells: tuple[list[Cells], list[Cells]] = ([], [])  # of own blocks, of shared blocks
         written = set[tuple[int, int]]()

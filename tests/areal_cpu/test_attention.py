@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.models.packed_attention import attention
+from areal_cpu.fused_llama import attention
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
