@@ -27,7 +27,7 @@ from areal_serve.links.worker_link import start_worker
 from areal_serve.process import KEY, worker_variables
 from launch.commands.local_job import become_child
 from launch.commands.main import load_settings
-from launch.plan.network import made_folder
+from launch.plan.network import FOLDERS, made_folder
 from launch.run.bootstrap import Bootstrap, RanksMissing, open_bootstrap, rank_and_size
 from launch.run.rank import report_error
 
@@ -73,7 +73,7 @@ def main(options: argparse.Namespace) -> int:
 def serve(bootstrap: Bootstrap, options: argparse.Namespace, config: Config, file: Path) -> int:
     """Rank 0: run the front, with the trainer as its child. Exit code."""
     try:
-        door = made_folder("areal-bus-serve-")
+        door = made_folder(f"{FOLDERS}serve-")
         front = prepare(config, file, resume=options.resume, port=options.port)
     except (ConfigError, OSError) as error:
         exchange(bootstrap, {"error": str(error)})

@@ -26,7 +26,7 @@ from actors.rewards.sandbox import WEAKER, has_namespaces
 from areal_bus import native
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import CONSTRAINTS, find_mpirun, install_command, mpirun_variables
-from launch.plan.network import LOOPBACK, local_facts, made_folder, networks
+from launch.plan.network import FOLDERS, LOOPBACK, local_facts, made_folder, networks
 from launch.plan.topology import ask_torch
 
 State = Literal["ok", "warning", "failure"]
@@ -225,7 +225,7 @@ def check_network() -> Iterator[Finding]:
     try:
         with socket.create_server((LOOPBACK[1], 0)) as server:
             socket.create_connection(server.getsockname(), timeout=5).close()
-        folder = made_folder("areal-bus-")
+        folder = made_folder(FOLDERS)
         try:
             with socket.socket(socket.AF_UNIX) as server:
                 server.bind(str(folder / "probe.sock"))

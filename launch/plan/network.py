@@ -3,6 +3,7 @@
 Unix sockets lie in folders with short paths: at most 107 bytes, whatever TMPDIR is.
 """
 
+import contextlib
 import fcntl
 import ipaddress
 import os
@@ -198,7 +199,7 @@ def peer_keys(actor: ActorId, places: Sequence[RankPlan], facts: Sequence[HostFa
 def open_endpoint(bus: BusConfig, facts: Sequence[HostFacts], address: str) -> HeadEndpoint:
     if transport(bus, facts) == "tcp":
         return HeadEndpoint(url=f"tcp://{address}:{free_port(address)}", folder="")
-    folder = made_folder("areal-bus-")
+    folder = made_folder(FOLDERS)
     return HeadEndpoint(url=f"ipc://{folder / 'head.sock'}", folder=str(folder))
 
 
@@ -213,6 +214,8 @@ def free_port(address: str) -> int:
 MAX_PATH_BYTES = 107  # Linux: sun_path without its final zero
 NAME_BYTES = 40  # of a socket in such a folder: generator-4095.1000000
 FALL_BACK = "/tmp"
+FOLDERS = "areal-bus-"  # their names begin so
+HELD = "sockets.lock"  # in each: its maker holds the lock
 
 
 def temporary_parent(name_bytes: int) -> Path:
@@ -223,9 +226,32 @@ def temporary_parent(name_bytes: int) -> Path:
 
 
 def made_folder(prefix: str) -> Path:
-    """A new folder for sockets, mode 0700. Raises OSError."""
+    """A new folder for sockets, mode 0700; those whose makers were killed are removed. Raises OSError."""
     parent = temporary_parent(len(prefix) + 8)  # mkdtemp appends 8 characters
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    remove_abandoned(parent)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    building = folder / f".{HELD}"
+    lock = os.open(building, os.O_CREAT | os.O_RDWR, 0o600)  # stays open until this process ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:  # a file system without locks: the folder is never taken as abandoned
+        os.close(lock)
+    else:
+        building.rename(folder / HELD)  # seen by others only when it is locked
+    return folder
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove this user's folders for sockets whose makers were killed: nobody holds their lock."""
+    for path in parent.glob(f"{FOLDERS}*/{HELD}"):
+        with contextlib.suppress(OSError):  # it is held, or has just been removed
+            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    shutil.rmtree(path.parent)
+            finally:
+                os.close(lock)
 
 
 def too_long(url: str) -> str:

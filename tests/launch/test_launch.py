@@ -23,6 +23,7 @@ from launch.plan.network import (
     choose_interfaces,
     describe,
     local_facts,
+    made_folder,
     named_apart,
     open_endpoint,
     transport,
@@ -149,6 +150,24 @@ def test_on_one_host_the_head_listens_in_a_private_folder_that_is_removed() -> N
     assert folder.stat().st_mode & 0o777 == 0o700
     endpoint.remove()
     assert not folder.exists()
+
+
+def test_a_folder_of_a_killed_process_is_removed_at_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = "from launch.plan.network import made_folder; print(made_folder('areal-bus-serve-'), flush=True); input()"
+    with tempfile.TemporaryDirectory(prefix="f-", dir="/tmp") as parent:  # short enough for sockets
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        run = Path(parent) / "areal-bus-run"  # of a job, with the job's own lock
+        run.mkdir()
+        (run / "lock").touch()
+        words, inside = [sys.executable, "-c", make], os.environ | {"TMPDIR": parent}
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=inside) as maker:
+            assert maker.stdout is not None
+            folder, ours = Path(maker.stdout.readline().strip()), made_folder("areal-bus-")
+            found = set(Path(parent).iterdir())
+            maker.kill()
+        assert found == {run, folder, ours}
+        made = made_folder("areal-bus-")
+        assert set(Path(parent).iterdir()) == {run, ours, made}
 
 
 def host(name: str, machine: str = "", **interfaces: str) -> HostFacts:
