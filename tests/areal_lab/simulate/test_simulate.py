@@ -288,6 +288,10 @@ def test_the_table_has_each_split_and_eta(capsys: pytest.CaptureFixture[str]) ->
         ([CONFIG, "--from", "nowhere"], "does not exist"),
         (["--from", "runs", "--push-s", "1"], "give either --from"),
         (["configs/demo.toml"], "give a split"),
+        (
+            ["configs/tiny.toml", "--gpus", "4", "--set", "rollout.on_update=finish_old"],
+            "is not simulated: set .recompute., .keep. or .drain.",
+        ),
         ([CONFIG, "--gpus", "2", "--set", "topology.tensor_parallel=4"], "a split needs a learner and a generator"),
         ([CONFIG, "--gpus", "1", "--set", "topology.tensor_parallel=2"], "a split needs a learner and a generator"),
     ],

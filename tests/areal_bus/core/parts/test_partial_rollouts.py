@@ -193,7 +193,7 @@ def deadly(seed: int) -> Scenario:
         scenario, faults=tuple(faults), calm_s=calm_s, eta=max(1, scenario.eta), total_steps=9, n_rows=None,
         lengths=ScenarioLengths(Tail.PARETO, 8.0, 1.0, 300), update_s=0.5, push_s=0.5, link_s=min(scenario.link_s, 0.2),
         report_tokens=rng.choice((1, 1, 3)), capacity=8, interrupts=interrupts, joins_s=(), tick_s=4.0,
-        heartbeat_s=6.0, silent_s=20.0, push_timeout_s=25.0 if interrupts else 500.0,
+        heartbeat_s=6.0, silent_s=20.0, push_timeout_s=25.0 if interrupts and not scenario.finishes else 500.0,
     )  # fmt: skip
 
 
