@@ -7,10 +7,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def interpreter(folder: Path, before: str = "") -> str:
-    """An interpreter that has SGLang, as it seems: it runs this file. `before`: a line of shell that comes first."""
+def interpreter(folder: Path, before: str = "", program: str = __file__) -> str:
+    """An interpreter that has SGLang, as it seems: it runs this program. `before`: a line of shell that comes first."""
     script = folder / "python"
-    run = f'{before}\nexec {sys.executable} {__file__} "$@"'
+    run = f'{before}\nexec {sys.executable} {program} "$@"'
     script.write_text(f'#!/bin/sh\ncase "$*" in *metadata*) echo 0.5.23; exit;; esac\n{run}\n')
     script.chmod(0o755)
     return str(script)

@@ -6,7 +6,8 @@ samples prompt uid, because an engine's rounding depends on the composition of i
 
 python -m tools.offline.synchronous_reference CONFIG --generators N --out FOLDER
 
-writes FOLDER/reference.jsonl with one line for each version.
+writes FOLDER/reference.jsonl with one line for each version. With --recorded RUN it takes the tokens that the engine of
+that run sampled, and its batches hold the learner's own log-probs of them, too.
 """
 
 import argparse
@@ -18,13 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from actors.data.source import make_source
 from actors.engines.builtin.connect import open_builtin
 from actors.engines.protocol import Engine
 from actors.generator.rollout_runner import RolloutLog, RolloutRunner
 from actors.head.shell import declared
-from actors.learner.batching import build
+from actors.learner.batching import Batch, build
+from actors.learner.update.forward_passes import ForwardPasses
 from actors.rewards.actor import n_before
 from actors.rewards.binding.values import read_value, with_ids
 from actors.rewards.loading import all_options, load_group, load_reward, reward_name
@@ -41,7 +44,9 @@ from areal_bus.core.rows import Row as DrawnRow
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.messages import Prompt, ShardItem, Trajectory, recast
 from tools.offline.offline_learner import OfflineLearner
+from tools.offline.recorded_engine import RecordedEngine
 
+OWN = "own/logps"  # name of the learner's log-probs in the batches of a loop with recorded tokens
 Parts = dict[tuple[int, int], Mapping[str, float]]  # of the verdict of (uid, sample)
 Group = list[tuple[Trajectory, float, bool | None]]  # trained samples of a prompt: trajectory, reward, correctness
 
@@ -59,9 +64,14 @@ class ReferenceStep:
 class SynchronousReference(OfflineLearner):
     """Policy and engines of one run, in this process: on the first GPU with topology.gpus_per_host, else on the CPU."""
 
-    def __init__(self, config: Config, config_folder: Path, folder: Path, *, n_generators: int) -> None:
-        """`folder`: the run's folder. Raises ConfigError for a config that is not synchronous or does not load."""
+    def __init__(
+        self, config: Config, config_folder: Path, folder: Path, *, n_generators: int, recorded: Path | None = None
+    ) -> None:
+        """`folder`: the run's folder; `recorded`: the run whose tokens are taken. Raises ConfigError for a config that
+        is not synchronous or does not load.
+        """
         self._check(config, n_generators)
+        self._recorded = recorded
         super().__init__(config, config_folder, folder, journal_role="reference")
         self._source = make_source(config, config_folder)
         options = all_options(config, config_folder, folder)
@@ -90,8 +100,17 @@ class SynchronousReference(OfflineLearner):
             eta = config.rollout.max_head_offpolicyness
             batch = build(items(groups, step, self._parts), step=step, clock=step, n_groups=len(groups), eta=eta)
             self._parts.clear()
-            stats = self._actor.ppo_update(self._actor.compute_advantages_and_returns(batch))
+            batch = self._actor.compute_advantages_and_returns(batch)
+            if self._recorded is not None:
+                batch.streams[OWN] = self._logprobs(batch)
+            stats = self._actor.ppo_update(batch)
             yield ReferenceStep(self._actor.version, stats, self.digest, groups)
+
+    def _logprobs(self, batch: Batch) -> dict[int, Tensor]:
+        """Item index -> (n_trained,) log-probs of its sampled tokens by the policy, before the update."""
+        passes = ForwardPasses(self._policy, self._stages, beat=lambda: None)
+        trained = [index for index, item in enumerate(batch.items) if item.n_trained]
+        return passes.logprobs(self._policy, batch, trained, self._actor.version)
 
     def close(self) -> None:
         """Stop the worker processes of the workflow, and end the journal."""
@@ -118,6 +137,8 @@ class SynchronousReference(OfflineLearner):
     # models
 
     def _make_engine(self) -> Engine:
+        if self._recorded is not None:
+            return RecordedEngine(self._recorded)
         return open_builtin(self.config, self._model_folder, self._tokenizer, device=self._device)
 
     # a batch
@@ -296,13 +317,16 @@ def main() -> int:
     parser.add_argument("config", type=Path, help="a TOML file with rollout.max_head_offpolicyness = 0")
     parser.add_argument("--generators", type=int, default=1, help="whose shares are emulated")
     parser.add_argument("--out", type=Path, required=True, help="a new folder")
+    parser.add_argument(
+        "--recorded", type=Path, metavar="RUN", help="a run with journal.replay, whose tokens are taken"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as of a launch")
     args = parser.parse_args()
 
     def train() -> None:
-        config = load(args.config, args.set)
+        config, folder = load(args.config, args.set), args.config.resolve().parent
         args.out.mkdir(parents=True)
-        reference = SynchronousReference(config, args.config.resolve().parent, args.out, n_generators=args.generators)
+        reference = SynchronousReference(config, folder, args.out, n_generators=args.generators, recorded=args.recorded)
         write_lines(reference, reference.run(), args.out)
         reference.close()
 

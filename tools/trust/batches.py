@@ -29,6 +29,7 @@ class Sample:
     logps: Numbers  # (n_sampled,) float32, by the engine
     reward: float
     advantages: Numbers  # (n_trained,) or (1,) float32
+    own: Numbers | None = None  # (n_sampled,) float32, by the learner, of a loop with recorded tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def _sample(index: int, item: Line, tensors: Mapping[str, Numbers]) -> Sample:
         logps=tensors[f"{index}/behav_K"],
         reward=item["reward"],
         advantages=tensors["advantages"][index : index + 1] if by_token is None else by_token,
+        own=tensors.get(f"{index}/own/logps"),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_bus.config import loader
+from areal_bus.config.algorithms import correction_of
 from areal_bus.config.names.engines import kind_of
 from areal_bus.config.names.packaged import find_and_announce
 from areal_bus.config.sections import Config
@@ -33,6 +34,7 @@ from tools.trust.batches import (
     steps_of_run,
 )
 from tools.trust.child import run_to_end, say
+from tools.trust.mismatch import ROUGH, TOLERANCES, Mismatch, gaps_of, shown
 
 STEPS = 4
 GROUPS, SAMPLES, WARMUP = 4, 4, 40  # at most, unless --set says otherwise
@@ -41,7 +43,8 @@ ASYNC_FIGURES = ("reward", "lag_mean", "lag_max", "masked_share", "grad_norm", "
 EPILOG = f"""\
 The plain loop draws, samples, scores and trains in one process, without head, gate, ledger and bus. Both runs have one
 learner, one reward actor and one generator, a small batch, no evaluation and no checkpoint; --set wins over the small
-batch. With the builtin engine on a CPU every number must be the same, bit for bit. docs/prove.md explains the page.
+batch. With the builtin engine on a CPU every number must be the same, bit for bit. With a server the plain loop takes
+the server's tokens, and its log-probs must be the learner's within a tolerance. docs/prove.md explains the page.
 
 exit code: 0 the same, 1 a difference, 2 the config does not run here
 
@@ -60,6 +63,11 @@ class Proof:
     eta: int
     plain: Sequence[Step]
     asynchronous: Sequence[Step]
+    mismatch: Mismatch | None = None  # of a server
+
+    @property
+    def is_good(self) -> bool:
+        return self.first is None and (self.mismatch is None or self.mismatch.fault is None)
 
     @property
     def first(self) -> Difference | None:
@@ -73,6 +81,7 @@ class Proof:
             "first_difference": None if self.first is None else self.first.sentence,
             "max_logprob_difference": self.max_logprob_difference,
             "asynchronous": {"eta": self.eta, "steps": figures},
+            **({} if self.mismatch is None else {"server": self.mismatch.as_json()}),
         }
 
 
@@ -106,17 +115,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{folder / 'prove.html'}: open it in a browser")
     if args.json:
         print(terminal.json_line(proof.as_json()))
-    return int(proof.first is not None)
+    return int(not proof.is_good)
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError for a config that the plain loop cannot run."""
-    if config.rollout.engine != "builtin":
-        server = kind_of(config.rollout.engine).is_server
-        why = "the requests of a server are not reproducible" if server else "its tokens follow the clock"
+    """Raises ConfigError for a config whose tokens no loop can repeat or check."""
+    if kind_of(config.rollout.engine).makes_up_tokens:
         raise ConfigError(
-            f"unsupported engine for a proof: rollout.engine = {config.rollout.engine!r}: {why}; compare with "
-            "--set rollout.engine=builtin"
+            f"unsupported engine for a proof: rollout.engine = {config.rollout.engine!r}: its tokens follow the clock; "
+            "compare with --set rollout.engine=builtin"
         )
 
 
@@ -144,6 +151,7 @@ def changes(config: Config, n_steps: int, given: Sequence[str]) -> list[str]:
         "journal.replay=true",
         'journal.dir=""',
         "journal.tracker=[]",
+        *(["data.max_refill=0"] if is_foreign(config) else []),  # batches hold the tokens of trained groups only
     ]
     return [*small, *given, *needed]
 
@@ -151,24 +159,65 @@ def changes(config: Config, n_steps: int, given: Sequence[str]) -> list[str]:
 def prove(path: Path, config: Config, settings: Sequence[str], folder: Path) -> Proof:
     """Run the plain loop, the ring at eta = 0 and the ring at an eta. Raises ConfigError when one does not end well."""
     folder.mkdir(parents=True)
-    plain, ring = run_both(path, settings, folder)
+    plain, ring = run_both(path, settings, folder, takes_tokens=is_foreign(config))
     eta = max(1, config.rollout.max_head_offpolicyness)
-    say(f"3 of 3: the ring at eta = {eta}")
+    mismatch = mismatch_of(config, plain, folder) if is_foreign(config) else None
+    say(f"the ring at eta = {eta}")
     loose = launch(path, [*settings, f"rollout.max_head_offpolicyness={eta}"], folder, "asynchronous")
-    return compare(plain, ring, loose, eta=eta)
+    return compare(plain, ring, loose, eta=eta, mismatch=mismatch)
 
 
-def run_both(path: Path, settings: Sequence[str], folder: Path) -> tuple[list[Step], list[Step]]:
+def is_foreign(config: Config) -> bool:
+    """Whether the plain loop takes the tokens of the ring: its engine is a server, whose batching depends on time."""
+    return config.rollout.engine != "builtin"
+
+
+def run_both(
+    path: Path, settings: Sequence[str], folder: Path, *, takes_tokens: bool = False
+) -> tuple[list[Step], list[Step]]:
     """The steps of the plain loop and of the ring at eta = 0."""
     synchronous = [*settings, "rollout.max_head_offpolicyness=0"]
-    say(f"1 of 3: the plain loop, in {folder / 'plain'}")
+    ring = ring_at_0(path, synchronous, folder) if takes_tokens else []
+    say(f"the plain loop, in {folder / 'plain'}")
     loop = [*CHILD, "tools.offline.synchronous_reference", str(path), "--out", str(folder / "plain")]
-    run_to_end([*loop, *_words(*synchronous)], folder / "plain.txt")
-    say("2 of 3: the ring at eta = 0")
-    return steps_of_loop(folder / "plain"), launch(path, synchronous, folder, "ring")
+    given = ["--recorded", str(folder / "ring")] if takes_tokens else []
+    run_to_end([*loop, *given, *_words(*synchronous)], folder / "plain.txt")
+    return steps_of_loop(folder / "plain"), ring if takes_tokens else ring_at_0(path, synchronous, folder)
 
 
-def compare(plain: Sequence[Step], ring: Sequence[Step], loose: Sequence[Step], *, eta: int) -> Proof:
+def ring_at_0(path: Path, synchronous: Sequence[str], folder: Path) -> list[Step]:
+    say("the ring at eta = 0")
+    return launch(path, synchronous, folder, "ring")
+
+
+ON = ["actor.correction=decoupled", "actor.use_decoupled_loss=true", "actor.recompute_logprobs=true"]
+
+
+def mismatch_of(config: Config, plain: Sequence[Step], folder: Path) -> Mismatch:
+    """The gaps of log-probs, and the recorded batches trained with the correction off (on, where it is off)."""
+    own = correction_of(config.actor)
+    other, settings = ("decoupled", ON) if own == "none" else ("none", ["actor.correction=none"])
+    out = folder / f"correction-{other}"
+    say(f"the same batches with actor.correction = {other}")
+    replay = [*CHILD, "tools.offline.replay", str(folder / "ring"), "--from", "1", "--out", str(out)]
+    try:
+        run_to_end([*replay, *_words(*settings)], out.with_suffix(".txt"))
+        switched = steps_of_loop(out)
+    except ConfigError as error:
+        say(f"not compared: {error}")
+        switched = []
+    tolerance = TOLERANCES.get(config.model.dtype, ROUGH)
+    return Mismatch(config.rollout.engine, tolerance, gaps_of(plain), own, other, switched)
+
+
+def compare(
+    plain: Sequence[Step],
+    ring: Sequence[Step],
+    loose: Sequence[Step],
+    *,
+    eta: int,
+    mismatch: Mismatch | None = None,
+) -> Proof:
     """Raises ConfigError for a step without its batch: nothing would be compared."""
     if bare := [step.version for step in (*plain, *ring) if not step.samples]:
         raise ConfigError(f"missing batch of step {bare[0]}: journal.replay writes it below the run's folder")
@@ -176,7 +225,8 @@ def compare(plain: Sequence[Step], ring: Sequence[Step], loose: Sequence[Step], 
     if len(plain) != len(ring):
         step = min(len(plain), len(ring)) + 1
         found.append({PARTS[0]: Difference(step, PARTS[0], "number of steps", str(len(plain)), str(len(ring)))})
-    return Proof(len(found), found, max_logprob_difference(plain, ring), eta, plain, loose)
+    largest = max_logprob_difference(plain, ring) if mismatch is None else mismatch.largest
+    return Proof(len(found), found, largest, eta, plain, loose, mismatch)
 
 
 def _words(*settings: str) -> list[str]:
@@ -195,18 +245,24 @@ def launch(path: Path, settings: Sequence[str], folder: Path, name: str) -> list
 
 
 def sentence(proof: Proof) -> str:
+    if proof.mismatch is not None and proof.first is None:
+        same = f"The same, bit for bit, from the same tokens: {proof.n_steps} steps of the ring and of the plain loop."
+        return proof.mismatch.sentence if proof.mismatch.fault else f"{same} {proof.mismatch.sentence}"
     if proof.first is None:
         return f"The same, bit for bit: {proof.n_steps} steps of the ring at eta = 0 and of the plain loop."
     return f"Different: the first difference between the plain loop and the ring is in {proof.first.sentence}."
 
 
 def page_of(proof: Proof, config: str, given: Sequence[str]) -> Page:
-    grade = Grade.GOOD if proof.first is None else Grade.BAD
+    grade = Grade.GOOD if proof.is_good else Grade.BAD
     answers = [("Is eta = 0 the synchronous loop?", Remark(grade, sentence(proof)))]
     command = f"{SCRIPT} prove {config} --steps {proof.n_steps}{''.join(f' --set {one}' for one in given)}"
     gap = proof.max_logprob_difference
     figures = [("steps", str(proof.n_steps)), ("largest log-prob difference", "none" if gap is None else f"{gap:.3g}")]
-    return Page(f"Proof of {config}", command, answers, (), figures, [equality_section(proof), loose_section(proof)])
+    sections = [equality_section(proof), loose_section(proof)]
+    if proof.mismatch is not None:
+        sections.insert(1, proof.mismatch.section(proof.plain))
+    return Page(f"Proof of {config}", command, answers, (), figures, sections)
 
 
 def equality_section(proof: Proof) -> Section:
@@ -232,10 +288,6 @@ def loose_section(proof: Proof) -> Section:
     title = f"As many steps at eta = {proof.eta}"
     note = "Each cell: plain loop | asynchronous run. They may differ: the ring samples while it trains."
     return Section("asynchronous", title, note, tables=[PageTable(("step", *ASYNC_FIGURES), rows)])
-
-
-def shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else "none"
 
 
 if __name__ == "__main__":

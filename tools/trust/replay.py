@@ -18,7 +18,7 @@ from tools.report.page.parts import Page, PageTable, Section, render
 from tools.report.verdict.remarks import Grade, Remark
 from tools.trust.batches import Difference, Step, differences, steps_of_loop, steps_of_run
 from tools.trust.child import run_to_end, say
-from tools.trust.prove import shown
+from tools.trust.mismatch import shown
 
 FIGURES = ("loss", "grad_norm", "lr", "entropy", "clip_share", "mismatch_kl", "ess", "kl_ref", "value_loss")
 EPILOG = f"""\

@@ -102,7 +102,6 @@ def test_a_missing_step_and_a_missing_batch_are_differences(plain: list[Step]) -
     ("words", "sentence"),
     [
         (["configs/simulated.toml"], "unsupported engine for a proof: rollout.engine = 'simulated'"),
-        (["configs/tiny-vllm.toml"], "unsupported engine for a proof: rollout.engine = 'vllm'"),
         (["configs/tiny.toml", "--steps", "0"], "--steps must be at least 1: it is 0"),
         (["configs/tiny.toml", "--output", "."], "--output must be a new folder"),
     ],
