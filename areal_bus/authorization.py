@@ -26,48 +26,34 @@ MAX_NAMES = 1 << 14  # whose roles are remembered: more than a socket has peers
 _HEAD, _GENERATOR, _REWARD, _LEARNER = frozenset({Role.HEAD}), *(frozenset({role}) for role in list(Role)[1:])
 _ANY = _GENERATOR | _REWARD | _LEARNER
 _PUSHED = _GENERATOR | _LEARNER  # members and root of weight pushes
+_OF_LEARNERS = (m.BeginTerm, m.Checkpointed, m.BatchRequest, m.UpdateDone, m.Finished)
 
-SENDERS: dict[type, dict[Role, frozenset[Role]]] = {  # message type -> receiver -> roles that may send it there
+Senders = dict[Role, frozenset[Role]]  # receiver -> roles that may send a message there
+_ROWS: tuple[tuple[tuple[type, ...], Senders], ...] = (
     # reports of members to the head
-    m.Join: {Role.HEAD: _ANY},
-    m.Ready: {Role.HEAD: _ANY},
-    m.Heartbeat: {Role.HEAD: _ANY},
-    m.Failure: {Role.HEAD: _ANY},
-    m.LeaveRequest: {Role.HEAD: _GENERATOR},
-    m.Sampled: {Role.HEAD: _GENERATOR},
-    m.SampleFailed: {Role.HEAD: _GENERATOR},
-    m.Scored: {Role.HEAD: _REWARD},
-    m.GroupScored: {Role.HEAD: _REWARD},
-    m.BeginTerm: {Role.HEAD: _LEARNER},
-    m.Checkpointed: {Role.HEAD: _LEARNER},
-    m.BatchRequest: {Role.HEAD: _LEARNER},
-    m.UpdateDone: {Role.HEAD: _LEARNER},
-    m.Finished: {Role.HEAD: _LEARNER},
-    m.PushDone: {Role.HEAD: _PUSHED},
+    ((m.Join, m.Ready, m.Heartbeat, m.Failure), {Role.HEAD: _ANY}),
+    ((m.LeaveRequest, m.Sampled, m.SampleFailed), {Role.HEAD: _GENERATOR}),
+    ((m.Scored, m.GroupScored), {Role.HEAD: _REWARD}),
+    (_OF_LEARNERS, {Role.HEAD: _LEARNER}),
+    ((m.PushDone,), {Role.HEAD: _PUSHED}),
     # both ways
-    m.Partial: {Role.HEAD: _GENERATOR, Role.GENERATOR: _HEAD},
-    m.PushBroken: {Role.HEAD: _PUSHED, Role.LEARNER: _HEAD},
+    ((m.Partial,), {Role.HEAD: _GENERATOR, Role.GENERATOR: _HEAD}),
+    ((m.PushBroken,), {Role.HEAD: _PUSHED, Role.LEARNER: _HEAD}),
     # from a generator to a reward
-    m.Trajectory: {Role.REWARD: _GENERATOR},
+    ((m.Trajectory,), {Role.REWARD: _GENERATOR}),
     # commands and reports of the head
-    m.HeadHeartbeat: dict.fromkeys(_ANY, _HEAD),
-    m.Rejoin: dict.fromkeys(_ANY, _HEAD),
-    m.Reassign: dict.fromkeys(_PUSHED, _HEAD),
-    m.PeerList: dict.fromkeys(_ANY, _HEAD),
-    m.Stop: dict.fromkeys(_ANY, _HEAD),
-    m.Evict: {Role.GENERATOR: _HEAD},
-    m.Term: {Role.GENERATOR: _HEAD},
-    m.Prompt: {Role.GENERATOR: _HEAD},
-    m.Ack: {Role.GENERATOR: _HEAD},
-    m.Group: {Role.REWARD: _HEAD},
-    m.Cancel: {Role.GENERATOR: _HEAD, Role.REWARD: _HEAD},
-    m.PushBegin: {Role.GENERATOR: _HEAD, Role.LEARNER: _HEAD},
-    m.ShardItem: {Role.LEARNER: _HEAD},
-    m.ShardEnd: {Role.LEARNER: _HEAD},
-    m.NoBatch: {Role.LEARNER: _HEAD},
-}
+    ((m.HeadHeartbeat, m.Rejoin, m.PeerList, m.Stop), dict.fromkeys(_ANY, _HEAD)),
+    ((m.Reassign, m.PushBegin), dict.fromkeys(_PUSHED, _HEAD)),
+    ((m.Evict, m.Term, m.Prompt, m.Ack), {Role.GENERATOR: _HEAD}),
+    ((m.Group,), {Role.REWARD: _HEAD}),
+    ((m.Cancel,), {Role.GENERATOR: _HEAD, Role.REWARD: _HEAD}),
+    ((m.ShardItem, m.ShardEnd, m.NoBatch), {Role.LEARNER: _HEAD}),
+)
+SENDERS: dict[type, Senders] = {kind: senders for kinds, senders in _ROWS for kind in kinds}
 
 REFUNDS_OF_GENERATORS = frozenset({Refund.SAMPLING_ERROR, Refund.PROMPT_TOO_LONG, Refund.LOST_TIMELINE})
+OF_REFUNDS = f"a generator's reasons are {', '.join(sorted(REFUNDS_OF_GENERATORS))}"
+OF_NUMBERS = "numbers of a push are 0 or more"
 
 Rule = tuple[Callable[[Any], bool], str]  # whether a message keeps it, and the rule in words
 
@@ -90,6 +76,8 @@ OF_ROLES: Rule = (
     "each trajectory of an episode has the name of a role, or none has",
 )
 
+OF_SECONDS: Rule = (lambda sample: sample.seconds >= 0, "seconds are 0 or more")
+
 OF_FIELDS: Rule = (
     lambda sample: not broken_rule(unpacked(sample.fields)[0]),
     "a sample has at most 16 fields; each has its own name, which begins with a letter and is no stream of the learner",
@@ -101,33 +89,14 @@ LIMITS: dict[type, tuple[Rule, ...]] = {  # message type -> rules for its values
         (lambda join: join.pid >= 0 and join.again >= 0, "pid and again are 0 or more"),
     ),
     m.Ready: ((lambda ready: ready.capacity >= 0, "a capacity is 0 or more samples"),),
-    m.Heartbeat: (
-        (lambda beat: beat.progress >= 0 and (beat.version or 0) >= 0, "progress and version are 0 or more"),
-    ),
+    m.Heartbeat: ((lambda x: x.progress >= 0 and (x.version or 0) >= 0, "progress and version are 0 or more"),),
     m.Sampled: (OF_A_SAMPLE, (lambda sampled: sampled.n_tokens >= 1, "a sample has one or more tokens")),
-    m.SampleFailed: (
-        (
-            lambda failed: failed.reason in REFUNDS_OF_GENERATORS,
-            "a generator's reasons are " + ", ".join(sorted(REFUNDS_OF_GENERATORS)),
-        ),
-    ),
+    m.SampleFailed: ((lambda failed: failed.reason in REFUNDS_OF_GENERATORS, OF_REFUNDS),),
     m.Partial: (OF_A_SAMPLE, OF_TURNS),
     m.Scored: (OF_FIELDS, OF_TRAJECTORIES, OF_ROLES),
-    m.Trajectory: (
-        OF_A_SAMPLE,
-        OF_TURNS,
-        OF_TRAJECTORIES,
-        OF_ROLES,
-        OF_FIELDS,
-        (lambda sample: sample.seconds >= 0, "seconds are 0 or more"),
-    ),
-    m.PushDone: (
-        (
-            lambda done: min(done.push, done.version, done.receive_s, done.stall_s, done.sent_bytes) >= 0,
-            "numbers of a push are 0 or more",
-        ),
-    ),
-    m.PushBroken: ((lambda broken: min(broken.push, broken.version) >= 0, "numbers of a push are 0 or more"),),
+    m.Trajectory: (OF_A_SAMPLE, OF_TURNS, OF_TRAJECTORIES, OF_ROLES, OF_FIELDS, OF_SECONDS),
+    m.PushDone: ((lambda x: min(x.push, x.version, x.receive_s, x.stall_s, x.sent_bytes) >= 0, OF_NUMBERS),),
+    m.PushBroken: ((lambda broken: min(broken.push, broken.version) >= 0, OF_NUMBERS),),
 }
 
 
@@ -154,9 +123,8 @@ def authorise(receiver: Role | None, sender: str, message: m.Message) -> None:
     """Raises WireError unless `sender` may send it there; a trajectory only by the generator it names."""
     if not may_send(role_of(sender), receiver, type(message)):
         to = receiver or "an actor without a role"
-        raise WireError(
-            f"{sender} may not send {type(message).__name__} to {to}: docs/wire.md lists the senders", "role"
-        )
+        what = f"{sender} may not send {type(message).__name__} to {to}"
+        raise WireError(f"{what}: docs/wire.md lists the senders", "role")
     if isinstance(message, m.Trajectory) and message.generator != sender:
         raise WireError(f"a generator sends its own samples; {sender} sends one of {message.generator[:40]!r}", "maker")
     if broken := broken_limit(message):
@@ -202,7 +170,5 @@ class LeaseIds:
         """Raises ImpossibleEvent unless it shows the id of the lease that it is about."""
         evaluation = message.evaluation if isinstance(message, m.Scored) else ""
         if not compare_digest(message.lease.encode(), self.of(evaluation, message.uid, message.attempt).encode()):
-            raise ImpossibleEvent(
-                "a result must carry the id of its lease, which only its generator and the rewards that it sends to "
-                f"have; this one, of prompt {message.uid} at attempt {message.attempt}, carries another id"
-            )
+            of = f"prompt {message.uid} at attempt {message.attempt}"
+            raise ImpossibleEvent(f"wrong lease id in a result of {of}: only its generator and its rewards have the id")

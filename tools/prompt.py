@@ -156,14 +156,17 @@ def versions(line: Line) -> str:
 def verdict(line: Line) -> str:
     if line["status"] == "value":
         return f"value {line['reward']:g}"
-    error = terminal.one_line(str(line.get("error", "")))
-    return f"{line['status']}{f': {error}' if error else ''}"
+    return f"{line['status']}{f': {error}' if (error := words(line, 'error')) else ''}"
+
+
+def words(line: Line, key: str) -> str:
+    return terminal.one_line(str(line.get(key, "")))
 
 
 def group_verdict(line: Line) -> str:
     if line["status"] == "value":
         return f"rewards {', '.join(f'{reward:g}' for reward in line['rewards'])}"
-    return f"{line['status']}: {terminal.one_line(str(line.get('error', '')))}"
+    return f"{line['status']}: {words(line, 'error')}"
 
 
 def recorded(line: Line) -> str:
@@ -171,12 +174,11 @@ def recorded(line: Line) -> str:
 
 
 def refused(line: Line) -> str:
-    return f"refused: {line['what']} of {line.get('sender', '?')}: {terminal.one_line(str(line.get('why', '')))}"
+    return f"refused: {line['what']} of {line.get('sender', '?')}: {words(line, 'why')}"
 
 
 def unsampled(line: Line) -> str:
-    error = terminal.one_line(line.get("error", ""))
-    return f"{line['holder']} failed (attempt {line['attempt']}): {line['reason']}: {error}"
+    return f"{line['holder']} failed (attempt {line['attempt']}): {line['reason']}: {words(line, 'error')}"
 
 
 def ready(line: Line) -> str:
@@ -187,14 +189,12 @@ def ready(line: Line) -> str:
 def trained(line: Line) -> str:
     lag = line["clock"] - min((version for version, _ in span_pairs(line["versions"])), default=line["clock"])
     masked = f", {line['n_masked']} of them masked" if line["n_masked"] else ""
-    return (
-        f"sample {line['sample']} is in batch {line['step']}: reward {line['reward']:g}, {line['n_tokens']} tokens"
-        f"{masked}, largest lag {lag}"
-    )
+    what = f"reward {line['reward']:g}, {line['n_tokens']} tokens{masked}, largest lag {lag}"
+    return f"sample {line['sample']} is in batch {line['step']}: {what}"
 
 
 def refunded(line: Line) -> str:
-    error = f": {terminal.one_line(line['error'])}" if line.get("error") else ""
+    error = f": {words(line, 'error')}" if line.get("error") else ""
     again = "; its row is issued again" if line.get("again") else ""
     lost = f"{count(line.get('n_scored', 0), 'scored sample')} and {line.get('n_tokens_dropped', 0)} tokens not trained"
     return f"refunded, {line['reason']}{error}: age {line.get('age', 0)}, {lost}{again}"
@@ -226,9 +226,7 @@ SENTENCES: dict[str, Callable[[Line], str]] = {
     "refund": refunded,
     "update": lambda line: f"version {line['version']} made of its batch",
     "publish": lambda line: f"version {line['version']} published: its credit is free",
-    "member": lambda line: (
-        f"its holder {line['name']} is {line['state']}: {terminal.one_line(str(line.get('why', '')))}"
-    ),
+    "member": lambda line: f"its holder {line['name']} is {line['state']}: {words(line, 'why')}",
 }
 
 if __name__ == "__main__":

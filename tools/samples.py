@@ -43,9 +43,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tokens", type=range_of, metavar="LOW:HIGH", help="with this number of sampled tokens")
     p.add_argument("--verdict", choices=VERDICTS, default="", help="right, wrong, or without a reward")
     p.add_argument("--worst", action="store_true", help="lowest reward first; samples without a reward before them")
-    p.add_argument(
-        "--n", type=int, metavar="N", help=f"how many to show ({N_SHOWN}; {N_ON_PAGE} with --html; with --uid all)"
-    )
+    how_many = f"how many to show ({N_SHOWN}; {N_ON_PAGE} with --html; with --uid all)"
+    p.add_argument("--n", type=int, metavar="N", help=how_many)
     p.add_argument("--json", action="store_true", help="the samples as JSON lines, as they were kept")
     p.add_argument("--html", type=Path, metavar="FILE", help="write a page of them; with --uid also the prompt's life")
     return p
@@ -150,16 +149,14 @@ def select(samples: Iterable[Line], wanted: Wanted) -> tuple[list[Line], str]:
     if wanted == Wanted():
         chosen = latest_samples(samples)
         if not chosen:
-            raise ConfigError(
-                "this run has no logged sample: it has trained and evaluated nothing yet, or journal.samples = false"
-            )
+            why = "it has trained and evaluated nothing yet, or journal.samples = false"
+            raise ConfigError(f"this run has no logged sample: {why}")
         return chosen, _title(chosen, Wanted(step=chosen[0]["step"]))
     chosen = []
     steps: set[int] = set()
     evaluations: dict[str, None] = {}
     for sample in samples:
-        name = sample["evaluation"]
-        if name:
+        if name := sample["evaluation"]:
             evaluations[name] = None
         else:
             steps.add(sample["step"])
@@ -187,12 +184,9 @@ def latest_samples(samples: Iterable[Line]) -> list[Line]:
 
 def _title(chosen: list[Line], wanted: Wanted) -> str:
     first = chosen[0]
+    title = "trained" if wanted.step is None else f"step {first['step']}, trained at version {first['version']}"
     if first["evaluation"]:
         title = f'evaluation "{first["evaluation"]}" of version {first["version"]}'
-    elif wanted.step is None:
-        title = "trained"
-    else:
-        title = f"step {first['step']}, trained at version {first['version']}"
     return title if wanted.uid is None else f"prompt {wanted.uid}, {title}"
 
 
@@ -216,15 +210,12 @@ def overview(samples: list[Line]) -> str:
     """One line about samples: mean reward, number of correct ones, finish reasons."""
     scored = [sample for sample in samples if sample.get("reward") is not None]
     judged = [sample["correct"] for sample in scored if sample.get("correct") is not None]
-    parts = []
-    if scored:
-        parts.append(f"mean reward {sum(s['reward'] for s in scored) / len(scored):.3f}")
-    if judged:
-        parts.append(f"{sum(judged)} of {len(judged)} right")
-    parts += [f"{n} {finish}" for finish, n in Counter(str(s.get("finish", "unknown")) for s in samples).most_common()]
-    if unscored := len(samples) - len(scored):
-        parts.append(f"{unscored} without a reward")
-    return ", ".join(parts)
+    finishes = Counter(str(s.get("finish", "unknown")) for s in samples).most_common()
+    unscored = len(samples) - len(scored)
+    parts = [f"mean reward {sum(s['reward'] for s in scored) / len(scored):.3f}"] if scored else []
+    parts += [f"{sum(judged)} of {len(judged)} right"] if judged else []
+    parts += [f"{n} {finish}" for finish, n in finishes]
+    return ", ".join([*parts, *([f"{unscored} without a reward"] if unscored else [])])
 
 
 def render(sample: Line, width: int) -> str:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -90,6 +90,7 @@ def report_of(status: RunStatus, now: float) -> WhyReport:
     until = now if state in ("alive", "stalled") else now - min(silences, default=0.0)
     verdicts = [line for line in (*head.waits[:1], *([head.stall] if head.stall else ())) if line["verdict"]]
     last = max(verdicts, key=lambda line: float(line["wall"]), default=None)
+    refused = head.refused
     return WhyReport(
         run=str(where.folder),
         state=state,
@@ -105,9 +106,7 @@ def report_of(status: RunStatus, now: float) -> WhyReport:
         actors=actors,
         restarts=_restarts(starts_of),
         n_refused=head.n_refused,
-        refused=""
-        if head.refused is None
-        else f"{head.refused['what']} of {head.refused['sender']}: {head.refused['why']}",
+        refused="" if refused is None else f"{refused['what']} of {refused['sender']}: {refused['why']}",
     )
 
 
@@ -143,18 +142,10 @@ def _state_and_sentence(head: HeadStatus, actors: list[ActorStatus], *, was_aske
     stopped = [actor for actor in actors if actor.process == Process.STOPPED]
     if stopped:
         names, verb = ", ".join(x.name for x in stopped[:MAX_SHOWN]), "is" if len(stopped) == 1 else "are"
-        pids = " ".join(str(pid) for pid in sorted({actor.pid for actor in stopped}))
-        return (
-            "stalled",
-            f"it is stalled: {names} {verb} stopped by SIGSTOP or a debugger (to continue: kill -CONT {pids})",
-        )
+        return "stalled", _stopped(f"{names} {verb}", {actor.pid for actor in stopped})
     if workers := stopped_below(runs):
-        names, pids = ", ".join(sorted({runs[pid] for pid in workers.values()})), " ".join(map(str, sorted(workers)))
-        return (
-            "stalled",
-            f"it is stalled: a worker process of {names} is stopped by SIGSTOP or a debugger "
-            f"(to continue: kill -CONT {pids})",
-        )
+        names = ", ".join(sorted({runs[pid] for pid in workers.values()}))
+        return "stalled", _stopped(f"a worker process of {names} is", workers)
     if any(actor.process == Process.GONE and actor.name.startswith("head-") for actor in actors):
         return "stalled", f"the head's process is gone; {', '.join(running[:MAX_SHOWN])} wait for its restart"
     if silent_s is None and running[0].startswith(LOOP):
@@ -163,13 +154,16 @@ def _state_and_sentence(head: HeadStatus, actors: list[ActorStatus], *, was_aske
         return "alive", "it begins: no head has written yet"
     if silent_s > SILENT_S:
         others = f"{', '.join(running[:MAX_SHOWN])}{' and others' if len(running) > MAX_SHOWN else ''}"
-        return (
-            "stalled",
-            f"the head has been silent for {_format_seconds(silent_s)}; {others} still write and wait for it",
-        )
+        silence = f"the head has been silent for {_format_seconds(silent_s)}"
+        return "stalled", f"{silence}; {others} still write and wait for it"
     if head.stall is not None:
         return "stalled", f"it is stalled: {head.stall['verdict']}"
     return "alive", "it is alive and moves"
+
+
+def _stopped(what: str, pids: Iterable[int]) -> str:
+    listed = " ".join(map(str, sorted(pids)))
+    return f"it is stalled: {what} stopped by SIGSTOP or a debugger (to continue: kill -CONT {listed})"
 
 
 def _is_running(actor: ActorStatus) -> bool:
@@ -229,9 +223,8 @@ def _last_lines(path: Path) -> list[Line]:
 
 def _restarts(starts_of: dict[str, list[Start]]) -> list[str]:
     later = [start for starts in starts_of.values() for start in starts[1:]]
-    return [
-        f"{_format_time({'wall': wall})} {name}" for name, wall, *_ in sorted(later, key=lambda x: x[1])[-MAX_SHOWN:]
-    ]
+    last = sorted(later, key=lambda start: start[1])[-MAX_SHOWN:]
+    return [f"{_format_time({'wall': wall})} {name}" for name, wall, *_ in last]
 
 
 # text

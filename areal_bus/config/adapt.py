@@ -41,9 +41,7 @@ def may_have(topology: TopologyConfig, learners: int) -> bool:
 
 def with_learners(topology: TopologyConfig, learners: int) -> TopologyConfig:
     """The topology of one split, which stays: all other ranks sample."""
-    return topology.model_copy(
-        update={"learners": learners, "generators": None, "adapt": type(topology.adapt)()},
-    )
+    return topology.model_copy(update={"learners": learners, "generators": None, "adapt": AdaptSettings()})
 
 
 def settings_by_split(config: Config) -> dict[int, Config]:
@@ -83,26 +81,18 @@ def _split(c: Config) -> Iterator[str]:
     most = _most_learners(topology)
     key = "topology.adapt.schedule" if steps else "topology.adapt"
     if steps and (steps != sorted(set(steps)) or steps[0] < 1 or steps[-1] >= c.run.total_train_steps):
-        yield (
-            f"{key} has pairs [step, learners] with ascending steps from 1 to {c.run.total_train_steps - 1}: its steps "
-            f"are {steps}"
-        )
+        rule = f"with ascending steps from 1 to {c.run.total_train_steps - 1}"
+        yield f"{key} has pairs [step, learners] {rule}: its steps are {steps}"
     if counts[0] < 1:
         yield f"{key}: at least one rank learns; it has {counts[0]} learners"
     if most is not None and counts[-1] > most:
         yield f"{key}: at least one generator must be left; {counts[-1]} learners leave none: {most} may learn"
     if uneven:
-        yield (
-            f"numbers of learners {', '.join(map(str, [*uneven, counts[0]]))} must differ by multiples of "
-            f"topology.tensor_parallel = {width}: a generator of {width} ranks becomes {width} learner ranks"
-        )
+        numbers, of = ", ".join(map(str, [*uneven, counts[0]])), f"topology.tensor_parallel = {width}"
+        yield f"numbers of learners {numbers} must differ by multiples of {of}: a generator becomes so many learners"
     if c.engine.urls:
-        yield (
-            "[topology.adapt] ends engines whose ranks learn, and servers of engine.urls do not end with a rank: "
-            "remove engine.urls (generators then start their servers), or topology.adapt"
-        )
+        remedy = "remove engine.urls (generators then start their servers), or topology.adapt"
+        yield f"[topology.adapt] is refused, as servers of engine.urls do not end with a rank: {remedy}"
     if topology.ranks_per_gpu > 1:
-        yield (
-            "[topology.adapt] needs a GPU for each rank, because a GPU holds one role at a time: set "
-            f"topology.ranks_per_gpu = 1 (it is {topology.ranks_per_gpu}), or remove topology.adapt"
-        )
+        remedy = f"set topology.ranks_per_gpu = 1 (it is {topology.ranks_per_gpu}), or remove topology.adapt"
+        yield f"[topology.adapt] needs a GPU for each rank, because a GPU holds one role at a time: {remedy}"

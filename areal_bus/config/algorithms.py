@@ -4,39 +4,17 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from areal_bus.config.learner import ActorConfig
+from areal_bus.config.learner import ActorConfig, LoraConfig
 from areal_bus.config.names.engines import kind_of
 from areal_bus.config.sections import Config
 
-ADVANTAGES = (
-    "grpo",
-    "grpo_process",
-    "dr_grpo",
-    "rloo",
-    "opo",
-    "opo_offpolicy",
-    "oapl",
-    "reinforce",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "gae",
-    "none",
-    "distill",
-)
 LOSSES = ("ppo", "gspo", "gmpo", "cispo", "sapo", "reinforce", "oapl")
 CORRECTIONS = ("decoupled", "tis", "tis_sequence", "icepop", "kpop", "entropy_scaled", "vcpo", "none")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
-GROUP_BASELINES = (
-    "grpo",
-    "grpo_process",
-    "dr_grpo",
-    "rloo",
-    "opo",
-    "opo_offpolicy",
-    "oapl",
-    "reinforce_plus_plus_baseline",
-)
+GROUP = ("grpo", "grpo_process", "dr_grpo", "rloo", "opo", "opo_offpolicy", "oapl")
 BATCH_BASELINES = ("reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+GROUP_BASELINES = (*GROUP, "reinforce_plus_plus_baseline")
+ADVANTAGES = (*GROUP, *BATCH_BASELINES, "gae", "none", "distill")
 PARTS = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS, "aggregation": AGGREGATIONS}
 CLIPPING = ("ppo", "gspo", "gmpo", "cispo")  # losses that use eps_clip
 OPTIMIZERS = ("adamw", "muon", "adamw8bit", "sgd")
@@ -113,67 +91,46 @@ def _prox(actor: ActorConfig) -> Iterator[str]:
     correction = correction_of(actor)
     has_prox = actor.recompute_logprobs or actor.prox_logp_method == "loglinear"
     if actor.loss == "sapo" and correction != "none":
-        yield (
-            f'actor.loss = "sapo" gates the ratio to one policy and has no place for the weight prox/behav: set '
-            f'actor.correction = "none" (it is "{correction}")'
-        )
+        yield f'actor.loss = "sapo" takes no weight prox/behav: set actor.correction = "none" (it is "{correction}")'
     if correction not in ("none", "vcpo") and not has_prox:
-        yield (
-            f'actor.correction = "{correction}" needs the proximal log-probs: set actor.recompute_logprobs = true, '
-            'or actor.prox_logp_method = "loglinear" (or actor.correction = "none")'
-        )
+        others = 'actor.prox_logp_method = "loglinear" (or actor.correction = "none")'
+        needs = f'actor.correction = "{correction}" needs the proximal log-probs'
+        yield f"{needs}: set actor.recompute_logprobs = true, or {others}"
     if actor.prox_logp_method == "loglinear" and correction in ("none", "vcpo"):
-        yield (
-            'actor.prox_logp_method = "loglinear" is for a correction that reads proximal log-probs: set '
-            f'actor.correction = "decoupled" (it is "{correction}")'
-        )
+        method = 'actor.prox_logp_method = "loglinear"'
+        yield f'{method} is for a correction: set actor.correction = "decoupled" (it is "{correction}")'
     if actor.correction and not actor.use_decoupled_loss and correction == "decoupled":
         yield 'actor.use_decoupled_loss = false contradicts actor.correction = "decoupled": remove the first'
     if actor.m2_threshold is not None and (not actor.recompute_logprobs or actor.prox_logp_method == "loglinear"):
-        yield (
-            "actor.m2_threshold compares proximal policy and sampler over the whole minibatch: set "
-            'actor.recompute_logprobs = true and actor.prox_logp_method = "recompute"'
-        )
+        both = 'actor.recompute_logprobs = true and actor.prox_logp_method = "recompute"'
+        yield f"actor.m2_threshold compares proximal policy and sampler over the whole minibatch: set {both}"
     if actor.advantage == "grpo_process" and actor.kl_ctl > 0 and actor.kl_in == "reward":
-        yield (
-            'actor.advantage = "grpo_process" compares the rewards of turns, and actor.kl_in = "reward" gives one to '
-            'each token: set actor.kl_in = "loss"'
-        )
+        rule = 'actor.advantage = "grpo_process" compares the rewards of turns'
+        yield f'{rule}, and actor.kl_in = "reward" gives one to each token: set actor.kl_in = "loss"'
     if actor.ppo_epochs > 1 and (actor.loss == "reinforce" or actor.prox_logp_method == "loglinear"):
         cause = 'loss = "reinforce"' if actor.loss == "reinforce" else 'prox_logp_method = "loglinear"'
-        yield (
-            "actor.ppo_epochs > 1 needs a ratio to a policy that stays fixed during the update, which "
-            f'actor.{cause} lacks: set actor.ppo_epochs = 1, or actor.loss = "ppo" with '
-            'actor.prox_logp_method = "recompute"'
-        )
+        why = f"needs a ratio to a policy that stays fixed during the update, which actor.{cause} lacks"
+        others = 'actor.loss = "ppo" with actor.prox_logp_method = "recompute"'
+        yield f"actor.ppo_epochs > 1 {why}: set actor.ppo_epochs = 1, or {others}"
 
 
 def _sequences(actor: ActorConfig) -> Iterator[str]:
     """Rules for parts that weigh or fit whole trajectories against the sampler."""
     correction = correction_of(actor)
     if actor.loss == "oapl" and correction != "none":
-        yield (
-            f'actor.loss = "oapl" fits the ratio to the sampler and takes no weight: set actor.correction = "none" (it '
-            f'is "{correction}")'
-        )
+        yield f'actor.loss = "oapl" takes no weight: set actor.correction = "none" (it is "{correction}")'
     if actor.loss == "oapl" and actor.m2_threshold is not None:
         yield 'actor.loss = "oapl" is a square over whole trajectories, and actor.m2_threshold masks tokens: remove it'
     if actor.loss == "oapl" and (actor.advantage in ("gae", "grpo_process") or uses_teacher(actor)):
         made = "a teacher" if uses_teacher(actor) else f'"{actor.advantage}"'
-        yield (
-            f'actor.loss = "oapl" fits one advantage to each trajectory, and {made} gives one to each token: set '
-            'actor.advantage = "oapl", without a teacher'
-        )
+        one = 'actor.loss = "oapl" fits one advantage to each trajectory'
+        yield f'{one}, and {made} gives one to each token: set actor.advantage = "oapl", without a teacher'
     if correction == "vcpo" and actor.advantage == "distill" and actor.distill_beta is not None:
-        yield (
-            'actor.correction = "vcpo" has nothing to weigh: the loss of actor.advantage = "distill" with '
-            'actor.distill_beta is the divergence alone; set actor.correction = "none"'
-        )
+        loss = 'the loss of actor.advantage = "distill" with actor.distill_beta'
+        yield f'actor.correction = "vcpo" has nothing to weigh in {loss}: set actor.correction = "none"'
     if correction == "vcpo" and actor.loss != "reinforce" and not is_users(actor.loss):
-        yield (
-            f'actor.correction = "vcpo" weighs by the current policy over the sampler, and actor.loss = "{actor.loss}" '
-            'has a ratio of its own: set actor.loss = "reinforce"'
-        )
+        own = f'actor.loss = "{actor.loss}" has a ratio of its own'
+        yield f'actor.correction = "vcpo" weighs by policy over sampler, and {own}: set actor.loss = "reinforce"'
 
 
 def _bounds(actor: ActorConfig) -> Iterator[str]:
@@ -186,17 +143,11 @@ def _bounds(actor: ActorConfig) -> Iterator[str]:
         and actor.correction_action != "mask"
         and not (correction in MASKING and actor.correction_action is None)
     ):
-        yield (
-            f'actor.correction_metric = "{actor.correction_metric}" cannot be clamped, since it is not a weight: set '
-            'actor.correction_action = "mask"'
-        )
-    if None not in (actor.correction_lower, actor.correction_upper) and (actor.correction_lower or 0.0) > (
-        actor.correction_upper or 0.0
-    ):
-        yield (
-            f"actor.correction_lower ({actor.correction_lower}) must be at most actor.correction_upper "
-            f"({actor.correction_upper})"
-        )
+        metric = f'actor.correction_metric = "{actor.correction_metric}"'
+        yield f'{metric} is no weight and cannot be clamped: set actor.correction_action = "mask"'
+    lower, upper = actor.correction_lower, actor.correction_upper
+    if lower is not None and upper is not None and lower > upper:
+        yield f"actor.correction_lower ({lower}) must be at most actor.correction_upper ({upper})"
 
 
 def _batch(c: Config) -> Iterator[str]:
@@ -205,66 +156,48 @@ def _batch(c: Config) -> Iterator[str]:
     if actor.reward_scaling == "running" and "oapl" in (actor.advantage, actor.loss):
         yield 'actor.reward_scaling is 1 / beta of "oapl": set a number, as "running" is none'
     if actor.reward_scaling == "running" and actor.reward_bias:
-        yield (
-            f'actor.reward_scaling = "running" subtracts the mean, so actor.reward_bias ({actor.reward_bias:g}) has no '
-            "effect: remove it"
-        )
+        bias = f"actor.reward_bias ({actor.reward_bias:g})"
+        yield f'actor.reward_scaling = "running" subtracts the mean, so {bias} has no effect: remove it'
     if actor.aggregation == "seq-mean-token-sum-norm" and actor.aggregation_length is None:
-        yield (
-            'actor.aggregation = "seq-mean-token-sum-norm" divides by a constant: set actor.aggregation_length (for '
-            f"example {c.gconfig.max_new_tokens}, gconfig.max_new_tokens)"
-        )
+        example = f"{c.gconfig.max_new_tokens}, gconfig.max_new_tokens"
+        yield f'missing actor.aggregation_length of "seq-mean-token-sum-norm": set it (for example {example})'
     if actor.aggregation != "token-mean" and isinstance(actor.loss_denominator, float):
-        yield (
-            'actor.loss_denominator is a fixed number for token-mean only: set it to "all" or "signal", or '
-            'actor.aggregation = "seq-mean-token-sum-norm" with actor.aggregation_length'
-        )
+        others = 'actor.aggregation = "seq-mean-token-sum-norm" with actor.aggregation_length'
+        yield f'actor.loss_denominator is a number for token-mean only: set it to "all" or "signal", or {others}'
     if actor.advantage in BATCH_BASELINES and actor.normalize_batch:
-        yield (
-            f'actor.advantage = "{actor.advantage}" normalises over the batch itself: set actor.normalize_batch = false'
-        )
+        yield f'"{actor.advantage}" normalises over the batch itself: set actor.normalize_batch = false'
     apart = [source.normalize_with for source in c.data.source if source.normalize_with]
     if apart and not (actor.normalize_batch or actor.advantage in BATCH_BASELINES):
-        yield (
-            f"normalize_with = {apart[0]!r} of a [[data.source]] is for advantages that are normalised over the batch: "
-            "set actor.normalize_batch = true, or remove it"
-        )
+        remedy = "set actor.normalize_batch = true, or remove it"
+        yield f"normalize_with = {apart[0]!r} is for advantages that are normalised over the batch: {remedy}"
     if actor.overlong_tokens > c.gconfig.max_new_tokens:
-        yield (
-            f"actor.overlong_tokens ({actor.overlong_tokens}) is at most gconfig.max_new_tokens "
-            f"({c.gconfig.max_new_tokens})"
-        )
+        most = f"gconfig.max_new_tokens ({c.gconfig.max_new_tokens})"
+        yield f"actor.overlong_tokens ({actor.overlong_tokens}) is at most {most}"
 
 
 def _lora(c: Config) -> Iterator[str]:
     """Rules for adapters: the reference model is the model without them."""
-    has_base_as_reference = c.actor.lora is not None and uses_reference(c.actor) and not c.reference.path
-    if has_base_as_reference and c.learner.warmup.steps > 0:
-        yield (
-            "with actor.lora the reference is the model without adapters, and learner.warmup trains the adapters: set "
-            "learner.warmup.steps = 0 or reference.path (or actor.kl_ctl = 0)"
-        )
-    if c.actor.lora is not None and c.reference.update_every > 0:
-        yield (
-            "with actor.lora the reference is the model without adapters, which no update changes: set "
-            "reference.update_every = 0"
-        )
-    if c.actor.lora is not None and "dora" in c.actor.lora.variant and c.actor.lora.dropout > 0:
-        yield 'actor.lora.variant "dora" computes without dropout: set actor.lora.dropout = 0'
-    yield from _nf4(c)
-    if c.actor.lora is not None and not kind_of(c.rollout.engine).takes_adapters:
-        yield (
-            f"actor.lora is refused: the engine {c.rollout.engine} takes no adapters; remove [actor.lora], or set "
-            'rollout.engine = "builtin"'
-        )
-
-
-def _nf4(c: Config) -> Iterator[str]:
-    """Rules for 4-bit weights under adapters."""
-    if c.actor.lora is None or "nf4" not in c.actor.lora.variant:
+    lora, reference = c.actor.lora, "with actor.lora the reference is the model without adapters"
+    if lora is None:
         return
+    if uses_reference(c.actor) and not c.reference.path and c.learner.warmup.steps > 0:
+        remedy = "set learner.warmup.steps = 0 or reference.path (or actor.kl_ctl = 0)"
+        yield f"{reference}, and learner.warmup trains the adapters: {remedy}"
+    if c.reference.update_every > 0:
+        yield f"{reference}, which no update changes: set reference.update_every = 0"
+    if "dora" in lora.variant and lora.dropout > 0:
+        yield 'actor.lora.variant "dora" computes without dropout: set actor.lora.dropout = 0'
+    if "nf4" in lora.variant:
+        yield from _nf4(c, lora)
+    if not kind_of(c.rollout.engine).takes_adapters:
+        why = f"the engine {c.rollout.engine} takes no adapters"
+        yield f'actor.lora is refused: {why}; remove [actor.lora], or set rollout.engine = "builtin"'
+
+
+def _nf4(c: Config, lora: LoraConfig) -> Iterator[str]:
+    """Rules for 4-bit weights under adapters."""
     others = {
-        '"dora"': "dora" in c.actor.lora.variant,
+        '"dora"': "dora" in lora.variant,
         f"topology.learners = {c.topology.learners}": c.topology.learners > 1,
         f'actor.offload = "{c.actor.offload}"': c.actor.offload in ("base", "all"),
         "learner.compile": c.learner.compile,
@@ -272,10 +205,8 @@ def _nf4(c: Config) -> Iterator[str]:
     if wrong := [name for name, is_set in others.items() if is_set]:
         yield f'actor.lora.variant "nf4" is refused with {wrong[0]}: remove one of them'
     if correction_of(c.actor) == "none":
-        yield (
-            'actor.lora.variant "nf4" needs a correction, as generators sample with the weights that it rounds: set '
-            'actor.correction = "decoupled" or "tis"'
-        )
+        why = "generators sample with the weights that it rounds"
+        yield f'actor.lora.variant "nf4" needs a correction, as {why}: set actor.correction = "decoupled" or "tis"'
 
 
 def _optimizer(actor: ActorConfig) -> Iterator[str]:
@@ -288,10 +219,8 @@ def _optimizer(actor: ActorConfig) -> Iterator[str]:
     if name not in OPTIMIZERS and not is_users(name):
         yield f'unknown actor.optimizer {name!r}: it is one of {", ".join(OPTIMIZERS)}, or "module:make"'
     if actor.adamw_lr is not None and name != "muon":
-        yield (
-            f'actor.adamw_lr is for actor.optimizer = "muon", whose other parameters have AdamW: it is "{name}"; '
-            "remove it, or set a group's lr_scale"
-        )
+        remedy = "remove it, or set a group's lr_scale"
+        yield f'actor.adamw_lr is for actor.optimizer = "muon" (it is "{name}"): {remedy}'
     if name == "sgd" and adam:
         yield f'actor.{adam[0]} is for AdamW: actor.optimizer is "sgd"; remove it'
     if is_users(name) and by_file:
@@ -304,27 +233,17 @@ def _offload(c: Config) -> Iterator[str]:
     """Rules for learners that keep a part of their memory on the host."""
     kind, lora = c.actor.offload, c.actor.lora
     if kind != "none" and c.topology.gpus_per_host == 0:
-        yield (
-            f'actor.offload = "{kind}" needs GPUs, whose memory it moves to the host: topology.gpus_per_host is 0; '
-            "remove the key"
-        )
+        yield f'actor.offload = "{kind}" needs GPUs, and topology.gpus_per_host is 0: remove the key'
     if kind == "optimizer" and c.actor.optimizer == "sgd":
-        yield (
-            'actor.offload = "optimizer" moves the states of the optimizer, and actor.optimizer = "sgd" has none: set '
-            '"all" or "none"'
-        )
+        yield 'actor.offload = "optimizer" has nothing to move with actor.optimizer = "sgd": set "all" or "none"'
     if kind == "base" and (lora is None or "dora" in lora.variant or c.topology.learners > 1):
-        yield (
-            'actor.offload = "base" moves the weights under adapters, of one learner and without "dora": set '
-            'actor.offload = "all", or [actor.lora] without that variant and topology.learners = 1'
-        )
+        remedy = 'set "all", or [actor.lora] without that variant and topology.learners = 1'
+        yield f'actor.offload = "base" moves the weights under adapters, of one learner and without "dora": {remedy}'
     if kind == "base" and c.learner.compile:
         yield 'learner.compile needs the weights where they are used: set it to false, or actor.offload = "none"'
     if kind == "base" and not c.learner.gradient_checkpointing:
-        yield (
-            'actor.offload = "base" copies weights to the GPU again in the backward pass: set '
-            "learner.gradient_checkpointing = true, or all copies stay there"
-        )
+        remedy = "set learner.gradient_checkpointing = true, or all copies stay there"
+        yield f'actor.offload = "base" copies weights to the GPU again in the backward pass: {remedy}'
 
 
 def _is_pattern(text: str) -> bool:
@@ -341,19 +260,14 @@ def _critic(c: Config) -> Iterator[str]:
     defaults = ActorConfig()
     lambdas = (c.actor.discount, c.actor.gae_lambda) != (defaults.discount, defaults.gae_lambda)
     if not is_gae and given:
-        yield (
-            f'[critic] is for actor.advantage = "gae": it is "{c.actor.advantage}"; remove critic.{next(iter(given))}'
-        )
+        first = next(iter(given))
+        yield f'[critic] is for actor.advantage = "gae": it is "{c.actor.advantage}"; remove critic.{first}'
     if not is_gae and c.actor.truncated_samples == "bootstrap":
-        yield (
-            'actor.truncated_samples = "bootstrap" needs the values of a critic: set actor.advantage = "gae" (it is '
-            f'"{c.actor.advantage}")'
-        )
+        remedy = f'set actor.advantage = "gae" (it is "{c.actor.advantage}")'
+        yield f'actor.truncated_samples = "bootstrap" needs the values of a critic: {remedy}'
     if is_gae and c.critic.warmup_updates >= c.run.total_train_steps:
-        yield (
-            f"critic.warmup_updates ({c.critic.warmup_updates}) must be below run.total_train_steps "
-            f"({c.run.total_train_steps}): the policy would never be trained"
-        )
+        steps = f"run.total_train_steps ({c.run.total_train_steps})"
+        yield f"critic.warmup_updates ({c.critic.warmup_updates}) must be below {steps}: else nothing trains the policy"
     if not is_gae and lambdas:
         yield f'actor.discount and actor.gae_lambda are for actor.advantage = "gae": it is "{c.actor.advantage}"'
     if is_gae and c.actor.normalize_batch is True and c.gconfig.n_samples < 2:
@@ -377,21 +291,13 @@ def _settings_without_use(actor: ActorConfig) -> Iterator[str]:
     if correction == "decoupled":
         fixed = [key for key in fixed if key != "correction_action"]
     if fixed and correction in ("decoupled", "none"):
-        yield (
-            f"actor.{fixed[0]} is for the corrections {', '.join(CORRECTIONS[1:-1])}: "
-            f'actor.correction is "{correction}"; remove it'
-            + (": behav_imp_weight_cap bounds its weight" if correction == "decoupled" else "")
-        )
+        bounded = ": behav_imp_weight_cap bounds its weight" if correction == "decoupled" else ""
+        which = f"is for the corrections {', '.join(CORRECTIONS[1:-1])}"
+        yield f'actor.{fixed[0]} {which}: actor.correction is "{correction}"; remove it{bounded}'
     if correction == "decoupled" and actor.correction_action and actor.behav_imp_weight_cap is None:
-        yield (
-            f'actor.correction_action = "{actor.correction_action}" is for tokens above a cap: set '
-            "actor.behav_imp_weight_cap"
-        )
-    if (
-        actor.aggregation_length is not None
-        and actor.aggregation in AGGREGATIONS
-        and actor.aggregation != "seq-mean-token-sum-norm"
-    ):
+        action = f'actor.correction_action = "{actor.correction_action}"'
+        yield f"{action} is for tokens above a cap: set actor.behav_imp_weight_cap"
+    if actor.aggregation_length is not None and actor.aggregation in AGGREGATIONS[:-1]:
         yield f'actor.aggregation_length is for "seq-mean-token-sum-norm": actor.aggregation is "{actor.aggregation}"'
     if actor.min_lr_ratio > 0 and actor.lr_schedule == "constant":
         yield 'actor.min_lr_ratio is for a schedule that falls: set actor.lr_schedule = "linear" or "cosine"'
@@ -416,41 +322,24 @@ def _frozen_models(c: Config) -> Iterator[str]:
     if not uses_reference(actor) and (reference.path or reference.update_every):
         yield "[reference] is the model of the KL divergence: set actor.kl_ctl (it is 0), or remove the section"
     if uses_reference(actor) and actor.kl_in == "reward" and actor.kl_estimator in ("k2", "k3"):
-        yield (
-            f'actor.kl_estimator = "{actor.kl_estimator}" is refused in the reward: there the policy gradient weighs '
-            'its value, whose slope is near 0 where the policies agree; remove it ("k1" is the default there), or set '
-            'actor.kl_in = "loss"'
-        )
+        why = "its value has a slope near 0 where the policies agree"
+        remedy = 'remove it ("k1" is the default there), or set actor.kl_in = "loss"'
+        yield f'actor.kl_estimator = "{actor.kl_estimator}" is refused in the reward: {why}; {remedy}'
     if uses_reference(actor) and actor.kl_in == "loss" and actor.kl_estimator == "k1":
-        yield (
-            'actor.kl_estimator = "k1" has no use as a loss, because its gradient is 0 on average: set "k2" (whose '
-            'gradient is that of the divergence) or "k3", or actor.kl_in = "reward"'
-        )
+        remedy = 'set "k2" (whose gradient is that of the divergence) or "k3", or actor.kl_in = "reward"'
+        yield f'actor.kl_estimator = "k1" has no use as a loss, because its gradient is 0 on average: {remedy}'
+    distills = 'actor.advantage = "distill" (without the reward) or actor.distill_coef (beside the reward)'
     if uses_teacher(actor) and not c.teacher.path:
-        yield (
-            f"missing teacher.path: actor.{'advantage' if is_distilled else 'distill_coef'} asks for distillation, "
-            "which needs a teacher"
-        )
+        yield f"missing teacher.path: actor.{'advantage' if is_distilled else 'distill_coef'} asks for a teacher"
     if c.teacher.path and not uses_teacher(actor):
-        yield (
-            'teacher.path names a model that nothing uses: set actor.advantage = "distill" (without the reward) or '
-            "actor.distill_coef (beside the reward)"
-        )
+        yield f"teacher.path names a model that nothing uses: set {distills}"
     if is_distilled and actor.distill_coef > 0:
-        yield (
-            'actor.distill_coef adds the teacher to the advantage of the reward, and actor.advantage = "distill" '
-            "leaves the reward out: remove one of them"
-        )
+        yield 'actor.advantage = "distill" leaves the reward out, and actor.distill_coef adds to it: remove one of them'
     if actor.distill_beta is not None and not uses_teacher(actor):
-        yield (
-            f'actor.distill_beta ({actor.distill_beta:g}) is for distillation: set actor.advantage = "distill", or '
-            "actor.distill_coef beside the reward; or remove it"
-        )
+        yield f"actor.distill_beta ({actor.distill_beta:g}) is for distillation: set {distills}; or remove it"
     if actor.distill_top_k is not None and actor.distill_beta is None:
-        yield (
-            f"actor.distill_top_k ({actor.distill_top_k}) is for a loss over the teacher's words: set "
-            "actor.distill_beta (0 forward KL, 1 reverse KL), or remove it"
-        )
+        top_k = f"actor.distill_top_k ({actor.distill_top_k})"
+        yield f"{top_k} needs actor.distill_beta: set that (0 forward KL, 1 reverse KL), or remove it"
     if is_distilled and unread:
         yield f'actor.advantage = "distill" does not use the reward: remove {unread[0]}'
 
@@ -461,48 +350,34 @@ def _remote_teacher(c: Config) -> Iterator[str]:
     if not is_url(c.teacher.path):
         return
     if not TEACHER_URL.fullmatch(c.teacher.path):
-        yield (
-            "invalid URL in teacher.path: it must be http://HOST:PORT or https://HOST, without a user, a password or a "
-            "query (a key goes into the environment variable TEACHER_API_KEY)"
-        )
+        form = "http://HOST:PORT or https://HOST, without a user, a password or a query"
+        yield f"invalid URL in teacher.path: it must be {form} (a key goes into the variable TEACHER_API_KEY)"
     if heats != {1.0}:
-        yield (
-            f"teacher.path is a URL, whose server gives log-probs at temperature 1: set gconfig.temperature = 1 (it is "
-            f"{max(heats, key=lambda heat: abs(heat - 1)):g})"
-        )
+        heat = max(heats, key=lambda heat: abs(heat - 1))
+        yield f"a teacher behind a URL has temperature 1: set gconfig.temperature = 1 (it is {heat:g})"
     if actor.distill_beta is not None and actor.distill_top_k is None:
-        yield (
-            "missing actor.distill_top_k: teacher.path is a URL, whose server gives some words and not all: set it, to "
-            "at most 20 for vLLM without --max-logprobs"
-        )
+        most = "at most 20 for vLLM without --max-logprobs"
+        yield f"missing actor.distill_top_k: a teacher behind a URL gives some words and not all; set it, to {most}"
     if actor.distill_beta is not None and actor.context_parallel > 1:
-        yield (
-            f"actor.context_parallel ({actor.context_parallel}) is refused with actor.distill_beta and a teacher "
-            "behind a URL: set it to 1, or teacher.path to a folder"
-        )
+        width = f"actor.context_parallel ({actor.context_parallel})"
+        yield f"{width} is refused with actor.distill_beta and a teacher behind a URL: set it to 1"
 
 
 def _simulated(c: Config) -> Iterator[str]:
     """Rules for an update that computes nothing."""
-    is_on = c.learner.simulated is not None
-    needs_passes = [
-        name
-        for name, is_needed in (
-            ('actor.advantage = "gae"', c.actor.advantage == "gae"),
-            ("[actor.lora]", c.actor.lora is not None),
-            ("learner.warmup.steps", c.learner.warmup.steps > 0),
-            ("actor.offload", c.actor.offload != "none"),
-            ("actor.optimizer", c.actor.optimizer != ActorConfig().optimizer),
-            ("learner.compile", c.learner.compile),
-            ("a reference model", uses_reference(c.actor)),
-            ("a teacher", bool(c.teacher.path)),
-        )
-        if is_needed
-    ]
-    if is_on and not kind_of(c.rollout.engine).makes_up_tokens:
-        yield (
-            '[learner.simulated] trains nothing, so its generators simulate, too: set rollout.engine = "simulated", '
-            "or remove the table"
-        )
-    if is_on and needs_passes:
-        yield f"[learner.simulated] runs no model: remove {', '.join(needs_passes)}, or the table"
+    if c.learner.simulated is None:
+        return
+    passes = {
+        'actor.advantage = "gae"': c.actor.advantage == "gae",
+        "[actor.lora]": c.actor.lora is not None,
+        "learner.warmup.steps": c.learner.warmup.steps > 0,
+        "actor.offload": c.actor.offload != "none",
+        "actor.optimizer": c.actor.optimizer != ActorConfig().optimizer,
+        "learner.compile": c.learner.compile,
+        "a reference model": uses_reference(c.actor),
+        "a teacher": bool(c.teacher.path),
+    }
+    if not kind_of(c.rollout.engine).makes_up_tokens:
+        yield '[learner.simulated] trains nothing: set rollout.engine = "simulated", or remove the table'
+    if needed := [name for name, is_needed in passes.items() if is_needed]:
+        yield f"[learner.simulated] runs no model: remove {', '.join(needed)}, or the table"

@@ -96,22 +96,6 @@ class SourceConfig(Section):
         return self.name or self.task.rpartition(":")[2] or PurePath(self.path).stem or self.function.rpartition(":")[2]
 
 
-OF_A_SOURCE = {
-    "path",
-    "task",
-    "function",
-    "prompt",
-    "split",
-    "question_key",
-    "answer_key",
-    "task_options",
-    "size",
-    "limit",
-    "largest",
-    "held_out",
-}
-
-
 class DataConfig(Section):
     task: str = ""
     """A named task ("gsm8k", ...: docs/tasks.md), which sets unset keys; or a generated one: "sums", "reverse",
@@ -187,7 +171,8 @@ class DataConfig(Section):
         source = self.source_named(name)
         if source is None:
             return self
-        own = source.model_dump(include=OF_A_SOURCE, exclude_none=True)
+        shared = SourceConfig.model_fields.keys() & DataConfig.model_fields.keys()
+        own = source.model_dump(include=set(shared), exclude_none=True)
         return self.model_copy(update={**own, "source": ()})
 
 
@@ -236,10 +221,8 @@ def _source(source: SourceConfig, number: int) -> Iterator[str]:
     if len(given) != 1 and not is_named:
         yield f"each [[data.source]] needs one of path, task and function: source {which} {found}"
     if source.weight <= 0:
-        yield (
-            f"each [[data.source]] needs a weight above 0, its share of the prompts: that of source {which} is "
-            f"{source.weight:g}"
-        )
+        share = f"that of source {which} is {source.weight:g}"
+        yield f"each [[data.source]] needs a weight above 0, its share of the prompts: {share}"
     if source.label and not NAME.fullmatch(source.label):
         yield f"the name of a [[data.source]] has up to 64 letters, digits and . _ -: set name for source {which}"
 

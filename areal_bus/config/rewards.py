@@ -188,10 +188,8 @@ def _url(reward: RewardConfig, functions: Collection[str]) -> Iterator[str]:
         readers = '"url", "code" and "code_share"'
         yield f"reward.url is read by the rewards {readers} only: the reward is {reward.function!r}"
     if "url" in names and names & {"code", "code_share"}:
-        yield (
-            'reward.url is the server of "url" or the sandbox server of "code": name one of them, and take '
-            '"module:function" for the other'
-        )
+        remedy = 'name one of them, and take "module:function" for the other'
+        yield f'reward.url is the server of "url" or the sandbox server of "code": {remedy}'
 
 
 def _format(reward: RewardConfig) -> Iterator[str]:

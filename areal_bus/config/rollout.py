@@ -152,23 +152,17 @@ def generation_rules(c: Config, others: Sequence[GenerationConfig]) -> Iterator[
     g, own = c.gconfig, sorted(c.data.chat_template_kwargs.keys() & set(OURS))
     ways = (g, *others)
     if g.temperature == 0 and g.n_samples > 1:
-        yield (
-            f"greedy samples of one prompt are all the same, and a group of them trains nothing: set "
-            f"gconfig.temperature above 0, or gconfig.n_samples to 1 (it is {g.n_samples})"
-        )
+        remedy = f"set gconfig.temperature above 0, or gconfig.n_samples to 1 (it is {g.n_samples})"
+        yield f"greedy samples of one prompt are all the same, and a group of them trains nothing: {remedy}"
     yield from sampling_rules(g)
     if not kind_of(c.rollout.engine).takes_logit_controls and changes_logits(g):
-        yield (
-            "SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens, and training needs those "
-            'of the model: remove these keys of gconfig, or set rollout.engine = "builtin" or "vllm"'
-        )
+        remedy = 'remove these keys of gconfig, or set rollout.engine = "builtin" or "vllm"'
+        yield f"SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens: {remedy}"
     is_raw = not kind_of(c.rollout.engine).takes_temperatures and any(map(changes_sampling, ways))
     if is_raw and any(one.temperature not in (0.0, 1.0) for one in ways):
-        yield (
-            "vLLM has log-probs of the whole distribution at temperature 1 only, where anything but the temperature "
-            "changes what is drawn: set gconfig.temperature and those of [evaluate] and sources to 1 (or 0), or remove "
-            "top_p, top_k, min_p, min_new_tokens, logit_bias and penalties"
-        )
+        heat = "set gconfig.temperature and those of [evaluate] and sources to 1 (or 0)"
+        cuts = "top_p, top_k, min_p, min_new_tokens, logit_bias and penalties"
+        yield f"vLLM has log-probs of the whole distribution at temperature 1 only: {heat}, or remove {cuts}"
     if own:
         yield f"data.chat_template_kwargs may not set {own[:1]}: that is set for each prompt"
     if c.data.chat_template_kwargs and c.has_plain_prompts and not c.data.chat_template:

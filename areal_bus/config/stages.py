@@ -151,16 +151,11 @@ def stage_rules(config: Config) -> Iterator[str]:
     own = [source.gconfig.own.keys() for source in config.data.source]
     set_by_all = {f"gconfig.{key}" for key in set.intersection(*map(set, own))} if own else set()
     if hidden := sorted({key for stage in config.run.stage for key in values_of(stage)} & set_by_all):
-        yield (
-            f"no effect of {hidden[:1]} in [[run.stage]]: each [[data.source]] sets it itself, for all stages; remove "
-            "it from the stages, or from a source"
-        )
+        remedy = "remove it from the stages, or from a source"
+        yield f"no effect of {hidden[:1]} in [[run.stage]]: each [[data.source]] sets it for all stages; {remedy}"
     if sorted(set(starts)) != starts:
         yield f"the stages of [[run.stage]] come in the order of from_step, each once: it is {starts}"
     if idle:
         yield f"no setting in [[run.stage]] with from_step = {idle[:1]}: a stage changes one of {', '.join(KEYS)}"
     if starts and starts[-1] >= total:
-        yield (
-            f"a stage begins before the run ends: from_step = {starts[-1:]} is not below run.total_train_steps "
-            f"({total})"
-        )
+        yield f"a stage begins too late: from_step = {starts[-1:]} is not below run.total_train_steps ({total})"

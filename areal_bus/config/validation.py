@@ -27,6 +27,7 @@ from areal_bus.config.stages import (
 from areal_bus.errors import ConfigError
 
 SERVER_URL = re.compile(r"https?://[^\s/]+(:[0-9]{1,5})?/?")
+NO_TEMPLATE = "missing chat template in the tokenizer of [model.scratch]"
 RENDEZVOUS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}|ipc://\S.*")
 
 
@@ -37,10 +38,8 @@ NAME_BYTES = 200  # of a run's name: file systems allow 255, and runs and links 
 def reserved_name(name: str) -> str:
     """Why a run cannot have this name; "" if it can."""
     if not name.isprintable() or len(os.fsencode(name)) > NAME_BYTES:
-        return (
-            f"run.name, or the name of the config file, must have at most {NAME_BYTES} bytes and no control character: "
-            f'{name[:60]!r}; set for example run.name = "first"'
-        )
+        rule = f"at most {NAME_BYTES} bytes and no control character"
+        return f'run.name, or the config file\'s, must have {rule}: {name[:60]!r}; set for example run.name = "first"'
     if name not in RESERVED_NAMES:
         return ""
     return f'run.name must be a folder\'s name of its own: {name!r} means another; set for example run.name = "first"'
@@ -96,36 +95,22 @@ def _sources(c: Config) -> Iterator[str]:
     yield from data_rules(c.data, [problems.name for problems in c.evaluate.sets])
     yield from _environment(c)
     if c.data.chat_template and c.model.scratch is not None and builds_prompts:
-        yield (
-            "missing chat template in the tokenizer of [model.scratch]: data.chat_template = true needs one; set "
-            "data.chat_template = false"
-        )
+        yield f"{NO_TEMPLATE}: data.chat_template = true needs one; set data.chat_template = false"
     if (c.workflow.function == "agent") != bool(c.workflow.agent.function):
-        yield (
-            'an agent needs both keys: set workflow.function = "agent" and workflow.agent.function = "module:function" '
-            "(or neither)"
-        )
+        both = 'workflow.function = "agent" and workflow.agent.function = "module:function"'
+        yield f"an agent needs both keys: set {both} (or neither)"
     if c.workflow.arguments and not any(":" in one or one in BUILT_IN for one in c.workflows.values()):
-        yield (
-            'workflow.arguments are for workflow.function = "multi_turn", "tools", "verifiers:NAME" or "module:Class": '
-            f"it is {c.workflow.function!r}; remove them"
-        )
+        readers = '"multi_turn", "tools", "verifiers:NAME" or "module:Class"'
+        yield f"workflow.arguments are for {readers}: workflow.function is {c.workflow.function!r}; remove them"
     own = [one.workflow for one in c.data.source if one.workflow not in ("", WorkflowConfig().function)]
     if wrong := [one for one in own if ":" not in one or environment_of(one)]:
-        yield (
-            f'the workflow of a [[data.source]] is "single_turn" or "module:Class": it is {wrong[0]!r}; agents and '
-            "environments serve all sources, as workflow.function"
-        )
+        rule = 'the workflow of a [[data.source]] is "single_turn" or "module:Class"'
+        yield f"{rule}: it is {wrong[0]!r}; agents and environments serve all sources, as workflow.function"
     if c.workflow.uses_endpoint and c.model.scratch is not None and not c.workflow.agent.chat_template:
-        yield (
-            "missing chat template in the tokenizer of [model.scratch]: conversations need one; set "
-            "workflow.agent.chat_template"
-        )
+        yield f"{NO_TEMPLATE}: conversations need one; set workflow.agent.chat_template"
     if c.evaluate.is_on and not (c.evaluate.path or c.evaluate.sets or c.data.evaluated or _held_out(c.data)):
-        yield (
-            "evaluate.before, evaluate.after and evaluate.every_steps need problems: set evaluate.path, "
-            "[[evaluate.sets]] or evaluate_path of a [[data.source]] (or data.task with data.held_out)"
-        )
+        files = "evaluate.path, [[evaluate.sets]] or evaluate_path of a [[data.source]]"
+        yield f"an evaluation needs problems: set {files} (or data.task with data.held_out)"
     yield from _evaluations(c)
 
 
@@ -165,11 +150,9 @@ def _evaluations(c: Config) -> Iterator[str]:
     if no_file:
         yield f"missing path in [[evaluate.sets]]: {', '.join(no_file)}"
     if others:
-        yield (
-            f"the sets of [[evaluate.sets]] are scored by reward.function = {c.reward.function!r}: the task of "
-            f"{', '.join(others)} has another reward; set that as reward.function, or use evaluate_path of a "
-            "[[data.source]], or tools.evaluate --task"
-        )
+        rule = f"the sets of [[evaluate.sets]] are scored by reward.function = {c.reward.function!r}"
+        remedy = "set that, or use evaluate_path of a [[data.source]], or tools.evaluate --task"
+        yield f"{rule}: the task of {', '.join(others)} has another reward; {remedy}"
     if len(set(names)) < len(names):
         yield f"the sets of [[evaluate.sets]] need different names: {', '.join(names)}"
     if evaluate.early_stop_patience > 0 and not evaluate.every_steps:
@@ -180,41 +163,30 @@ def _evaluations(c: Config) -> Iterator[str]:
         yield "checkpoint.push_to_hub uploads the final model: set checkpoint.at_end = true as well"
     if evaluate.metric_set and evaluate.metric_set not in known:
         yield f"unknown evaluate.metric_set {evaluate.metric_set!r}: the sets are {known}"
-    if (evaluate.early_stop_patience > 0 or c.checkpoint.keep_best > 0) and not (
-        evaluate.metric_set or evaluate.path or _held_out(c.data)
-    ):
+    decides = evaluate.early_stop_patience > 0 or c.checkpoint.keep_best > 0
+    if decides and not (evaluate.metric_set or evaluate.path or _held_out(c.data)):
         yield "evaluate.metric needs a set: set evaluate.metric_set to a name in [[evaluate.sets]]"
     if evaluate.every_steps > 0 and c.rollout.max_head_offpolicyness > 0 and most + n_train > n_slots:
-        yield (
-            "an evaluation in training leaves room for training: evaluate.n_samples + gconfig.n_samples = "
-            f"{most + n_train} must not exceed rollout.max_concurrent_rollouts ({n_slots})"
-        )
+        needed = f"evaluate.n_samples + gconfig.n_samples = {most + n_train}"
+        yield f"an evaluation in training needs room: {needed} exceeds rollout.max_concurrent_rollouts ({n_slots})"
 
 
 def _training(c: Config) -> Iterator[str]:
     """Rules for groups, batches and the loss."""
-    by_signal = c.actor.normalize_batch is True
-    if c.gconfig.n_samples < 2 and (c.actor.advantage in GROUP_BASELINES or by_signal):
-        yield (
-            f"a group baseline needs at least 2 samples: gconfig.n_samples is {c.gconfig.n_samples}; set it higher, or "
-            'actor.advantage = "reinforce" (or "none", with actor.normalize_batch = "all")'
-        )
-    if c.data.max_refill > 0 and c.gconfig.n_samples < 2:
-        yield (
-            "data.max_refill replaces groups with equal rewards, and a group of one always has equal rewards: set "
-            "gconfig.n_samples to 2 or more, or data.max_refill = 0"
-        )
+    by_signal, n_samples = c.actor.normalize_batch is True, c.gconfig.n_samples
+    n_parts, n_slots = c.actor.ppo_n_minibatches, c.rollout.max_concurrent_rollouts
+    if n_samples < 2 and (c.actor.advantage in GROUP_BASELINES or by_signal):
+        remedy = 'set it higher, or actor.advantage = "reinforce" (or "none", with actor.normalize_batch = "all")'
+        yield f"a group baseline needs at least 2 samples: gconfig.n_samples is {n_samples}; {remedy}"
+    if c.data.max_refill > 0 and n_samples < 2:
+        why = "a group of one always has equal rewards"
+        yield f"data.max_refill is refused: {why}; set gconfig.n_samples to 2 or more, or data.max_refill = 0"
     yield from _verdicts(c)
-    if c.actor.ppo_n_minibatches > c.data.batch_size:
-        yield (
-            f"actor.ppo_n_minibatches ({c.actor.ppo_n_minibatches}) must not exceed data.batch_size "
-            f"({c.data.batch_size}): a minibatch holds whole groups"
-        )
-    if c.rollout.max_concurrent_rollouts < c.gconfig.n_samples:
-        yield (
-            f"rollout.max_concurrent_rollouts ({c.rollout.max_concurrent_rollouts}) must hold one group: at least "
-            f"gconfig.n_samples ({c.gconfig.n_samples})"
-        )
+    if n_parts > c.data.batch_size:
+        size = f"data.batch_size ({c.data.batch_size})"
+        yield f"actor.ppo_n_minibatches ({n_parts}) must not exceed {size}: a minibatch holds whole groups"
+    if n_slots < n_samples:
+        yield f"rollout.max_concurrent_rollouts ({n_slots}) must hold one group: gconfig.n_samples is {n_samples}"
 
 
 def _verdicts(c: Config) -> Iterator[str]:
@@ -224,25 +196,17 @@ def _verdicts(c: Config) -> Iterator[str]:
     if large:
         yield f"a reward must be at most 1e9 in size: {', '.join(large)}"
     if c.reward.group and c.gconfig.n_samples < 2:
-        yield (
-            f"reward.group compares the samples of a prompt: set gconfig.n_samples to 2 or more (it is "
-            f"{c.gconfig.n_samples}), or use reward.function"
-        )
+        remedy = f"set gconfig.n_samples to 2 or more (it is {c.gconfig.n_samples}), or use reward.function"
+        yield f"reward.group compares the samples of a prompt: {remedy}"
     if c.reward.group == "verifiers" and not environment_of(c.workflow.function):
-        yield (
-            'reward.group = "verifiers" is the rubric of an environment: set workflow.function to '
-            f'"{PREFIX}NAME" (it is {c.workflow.function!r}), or use another reward.group'
-        )
+        remedy = f'set workflow.function to "{PREFIX}NAME" (it is {c.workflow.function!r}), or another reward.group'
+        yield f'reward.group = "verifiers" is the rubric of an environment: {remedy}'
     if c.reward.partial_groups and "refund" not in declared.values():
-        yield (
-            "reward.partial_groups leaves out samples without a reward, and every sample has one: set it to false, or "
-            'reward.on_timeout or reward.on_error to "refund"'
-        )
+        remedy = 'set it to false, or reward.on_timeout or reward.on_error to "refund"'
+        yield f"reward.partial_groups leaves out samples without a reward, and every sample has one: {remedy}"
     if c.reward.partial_groups and c.gconfig.n_samples < 3:
-        yield (
-            "reward.partial_groups trains two samples or more of a group that lost one: set gconfig.n_samples to 3 or "
-            f"more (it is {c.gconfig.n_samples}), or reward.partial_groups = false"
-        )
+        remedy = f"set gconfig.n_samples to 3 or more (it is {c.gconfig.n_samples}), or it to false"
+        yield f"reward.partial_groups trains two samples or more of a group that lost one: {remedy}"
 
 
 def _engine(c: Config) -> Iterator[str]:
@@ -254,22 +218,16 @@ def _engine(c: Config) -> Iterator[str]:
     if not is_known(name):
         yield why_unknown(name)
     if c.topology.tensor_parallel > 1 and not kind.tensor_parallel:
-        yield (
-            f'rollout.engine = "{name}" computes on one GPU: topology.tensor_parallel is {c.topology.tensor_parallel}; '
-            f"set it to 1, or rollout.engine to {SERVED}"
-        )
+        width = f"topology.tensor_parallel is {c.topology.tensor_parallel}"
+        yield f'rollout.engine = "{name}" computes on one GPU: {width}; set it to 1, or rollout.engine to {SERVED}'
     if c.rollout.on_update == "finish_old" and not kind.holds_versions:
-        yield (
-            f'rollout.on_update = "finish_old" samples with several versions at once: rollout.engine = "{name}" holds '
-            'one; set rollout.engine = "builtin", or rollout.on_update = "recompute", "keep" or "drain"'
-        )
+        remedy = 'set rollout.engine = "builtin", or rollout.on_update = "recompute", "keep" or "drain"'
+        yield f'rollout.on_update = "finish_old" needs several versions: rollout.engine = "{name}" holds one; {remedy}'
     if not kind.is_server and server_keys:
-        yield (f"the {name} engine has no server: remove engine.{server_keys[0]}, or set rollout.engine = {SERVED}")
+        yield f"the {name} engine has no server: remove engine.{server_keys[0]}, or set rollout.engine = {SERVED}"
     if kind.makes_up_tokens and c.evaluate.is_on:
-        yield (
-            "the simulated engine does not use the model, so its evaluation is meaningless: set evaluate.before and "
-            "evaluate.after to false, and evaluate.every_steps to 0"
-        )
+        remedy = "set evaluate.before and evaluate.after to false, and evaluate.every_steps to 0"
+        yield f"the simulated engine does not use the model, so its evaluation is meaningless: {remedy}"
     if wrong:
         yield f'invalid URL in engine.urls: {wrong[0]!r}; it must be like "http://127.0.0.1:30000"'
     if c.engine.urls and n is not None and len(c.engine.urls) != n:
@@ -277,10 +235,8 @@ def _engine(c: Config) -> Iterator[str]:
     if len({url.rstrip("/").lower() for url in c.engine.urls}) < len(c.engine.urls):
         yield "duplicate server in engine.urls: each generator has its own"
     if kind.is_server and c.engine.start_timeout_s >= c.launch.timeout_s:
-        yield (
-            f"the ring waits for servers to start: set launch.timeout_s ({c.launch.timeout_s:g}) to more than "
-            f"engine.start_timeout_s ({c.engine.start_timeout_s:g})"
-        )
+        least = f"engine.start_timeout_s ({c.engine.start_timeout_s:g})"
+        yield f"the ring waits for servers: set launch.timeout_s ({c.launch.timeout_s:g}) to more than {least}"
     if c.engine.urls and (c.engine.python or c.engine.arguments):
         yield "a server of engine.urls runs already: remove engine.python and engine.arguments"
 
@@ -293,15 +249,11 @@ def _profile(c: Config) -> Iterator[str]:
     if is_adaptive(c.topology):
         n = None  # another split has others
     if bool(actor) != (steps is not None):
-        yield (
-            'missing profile.actor or profile.steps: set both ("learner-0.0", [10, 12]), or neither '
-            "(SIGUSR2 records on demand)"
-        )
+        both = 'set both ("learner-0.0", [10, 12]), or neither (SIGUSR2 records on demand)'
+        yield f"missing profile.actor or profile.steps: {both}"
     if steps is not None and not 0 <= steps[0] <= steps[1] < c.run.total_train_steps:
-        yield (
-            f"profile.steps are the first and the last step to record, of steps 0 to {c.run.total_train_steps - 1}: "
-            f"{list(steps)}"
-        )
+        last = c.run.total_train_steps - 1
+        yield f"profile.steps are the first and the last step to record, of steps 0 to {last}: {list(steps)}"
     if n is not None and int(number or 0) >= n:
         yield f"profile.actor must be an actor of the job: {actor} is none of its {n} {role}s, which count from 0"
 
@@ -311,66 +263,48 @@ def _ring(c: Config) -> Iterator[str]:
     meet = c.launch.rendezvous
     port = int(meet.rpartition(":")[2]) if RENDEZVOUS.fullmatch(meet) and meet.startswith("tcp") else 1
     if c.bus.interface in {"*", "0.0.0.0", "::"}:
-        yield (
-            f"bus.interface must name one interface, {c.bus.interface!r} means all: set for example bus.interface = "
-            '"lo" or "eth0"'
-        )
+        yield f'bus.interface must name one interface, {c.bus.interface!r} means all: set for example "lo" or "eth0"'
     if meet.startswith(("tcp://*", "tcp://0.0.0.0", "tcp://[::]")):
-        yield (
-            f"launch.rendezvous must name one interface, {meet!r} means all: set for example launch.rendezvous = "
-            '"tcp://10.0.0.1:29500"'
-        )
+        example = '"tcp://10.0.0.1:29500"'
+        yield f"launch.rendezvous must name one interface, {meet!r} means all: set for example {example}"
     if meet and (not RENDEZVOUS.fullmatch(meet) or not 1 <= port <= 65535):
         yield f'launch.rendezvous must be "tcp://HOST:PORT" (a port from 1 to 65535) or "ipc://PATH": it is {meet!r}'
     if meet.startswith("tcp://["):
         yield f"IPv6 is not supported: launch.rendezvous is {meet!r}; give an IPv4 address or a host's name"
     if c.bus.interface.count(":") > 1:
-        yield (
-            f"IPv6 is not supported: bus.interface is {c.bus.interface!r}; give the name of an interface or its IPv4 "
-            "address or network"
-        )
+        given = f"bus.interface is {c.bus.interface!r}"
+        yield f"IPv6 is not supported: {given}; give the name of an interface or its IPv4 address or network"
     if c.launch.start == "fork" and c.launch.bootstrap == "mpi":
         yield 'launch.start = "fork" forks processes, which is not safe after MPI_Init: set launch.bootstrap = "env"'
     if c.launch.start == "fork" and c.topology.gpus_per_host > 0:
-        yield (
-            'launch.start = "fork" is for ranks on CPU: topology.gpus_per_host is '
-            f'{c.topology.gpus_per_host}; set it to 0, or launch.start to "spawn"'
-        )
+        given = f"topology.gpus_per_host is {c.topology.gpus_per_host}"
+        yield f'launch.start = "fork" is for ranks on CPU: {given}; set it to 0, or launch.start to "spawn"'
     if why := reserved_name(c.run.name):
         yield why
 
 
 def _topology(c: Config) -> Iterator[str]:
     """Rules for copies of the model and the memory of GPUs."""
-    if c.topology.learners % c.topology.replicas != 0:
-        yield (
-            f"topology.replicas divides topology.learners: {c.topology.learners} learners are no "
-            f"{c.topology.replicas} copies of equally many ranks"
-        )
-    if c.topology.learners % c.actor.context_parallel != 0:
-        yield (
-            f"actor.context_parallel divides topology.learners: {c.topology.learners} learners are no groups of "
-            f"{c.actor.context_parallel} ranks that share a sequence"
-        )
-    if c.topology.gpu_memory_gib != "" and gib_of(c.topology.gpu_memory_gib) is None:
-        yield (
-            f"topology.gpu_memory_gib is GiB above 0 or a card's name: {c.topology.gpu_memory_gib!r} is neither; "
-            f"{nearest(str(c.topology.gpu_memory_gib))}"
-        )
-    if c.topology.gpu_memory_gib != "" and c.topology.gpus_per_host == 0:
-        yield (
-            "topology.gpu_memory_gib is the memory of a GPU, and topology.gpus_per_host = 0 runs everything on CPU: "
-            f"set topology.gpus_per_host, or remove topology.gpu_memory_gib ({c.topology.gpu_memory_gib})"
-        )
+    n, n_copies, width = c.topology.learners, c.topology.replicas, c.actor.context_parallel
+    memory = c.topology.gpu_memory_gib
+    if n % n_copies != 0:
+        yield f"topology.replicas divides topology.learners: {n} learners are no {n_copies} copies of equally many"
+    if n % width != 0:
+        groups = f"{n} learners are no groups of {width} ranks that share a sequence"
+        yield f"actor.context_parallel divides topology.learners: {groups}"
+    if memory != "" and gib_of(memory) is None:
+        rule = "topology.gpu_memory_gib is GiB above 0 or a card's name"
+        yield f"{rule}: {memory!r} is neither; {nearest(str(memory))}"
+    if memory != "" and c.topology.gpus_per_host == 0:
+        remedy = f"set topology.gpus_per_host, or remove topology.gpu_memory_gib ({memory})"
+        yield f"topology.gpu_memory_gib is of a GPU, and topology.gpus_per_host = 0 runs all on CPU: {remedy}"
 
 
 def _watching(c: Config) -> Iterator[str]:
     """Rules for watchdog and journal."""
     if c.watchdog.act_s < c.watchdog.stall_s:
-        yield (
-            f"watchdog.act_s ({c.watchdog.act_s:g}) must follow the first warning: set it to watchdog.stall_s "
-            f"({c.watchdog.stall_s:g}) or more, or lower that"
-        )
+        least = f"watchdog.stall_s ({c.watchdog.stall_s:g})"
+        yield f"watchdog.act_s ({c.watchdog.act_s:g}) must follow the first warning: set it to {least} or more"
     if c.journal.tokens and not c.journal.samples:
         yield "journal.tokens keeps the tokens of kept samples: set journal.samples = true (or journal.tokens = false)"
     yield from filter(None, map(why_unknown_tracker, c.journal.tracker))

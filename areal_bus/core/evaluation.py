@@ -264,9 +264,8 @@ class Evaluation:
         """A generator sent a sample to a reward. Its verdict, even the last of the problem, may have arrived first."""
         uid, is_held = message.uid, self.leased.get(message.uid, holder) == holder
         if not is_held or message.attempt != self.attempts.get(uid) or not 0 <= message.sample < self.n_samples:
-            raise ImpossibleEvent(
-                f"{holder} does not hold {self.name} {uid}/{message.sample}, attempt {message.attempt}"
-            )
+            sample = f"{self.name} {uid}/{message.sample}, attempt {message.attempt}"
+            raise ImpossibleEvent(f"{holder} does not hold {sample}")
 
     def check(self, scored: Scored) -> None:
         """Raises ImpossibleEvent unless this is the first verdict of a sample that its generator holds."""

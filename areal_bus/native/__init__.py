@@ -41,13 +41,11 @@ def library(sources_in: Path) -> ctypes.CDLL | None:
                 refused = str(error)
                 break
             if refused:
-                logger.info(
-                    "the C sources of {} were compiled with {} only: {}", sources_in.name, " ".join(flags), refused
-                )
+                used = " ".join(flags)
+                logger.info("the C sources of {} were compiled with {} only: {}", sources_in.name, used, refused)
             return found
-    logger.warning(
-        "the C sources of {} could not be compiled; slower torch operations are used: {}", sources_in.name, refused
-    )
+    what = "the C sources of {} could not be compiled; slower torch operations are used: {}"
+    logger.warning(what, sources_in.name, refused)
     return None
 
 

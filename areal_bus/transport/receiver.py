@@ -156,17 +156,13 @@ class Receiver:
         connection = first.bytes
         held = self.clients.get(name, connection)
         if not name:
-            reason, rule = (
-                "name",
-                f"invalid identity: it must be an actor's name and a random number; got {connection[:40]!r}",
-            )
+            form = "an actor's name and a random number"
+            reason, rule = "name", f"invalid identity: it must be {form}; got {connection[:40]!r}"
         elif name == Role.HEAD:  # a client must not pass for the head
             reason, rule = "name", "the head listens, and no client may use its name"
         elif self._keys is not None and not self._keys.authenticates(property_of(first, "User-Id") or "", name):
-            reason, rule = (
-                "key",
-                f"a key authenticates the actors of its own rank only; this key does not authenticate {name}",
-            )
+            only = "a key authenticates the actors of its own rank only"
+            reason, rule = "key", f"{only}; this key does not authenticate {name}"
         elif held != connection and is_connected(router, held):
             reason, rule = "taken", f"name in use: {name} has another connection"
         elif name not in self.clients and (other := self._other_incarnation(router, name)):
@@ -181,12 +177,8 @@ class Receiver:
         if self._keys is None or not self._keys.is_shared(name):
             return ""
         identity = identity_of(name)
-        others = [
-            other
-            for other, held in self.clients.items()
-            if identity_of(other) == identity and is_connected(router, held)
-        ]
-        return others[0] if others else ""
+        alike = {other: held for other, held in self.clients.items() if identity_of(other) == identity}
+        return next((other for other, held in alike.items() if is_connected(router, held)), "")
 
     def _decode(self, name: str, connection: bytes, frames: list[bytes]) -> list[Received]:
         """All messages of one ZeroMQ message; none when one of them is rejected."""

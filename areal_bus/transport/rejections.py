@@ -47,9 +47,8 @@ class Rejections:
         if len(self._strikes) > WATCHED:
             del self._strikes[next(iter(self._strikes))]
         if strikes == STRIKES:
-            logger.warning(
-                "{}: {!r} is banned after {} rejections; its further messages are dropped", self._name, peer, STRIKES
-            )
+            what = "{}: {!r} is banned after {} rejections; its further messages are dropped"
+            logger.warning(what, self._name, peer, STRIKES)
 
     def is_banned(self, connection: bytes) -> bool:
         return self._strikes.get(connection, 0) >= STRIKES
@@ -70,9 +69,8 @@ class Rejections:
         if len(self._peers) >= NAMED:
             if OTHERS not in self._peers:
                 self._peers.add(OTHERS)
-                logger.warning(
-                    "{}: rejected input of more than {} peers; further ones are counted together", self._name, NAMED
-                )
+                what = "{}: rejected input of more than {} peers; further ones are counted together"
+                logger.warning(what, self._name, NAMED)
             return OTHERS
         self._peers.add(peer)
         logger.warning("{}: rejected input of {!r}: {}", self._name, peer, sentence)

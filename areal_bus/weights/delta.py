@@ -178,9 +178,8 @@ def decode_positions(raw: Bytes, n_changed: int, n_numbers: int) -> Positions:
         ends = np.flatnonzero(raw != MORE)
         positions = np.cumsum(raw, dtype=np.int64)[ends] + np.arange(len(ends))
     if len(positions) != n_changed or (n_changed and int(positions[-1]) >= n_numbers):
-        raise ValueError(
-            f"size mismatch: {len(positions)} positions are encoded for {n_changed} changes in a block of {n_numbers}"
-        )
+        what = f"{len(positions)} positions are encoded for {n_changed} changes"
+        raise ValueError(f"size mismatch: {what} in a block of {n_numbers}")
     return positions
 
 

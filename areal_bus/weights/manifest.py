@@ -60,13 +60,8 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         tensors = [[e.name, list(e.shape), e.dtype, s] for e, s in zip(self.entries, self.checksums, strict=True)]
-        return {
-            "version": self.version,
-            "bucket_bytes": self.bucket_bytes,
-            "n_bytes": self.n_bytes,
-            "digest": self.digest,
-            "tensors": tensors,
-        }
+        sizes = {"bucket_bytes": self.bucket_bytes, "n_bytes": self.n_bytes}
+        return {"version": self.version, **sizes, "digest": self.digest, "tensors": tensors}
 
     def encode(self) -> str:
         return json.dumps(self.to_json(), separators=(",", ":"))
@@ -84,10 +79,8 @@ class Manifest:
         except (KeyError, TypeError, ValueError) as error:
             raise PushFailed(f"invalid manifest: it needs names, shapes, dtypes, checksums: {text[:200]!r}") from error
         if announced != (manifest.digest, n_bytes) or manifest.bucket_bytes < 1:
-            raise PushFailed(
-                f"mismatch within a manifest: {announced[0]}, {announced[1]} bytes announced; {manifest.digest}, "
-                f"{n_bytes} bytes computed, in buckets of {manifest.bucket_bytes}"
-            )
+            computed = f"{manifest.digest}, {n_bytes} bytes computed, in buckets of {manifest.bucket_bytes}"
+            raise PushFailed(f"mismatch within a manifest: {announced[0]}, {announced[1]} bytes announced; {computed}")
         return manifest
 
 

@@ -45,10 +45,9 @@ def check_torch(gloo: Any = ProcessGroupGloo) -> None:
     missing = [f"_Options.{name}" for name in GLOO_OPTIONS if not hasattr(made, name)]
     missing += [] if hasattr(gloo, "create_device") else ["create_device"]
     if missing:
-        raise ConfigError(
-            f"unsupported torch {torch.__version__}: its ProcessGroupGloo lacks {', '.join(missing)}, which weight "
-            'pushes need; install a torch of the tested range: pip install "torch>=2.11,<2.14"'
-        )
+        why = f"its ProcessGroupGloo lacks {', '.join(missing)}, which weight pushes need"
+        remedy = 'install a torch of the tested range: pip install "torch>=2.11,<2.14"'
+        raise ConfigError(f"unsupported torch {torch.__version__}: {why}; {remedy}")
 
 
 check_torch()
@@ -94,10 +93,8 @@ def serve_store(address: str, *, n_members: int = 0) -> tuple[TCPStore, str]:
     ip = _numeric(address)
     needed, limit = OTHER_FILES + FILES_A_MEMBER * n_members, raise_file_limit(MOST_FILES)
     if needed > limit:
-        raise ConfigError(
-            f"learner 0 needs {needed} open files to push weights to {n_members} generators: the limit is {limit}; "
-            "raise the hard limit (ulimit -Hn)"
-        )
+        what = f"learner 0 needs {needed} open files to push weights to {n_members} generators"
+        raise ConfigError(f"{what}: the limit is {limit}; raise the hard limit (ulimit -Hn)")
     listener = socket.socket(socket.AF_INET6 if ip.version == 6 else socket.AF_INET)
     try:
         listener.bind((str(ip), 0))
@@ -106,14 +103,9 @@ def serve_store(address: str, *, n_members: int = 0) -> tuple[TCPStore, str]:
         listener.close()
         raise ConfigError(f"the weight store needs an address of this host: {address}: {error.strerror}") from error
     port = int(listener.getsockname()[1])
-    store = TCPStore(
-        str(ip),
-        port,
-        is_master=True,
-        timeout=timedelta(seconds=STORE_TIMEOUT_S),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),  # the store closes it
-    )
+    limit_s, descriptor = timedelta(seconds=STORE_TIMEOUT_S), listener.detach()  # the store closes it
+    how: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": descriptor}
+    store = TCPStore(str(ip), port, timeout=limit_s, **how)
     return store, f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"
 
 

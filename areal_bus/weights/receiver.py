@@ -225,11 +225,8 @@ class WeightReceiver:
                 self._trees.drop_view(begin.view)
                 self._rejected = start.digest if start else ""
                 by_delta = f", by a delta from version {start.version}" if start else ""
-                raise PushFailed(
-                    f"received bytes must have the checksums of the manifest: {len(buffers.wrong)} of "
-                    f"{len(buffers.tensors)} tensors of version {begin.version} have not, first {buffers.wrong[0]}"
-                    f"{by_delta}"
-                )
+                which = f"{len(buffers.wrong)} of {len(buffers.tensors)} tensors of version {begin.version}"
+                raise PushFailed(f"checksum mismatch in {which}, first {buffers.wrong[0]}{by_delta}")
             took_s = time.monotonic() - started
             return Received(buffers.tensors, buffers.digest, took_s, sent_bytes, start.version if start else None)
 
@@ -262,12 +259,10 @@ class WeightReceiver:
         """Returns the written buffers, the bytes that the sender sent, and the weights that a delta was applied to."""
         store, connections = self._join(begin)
         watch = StoreWatch(connections, protocol.words(begin), self._wake, timeout_s=begin.timeout_s)
-        waits = PushWaits(
-            protocol.title(begin), watch, timeout_s=begin.timeout_s, cancelled=self._cancelled, wake=self._wake
-        )
-        announced = protocol.Announcement.decode(
-            waits.value(protocol.key(begin, protocol.ANNOUNCE), lambda: "the root's announcement")
-        )
+        name, limit_s = protocol.title(begin), begin.timeout_s
+        waits = PushWaits(name, watch, timeout_s=limit_s, cancelled=self._cancelled, wake=self._wake)
+        text = waits.value(protocol.key(begin, protocol.ANNOUNCE), lambda: "the root's announcement")
+        announced = protocol.Announcement.decode(text)
         manifest = announced.manifest
         difference = None if expect is None else first_difference(expect, manifest)
         if difference is not None or manifest.version != begin.version:

@@ -43,8 +43,7 @@ def is_shared(route: Route, root: Place | None, members: Mapping[str, Place]) ->
     elsewhere = {name: place for name, place in members.items() if place != root}
     if route == "shared" and (root is None or elsewhere):
         where = ", ".join(f"{name} ({place})" for name, place in elsewhere.items())
-        raise PushFailed(
-            f'weights.route = "shared" needs the snapshot where all members receive, on one host or one GPU: it is on '
-            f'{root or "private memory"}, and {where} elsewhere; set weights.route = "auto"'
-        )
+        rule = 'weights.route = "shared" needs the snapshot where all members receive, on one host or one GPU'
+        there = f"it is on {root or 'private memory'}, and {where} elsewhere"
+        raise PushFailed(f'{rule}: {there}; set weights.route = "auto"')
     return not elsewhere

@@ -79,10 +79,8 @@ class WeightSender:
         PushFailed, after an alarm to the members, when a member refuses, dies or misses the deadline.
         """
         if len(set(begin.members)) != len(begin.members) or begin.version != snapshot.version:
-            raise PushFailed(
-                f"a push sends the snapshot of its version once to each member: version {begin.version}, snapshot "
-                f"{snapshot.version}, members {begin.members}"
-            )
+            given = f"version {begin.version}, snapshot {snapshot.version}, members {begin.members}"
+            raise PushFailed(f"a push sends the snapshot of its version once to each member: {given}")
         with self._lock:
             self._cancelled.clear()
             self._current = begin.push
@@ -123,9 +121,8 @@ class WeightSender:
     def _push(self, snapshot: Snapshot, begin: PushBegin) -> Sent:
         ends = protocol.ends_of(begin)
         watch = StoreWatch(self._connections, ends, self._wake, timeout_s=begin.timeout_s)
-        waits = PushWaits(
-            protocol.title(begin), watch, timeout_s=begin.timeout_s, cancelled=self._cancelled, wake=self._wake
-        )
+        name, limit_s = protocol.title(begin), begin.timeout_s
+        waits = PushWaits(name, watch, timeout_s=limit_s, cancelled=self._cancelled, wake=self._wake)
         try:
             self._store.set(protocol.key(begin, protocol.ANNOUNCE), self._announcement(snapshot).encode())
             ready = self._ready(begin, waits)
@@ -147,9 +144,8 @@ class WeightSender:
         """The reports of all members, once all are ready."""
 
         def not_ready() -> str:
-            return "members to be ready: " + ", ".join(
-                protocol.missing(protocol.ready_reports(self._store, begin), begin)
-            )
+            late = protocol.missing(protocol.ready_reports(self._store, begin), begin)
+            return f"members to be ready: {', '.join(late)}"
 
         waits.value(protocol.all_of(begin, protocol.READY), not_ready)
         ready = protocol.ready_reports(self._store, begin)
@@ -172,9 +168,8 @@ class WeightSender:
         header = None if delta is None else protocol.DeltaHeader(len(delta.payload), delta.bases)
         tree = self._meet(begin, ready, waits, header)
         if (group := tree.below) is None:
-            raise PushFailed(
-                f"the root of a tree has receivers: {protocol.title(begin)} has {len(begin.members)} members"
-            )
+            what = f"{protocol.title(begin)} has {len(begin.members)} members"
+            raise PushFailed(f"the root of a tree has receivers: {what}")
         reported, statuses = group.report(protocol.HELD, waits.limit_s)
         data = snapshot.host_data() if delta is None else delta.payload
         self._send(data, snapshot.layout.bucket_bytes, group, waits)

@@ -23,9 +23,7 @@ class Snapshot:
     places: tuple[Tensor, ...] = field(repr=False)  # (n,) view of each entry in `data`; empty after reuse
     n_users: int = 0  # pushes that currently send it
     shared: SharedMemory | None = None  # memory of `data`, if other processes can open it
-    _on_host: Tensor | None = field(
-        default=None, repr=False
-    )  # host copy of `data`, for members without access to the device
+    _on_host: Tensor | None = field(default=None, repr=False)  # of `data`, for members without access to the device
 
     @property
     def version(self) -> int:

@@ -20,9 +20,8 @@ MAX_BYTES = 68 << 10  # of all frames: a share of 64 answers is one bundle
 MAX_HEADERS_BYTES = 16 << 10  # of all headers, which unpack to 35 times their size
 ALONE_BYTES = 16 << 10  # a larger message is sent alone: joining it costs more than it saves
 
-MARK: bytes = msgpack.packb(
-    {"p": PROTOCOL, "bundle": True}
-)  # names the protocol, so that a peer of another one can tell
+# names the protocol, so that a peer of another one can tell
+MARK: bytes = msgpack.packb({"p": PROTOCOL, "bundle": True})
 N_FRAMES = 4
 
 Frames = list[bytes]
@@ -71,15 +70,12 @@ def _sizes(counts: bytes, lengths: bytes, joined: bytes) -> tuple[int, ...]:
     if len(joined) > MAX_BYTES:
         raise WireError(f"the messages of a bundle have at most {MAX_BYTES} bytes; these have {len(joined)}", "size")
     if not 1 <= min(counts) <= max(counts) <= MAX_FRAMES:
-        raise WireError(
-            f"invalid number of frames: {min(counts)} to {max(counts)} in a message of a bundle (1 to {MAX_FRAMES})",
-            "frames",
-        )
+        given = f"{min(counts)} to {max(counts)} in a message of a bundle"
+        raise WireError(f"invalid number of frames: {given} (1 to {MAX_FRAMES})", "frames")
     n_frames = sum(counts)
     if len(lengths) != 4 * n_frames:
-        raise WireError(
-            f"a bundle of {n_frames} frames has {4 * n_frames} bytes of lengths; got {len(lengths)}", "frames"
-        )
+        rule = f"a bundle of {n_frames} frames has {4 * n_frames} bytes of lengths"
+        raise WireError(f"{rule}; got {len(lengths)}", "frames")
     sizes = struct.unpack(f"<{n_frames}I", lengths)
     if sum(sizes) != len(joined):
         raise WireError(f"size mismatch: a bundle declares {sum(sizes)} bytes and has {len(joined)}", "frames")

@@ -157,10 +157,8 @@ def _read(header: dict[str, Any], job: str, lengths: list[int]) -> Read:
         if not fits(fields[name]):
             raise WireError(f"invalid value of {kind.__name__}.{name}: {_show(fields[name])}", "fields")
     if declared != lengths or len(schema.framed) != len(lengths):
-        raise WireError(
-            f"{kind.__name__} must contain the frames that it declares: {_show(declared)} bytes; got {_show(lengths)}",
-            "frames",
-        )
+        rule = f"{kind.__name__} must contain the frames that it declares"
+        raise WireError(f"{rule}: {_show(declared)} bytes; got {_show(lengths)}", "frames")
     return schema, {name: fields[name] for name in schema.names}
 
 
@@ -222,11 +220,8 @@ def _check_fields(frame: bytes, n_bytes: int) -> None:
     """One number of each field for each sampled token, whose log-probs have `n_bytes`."""
     names, numbers = unpacked(frame)
     if len(frame) > MAX_ARRAY_BYTES or len(numbers) != len(names) * n_bytes:
-        raise WireError(
-            f"mismatch of fields: {len(names)} of them with one number for each of {n_bytes // 4} sampled tokens are "
-            f"{len(names) * n_bytes} bytes, at most {MAX_ARRAY_BYTES}; there are {len(numbers)}",
-            "frames",
-        )
+        rule = f"{len(names)} of them for {n_bytes // 4} sampled tokens are {len(names) * n_bytes} bytes"
+        raise WireError(f"mismatch of fields: {rule}, at most {MAX_ARRAY_BYTES}; there are {len(numbers)}", "frames")
     _check_finite(numbers)
 
 
@@ -237,18 +232,14 @@ def _check_names(schema: Schema, lines: bytes) -> None:
         raise WireError(f"{schema.kind.__name__} lists at most {MAX_NAMES} names; this one lists {n}", "size")
     lengths = set(map(len, lines.split(b"\n"))) if lines else set()
     if lengths and not 1 <= min(lengths) <= max(lengths) <= MAX_NAME:
-        raise WireError(
-            f"a name in {schema.kind.__name__} has 1 to {MAX_NAME} bytes; got {min(lengths)} to {max(lengths)}",
-            "fields",
-        )
+        rule = f"a name in {schema.kind.__name__} has 1 to {MAX_NAME} bytes"
+        raise WireError(f"{rule}; got {min(lengths)} to {max(lengths)}", "fields")
 
 
 def _check_turns(turns: bytes) -> None:
     """Raises WireError unless these are pairs of texts as JSON; escapes are not checked. Builds no objects."""
     if turns and TURNS.fullmatch(turns.replace(rb"\\", b"").replace(rb"\"", b"")) is None:
-        raise WireError(
-            f"invalid turns of a sample: a JSON list of at most {MAX_PAIRS} pairs of texts is needed", "text"
-        )
+        raise WireError(f"invalid turns of a sample: JSON of at most {MAX_PAIRS} pairs of texts is needed", "text")
 
 
 def _bad_array(n: int) -> WireError:
@@ -266,11 +257,9 @@ def _check_lengths(fields: Mapping[str, Any], lengths: Sequence[int]) -> None:
     for _, n in fields["spans"]:
         n_stamped += n
     if n_stamped != n_sampled or lengths[1] != 4 * n_sampled or lengths[0] != 4 * (n_given + n_sampled):
-        raise WireError(
-            f"segments, spans, ids and log-probs must agree: there are {n_given} + {n_sampled} tokens, "
-            f"{lengths[0] // 4} ids, {lengths[1] // 4} log-probs and {n_stamped} versions",
-            "frames",
-        )
+        found = f"{lengths[0] // 4} ids, {lengths[1] // 4} log-probs and {n_stamped} versions"
+        rule = "segments, spans, ids and log-probs must agree"
+        raise WireError(f"{rule}: there are {n_given} + {n_sampled} tokens, {found}", "frames")
 
 
 _shown = reprlib.Repr()

@@ -24,12 +24,8 @@ WIDTHS = {  # first byte -> bytes of the number or of the length that follow
     0xC4: 1, 0xC5: 2, 0xC6: 4, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4,
     0xD3: 8, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4,
 }  # fmt: skip
-UNPACK_ERRORS = (
-    ValueError,
-    TypeError,
-    RecursionError,
-    msgpack.exceptions.UnpackException,
-)  # raised for invalid msgpack
+# raised for invalid msgpack
+UNPACK_ERRORS = (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException)
 
 
 def pack_header(header: dict[str, Any], kind: str) -> bytes:
@@ -47,15 +43,8 @@ def pack_header(header: dict[str, Any], kind: str) -> bytes:
 def unpack_checked(packed: bytes, n_containers: int) -> dict[str, Any]:
     """Unpack bytes that `check_cost` accepted (`n_containers`: its result). Raises WireError with the rule."""
     try:
-        header = msgpack.unpackb(
-            packed,
-            raw=False,
-            strict_map_key=True,
-            object_pairs_hook=_no_duplicates,
-            ext_hook=_no_ext,
-            max_ext_len=0,
-            max_bin_len=0,
-        )
+        hooks = {"object_pairs_hook": _no_duplicates, "ext_hook": _no_ext}
+        header = msgpack.unpackb(packed, raw=False, strict_map_key=True, max_ext_len=0, max_bin_len=0, **hooks)
     except WireError:
         raise
     except UNPACK_ERRORS as error:
@@ -78,17 +67,14 @@ def object_bytes(packed: bytes) -> int:
 
 
 def check_cost(packed: bytes, kind: str = "one") -> int:
-    """Check the size of a header and of its unpacked objects, from the bytes alone. Returns the maximum number of
-    containers in it.
+    """The most containers that a header can hold. Raises WireError where it or its objects are too large, by its bytes.
 
-    For short headers the length and the number of possible container bytes are a sufficient bound. Raises WireError
-    when the header or its objects (MAX_OBJECT_BYTES) are too large; `kind` is for the error text.
+    For short headers the length and the number of possible container bytes are a sufficient bound. `kind`: for errors.
     """
     n_bytes = len(packed)
     if n_bytes > MAX_HEADER_BYTES:
-        raise WireError(
-            f"header too large: this {kind} has {n_bytes} bytes, and at most {MAX_HEADER_BYTES} are allowed", "size"
-        )
+        most = f"at most {MAX_HEADER_BYTES} are allowed"
+        raise WireError(f"header too large: this {kind} has {n_bytes} bytes, and {most}", "size")
     n_containers = count_containers(packed)
     if 144 * n_bytes + n_containers * (MAP + ITEM * n_bytes) > MAX_OBJECT_BYTES:
         _walk(packed)

@@ -50,9 +50,7 @@ class Schema:
     has_fields: bool  # the last frame has numbers of each sampled token by name
     names: tuple[str, ...]  # header fields, in order
     shapes: frozenset[tuple[type, ...]]  # allowed tuples of value types
-    value_checks: tuple[
-        tuple[str, Fits], ...
-    ]  # part of `plain` that needs more than the type, apart from the size of an int
+    value_checks: tuple[tuple[str, Fits], ...]  # part of `plain` that needs more than the type; not the size of an int
     is_flat: bool  # no header field is a map
 
     def fits_fast(self, fields: dict[str, Any], *, are_small: bool) -> bool:
@@ -91,16 +89,13 @@ def schema_of(kind: type) -> Schema:
     has_fields = has_tokens and forms[-1] == "fields"
     texts, arrays = forms[2 * has_tokens : len(forms) - has_fields], ARRAYS[: 2 * has_tokens]
     if forms[: 2 * has_tokens] != arrays or not {"text", "names"}.issuperset(texts):
-        raise TypeError(
-            "frames must be ids and log-probs (with segments and spans), then texts, then fields; not so "
-            f"in {kind.__name__}"
-        )
+        order = "ids and log-probs (with segments and spans), then texts, then fields"
+        raise TypeError(f"frames must be {order}; not so in {kind.__name__}")
     options = [_types(hints[name]) for name in names]
     finite: dict[str, Fits] = {name: math.isfinite for name in names if hints[name] is float}
     unclear = {name: plain[name] for name in names if not {int, *PLAIN}.issuperset(_types(hints[name]))}
-    short: dict[str, Fits] = {
-        name: lambda pairs: len(pairs) <= MAX_PAIRS for name in names if hints[name] == list[list[int]]
-    }
+    pairs = [name for name in names if hints[name] == list[list[int]]]
+    short: dict[str, Fits] = {name: lambda value: len(value) <= MAX_PAIRS for name in pairs}
     known = {name: frozenset(map(str, words[name])).__contains__ for name in words}
     return Schema(
         kind=kind,
@@ -170,9 +165,8 @@ def _fits(hint: Any) -> Fits:
         item = _fits(args[0])
         return lambda value: type(value) is list and all(map(item, value))
     if hint == dict[str, float]:  # metrics for people: NaN means no value
-        return lambda value: (
-            type(value) is dict and all(type(k) is str and type(x) in (float, int) for k, x in value.items())
-        )
+        number = (float, int)
+        return lambda v: type(v) is dict and all(type(k) is str and type(x) in number for k, x in v.items())
     if hint is float:
         return lambda value: type(value) is int or (type(value) is float and math.isfinite(value))
     if hint is int:

@@ -14,17 +14,10 @@ COLUMNS = ("client", "steps", "passes", "tokens trained", "tokens sampled", "lag
 
 def server_page(facts: RunFacts, verdict: Verdict) -> Page:
     """The page, in the order in which a reader asks."""
-    answers = [
-        ("What limits the clients?", verdict.limit),
-        ("Do they learn?", verdict.learning),
-        ("Is it healthy?", verdict.health_summary),
-    ]
-    sections = [
-        Section("health", "Health", remarks=verdict.health),
-        clients_section(facts),
-        incidents_section(facts),
-        settings_section(facts.config),
-    ]
+    answers = [("What limits the clients?", verdict.limit), ("Do they learn?", verdict.learning)]
+    answers += [("Is it healthy?", verdict.health_summary)]
+    health = Section("health", "Health", remarks=verdict.health)
+    sections = [health, clients_section(facts), incidents_section(facts), settings_section(facts.config)]
     title = f"Report of the server {facts.name}"
     return Page(title, subtitle(facts), answers, list(map(as_here, verdict.advice)), figures(facts), sections)
 
@@ -65,16 +58,7 @@ def row(name: str, client: Client) -> list[str]:
     n, total, largest = client.lags
     shares = [one / client.wall_s if client.wall_s else 0.0 for one in (
         client.waits["training"].seconds, client.waits["sampling"].seconds, client.own_s)]  # fmt: skip
-    return [
-        name,
-        str(client.n_steps),
-        str(client.n_passes),
-        number(client.n_trained),
-        number(client.n_sampled),
-        number(total / n) if n else "not known",
-        str(largest) if n else "not known",
-        seconds(client.wall_s),
-        *map(percent, shares),
-        seconds(client.trainer_s),
-        str(client.n_errors),
-    ]
+    counts = [str(client.n_steps), str(client.n_passes), number(client.n_trained), number(client.n_sampled)]
+    lags = [number(total / n), str(largest)] if n else ["not known"] * 2
+    times = [seconds(client.wall_s), *map(percent, shares), seconds(client.trainer_s)]
+    return [name, *counts, *lags, *times, str(client.n_errors)]

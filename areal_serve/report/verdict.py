@@ -33,16 +33,12 @@ def what_limits(clients: list[Client]) -> Remark:
         return Remark(Grade.NOTE, "What limits the clients is not known: no call has ended.")
     shares = {kind: fsum(client.waits[kind].seconds for client in clients) / wall_s for kind in WAITS}
     own = fsum(client.own_s for client in clients) / wall_s
-    evidence = (
-        f"Of {seconds(wall_s)} of {counted(len(clients), 'client')} a call of training was in flight for "
-        f"{percent(shares['training'])}, a sample for {percent(shares['sampling'])}, neither for {percent(own)}."
-    )
+    parts = f"{percent(shares['training'])}, a sample for {percent(shares['sampling'])}, neither for {percent(own)}"
+    evidence = f"Of {seconds(wall_s)} of {counted(len(clients), 'client')} training was in flight for {parts}."
     largest = max(WAITS, key=lambda kind: shares[kind])
     if own >= shares[largest]:
-        advice = (
-            "Send the next calls before the results of the last ones; compute rewards while samples are decoded.",
-        )
-        return Remark(Grade.NOTE, "The clients' own code limits them.", evidence, advice)
+        advice = "Send the next calls before the results of the last ones; compute rewards while samples are decoded."
+        return Remark(Grade.NOTE, "The clients' own code limits them.", evidence, (advice,))
     return _by_training(clients, evidence) if largest == "training" else _by_sampling(evidence)
 
 
@@ -71,9 +67,8 @@ def whether_they_learn(facts: RunFacts) -> Remark:
     if not changes:
         evidence = "The server sees no rewards; a loss is compared after 6 passes with cross_entropy."
         return Remark(Grade.NOTE, "Not known here: the client has its rewards.", evidence)
-    evidence = " ".join(
-        f"Loss per token of {name} went {one.figures}, first against last fifth." for name, one in changes.items()
-    )
+    went = [f"Loss per token of {name} went {one.figures}, first against last fifth." for name, one in changes.items()]
+    evidence = " ".join(went)
     n_fell, n_rose = (sum(one.direction == way for one in changes.values()) for way in (-1, 1))
     if n_rose:
         advice = ("Lower the learning rate of the client whose loss rises.",)

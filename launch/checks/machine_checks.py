@@ -261,10 +261,8 @@ def check_torch() -> Iterator[Finding]:
     listed = smi_lines()
     names = ", ".join(seen["gpus"]) or "none"
     nccl = f"; NCCL {seen['nccl']}" if seen["nccl"] else ""
-    remedy = (
-        f"nvidia-smi lists {len(listed)}, torch sees {len(seen['gpus'])}: install the CUDA build of torch that this "
-        "driver supports, or look at CUDA_VISIBLE_DEVICES"
-    )
+    fault = f"nvidia-smi lists {len(listed)}, torch sees {len(seen['gpus'])}"
+    remedy = f"{fault}: install the CUDA build of torch that this driver supports, or look at CUDA_VISIBLE_DEVICES"
     yield judged("GPUs", len(seen["gpus"]) >= len(listed), f"{names}{nccl}", remedy)
 
 
@@ -284,10 +282,8 @@ def check_mpirun() -> Finding:
     try:
         program = find_mpirun()
         words = [program, "-np", "2", sys.executable, "-S", "-c", "pass"]
-        environment = os.environ | mpirun_variables()
-        subprocess.run(
-            words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=MPI_WAIT_S, check=True
-        )
+        inner, none = os.environ | mpirun_variables(), subprocess.DEVNULL
+        subprocess.run(words, env=inner, stdin=none, capture_output=True, timeout=MPI_WAIT_S, check=True)
     except ConfigError as error:
         return Finding("mpirun", "failure", "missing", str(error))
     except (subprocess.SubprocessError, OSError) as error:

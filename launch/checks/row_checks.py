@@ -74,10 +74,8 @@ def seen_note(rows: Sequence[RowWithOrigin], problems: Sequence[RowWithOrigin]) 
     if not seen:
         return []
     named = ", ".join(seen[:N_NAMED]) + (", ..." if len(seen) > N_NAMED else "")
-    return [
-        f"{len(seen)} of {len(problems)} held-out problems are training rows: {named}; their accuracy is no measure of "
-        "new problems"
-    ]
+    what = f"{len(seen)} of {len(problems)} held-out problems are training rows"
+    return [f"{what}: {named}; their accuracy is no measure of new problems"]
 
 
 def why_unread(text: str, rows: Sequence[RowWithOrigin]) -> str:
@@ -129,25 +127,22 @@ def render_prompt(config: Config, row: RowWithOrigin) -> Question:
 
 def count_tokens(prompts: Sequence[Question], config: Config, model: str) -> list[int]:
     if config.model.scratch is not None:
-        return [
-            len(encoding.ids)
-            for encoding in character_tokenizer(config.model.scratch).encode_batch([one.text for one in prompts])
-        ]
+        tokenizer = character_tokenizer(config.model.scratch)
+        return [len(encoding.ids) for encoding in tokenizer.encode_batch([one.text for one in prompts])]
     try:
         return prompt_lengths(prompts, config.data, load_tokenizer(model))
     except TemplateError as error:
-        raise ConfigError(
-            f"data.chat_template = true needs a template that accepts data.system and the prompt: {model}: {error}"
-        ) from None
+        rule = "data.chat_template = true needs a template that accepts data.system and the prompt"
+        raise ConfigError(f"{rule}: {model}: {error}") from None
 
 
 def check_prompt_length(config: Config, where: str, n: int) -> None:
     most = config.data.max_prompt_tokens
     if n > most:
-        raise ConfigError(
-            f"a prompt may have at most data.max_prompt_tokens = {most} tokens: the longest, {where}, has {n}; set "
-            f'data.max_prompt_tokens = {n} (or more), or {shorten_hint(config)}, or set data.long_prompts = "drop"'
-        )
+        rule = f"a prompt may have at most data.max_prompt_tokens = {most} tokens"
+        ways = f'{shorten_hint(config)}, or set data.long_prompts = "drop"'
+        what = f"the longest, {where}, has {n}; set data.max_prompt_tokens = {n} (or more), or"
+        raise ConfigError(f"{rule}: {what} {ways}")
 
 
 def check_context_length(config: Config, where: str, n: int, model: str) -> None:
@@ -160,10 +155,9 @@ def check_context_length(config: Config, where: str, n: int, model: str) -> None
     if most is not None and n + n_new > most:
         ways = [f"set gconfig.max_new_tokens = {most - n} (or less)"] if n < most else []
         ways += [f"set model.scratch.max_positions = {n + n_new} (or more)"] if scratch is not None else []
-        raise ConfigError(
-            f"a prompt plus gconfig.max_new_tokens = {n_new} may have at most {name} = {most} tokens: the "
-            f"longest prompt, {where}, has {n}; {' or '.join([*ways, shorten_hint(config)])}"
-        )
+        rule = f"a prompt plus gconfig.max_new_tokens = {n_new} may have at most {name} = {most} tokens"
+        remedy = " or ".join([*ways, shorten_hint(config)])
+        raise ConfigError(f"{rule}: the longest prompt, {where}, has {n}; {remedy}")
 
 
 def shorten_hint(config: Config) -> str:

@@ -87,9 +87,8 @@ def trials(config: Config, rows: Sequence[RowWithOrigin], model: str) -> Iterato
     finally:
         close_workflow(workflow)
     if failed and not n_samples:
-        raise ConfigError(
-            f"workflow.function {config.workflow.function!r} failed in a trial before the start, {failed}"
-        )
+        name = config.workflow.function
+        raise ConfigError(f"workflow.function {name!r} failed in a trial before the start, {failed}")
 
 
 def completions(row: Mapping[str, Any]) -> Iterator[str]:
@@ -131,15 +130,8 @@ def sample(
     finally:
         run.close()
     assert run.episode is not None
-    row = {**placed.row, **run.episode.row}
-    return TrialScore(
-        where=placed.where,
-        prompt=run.prompt_text(),
-        completion=run.episode.text,
-        row=json.dumps(row, default=str),
-        ids=array.array("i", run.ids).tobytes(),
-        n_prompt=run.segments[0][0],
-    )
+    row, data = json.dumps({**placed.row, **run.episode.row}, default=str), array.array("i", run.ids).tobytes()
+    return TrialScore(placed.where, run.prompt_text(), run.episode.text, row, data, run.segments[0][0])
 
 
 def token_ids(tokenizer: Any, text: str, most: int | None) -> list[int]:
@@ -159,35 +151,26 @@ def check_reward(
     """Score the `trials` in a worker up to the first success. Raises ConfigError when the function does not load, needs
     fields that the rows (`fields`) lack, or fails in all trials.
     """
-    with WorkerPool(
-        WorkerOrder(
-            config.reward.function,
-            config_folder,
-            fields,
-            options=all_options(config, config_folder),
-            group=config.reward.group,
-            check=config.reward.check.function,
-        ),
-        n_workers=1,
-        timeout_s=config.reward.timeout_s,
-        max_failed_starts=1,
-    ) as pool:
+    reward, options = config.reward, all_options(config, config_folder)
+    check = reward.check.function
+    order = WorkerOrder(reward.function, config_folder, fields, options=options, group=reward.group, check=check)
+    with WorkerPool(order, n_workers=1, timeout_s=reward.timeout_s, max_failed_starts=1) as pool:
         while not pool.ready:
             pool.poll(timeout_s=1.0)
         trials = iter(trials)
         first = list(islice(trials, 1))
         error = try_scores(pool, chain(first, trials))
-        is_compared = config.reward.group and first and not error
-        is_checked = ":" in config.reward.check.function and first and not error
+        is_compared = reward.group and first and not error
+        is_checked = ":" in check and first and not error
         check_error = try_scores(pool, first, is_check=True) if is_checked else ""
         group_error = try_group(pool, first[0], smallest_group(config)) if is_compared else ""
-    if group_error:
-        raise ConfigError(f"reward.group {config.reward.group!r} failed in a trial before the start, {group_error}")
-    if check_error:
-        name = config.reward.check.function
-        raise ConfigError(f"reward.check.function {name!r} failed in a trial before the start, {check_error}")
-    if error:
-        raise ConfigError(f"reward.function {config.reward.function!r} failed in a trial before the start, {error}")
+    for key, name, why in (
+        ("group", reward.group, group_error),
+        ("check.function", check, check_error),
+        ("function", reward.function, error),
+    ):
+        if why:
+            raise ConfigError(f"reward.{key} {name!r} failed in a trial before the start, {why}")
 
 
 def try_group(pool: WorkerPool, one: TrialScore, n: int) -> str:

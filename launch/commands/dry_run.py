@@ -65,13 +65,13 @@ def dry_run(config: Config, file: Path, size: int | None, *, every: bool = False
 
 def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool = False) -> PlanPage:
     """The plan and changed settings (`every`: all). `size` None: topology.ranks, or the least. Raises ConfigError."""
-    resumed = preview_resume(config, file)
+    resumed, folder = preview_resume(config, file), file.resolve().parent
     places = plan_ranks(config.topology, planned_hosts(config.topology, size or min_ranks(config.topology)))
     check_route(config, places)
-    check_weights(config, file.resolve().parent)
-    shape = find_shape(config, file.resolve().parent)
-    check_generation(config, shape, file.resolve().parent)
-    n_prompt = longest_prompt(config, file.resolve().parent)
+    check_weights(config, folder)
+    shape = find_shape(config, folder)
+    check_generation(config, shape, folder)
+    n_prompt = longest_prompt(config, folder)
     fit = compare_splits(config, len(places), shape, n_prompt) if shape else Fit()
     plan_lines = [
         *base_lines(config, file),
@@ -82,7 +82,7 @@ def make_plan_page(config: Config, file: Path, size: int | None, *, every: bool 
         *shared_gpu_lines(config, places, shape, n_prompt),
         *copy_lines(config, shape),
         *fit.lines,
-        *interpreter_lines(config, file.resolve().parent),
+        *interpreter_lines(config, folder),
     ]
     if every:
         rest = [FORMULA, *bytes_per_token_lines(largest(config), shape, n_prompt), "", as_toml(config)]
@@ -101,29 +101,20 @@ def copy_lines(config: Config, shape: DecoderShape | None) -> list[str]:
 
 def check_weights(config: Config, folder: Path) -> None:
     """Raises ConfigError for a model folder that is here and not whole. A folder that is elsewhere is not looked at."""
-    paths = {
-        "model.path": config.model.path if config.model.scratch is None else "",
-        "reference.path": config.reference.path,
-        "teacher.path": config.teacher.path,
-        "critic.path": config.critic.path,
-    }
-    for key, path in paths.items():
+    for name in ("model", "reference", "teacher", "critic"):
+        path = "" if name == "model" and config.model.scratch is not None else getattr(config, name).path
         if path and any((place / Path(path).expanduser()).is_dir() for place in (Path.cwd(), folder)):
-            check_model_path(path, folder, key=key)
+            check_model_path(path, folder, key=f"{name}.path")
 
 
 def minibatch_lines(config: Config, places: Sequence[RankPlan]) -> list[str]:
     """Several minibatches are dealt by learner rank, so their content depends on the number of ranks."""
-    n, learners = (
-        config.actor.ppo_n_minibatches,
-        sum(actor.role == Role.LEARNER for place in places for actor in place.actors),
-    )
+    n = config.actor.ppo_n_minibatches
+    learners = sum(actor.role == Role.LEARNER for place in places for actor in place.actors)
     if n < 2 or learners < 2:
         return []
-    return [
-        f"actor.ppo_n_minibatches = {n}: which groups share a minibatch depends on the number of learner ranks "
-        f"({learners}); compare runs with the same number (docs/loss.md)"
-    ]
+    what = f"which groups share a minibatch depends on the number of learner ranks ({learners})"
+    return [f"actor.ppo_n_minibatches = {n}: {what}; compare runs with the same number (docs/loss.md)"]
 
 
 def compare_splits(config: Config, size: int, shape: DecoderShape, n_prompt: int) -> Fit:
@@ -231,15 +222,8 @@ def rank_rows(
     for _, group in groupby(places, key=lambda p: row_key(p) if several else p.rank):
         block = list(group)
         first, last = block[0], block[-1]
-        rows.append(
-            (
-                span(str(first.rank), str(last.rank)),
-                span(first.host, last.host),
-                span(gpu_name(first), gpu_name(last)),
-                span(role_name(first), role_name(last)),
-                *memory_cells(config, first, shape, n_prompt),
-            )
-        )
+        names = map(span, names_of(first), names_of(last))
+        rows.append((*names, *memory_cells(config, first, shape, n_prompt)))
     return rows
 
 
@@ -254,14 +238,10 @@ def span(first: str, last: str) -> str:
     return first if first == last else f"{first} .. {last}"
 
 
-def gpu_name(place: RankPlan) -> str:
-    return "cpu" if place.own_gpu is None else str(place.own_gpu)
-
-
-def role_name(place: RankPlan) -> str:
-    if place.member_of is not None:
-        return f"member of {place.member_of}"
-    return " + ".join(map(str, place.actors))
+def names_of(place: RankPlan) -> tuple[str, str, str, str]:
+    """Rank, host, GPU and role."""
+    role = " + ".join(map(str, place.actors)) if place.member_of is None else f"member of {place.member_of}"
+    return str(place.rank), place.host, "cpu" if place.own_gpu is None else str(place.own_gpu), role
 
 
 def shared_gpu_lines(
@@ -270,7 +250,7 @@ def shared_gpu_lines(
     """Memory of the ranks that share a GPU, one line a GPU; with many GPUs only the largest."""
     if shape is None:
         return []
-    needs = []
+    needs: list[tuple[int, str]] = []
     for (host, gpu), ranks in ranks_by_gpu(places).items():
         if len(ranks) > 1:
             device = sum(rank_need(config, place, shape, n_prompt).device for place in ranks)

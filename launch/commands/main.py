@@ -84,39 +84,27 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def check_combinations(options: argparse.Namespace) -> None:
     """Raises ConfigError for options that another option would make ineffective."""
-    given = {
-        "CONFIG.toml": bool(options.config),
-        "--set": bool(options.set),
-        "--dry-run": options.dry_run,
-        "--all": options.all,
-        "--slurm": options.slurm,
-        "--resume": options.resume is not None,
-        "--join": options.join is not None,
-        "--key": options.key is not None,
-        "--explain": options.explain is not None,
-        "--serve": options.serve,
-        "--port": options.port != 0,
-    }
+    given = {"CONFIG.toml": bool(options.config)}
+    for option in OPTIONS:
+        value = getattr(options, option.lstrip("-").replace("-", "_"), None)
+        given[option] = value not in (None, False, 0, [])  # "" was given
     for option, allowed, why in (
-        ("--explain", ("--explain", "CONFIG.toml", "--set"), "prints the meaning of a setting, and starts nothing"),
-        ("--join", ("--join", "--key"), "takes all settings from the job that it joins"),
-        (
-            "--serve",
-            ("--serve", "--port", "CONFIG.toml", "--set", "--resume"),
-            "serves the Tinker API (docs/tinker.md)",
-        ),
+        ("--explain", ("CONFIG.toml", "--set"), "prints the meaning of a setting, and starts nothing"),
+        ("--join", ("--key",), "takes all settings from the job that it joins"),
+        ("--serve", ("--port", "CONFIG.toml", "--set", "--resume"), "serves the Tinker API (docs/tinker.md)"),
     ):
-        ineffective = [name for name, is_given in given.items() if is_given and name not in allowed]
+        ineffective = [name for name, is_given in given.items() if is_given and name not in (option, *allowed)]
         if given[option] and ineffective:
             raise ConfigError(f"{option} {why}: leave out {', '.join(ineffective)}")
-    if given["--all"] and not given["--dry-run"]:
-        raise ConfigError("--all needs --dry-run: it prints every setting there")
     if given["--slurm"] and (given["--dry-run"] or given["--resume"]):
         raise ConfigError("--slurm prints an sbatch file with run.resume=auto: leave out --dry-run and --resume")
-    if given["--port"] and not given["--serve"]:
-        raise ConfigError("--port needs --serve: it is the port of the Tinker API")
-    if given["--key"] and not given["--join"]:
-        raise ConfigError("--key needs --join: it is the invitation for it")
+    for option, needed, why in (
+        ("--all", "--dry-run", "prints every setting there"),
+        ("--port", "--serve", "is the port of the Tinker API"),
+        ("--key", "--join", "is the invitation for it"),
+    ):
+        if given[option] and not given[needed]:
+            raise ConfigError(f"{option} needs {needed}: it {why}")
     for option, what in (
         ("resume", f"the folder of a run, or {AUTO}"),
         ("join", "the folder of a running job, or its head's endpoint"),
@@ -229,10 +217,9 @@ def check_rank_count(config: Config, size: int, words: Sequence[str]) -> None:
     """Raises ConfigError unless the number of ranks fits the topology."""
     least = min_ranks(config.topology)
     if size == 1 and least > 1:
-        raise ConfigError(
-            f"this topology needs {'exactly' if config.topology.ranks else 'at least'} {least} ranks, and this is one "
-            f"process without mpirun: run {start_command(words, least, by_script=True)}"
-        )
+        needs = f"{'exactly' if config.topology.ranks else 'at least'} {least} ranks"
+        command = start_command(words, least, by_script=True)
+        raise ConfigError(f"this topology needs {needs}, and this is one process without mpirun: run {command}")
     check_count(config.topology, size)
 
 
@@ -248,15 +235,12 @@ def staleness_warning(config: Config) -> str:
         return ""
     product = eta * actor.lr
     if is_naive(actor) and product > NAIVE_BORDER:
-        return (
-            f"naive PPO lost a tenth of its score at eta * actor.lr = {NAIVE_BORDER:g} and half at 1.6e-3; this "
-            f"run has {product:.2g}: set actor.use_decoupled_loss = true, or lower either; see {PAGE}"
-        )
+        lost = f"naive PPO lost a tenth of its score at eta * actor.lr = {NAIVE_BORDER:g} and half at 1.6e-3"
+        remedy = "set actor.use_decoupled_loss = true, or lower either"
+        return f"{lost}; this run has {product:.2g}: {remedy}; see {PAGE}"
     if not is_naive(actor) and actor.lr >= DECOUPLED_LR and product >= 2 * DECOUPLED_LR:
-        return (
-            f"at actor.lr = {DECOUPLED_LR:g} a lag of 2, and at 8e-4 a lag of 1, also cost decoupled PPO; "
-            f"this run has actor.lr = {actor.lr:g} with eta = {eta}: lower either; see {PAGE}"
-        )
+        lost = f"at actor.lr = {DECOUPLED_LR:g} a lag of 2, and at 8e-4 a lag of 1, also cost decoupled PPO"
+        return f"{lost}; this run has actor.lr = {actor.lr:g} with eta = {eta}: lower either; see {PAGE}"
     return ""
 
 

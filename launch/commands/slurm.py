@@ -61,15 +61,12 @@ def sbatch_file(config: Config, files: Sequence[Path], overrides: Sequence[str],
     topology = config.topology
     ranks, per_node, nodes = layout(topology)
     if nodes > 1 and not config.bus.interface:
-        raise ConfigError(
-            f"ranks on several hosts need a network interface: {ranks} ranks take {nodes} nodes of "
-            f"topology.ranks_per_host = {topology.ranks_per_host}; add --set bus.interface=NAME (or ADDRESS/PREFIX)"
-        )
+        places = f"{ranks} ranks take {nodes} nodes of topology.ranks_per_host = {topology.ranks_per_host}"
+        remedy = "add --set bus.interface=NAME (or ADDRESS/PREFIX)"
+        raise ConfigError(f"ranks on several hosts need a network interface: {places}; {remedy}")
     settings = [*overrides, *(f"{key}={value}" for key, value in RANK_SETTINGS.items())]
-    words = [
-        *(shlex.quote(str(file)) for file in files),
-        *(f"\\\n    --set {shlex.quote(setting)}" for setting in settings),
-    ]
+    words = [shlex.quote(str(file)) for file in files]
+    words += [f"\\\n    --set {shlex.quote(setting)}" for setting in settings]
     if nodes > 1:
         words.append('\\\n    --set "launch.rendezvous=tcp://$address:$port"')
     return TEMPLATE.format(

@@ -57,7 +57,6 @@ lr_warmup_steps = 10
 
 [learner.warmup]                # supervised steps first, on the field "demonstration"
 steps = 100
-batch_size = 64
 lr = 3e-3
 
 [evaluate]

@@ -84,9 +84,8 @@ def compare_hosts(proposal: Proposal) -> Fit:
         unknown = f"the memory of {n_hosts} hosts is not checked: set topology.host_memory_gib to that of one host"
         return Fit((unknown,))
     n_bytes, origin = host_memory(proposal.config)
-    return compare_loads(
-        proposal, Memory(n_bytes, is_gpu=False), f"each host has {format_bytes(n_bytes)} ({origin}); needed:"
-    )
+    first = f"each host has {format_bytes(n_bytes)} ({origin}); needed:"
+    return compare_loads(proposal, Memory(n_bytes, is_gpu=False), first)
 
 
 def compare_loads(proposal: Proposal, memory: Memory, first: str) -> Fit:

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,8 @@ def gpu_memory(config: Config) -> tuple[int, str]:
 def host_memory(config: Config) -> tuple[int, str]:
     """Bytes of one host, and their origin."""
     if config.topology.host_memory_gib is not None:
-        return int(
-            config.topology.host_memory_gib * GIB
-        ), f"topology.host_memory_gib = {config.topology.host_memory_gib:g}"
+        gib = config.topology.host_memory_gib
+        return int(gib * GIB), f"topology.host_memory_gib = {gib:g}"
     n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = CGROUP.read_text(encoding="utf-8").strip() if CGROUP.is_file() else "max"
     n_bytes = min(n_bytes, int(limit)) if limit.isdecimal() else n_bytes
@@ -81,9 +80,7 @@ def host_memory(config: Config) -> tuple[int, str]:
 
 def gpu_loads(proposal: Proposal) -> list[Load]:
     groups = ranks_by_gpu(proposal.places()).values()
-    return merge_alike(
-        [Load(tuple(ranks), 1, sum(device_bytes(proposal, place) for place in ranks)) for ranks in groups]
-    )
+    return merge_alike(Load(tuple(ranks), 1, sum(device_bytes(proposal, place) for place in ranks)) for ranks in groups)
 
 
 def host_loads(proposal: Proposal) -> list[Load]:
@@ -92,15 +89,11 @@ def host_loads(proposal: Proposal) -> list[Load]:
     for place in proposal.places():
         by_host.setdefault(place.host, []).append(place)
     shared = FORK_SERVER if proposal.config.launch.start == "fork" else 0
-    return merge_alike(
-        [
-            Load(tuple(ranks), 1, shared + sum(host_bytes(proposal, place) for place in ranks))
-            for ranks in by_host.values()
-        ]
-    )
+    needs = ((ranks, shared + sum(host_bytes(proposal, place) for place in ranks)) for ranks in by_host.values())
+    return merge_alike(Load(tuple(ranks), 1, need) for ranks, need in needs)
 
 
-def merge_alike(every: Sequence[Load]) -> list[Load]:
+def merge_alike(every: Iterable[Load]) -> list[Load]:
     found: dict[str, Load] = {}
     for one in every:
         before = found.get(one.roles)
@@ -110,9 +103,8 @@ def merge_alike(every: Sequence[Load]) -> list[Load]:
 
 
 def device_bytes(proposal: Proposal, place: RankPlan) -> int:
-    return rank_need(proposal.config, place, proposal.shape, proposal.n_prompt).device + gpu_overhead(
-        proposal.config, place, proposal.shape
-    )
+    need = rank_need(proposal.config, place, proposal.shape, proposal.n_prompt)
+    return need.device + gpu_overhead(proposal.config, place, proposal.shape)
 
 
 def host_bytes(proposal: Proposal, place: RankPlan) -> int:
@@ -131,8 +123,8 @@ def need_in_stage(config: Config, place: RankPlan, shape: DecoderShape, n_prompt
     """A member needs the device memory of its generator."""
     actors = place.actors if place.member_of is None else (place.member_of,)
     needs = [estimate(config, shape, actor.role, actor.index, n_prompt=n_prompt) for actor in actors]
-    host = supervisor_bytes(config, place) + (0 if place.member_of else sum(rank_need.host for rank_need in needs))
-    return Need(sum(rank_need.device for rank_need in needs), host)
+    host = supervisor_bytes(config, place) + (0 if place.member_of else sum(need.host for need in needs))
+    return Need(sum(need.device for need in needs), host)
 
 
 def supervisor_bytes(config: Config, place: RankPlan) -> int:
@@ -177,28 +169,16 @@ def stage_lines(config: Config, shape: DecoderShape | None, n_prompt: int) -> li
     """One line a stage, the largest memory marked; none without [[run.stage]]. `n_prompt`: of the longest prompt."""
     if not config.run.stage:
         return []
-    stages = settings_by_stage(config)
-    needs = {role: [stage_bytes(settings, shape, role, n_prompt) for settings in stages.values()] for role in ROLES}
-    rows = [
-        (
-            str(start),
-            *(str(value_at(settings, key)) for key in KEYS),
-            *(memory_cell(needs[role], index) for role in ROLES),
-        )
-        for index, (start, settings) in enumerate(stages.items())
-    ]
-    return terminal.table([HEADINGS, *rows])
+    stages = settings_by_stage(config).values()
+    numbers = [[str(value_at(settings, key)) for settings in stages] for key in KEYS]
+    cells = [["unknown"] * len(stages) for _ in ROLES]
+    if shape is not None:  # the first actor of each role
+        every = [(role, largest(settings)) for role in ROLES for settings in stages]
+        sizes = [estimate(settings, shape, role, 0, n_prompt=n_prompt).device for role, settings in every]
+        cells = [memory_cells(sizes[: len(stages)]), memory_cells(sizes[len(stages) :])]
+    return terminal.table([HEADINGS, *zip(map(str, settings_by_stage(config)), *numbers, *cells, strict=True)])
 
 
-def stage_bytes(settings: Config, shape: DecoderShape | None, role: Role, n_prompt: int) -> int | None:
-    """Of the first actor of this role; None for a model of unknown shape."""
-    return None if shape is None else estimate(largest(settings), shape, role, 0, n_prompt=n_prompt).device
-
-
-def memory_cell(needs: list[int | None], index: int) -> str:
-    need = needs[index]
-    if need is None:
-        return "unknown"
-    others = [other for other in needs if other is not None and other != need]
-    is_largest = bool(others) and need > max(others)
-    return f"{format_bytes(need)}{', the largest' if is_largest else ''}"
+def memory_cells(needs: Sequence[int]) -> list[str]:
+    most = max(needs) if len(set(needs)) > 1 else None
+    return [f"{format_bytes(need)}{', the largest' if need == most else ''}" for need in needs]

@@ -49,10 +49,9 @@ class MicroBatch:
             n_sequences = held * n_samples
             n = -(-n_groups // held)
             return MicroBatch(held * group, n_sequences * (n_prompt + n_new), n_sequences * n_new, n)
-        held = min(
-            n_groups * n_samples, max(capacity // (n_prompt + n_new), 1)
-        )  # a split group: its samples share no prompt
-        rows = held * (n_prompt + n_new)
+        one = n_prompt + n_new  # a split group: its samples share no prompt
+        held = min(n_groups * n_samples, max(capacity // one, 1))
+        rows = held * one
         return MicroBatch(rows, rows, held * n_new, -(-n_groups * n_samples // held))
 
 
@@ -63,8 +62,11 @@ def activations(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
     at_once = logits_chunk(wanted, vocabulary, LOGITS_MIB) or wanted
     n = N_LOGITS_PLAIN if at_once == wanted and has_plain_logits(config) else N_LOGITS
     logits = n * at_once * vocabulary * BYTES["float32"]
-    by_embedding = 0 if config.actor.lora is not None else shape.vocabulary * shape.hidden * GRADIENT_BYTES
-    return kept_bytes(config, shape, batch) + logits + by_embedding + dora_bytes(config, shape)
+    return kept_bytes(config, shape, batch) + logits + embedding_gradient(config, shape) + dora_bytes(config, shape)
+
+
+def embedding_gradient(config: Config, shape: DecoderShape) -> int:
+    return 0 if config.actor.lora is not None else shape.vocabulary * shape.hidden * GRADIENT_BYTES
 
 
 def dora_bytes(config: Config, shape: DecoderShape) -> int:
@@ -101,8 +103,7 @@ def layer_bytes(config: Config, shape: DecoderShape, batch: MicroBatch) -> int:
 
 def last_layer(config: Config, shape: DecoderShape, batch: "MicroBatch") -> int:
     """Bytes beside all gradients at the end of a backward pass: a layer's activations, the embedding's gradient."""
-    by_embedding = 0 if config.actor.lora is not None else shape.vocabulary * shape.hidden * GRADIENT_BYTES
-    return by_embedding + layer_bytes(config, shape, batch)
+    return embedding_gradient(config, shape) + layer_bytes(config, shape, batch)
 
 
 def learner_activation_numbers(config: Config, shape: DecoderShape) -> tuple[int, int]:
@@ -188,8 +189,10 @@ def learner_need(config: Config, shape: DecoderShape, index: int, n_prompt: int)
     return Need(device, host + max(loaded, snapshots + changes))
 
 
-def matrix_numbers(config: Config, shape: DecoderShape, counts: ParameterCounts) -> int:
-    """Trained numbers that Muon updates: all but embeddings and head."""
+def by_muon(config: Config, shape: DecoderShape, counts: ParameterCounts) -> int:
+    """Trained numbers that Muon updates: all but embeddings and head; 0 for another optimizer."""
+    if config.actor.optimizer != "muon":
+        return 0
     return counts.trained if config.actor.lora is not None else counts.trained - root_numbers(shape)
 
 
@@ -199,16 +202,14 @@ def moment_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts, *
         return 0
     if config.actor.optimizer == "adamw8bit" and not in_float32:
         return 2 * counts.trained + 2 * counts.trained * FLOAT // BLOCK
-    by_muon = matrix_numbers(config, shape, counts) if config.actor.optimizer == "muon" else 0
-    return FLOAT * (2 * counts.trained - by_muon)
+    return FLOAT * (2 * counts.trained - by_muon(config, shape, counts))
 
 
 def sqrt_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -> int:
     """Bytes of the square roots of torch's AdamW on a GPU: others go parameter by parameter."""
     if config.actor.optimizer in ("sgd", "adamw8bit"):
         return 0
-    by_muon = matrix_numbers(config, shape, counts) if config.actor.optimizer == "muon" else 0
-    return SQRT_BYTES * (counts.trained - by_muon)
+    return SQRT_BYTES * (counts.trained - by_muon(config, shape, counts))
 
 
 def muon_bytes(config: Config, shape: DecoderShape) -> int:
@@ -276,13 +277,16 @@ def staged_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -
     if not config.checkpoint.async_save and config.topology.gpus_per_host == 0:
         return 0
     is_rounded = config.actor.lora is None and config.model.dtype != "float32"
-    numbers = moment_bytes(config, shape, counts, in_float32=True) + counts.pushed_bytes
-    numbers += FLOAT * counts.trained if is_rounded else 0
-    if config.actor.advantage == "gae":
-        numbers += STATE_BYTES * shape.n_parameters
-    if keeps_reference(config) and config.actor.lora is None:
-        numbers += BYTES[config.model.dtype] * shape.n_parameters
+    numbers = state_bytes(config, shape, counts) + counts.pushed_bytes + (FLOAT * counts.trained if is_rounded else 0)
     return numbers // config.topology.learners
+
+
+def state_bytes(config: Config, shape: DecoderShape, counts: ParameterCounts) -> int:
+    """Bytes of moments, critic and reference in a checkpoint."""
+    critic = STATE_BYTES * shape.n_parameters if config.actor.advantage == "gae" else 0
+    has_reference = keeps_reference(config) and config.actor.lora is None
+    reference = BYTES[config.model.dtype] * shape.n_parameters if has_reference else 0
+    return moment_bytes(config, shape, counts, in_float32=True) + critic + reference
 
 
 def copied_bytes(config: Config, shape: DecoderShape) -> int:
@@ -290,11 +294,7 @@ def copied_bytes(config: Config, shape: DecoderShape) -> int:
     counts, sharers = ParameterCounts.of(config, shape), n_sharers(config)
     if config.learner.simulated is not None:
         return N_COPIES * FLOAT * counts.trained // sharers
-    held = FLOAT * counts.trained + moment_bytes(config, shape, counts, in_float32=True)
-    held += STATE_BYTES * shape.n_parameters if config.actor.advantage == "gae" else 0
-    if keeps_reference(config) and config.actor.lora is None:
-        held += BYTES[config.model.dtype] * shape.n_parameters
-    return N_COPIES * held // sharers
+    return N_COPIES * (FLOAT * counts.trained + state_bytes(config, shape, counts)) // sharers
 
 
 def saved_bytes(config: Config, counts: ParameterCounts) -> int:
@@ -321,17 +321,13 @@ SLOT_STEP = 64  # positions; slots grow by a quarter, to a multiple of it (actor
 
 
 def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
-    one, width, slots = (
-        BYTES[config.model.dtype],
-        config.topology.tensor_parallel,
-        config.rollout.max_concurrent_rollouts,
-    )
+    one, width = BYTES[config.model.dtype], config.topology.tensor_parallel
+    slots, most = config.rollout.max_concurrent_rollouts, n_prompt + config.gconfig.max_new_tokens
     weights, counts = shape.n_parameters * one, ParameterCounts.of(config, shape)
-    length = (n_prompt + config.gconfig.max_new_tokens) * 5 // 4
-    positions = -(-length // SLOT_STEP) * SLOT_STEP
+    positions = -(-(most * 5 // 4) // SLOT_STEP) * SLOT_STEP
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
     kept = 0.0 if config.has_plain_prompts else prefix_share(config)  # else it fills what the slots leave free
-    prefixes = int(kept * slots * (n_prompt + config.gconfig.max_new_tokens))
+    prefixes = int(kept * slots * most)
     of_version = (weights + (slots * positions + prefixes) * shape.kv_per_token * one) // width
     on_device = n_versions(config.rollout) * of_version + sampling
     on_host = libraries(config, Role.GENERATOR) + N_BUCKETS * min(BUCKET_BYTES, counts.pushed_bytes)

@@ -130,11 +130,8 @@ def toward(url: str, fact: HostFacts) -> tuple[str, str]:
 
 def networks(fact: HostFacts) -> list[str]:
     """The network of each interface of a host, without loopback and interfaces with one address."""
-    found = [
-        ipaddress.ip_network(f"{address}/{fact.masks[name]}", strict=False)
-        for name, address in fact.addresses.items()
-        if name in fact.masks
-    ]
+    addresses = [f"{address}/{fact.masks[name]}" for name, address in fact.addresses.items() if name in fact.masks]
+    found = [ipaddress.ip_network(address, strict=False) for address in addresses]
     return [str(network) for network in found if not network.is_loopback and network.num_addresses > 1]
 
 
@@ -150,10 +147,8 @@ def find_interface(interface: str, fact: HostFacts) -> tuple[str, str]:
         if network is not None and ipaddress.ip_address(address) in network:
             return name, address
     known = ", ".join(f"{name} ({address})" for name, address in fact.addresses.items())
-    raise ConfigError(
-        f"bus.interface must match a network interface of every host, by name, address or network: {interface!r} is "
-        f"not on {fact.host}, which has {known}"
-    )
+    rule = "bus.interface must match a network interface of every host, by name, address or network"
+    raise ConfigError(f"{rule}: {interface!r} is not on {fact.host}, which has {known}")
 
 
 @dataclass(frozen=True, slots=True)

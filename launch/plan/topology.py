@@ -56,30 +56,25 @@ class Counts:
 
 def check_count(topology: TopologyConfig, size: int) -> None:
     """Raises ConfigError unless the settings accept `size` ranks."""
-    if topology.ranks is not None and size != topology.ranks:
-        raise ConfigError(
-            f"too {'few' if size < topology.ranks else 'many'} ranks: {size} started, and topology.ranks is "
-            f"{topology.ranks}; start with -np {topology.ranks} (or --set topology.ranks={size})"
-        )
     own, width = fixed_ranks(topology), topology.tensor_parallel
-    wanted = own + (topology.generators or 1) * width
+    wanted = topology.ranks or own + (topology.generators or 1) * width
+    fault = f"too {'few' if size < wanted else 'many'} ranks: {size} started"
     parts = f"{topology.learners} learner(s), {own - topology.learners} reward(s), "
+    if topology.ranks is not None and size != wanted:
+        remedy = f"start with -np {wanted} (or --set topology.ranks={size})"
+        raise ConfigError(f"{fault}, and topology.ranks is {wanted}; {remedy}")
+    wanted = own + (topology.generators or 1) * width
     if topology.generators is not None and size != wanted:
+        has = f"{wanted} ({parts}{topology.generators} generator(s) of {width})"
         raise ConfigError(
-            f"too {'few' if size < wanted else 'many'} ranks: {size} started, and the topology has {wanted} "
-            f"({parts}{topology.generators} generator(s) of {width}); start with -np {wanted}, or leave "
-            "topology.generators out"
+            f"{fault}, and the topology has {has}; start with -np {wanted}, or remove topology.generators"
         )
     if size < wanted:
-        raise ConfigError(
-            f"too few ranks: {size} started, and the topology needs at least {wanted} ({parts}1 generator of {width}); "
-            f"start with -np {wanted} or more"
-        )
-    if (size - own) % width:
-        raise ConfigError(
-            f"mismatch of ranks: {size - own} are left for generators, which take topology.tensor_parallel = {width} "
-            f"each; start with -np {size - (size - own) % width} or {size + width - (size - own) % width}"
-        )
+        least = f"{wanted} ({parts}1 generator of {width})"
+        raise ConfigError(f"{fault}, and the topology needs at least {least}; start with -np {wanted} or more")
+    if over := (size - own) % width:
+        what = f"{size - own} are left for generators, which take topology.tensor_parallel = {width} each"
+        raise ConfigError(f"mismatch of ranks: {what}; start with -np {size - over} or {size - over + width}")
 
 
 def fixed_ranks(topology: TopologyConfig) -> int:
@@ -109,19 +104,12 @@ def plan(topology: TopologyConfig, hosts: Sequence[str]) -> tuple[RankPlan, ...]
         gpus[group[0]] = tuple(gpu[rank] for rank in group if rank in gpu)
         member_of |= dict.fromkeys(group[1:], ActorId(Role.GENERATOR, index))
     for index in range(topology.rewards):
-        beside = topology.reward == "beside"
-        actors[groups[index % len(groups)][0] if beside else topology.learners + index].append(
-            ActorId(Role.REWARD, index)
-        )
+        is_beside = topology.reward == "beside"
+        its_rank = groups[index % len(groups)][0] if is_beside else topology.learners + index
+        actors[its_rank].append(ActorId(Role.REWARD, index))
+    gpus = {rank: (one,) for rank, one in gpu.items() if rank not in member_of} | gpus
     places = tuple(
-        RankPlan(
-            rank=rank,
-            host=host,
-            actors=tuple(actors[rank]),
-            gpus=() if rank in member_of else gpus.get(rank, (gpu[rank],) if rank in gpu else ()),
-            member_of=member_of.get(rank),
-            own_gpu=gpu.get(rank),
-        )
+        RankPlan(rank, host, tuple(actors[rank]), gpus.get(rank, ()), member_of.get(rank), gpu.get(rank))
         for rank, host in enumerate(hosts)
     )
     check_gpu_sharing(topology, places)
@@ -137,10 +125,9 @@ def generator_groups(hosts: Sequence[str], *, first: int, width: int) -> list[li
     for host, ranks in by_host.items():
         over = len(ranks) % width
         if over:
-            raise ConfigError(
-                f"the topology.tensor_parallel = {width} ranks of a generator must be on one host: {host} has "
-                f"{len(ranks)} ranks for generators; move {over} ranks, or change topology.learners or topology.rewards"
-            )
+            rule = f"the topology.tensor_parallel = {width} ranks of a generator must be on one host"
+            remedy = f"move {over} ranks, or change topology.learners or topology.rewards"
+            raise ConfigError(f"{rule}: {host} has {len(ranks)} ranks for generators; {remedy}")
         groups += [ranks[i : i + width] for i in range(0, len(ranks), width)]
     return sorted(groups)
 
@@ -159,14 +146,10 @@ def gpu_of_rank(topology: TopologyConfig, hosts: Sequence[str]) -> dict[int, int
         gpu[rank] = taken[host] % topology.gpus_per_host
         taken[host] += 1
         if taken[host] > most:
-            width = topology.ranks_per_gpu
-            rule = (
-                "each rank needs its own GPU" if width == 1 else f"topology.ranks_per_gpu = {width} ranks share a GPU"
-            )
-            raise ConfigError(
-                f"{rule}: host {host} has topology.gpus_per_host = {topology.gpus_per_host} for at least "
-                f"{taken[host]} ranks; start fewer ranks there"
-            )
+            n = topology.ranks_per_gpu
+            rule = "each rank needs its own GPU" if n == 1 else f"topology.ranks_per_gpu = {n} ranks share a GPU"
+            has = f"topology.gpus_per_host = {topology.gpus_per_host} for at least {taken[host]} ranks"
+            raise ConfigError(f"{rule}: host {host} has {has}; start fewer ranks there")
     return gpu
 
 
@@ -178,17 +161,14 @@ def check_gpu_sharing(topology: TopologyConfig, places: Sequence[RankPlan]) -> N
             if actor.role is Role.LEARNER and place.own_gpu is not None:
                 other = learner_on.setdefault((place.host, place.own_gpu), actor)
                 if other != actor:
-                    raise ConfigError(
-                        f"each learner needs its own GPU: {other} and {actor} would share GPU "
-                        f"{place.own_gpu} of {place.host}; set topology.learners to {topology.gpus_per_host} or fewer "
-                        "a host"
-                    )
+                    what = f"{other} and {actor} would share GPU {place.own_gpu} of {place.host}"
+                    remedy = f"set topology.learners to {topology.gpus_per_host} or fewer a host"
+                    raise ConfigError(f"each learner needs its own GPU: {what}; {remedy}")
             if actor.role is Role.GENERATOR and len(set(place.gpus)) < len(place.gpus):
-                raise ConfigError(
-                    f"each of the topology.tensor_parallel = {topology.tensor_parallel} ranks of a generator needs its "
-                    f"own GPU: {actor} would get GPUs {', '.join(map(str, place.gpus))} of {place.host}; lower "
-                    "topology.tensor_parallel, or change topology.learners or topology.generators"
-                )
+                rule = f"each of the topology.tensor_parallel = {topology.tensor_parallel} ranks needs its own GPU"
+                what = f"{actor} would get GPUs {', '.join(map(str, place.gpus))} of {place.host}"
+                remedy = "lower topology.tensor_parallel, or change topology.learners or topology.generators"
+                raise ConfigError(f"{rule}: {what}; {remedy}")
 
 
 def check_route(config: Config, places: Sequence[RankPlan]) -> None:
@@ -197,20 +177,18 @@ def check_route(config: Config, places: Sequence[RankPlan]) -> None:
         return
     on_device = home(config, on_gpu=config.topology.gpus_per_host > 0) == "device"
     root = places[0]
-    for place in places:
-        for actor in place.actors:
-            if actor.role is not Role.GENERATOR:
-                continue
-            if place.host != root.host:
-                elsewhere = f"on {place.host}, learner-0 on {root.host}"
-            elif on_device and place.own_gpu != root.own_gpu:
-                elsewhere = f"on GPU {place.own_gpu}, learner-0 on GPU {root.own_gpu}"
-            else:
-                continue
-            raise ConfigError(
-                f'weights.route = "shared" needs all generators on the host and GPU of learner-0: {actor} is '
-                f'{elsewhere}; set weights.route = "auto", or topology.gpus_per_host = 1 with ranks_per_gpu'
-            )
+    for place, actor in ((one, actor) for one in places for actor in one.actors):
+        if actor.role is not Role.GENERATOR:
+            continue
+        if place.host != root.host:
+            elsewhere = f"on {place.host}, learner-0 on {root.host}"
+        elif on_device and place.own_gpu != root.own_gpu:
+            elsewhere = f"on GPU {place.own_gpu}, learner-0 on GPU {root.own_gpu}"
+        else:
+            continue
+        rule = 'weights.route = "shared" needs all generators on the host and GPU of learner-0'
+        remedy = 'set weights.route = "auto", or topology.gpus_per_host = 1 with ranks_per_gpu'
+        raise ConfigError(f"{rule}: {actor} is {elsewhere}; {remedy}")
 
 
 def ranks_by_gpu(places: Sequence[RankPlan]) -> dict[tuple[str, int], list[RankPlan]]:
@@ -251,16 +229,7 @@ def ask_torch(program: str) -> str:
     del inner[VISIBLE_DEVICES]
     inner |= {VISIBLE_DEVICES: os.environ[VISIBLE_DEVICES]} if VISIBLE_DEVICES in os.environ else {}
     words = [sys.executable, "-P", "-c", program]
-    done = subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=inner,
-        timeout=TIMEOUT_S,
-        check=True,
-        encoding="utf-8",
-    )
+    done = subprocess.run(words, env=inner, capture_output=True, timeout=TIMEOUT_S, check=True, encoding="utf-8")
     return done.stdout
 
 
@@ -281,7 +250,6 @@ def check_gpus(wanted: int, hosts: Sequence[str], found: Sequence[tuple[int, str
     by_host: Mapping[str, tuple[int, str]] = dict(zip(hosts, found, strict=True))
     for host, (number, version) in by_host.items():
         if number < wanted:
-            raise ConfigError(
-                f"topology.gpus_per_host = {wanted} needs {wanted} GPUs on each host: torch ({version}) finds {number} "
-                f"on {host}; run on a machine that has them, lower it (0: all on CPU), or only plan with --dry-run"
-            )
+            rule = f"topology.gpus_per_host = {wanted} needs {wanted} GPUs on each host"
+            remedy = "run on a machine that has them, lower it (0: all on CPU), or only plan with --dry-run"
+            raise ConfigError(f"{rule}: torch ({version}) finds {number} on {host}; {remedy}")

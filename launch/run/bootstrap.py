@@ -73,9 +73,8 @@ def rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
             rank, size = (environ[name] for name in names)
             if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
                 return int(rank), int(size)
-            raise ConfigError(
-                f"the launcher must number ranks from 0 to size - 1: {names[0]} is {rank!r} and {names[1]} {size!r}"
-            )
+            rule = "the launcher must number ranks from 0 to size - 1"
+            raise ConfigError(f"{rule}: {names[0]} is {rank!r} and {names[1]} {size!r}")
     return 0, 1
 
 
@@ -101,10 +100,8 @@ class MpiBootstrap:
         self._timeout_s = timeout_s
         started = rank_and_size()[1]
         if self.size != started:
-            raise ConfigError(
-                f"MPI and the launcher must agree on the number of ranks: MPI has {self.size}, the launcher {started}; "
-                'use the mpirun of this environment, or set launch.bootstrap = "env"'
-            )
+            fault = f"mismatch of ranks: MPI has {self.size}, the launcher {started}"
+            raise ConfigError(f'{fault}; use the mpirun of this environment, or set launch.bootstrap = "env"')
 
     def allgather(self, data: bytes) -> list[bytes]:
         deadline = time.monotonic() + self._timeout_s
@@ -188,10 +185,8 @@ class EnvBootstrap:
         folder = temporary_parent(len(name)) / name
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
-            raise ConfigError(
-                f"the rendezvous folder must belong to this user, with mode 0700: remove {folder}, or set "
-                "launch.rendezvous"
-            )
+            rule = "the rendezvous folder must belong to this user, with mode 0700"
+            raise ConfigError(f"{rule}: remove {folder}, or set launch.rendezvous")
         self._folder = folder
         return folder
 
@@ -295,8 +290,6 @@ def _watch(read: int, watched: int, rank: int, timeout_s: float) -> None:
 
 
 def sentence(timeout_s: float, process: int) -> str:
-    return (
-        f"MPI_Init must return within launch.timeout_s = {timeout_s:g}: process {process} on {socket.gethostname()} is "
-        "still in it; a rank did not start, or mpirun is gone. Start the job again, with a larger launch.timeout_s if "
-        "ranks need longer to start"
-    )
+    still = f"process {process} on {socket.gethostname()} is still in it: a rank did not start, or mpirun is gone"
+    remedy = "start the job again, with a larger launch.timeout_s if ranks need longer"
+    return f"MPI_Init must return within launch.timeout_s = {timeout_s:g}; {still}; {remedy}"

@@ -26,6 +26,7 @@ from launch.run.supervise import Supervisor
 INVITATION = "join.json"
 GUESTS_FOLDER = "guests"  # RUN/guests/N exists when a guest has claimed the index of generator-N
 ENDPOINT = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]*]+):(?P<port>[0-9]{1,5})|ipc://(?P<path>/\S+)")
+FORMS = f'tcp://HOST:PORT or ipc:///PATH ("head" in RUN/{INVITATION})'
 GUEST_IDENTITY = f"{Role.GENERATOR}-*"
 
 
@@ -55,17 +56,14 @@ def load_invitation(where: str, key: str | None) -> dict[str, Any]:
     """The fields of the invitation; `head` is the given endpoint if there is one. Raises ConfigError."""
     is_url = "://" in where
     if not is_url and not Path(where).is_dir():
-        raise ConfigError(
-            f"--join takes the folder of a running job, or its head's endpoint, tcp://HOST:PORT or ipc:///PATH "
-            f'("head" in RUN/{INVITATION}): {why_no_run(where, RunConfig().folder)}'
-        )
+        what = f"the folder of a running job, or its head's endpoint, {FORMS}"
+        raise ConfigError(f"--join takes {what}: {why_no_run(where, RunConfig().folder)}")
     if is_url:
         check_endpoint(where)
     if is_url and key is None:
-        raise ConfigError(
-            f"--join {where} needs --key, the invitation in the run's folder: --key "
-            f"RUN/{INVITATION}, for example runs/latest/{INVITATION}; or give the folder alone: --join RUN"
-        )
+        example = f"--key RUN/{INVITATION}, for example runs/latest/{INVITATION}"
+        what = "the invitation in the run's folder"
+        raise ConfigError(f"--join {where} needs --key, {what}: {example}; or give the folder alone: --join RUN")
     if key is None and not (Path(where) / CONFIG).is_file():
         raise ConfigError(f"--join takes the folder of a run: {why_no_run(where, RunConfig().folder)}")
     fields = parse_invitation(Path(key) if key is not None else Path(where) / INVITATION)
@@ -76,9 +74,7 @@ def check_endpoint(url: str) -> None:
     """Raises ConfigError for an endpoint at which no head can listen."""
     found = ENDPOINT.fullmatch(url)
     if found is None or (found["port"] and not 1 <= int(found["port"]) <= 65535):
-        raise ConfigError(
-            f'the head\'s endpoint must be tcp://HOST:PORT or ipc:///PATH ("head" in RUN/{INVITATION}): got {url!r}'
-        )
+        raise ConfigError(f"the head's endpoint must be {FORMS}: got {url!r}")
     if found["host"] and is_unspecified(found["host"].strip("[]")):
         raise ConfigError(f"a guest needs the address of one host: {url} means all addresses of a host")
     if found["host"] and found["host"].startswith("["):
@@ -140,17 +136,14 @@ def guest_context(fields: dict[str, Any]) -> Context:
     if summary_exists(run, fields["job"]):
         raise ConfigError(f"the job of {run} has ended: only a running job can be joined")
     if is_same and is_locked(run) is False:
-        raise ConfigError(
-            f"the job of {run} is not running: only a running job can be joined (--resume {shlex.quote(str(run))} "
-            "continues it)"
-        )
+        other = f"--resume {shlex.quote(str(run))} continues it"
+        raise ConfigError(f"the job of {run} is not running: only a running job can be joined ({other})")
     if fields["head"].startswith("ipc://") and not is_same:
         raise ConfigError(f'a guest on another host needs bus.transport = "tcp": the job uses ipc on {host}')
     config = saved_config(run)
     if config.rollout.max_head_offpolicyness == 0:
-        raise ConfigError(
-            "a guest needs rollout.max_head_offpolicyness of 1 or more: at 0 each generator's share is fixed"
-        )
+        rule = "a guest needs rollout.max_head_offpolicyness of 1 or more"
+        raise ConfigError(f"{rule}: at 0 each generator's share is fixed")
     is_chosen = config.bus.interface or fields["head"].startswith("ipc://")
     facts = local_facts()
     name, address = choose_interfaces(config.bus.interface, [facts])[0] if is_chosen else toward(fields["head"], facts)

@@ -103,13 +103,9 @@ def prepare(config: Config, config_file: Path, run: Path | None = None) -> Prepa
             runs.point_latest(run.parent, run.name)
     name = runs.run_name(config, config_file)
     start = 1 + max(map(runs.n_started, [run, *runs.runs_named(config.run.folder, name)]))
-    origin: dict[str, Any] = {
-        "config": str(config_file.resolve()),
-        "folder": str(folder),
-        "working_folder": str(Path.cwd()),
-        "date": read_object(run / runs.ORIGIN).get("date") or date.today().isoformat(),  # of the first start
-    }
-    origin |= {"start": start} | slurm_job(os.environ)
+    places = {"config": str(config_file.resolve()), "folder": str(folder), "working_folder": str(Path.cwd())}
+    first = read_object(run / runs.ORIGIN).get("date") or date.today().isoformat()
+    origin: dict[str, Any] = {**places, "date": first, "start": start, **slurm_job(os.environ)}
     write_atomic(run / runs.ORIGIN, json.dumps(origin | data, indent=2) + "\n")
     write_atomic(run / runs.CONFIG, config.model_dump_json(indent=2) + "\n")
     if config.workflow.agent.function == EXTERNAL:
@@ -142,9 +138,9 @@ def check_same_data(run: Path, data: dict[str, Any]) -> None:
     """Raises ConfigError unless the rows are those of the run's first start (I4)."""
     before = read_object(run / runs.ORIGIN)
     if "rows_sha256" in before and before["rows_sha256"] != data["rows_sha256"]:
+        was, now = (f"{rows['rows']} rows (SHA-256 {rows['rows_sha256'][:12]})" for rows in (before, data))
         raise ConfigError(
-            f"a run keeps its rows, because its uids count them: {run} began with {before['rows']} rows "
-            f"(SHA-256 {before['rows_sha256'][:12]}), and the data has {data['rows']} ({data['rows_sha256'][:12]}) now"
+            f"a run keeps its rows, because its uids count them: {run} began with {was}, now it has {now}"
         )
 
 
@@ -212,12 +208,11 @@ def check_functions(config: Config, folder: Path, rows: Sequence[RowWithOrigin],
     check_rewards(config, folder, rows, model)
     if is_users(config.rollout.engine):
         check_opener(config.rollout.engine)
-    if any(
-        map(is_users, (config.actor.advantage, config.actor.loss, config.actor.correction, config.actor.aggregation))
-    ):
+    actor = config.actor
+    if any(map(is_users, (actor.advantage, actor.loss, actor.correction, actor.aggregation))):
         from actors.learner.algorithms.registry import find_algorithm  # imports torch
 
-        find_algorithm(config.actor)
+        find_algorithm(actor)
     if config.learner.loop != LearnerConfig().loop:
         from actors.learner.loop import find_loop  # imports torch
 
@@ -236,24 +231,12 @@ def check_opener(name: str) -> None:
 
 def prepare_in_subprocess(config: Config, config_file: Path, run: Path | None = None) -> Prepared:
     """Run `prepare` in a subprocess. Raises its ConfigError."""
-    question = {
-        "config": config.model_dump(mode="json"),
-        "file": str(config_file),
-        "run": str(run) if run else None,
-        "parent": os.getpid(),
-    }
-    done = subprocess.run(
-        [*CHILD, "launch.run.prepare"],
-        input=json.dumps(question),
-        stdout=subprocess.PIPE,
-        text=True,
-        errors="replace",  # the user's module may print anything
-        env=actor_environment(os.environ, gpus=(), cpu=True),
-        check=False,
-        encoding="utf-8",
-    )
+    settings = config.model_dump(mode="json")
+    question = {"config": settings, "file": str(config_file), "run": str(run) if run else None, "parent": os.getpid()}
+    words, inner = [*CHILD, "launch.run.prepare"], actor_environment(os.environ, gpus=(), cpu=True)
+    done = subprocess.run(words, input=json.dumps(question).encode(), stdout=subprocess.PIPE, env=inner, check=False)
     try:
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = json.loads(done.stdout.decode(errors="replace").splitlines()[-1])  # a user's module prints anything
     except (IndexError, ValueError):
         raise ArealBusError(f"the check of the settings must end with a result: exit code {done.returncode}") from None
     if "error" in answer:

@@ -81,16 +81,14 @@ def start_actor(
         inner = malloc_variables(context.n_learners) | inner
 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    keep = inherited.values()
     try:
         process: subprocess.Popen[bytes] | ForkedProcess
         if command is None:
             name = f"{context.role}-{context.index}"
-            keep = inherited.values()
             process = ForkedProcess(start.main, name=name, stdin=child_stdin, environment=inner, keep=keep)
         else:
-            process = subprocess.Popen(
-                command, stdin=child_stdin, env=inner, pass_fds=[*inherited.values()], start_new_session=True
-            )
+            process = subprocess.Popen(command, stdin=child_stdin, env=inner, pass_fds=keep, start_new_session=True)
     except (OSError, ArealBusError) as error:
         for ours in [stdin, progress, *([ticks] if ticks is not None else [])]:
             os.close(ours)
@@ -176,9 +174,8 @@ class Signals:
         self._read, self._write = socket.socketpair()
         self._write.setblocking(False)
         self._fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        self._handlers = {
-            number: signal.signal(number, lambda *_: None) for number in (*HANDLED_SIGNALS, signal.SIGCHLD)
-        }
+        numbers = (*HANDLED_SIGNALS, signal.SIGCHLD)
+        self._handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         return self
 

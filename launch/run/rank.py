@@ -92,9 +92,8 @@ def start_rank(config: Config, file: Path) -> tuple[Bootstrap, int]:
         if bootstrap is not None:
             bootstrap.finish_exchanges()  # sends rank 0's answer first: the other ranks need it to find the same error
         leave(report_error(rank, error, Path(config.run.folder)))
-    return bootstrap, run_actors(
-        config, file, bootstrap, facts=facts, places=places, addresses=addresses, key_pair=key_pair
-    )
+    of_ranks = facts, places, addresses
+    return bootstrap, run_actors(config, file, bootstrap, *of_ranks, key_pair=key_pair)
 
 
 class RankFailed(ArealBusError):
@@ -119,10 +118,10 @@ def run_actors(
     config: Config,
     file: Path,
     bootstrap: Bootstrap,
-    *,
     facts: Sequence[HostFacts],
     places: Sequence[RankPlan],
     addresses: Sequence[tuple[str, str]],
+    *,
     key_pair: KeyPair,
 ) -> int:
     """Start the actors of this rank and wait for them. Exit code."""
@@ -198,14 +197,8 @@ def exchange(bootstrap: Bootstrap, answer: dict[str, Any]) -> dict[str, Any]:
 
 def guest_context(head: Context, config: Config, n_ranks: int) -> Context:
     """The Context of a generator that joins the running job, from that of the head."""
-    return replace(
-        head,
-        role=str(Role.GENERATOR),
-        rank=n_ranks,
-        device="cuda" if config.topology.gpus_per_host else "cpu",
-        n_generators=most_generators(config.topology, n_ranks),
-        split=0,
-    )
+    device, most = "cuda" if config.topology.gpus_per_host else "cpu", most_generators(config.topology, n_ranks)
+    return replace(head, role=str(Role.GENERATOR), rank=n_ranks, device=device, n_generators=most, split=0)
 
 
 def journal_folders(config: Config, start: dict[str, Any]) -> list[Path]:

@@ -101,5 +101,9 @@ class SupervisedActor:
             self.memory = None
 
     @property
+    def place(self) -> str:
+        return f"{self.context.role}-{self.context.index}"
+
+    @property
     def is_head(self) -> bool:
         return self.context.role == Role.HEAD

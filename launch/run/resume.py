@@ -22,52 +22,31 @@ AUTO = "auto"
 EARLIER_CONFIG = re.compile(r"config-[0-9]+\.json")
 AUTO_WAIT_S = 100.0  # "auto" waits for the end of the job before: a network file system may keep a dead node's lock
 LOCATION_KEYS = {"run.folder", "run.name", "run.resume"}  # --resume gives the location of the run
-FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): why it is fixed; "" when it may change
-    "run": "",
+ONE_RULE = "one rule judges all verdicts of a run, those of open groups included (I8, I10)"
+FREE_KEYS = (
+    "run launch topology bus engine rollout reward actor reference teacher critic learner weights checkpoint evaluate "
+    "watchdog journal watch profile serve data.total_train_epochs data.drop_last data.max_prompt_tokens "
+    "data.long_prompts actor.lora.dropout"
+)
+FIXED_KEYS: dict[str, str] = dict.fromkeys(FREE_KEYS.split(), "") | {  # the longest match decides; why it is fixed
     "run.stage": "open prompts keep the limits of the stage that they were admitted in (I5, I8)",
     "run.seed": "the order of the data, the first weights and every sampled token are drawn from it",
-    "launch": "",
-    "topology": "",
-    "bus": "",
     "model": "checkpoints and all versions in the journal are of one model",
     "data": "a uid means the same prompt throughout a run (I4)",
     "data.batch_size": "the backlog of open prompts is counted in batches (I1, I2)",
-    "data.total_train_epochs": "",
-    "data.drop_last": "",
     "data.max_refill": "one bound judges all refunds of a run (I3)",
-    "data.max_prompt_tokens": "",
-    "data.long_prompts": "",
-    "engine": "",
     "workflow": "the samples of an open group come from one workflow (I8)",
-    "rollout": "",
     "rollout.max_head_offpolicyness": "open prompts were admitted under it and must fit again (I1, I2)",
     "rollout.staleness_policy": "open prompts were admitted under its rule, and one rule holds for a whole run (I2)",
     "gconfig": "all samples of an open group have one distribution, and finished ones are kept (I5, I8)",
-    "reward": "",
     "reward.function": "the rewards of an open group are compared with each other (I8)",
     "reward.group": "open groups were compared by it, or wait for it (I8)",
-    "reward.on_timeout": "one rule judges all verdicts of a run, those of open groups included (I8, I10)",
-    "reward.on_error": "one rule judges all verdicts of a run, those of open groups included (I8, I10)",
-    "reward.partial_groups": "one rule judges all verdicts of a run, those of open groups included (I8, I10)",
-    "actor": "",
+    **dict.fromkeys(("reward.on_timeout", "reward.on_error", "reward.partial_groups"), ONE_RULE),
     "actor.algorithm": "it sets keys when a run begins; set those keys",
     "actor.lora": "checkpoints hold the adapters that it describes, or whole models without it",
-    "actor.lora.dropout": "",
     "actor.optimizer": "checkpoints hold its state",
-    "reference": "",
     "reference.path": "checkpoints may hold the reference model that came from it",
-    "teacher": "",
-    "critic": "",
-    "learner": "",
     "learner.warmup": "version 0 was made with it, and a run may restart at version 0",
-    "weights": "",
-    "checkpoint": "",
-    "evaluate": "",
-    "watchdog": "",
-    "journal": "",
-    "watch": "",
-    "profile": "",
-    "serve": "",
     "journal.dir": "one folder holds the journal of a run",
 }
 
@@ -101,10 +80,8 @@ def exclusive_choice(config: Config, name: str, *, wait_s: float = AUTO_WAIT_S) 
     except OSError as error:
         raise ConfigError(f"run.folder must be a writable folder: {config.run.folder}: {error.strerror}") from None
     except runs.RunInUse as error:
-        raise ConfigError(
-            f'only one start of {name!r} with run.resume = "{AUTO}" may choose its run at a time: {error.holder} holds '
-            "the lock"
-        ) from None
+        rule = f'only one start of {name!r} with run.resume = "{AUTO}" may choose its run at a time'
+        raise ConfigError(f"{rule}: {error.holder} holds the lock") from None
     try:
         yield
     finally:
@@ -136,16 +113,12 @@ def find_run(config: Config, name: str) -> Path | None:
     if not wanted:
         return None
     if wanted == AUTO:
-        unfinished = (
-            run for run in runs.runs_named(config.run.folder, name) if is_named(run, name) and not runs.is_finished(run)
-        )
-        run = next(unfinished, None)
-        return run.resolve() if run is not None else None
+        named = (run for run in runs.runs_named(config.run.folder, name) if is_named(run, name))
+        return next((run.resolve() for run in named if not runs.is_finished(run)), None)
     run = Path(wanted).resolve()
     if not (run / runs.CONFIG).is_file():
-        raise ConfigError(
-            f"--resume takes the folder of a run, or {AUTO}: {runs.why_no_run(wanted, config.run.folder)}"
-        )
+        why = runs.why_no_run(wanted, config.run.folder)
+        raise ConfigError(f"--resume takes the folder of a run, or {AUTO}: {why}")
     if runs.is_finished(run):
         check_extends(run, config)
     return run
@@ -162,11 +135,10 @@ def check_extends(run: Path, new: Config) -> None:
     if new.run.total_train_steps <= done:
         more = f"run.total_train_steps={2 * done}"
         wanted, how = f"{f'{wanted} and ' if wanted else ''}run.total_train_steps", f"{how} --set {more}".strip()
-    raise ConfigError(
-        f"a finished run continues only with more to do: {run} has finished at version {done}; raise {wanted} "
-        f"(--resume {shlex.quote(str(run))} {how}), or start a new run from its model "
-        f'(model.path = "{run / "model"}")'
-    )
+    remedy = f"raise {wanted} (--resume {shlex.quote(str(run))} {how})"
+    other = f'start a new run from its model (model.path = "{run / "model"}")'
+    rule = "a finished run continues only with more to do"
+    raise ConfigError(f"{rule}: {run} has finished at version {done}; {remedy}, or {other}")
 
 
 def what_ended(run: Path, old: Config, new: Config) -> tuple[str, str]:
@@ -231,10 +203,8 @@ def check_changes(run: Path, new: Config) -> list[Change]:
         listed = "; ".join(f"{change} ({change.reason})" for change in fixed)
         raise ConfigError(f"a resumed run keeps the values of these settings: {run}: {listed}; {what_to_do(new)}")
     if new.run.total_train_steps < reached:
-        raise ConfigError(
-            f"run.total_train_steps must not be below the version of a checkpoint: it is {new.run.total_train_steps}, "
-            f"and {run} has one of version {reached}"
-        )
+        rule = "run.total_train_steps must not be below the version of a checkpoint"
+        raise ConfigError(f"{rule}: it is {new.run.total_train_steps}, and {run} has one of version {reached}")
     return found
 
 
@@ -254,9 +224,8 @@ def at(limits: dict[int, tuple[int, int]], version: int) -> tuple[int, int]:
 
 
 def what_to_do(config: Config) -> str:
-    if config.run.resume == AUTO:
-        return 'set them back, or start a new run with another run.name (or run.resume = "")'
-    return "set them back, or start a new run"
+    other = ' with another run.name (or run.resume = "")' if config.run.resume == AUTO else ""
+    return f"set them back, or start a new run{other}"
 
 
 def saved_config(run: Path) -> Config:
@@ -277,11 +246,8 @@ def resume_lines(run: Path, found: list[Change]) -> list[str]:
     n = f"{len(found)} changed setting{'s' if len(found) != 1 else ''}" + (":" if found else "")
     folders = [path.name for path in runs.checkpoints(run)]
     kept = f"checkpoints {', '.join(folders)}" if folders else "no checkpoint yet: from version 0"
-    what = (
-        f"extends {run}, which had finished at version {runs.n_updates(run)}"
-        if runs.is_finished(run)
-        else f"resumes {run}"
-    )
+    ended = f", which had finished at version {runs.n_updates(run)}" if runs.is_finished(run) else ""
+    what = f"{'extends' if ended else 'resumes'} {run}{ended}"
     notes = [*map(str, found), *ignored(read_object(run / runs.CONFIG))]
     return [f"{what} (start {next_start(run)}; {kept}), with {n}", *(f"  {note}" for note in notes)]
 

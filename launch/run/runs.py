@@ -122,14 +122,17 @@ def make_run_folder(parent: Path, name: str) -> Path:
 
 
 def create_numbered_folder(parent: Path, name: str) -> Path:
-    for number in itertools.count(1):
-        folder = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir()  # fails when the folder exists: two starts never share one
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("unreachable")
+    names = itertools.chain((name,), (f"{name}-{number}" for number in itertools.count(2)))
+    return next(parent / each for each in names if is_created(parent / each))
+
+
+def is_created(folder: Path) -> bool:
+    """Create it; False where it exists: two starts never share one."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def point_latest(parent: Path, name: str) -> None:
@@ -208,10 +211,8 @@ def why_refused(error: OSError) -> str:
     """What the system has refused at the start of a run, in one sentence."""
     what = error.strerror or str(error) or type(error).__name__
     where = f": {error.filename}" if error.filename is not None else ""
-    return (
-        f"{what}{where}: the run cannot start; its folder and the temporary folder (TMPDIR) must be writable by this "
-        "user and have free space"
-    )
+    rule = "its folder and the temporary folder (TMPDIR) must be writable by this user and have free space"
+    return f"{what}{where}: the run cannot start; {rule}"
 
 
 TRACE = "start.error.txt"  # in run.folder: the traceback of the last start that ended with an unexpected error

@@ -150,9 +150,7 @@ class Supervisor:
         actor.child.close()
         actor.child = None
         if code in (BAD_INPUT, OVER):
-            self._keep_cause(
-                f"{actor.context.role}-{actor.context.index} {describe_exit(code)}{last_error(actor.context)}"
-            )
+            self._keep_cause(f"{actor.place} {describe_exit(code)}{last_error(actor.context)}")
             self._wait_for_head(actor)
             return code if code == BAD_INPUT else CRASHED
         if code == LEFT or self._is_over(now) or (code == DONE and actor.is_head):
@@ -189,13 +187,13 @@ class Supervisor:
         now = present_context(actor.context, self.seat)
         if now is None or (actor.is_parked and now is actor.context):  # the file tells nothing new
             if not actor.is_parked:
-                self._print(f"{actor.context.role}-{actor.context.index} gives its rank to a generator")
+                self._print(f"{actor.place} gives its rank to a generator")
             actor.is_parked, actor.misplaced_since = True, None
             actor.drop_memory()
             return False
         if belongs(actor.context, now) and not actor.is_parked:
             return True
-        self._print(f"runs {now.role}-{now.index} from now on", f"{actor.context.role}-{actor.context.index}")
+        self._print(f"runs {now.role}-{now.index} from now on", actor.place)
         actor.context = replace(now, incarnation=actor.context.incarnation + 1)
         actor.gpus = self.seat.gpus(Role(now.role)) if now.device == "cuda" else ()
         actor.backoff = RestartBackoff(self.launch.max_restarts)
@@ -217,7 +215,7 @@ class Supervisor:
 
     def _restart(self, actor: SupervisedActor, how: str, *, crashed: bool, progressed: bool) -> int | None:
         """Plan the next incarnation. Exit code when the job must end instead."""
-        who, most = f"{actor.context.role}-{actor.context.index}", self.launch.max_restarts
+        who, most = actor.place, self.launch.max_restarts
         fault, before = read_fault(actor.context.folder / "logs", actor.context.name), actor.fault
         if crashed and fault is not None and fault.recurs(before):
             failed = f"{fault.place} failed twice without an update in between: the job ends"
@@ -282,19 +280,15 @@ class Supervisor:
     def _begin_drain(self, number: signal.Signals, now: float) -> None:
         self._drain = number, now
         if self.is_guest:
-            self._print(
-                f"{sender_of(number, self.n_ranks)}: leaves when it has no more work; a second signal ends it at once"
-            )
+            what = "leaves when it has no more work; a second signal ends it at once"
+            self._print(f"{sender_of(number, self.n_ranks)}: {what}")
             for child in self._children():
                 child.process.send_signal(signal.SIGUSR1)
         head = self._head
         if head is None:
             return  # the head's rank forwards it
-        within = f"launch.drain_s = {self.launch.drain_s:g} s"
-        self._print(
-            f"{sender_of(number, self.n_ranks)}: drains: writes a checkpoint and ends within {within}; "
-            "a second signal ends it at once"
-        )
+        what = f"writes a checkpoint and ends within launch.drain_s = {self.launch.drain_s:g} s"
+        self._print(f"{sender_of(number, self.n_ranks)}: drains: {what}; a second signal ends it at once")
         if head.child is not None:
             head.child.process.send_signal(signal.SIGUSR1)
 

@@ -444,7 +444,7 @@ def test_a_plan_that_does_not_fit_a_host_is_flagged_and_host_memory_can_be_set()
 
 
 def test_memory_of_a_gpu_is_refused_for_a_plan_without_gpus() -> None:
-    with pytest.raises(ConfigError, match=r"is the memory of a GPU, and topology.gpus_per_host = 0 runs everything on"):
+    with pytest.raises(ConfigError, match=r"is of a GPU, and topology.gpus_per_host = 0 runs all on"):
         load(ROOT / "configs" / "plan.toml", ["topology.gpu_memory_gib=24"], {})
 
 

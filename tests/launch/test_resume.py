@@ -172,7 +172,7 @@ def test_a_run_cannot_end_before_its_checkpoint(file: Path) -> None:
 def test_other_rows_under_the_same_name_are_refused(file: Path) -> None:
     run = begin(file)
     write_rows(file.parent / "rows.jsonl", [*ROWS, {"question": "b", "answer": "b"}])
-    with pytest.raises(ConfigError, match=r"began with 2 rows .* and the data has 3"):
+    with pytest.raises(ConfigError, match=r"began with 2 rows .* now it has 3"):
         resume(run, file)
 
 

@@ -66,12 +66,10 @@ def _held_out(history: History) -> Reading | None:
         before, after = (history.until("rollout/reward", one.version, WINDOW) for one in (best, last))
         if before is not None and after is not None and _rose(before, after):
             of = f" of {problems}" if problems else ""
-            return Reading(
-                best.value - last.value,
-                HELD_OUT_DROP,
-                f"held-out {last.metric}{of} fell from {best.value:.3f} (version {best.version}) to {last.value:.3f} "
-                f"(version {last.version}), and the reward rose from {before.mean:.3f} to {after.mean:.3f}",
-            )
+            fell = f"from {best.value:.3f} (version {best.version}) to {last.value:.3f} (version {last.version})"
+            rose = f"the reward rose from {before.mean:.3f} to {after.mean:.3f}"
+            seen = f"held-out {last.metric}{of} fell {fell}, and {rose}"
+            return Reading(best.value - last.value, HELD_OUT_DROP, seen)
     return None
 
 
@@ -103,17 +101,13 @@ def _length(history: History) -> Reading | None:
     if pair is None or min(pair[0].values) <= 0:
         return None
     before, after = pair
-    growth, shrinkage = after.mean / min(before.values), after.mean / max(before.values)
-    if growth > LENGTH_RATIO:
-        return _length_reading(after, growth, LENGTH_RATIO, f"shortest update of {before}")
-    if shrinkage < 1 / LENGTH_RATIO:
-        return _length_reading(after, shrinkage, 1 / LENGTH_RATIO, f"longest update of {before}")
-    return None
-
-
-def _length_reading(after: Window, ratio: float, limit: float, what: str) -> Reading:
-    seen = f"a sample has {after.mean:.1f} tokens on average ({after}), {ratio:.2f} times those of the {what}"
-    return Reading(ratio, limit, seen)
+    ratio, limit, what = after.mean / min(before.values), LENGTH_RATIO, "shortest"
+    if ratio <= limit:
+        ratio, limit, what = after.mean / max(before.values), 1 / LENGTH_RATIO, "longest"
+        if ratio >= limit:
+            return None
+    times = f"{ratio:.2f} times those of the {what} update of {before}"
+    return Reading(ratio, limit, f"a sample has {after.mean:.1f} tokens on average ({after}), {times}")
 
 
 def _repetition(history: History) -> Reading | None:
@@ -189,16 +183,9 @@ def _no_signal(history: History) -> Reading | None:
     return Reading(last.mean, NO_SIGNAL_SHARE, seen)
 
 
-def _learner(history: History) -> Reading | None:
-    return _waiting(history, "learner", LEARNER_WAIT_SHARE, 2 * WINDOW, what="batches")
-
-
-def _generators(history: History) -> Reading | None:
-    return _waiting(history, "generator", GENERATOR_WAIT_SHARE, 2 * WINDOW, what="prompts or weights")
-
-
-def _waiting(history: History, role: str, limit: float, n: int, *, what: str) -> Reading | None:
-    """Over n updates. A busy host delays some of them by much, so these are two windows."""
+def _waiting(history: History, role: str, limit: float, what: str) -> Reading | None:
+    """Over two windows: a busy host delays some updates by much."""
+    n = 2 * WINDOW
     shares = history.waited_share(role, n)
     worst = sorted((name for name in shares if shares[name] > limit), key=lambda name: -shares[name])
     if not worst:
@@ -340,7 +327,7 @@ RULES = (
         f"a learner waits for batches for more than {LEARNER_WAIT_SHARE:.0%} of its time: generators starve it",
         "use more generators and fewer learners, more rollout.max_concurrent_rollouts, shorter answers, a larger eta "
         "(docs/profiling.md)",
-        _learner,
+        lambda history: _waiting(history, "learner", LEARNER_WAIT_SHARE, "batches"),
         lambda history: any("learner-0" in waiting.total for _, waiting in history.waits),
         "`spans` lines of a learner",
         rank=_tokens("n_tokens"),
@@ -350,7 +337,7 @@ RULES = (
         f"a generator waits for prompts or weights for more than {GENERATOR_WAIT_SHARE:.0%} of its time",
         "use fewer generators and more learners, a larger eta, faster pushes (docs/profiling.md); if one of many "
         "starves: `python -m tools.why`",
-        _generators,
+        lambda history: _waiting(history, "generator", GENERATOR_WAIT_SHARE, "prompts or weights"),
         lambda history: any("generator-0" in waiting.total for _, waiting in history.waits),
         "`spans` lines of a generator",
     ),

@@ -55,10 +55,7 @@ SHOWN_LAGS = 10
 
 def verdict_rows(judged: dict[str, Judgement]) -> list[str]:
     """One row an invariant; below a broken one, its first findings."""
-    words = {
-        verdict: str(verdict).upper() if verdict is InvariantVerdict.BROKEN else str(verdict)
-        for verdict in InvariantVerdict
-    }
+    words = {verdict: str(verdict) for verdict in InvariantVerdict} | {InvariantVerdict.BROKEN: "BROKEN"}
     rows = terminal.columns([(name, NAMES[name], words[j.verdict], j.why) for name, j in judged.items()])
     out = []
     for row, judgement in zip(rows, judged.values(), strict=True):
@@ -74,11 +71,9 @@ def verdict_rows(judged: dict[str, Judgement]) -> list[str]:
 
 def summary(figures: dict[str, Any], name: str) -> str:
     setup = figures["about"]
-    n = f"{setup['lines']:,} lines of {setup['files']} processes"
-    return (
-        f"{name}: policy {setup['policy']}, eta {setup['eta']}, B {setup['batch_size']}, "
-        f"{setup['n_samples']} samples a prompt; {n}"
-    )
+    gate = f"policy {setup['policy']}, eta {setup['eta']}, B {setup['batch_size']}"
+    lines = f"{setup['lines']:,} lines of {setup['files']} processes"
+    return f"{name}: {gate}, {setup['n_samples']} samples a prompt; {lines}"
 
 
 def outcome_rows(figures: dict[str, Any]) -> list[str]:
@@ -102,21 +97,14 @@ def outcome_rows(figures: dict[str, Any]) -> list[str]:
     if len(figures["terms"]) > 1:
         undone, n_terms = figures["undone"], len(figures["terms"]) - 1
         ordered = f" ({undone['on_purpose']} by a rollback)" if undone["on_purpose"] else ""
-        lines.append(
-            f"undone    {undone['updates']} updates{ordered}, {undone['trajectories']:,} trajectories, "
-            f"{undone['tokens']:,} tokens, by {n_terms} later term{'s' * (n_terms > 1)}; "
-            f"{undone['prompts']} prompts were admitted again"
-        )
+        work = f"{undone['updates']} updates{ordered}, {undone['trajectories']:,} trajectories"
+        by = f"by {n_terms} later term{'s' * (n_terms > 1)}; {undone['prompts']} prompts were admitted again"
+        lines.append(f"undone    {work}, {undone['tokens']:,} tokens, {by}")
     if prompts["refused_messages"]:
         lines.append(f"refused   {_counts(prompts['refused_messages'])[2:-1]}")
-    for title, key in (
-        ("trained tokens", "trained_tokens"),
-        ("masked tokens", "masked_tokens"),
-        ("trajectories by born", "trajectories_by_born"),
-        ("trajectories by oldest token", "trajectories_by_oldest_token"),
-    ):
+    for key in ("trained_tokens", "masked_tokens", "trajectories_by_born", "trajectories_by_oldest_token"):
         if lag[key]:
-            lines.append(f"lag       {title}: {shares(lag[key])}")
+            lines.append(f"lag       {key.replace('_', ' ')}: {shares(lag[key])}")
     return lines
 
 

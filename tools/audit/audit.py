@@ -228,13 +228,9 @@ def _see_end(found: Audit, head: HeadReplay, seen: Coverage) -> None:
 
 def states(head: HeadReplay) -> dict[str, int]:
     """Where the admitted prompts are at the last line (I3)."""
-    by_state = Counter(head.prompts.state)
-    return {
-        "trained": by_state[TRAINED],
-        "in training": by_state[TRAINING],
-        "refunded": head.prompts.refunds.total(),
-        "live": len(head.prompts.open),
-    }
+    by_state, prompts = Counter(head.prompts.state), head.prompts
+    training = {"trained": by_state[TRAINED], "in training": by_state[TRAINING]}
+    return training | {"refunded": prompts.refunds.total(), "live": len(prompts.open)}
 
 
 def figures(found: Audit) -> dict[str, Any]:

@@ -79,7 +79,6 @@ class Coverage:
         if n:
             return Judgement(InvariantVerdict.BROKEN, f"{n} time{'s' * (n > 1)}", n, first)
         if name in self.missing or name not in self.counts:
-            return Judgement(
-                InvariantVerdict.NOT_SEEN, self.missing.get(name, "nothing in the journal shows it"), 0, []
-            )
+            why = self.missing.get(name, "nothing in the journal shows it")
+            return Judgement(InvariantVerdict.NOT_SEEN, why, 0, [])
         return Judgement(InvariantVerdict.HOLDS, self.counts[name], 0, [])

@@ -163,12 +163,11 @@ def _group_sizes(config: dict[str, Any], first: int | None) -> int | str | None:
 def _data(data: dict[str, Any]) -> dict[str, Any]:
     """Sources, curriculum and passes."""
     sources = {label(source): source for source in data.get("source", ())}
+    sizes = {name: source.get("gconfig", {}).get("n_samples") for name, source in sources.items()}
     window = data.get("curriculum")
     return {
         "sources": tuple((name, source["weight"]) for name, source in sources.items()),
-        "own_samples": {
-            name: n for name, source in sources.items() if (n := source.get("gconfig", {}).get("n_samples"))
-        },
+        "own_samples": {name: n for name, n in sizes.items() if n},
         "loaders": tuple(name for name, source in (sources or {"": data}).items() if source.get("function")),
         "window": None if window is None else PassRateWindow(window["low"], window["high"], window.get("every", 4)),
         "n_passes": data.get("total_train_epochs"),

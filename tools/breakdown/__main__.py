@@ -37,10 +37,8 @@ def label_rows(actor: Incarnation) -> list[str]:
 def violation(actor: Incarnation) -> str:
     """The error line for an incarnation whose labels do not sum to its wall time."""
     off = actor.labelled_s - actor.measured_s
-    return (
-        f"I12: labels must sum to the wall time within {TOLERANCE:.0%}: {actor.name} has {actor.labelled_s:.3f} s of "
-        f"labels in {actor.measured_s:.3f} s ({off:+.3f} s)"
-    )
+    has = f"{actor.name} has {actor.labelled_s:.3f} s of labels in {actor.measured_s:.3f} s ({off:+.3f} s)"
+    return f"I12: labels must sum to the wall time within {TOLERANCE:.0%}: {has}"
 
 
 def tflops(text: str) -> float:
@@ -55,12 +53,8 @@ def parser() -> argparse.ArgumentParser:
     p = run_parser("tools.breakdown", description="Show where the time of a run went.", epilog=EPILOG)
     p.add_argument("--all", action="store_true", help="the labels of each process, too")
     p.add_argument("--json", action="store_true", help="one JSON object on one line")
-    p.add_argument(
-        "--peak-tflops",
-        type=tflops,
-        metavar="X",
-        help="peak of one process in 10^12 FLOP/s, for the utilisation (known for some GPUs in bfloat16)",
-    )
+    peak = "peak of one process in 10^12 FLOP/s, for the utilisation (known for some GPUs in bfloat16)"
+    p.add_argument("--peak-tflops", type=tflops, metavar="X", help=peak)
     return p
 
 
@@ -100,9 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     for title, lines in sections.items():
         print("\n".join([title, *(f"  {line}" for line in lines)]), end="\n\n")
-    print(
-        "\n".join(violation(actor) for actor in bad) or "labels sum to the wall time within 1 % for every actor (I12)"
-    )
+    print("\n".join(map(violation, bad)) or "labels sum to the wall time within 1 % for every actor (I12)")
     return 1 if bad else 0
 
 

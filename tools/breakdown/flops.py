@@ -104,14 +104,7 @@ def n_ranks(actors: Sequence[Incarnation], split: Line | None) -> int:
 def flop_lines(found: Sequence[Utilisation]) -> list[str]:
     if not found:
         return ["not known: the journal has no model line (a run of an older version)"]
-    rows = [
-        (
-            one.role,
-            f"{one.rate / 1e12:.4g} TFLOP/s a process",
-            "MFU not known: give the peak of one process with --peak-tflops"
-            if one.mfu is None
-            else f"MFU {one.mfu:.1%}",
-        )
-        for one in found
-    ]
+    unknown = "MFU not known: give the peak of one process with --peak-tflops"
+    used = [(one, unknown if one.mfu is None else f"MFU {one.mfu:.1%}") for one in found]
+    rows = [(one.role, f"{one.rate / 1e12:.4g} TFLOP/s a process", mfu) for one, mfu in used]
     return [*terminal.columns(rows), *FORMULA.splitlines()]

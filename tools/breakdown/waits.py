@@ -111,10 +111,8 @@ def push_cost(where: Run, found: Sequence[Incarnation], steps: Sequence[Step]) -
 def wait_lines(found: Sequence[Wait]) -> list[str]:
     if not found:
         return ["none recorded"]
-    rows = [
-        (one.role, one.cause, f"{one.seconds:.2f} s", f"{one.share:.1%}", MEANING.get(one.cause, "")) for one in found
-    ]
-    return terminal.columns(rows, right=frozenset({2, 3}))
+    told = [(one, f"{one.seconds:.2f} s", f"{one.share:.1%}", MEANING.get(one.cause, "")) for one in found]
+    return terminal.columns([(one.role, one.cause, *cells) for one, *cells in told], right=frozenset({2, 3}))
 
 
 def push_lines(cost: PushCost) -> list[str]:

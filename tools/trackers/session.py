@@ -164,7 +164,5 @@ def _sample(piece: bytes) -> Line | None:
     except ValueError:
         print("skipped a broken line of samples.jsonl", file=sys.stderr)
         return None
-    is_sample = (
-        isinstance(value, dict) and is_number(value.get("version")) and {"step", "uid", "completion"} <= value.keys()
-    )
-    return value if is_sample else None
+    has_version = isinstance(value, dict) and is_number(value.get("version"))
+    return value if has_version and {"step", "uid", "completion"} <= value.keys() else None

@@ -95,6 +95,11 @@ def chain_of(path: Path) -> Facts:
     return {"state": fault or ("chained" if n_lines else "not chained"), "lines": n_lines, "end": end}
 
 
+def broken_chains(chains: Facts) -> list[str]:
+    states = {name: chain["state"] for name, chain in chains.items()}
+    return [f"journal {name}: {state}" for name, state in states.items() if state not in ("chained", "not chained")]
+
+
 def first_of(raw: bytes) -> Facts:
     """The object of a line; an empty one for a torn line."""
     try:
@@ -117,14 +122,10 @@ def named_ends(where: Run) -> Iterator[tuple[str, str, str]]:
 def lost_ends(where: Run) -> list[str]:
     """Ends that a later start names, and that no line of that journal has."""
     wanted = list(named_ends(where))
-    held = {
-        path.stem: {found[1] for raw in raw_lines(path) if (found := journal_chain.split(raw))}
-        for path in where.journals()
-        if wanted
-    }
-    return [
-        f"missing end of {name}, which {by} names: {end}" for by, name, end in wanted if end not in held.get(name, ())
-    ]
+    paths = where.journals() if wanted else []
+    held = {path.stem: {found[1] for raw in raw_lines(path) if (found := journal_chain.split(raw))} for path in paths}
+    lost = [one for one in wanted if one[2] not in held.get(one[1], ())]
+    return [f"missing end of {name}, which {by} names: {end}" for by, name, end in lost]
 
 
 def check_ended(where: Run) -> None:
@@ -157,11 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def faults_of(told: Facts, where: Run) -> list[str]:
     """Missing files, broken chains, missing ends and broken invariants of the run itself."""
-    chains = [
-        f"journal {name}: {chain['state']}"
-        for name, chain in told["chains"].items()
-        if chain["state"] not in ("chained", "not chained")
-    ]
+    chains = broken_chains(told["chains"])
     judged = told["invariants"].items()
     broken = [f"{name} is broken: {one['why']}" for name, one in judged if one["verdict"] == "broken"]
     absent = [f"missing {name}" for name in ENDED if name not in told["files"]]
@@ -177,9 +174,7 @@ def verdict(told: Facts) -> str:
 
 def page_of(told: Facts, where: Run) -> Page:
     faults = faults_of(told, where)
-    answers = [
-        ("Is the run whole?", Remark(Grade.BAD if faults else Grade.GOOD, "; ".join(faults) or verdict(told))),
-    ]
+    answer = Remark(Grade.BAD if faults else Grade.GOOD, "; ".join(faults) or verdict(told))
     rows = [[name, NAMES.get(name, ""), one["verdict"], one["why"]] for name, one in told["invariants"].items()]
     about = [(key, json.dumps(told[key])) for key in ("code", "config_sha256", "data_sha256", "bounds", "evaluations")]
     tokens = [[key, json.dumps(value)] for key, value in (told["tokens"] | told["lag"]).items()]
@@ -192,7 +187,7 @@ def page_of(told: Facts, where: Run) -> Page:
     ]
     command = f"{SCRIPT} verify {where.folder / 'certificate.json'} {where.folder}"
     sections = [Section("facts", "Facts", tables=tables)]
-    return Page(f"Certificate of {where.name}", command, answers, (), about, sections)
+    return Page(f"Certificate of {where.name}", command, [("Is the run whole?", answer)], (), about, sections)
 
 
 if __name__ == "__main__":

@@ -82,9 +82,8 @@ def chosen(steps: Sequence[Step], first: int, n_steps: int | None) -> list[Step]
         last = steps[-1].version if steps else 0
         raise ConfigError(f"missing version {first}: the last update of this run is version {last}")
     if bare := [step.version for step in steps if step.version <= found[-1].version and not step.samples]:
-        raise ConfigError(
-            f"missing batch of version {bare[0]}: a run keeps its batches with journal.replay = true, from its start on"
-        )
+        remedy = "a run keeps its batches with journal.replay = true, from its start on"
+        raise ConfigError(f"missing batch of version {bare[0]}: {remedy}")
     return found
 
 

@@ -10,7 +10,7 @@ from areal_bus.process.commands import SCRIPT
 from areal_bus.storage.versioned_dirs import sha256
 from tools import terminal
 from tools.run import Run
-from tools.trust.certify import SCHEMA, Facts, chain_of, facts, files
+from tools.trust.certify import SCHEMA, Facts, broken_chains, chain_of, facts, files
 
 CONFIG = "config.json"
 SHOWN = 20  # differences
@@ -52,9 +52,7 @@ def changes(told: Facts, where: Run) -> list[str]:
         return [f"{'changed' if config.is_file() else 'missing'} file: {CONFIG}"]
     now = files(where)
     found = [f"{word} file: {name}" for name in sorted(now.keys() | then.keys()) if (word := _word(then, now, name))]
-    for path in where.journals():
-        if (chain := chain_of(path))["state"] not in ("chained", "not chained"):
-            found.append(f"journal {path.stem}: {chain['state']}")
+    found += broken_chains({path.stem: chain_of(path) for path in where.journals()})
     if not found:
         fresh = facts(where)
         found = [f"the certificate says another {key}" for key in (fresh | told) if not _same(key, fresh, told)]

@@ -137,9 +137,8 @@ class LiveRun:
                     points.append((version, value))
 
     def _cut(self, version: int) -> None:
-        self._points = {
-            name: left for name, points in self._points.items() if (left := [p for p in points if p[0] <= version])
-        }
+        kept = {name: [one for one in points if one[0] <= version] for name, points in self._points.items()}
+        self._points = {name: points for name, points in kept.items() if points}
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int = MAX_POINTS) -> Points:

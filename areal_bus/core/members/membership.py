@@ -26,10 +26,7 @@ MEMBER_STATES = StateTable(
         (MemberState.STALE, MemberState.HEALTHY): "A generator has completed a push (I7).",
         (MemberState.HEALTHY, MemberState.STALE): "A generator has missed a push.",
         (MemberState.STALE, MemberState.DEAD): "A generator is silent too long, or its connection has ended.",
-        (
-            MemberState.HEALTHY,
-            MemberState.DEAD,
-        ): "A generator or reward is silent too long, or its connection has ended.",
+        (MemberState.HEALTHY, MemberState.DEAD): "It is silent too long, or its connection has ended (no learner).",
         (MemberState.DEAD, MemberState.STALE): "A generator's heartbeats return; its leases are lost.",
         (MemberState.DEAD, MemberState.HEALTHY): "A reward's heartbeats return.",
     },
@@ -128,14 +125,8 @@ class Membership:
     def replaced_by(self, name: str) -> str | None:
         """The newer incarnation of the same actor, if there is one."""
         actor, _, incarnation = name.rpartition(".")
-        for other in self.by_name.values():
-            if (
-                other.name.rpartition(".")[0] == actor
-                and incarnation.isdecimal()
-                and other.incarnation > int(incarnation)
-            ):
-                return other.name
-        return None
+        alike = [x for x in self.by_name.values() if x.name.rpartition(".")[0] == actor and incarnation.isdecimal()]
+        return next((other.name for other in alike if other.incarnation > int(incarnation)), None)
 
     def heard(self, name: str, now: float) -> Member:
         """Record a message from a member. A dead member is alive again, without its former leases."""
@@ -169,9 +160,8 @@ class Membership:
         """A completed push: the one way to HEALTHY for a generator (I7)."""
         member = self.by_name[name]
         if not member.ready or member.standing is MemberState.DEAD:
-            raise ImpossibleEvent(
-                f"unexpected PushDone: {name} is {member.standing}; only a ready member completes a push"
-            )
+            what = f"unexpected PushDone: {name} is {member.standing}"
+            raise ImpossibleEvent(f"{what}; only a ready member completes a push")
         member.version = version
         self._stand(member, MemberState.HEALTHY)
         return member

@@ -108,9 +108,7 @@ class Gate:
         if self.policy in (StalenessPolicy.HOLD, StalenessPolicy.DROP) and min(counts) < self.u - self.eta:  # I2
             raise ImpossibleEvent(f"under {self.policy} c - born <= {self.eta}; got born {min(counts)} at c = {self.u}")
         if not self.may_take(len(borns), counts):  # I2
-            raise ImpossibleEvent(
-                f"under hold the prompts that batch {self.w} leaves must still be trainable in time; got {counts}"
-            )
+            raise ImpossibleEvent(f"under hold batch {self.w} must leave prompts that others can train; got {counts}")
         for born in borns:
             self._leave(born)
         self.in_training += len(borns)
@@ -156,11 +154,7 @@ class Gate:
 
     def _why_shut(self, born: int) -> str:
         if self.free <= 0:
-            return (
-                f"at most (eta + 1) * B = {self.limit} prompts may be live or in training; "
-                f"{self.live} + {self.in_training} are, at version {self.v}"
-            )
-        return (
-            f"under hold at most (D - w + 1) * B live prompts are due by batch D = born + eta; one more born at {born} "
-            f"would be too many, at w = {self.w}"
-        )
+            there = f"{self.live} + {self.in_training} are, at version {self.v}"
+            return f"at most (eta + 1) * B = {self.limit} prompts may be live or in training; {there}"
+        rule = "under hold at most (D - w + 1) * B live prompts are due by batch D = born + eta"
+        return f"{rule}; one more born at {born} would be too many, at w = {self.w}"

@@ -74,11 +74,8 @@ def revive(prompt: OpenPrompt, known: LedgerEntry | None, version: int, reward_o
     group = _group_of(prompt, known, kept)
     if group is not None:
         entry.compare(group)
-    if (
-        known is not None
-        and known.state in (PromptState.LEASED, PromptState.SCORING, PromptState.COMPARING)
-        and kept.keys() == known.verdicts.keys()
-    ):
+    held = (PromptState.LEASED, PromptState.SCORING, PromptState.COMPARING)
+    if known is not None and known.state in held and kept.keys() == known.verdicts.keys():
         entry.holder, entry.state, entry.alone = known.holder, known.state, known.alone
         entry.leased_at, entry.asked = known.leased_at, known.asked
         entry.sampled, entry.noted = known.sampled, known.noted

@@ -27,6 +27,7 @@ class PromptState(StrEnum):
     REFUNDED = "refunded"
 
 
+LIVE = (PromptState.LEASED, PromptState.QUEUED, PromptState.SCORING, PromptState.COMPARING, PromptState.READY)
 PROMPT_STATES = StateTable(
     "prompt",
     {
@@ -48,14 +49,9 @@ PROMPT_STATES = StateTable(
         (PromptState.QUEUED, PromptState.LEASED): "It is leased again, under the next attempt.",
         (PromptState.READY, PromptState.TRAINING): "It is taken into a batch.",
         (PromptState.TRAINING, PromptState.TRAINED): "The update of its batch is finished.",
-        (PromptState.LEASED, PromptState.REFUNDED): "It is refunded, with a reason.",
-        (PromptState.QUEUED, PromptState.REFUNDED): "It is refunded, with a reason.",
-        (PromptState.SCORING, PromptState.REFUNDED): "It is refunded, with a reason.",
-        (PromptState.COMPARING, PromptState.REFUNDED): "It is refunded, with a reason.",
-        (PromptState.READY, PromptState.REFUNDED): "It is refunded, with a reason.",
+        **{(state, PromptState.REFUNDED): "It is refunded, with a reason." for state in LIVE},
     },
 )
-LIVE = (PromptState.LEASED, PromptState.QUEUED, PromptState.SCORING, PromptState.COMPARING, PromptState.READY)
 LEAST = 2  # samples with a reward that a short group needs: one alone has no baseline
 
 
@@ -225,9 +221,8 @@ class Ledger:
         """`holder` is lost: queue its leased and scoring prompts again; another reward compares its groups."""
         for entry in [x for x in self.open.values() if x.asked == holder] if self.n_asked[holder] else ():
             self._ask(entry, None)
-        lost = [
-            e for e in self.open.values() if e.holder == holder and e.state in (PromptState.LEASED, PromptState.SCORING)
-        ]
+        held = [entry for entry in self.open.values() if entry.holder == holder]
+        lost = [entry for entry in held if entry.state in (PromptState.LEASED, PromptState.SCORING)]
         for entry in lost:
             if died and entry.state is PromptState.LEASED:
                 entry.n_deaths += 1
@@ -317,13 +312,11 @@ class Ledger:
         """The entry of this verdict. Raises ImpossibleEvent when the verdict cannot count."""
         entry = self._of(scored.uid, scored.attempt)
         if not 0 <= scored.sample < entry.n_samples:
-            raise ImpossibleEvent(
-                f"unknown sample {scored.sample}: prompt {scored.uid} has samples 0..{entry.n_samples - 1}"
-            )
+            there = f"prompt {scored.uid} has samples 0..{entry.n_samples - 1}"
+            raise ImpossibleEvent(f"unknown sample {scored.sample}: {there}")
         if scored.sample in entry.scored or scored.sample in entry.failed:  # I4
-            raise ImpossibleEvent(
-                f"each sample is scored once; sample {scored.sample} of prompt {scored.uid} already has a verdict"
-            )
+            which = f"sample {scored.sample} of prompt {scored.uid}"
+            raise ImpossibleEvent(f"each sample is scored once; {which} already has a verdict")
         return entry
 
     def _judged(self, entry: LedgerEntry, sample: int) -> LedgerEntry:
@@ -339,14 +332,7 @@ class Ledger:
 
     @property
     def n_live(self) -> int:
-        counts = self.counts
-        return (
-            counts[PromptState.LEASED]
-            + counts[PromptState.QUEUED]
-            + counts[PromptState.SCORING]
-            + counts[PromptState.COMPARING]
-            + counts[PromptState.READY]
-        )
+        return sum(map(self.counts.__getitem__, LIVE))
 
     def take(self, n_prompts: int, batch: int) -> list[LedgerEntry]:
         """Move the n oldest ready groups, by (born, uid), into `batch`."""

@@ -100,7 +100,5 @@ def check_whole(partial: Partial) -> None:
     """Raises ImpossibleEvent unless it has one turn, at least one sampled token, and all ids."""
     is_one_turn = len(partial.segments) == 1 and min(partial.segments[0]) > 0
     if not is_one_turn or len(partial.ids) != 4 * sum(partial.segments[0]):
-        raise ImpossibleEvent(
-            f"a partial rollout has one turn with at least one token: its segments are {partial.segments[:4]}, its ids "
-            f"{len(partial.ids) // 4}"
-        )
+        found = f"its segments are {partial.segments[:4]}, its ids {len(partial.ids) // 4}"
+        raise ImpossibleEvent(f"a partial rollout has one turn with at least one token: {found}")

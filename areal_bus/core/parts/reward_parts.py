@@ -25,10 +25,8 @@ def checked(parts: object) -> dict[str, float]:
         if not (isinstance(name, str) and 0 < len(name) <= NAME_CHARACTERS and name.isprintable()):
             raise ValueError(f"the name of a part has 1 to {NAME_CHARACTERS} printable characters: {_short(name)}")
         if not isinstance(value, SupportsFloat) or not abs(float(value)) <= LARGEST:
-            raise ValueError(
-                f"the part {name!r} of a reward must be a finite number, at most {LARGEST:g} in absolute value: it is "
-                f"{_short(value)}"
-            )
+            rule = f"a finite number, at most {LARGEST:g} in absolute value"
+            raise ValueError(f"the part {name!r} of a reward must be {rule}: it is {_short(value)}")
     return {name: float(value) for name, value in parts.items()}
 
 
@@ -63,12 +61,8 @@ def broken_roles(roles: str, parts: Mapping[str, float]) -> str:
     known = {name.removeprefix(ROLE) for name in parts if name.startswith(ROLE)}
     if known and not roles:
         return f"unknown roles {sorted(known)}: the workflow must name the role of each trajectory in Episode.roles"
-    missing = sorted(set(roles.split()) - known)
-    return (
-        f"missing reward of the role {missing[0]!r}: Score.role_rewards has {sorted(known)}"
-        if known and missing
-        else ""
-    )
+    missing = sorted(set(roles.split()) - known) if known else []
+    return f"missing reward of the role {missing[0]!r}: Score.role_rewards has {sorted(known)}" if missing else ""
 
 
 def role_rewards(scored: Scored) -> list[tuple[str, float]]:

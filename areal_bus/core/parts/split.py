@@ -41,15 +41,11 @@ class RankPool:
         if not self.learners <= learners <= most:
             return f"{self.learners} to {most} ranks may learn, so that one generator is left: {learners} do not"
         if (learners - self.learners) % self.width:
-            return (
-                f"a generator of topology.tensor_parallel = {self.width} ranks becomes {self.width} learner ranks: "
-                f"{learners} learners differ from {self.learners} by no multiple of it"
-            )
+            rule = f"a generator of topology.tensor_parallel = {self.width} ranks becomes {self.width} learner ranks"
+            return f"{rule}: {learners} learners differ from {self.learners} by no multiple of it"
         if learners % self.divisor:
-            return (
-                "topology.replicas and actor.context_parallel divide the number of learners: "
-                f"{learners} is no multiple of {self.divisor}"
-            )
+            rule = "topology.replicas and actor.context_parallel divide the number of learners"
+            return f"{rule}: {learners} is no multiple of {self.divisor}"
         return ""
 
     def choices(self) -> list[int]:

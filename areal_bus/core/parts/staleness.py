@@ -29,10 +29,8 @@ def trained_runs(spans: Sequence[Sequence[int]], clock: int, eta: int) -> list[t
         if n_tokens < 1:
             raise ValueError(f"a span holds at least one token: {n_tokens} at version {version}")
         if not before <= version <= clock:
-            raise ValueError(
-                f"versions never decrease along a trajectory nor pass the clock: {version} after {before}, "
-                f"clock {clock}"
-            )
+            rule = "versions never decrease along a trajectory nor pass the clock"
+            raise ValueError(f"{rule}: {version} after {before}, clock {clock}")
         runs.append((n_tokens, clock - version <= eta))
         before = version
     return runs
@@ -47,7 +45,6 @@ def runs_under(policy: StalenessPolicy, spans: Sequence[Sequence[int]], clock: i
     if policy is StalenessPolicy.PAPER:
         return [(n_tokens, True) for n_tokens, _ in runs]
     if policy is not StalenessPolicy.MASK and not all(trained for _, trained in runs):
-        raise ImpossibleEvent(
-            f"under {policy} no token of a batch is older than eta = {eta}: version {spans[0][0]} at clock {clock}"
-        )
+        rule = f"under {policy} no token of a batch is older than eta = {eta}"
+        raise ImpossibleEvent(f"{rule}: version {spans[0][0]} at clock {clock}")
     return runs

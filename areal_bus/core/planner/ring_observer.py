@@ -21,6 +21,12 @@ ALIKE_KEEPS = 0.97  # of what is known of a group's likeness, each time that len
 LEAST_VARIANCE = 1e-4  # of the logarithms: equal lengths have none
 
 
+def fade(sums: object, keeps: float, *names: str) -> None:
+    """These sums keep this part of their weight."""
+    for name in names:
+        setattr(sums, name, getattr(sums, name) * keeps)
+
+
 @dataclass(slots=True)
 class LengthShift:
     """The logarithms of lengths (tokens, each above 0), whose old values lose weight."""
@@ -62,11 +68,8 @@ class LengthShift:
 
     def fade(self, keeps: float) -> None:
         """Old values keep this part of their weight. How alike the samples of a group are is forgotten slowly."""
-        self.weight *= keeps
-        self.total *= keeps
-        self.squares *= keeps
-        self.group_squares *= ALIKE_KEEPS
-        self.sample_squares *= ALIKE_KEEPS
+        fade(self, keeps, "weight", "total", "squares")
+        fade(self, ALIKE_KEEPS, "group_squares", "sample_squares")
 
 
 LEVEL_KEEPS = 0.7  # weight that a level keeps at each update: half of it comes from the last two updates
@@ -75,9 +78,7 @@ SHAPE_KEEPS = 0.97  # of a shape: from the last 23
 PRIOR_VARIANCE = 0.04  # the prior of a shape counts as much as loads that vary by a fifth
 PRIOR_HALF_SLOTS = 0.25  # prior: this share of the slots, live, decodes at half of the limit
 MIN_UPDATES = 3  # before there are figures
-STEADY = (
-    0.2  # relative difference of the tokens that are trained and sampled, below which the ring is in a steady state
-)
+STEADY = 0.2  # relative difference of trained and sampled tokens, below which the ring is in a steady state
 
 
 class DecodeStart(NamedTuple):
@@ -99,8 +100,7 @@ class Level:
         self.weight += weight
 
     def fade(self, keeps: float = LEVEL_KEEPS) -> None:
-        self.total *= keeps
-        self.weight *= keeps
+        fade(self, keeps, "total", "weight")
 
     @property
     def mean(self) -> float:
@@ -125,8 +125,7 @@ class Line:
         self.xy += x * y
 
     def fade(self) -> None:
-        for name in ("weight", "x", "y", "xx", "xy"):
-            setattr(self, name, getattr(self, name) * SHAPE_KEEPS)
+        fade(self, SHAPE_KEEPS, "weight", "x", "y", "xx", "xy")
 
     def offset(self, prior: float) -> float:
         """a / b: the x that costs as much as what does not depend on x; 0 or more."""

@@ -194,15 +194,13 @@ def check_spans(scored: Scored | m.Partial, *, born: int, clock: int) -> None:
     n_tokens, before = 0, born
     for version, n in scored.spans:
         if n < 1 or not before <= version <= clock:
-            raise ImpossibleEvent(
-                f"versions never decrease along a trajectory, from born {born} to the clock {clock}, each over one "
-                f"token or more; got {scored.spans}"
-            )
+            rule = f"versions never decrease along a trajectory, from born {born} to the clock {clock}"
+            raise ImpossibleEvent(f"{rule}, each over one token or more; got {scored.spans}")
         before = version
         n_tokens += n
     if n_tokens != scored.n_sampled or len(scored.logps) != 4 * n_tokens:
-        raise ImpossibleEvent(f"spans, log-probs and segments cover the same tokens; got {n_tokens}, "
-                              f"{len(scored.logps) // 4} and {scored.n_sampled}")  # fmt: skip
+        got = f"{n_tokens}, {len(scored.logps) // 4} and {scored.n_sampled}"
+        raise ImpossibleEvent(f"spans, log-probs and segments cover the same tokens; got {got}")
 
 
 class Refill:

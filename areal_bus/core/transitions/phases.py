@@ -187,10 +187,8 @@ class Phases:
             return self.state.stopped
         rules, found = self.rules, plan.best(self._metric_values(with_ends=True))
         at = "" if found is None else f": {found[1]:.4f} at version {found[0]} is still the best"
-        return (
-            f"stopped at version {self.gate.u}, because {rules.evaluate_metric} did not improve in "
-            f"{rules.evaluate_patience} evaluations{at}"
-        )
+        why = f"{rules.evaluate_metric} did not improve in {rules.evaluate_patience} evaluations"
+        return f"stopped at version {self.gate.u}, because {why}{at}"
 
     # the end
 

@@ -56,13 +56,8 @@ class Publisher:
         self.pushes.done(message.push, member.name)
         if member.role is Role.GENERATOR:
             self.members.holds(member.name, message.version)
-            self.effects.record(
-                Event.MEMBER,
-                name=member.name,
-                state=str(member.standing),
-                why=f"holds version {message.version}",
-                version=message.version,
-            )
+            state, why = str(member.standing), f"holds version {message.version}"
+            self.effects.record(Event.MEMBER, name=member.name, state=state, why=why, version=message.version)
 
     def broken(self, member: Member, message: m.PushBroken) -> None:
         """A member (or the root) could not complete its part."""
@@ -77,9 +72,8 @@ class Publisher:
         """All pushes in flight have one version (I5)."""
         push = self.pushes.current
         if push is not None and push.id == message.push and push.version != message.version:
-            raise ImpossibleEvent(
-                f"version mismatch in push {push.id}: it is of version {push.version}, the report of {message.version}"
-            )
+            versions = f"it is of version {push.version}, the report of {message.version}"
+            raise ImpossibleEvent(f"version mismatch in push {push.id}: {versions}")
 
     def lose(self, name: str) -> None:
         """A member died: the root need not wait for it until the deadline."""
@@ -192,11 +186,5 @@ class Publisher:
         begin = m.PushBegin(push.id, push.version, push.view, push.members, store, own_s, term, base)
         for name in (push.root, *push.members):
             self.effects.send(name, begin)
-        self.effects.record(
-            Event.PUSH,
-            push=push.id,
-            version=push.version,
-            view=push.view,
-            n_members=len(push.members),
-            catch_up=push.catch_up,
-        )
+        which = {"push": push.id, "version": push.version, "view": push.view}
+        self.effects.record(Event.PUSH, **which, n_members=len(push.members), catch_up=push.catch_up)

@@ -150,9 +150,8 @@ class Rollouts:
         if not (is_held or _is_queued(entry, message)):
             raise ImpossibleEvent(not_held)
         if self._is_void(message):
-            raise ImpossibleEvent(
-                f"a partial rollout of term {message.term} has tokens of versions that term {self.term} made void"
-            )
+            void = f"tokens of versions that term {self.term} made void"
+            raise ImpossibleEvent(f"a partial rollout of term {message.term} has {void}")
         check_whole(message)
         check_spans(message, born=entry.born, clock=self.gate.u)
         self.rules.check_sample(message, entry.born, entry.source, is_guests=self.state.is_guests(member.name))
@@ -268,13 +267,8 @@ class Rollouts:
         evaluation.check(message)
         try:
             check_spans(message, born=evaluation.version, clock=self.gate.u)
-            self.rules.check_sample(
-                message,
-                evaluation.version,
-                evaluation.set_name,
-                is_guests=self.state.is_guests(message.generator),
-                most=evaluation.max_new_tokens,
-            )
+            place, is_guests = (evaluation.version, evaluation.set_name), self.state.is_guests(message.generator)
+            self.rules.check_sample(message, *place, is_guests=is_guests, most=evaluation.max_new_tokens)
         except ImpossibleEvent as error:
             self.problem_failed(evaluation, message.uid, message.attempt, str(error))
             self.end_lease(message.generator, message.uid, message.attempt, evaluation.name)
@@ -287,9 +281,8 @@ class Rollouts:
     def _check_term(self, message: Scored) -> None:
         """No sample can be of a later term. One that claims so is rejected without an Ack."""
         if message.term > self.term:
-            raise ImpossibleEvent(
-                f"a sample cannot be of a later term: it claims term {message.term}, this is term {self.term}"
-            )
+            terms = f"it claims term {message.term}, this is term {self.term}"
+            raise ImpossibleEvent(f"a sample cannot be of a later term: {terms}")
 
     def _check(self, message: Scored) -> None:
         """Check a sample. An inconsistent one ends its group: its generator has no copy left to send again."""

@@ -130,10 +130,8 @@ class Training:
     def _check_incarnation(self, message: m.BeginTerm | m.BatchRequest) -> None:
         """Reject a message that was sent to an earlier incarnation of the head."""
         if message.life != self.state.incarnation:
-            raise ImpossibleEvent(
-                f"incarnation mismatch: the learner addressed head {message.life}, this is head "
-                f"{self.state.incarnation}"
-            )
+            heads = f"the learner addressed head {message.life}, this is head {self.state.incarnation}"
+            raise ImpossibleEvent(f"incarnation mismatch: {heads}")
 
     def _send_back(self, member: Member, message: m.BeginTerm, why: str) -> None:
         """No term can begin at the version of this learner (it outlived its head, or its copy it): back to disk."""
@@ -161,9 +159,8 @@ class Training:
         if member.role is not Role.LEARNER or member.index != 0:
             raise ImpossibleEvent(f"learner 0 writes checkpoints; got one of {member.name}")
         if member.name != self.terms.begun_by or message.version > self.gate.u:
-            raise ImpossibleEvent(
-                f"unknown version {message.version}, checkpointed by {member.name}: {self.gate.u} updates are finished"
-            )
+            what = f"unknown version {message.version}, checkpointed by {member.name}"
+            raise ImpossibleEvent(f"{what}: {self.gate.u} updates are finished")
         self.terms.checkpointed(message.version)
 
     def request(self, member: Member, message: m.BatchRequest) -> None:

@@ -129,7 +129,7 @@ def test_a_reward_scores_only_trajectories_sent_to_it_by_a_generator() -> None:
         for forged in [*(of(G0, guess) for guess in guesses), of(G0, it.lease(0, 1)), of(G0, it.lease(0, 0, "before"))]:
             rogue.send("head", forged)
             effects = it.decides()
-            assert "carry the id of its lease" in refused(effects)[0]
+            assert "wrong lease id in a result of" in refused(effects)[0]
             assert not sent(effects, m.Ack)  # else the generator would forget its own
             assert it.state == before
         it.door.caller("reward-0.0").send("head", of(G0, right))
@@ -180,7 +180,7 @@ def test_partials_for_a_prompt_without_a_lease_are_refused() -> None:
         it.head.state.ledger.lose(G0)
         for lease in ("", "0" * 16, it.lease(1)):
             guest.send("head", replace(PARTIAL, lease=lease))
-            assert "carry the id of its lease" in refused(it.decides())[0]
+            assert "wrong lease id in a result of" in refused(it.decides())[0]
         assert len(it.head.state.partials) == 0
         it.door.caller(G0).send("head", replace(PARTIAL, lease=it.lease()))
         assert not refused(it.decides())

@@ -133,7 +133,7 @@ def test_damaged_weights_are_found_and_the_next_push_sends_all_bytes(ring: Delta
     assert ring.root.push(sent, begin).delta_from == 0
     assert well.answer()["held"] == sent.digest
     error = damaged.answer()["error"]
-    assert "1 of 8 tensors of version 1 have not, first embedding, by a delta from version 0" in error
+    assert "1 of 8 tensors of version 1, first embedding, by a delta from version 0" in error
     start, n_bytes, (answer,) = ring.push_newest(damaged)
     assert (start, n_bytes, answer["held"]) == (None, sent.n_bytes, sent.digest)
     sent = ring.update()

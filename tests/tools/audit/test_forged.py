@@ -192,7 +192,7 @@ def a_group_trained_before_it_is_whole(forge: Forge) -> None:
         forge.lines[HEAD].remove(forge.of(HEAD, event, uid=7)[-1])
 
 
-@forgery("I8", "the oldest whole group is trained first: prompt 3, born 0, not born 1")
+@forgery("I8", "the oldest whole group is trained first: 3, born 0, not born 1")
 def a_group_trained_before_an_older_one_that_is_whole(forge: Forge) -> None:
     lines, batch = forge.lines[HEAD], forge.of(HEAD, "trajectory", step=1)
     first = lines.index(batch[0])

@@ -36,7 +36,7 @@ def a_version_published_before_its_push(forge: Forge) -> None:
     move(forge, forge.of(HEAD, "publish", version=2)[0], after=forge.of(HEAD, "update", version=2)[0])
 
 
-@forgery("I6", "a push is over when each member completed it, broke it or is gone: 1 of 2 in push 1")
+@forgery("I6", "a push is over when each member completed it, broke it or is gone: 1 of 2 as publish 1 comes")
 def a_version_published_while_its_push_is_in_flight(forge: Forge) -> None:
     first = forge.of(HEAD, "member", name=GENERATORS[0], version=1)[0]
     move(forge, forge.of(HEAD, "publish", version=1)[0], after=first)

@@ -11,6 +11,7 @@ from tools.audit.journal_reader import Handler, JournalFile, Line
 from tools.audit.replay.terms import ATTEMPTS, TermLog
 
 Version = tuple[int, int]  # (term, version): how versions of different terms compare
+GroupVerdict = tuple[str, tuple[float, ...]]  # of reward.group: status, rewards
 
 
 NO_ROLES: Mapping[str, float] = MappingProxyType({})
@@ -87,9 +88,7 @@ class Evidence:
     scores: dict[int, ScoreRecord] = field(default_factory=dict)  # training: the first verdict
     more_scores: dict[int, list[ScoreRecord]] = field(default_factory=dict)  # of a sample that was sent twice
     evaluated: dict[tuple[str, int, int, int], list[ScoreRecord]] = field(default_factory=dict)  # of evaluations
-    groups: dict[tuple[int, int], set[tuple[str, tuple[float, ...]]]] = field(
-        default_factory=dict
-    )  # (uid, attempt) -> verdicts of reward.group: status, rewards
+    groups: dict[tuple[int, int], set[GroupVerdict]] = field(default_factory=dict)  # by (uid, attempt)
     answers: dict[tuple[str, int, int, int], Made] = field(default_factory=dict)  # completions of evaluations
     starts: dict[str, list[Start]] = field(default_factory=dict)  # by process
     work: dict[tuple[int, int], LeaseWork] = field(default_factory=dict)  # training
@@ -100,9 +99,7 @@ class Evidence:
     rewards: set[str] = field(default_factory=set)
     steps: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # (learner, version) -> its figures
     learners: set[str] = field(default_factory=set)  # whose own journal is there
-    outlived: list[tuple[Version, str, str]] = field(
-        default_factory=list
-    )  # first version of a surviving learner, digest
+    outlived: list[tuple[Version, str, str]] = field(default_factory=list)  # a surviving learner's first, digest, name
     cut: dict[str, float] = field(default_factory=dict)  # rewards that were killed -> wall time of the last line
 
     def scores_of(self, sample: int) -> list[ScoreRecord]:
@@ -128,11 +125,8 @@ class Evidence:
                 continue
             made, here = self.digests.get((maker, version)), self.digests.get((beginning.term, version))
             if made is not None and here is not None and made.digest != here.digest:
-                text = (
-                    f"a term begins with the weights of its version: digest {here.digest[:12]} here, "
-                    f"{made.digest[:12]} at {made.where}"
-                )
-                findings.add("I5", here.where, text, version=version)
+                rule = f"a term begins with the weights of its version: digest {here.digest[:12]} here"
+                findings.add("I5", here.where, f"{rule}, {made.digest[:12]} at {made.where}", version=version)
         for held, digest, learner in self.outlived:
             here = self.digests.get(held)
             if here is not None and here.digest != digest:
@@ -189,12 +183,8 @@ class GeneratorLog:
         evidence.generators.add(self.name)
 
     def handlers(self) -> dict[str, Handler]:
-        return {
-            "start": self.start,
-            "pushed": self.on_pushed,
-            "request": self.on_request,
-            "completion": self.on_completion,
-        }
+        handlers = {"start": self.start, "pushed": self.on_pushed}
+        return handlers | {"request": self.on_request, "completion": self.on_completion}
 
     def start(self, line: Line) -> None:
         self.held = None
@@ -259,13 +249,8 @@ class GeneratorLog:
             return
         known = key(uid, sample, attempt)
         if known in evidence.completions:
-            self.file.add(
-                "I4",
-                "a sample of one attempt is completed once: it was before",
-                uid=uid,
-                sample=sample,
-                attempt=attempt,
-            )
+            ids = {"uid": uid, "sample": sample, "attempt": attempt}
+            self.file.add("I4", "a sample of one attempt is completed once: it was before", **ids)
         evidence.completions[known] = Made(tuple(versions), intern(line["finish"]), self.name)
         if (term := line.get("term", 0)) > attempt // ATTEMPTS:
             evidence.later[known] = term
@@ -282,10 +267,8 @@ class GeneratorLog:
         elif sum(versions[1::2]) != n_tokens:
             text = f"every sampled token has one version: {sum(versions[1::2])} stamps, {n_tokens} tokens"
         elif begun.n_done and (not own or others[-2] > begun.held):
-            text = (
-                f"a sample is continued, by a token or more, where what was done is known: {versions}, of them "
-                f"{begun.n_done} done, held {begun.held}"
-            )
+            known = f"{versions}, of them {begun.n_done} done, held {begun.held}"
+            text = f"a sample is continued, by a token or more, where what was done is known: {known}"
         elif own and (held is None or not began <= own[0] <= own[-2] <= held):
             text = f"a token's version is held while it is sampled: {own}, held {began}..{held}"
         elif not self.pushed.issuperset(own[::2]):
@@ -314,13 +297,8 @@ class RewardLog:
         evidence.rewards.add(self.name)
 
     def handlers(self) -> dict[str, Handler]:
-        return {
-            "start": self.on_sign,
-            "spans": self.on_sign,
-            "score": self.on_score,
-            "group_score": self.on_group_score,
-            "end": self.on_end,
-        }
+        verdicts = {"score": self.on_score, "group_score": self.on_group_score}
+        return {"start": self.on_sign, "spans": self.on_sign, **verdicts, "end": self.on_end}
 
     def on_group_score(self, line: Line) -> None:
         """A verdict of `reward.group`: rewards exactly when its status is value (I10)."""
@@ -391,7 +369,5 @@ def digest(file: JournalFile, evidence: Evidence, line: Line) -> None:
     evidence.n_digests += 1
     known = evidence.digests.setdefault((line.get("term", 0), version), HeldWeights(line["digest"], file.where()))
     if known.digest != line["digest"]:
-        text = (
-            f"a version is one set of weights: digest {line['digest'][:12]} here, {known.digest[:12]} at {known.where}"
-        )
-        file.add("I5", text, version=version)
+        rule = f"a version is one set of weights: digest {line['digest'][:12]} here"
+        file.add("I5", f"{rule}, {known.digest[:12]} at {known.where}", version=version)

@@ -106,10 +106,8 @@ class BatchChecks:
             self.is_torn = True
             return
         if batch.n_seen != batch.n_trajectories or len(batch.groups) != batch.n_groups:
-            text = (
-                f"a batch has the groups that its line says: {len(batch.groups)} of {batch.n_groups}, "
-                f"{batch.n_seen} of {batch.n_trajectories} trajectories"
-            )
+            has = f"{len(batch.groups)} of {batch.n_groups}, {batch.n_seen} of {batch.n_trajectories} trajectories"
+            text = f"a batch has the groups that its line says: {has}"
             self.file.findings.add("I8", batch.where, text, step=batch.step)
         for uid, samples in batch.samples.items():
             n, without = batch.groups[uid].n, self.prompts.left_out(batch.groups[uid])
@@ -122,15 +120,11 @@ class BatchChecks:
 
     def _check_left_out(self, batch: BatchRecord) -> None:
         """A group may be short by policy only; its missing samples are named and their tokens counted (I8, I12)."""
-        left_out = {
-            (uid, number): sample
-            for uid, prompt in batch.groups.items()
-            for number, sample in self.prompts.left_out(prompt).items()
-        }
+        each = ((uid, self.prompts.left_out(prompt)) for uid, prompt in batch.groups.items())
+        left_out = {(uid, number): sample for uid, samples in each for number, sample in samples.items()}
         if batch.missing != left_out.keys():
-            text = (
-                f"a batch names the samples that its groups go without: {sorted(left_out)}, not {sorted(batch.missing)}"
-            )
+            rule = "a batch names the samples that its groups go without"
+            text = f"{rule}: {sorted(left_out)}, not {sorted(batch.missing)}"
             self.file.findings.add("I8", batch.where, text, step=batch.step)
         if left_out and not self.setup.partial_groups:
             text = "without reward.partial_groups every group of a batch is whole: a group without all its rewards is"
@@ -177,12 +171,9 @@ class BatchChecks:
 
     def _judged(self, batch: BatchRecord) -> list[tuple[bool, str]]:
         """Which answers of the batch were right, among those that the task judged, and how they ended."""
-        verdicts = [
-            (batch.groups[one.uid].scored[one.sample].correct, one.finish)
-            for one in batch.trained
-            if one.uid in batch.groups and one.sample in batch.groups[one.uid].scored
-        ]
-        return [(is_right, finish) for is_right, finish in verdicts if is_right is not None]
+        ours = [one for one in batch.trained if one.uid in batch.groups]
+        found = [(batch.groups[one.uid].scored.get(one.sample), one.finish) for one in ours]
+        return [(one.correct, finish) for one, finish in found if one is not None and one.correct is not None]
 
     def _balance(self, line: Line, batch: BatchRecord) -> None:
         names = ("n_tokens", "n_tokens_trained", "n_tokens_masked", "n_tokens_skipped")
@@ -196,11 +187,8 @@ class BatchChecks:
             self.n_masked += int(masked)
             self.n_skipped += int(skipped)
         if not n == batch.n_tokens == trained + masked + skipped:
-            text = (
-                f"tokens = trained + masked + skipped: the batch has {batch.n_tokens}, the update {n:g} = "
-                f"{trained:g} + {masked:g} + {skipped:g}"
-            )
-            self.file.add("I12", text, step=batch.step)
+            told = f"the batch has {batch.n_tokens}, the update {n:g} = {trained:g} + {masked:g} + {skipped:g}"
+            self.file.add("I12", f"tokens = trained + masked + skipped: {told}", step=batch.step)
         if masked != batch.n_masked:
             text = f"masked tokens are those of the batch's lines: {batch.n_masked}, not {masked:g}"
             self.file.add("I12", text, step=batch.step)

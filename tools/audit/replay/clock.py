@@ -38,10 +38,8 @@ class Clock:
         self._n_uids = uid + 1
         for name, counted in (("live", self.live), ("in_training", self.in_training)):
             if line[name] != counted:
-                text = (
-                    f"{name} is what admissions, batches, refunds and publishes add up to: {counted}, not {line[name]}"
-                )
-                self.file.add("I1", text, uid=uid)
+                rule = f"{name} is what admissions, batches, refunds and publishes add up to"
+                self.file.add("I1", f"{rule}: {counted}, not {line[name]}", uid=uid)
         backlog = max(self.live + self.in_training, line["live"] + line["in_training"])
         self.most = max(self.most, backlog)
         limit = self.setup.limit
@@ -56,10 +54,8 @@ class Clock:
         """Batch w is taken at u = w and has at most B prompts."""
         n, step = line["n_groups"], line["step"]
         if not step == line["clock"] == self.w == self.u:
-            text = (
-                f"batch w is taken when update w is next: step {step} at clock {line['clock']}, w {self.w}, u {self.u}"
-            )
-            self.file.add("I6", text, step=step)
+            now = f"step {step} at clock {line['clock']}, w {self.w}, u {self.u}"
+            self.file.add("I6", f"batch w is taken when update w is next: {now}", step=step)
         self._agree(line, ("u", "v"))
         if self.setup.batch_size is not None and n > self.setup.batch_size:
             self.file.add("I8", f"a batch has at most B = {self.setup.batch_size} groups: {n}", step=step)

@@ -46,11 +46,9 @@ class LoaderRows:
     def close(self) -> None:
         for at, row, first, uid in self._repeats:
             if at not in self._with_equal_rows:
-                text = (
-                    f"a resumed loader goes on after its last row: row {row} of pass {at[1]} equals row {first}, drawn "
-                    "in an earlier term, and no two rows of one term are equal"
-                )
-                self.file.add("I4", text, uid=uid)
+                what = f"row {row} of pass {at[1]} equals row {first}, drawn in an earlier term"
+                rule = "a resumed loader goes on after its last row"
+                self.file.add("I4", f"{rule}: {what}, and no two rows of one term are equal", uid=uid)
 
 
 class Passes:

@@ -47,11 +47,8 @@ class Stalls:
             return
         n_at_work = len(prompts.open) - prompts.n_ready - prompts.n_queued
         if n_at_work == 0 and clock.w == clock.u and prompts.n_ready < size and self.members.there():
-            text = (
-                f"no state has everyone waiting: {silent_s:.0f} s without an event; {len(prompts.open)} prompts "
-                f"live, {prompts.n_ready} ready, {prompts.n_queued} queued, none sampled, trained or scored"
-            )
-            self.file.add("I11", text)
+            n = f"{len(prompts.open)} prompts live, {prompts.n_ready} ready, {prompts.n_queued} queued, none at work"
+            self.file.add("I11", f"no state has everyone waiting: {silent_s:.0f} s without an event; {n}")
 
 
 def _life(name: str) -> int:
@@ -228,9 +225,7 @@ class HeadReplay:
             learner = f"learner-0.{max(before)}" if before else learner
         known = self.evidence.steps.get((learner, version))
         if known is None and (learner in self.evidence.learners or not learner):
-            text = (
-                f"a survivor continues at a version that it has made: {learner or 'none'} has no step line of {version}"
-            )
+            text = f"a survivor continues at a version that it made: {learner or 'none'} has no step line of {version}"
             self.file.add("I6", text, version=version)
         if known is not None and "digest" in known:
             self.evidence.outlived.append(((beginning.term, version), known["digest"], learner))

@@ -14,9 +14,7 @@ from tools.audit.replay.data_passes import FAR, MOST_AGAIN, Passes, Row
 from tools.audit.replay.terms import TermLog
 
 MOST_SAMPLES = 1 << 16  # of a group: a damaged journal must not make us allocate more
-ANY_TIME = frozenset(
-    {"sampling_error", "prompt_too_long", "poison", "lost_timeline", "no_signal"}
-)  # more rules of no_signal are below
+ANY_TIME = ("sampling_error", "prompt_too_long", "poison", "lost_timeline", "no_signal")  # its other rules are below
 
 
 def why_not(reason: str, *, born: int, failed: str, clock: Clock) -> tuple[str, str] | None:
@@ -343,9 +341,7 @@ class Prompts:
             self.file.add("I8", text, uid=uid)
         oldest = self._oldest()
         if oldest is not None and oldest != (prompt.born, uid):
-            text = (
-                f"the oldest whole group is trained first: prompt {oldest[1]}, born {oldest[0]}, not born {prompt.born}"
-            )
+            text = f"the oldest whole group is trained first: {oldest[1]}, born {oldest[0]}, not born {prompt.born}"
             self.file.add("I8", text, uid=uid)
         self.state[uid] = TRAINING
         self._learn(prompt)

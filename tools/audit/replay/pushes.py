@@ -83,10 +83,8 @@ class Pushing:
             without = [name for name in there if self.members.version.get(name) != version]
             n_hold = len(there) - len(without)
             if without:
-                text = (
-                    f"a version is published when its push is complete: version {version} was not pushed to {without}"
-                )
-                self.file.add("I6", text, version=version)
+                what = f"version {version} was not pushed to {without}"
+                self.file.add("I6", f"a version is published when its push is complete: {what}", version=version)
         if line["members"] != n_hold:
             text = f"members are those that completed the push: {n_hold} hold version {version}, not {line['members']}"
             self.file.add("I6", text, version=version)
@@ -102,9 +100,6 @@ class Pushing:
         """One push is in flight at most."""
         push, self._push = self._push, None
         if push is not None and not push.is_over:
-            n = len(push.done | push.others)
-            text = (
-                f"a push is over when each member completed it, broke it or is gone: {n} of {push.n_members} in push "
-                f"{push.id} as {what} {which} comes"
-            )
+            ended = f"{len(push.done | push.others)} of {push.n_members} as {what} {which} comes"
+            text = f"a push is over when each member completed it, broke it or is gone: {ended}"
             self.file.add("I6", text, push=push.id, version=push.version)

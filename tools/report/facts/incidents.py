@@ -6,19 +6,8 @@ from dataclasses import dataclass, field
 from tools.report.facts.curves import StepBins
 from tools.run import Line, skips_incomplete
 
-EVENTS = (
-    "start",
-    "member",
-    "stall",
-    "failed",
-    "term",
-    "collapse",
-    "push_broken",
-    "refund",
-    "refused",
-    "admit",
-    "update",
-)
+EVENTS = ("start", "member", "stall", "failed", "term", "collapse", "push_broken", "refund", "refused", "admit",
+          "update")  # fmt: skip
 MAX_KEPT = 200  # incidents with their text; all are counted
 
 

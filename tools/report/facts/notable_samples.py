@@ -43,32 +43,29 @@ class NotableSamples:
     @skips_incomplete
     def take(self, line: Line) -> None:
         """Take one line. A line without the fields of its event is ignored."""
-        event = line["event"]
-        if event == "scored":
-            if not line.get("evaluation") and is_number(line.get("seconds")):
-                self._n_scored += 1
-                _push(self._slowest, Notable(float(line["seconds"]), self._n_scored, sample_key(line)))
-            return
-        if event == "check":
-            self._add_check(line)
-            return
-        if event == "trajectory":
-            self._add(line)
-            return
-        self.end_group()
-        if event == "term":
-            version = line["version"]
-            self._better = [one for one in self._better if one.step < version]
-            self._worse = [one for one in self._worse if one.step < version]
+        getattr(self, f"_on_{line['event']}")(line)
 
-    def _add_check(self, line: Line) -> None:
+    def _on_scored(self, line: Line) -> None:
+        if not line.get("evaluation") and is_number(line.get("seconds")):
+            self._n_scored += 1
+            _push(self._slowest, Notable(float(line["seconds"]), self._n_scored, sample_key(line)))
+
+    def _on_batch(self, line: Line) -> None:
+        self.end_group()
+
+    def _on_term(self, line: Line) -> None:
+        self.end_group()
+        for heap in (self._better, self._worse):
+            heap[:] = [one for one in heap if one.step < line["version"]]
+
+    def _on_check(self, line: Line) -> None:
         self.n_checked += line["status"] == "value"
         self.n_unchecked += line["status"] != "value"
         if line.get("agrees") is False:
             self.n_disagreements += 1
             self.disagreements.append(line)
 
-    def _add(self, line: Line) -> None:
+    def _on_trajectory(self, line: Line) -> None:
         """A batch has its trajectories group by group."""
         key = sample_key(line)
         if self._group and (self._group[0][0][0] != key[0] or self._step != line["step"]):

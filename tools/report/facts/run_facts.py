@@ -103,10 +103,8 @@ def read_facts(where: Run, name: str = "", now: float | None = None) -> RunFacts
         facts.clients = of_server().Clients()
     _read_journal(facts, time.time() if now is None else now)
     facts.breakdown, facts.gap = read_breakdown(where)
-    keys = {
-        one.key for part in (facts.notable.slowest(), facts.notable.better(), facts.notable.worse()) for one in part
-    }
-    facts.texts = texts_of(where, keys)
+    notable = [*facts.notable.slowest(), *facts.notable.better(), *facts.notable.worse()]
+    facts.texts = texts_of(where, {one.key for one in notable})
     return facts
 
 
@@ -157,16 +155,11 @@ def _read_journal(facts: RunFacts, now: float) -> None:
 def _takers(facts: RunFacts, status: RunStatus, account: TokenAccount) -> dict[str, list[Callable[[Line], None]]]:
     """Event -> who takes its lines."""
     found: dict[str, list[Callable[[Line], None]]] = {}
-    for events, take in (
-        (HEAD_EVENTS, status.take),
-        (actor_time.EVENTS, facts.time.take),
-        (ages.EVENTS, facts.ages.take),
-        (incidents.EVENTS, facts.incidents.take),
-        (notable_samples.EVENTS, facts.notable.take),
-        (token_account.EVENTS, account.take),
-        (("call",), facts.clients.take if facts.clients is not None else lambda line: None),
-        (("profile",), facts.profiles.append),
-    ):
+    modules = (actor_time, facts.time), (ages, facts.ages), (incidents, facts.incidents)
+    taken = [(module.EVENTS, part.take) for module, part in (*modules, (notable_samples, facts.notable))]
+    taken += [(HEAD_EVENTS, status.take), (token_account.EVENTS, account.take), (("profile",), facts.profiles.append)]
+    taken += [(("call",), facts.clients.take)] if facts.clients is not None else []
+    for events, take in taken:
         for event in events:
             found.setdefault(event, []).append(take)
     return found
@@ -192,15 +185,9 @@ def read_breakdown(where: Run) -> tuple[Breakdown | None, str]:
     """The breakdown, or None with the reason: a journal of an older version may lack fields."""
     try:
         found, taken = read_all(where), read_steps(where)
-        made = Breakdown(
-            found,
-            taken,
-            waits.waits(found, taken),
-            waits.push_cost(where, found, taken),
-            label_shares(found),
-            stragglers(found),
-            utilisation(where, found, taken, peak=None),
-        )
+        costs = waits.waits(found, taken), waits.push_cost(where, found, taken)
+        used = utilisation(where, found, taken, peak=None)
+        made = Breakdown(found, taken, *costs, label_shares(found), stragglers(found), used)
     except KeyError as error:
         return None, f"the breakdown needs the field {error} in every line of its events, and this journal lacks it"
     except (TypeError, ValueError) as error:

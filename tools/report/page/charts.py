@@ -95,6 +95,11 @@ class Layer:
     colour: str  # class
     values: Sequence[float]
 
+    def shares(self, totals: Sequence[float]) -> "Layer":
+        """In percent of these sums; 0 where a sum is."""
+        values = [100 * value / total if total else 0.0 for value, total in zip(self.values, totals, strict=True)]
+        return Layer(self.name, self.colour, values)
+
 
 def line_chart(
     lines: Sequence[PlotLine],
@@ -120,10 +125,7 @@ def stacked_chart(edges: Sequence[float], layers: Sequence[Layer], label: str, *
     n = len(edges) - 1
     totals = [sum(layer.values[i] for layer in layers) for i in range(n)]
     if of_all:
-        layers = [
-            Layer(one.name, one.colour, [100 * v / t if t else 0.0 for v, t in zip(one.values, totals, strict=True)])
-            for one in layers
-        ]
+        layers = [one.shares(totals) for one in layers]
     tops = [0.0] * n
     xs = x_axis(edges)
     ys = Axis(0.0, 100.0, HEIGHT - BOTTOM, TOP) if of_all else y_axis([*totals, 0.0], from_zero=True)
@@ -133,10 +135,10 @@ def stacked_chart(edges: Sequence[float], layers: Sequence[Layer], label: str, *
         up, down = _steps(edges, tops, xs, ys), reversed(_steps(edges, bottoms, xs, ys))
         parts.append(f'<path class="fill {layer.colour}" d="M{"L".join([*up, *down])}Z"/>')
     middles = [(a + b) / 2 for a, b in pairwise(edges)]
-    hover = {
-        layer.name: {x: f"{number(value)}{unit}" for x, value in zip(middles, layer.values, strict=True) if value > 0}
-        for layer in reversed(layers)
-    }
+    hover: dict[str, dict[float, str]] = {}
+    for layer in reversed(layers):
+        values = {x: value for x, value in zip(middles, layer.values, strict=True) if value > 0}
+        hover[layer.name] = {x: f"{number(value)}{unit}" for x, value in values.items()}
     names = {x: _versions(a, b) for x, (a, b) in zip(middles, pairwise(edges), strict=True)}
     return _svg(parts, label, hover, xs, "version", names_of_x=names)
 
@@ -168,9 +170,7 @@ def bar_rows(rows: Sequence[tuple[str, Sequence[Layer]]], label: str) -> Markup:
     for line, (name, layers) in enumerate(rows):
         top, at = 4 + line * height, float(left)
         total = sum(layer.values[0] for layer in layers) or 1.0
-        parts.append(
-            f'<text class="tick" x="{left - 6}" y="{top + 10}" text-anchor="end">{escape(name[: MAX_NAME + 2])}</text>'
-        )
+        parts.append(_tick(left - 6, top + 10, "end", name[: MAX_NAME + 2]))
         for layer in layers:
             width = (WIDTH - left - RIGHT) * layer.values[0] / total
             title = f"{name}: {layer.name} {layer.values[0] / total:.1%} ({number(layer.values[0])} s)"
@@ -206,15 +206,14 @@ def _frame(xs: Axis, ys: Axis, x_label: str, x_names: Sequence[str] = ()) -> str
     for tick in ys.ticks(4):
         y = place(ys(tick))
         parts.append(f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
-        parts.append(
-            f'<text class="tick" x="{LEFT - 5}" y="{place(ys(tick) + 3.5)}" text-anchor="end">{number(tick)}</text>'
-        )
-    for tick, name in _x_ticks(xs, x_label, x_names):
-        at = f'x="{place(xs(tick))}" y="{HEIGHT - BOTTOM + 12}"'
-        parts.append(f'<text class="tick" {at} text-anchor="{_anchor(xs(tick), name)}">{escape(name)}</text>')
-    middle = (LEFT + WIDTH - RIGHT) // 2
-    parts.append(f'<text class="tick" x="{middle}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x_label)}</text>')
-    return "".join(parts)
+        parts.append(_tick(LEFT - 5, ys(tick) + 3.5, "end", number(tick)))
+    ticks = [(xs(tick), name) for tick, name in _x_ticks(xs, x_label, x_names)]
+    parts += [_tick(at, HEIGHT - BOTTOM + 12, _anchor(at, name), name) for at, name in ticks]
+    return "".join([*parts, _tick((LEFT + WIDTH - RIGHT) // 2, HEIGHT - 3, "middle", x_label)])
+
+
+def _tick(x: float, y: float, anchor: str, text: str) -> str:
+    return f'<text class="tick" x="{place(x)}" y="{place(y)}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _anchor(at: float, name: str) -> str:
@@ -233,9 +232,8 @@ def _band(line: PlotLine, xs: Axis, ys: Axis) -> str:
     if len(line.bins) < 2 or all(one.low == one.high for one in line.bins):
         if len(line.bins) == 1 and line.bins[0].low < line.bins[0].high:
             one = line.bins[0]
-            return (
-                f'<path class="line {line.colour}" d="M{place(xs(one.x))} {place(ys(one.low))}V{place(ys(one.high))}"/>'
-            )
+            path = f"M{place(xs(one.x))} {place(ys(one.low))}V{place(ys(one.high))}"
+            return f'<path class="line {line.colour}" d="{path}"/>'
         return ""
     up = [f"{place(xs(one.x))} {place(ys(one.high))}" for one in line.bins]
     down = [f"{place(xs(one.x))} {place(ys(one.low))}" for one in reversed(line.bins)]
@@ -273,12 +271,8 @@ def _svg(
     if xs is not None:
         at = sorted({x for texts in hover.values() for x in texts})
         table = [[name, [texts.get(x, "") for x in at]] for name, texts in hover.items()]
-        whole = {
-            "label": x_label,
-            "x": [(names_of_x or {}).get(x, f"{x:g}") for x in at],
-            "at": [round(xs(x), 1) for x in at],
-            "rows": table,
-        }
+        names = [(names_of_x or {}).get(x, f"{x:g}") for x in at]
+        whole = {"label": x_label, "x": names, "at": [round(xs(x), 1) for x in at], "rows": table}
         data = f" data-hover='{_quoted(json.dumps(whole, separators=(',', ':')))}'"
     head = f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}"{data}>'
     return Markup(f"{head}{''.join(parts)}</svg>")

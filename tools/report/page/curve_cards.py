@@ -69,15 +69,10 @@ def first_cards(curves: Curves) -> list[Card]:
 def held_out_plots(curves: Curves) -> list[Plot]:
     """One plot for the evaluations: a line for each set of problems."""
     for field in HELD_OUT:
-        sets = [
-            name
-            for name in curves
-            if name.startswith("eval/") and name.endswith(f"/{field}") and "/reward/" not in name
-        ]
+        named = [name for name in curves if name.startswith("eval/") and name.endswith(f"/{field}")]
+        sets = sorted((name for name in named if "/reward/" not in name), key=len)
         if any(len(curves[name]) for name in sets):
-            lines = [
-                (name, name.split("/")[1] if name.count("/") > 1 else "held-out") for name in sorted(sets, key=len)
-            ]
+            lines = [(name, name.split("/")[1] if name.count("/") > 1 else "held-out") for name in sets]
             error = "eval/avg_at_k_se" if field == "avg_at_k" else ""
             name = field.replace("_at_k", "@k").capitalize()
             note = f"{name} of each evaluation{'; band: standard error' if error else ''}."

@@ -15,13 +15,7 @@ from tools.report.page.charts import Layer, histogram, number, stacked_chart
 from tools.report.page.curve_cards import curve_cards, first_cards
 from tools.report.page.episodes_page import MAX_TEXT, card, link_of, pages_of, shortened
 from tools.report.page.parts import Card, Page, PageTable, SampleCard, Section, Text, of_place
-from tools.report.page.time_cards import (
-    edges_of,
-    generator_section,
-    push_section,
-    time_section,
-    utilisation_table,
-)
+from tools.report.page.time_cards import edges_of, generator_section, push_section, time_section, utilisation_table
 from tools.report.page.token_section import REFUNDS, token_section
 from tools.report.verdict.learning import parts
 from tools.report.verdict.remarks import Verdict, seconds
@@ -62,9 +56,8 @@ def run_page(facts: RunFacts, verdict: Verdict) -> Page:
 
 def subtitle(facts: RunFacts) -> str:
     """Folder, times and state."""
-    began, ended = (
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) for at in (facts.first_wall, facts.last_wall)
-    )
+    walls = map(time.localtime, (facts.first_wall, facts.last_wall))
+    began, ended = (time.strftime("%Y-%m-%d %H:%M:%S", at) for at in walls)
     going = facts.status is not None and facts.status.state in ("alive", "stalled")
     state = "It is still running: start the command again for a newer page." if going else ""
     return f"{facts.where.folder}. Journal from {began} to {ended}, {seconds(facts.wall_s)}. {state}".rstrip()
@@ -76,12 +69,9 @@ def figures(facts: RunFacts) -> list[tuple[str, str]]:
     if reward:
         late = parts(reward)[1]
         found.append(("reward, last fifth", number(sum(late) / len(late))))
-    for name in ("eval/avg_at_k", "eval/accuracy"):
-        if len(facts.curve(name)):
-            found.append(
-                (f"held-out {name.partition('/')[2].replace('_at_k', '@k')}", number(facts.curve(name).values[-1]))
-            )
-            break
+    if name := next((name for name in ("eval/avg_at_k", "eval/accuracy") if len(facts.curve(name))), ""):
+        what = name.removeprefix("eval/").replace("_at_k", "@k")
+        found.append((f"held-out {what}", number(facts.curve(name).values[-1])))
     if facts.n_tokens:
         found.append(("tokens trained", number(facts.n_tokens)))
     speed = facts.curve("perf/tokens_per_s").values
@@ -93,17 +83,14 @@ def figures(facts: RunFacts) -> list[tuple[str, str]]:
     found.append(("restarts", str(facts.incidents.n_of["restart"])))
     model = flops.model_line(facts.where)
     if model is not None:
-        found.append(
-            ("model", f"{number(float(model['n_params']))} parameters, {model.get('dtype')}, {model.get('device')}")
-        )
+        n = number(float(model["n_params"]))
+        found.append(("model", f"{n} parameters, {model.get('dtype')}, {model.get('device')}"))
     return found
 
 
 def curves_section(facts: RunFacts) -> Section:
-    intro = (
-        f"By version; reward and held-out score are above. Beyond {MAX_BINS} updates a point is the mean of several; a "
-        "band shows their range."
-    )
+    bins = f"Beyond {MAX_BINS} updates a point is the mean of several; a band shows their range."
+    intro = f"By version; reward and held-out score are above. {bins}"
     section = Section("curves", "Curves", intro, curve_cards(facts.curves))
     if not section.cards:
         section.intro, section.note = "", "No update and no evaluation yet."

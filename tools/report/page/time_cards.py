@@ -60,10 +60,8 @@ def layers_of(bins: StepBins, edges: Sequence[float]) -> list[Layer]:
     first = int(edges[0] // bins.width)
     names = sorted(bins.sums, key=lambda name: (of_label(name).startswith("w"), -bins.total(name)))
     colours = of_labels(names)
-    return [
-        Layer(name, colours[name], [bins.sums[name].get(first + i, 0.0) for i in range(len(edges) - 1)])
-        for name in names
-    ]
+    places = range(first, first + len(edges) - 1)
+    return [Layer(name, colours[name], [bins.sums[name].get(i, 0.0) for i in places]) for name in names]
 
 
 def actor_card(name: str, bins: StepBins) -> Card:
@@ -85,10 +83,8 @@ def totals_card(facts: RunFacts, order: Sequence[str]) -> Card:
         for label in bins.sums:
             row[label] = row.get(label, 0.0) + bins.total(label)
     colours = of_labels(label for row in totals.values() for label in row)
-    rows = [
-        (name, [Layer(label, colours[label], [s]) for label, s in sorted(row.items(), key=lambda item: -item[1])])
-        for name, row in totals.items()
-    ]
+    ordered = {name: sorted(row.items(), key=lambda item: -item[1]) for name, row in totals.items()}
+    rows = [(name, [Layer(label, colours[label], [s]) for label, s in row]) for name, row in ordered.items()]
     what = "Totals by actor" if len(order) <= MAX_ROWS else f"Totals by role ({len(order)} actors)"
     return Card(what, bar_rows(rows, what), "whole run", legend_of(rows))
 
@@ -164,11 +160,8 @@ def utilisation_table(facts: RunFacts) -> PageTable | None:
         for one in used
     ]
     title = f"Model FLOP utilisation: {' '.join(FORMULA.splitlines()[:2])}"
-    return (
-        PageTable(["role", "a process", "utilisation"], rows, title, frozenset({1, 2}), is_folded=True)
-        if rows
-        else None
-    )
+    table = PageTable(["role", "a process", "utilisation"], rows, title, frozenset({1, 2}), is_folded=True)
+    return table if rows else None
 
 
 def generator_section(facts: RunFacts) -> Section:
@@ -179,9 +172,8 @@ def generator_section(facts: RunFacts) -> Section:
     if lines:
         note = "Samples begun and not finished, mean over time."
         if isinstance(slots, int):
-            note += (
-                f" A generator has {slots} slots (rollout.max_concurrent_rollouts); more samples wait in the engine."
-            )
+            has = f"{slots} slots (rollout.max_concurrent_rollouts)"
+            note += f" A generator has {has}; more samples wait in the engine."
         legend = [(line.name, line.colour) for line in lines]
         chart = line_chart(lines, "Samples in flight of each generator over versions", from_zero=True)
         section.cards.append(Card("Samples in flight", chart, _mean_in_flight(facts), legend, note))
@@ -193,9 +185,8 @@ def generator_section(facts: RunFacts) -> Section:
 
 
 def _mean_in_flight(facts: RunFacts) -> str:
-    each = [
-        bins.total("samples") / bins.total("seconds") for bins in facts.time.in_flight.values() if bins.total("seconds")
-    ]
+    used = [bins for bins in facts.time.in_flight.values() if bins.total("seconds")]
+    each = [bins.total("samples") / bins.total("seconds") for bins in used]
     return f"{number(fmean(each))} a generator" if each else ""
 
 
@@ -219,9 +210,8 @@ def occupancy_lines(facts: RunFacts) -> list[PlotLine]:
 def _in_flight(bins: StepBins) -> dict[float, float]:
     """Mean number of samples by the last version of each bin."""
     samples, seconds = bins.sums.get("samples", {}), bins.sums["seconds"]
-    return {
-        (place + 1) * bins.width - 1.0: samples.get(place, 0.0) / s for place, s in sorted(seconds.items()) if s > 0
-    }
+    used = {place: s for place, s in sorted(seconds.items()) if s > 0}
+    return {(place + 1) * bins.width - 1.0: samples.get(place, 0.0) / s for place, s in used.items()}
 
 
 def waiting_card(facts: RunFacts) -> Card | None:
@@ -237,17 +227,13 @@ def waiting_card(facts: RunFacts) -> Card | None:
         return None
     edges = edges_of(together)
     layers = [one for one in layers_of(together, edges) if one.name in causes]
-    totals = [fsum(column) or 1.0 for column in zip(*(one.values for one in layers_of(together, edges)), strict=True)]
-    shares = [
-        Layer(one.name, one.colour, [100 * value / total for value, total in zip(one.values, totals, strict=True)])
-        for one in layers
-    ]
+    totals = [fsum(column) for column in zip(*(one.values for one in layers_of(together, edges)), strict=True)]
+    shares = [one.shares(totals) for one in layers]
     whole = fsum(together.total(label) for label in together.sums)
     legend = [(f"{one.name} {together.total(one.name) / whole:.1%}", one.colour) for one in shares]
     chart = stacked_chart(edges, shares, "Share of the generators' time without decoding", unit=" %", of_all=False)
     lost = f"{fsum(together.total(label) for label in causes) / whole:.0%}"
-    causes_seen = [
-        f"{label}: {MEANING[label.partition(':')[2]]}" for label in causes if label.partition(":")[2] in MEANING
-    ]
-    note = f"Percent of the time of all generators. {'. '.join(causes_seen)}"
+    whys = {label: MEANING.get(label.partition(":")[2]) for label in causes}
+    explained = ". ".join(f"{label}: {why}" for label, why in whys.items() if why)
+    note = f"Percent of the time of all generators. {explained}"
     return Card("Waiting and swaps", chart, lost, legend, f"{note.rstrip('. ')}.")

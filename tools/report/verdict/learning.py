@@ -131,15 +131,11 @@ def _why_not(facts: RunFacts) -> tuple[str, ...]:
         share = percent(fmean(silent))
         return (f"In {share} of the groups all rewards are equal: choose problems of medium difficulty.",)
     if reason := early_stop(facts):
-        return (
-            f"It was {reason}: more steps of the same run will not help. Lower actor.lr, take more data, or look at "
-            "the samples of the last versions.",
-        )
+        remedy = "Lower actor.lr, take more data, or look at the samples of the last versions."
+        return (f"It was {reason}: more steps of the same run will not help. {remedy}",)
     if peak := best_before_the_end(facts):
-        return (
-            f"The held-out score was best at version {peak[0]:g}: take the model of that version "
-            "(checkpoint.keep_best), and lower actor.lr, or take more data, before you train longer.",
-        )
+        remedy = "take that model (checkpoint.keep_best), and lower actor.lr or take more data before you train longer"
+        return (f"The held-out score was best at version {peak[0]:g}: {remedy}.",)
     return (
         "Train longer, or raise actor.lr if gradient norm and clip share are small.",
         "Compare several seeds before you judge (python -m areal_lab.sweep).",

@@ -52,10 +52,8 @@ def what_limits(facts: RunFacts) -> Remark:
 def _by_sampling(found: Breakdown, shares: StepShares) -> Remark:
     decoding, episodes = _label(found, "generator", "generate"), _cause(found, "episode")
     prompts = _cause(found, "prompt")
-    evidence = (
-        f"{_share(shares, 'wait_sampling_s')} the learner waits for samples. Generators decode for {percent(decoding)} "
-        f"and wait for prompts for {percent(prompts)} of their time."
-    )
+    generators = f"Generators decode for {percent(decoding)} and wait for prompts for {percent(prompts)} of their time."
+    evidence = f"{_share(shares, 'wait_sampling_s')} the learner waits for samples. {generators}"
     if episodes > decoding:
         look = "Look at the time of the tools or the agent: episodes wait for them, not for the model."
         return Remark(Grade.NOTE, "Tools or agents limit the run: generators wait for episodes.", evidence, (look,))
@@ -78,10 +76,9 @@ def _by_reward(found: Breakdown, shares: StepShares) -> Remark:
 
 def _by_push(found: Breakdown, shares: StepShares) -> Remark:
     cost = found.pushes
-    evidence = (
-        f"{_share(shares, 'wait_push_s')} the gate is shut until a version is published. A push takes "
-        f"{seconds(cost.published_s / max(cost.n, 1))}; generators stand in a swap for {percent(cost.stall_share)}."
-    )
+    takes = f"A push takes {seconds(cost.published_s / max(cost.n, 1))}"
+    shut = f"{_share(shares, 'wait_push_s')} the gate is shut until a version is published"
+    evidence = f"{shut}. {takes}; generators stand in a swap for {percent(cost.stall_share)}."
     advice = (
         "Raise rollout.max_head_offpolicyness to 1 or more, if training bears it: a push then runs beside the update.",
         'Set weights.route = "auto": members on the learner\'s host copy from its memory.',

@@ -208,8 +208,8 @@ SERVED = {"teacher": {"path": "http://127.0.0.1:1"}}
         ({"correction": "tis", "recompute_logprobs": False}, "needs the proximal log-probs"),
         ({"correction_upper": 2.0}, "behav_imp_weight_cap bounds its weight"),
         ({"m2_threshold": 0.04, "recompute_logprobs": False, "correction": "none"}, "over the whole minibatch"),
-        ({"aggregation": "seq-mean-token-sum-norm"}, "set actor.aggregation_length (for example 256"),
-        ({"aggregation": "seq-mean-token-sum", "loss_denominator": 7.0}, "a fixed number for token-mean only"),
+        ({"aggregation": "seq-mean-token-sum-norm"}, "set it (for example 256"),
+        ({"aggregation": "seq-mean-token-sum", "loss_denominator": 7.0}, "a number for token-mean only"),
         ({"advantage": "reinforce", "normalize_batch": True}, "set actor.normalize_batch = false"),
         ({"correction": "kpop", "correction_action": "clamp"}, "bounds no weight"),
         ({"correction": "tis", "correction_metric": "k3"}, 'set actor.correction_action = "mask"'),
@@ -254,11 +254,11 @@ SERVED = {"teacher": {"path": "http://127.0.0.1:1"}}
             )
         ),
         ({"distill_beta": 0.0}, "actor.distill_beta (0) is for distillation"),
-        ({"advantage": "distill", "distill_top_k": 4, **TEACHER}, "set actor.distill_beta"),
+        ({"advantage": "distill", "distill_top_k": 4, **TEACHER}, "needs actor.distill_beta"),
         ({"critic": {"lr": 1e-3}}, '[critic] is for actor.advantage = "gae": it is "grpo"; remove critic.lr'),
         ({"gae_lambda": 0.9}, "are for actor.advantage"),
         ({"truncated_samples": "bootstrap"}, "needs the values of a critic"),
-        ({"advantage": "gae", "critic": {"warmup_updates": 10**6}}, "the policy would never be trained"),
+        ({"advantage": "gae", "critic": {"warmup_updates": 10**6}}, "else nothing trains the policy"),
         ({"ppo_epochs": 2, "loss": "reinforce"}, "actor.ppo_epochs > 1 needs a ratio"),
         ({"ppo_epochs": 2, "prox_logp_method": "loglinear"}, "actor.ppo_epochs > 1 needs a ratio"),
         ({"optimizer": "adam"}, "unknown actor.optimizer 'adam': it is one of adamw, muon, adamw8bit, sgd"),
@@ -269,7 +269,7 @@ SERVED = {"teacher": {"path": "http://127.0.0.1:1"}}
         ({"offload": "all"}, "topology.gpus_per_host is 0"),
         (
             {"offload": "optimizer", "optimizer": "sgd", "topology": {"gpus_per_host": 2}},
-            'actor.optimizer = "sgd" has none',
+            'has nothing to move with actor.optimizer = "sgd"',
         ),
     ],
 )

@@ -72,7 +72,7 @@ def test_hold_keeps_a_later_prompt_waiting_for_one_that_is_due() -> None:
     gate.admit(0)  # b
     step(gate, 0)  # b
     gate.admit(1)  # c, quick
-    with pytest.raises(ImpossibleEvent, match="must still be trainable"):
+    with pytest.raises(ImpossibleEvent, match="must leave prompts that others can train"):
         gate.take([1])  # c alone would make a too old
     gate.take([0])
     with pytest.raises(ImpossibleEvent, match="batch 2 is taken when update 2 is next"):
